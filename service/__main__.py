@@ -1,4 +1,4 @@
-"""`python -m service` is `embedding-server`."""
+"""Runs the command `embedding-server` as `python -m service`."""
 
 from __future__ import annotations
 

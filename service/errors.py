@@ -1,4 +1,4 @@
-"""Every error a client can meet, each with one canonical code (names of google.rpc.Code).
+"""Every error that a client can get, each with one canonical code (names of google.rpc.Code).
 
 ServiceError
   InvalidRequest        INVALID_ARGUMENT     MalformedPayload  InputMismatch  IdOutOfRange  IdsTooMany  UnknownOutput
@@ -8,23 +8,23 @@ ServiceError
   NotFound              NOT_FOUND            ModelNotFound  VersionNotFound  TableNotFound  RouteNotFound
   SignatureNotFound     FAILED_PRECONDITION  as TensorFlow Serving answers
   GraphUnavailable      FAILED_PRECONDITION  a predict signature on a server without TensorFlow
-  NotBatchable          FAILED_PRECONDITION  a batched signature answers what is not one row per row
+  NotBatchable          FAILED_PRECONDITION  an output of a batched signature has not one row per row
   DeltaRefused          FAILED_PRECONDITION  rows of this version can not be changed as it is served here
   NotReady              UNAVAILABLE          loading, draining, or the last load failed
   Overloaded            UNAVAILABLE          too much in flight; the same request may succeed later
-  Unauthenticated       UNAUTHENTICATED      nobody that this server knows, where it wants to know
-  PermissionDenied      PERMISSION_DENIED    somebody that it knows, who may not do this
+  Unauthenticated       UNAUTHENTICATED      no valid credentials were sent, and the server requires some
+  PermissionDenied      PERMISSION_DENIED    a known caller, without the right to do this
   JournalUnavailable    UNAVAILABLE          an upsert could not be put on disk; nothing was changed
   DeadlineExceeded      DEADLINE_EXCEEDED
   ConfigConflict        FAILED_PRECONDITION  a new list of models does not fit what is loaded
-  ReloadFailed          UNKNOWN              a new list of models names one that does not load; as TensorFlow Serving
-  Unimplemented         UNIMPLEMENTED        what TensorFlow Serving's API names and nobody serves
+  ReloadFailed          UNKNOWN              a new list of models has a model that does not load
+  Unimplemented         UNIMPLEMENTED        a method of TensorFlow Serving's API that is not served
   ArtifactError         FAILED_PRECONDITION  at load only: ends as version state END, never reaches a data request
   DataLoss              DATA_LOSS            the version's files were damaged while it was served
   BackendFailure        INTERNAL             the cause is logged with the request id and hidden from the client
 
-Transports map classes and codes to their own numbers; this file knows neither HTTP nor gRPC. A message names the
-input, what came and what was wanted, in the client's terms.
+Transports map classes and codes to their own numbers; this file knows neither HTTP nor gRPC. An error's message names
+the input, what the client sent and what was expected, in the client's terms.
 """
 
 from __future__ import annotations
@@ -48,40 +48,40 @@ Code = Literal[
 
 
 class ServiceError(Exception):
-    """Base of all; never raised itself."""
+    """Base class of all errors that a client can get; only its subclasses are raised."""
 
     code: ClassVar[Code] = "INTERNAL"
 
     @property
     def message(self) -> str:
-        """The text a client sees."""
+        """The error text that a client sees."""
         return str(self.args[0]) if self.args else type(self).__name__
 
 
 class InvalidRequest(ServiceError):
-    """The request can never succeed as it was sent."""
+    """The request is invalid: it can never succeed as it was sent."""
 
     code = "INVALID_ARGUMENT"
 
 
 class MalformedPayload(InvalidRequest):
-    """The bytes are not what the wire format asks for."""
+    """The request's bytes are not what the wire format asks for."""
 
 
 class InputMismatch(InvalidRequest):
-    """Names, dtypes, ranks or row counts differ from the signature's."""
+    """Names, dtypes, ranks or row counts of a request's inputs differ from the signature's."""
 
 
 class IdOutOfRange(InvalidRequest):
-    """An id, or a string, has no row in its table."""
+    """An id or a string of the request has no row in its table."""
 
 
 class IdsTooMany(InvalidRequest):
-    """A row holds more ids than the padded lookup has room for, or a request more rows than its ladder."""
+    """A row holds more ids than the padded lookup allows, or a request more rows than its largest batch size."""
 
 
 class UnknownOutput(InvalidRequest):
-    """The output filter names what the signature does not give."""
+    """The request's output filter names an output that the signature does not have."""
 
 
 class LabelNotFound(InvalidRequest):
@@ -93,7 +93,7 @@ class UnfitSignature(InvalidRequest):
 
 
 class PayloadTooLarge(ServiceError):
-    """The body, or the answer that it asks for, is over the server's limit."""
+    """The request's body, or the answer that it asks for, is larger than the server's limit."""
 
     code = "RESOURCE_EXHAUSTED"
 
@@ -105,11 +105,11 @@ class NotFound(ServiceError):
 
 
 class ModelNotFound(NotFound):
-    """No model of that name."""
+    """The server has no model of the requested name."""
 
 
 class VersionNotFound(NotFound):
-    """The model is served, that version of it is not."""
+    """The model is served, but not the requested version of it."""
 
 
 class TableNotFound(NotFound):
@@ -117,7 +117,7 @@ class TableNotFound(NotFound):
 
 
 class RouteNotFound(NotFound):
-    """No such path."""
+    """The server has no such HTTP path."""
 
 
 class SignatureNotFound(ServiceError):
@@ -140,13 +140,13 @@ class GraphUnavailable(ServiceError):
 
 
 class NotBatchable(ServiceError):
-    """An output of a batched run can not be told apart by request."""
+    """Batched requests can not be answered: an output does not have one row for each row of the batch."""
 
     code = "FAILED_PRECONDITION"
 
 
 class DeltaRefused(ServiceError):
-    """Rows of this version can not be changed: there is no journal, or other readers would not see it."""
+    """Rows of this version can not be changed: there is no journal, or a signature would still answer the old rows."""
 
     code = "FAILED_PRECONDITION"
 
@@ -158,19 +158,19 @@ class NotReady(ServiceError):
 
 
 class Overloaded(ServiceError):
-    """The server holds as much work as it is allowed to."""
+    """The server refuses more work: it has reached a limit on work in flight."""
 
     code = "UNAVAILABLE"
 
 
 class Unauthenticated(ServiceError):
-    """No credentials came, or none that are known here; the message tells not which."""
+    """The request has no credentials, or none that the server knows; the message does not say which."""
 
     code = "UNAUTHENTICATED"
 
 
 class PermissionDenied(ServiceError):
-    """The caller is known, sees what it asks for, and may not do this with it."""
+    """The caller is known and may see the model, but lacks the right for this request."""
 
     code = "PERMISSION_DENIED"
 
@@ -188,19 +188,19 @@ class DeadlineExceeded(ServiceError):
 
 
 class ConfigConflict(ServiceError):
-    """A list of models is well formed, and does not go with what is loaded now."""
+    """A list of models is well formed, but conflicts with the models that are loaded now."""
 
     code = "FAILED_PRECONDITION"
 
 
 class ReloadFailed(ServiceError):
-    """A model that a reload would add did not become available; nothing was changed."""
+    """A model that a reload would add did not load; the list of models is unchanged."""
 
     code = "UNKNOWN"
 
 
 class Unimplemented(ServiceError):
-    """The method, or this use of it, is served by no version of this server."""
+    """No version of this server serves the method, or this use of it."""
 
     code = "UNIMPLEMENTED"
 
@@ -212,12 +212,12 @@ class ArtifactError(ServiceError):
 
 
 class DataLoss(ServiceError):
-    """A version's files may differ from the exported ones; another version may answer soon."""
+    """Files of a version may differ from the exported ones; another version may answer soon."""
 
     code = "DATA_LOSS"
 
 
 class BackendFailure(ServiceError):
-    """A fault of ours while running a valid request."""
+    """The server failed to run a valid request."""
 
     code = "INTERNAL"

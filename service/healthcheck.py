@@ -1,7 +1,7 @@
-"""Asks a server beside it whether it is ready: the image's own check.
+"""Asks a server on the same machine whether it is ready: the health check of the container image.
 
-It takes the server's flags and EMB_ variables. A container's command is not seen by its check, so what the port and TLS
-are must be said in variables, or to both.
+It reads the server's flags and EMB_ variables. A health check does not see the flags in a container's command, so set
+the port and TLS in variables, or give the flags to the health check too.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit status: 0 where the server is ready."""
+    """Asks the server; returns the exit status, 0 if the server is ready."""
     settings = read_unchecked(sys.argv[1:] if arguments is None else arguments)
     try:
         return 0 if _is_ready(settings) else 1
@@ -34,7 +34,7 @@ def _is_ready(settings: Settings) -> bool:
     connection = http.client.HTTPConnection(host, port, timeout=_TIMEOUT_S)
     file = settings.rest_api_ssl_config_file
     if file:
-        # It is asked where it runs, under a name that its certificate need not have.
+        # The check connects to the loopback address, which need not be a name in the server's certificate.
         context = ssl.create_default_context()
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
@@ -42,7 +42,7 @@ def _is_ready(settings: Settings) -> bool:
     try:
         connection.connect()
         if file and _wants_certificate(file):
-            # There is none to show: that it speaks TLS is all that can be known.
+            # The check has no client certificate to show: the TLS handshake is all that can be tested.
             return True
         connection.request("GET", "/readyz")
         return connection.getresponse().status == 200

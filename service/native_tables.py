@@ -1,4 +1,4 @@
-"""The native core's kernels, indexes and guard of maps; None where the core is not built."""
+"""Gives the native core's kernels, indexes and guard of mapped files; None if the core is not built."""
 
 from __future__ import annotations
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 
-# Above difflib's 0.6: names of settings have a prefix in common, which makes all of them alike.
+# Higher than difflib's 0.6: names of settings share prefixes, and would all be near each other.
 _CUTOFF = 0.75
 # A comparison takes time by the product of the lengths, and a client chooses the name.
 _MAX_NAMES, _MAX_LENGTH = 200, 100
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Returns the end of an error text, with the known name that is nearest; "" where none is near.
+    """Returns the end of an error text that suggests the nearest known name; "" if no name is near.
 
     It compares no name of more than 100 characters, and nothing with more than 200 known names.
 

@@ -1,4 +1,4 @@
-"""Types that all layers share: references, descriptions of tensors and signatures, ragged ids.
+"""Types that all layers share: references to models, descriptions of tensors and signatures, ragged ids.
 
 Legend for every shape in this package: B rows (examples) of a request, N ids in all its rows, V vocabulary_size
 and D embedding_dim of a table, K max ids per row of a padded lookup.
@@ -21,7 +21,7 @@ Array = npt.NDArray[Any]
 Tensors = Mapping[str, Array]
 SignatureKind = Literal["lookup", "predict"]
 
-# What a request that names no signature means.
+# The signature of a request that names none.
 DEFAULT_SIGNATURE = "serving_default"
 
 VALUES_SUFFIX = "__values"
@@ -30,7 +30,7 @@ WEIGHTS_SUFFIX = "__weights"
 
 
 class ModelRef(NamedTuple):
-    """Which model a request means; without version and label it is the latest version that is AVAILABLE."""
+    """Names a model in a request; without version and label it means the latest AVAILABLE version."""
 
     name: str
     version: int | None = None
@@ -38,7 +38,7 @@ class ModelRef(NamedTuple):
 
 
 class State(IntEnum):
-    """State of a version; the numbers are the wire's.
+    """State of a version of a model; the numbers are those of both wires.
 
     Source: tensorflow_serving/apis/get_model_status.proto (9d981c5).
     """
@@ -53,7 +53,7 @@ class State(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class VersionStatus:
-    """State of one version in `status`; code is "OK" unless the last load failed."""
+    """State of one version in an answer about a model's status; code is "OK" unless the last load failed."""
 
     version: int
     state: State
@@ -62,7 +62,7 @@ class VersionStatus:
 
 
 class RaggedIds(NamedTuple):
-    """Ids of B rows laid end to end.
+    """The ids of B rows, one row's behind the other's.
 
     values: [N] int64 or int32, ids in row order.
     row_splits: [B+1] int64, row r is values[row_splits[r]:row_splits[r + 1]].
@@ -83,7 +83,7 @@ class RaggedIds(NamedTuple):
 class RaggedNames(NamedTuple):
     """Input names of one ragged feature; a signature may lack the input named by weights.
 
-    feature: under which JSON takes nested lists of ids.
+    feature: the name under which JSON requests may send nested lists of ids.
     """
 
     feature: str
@@ -99,19 +99,19 @@ class RaggedNames(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """One input or output of a signature.
+    """Description of one input or output of a signature.
 
     dtype: numpy's name ("float32", "int64", "bool"), or "string" (object arrays of bytes).
     shape: None where the rank is unknown; None within it where a size is.
     tensor_name: the graph's tensor, e.g. "serving_default_x:0".
-    is_optional: a request may leave it out.
-    default: what a graph is fed where it is left out; None for an input that each request must hold.
-    vocabulary_size: V of the table that an id input reads; None: it reads none that is known.
-    bounds: what of [0, V) a predict holds ids against; what its graph has a policy for is let through.
-    vocabulary: maps keys to rows; where the dtype is not the keys' own, strings may be sent in place of rows.
+    is_optional: a request may leave the input out.
+    default: the array that a graph is fed if a request leaves the input out; None: it has no default.
+    vocabulary_size: V of the table that an id input reads; None: no table is known.
+    bounds: which bounds of [0, V) are checked for a predict's ids; its graph has a policy for other ids.
+    vocabulary: maps keys to rows; for an input of integers, clients may send strings in place of rows.
     numpy_dtype: derived from dtype; None for a dtype that numpy does not have.
-    takes_keys: derived; keys are sent, and never rows.
-    takes_strings: derived; strings may be sent.
+    takes_keys: derived; clients send only keys, never rows.
+    takes_strings: derived; clients may send strings.
     """
 
     name: str
@@ -137,15 +137,15 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class SignatureSpec:
-    """A named callable of a servable.
+    """Description of one signature: a named function of a model version.
 
     ragged_names: the input names of the features that travel as ids, row splits and perhaps weights.
-    definition: makes the text form of the artifact's SignatureDef, for messages.
-    output_ids: of a lookup, output -> the inputs whose ids it needs all of.
-    defaults: derived; what a graph is fed for inputs that a request leaves out.
-    required: derived; inputs that each request must hold.
+    definition: returns the text form of the artifact's SignatureDef, for error texts.
+    output_ids: only lookups: output -> the id inputs that a request must send for it.
+    defaults: derived; arrays for the inputs that a request leaves out.
+    required: derived; names of the inputs that each request must send.
     ragged: derived; ragged_names by feature.
-    row_inputs: derived; the other inputs, whose first dimension counts rows.
+    row_inputs: derived; inputs that are no part of a ragged feature; their first dimension is the number of rows.
     row_bytes: derived; bytes of one row of all outputs together, as far as their shapes are known.
     has_joined_outputs: derived; an output needs several features.
     """
@@ -166,7 +166,7 @@ class SignatureSpec:
     has_joined_outputs: bool = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        # Derived once here because each of them is needed by every request.
+        # The derived fields are computed once here, because every request needs each of them.
         required = frozenset(name for name, tensor in self.inputs.items() if not tensor.is_optional)
         parts = {name for names in self.ragged_names for name in names[1:]}
         defaults = {name: tensor.default for name, tensor in self.inputs.items() if tensor.default is not None}
@@ -181,7 +181,7 @@ class SignatureSpec:
 def _row_bytes(tensor: TensorSpec, kind: SignatureKind) -> int:
     sizes = (tensor.shape or ())[1:]
     itemsize = tensor.numpy_dtype.itemsize if tensor.numpy_dtype else 0
-    # An open size of a lookup counts as one: engine.validation counts its elements as rows.
+    # An open size of a lookup's output counts as 1: engine.validation multiplies by the request's number of elements.
     unknown = 1 if kind == "lookup" else 0
     return itemsize * math.prod(unknown if size is None else size for size in sizes)
 
@@ -208,7 +208,7 @@ def ragged_features(input_names: Mapping[str, object]) -> tuple[RaggedNames, ...
     )
 
 
-# What the numbers of a table may be -> how numpy reads them. A bfloat16 is the upper half of a float32, for which numpy
+# Table dtype -> the numpy dtype that its file is read as. A bfloat16 is the upper half of a float32, for which numpy
 # has no dtype; an int8 or int4 is multiplied by the float32 scale of its row. Two int4 share a byte.
 TABLE_DTYPES: Mapping[str, str] = {
     "float32": "<f4",
@@ -223,7 +223,7 @@ SCALED_DTYPES = frozenset({"int8", "int4"})
 
 
 def stored_columns(dtype: str, embedding_dim: int) -> int:
-    """Returns how many elements of TABLE_DTYPES[dtype] hold a row of D numbers.
+    """Returns how many elements of TABLE_DTYPES[dtype] store a table's row of D numbers.
 
     >>> stored_columns("int8", 5), stored_columns("int4", 5)
     (5, 3)
@@ -232,12 +232,12 @@ def stored_columns(dtype: str, embedding_dim: int) -> int:
 
 
 def packed_dim(dtype: str, embedding_dim: int) -> int | None:
-    """Returns D of a table whose rows hold two numbers a byte, None of any other."""
+    """Returns D for a table dtype that stores two numbers in a byte, None for any other."""
     return embedding_dim if dtype == "int4" else None
 
 
 def saved_dtype(dtype: str) -> str:
-    """Returns the dtype that a checkpoint's index has for a table of a dtype."""
+    """Returns the dtype under which a checkpoint's index lists a table of the given dtype."""
     return "uint8" if dtype == "int4" else dtype
 
 
@@ -245,8 +245,8 @@ def saved_dtype(dtype: str) -> str:
 class TableInfo:
     """Description of one table of V x D numbers, as `GET .../tables` shows it.
 
-    dtype: what they are stored as, one of TABLE_DTYPES.
-    nbytes: of the numbers, and of their scales.
+    dtype: the dtype of the stored numbers, one of TABLE_DTYPES.
+    nbytes: bytes of the numbers and of their scales.
     """
 
     name: str
@@ -260,10 +260,10 @@ class TableInfo:
 class TableCounts(NamedTuple):
     """Counts of the ids that lookups were sent for one table, and of the bytes that they read from it.
 
-    ids: as they were sent; of a lookup that an id without a row refuses, that id.
-    missing_ids: those of them that have no row.
-    oov_keys: keys that no vocabulary has.
-    read_bytes: of the rows that ids have; ids that a limit on their number cuts off count as read.
+    ids: number of ids that were sent; a lookup that is refused for an id without a row counts that id.
+    missing_ids: number of ids that have no row.
+    oov_keys: number of keys that are in no vocabulary.
+    read_bytes: bytes of the rows of the ids; ids beyond max_ids_per_row count as read.
     """
 
     ids: int = 0
@@ -282,7 +282,7 @@ class Vocabulary(Protocol):
     def example_key(self) -> bytes | int: ...
 
     def ids_of(self, keys: Array, input_name: str) -> Array:
-        """Returns [N] int64 ids of [N] keys, strings as object (bytes); -1 for a key that is to be dropped.
+        """Returns [N] int64 ids of [N] keys, strings as object (bytes); -1 for a key to drop.
 
         Raises:
           IdOutOfRange: a key is unknown and the vocabulary has neither a row nor a policy for it.
@@ -297,11 +297,11 @@ class Table(Protocol):
     def info(self) -> TableInfo: ...
 
     def rows(self, ids: Array) -> Array:
-        """Returns [N, D] float32 rows of [N] int64 ids; raises IdOutOfRange."""
+        """Reads [N, D] float32 rows of a table by [N] int64 ids; raises IdOutOfRange."""
         ...
 
     def stored_rows(self, ids: Array) -> Array:
-        """Returns [N, D] rows of [N] int64 ids as they are stored; raises IdOutOfRange."""
+        """Reads [N, D] rows in the table's stored dtype by [N] int64 ids; raises IdOutOfRange."""
         ...
 
 

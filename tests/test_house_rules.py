@@ -468,16 +468,82 @@ def documented(node: Definition) -> bool:
     return bool(ast.get_docstring(node)) or (is_declaration and is_property)
 
 
-def test_a_docstring_opens_with_a_verb_or_a_noun() -> None:
+# Folders whose docstrings are held to the rules below.
+PLAIN_WORDS = python_files("service", "model_export", "client", "loadtest")
+# An attack's docstring is the label of its case in the report.
+ATTACKS = Path("loadtest/attacks")
+
+
+class Described(NamedTuple):
+    """A module, class or function that has a docstring."""
+
+    place: str
+    name: str
+    node: ast.Module | Definition
+    text: str
+
+
+def described(files: Iterable[Path]) -> Iterator[Described]:
+    """Yields all modules, classes and functions that have a docstring, the private ones too."""
+    for file in files:
+        for node in ast.walk(tree(file)):
+            if isinstance(node, ast.Module | Definition) and (text := ast.get_docstring(node)):
+                name = file.stem if isinstance(node, ast.Module) else node.name
+                yield Described(f"{file}:{getattr(node, 'lineno', 1)} {name}", name, node, text)
+
+
+def is_property(node: Definition) -> bool:
+    """Says whether a function is read like an attribute."""
+    return any("property" in ast.unparse(decorator) for decorator in node.decorator_list)
+
+
+def opens_with_a_verb(text: str) -> bool:
+    """Says whether a text opens with a verb in the third person, as far as its letters tell.
+
+    >>> opens_with_a_verb("Returns a name."), opens_with_a_verb("The name."), opens_with_a_verb("Names of files.")
+    (True, False, False)
+    """
+    return re.match(r"[A-Z][a-z]+s\b(?! (of|whose)\b)", text) is not None
+
+
+def test_a_docstring_names_its_subject() -> None:
     # "What passes between the layers" names nothing: a reader who sees the sentence alone must know its subject.
     opens_badly = re.compile(r"(Who|What|Whoever|Those|That|Of)\b")
-    definitions = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     faultless(
-        f"{file}:{getattr(node, 'lineno', 1)} opens with {found[0]!r}"
-        for file in python_files("service", "model_export", "client", "loadtest", "tests")
-        for node in ast.walk(tree(file))
-        if isinstance(node, definitions) and (found := opens_badly.match(ast.get_docstring(node) or ""))
+        f"{one.place} opens with {found[0]!r}"
+        for one in described(PLAIN_WORDS + python_files("tests"))
+        if (found := opens_badly.match(one.text))
     )
+
+
+def test_a_docstring_is_more_than_a_reference() -> None:
+    faultless(f"{one.place} opens with 'See'" for one in described(PLAIN_WORDS) if re.match(r"See\b", one.text))
+
+
+def test_a_class_says_what_it_is_before_its_docstring_has_a_section() -> None:
+    section = re.compile(r"(Attributes|Args|Raises|Returns|Yields|Concurrency|Examples?|Source):")
+    faultless(
+        f"{one.place} opens with the section {found[0]!r}"
+        for one in described(PLAIN_WORDS)
+        if isinstance(one.node, ast.ClassDef) and (found := section.match(one.text))
+    )
+
+
+def test_a_functions_docstring_opens_with_a_verb() -> None:
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+    faultless(
+        f"{one.place} opens with {one.text.split()[0]!r}"
+        for one in described(file for file in PLAIN_WORDS if file.parent != ATTACKS)
+        if isinstance(one.node, functions) and not is_property(one.node) and not opens_with_a_verb(one.text)
+    )
+
+
+def test_no_two_names_have_the_same_first_line() -> None:
+    # Methods of one name may: they keep one promise, in several classes.
+    found: dict[str, dict[str, str]] = {}
+    for one in described(PLAIN_WORDS):
+        found.setdefault(one.text.splitlines()[0], {}).setdefault(one.name, one.place)
+    faultless(f"{', '.join(places.values())}: {line!r}" for line, places in found.items() if len(places) > 1)
 
 
 def test_every_other_file_says_what_it_is_for() -> None:

@@ -56,7 +56,7 @@ class SignatureResult:
     speed: dict[str, Speed] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
-        """Returns a JSON object."""
+        """Returns the outcome as a JSON object."""
         kinds = {"adopted": self.adopted, "original": self.original, "speed": self.speed}
         return {key: {wire: found.as_json() for wire, found in wires.items()} for key, wires in kinds.items()}
 
@@ -83,7 +83,7 @@ class ModelResult:
         return not self.fault and bool(tallies) and all(tally.equal == tally.asked for tally in tallies)
 
     def as_json(self) -> dict[str, Any]:
-        """Returns a JSON object."""
+        """Returns the findings as a JSON object."""
         adopted = self.adopted
         return {
             "name": self.name,

@@ -52,7 +52,7 @@ class Tally:
             self.reasons[short] += 1
 
     def as_json(self) -> dict[str, Any]:
-        """Returns a JSON object."""
+        """Returns the tallies as a JSON object."""
         return {
             "equal": self.equal,
             "asked": self.asked,

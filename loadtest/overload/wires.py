@@ -50,7 +50,7 @@ class HttpWire:
         self._body = json.dumps({"inputs": {"x": [X]}}).encode()
 
     async def ask(self, model: str, timeout_s: float) -> tuple[Kind, bool]:
-        """See Wire; the client gives up, and its connection too, when its time is over."""
+        """Returns how a request ended; the client gives up after timeout_s, and closes the connection then."""
         try:
             return await asyncio.wait_for(self._ask(model), timeout_s)
         except TimeoutError:
@@ -59,7 +59,7 @@ class HttpWire:
             return "failed", False
 
     async def close(self) -> None:
-        """See Wire."""
+        """Closes the free connections."""
         for _, writer in self._free:
             writer.close()
         for _, writer in self._free:
@@ -99,7 +99,7 @@ class GrpcWire:
         self._call = self._channel.unary_unary(PREDICT_METHOD)
 
     async def ask(self, model: str, timeout_s: float) -> tuple[Kind, bool]:
-        """See Wire."""
+        """Returns how a call ended, and whether a refusal's trailers said when to try again."""
         try:
             data = await self._call(self._request(model), timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
@@ -111,7 +111,7 @@ class GrpcWire:
         return ("ok" if list(self._response_class.FromString(data).outputs["y"].float_val) == [Y] else "failed"), False
 
     async def close(self) -> None:
-        """See Wire."""
+        """Closes the channel."""
         await self._channel.close()
 
     def _request(self, model: str) -> bytes:

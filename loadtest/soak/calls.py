@@ -192,7 +192,7 @@ class Calls:
         return "4 times 200"
 
     def _over_http(self, _channel: grpc.Channel, source: random.Random) -> str:
-        """A right request and a wrong one over one connection."""
+        """Sends a right request and a wrong one over one connection."""
         connection = http.client.HTTPConnection(self._http, timeout=_PATIENCE_S)
         try:
             one = source.choice(self._medium)

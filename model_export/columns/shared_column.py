@@ -93,7 +93,7 @@ class TPUSharedEmbeddingColumn(DeviceLookup, tensorflow_columns.TpuSharedDeviceC
         return name
 
     def create_state(self, state_manager: Any) -> None:
-        """Outside v1 graphs, lists the table among the layer's variables; TensorFlow's layer does not train it."""
+        """Adds the table to the layer's variables outside of v1 graphs; TensorFlow's own layer does not train it."""
         with tf.init_scope():
             if not tf.executing_eagerly() or tensorflow_columns.is_on_tpu():
                 return

@@ -42,7 +42,7 @@ class TrainConfig:
             raise ValueError(f"held_out is {self.held_out!r}, expected one of {get_args(HeldOut)}")
 
     def to_json(self) -> dict[str, Any]:
-        """Returns a JSON object."""
+        """Returns the configuration as a JSON object."""
         return dataclasses.asdict(self)
 
     @staticmethod

@@ -129,7 +129,7 @@ class EmbeddingEstimator:
 
     @property
     def api_version(self) -> ExportSavedModelApiVersion:
-        """The API that places a {serve,tpu} graph on the TPU."""
+        """The export API of this estimator, which decides who places a {serve,tpu} graph on the TPU."""
         return self._api_version
 
     @property
@@ -284,7 +284,7 @@ class EmbeddingEstimator:
         return checkpoints.latest_checkpoint(self.model_dir)
 
     def get_variable_names(self) -> list[str]:
-        """Returns the names of all variables of the newest checkpoint. Raises ValueError where there is none."""
+        """Returns the variables' names in the estimator's newest checkpoint. Raises ValueError where there is none."""
         return checkpoints.variable_names(self.model_dir)
 
     def get_variable_value(self, name: str) -> Any:

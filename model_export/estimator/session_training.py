@@ -139,7 +139,7 @@ class RunEachStep(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         self._fetches = fetches
 
     def before_run(self, run_context: Any) -> Any:
-        """See SessionRunHook."""
+        """Returns the tensors that each step fetches for the hook."""
         return tf.compat.v1.train.SessionRunArgs(self._fetches)
 
 

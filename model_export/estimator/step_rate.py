@@ -18,7 +18,7 @@ class StepRateHook(tf.compat.v1.train.StepCounterHook):  # type: ignore[misc]
     _earlier: int | None = None
 
     def after_run(self, run_context: Any, run_values: Any) -> None:
-        """See SessionRunHook."""
+        """Counts a step with the global step of the run before, which the base class compares with."""
         newest, self._last_global_step = self._last_global_step, self._earlier
         super().after_run(run_context, run_values)
         self._earlier = newest

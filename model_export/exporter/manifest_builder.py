@@ -70,7 +70,7 @@ def build_manifest(
 
 
 def vocabulary_file(feature: str) -> str:
-    """Where a feature's vocabulary lies, relative to the artifact."""
+    """Returns the path of a feature's vocabulary file, relative to the artifact."""
     return f"assets/{feature}.txt"
 
 

@@ -87,7 +87,7 @@ class ReducedGraphVariables:
         }
 
     def for_lookups(self, tables: Mapping[str, Any]) -> dict[str, Any]:
-        """See ReducedVariables."""
+        """Returns the tables of lookups on the reduced variables, by name."""
         own = {
             name: _graph_table(self._reduced[name], numbers, self._scales.get(name))
             for name, numbers in self._tables.items()

@@ -43,7 +43,7 @@ class ModelInputs:
     leaves: tuple[InputLeaf, ...]
 
     def pack(self, tensors: Sequence[Any]) -> Any:
-        """Returns what to call the model with."""
+        """Packs tensors into the structure that the model is called with."""
         return tf.nest.pack_sequence_as(self.structure, list(tensors))
 
 

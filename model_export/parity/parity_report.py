@@ -67,12 +67,12 @@ class SignatureParity:
 
     @property
     def max_absolute_error(self) -> float:
-        """The largest over all outputs."""
+        """The largest absolute error over all outputs."""
         return max((output.max_absolute_error for output in self.outputs.values()), default=0.0)
 
     @property
     def max_relative_error(self) -> float:
-        """The largest over all outputs."""
+        """The largest relative error over all outputs."""
         return max((output.max_relative_error for output in self.outputs.values()), default=0.0)
 
 

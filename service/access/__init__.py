@@ -1,1 +1,1 @@
-"""Decides the rights of callers: tokens, client certificates, grants per model. Holds the certificates of our ports."""
+"""Decides the rights of callers by tokens, client certificates and grants per model. Holds the ports' certificates."""

@@ -1,4 +1,4 @@
-"""Joins --auth_config with the engine: what App gives the transports in place of an engine that is open to all."""
+"""Joins --auth_config with the engine: the transports get an engine that checks the rights of each caller."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class Access:
 
     @property
     def callers(self) -> Callers:
-        """Returns the callers that may send requests now."""
+        """The callers that may send requests now."""
         return self.file.callers
 
     def metrics(self, render: Callable[[], Text]) -> Callable[[], Text]:
-        """Returns render for those who may see all models."""
+        """Wraps a function that renders metrics: it raises PermissionDenied unless the caller may see all models."""
 
         def guarded() -> Text:
             self.callers.require_everywhere("metadata", "metrics")
@@ -45,7 +45,7 @@ class Access:
         return guarded
 
     def server_wide(self, read: Callable[[], T]) -> Callable[[], T]:
-        """Returns read for those who may see all models; nobody else, whatever is open."""
+        """Wraps a function that reads the server's state: it raises PermissionDenied unless the caller may see all."""
 
         def guarded() -> T:
             self.callers.require_everywhere("metadata")
@@ -62,14 +62,14 @@ class Access:
 
 
 def create_access(path: str, engine: Engine, observer: Observer, counter: ReloadCounter) -> Access | None:
-    """Returns what --auth_config asks for; None without one.
+    """Reads the --auth_config file, and guards the engine with it; returns None without a file.
 
     Raises:
-      StartError: it can not be used.
+      StartError: the file can not be used.
     """
     if not path:
         return None
-    # Imported here and not at the top: it imports a parser of TOML, 5 ms of the start of a server without the file.
+    # Imported here and not at the top: the parser of TOML takes 5 ms of the start, and most servers have no such file.
     from service.access.auth_config import AuthConfigError, AuthFile
 
     try:

@@ -1,4 +1,4 @@
-"""The file that says who may do what: read at the start, and again whenever it or a file that it names has changed."""
+"""Reads --auth_config, the file of callers and rights: at the start, and again when it or a token file changes."""
 
 from __future__ import annotations
 
@@ -24,34 +24,34 @@ _CALLER_KEYS = frozenset({"name", "token_sha256", "token_file", "certificate", "
 _ALLOW_KEYS = frozenset({"models", "rights"})
 _NAME = re.compile(r"[\w.@:/-]{1,128}", re.ASCII)
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-# As in access.peer; IP and email come as they are in a certificate.
+# Kinds of names in a client certificate, as in access.peer.
 _CERTIFICATE = re.compile(r"(CN|DNS|URI|IP|email):.+")
 _MIN_TOKEN_BYTES = 16
 
 
 class AuthConfigError(Exception):
-    """The file can not be used; the message says where and why, and holds no secret."""
+    """The --auth_config file can not be used; the message says where and why, and holds no secret."""
 
 
 @dataclass(frozen=True, slots=True)
 class AuthConfig:
-    """Content of the --auth_config file."""
+    """Content of the --auth_config file: its callers, and the parts of the server that are open to everybody."""
 
     callers: tuple[Caller, ...]
     open_parts: frozenset[Part]
 
 
 def read_auth_config(path: Path) -> AuthConfig:
-    """Reads the file, and those of tokens that it names, relative to its folder.
+    """Reads the --auth_config file, and the token files that it names, relative to its folder.
 
     Raises:
-      AuthConfigError: anything that it says is not understood; nothing is ignored.
+      AuthConfigError: the file has a fault; an unknown key is a fault too.
     """
     text = _read(path)
     try:
         document = tomllib.loads(text.decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        # Its text tells a place and what was expected there, and of what stands there at most one character.
+        # The parser's text gives the place, what was expected there, and at most one character of the file.
         raise AuthConfigError(f"it is not TOML: {error}") from None
     _no_others(document, _KEYS, "the file")
     callers = tuple(_caller(entry, path.parent) for entry in _tables(document, "caller"))
@@ -66,10 +66,10 @@ def read_auth_config(path: Path) -> AuthConfig:
 
 
 class AuthFile:
-    """One --auth_config, and who may come in by it. Concurrency: one caller at a time.
+    """The --auth_config file and its callers; polls the file. Concurrency: one caller at a time.
 
     Args:
-      counter: told how each new text fared.
+      counter: counts accepted and refused texts of the file.
 
     Raises:
       AuthConfigError: the file can not be used.
@@ -78,43 +78,47 @@ class AuthFile:
     def __init__(self, path: Path, counter: ReloadCounter) -> None:
         self._path = path
         self._counter = counter
-        self._taken = read_auth_config(path)
+        self._current = read_auth_config(path)
         self._complaint = ""
-        counter.taken()
-        self.callers = Callers(self._taken.callers, self._taken.open_parts)
+        counter.accepted()
+        self.callers = Callers(self._current.callers, self._current.open_parts)
 
     def poll_once(self) -> None:
-        """Takes what the files say now; what can not be used is logged, once, and the callers stay as they are."""
+        """Reads the file and replaces the callers.
+
+        A file with a fault is logged once, and the callers stay as they are.
+        """
         try:
-            # Read each time, for times and sizes do not tell of every change; it is a matter of microseconds.
+            # The file is read at each poll, because its time and size do not show every change; reading takes
+            # microseconds.
             config = read_auth_config(self._path)
         except AuthConfigError as error:
             if str(error) != self._complaint:
                 self._complaint = str(error)
-                self._counter.failed()
+                self._counter.refused()
                 logger.error(
                     "auth config refused; the one before stays in force",
                     extra={"path": str(self._path), "reason": str(error)},
                 )
             return
-        if config == self._taken:
+        if config == self._current:
             if self._complaint:
-                # Put back as it was.
+                # The file was refused, and has its former text again.
                 self._complaint = ""
-                self._counter.taken()
+                self._counter.accepted()
             return
         self.callers.replace(config.callers, config.open_parts)
-        self._taken, self._complaint = config, ""
-        self._counter.taken()
-        logger.info("auth config taken", extra={"path": str(self._path), "callers": len(config.callers)})
+        self._current, self._complaint = config, ""
+        self._counter.accepted()
+        logger.info("auth config accepted", extra={"path": str(self._path), "callers": len(config.callers)})
 
     def run(self, stop: threading.Event, poll_interval_s: float) -> None:
-        """Polls until stop is set."""
+        """Polls the --auth_config file until stop is set."""
         while not stop.wait(poll_interval_s):
             try:
                 self.poll_once()
             except Exception:
-                # A file that is not looked at any more would keep tokens that were taken back.
+                # The thread must go on: without it, tokens that are removed from the file would stay valid.
                 logger.exception("polling failed", extra={"path": str(self._path)})
 
 
@@ -127,7 +131,7 @@ def _caller(entry: Mapping[str, Any], folder: Path) -> Caller:
     digests = []
     for text in _strings(entry, "token_sha256", where):
         if not _DIGEST.fullmatch(text):
-            # Not shown: it may well be the token itself.
+            # The text is not shown in the error: it may be the token itself.
             raise AuthConfigError(f"{where}: token_sha256 must be 64 lower-case hexadecimal digits")
         digests.append(bytes.fromhex(text))
     digests += [_digest_of_file(folder / text, where) for text in _strings(entry, "token_file", where)]
@@ -139,7 +143,7 @@ def _caller(entry: Mapping[str, Any], folder: Path) -> Caller:
             )
     if not digests and not certificates:
         raise AuthConfigError(
-            f"{where} has neither token_sha256 nor token_file nor certificate: it could never come in"
+            f"{where} has neither token_sha256 nor token_file nor certificate: it could never authenticate"
         )
     rules = tuple(_rule(allow, where) for allow in _tables(entry, "allow", where))
     return Caller(name, rules, tuple(digests), tuple(certificates))
@@ -152,7 +156,9 @@ def _rule(entry: Mapping[str, Any], where: str) -> Rule:
         raise AuthConfigError(f"{where}: each allow needs models and rights")
     for model in models:
         if not model or "*" in model[:-1]:
-            raise AuthConfigError(f'{where}: models: "{model}": a name, or the beginning of names and a "*" at its end')
+            raise AuthConfigError(
+                f'{where}: models: "{model}": expected a name, or the start of names with a "*" at its end'
+            )
     for right in rights:
         if right not in RIGHTS:
             raise AuthConfigError(f'{where}: rights: expected some of {", ".join(RIGHTS)}, got "{right}"')

@@ -1,6 +1,6 @@
-"""Decides the rights of callers, which a token or a certificate identifies: each caller's rights on each model.
+"""Decides the rights of callers: who a token or a certificate belongs to, and the caller's rights on each model.
 
-Nothing here reads a file or knows a wire: a transport hands in what a request carries and gets a Grant.
+The module reads no file and knows no wire: a transport passes a request's credentials and gets a Grant.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from typing import Any, Literal, TypeVar, get_args
 
 from service.errors import PermissionDenied, Unauthenticated
 
-# predict: have signatures run and rows read. metadata: see that a model is there, its state, signatures and tables.
-# admin: change it; for all models, also which models there are.
+# predict: run signatures and read rows. metadata: see the model, its state, its signatures and its tables. admin:
+# change the model; on all models, also change the list of models.
 Right = Literal["predict", "metadata", "admin"]
 RIGHTS: tuple[Right, ...] = get_args(Right)
-# What may be answered to anybody: see docs/security.md.
+# Parts of the server that --auth_config may open to everybody: see docs/security.md.
 Part = Literal["health", "reflection", "docs", "metrics"]
 PARTS: tuple[Part, ...] = get_args(Part)
 _NONE: frozenset[Right] = frozenset()
-# Digests of tokens that came, which save looking through all of them; more are looked up each time.
+# Most digests of tokens that are cached; a cached digest is not compared with the digests of all callers.
 _MAX_SEEN = 4096
 _SCHEME = b"bearer "
 _MAX_TOKEN_BYTES = 4096
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Rights on models. models: names; one that ends in "*" means all that begin so.
+    """Rights on some models. models: names; a name that ends in "*" means all models whose names begin so.
 
     >>> Rule(("news-*",), frozenset({"predict"})).models
     ('news-*',)
@@ -44,7 +44,7 @@ class Rule:
 
 
 class Grant:
-    """Rights of one caller in one list of callers. Concurrency: any thread.
+    """Rights of one caller of the --auth_config file on each model. Concurrency: any thread.
 
     >>> grant = Grant("ranker", [Rule(("movielens", "news-*"), frozenset({"predict"}))])
     >>> sorted(grant.rights("news-eu")), sorted(grant.rights("ads")), sorted(grant.everywhere)
@@ -75,12 +75,15 @@ class Grant:
         return rights
 
     def require_everywhere(self, right: Right) -> None:
-        """Raises PermissionDenied unless the right holds for all models, those to come included."""
+        """Raises PermissionDenied unless the right holds for all models, also for models that are added later."""
         if right not in self.everywhere:
-            raise PermissionDenied(f'Caller "{self.name}" needs the right "{right}" on all models for this.')
+            raise PermissionDenied(f'Caller "{self.name}" needs the right "{right}" on all models for this request.')
 
     def keep(self, key: str, make: Callable[[], T]) -> T:
-        """Returns what was made for this caller under a key; kept as long as the grant is."""
+        """Returns what make() returned for this caller and key.
+
+        It is called once, and its result lives as long as the grant.
+        """
         try:
             kept: T = self._kept[key]
         except KeyError:
@@ -90,9 +93,9 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """One entry of the list of callers.
+    """One caller of the --auth_config file, with its credentials and rights.
 
-    digests: SHA-256 of its tokens. certificates: names of its client certificates, as PeerIdentity has them.
+    digests: SHA-256 of the caller's tokens. certificates: names in its client certificates, as access.peer spells them.
     """
 
     name: str
@@ -104,8 +107,8 @@ class Caller:
 class Callers:
     """The callers that may send requests now. Concurrency: any thread.
 
-    current: the grant of the request that runs in this context. nobody: the grant of whoever shows nothing.
-    generation: goes up with each list of callers. listed: this list.
+    current: the grant of the request that runs in this context. nobody: the grant of a request without credentials.
+    generation: number of replacements of the list of callers. listed: the list now.
     on_change: called after each change of the list.
     """
 
@@ -118,29 +121,29 @@ class Callers:
         self.generation = 0
 
     def replace(self, callers: Sequence[Caller], open_parts: Collection[Part]) -> None:
-        """Makes these the callers from the next request on; those under way end as they began."""
+        """Replaces the list of callers for all requests from now on; requests that are running keep their grants."""
         self._known = _Known(callers, open_parts)
         self.listed = tuple(callers)
         self.generation += 1
         self.on_change()
 
     def knows(self, grant: Grant) -> bool:
-        """Whether a grant that somebody remembers is one of now."""
+        """Says whether a stored grant belongs to the current list of callers."""
         return grant in self._known.grants
 
     def is_open(self, part: Part) -> bool:
-        """Whether anybody is answered there."""
+        """Says whether a part of the server is open to requests without credentials."""
         return part in self._known.open_parts
 
     def authenticate(self, authorization: bytes | None, names: Collection[str] = ()) -> Grant:
-        """Returns the grant of whoever sent this.
+        """Returns the grant of a request's sender.
 
         Args:
-          authorization: the value of that header, None where there is none; b"" where there are several.
-          names: those of the verified client certificate. They count where no such header came.
+          authorization: value of the Authorization header; None: there is no such header; b"": there are several.
+          names: names in the verified client certificate; they count only without an Authorization header.
 
         Raises:
-          Unauthenticated: nobody that is known; the text is the same whatever is wrong.
+          Unauthenticated: the credentials belong to no caller; the text is the same for every cause.
         """
         known = self._known
         grant = known.of_names(names) if authorization is None else known.of_header(authorization)
@@ -150,7 +153,7 @@ class Callers:
 
     @contextmanager
     def acting(self, grant: Grant) -> Iterator[None]:
-        """Makes what runs inside run for a caller."""
+        """Returns a context in which requests run with a caller's grant."""
         token = self.current.set(grant)
         try:
             yield
@@ -158,13 +161,13 @@ class Callers:
             self.current.reset(token)
 
     def require_everywhere(self, right: Right, part: Part | None = None) -> None:
-        """Raises PermissionDenied where the current caller has not the right on all models, unless the part is open."""
+        """Raises PermissionDenied unless the current caller has the right on all models, or the part is open."""
         if part is None or not self.is_open(part):
             self.current.get().require_everywhere(right)
 
 
 class _Known:
-    """One list of callers, as it is looked through."""
+    """One list of callers, indexed by digests of tokens and by names in certificates."""
 
     def __init__(self, callers: Sequence[Caller], open_parts: Collection[Part]) -> None:
         self.open_parts = frozenset(open_parts)
@@ -178,13 +181,13 @@ class _Known:
         if len(value) > _MAX_TOKEN_BYTES or value[: len(_SCHEME)].lower() != _SCHEME:
             return None
         digest = sha256(value[len(_SCHEME) :].strip()).digest()
-        # How long this takes tells of digests only, and nobody can choose a token by its digest.
+        # The time of this lookup depends on the digest only, and no client can choose a token by its digest.
         seen = self._seen.get(digest)
         if seen is not None:
             return seen
         found = None
         for known, grant in self._digests:
-            # All of them, whichever fits.
+            # The loop goes on after a match, so that its time does not depend on the caller.
             if hmac.compare_digest(known, digest):
                 found = grant
         if found is not None and len(self._seen) < _MAX_SEEN:
@@ -193,5 +196,5 @@ class _Known:
 
     def of_names(self, names: Collection[str]) -> Grant | None:
         found = {id(grant): grant for name in names if (grant := self._names.get(name)) is not None}
-        # A certificate with the names of two callers is neither's.
+        # A certificate that has the names of two callers belongs to neither.
         return next(iter(found.values())) if len(found) == 1 else None

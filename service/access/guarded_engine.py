@@ -1,6 +1,6 @@
-"""The engine as a caller sees it: what it may not see is not there.
+"""The engine as one caller may use it: models on which the caller has no right do not exist.
 
-Every route and method is given this in the engine's place, so none has to know of rights, and none can forget them.
+All routes and methods get this object in place of the engine, so none of them has to check rights or can forget to.
 """
 
 from __future__ import annotations
@@ -21,25 +21,26 @@ from service.types import Array, ModelRef, TableInfo, VersionStatus
 
 
 class GuardedEngine(Engine):
-    """An engine for one caller at a time; see Engine for the methods. Concurrency: any thread.
+    """An Engine that checks the rights of the current caller in each method. Concurrency: any thread.
 
-    A model on which the caller has no right is answered by an engine that has no models: with the same words, counts
-    and codes as one that does not exist. One that it sees but may not use so gives PermissionDenied.
+    Requests for a model on which the caller has no right go to an engine without models: they get the same texts,
+    counts and codes as requests for a model that does not exist. A caller with some right on the model, but not the one
+    that a method needs, gets PermissionDenied.
 
     Args:
-      engine: does the work.
-      absent: the same without any model.
-      grant: of the caller that asks now.
+      engine: the engine with the models.
+      absent: an engine without models.
+      grant: returns the grant of the current caller.
     """
 
-    # Not Engine's own __init__: what is not overridden here must not work by chance.
+    # Engine.__init__ is not called, so that a method that is not overridden here fails instead of skipping the check.
     def __init__(self, engine: Engine, absent: Engine, grant: Callable[[], Grant]) -> None:
         self._engine = engine
         self._absent = absent
         self._grant = grant
 
     def of(self, grant: Grant) -> GuardedEngine:
-        """Returns this engine for one caller for good."""
+        """Returns a guarded engine that always acts for the given caller."""
         return GuardedEngine(self._engine, self._absent, lambda: grant)
 
     def _for(self, model: str, right: Right) -> Engine:
@@ -49,38 +50,38 @@ class GuardedEngine(Engine):
             return self._engine
         if not rights:
             return self._absent
-        raise PermissionDenied(f'Caller "{grant.name}" has not the right "{right}" on model "{model}".')
+        raise PermissionDenied(f'Caller "{grant.name}" lacks the right "{right}" on model "{model}".')
 
     @property
     def clock(self) -> Callable[[], float]:
-        """See Engine."""
+        """Returns the clock of all deadlines (seconds, monotonic)."""
         return self._engine.clock
 
     @property
     def is_ready(self) -> bool:
-        """See Engine; of the whole server, for those who probe it are often nobody."""
+        """Says whether the server is ready, for any caller: load balancers probe without credentials."""
         return self._engine.is_ready
 
     @property
     def admission(self) -> Admission:  # type: ignore[override]
-        """See Engine; of the whole server."""
+        """The limits on requests in flight, of the whole server."""
         return self._engine.admission
 
     @property
     def tracing(self) -> Tracing | None:
-        """See Engine."""
+        """The whole server's tracing of requests; None: requests are not traced."""
         return self._engine.tracing
 
     def is_model(self, name: str) -> bool:
-        """See Engine."""
+        """Says whether a model of this name is configured and the caller has a right on it."""
         return bool(self._grant().rights(name)) and self._engine.is_model(name)
 
     def share_of(self, name: str) -> str:
-        """See Engine."""
+        """Returns the model name to count a request under: "" if the caller can not see the model."""
         return self._engine.share_of(name) if self._grant().rights(name) else ""
 
     def bind(self, ref: ModelRef, signature_name: str, call: Call, **options: Any) -> Bound:
-        """See Engine: right "predict"."""
+        """Binds a signature as Engine.bind does, for callers with the right "predict" on the model."""
         try:
             engine = self._for(ref.name, "predict")
         except PermissionDenied as error:
@@ -89,45 +90,48 @@ class GuardedEngine(Engine):
         return engine.bind(ref, signature_name, call, **options)
 
     def reject(self, error: ServiceError, call: Call, *, model: str = "") -> None:
-        """See Engine."""
+        """Counts a request that failed before it was bound, as Engine.reject does.
+
+        Without a model that the caller can not see.
+        """
         (self._engine if self._grant().rights(model) else self._absent).reject(error, call, model=model)
 
     def describe(self, ref: ModelRef) -> ModelDescription:
-        """See Engine: right "metadata"."""
+        """Returns a servable's signatures, for callers with the right "metadata" on the model."""
         return self._for(ref.name, "metadata").describe(ref)
 
     def statuses(self, name: str, version: int | None = None) -> list[VersionStatus]:
-        """See Engine: right "metadata"."""
+        """Returns the states of a model's versions, for callers with the right "metadata" on the model."""
         return self._for(name, "metadata").statuses(name, version)
 
     def tables(self, ref: ModelRef) -> list[TableInfo]:
-        """See Engine: right "metadata"."""
+        """Returns the tables of a servable, for callers with the right "metadata" on the model."""
         return self._for(ref.name, "metadata").tables(ref)
 
     def table_rows(self, ref: ModelRef, table_name: str, ids: Array) -> TableRows:
-        """See Engine: right "predict"."""
+        """Returns rows of a table, for callers with the right "predict" on the model."""
         return self._for(ref.name, "predict").table_rows(ref, table_name, ids)
 
     def reload(self, models: Sequence[ModelConfig], deadline_s: float | None = None) -> None:
-        """See Engine: right "admin" on all models."""
+        """Replaces the list of models, for callers with the right "admin" on all models."""
         self._grant().require_everywhere("admin")
         self._engine.reload(models, deadline_s)
 
     def models(self) -> list[str]:
-        """See Engine: those on which the caller has the right "metadata"."""
+        """Returns the names of the configured models on which the caller has the right "metadata", sorted."""
         grant = self._grant()
         return [name for name in self._engine.models() if "metadata" in grant.rights(name)]
 
     def all_statuses(self) -> dict[str, list[VersionStatus]]:
-        """See Engine: of the same models."""
+        """Returns the versions' states of the models on which the caller has the right "metadata"."""
         seen = set(self.models())
         return {name: statuses for name, statuses in self._engine.all_statuses().items() if name in seen}
 
     def problems(self) -> dict[str, str]:
-        """See Engine: of the same models."""
+        """Returns why models can not answer, of the models on which the caller has the right "metadata"."""
         seen = set(self.models())
         return {name: problem for name, problem in self._engine.problems().items() if name in seen}
 
     def upsert(self, ref: ModelRef, table_name: str, upsert: Upsert) -> UpsertReceipt:
-        """See Engine: right "admin"."""
+        """Changes rows of a table, for callers with the right "admin" on the model."""
         return self._for(ref.name, "admin").upsert(ref, table_name, upsert)

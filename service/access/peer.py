@@ -1,4 +1,4 @@
-"""Reads the names in a verified client certificate; both wires give a name the same text."""
+"""Reads the names in a verified client certificate; HTTP and gRPC spell a name the same."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ NO_NAMES: frozenset[str] = frozenset()
 
 
 def names_of_certificate(certificate: Mapping[str, Any] | None) -> frozenset[str]:
-    """Returns the names in a certificate as Python's ssl tells it, each with its kind; none where there is none.
+    """Returns the names in a certificate that Python's ssl has parsed, each with its kind; none without a certificate.
 
     >>> sorted(names_of_certificate({"subject": ((("commonName", "a"),),), "subjectAltName": (("DNS", "a.example"),)}))
     ['CN:a', 'DNS:a.example']
@@ -24,13 +24,13 @@ def names_of_certificate(certificate: Mapping[str, Any] | None) -> frozenset[str
 
 
 def names_of_transport(transport: asyncio.BaseTransport) -> frozenset[str]:
-    """Returns the names of whoever is at the other end of a connection: of a certificate that was verified only."""
-    # Python and uvloop give the fields of a certificate only where its chain was verified.
+    """Returns the names in the verified certificate of a connection's client; none without a certificate."""
+    # Python and uvloop give the fields of a certificate only if its chain was verified.
     return names_of_certificate(transport.get_extra_info("peercert"))
 
 
 def names_of_auth_context(context: Mapping[str, Sequence[bytes]]) -> frozenset[str]:
-    """Returns the names that grpcio has verified.
+    """Returns the names in a client's certificate that grpcio has verified.
 
     Source: grpc/grpc_security_constants.h, of 1.85: which properties a verified peer has.
     """

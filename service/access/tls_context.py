@@ -1,4 +1,4 @@
-"""From an SSLConfig to what the ssl module takes, with words for what is wrong with it. A key never is in them."""
+"""Makes an ssl.SSLContext from an SSLConfig, and words the faults of its certificate and key; no text holds a key."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ from service.access.certificates import first_end_s
 from service.errors import InvalidRequest
 from service.wire.ssl_config_proto import SslConfig
 
-# TLS 1.2's that have forward secrecy and are in no list of weak ones (RFC 9113 appendix A); 1.3 has no others.
+# Suites of TLS 1.2 that have forward secrecy and are on no list of weak ones (RFC 9113 appendix A); TLS 1.3 has no weak
+# suites.
 _CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
 _MISMATCHES = ("KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH")
 
 
 def create_context(config: SslConfig, protocols: Sequence[str]) -> ssl.SSLContext:
-    """Returns what connections of a port begin with.
+    """Returns the TLS context for the connections of a port.
 
     Args:
-      protocols: what ALPN offers.
+      protocols: protocols that ALPN offers.
 
     Raises:
-      InvalidRequest: a part is missing or broken, or key and certificate do not belong together.
+      InvalidRequest: a part of the config is missing or broken, or its key and certificate do not belong together.
     """
     _check(config)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -31,7 +32,7 @@ def create_context(config: SslConfig, protocols: Sequence[str]) -> ssl.SSLContex
     context.set_ciphers(_CIPHERS)
     context.options |= ssl.OP_NO_RENEGOTIATION
     context.set_alpn_protocols(list(protocols))
-    # Files are all that the ssl module takes, and a key must not get onto a disk.
+    # The ssl module reads certificates and keys from files only, and a key must not get onto a disk.
     with _in_memory(config.server_cert) as cert_file, _in_memory(config.server_key) as key_file:
         try:
             context.load_cert_chain(cert_file, key_file, password=_no_password)
@@ -56,7 +57,8 @@ def _check(config: SslConfig) -> None:
     scratch = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     _trust(scratch, config.server_cert, "server_cert")
     if config.custom_ca:
-        # Also where nothing is verified with it: what is broken now is not to come out on the day that something is.
+        # custom_ca is checked even if client_verify is off: a fault in it must not show only when client_verify is
+        # switched on.
         _trust(scratch, config.custom_ca, "custom_ca")
 
 
@@ -73,7 +75,7 @@ def _no_certificate(name: str) -> str:
 
 
 def _why_not(error: ssl.SSLError) -> str:
-    # What belongs to the certificate was checked before.
+    # Faults of the certificate itself were found before, by _check().
     reason = error.reason or ""
     if reason in _MISMATCHES:
         return "server_key does not belong to server_cert"

@@ -1,4 +1,4 @@
-"""One file with a key and its certificate: read at the start, and again whenever it has changed."""
+"""Reads one port's TLS file, with a key and its certificate: at the start, and again whenever it has changed."""
 
 from __future__ import annotations
 
@@ -21,24 +21,26 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class _Taken:
+class _Accepted:
     text: bytes
     config: SslConfig
     context: ssl.SSLContext
 
 
 class TlsFile:
-    """TLS configuration for new connections of a wire. Concurrency: reading, any thread; polling, one caller at a time.
+    """The TLS configuration of one port, polled from its file.
 
-    A file that can not be used changes nothing, is told of once and counted. Whether clients are verified is decided at
-    the start: no mistake in a file opens a port.
+    Concurrency: any thread; poll_once() one caller at a time.
+
+    A changed file that can not be used is logged once and counted, and the configuration before it stays. client_verify
+    can not change after the start, so that no mistake in a file opens a port to all clients.
 
     Args:
-      api: the wire's name in metrics.
-      protocols: what ALPN offers.
+      api: the port's name in metrics, "grpc" or "http".
+      protocols: protocols that ALPN offers.
       clock: seconds since 1970.
 
-    on_change: told of a new file before it is used; it may raise InvalidRequest, and the file is then refused.
+    on_change: called with a new configuration before it is used; if it raises InvalidRequest, the file is refused.
 
     Raises:
       InvalidRequest: the file can not be used.
@@ -60,12 +62,12 @@ class TlsFile:
         self._clock = clock
         self._refused: bytes | str | None = None
         self.on_change: Callable[[SslConfig], None] = lambda config: None
-        self._now = self._take(self._read())
+        self._now = self._accept(self._read())
 
     def context(self) -> ssl.SSLContext:
-        """Returns a context for a listener, whose new connections each begin with what was taken last."""
+        """Returns a context for a listener; each new connection uses the configuration that was accepted last."""
         context = create_context(self._now.config, self._protocols)
-        # Called for each handshake, whether the client names a server or not.
+        # OpenSSL calls sni_callback in each handshake, also if the client names no server.
         context.sni_callback = self._begin
         return context
 
@@ -77,7 +79,7 @@ class TlsFile:
         return self._now.config
 
     def poll_once(self) -> None:
-        """Takes what the file says if that is new."""
+        """Reads the file, and uses its configuration for new connections if it has changed."""
         data: bytes | None = None
         try:
             data = self._read()
@@ -85,10 +87,10 @@ class TlsFile:
                 self._refused = None
                 return
             if data != self._refused:
-                self._now = self._take(data, self._now.config.client_verify)
+                self._now = self._accept(data, self._now.config.client_verify)
                 self._refused = None
         except InvalidRequest as error:
-            # By its text, or where there is none by what is wrong with it.
+            # A refused file is logged once: it is recognised by its bytes, or by the error if it could not be read.
             fault = error.message if data is None else data
             if fault != self._refused:
                 self._refused = fault
@@ -96,7 +98,7 @@ class TlsFile:
                 extra = {"api": self._api, "path": str(self._path), "reason": error.message}
                 logger.error("certificate refused, the one before stays", extra=extra)
 
-    def _take(self, data: bytes, client_verify: bool | None = None) -> _Taken:
+    def _accept(self, data: bytes, client_verify: bool | None = None) -> _Accepted:
         try:
             text = data.decode()
         except UnicodeDecodeError:
@@ -107,13 +109,13 @@ class TlsFile:
             raise InvalidRequest("client_verify can not change while the server runs; start it anew")
         self.on_change(config)
         end_s = first_end_s(config.server_cert)
-        self._counter.taken(self._api, end_s)
+        self._counter.accepted(self._api, end_s)
         extra = {"api": self._api, "path": str(self._path), "ends": datetime.fromtimestamp(end_s, UTC).isoformat()}
         if end_s <= self._clock():
-            logger.warning("certificate taken, but it is out of date", extra=extra)
+            logger.warning("certificate accepted, but it has expired", extra=extra)
         else:
-            logger.info("certificate taken", extra=extra)
-        return _Taken(data, config, context)
+            logger.info("certificate accepted", extra=extra)
+        return _Accepted(data, config, context)
 
     def _read(self) -> bytes:
         try:

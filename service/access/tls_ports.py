@@ -1,4 +1,4 @@
-"""The files of both wires, as the settings ask for them."""
+"""Holds the TLS files of the gRPC port and of the HTTP port, as the settings name them."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ logger = logging.getLogger(__name__)
 
 
 class TlsError(Exception):
-    """A file can not be used; the message says which flag's, and what to change."""
+    """A TLS file can not be used; the message names its flag and says what to change."""
 
 
 class Wires:
-    """TLS of both wires. Concurrency: any thread; run once.
+    """The TLS configurations of the gRPC port and of the HTTP port. Concurrency: any thread; call run() once.
 
-    grpc, http: None where a wire is plaintext.
+    grpc, http: None if the port is plaintext.
 
     Raises:
       TlsError: a file can not be used.
@@ -36,7 +36,7 @@ class Wires:
         self.http = self._file("rest_api_ssl_config_file", HTTP_API, "http/1.1")
 
     def run(self, stop: threading.Event, poll_interval_s: float) -> None:
-        """Starts a thread that looks at the TLS files at each interval; starts none if the interval is 0."""
+        """Starts a thread that polls the TLS files at each interval; starts none if the interval is 0."""
         files = [file for file in (self.grpc, self.http) if file is not None]
         if files and poll_interval_s > 0:
             threading.Thread(target=_poll, args=(files, stop, poll_interval_s), name="tls-files", daemon=True).start()
@@ -57,5 +57,6 @@ def _poll(files: list[TlsFile], stop: threading.Event, poll_interval_s: float) -
             try:
                 file.poll_once()
             except Exception:
-                # A certificate that is not looked at any more would be noticed on the day that it ends.
+                # The thread must go on: without it, a renewed certificate would not be loaded before the old one
+                # expires.
                 logger.exception("polling failed")

@@ -21,7 +21,7 @@ from service.artifact.ordered_code import slice_key
 from service.artifact.sorted_table import read_records, read_varint
 from service.errors import ArtifactError
 
-# (start, length) by dimension; length -1 is all of it.
+# A slice's (start, length) in each dimension of its tensor; length -1 is the whole dimension.
 _Extents = tuple[tuple[int, int], ...]
 HEADER_KEY = b""
 _SHARD = re.compile(r"(.+)\.data-\d{5}-of-\d{5}")
@@ -45,12 +45,12 @@ DTYPES: Mapping[int, str] = {
 
 @dataclass(frozen=True, slots=True)
 class BundleEntry:
-    """Where one tensor lies, or one slice of it.
+    """The place of one tensor's bytes in a checkpoint, or of one slice of a tensor.
 
-    dtype: numpy's name, "bfloat16", or "other" (strings, resources) for what can not be mapped.
+    dtype: numpy's name, "bfloat16", or "other" for strings and resources, which can not be mapped.
     file: the data shard; the tensor is nbytes at offset. No alignment is promised.
     crc32c: masked checksum of the bytes.
-    slices: its parts in order of their start, where it was saved in parts; nbytes is 0 then.
+    slices: the tensor's slices in order of their start, if it was saved in slices; nbytes is 0 then.
     """
 
     dtype: str
@@ -63,12 +63,12 @@ class BundleEntry:
 
     @property
     def is_sliced(self) -> bool:
-        """Whether it was saved in parts."""
+        """Whether the tensor was saved in slices."""
         return bool(self.slices)
 
 
 class BundleSlice(NamedTuple):
-    """A part of a tensor. start: index of its first element, by dimension; entry.shape: its extent."""
+    """One slice of a tensor. start: index of the slice's first element in each dimension; entry.shape: its extent."""
 
     start: tuple[int, ...]
     entry: BundleEntry
@@ -78,7 +78,7 @@ def prefix_of(shard: Path) -> Path:
     """Returns the checkpoint prefix that a data shard belongs to.
 
     Raises:
-      ArtifactError: no shard is named so.
+      ArtifactError: the name is not that of a data shard.
 
     >>> prefix_of(Path("variables/variables.data-00000-of-00001")).as_posix()
     'variables/variables'
@@ -112,15 +112,15 @@ def read_bundle(prefix: Path) -> dict[str, BundleEntry]:
 
 
 def is_slice_key(key: bytes) -> bool:
-    """Says whether a record's key is that of a tensor's slice, and no name."""
+    """Says whether a record's key belongs to a slice of a tensor, and not to a whole tensor."""
     return key.startswith(b"\0")
 
 
 def tensor_records(records: Mapping[bytes, bytes], prefix: Path, name: str) -> Iterator[tuple[bytes, BundleEntry]]:
-    """Yields the key and the place of each record of a tensor: its own, then those of its slices.
+    """Yields the key and the entry of each record of a tensor: the tensor's own, then those of its slices.
 
     Args:
-      records: all of an index.
+      records: all records of a checkpoint's index.
       prefix: path of the checkpoint without ".index".
     """
     num_shards = _num_shards(records[HEADER_KEY])

@@ -1,7 +1,7 @@
-"""Whether a version folder has been copied to its end.
+"""Tells whether a version folder has been copied completely.
 
-A manifest lists the size of every file, so an artifact of ours is known to be whole at once. Any other folder counts as
-whole when nothing in it has changed for a while.
+A manifest lists the size of every file, so a folder with a manifest is known to be complete at once. A folder without
+one counts as complete when nothing in it has changed for a while.
 """
 
 from __future__ import annotations
@@ -17,17 +17,14 @@ from service.errors import ArtifactError
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """Names, identities, sizes and times of all that is in a folder.
-
-    changed_at_s: when the last file was written or renamed, by the file system's clock.
-    """
+    """Names, inodes, sizes and change times of all files and folders below a folder."""
 
     entries: frozenset[tuple[str, int, int, int]]
     changed_at_s: float
 
 
 def fingerprint(folder: Path) -> Fingerprint:
-    """Looks at a folder and all below it; what vanishes meanwhile is left out."""
+    """Returns the fingerprint of a folder and all below it; files that vanish meanwhile are left out."""
     entries: set[tuple[str, int, int, int]] = set()
     newest_ns = 0
     for parent, _, files in os.walk(folder):
@@ -36,15 +33,15 @@ def fingerprint(folder: Path) -> Fingerprint:
                 found = os.stat(path)
             except OSError:
                 continue
-            # ctime and not mtime: copying tools set the latter back to the original's.
-            # The inode too: two files written at the same tick of the clock have one time.
+            # ctime and not mtime: copying tools set a copy's mtime to the original's. The inode too: two files written
+            # within one tick of the clock have the same ctime.
             entries.add((os.path.relpath(path, folder), found.st_ino, found.st_size, found.st_ctime_ns))
             newest_ns = max(newest_ns, found.st_ctime_ns)
     return Fingerprint(frozenset(entries), newest_ns / 1e9)
 
 
 def has_all_files(folder: Path) -> bool:
-    """Whether there is a manifest and every file that it lists has its size."""
+    """Says whether a version folder has a manifest, and each file in it the size that the manifest lists."""
     try:
         manifest = Manifest.read(folder)
         return (
@@ -57,14 +54,14 @@ def has_all_files(folder: Path) -> bool:
 
 
 class Arrival:
-    """Watches one folder from when it was first seen. Concurrency: one caller at a time.
+    """Watches one version folder while it may still be copied. Concurrency: one caller at a time.
 
-    seen: what was in it at the last look.
+    seen: the folder's fingerprint when is_complete() last read it.
 
     Args:
-      settle_s: how long nothing may have changed; 0: every folder is whole.
+      settle_s: seconds without a change after which a folder without a manifest is complete; 0: every folder is.
       clock: seconds, monotonic.
-      wall_clock: seconds, as the file system has them.
+      wall_clock: seconds since 1970, comparable with the files' change times.
     """
 
     def __init__(
@@ -75,12 +72,12 @@ class Arrival:
         self._clock = clock
         self.seen = fingerprint(folder)
         self._since_s = clock()
-        # The one look by the file system's clock: what lies there since long ago need not wait. A jump of it later
-        # on must not make a copy that is going on look old.
+        # The only comparison with the file system's clock: a folder that was copied long ago need not wait. Later calls
+        # use the monotonic clock, so that a jump of the wall clock can not make an unfinished copy look old.
         self._is_old = wall_clock() - self.seen.changed_at_s >= settle_s
 
     def is_complete(self) -> bool:
-        """Looks again."""
+        """Reads the folder again, and says whether the version in it is complete."""
         now = fingerprint(self.folder)
         if now != self.seen:
             self.seen, self._since_s, self._is_old = now, self._clock(), False

@@ -1,4 +1,4 @@
-"""CRC-32C of bytes: the native core's, by the processor's own instruction, where it is built; else one in numpy.
+"""Computes CRC-32C checksums: in the native core by the processor's own instruction, without the core in numpy.
 
 Source: RFC 3720 appendix B.4 (CRC-32C); tensorflow/core/lib/hash/crc32c.h (TensorFlow 2.21) for the mask; crc32_combine
 of zlib for the lanes.
@@ -18,18 +18,19 @@ from service.types import Array
 _MASK_DELTA = 0xA282EAD8
 _POLYNOMIAL = 0x82F63B78
 _ALL = 0xFFFFFFFF
-# In numpy, so many bytes lie in a lane; all lanes go on by one byte at a time.
+# numpy computes the checksums of many lanes of so many bytes at once, one byte of each lane in each step.
 _LANE_BYTES = 1024
 
 
 def numpy_crc32c(address: int, num_bytes: int, before: int) -> int:
-    """Returns the checksum of bytes as of what lies behind others whose checksum is before (0 for none)."""
+    """Returns the CRC-32C of bytes in memory, continued from the checksum before of the bytes before them (0: none)."""
     octets = np.frombuffer(ctypes.string_at(address, num_bytes), np.uint8)
     num_lanes = num_bytes // _LANE_BYTES
     lanes = octets[: num_lanes * _LANE_BYTES].reshape(num_lanes, _LANE_BYTES)
     crc = before
     if num_lanes:
-        # A checksum is linear: that of two pieces is the first one's, shifted past the second, plus the second one's.
+        # A CRC is linear: the checksum of two pieces is the first one's, shifted past the second piece, XOR the second
+        # one's.
         each = _ALL ^ _added(np.full(num_lanes, _ALL, np.uint32), lanes)
         shifted = _shifted_past_a_lane()
         for lane in each.tolist():
@@ -39,7 +40,7 @@ def numpy_crc32c(address: int, num_bytes: int, before: int) -> int:
 
 
 def _added(states: Array, lanes: Array) -> Array:
-    """Returns [N] states, each with the bytes of one of [N, L] lanes added."""
+    """Returns [N] CRC states after the bytes of [N, L] lanes, one lane for each state."""
     table = _table()
     for octets in lanes.T:
         states = table[(states ^ octets) & 255] ^ states >> 8
@@ -48,7 +49,7 @@ def _added(states: Array, lanes: Array) -> Array:
 
 @cache
 def _table() -> Array:
-    """The states that one byte makes of 0."""
+    """Returns the CRC states that follow state 0 after each of the 256 byte values."""
     states = np.arange(256, dtype=np.uint32)
     for _ in range(8):
         states = np.where(states & 1, states >> 1 ^ np.uint32(_POLYNOMIAL), states >> 1)
@@ -57,16 +58,16 @@ def _table() -> Array:
 
 @cache
 def _shifted_past_a_lane() -> Array:
-    """Returns the checksum of each single bit after one more lane of zeros, [32] uint32."""
+    """Returns what each single bit of a checksum becomes after a lane of zeros, [32] uint32."""
     return _added(np.uint32(1) << np.arange(32, dtype=np.uint32), np.zeros((32, _LANE_BYTES), np.uint8))
 
 
-# The native one releases the GIL.
+# The native core's crc32c releases the interpreter lock while it computes.
 crc32c = NATIVE_TABLES.crc32c if NATIVE_TABLES else numpy_crc32c
 
 
 def crc32c_of(data: Any, before: int = 0) -> int:
-    """Returns the checksum of what lies in a buffer, going on from that of what came before.
+    """Returns the CRC-32C of a buffer, continued from the checksum of the bytes before it.
 
     >>> hex(crc32c_of(b"123456789")), hex(crc32c_of(b"6789", crc32c_of(b"12345")))
     ('0xe3069283', '0xe3069283')
@@ -76,7 +77,7 @@ def crc32c_of(data: Any, before: int = 0) -> int:
 
 
 def masked_of(data: bytes) -> int:
-    """Returns the masked checksum of bytes.
+    """Returns the masked CRC-32C of bytes.
 
     >>> hex(masked_of(b"123456789"))
     '0xc78ab0e5'
@@ -85,7 +86,7 @@ def masked_of(data: bytes) -> int:
 
 
 def masked(crc: int) -> int:
-    """Returns a checksum as checkpoints and record files keep it.
+    """Masks a CRC-32C as checkpoints and TFRecord files store it.
 
     >>> hex(masked(0xE3069283))
     '0xc78ab0e5'

@@ -1,4 +1,4 @@
-"""Whether a delta fits the version that it is for: the same rules for files, journals and requests."""
+"""Checks whether a delta fits the version that it is for: the same rules for files, journals and requests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from service.types import Array, TableInfo
 
 
 def check_delta(delta: Delta, tables: Mapping[str, TableInfo], fingerprint: bytes) -> None:
-    """Raises DeltaFault where a delta is for another version, or for rows that are not there."""
+    """Raises DeltaFault if a delta is for another version or an unknown table, or its rows do not fit the table."""
     if delta.fingerprint != fingerprint:
         raise DeltaFault(
             "fingerprint",
@@ -26,7 +26,7 @@ def check_delta(delta: Delta, tables: Mapping[str, TableInfo], fingerprint: byte
 
 
 def check_rows(table: TableInfo, ids: Array, rows: Array) -> None:
-    """Raises DeltaFault where rows do not fit a table; ids: [N] int64, rows: [N, D] float32."""
+    """Raises DeltaFault if new rows do not fit their table; ids: [N] int64, rows: [N, D] float32."""
     name = table.name
     if rows.shape[1] != table.embedding_dim:
         raise DeltaFault("table", f"table {name!r}: rows of {rows.shape[1]} numbers, it has {table.embedding_dim}")
@@ -41,7 +41,7 @@ def check_rows(table: TableInfo, ids: Array, rows: Array) -> None:
     sorted_ids = np.sort(ids)
     twice = sorted_ids[1:] == sorted_ids[:-1]
     if twice.any():
-        raise DeltaFault("ids", f"table {name!r}: id {sorted_ids[int(np.argmax(twice))]} is there twice")
+        raise DeltaFault("ids", f"table {name!r}: id {sorted_ids[int(np.argmax(twice))]} occurs twice")
     finite = np.isfinite(rows).all(axis=1)
     if not finite.all():
         raise DeltaFault("values", f"table {name!r}: row {ids[int(np.argmin(finite))]} holds NaN or infinity")

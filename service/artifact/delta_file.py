@@ -1,23 +1,23 @@
-"""Delta files: new values for some rows of one table of one model version, in a file that can be told from half of one.
+"""Delta files: new values for some rows of one table of one model version; a half-written file is recognised.
 
-    offset  bytes  what (little-endian)
+    offset  bytes  field (little-endian)
     0       8      magic, "EMBDELTA"
     8       4      format version, 1
     12      4      flags: 1 for "also where a signature answers from a copy of the tables"
     16      8      sequence number, 1 or more
-    24      8      when it was made, microseconds since 1970 (UTC)
-    32      4      what the numbers are: 1 for float32
+    24      8      time of creation, microseconds since 1970 (UTC)
+    32      4      dtype of the values: 1 for float32
     36      4      D
     40      8      N, 1 or more
     48      32     fingerprint of the version: SHA-256 of its lookup_manifest.json
     80      4      bytes of the table's name
     84      4      0
-    88             the table's name (UTF-8), zeros up to a multiple of 8
+    88             the table's name (UTF-8), padded with zeros to a multiple of 8
                    N row numbers, int64
                    N x D numbers, float32
                    CRC-32C of all bytes before it, 4 bytes
 
-Whoever writes one gives it a temporary name, syncs it and renames it, so that a reader finds all of it or nothing.
+A writer creates the file under a temporary name, syncs it and renames it, so that a reader finds all of it or nothing.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from service.types import Array
 
 MAGIC = b"EMBDELTA"
 FORMAT_VERSION = 1
-# Below a version's folder.
+# The folder of delta files in a version's folder.
 DELTAS_FOLDER = "deltas"
 SUFFIX = ".delta"
-# Room above it for what is made of it: a number that is even or odd.
+# Largest sequence number. Twice of it plus 1 must fit into an int64, because that orders the deltas of a version.
 MAX_SEQUENCE = 2**53
 
 HEADER = struct.Struct("<8sIIQQIIQ32sII")
@@ -67,7 +67,7 @@ Reason = Literal[
 
 
 class DeltaFault(Exception):
-    """A delta is refused, all of it. reason: one word for metrics; the text says it to a person."""
+    """The error that refuses a whole delta. reason: one word for metrics; the error's text explains it to a person."""
 
     def __init__(self, reason: Reason, text: str) -> None:
         super().__init__(text)
@@ -76,13 +76,13 @@ class DeltaFault(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """New values for rows of a table.
+    """New values for some rows of one table.
 
-    sequence: of two deltas that change a row, the higher one counts.
+    sequence: of two deltas that change a row, the delta with the higher number wins.
     ids: [N] int64, none twice; rows: [N, D] float32.
-    fingerprint: of the version that it is for.
-    created_us: since 1970, for people.
-    is_forced: to be applied also where a signature answers from a copy of the tables.
+    fingerprint: fingerprint_of() the version that the delta is for.
+    created_us: microseconds since 1970, for people.
+    is_forced: the delta is applied even if a signature of the version answers from a copy of the tables.
     """
 
     sequence: int
@@ -92,12 +92,15 @@ class Delta:
     fingerprint: bytes
     created_us: int = 0
     is_forced: bool = False
-    # Of its bytes, where it was read from some.
+    # CRC-32C of the file that the delta was read from; 0 for a delta that was not read.
     checksum: int = 0
 
 
 def fingerprint_of(artifact: Path) -> bytes:
-    """Returns what tells a version from all others: the manifest has its tables' checksums and when it was made."""
+    """Returns the SHA-256 of a version's manifest, which differs between any two versions.
+
+    The manifest holds the tables' checksums and the time of the export.
+    """
     try:
         return hashlib.sha256((artifact / MANIFEST_PATH).read_bytes()).digest()
     except OSError as error:
@@ -105,7 +108,7 @@ def fingerprint_of(artifact: Path) -> bytes:
 
 
 def encode(delta: Delta) -> bytes:
-    """Returns a delta's bytes."""
+    """Encodes a delta as the bytes of a delta file."""
     name = delta.table.encode()
     count, dim = delta.rows.shape
     flags = _IS_FORCED if delta.is_forced else 0
@@ -122,7 +125,10 @@ def encode(delta: Delta) -> bytes:
 
 
 def size_of(header: bytes) -> int:
-    """Returns how many bytes a delta has that begins so; raises DeltaFault where none does."""
+    """Returns the size in bytes of a delta file that starts with a header.
+
+    Raises DeltaFault if it is no valid header.
+    """
     if len(header) < HEADER.size:
         raise DeltaFault("truncated", f"{len(header)} bytes are no header")
     magic, version, _, _, _, dtype, dim, count, _, name_bytes, _ = HEADER.unpack_from(header)
@@ -138,7 +144,7 @@ def size_of(header: bytes) -> int:
 
 
 def decode(data: bytes) -> Delta:
-    """Reads a delta; its arrays look into data. Raises DeltaFault."""
+    """Parses a delta file; the delta's arrays are views of data. Raises DeltaFault."""
     wanted = size_of(data)
     if len(data) != wanted:
         raise DeltaFault("truncated" if len(data) < wanted else "corrupt", f"{len(data)} bytes, expected {wanted}")
@@ -161,7 +167,7 @@ def decode(data: bytes) -> Delta:
 
 
 def file_name(sequence: int) -> str:
-    """Returns how the file of a delta is called; in the order of names they are in the order of numbers.
+    """Returns the name of a delta's file; names sort in the order of their sequence numbers.
 
     >>> file_name(7)
     '0000000000000007.delta'
@@ -170,7 +176,7 @@ def file_name(sequence: int) -> str:
 
 
 def sequence_of(name: str) -> int | None:
-    """Returns the number that a delta file's name says; None for any other file.
+    """Returns the sequence number in a delta file's name; None for any other file.
 
     >>> sequence_of("0007.delta"), sequence_of(".7.delta"), sequence_of("7.delta.tmp")
     (7, None, None)
@@ -181,7 +187,7 @@ def sequence_of(name: str) -> int | None:
 
 
 def write_file(folder: Path, data: bytes, name: str) -> Path:
-    """Puts a file into a folder, whole and on disk, or raises OSError: FileExistsError where the name is taken."""
+    """Writes a file into a folder, complete and synced; raises OSError, FileExistsError if the name is taken."""
     temporary = folder / f".{name}.{os.getpid()}.tmp"
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644)
     try:
@@ -189,7 +195,7 @@ def write_file(folder: Path, data: bytes, name: str) -> Path:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        # Not a rename, which would take the place of another writer's file without a word.
+        # A link and not a rename, because a rename would silently replace another writer's file.
         os.link(temporary, folder / name)
     finally:
         os.unlink(temporary)
@@ -198,7 +204,7 @@ def write_file(folder: Path, data: bytes, name: str) -> Path:
 
 
 def sync_folder(folder: Path) -> None:
-    """Makes the names in a folder last."""
+    """Syncs a folder, so that the names of its new files survive a crash."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

@@ -1,6 +1,7 @@
-"""The delta files that others put into a version's folder: looked at again and again, each read once.
+"""Reads the delta files that other programs put into a version's folder: scans the folder repeatedly, reads each file
+once.
 
-Nothing there is trusted: a name is a number, a file is a plain file of bounded size, and no link is followed.
+The folder is not trusted: a file's name is a number, the file is a plain file of bounded size, no link is followed.
 """
 
 from __future__ import annotations
@@ -17,19 +18,20 @@ _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # With O_NONBLOCK, open() of a named pipe returns at once and does not wait for a writer.
 _FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
-# Files that were read are looked at again once in so many calls: there may be thousands, and hardly one ever changes.
+# Files that were read before are checked for changes only once in so many calls: there may be thousands of them, and
+# they hardly ever change.
 _LOOK_AGAIN_EVERY = 25
 
-# What tells that a file is another than it was.
+# Inode, size and times of a file: if any of them differs, the file has changed.
 _Look = tuple[int, int, int, int]
 
 
 class Inbox:
-    """Concurrency: one caller at a time.
+    """The delta files in a version's folder that were not read yet. Concurrency: one caller at a time.
 
     Args:
-      max_bytes: of one file.
-      refused: told of files that can not be read, once of each state of them.
+      max_bytes: largest size of one file.
+      refused: called with the fault and the path of a file that can not be read, once for each state of the file.
     """
 
     def __init__(self, artifact: Path, *, max_bytes: int, refused: Callable[[DeltaFault, str], None]) -> None:
@@ -37,16 +39,16 @@ class Inbox:
         self._max_bytes = max_bytes
         self._refused = refused
         self._seen: dict[str, _Look] = {}
-        # Those of them that were refused, which somebody may mend.
+        # Names of the refused files; they are checked in each call, because somebody may mend them.
         self._bad: set[str] = set()
         self._calls = 0
         self._is_link = False
 
     def read(self, max_bytes: int) -> list[Delta]:
-        """Returns deltas of files that are new or other than they were, lowest numbers first; raises OSError.
+        """Returns the deltas of new and of changed files, lowest sequence numbers first; raises OSError.
 
         Args:
-          max_bytes: when so much was read the rest is left for the next call.
+          max_bytes: after so many bytes the remaining files are left for the next call.
         """
         try:
             folder = os.open(self._folder, _FOLDER_FLAGS)

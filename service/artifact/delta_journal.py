@@ -1,10 +1,11 @@
-"""The journal of one version's upserts: deltas one behind the other in a file that is appended to and read.
+"""The journal of one version's upserts: a file of deltas one behind the other, which the server appends to and reads.
 
-A record is on disk before its upsert is answered. Whoever writes or reads holds the file's lock, which goes with the
-process that holds it; so what stands incomplete at the end is what a writer left that was killed before it answered.
-The next writer cuts it off. A record that was damaged later is left out, those behind it are read.
+A record is on disk before its upsert is answered. A process writes or reads the file only while it holds the file's
+lock, which the kernel frees if the process dies. So an incomplete record at the end was left by a writer that was
+killed before it answered, and the next writer cuts the record off. A record that was damaged later is left out; the
+records behind it are read.
 
-Its name says which version it is for, and each record's fingerprint does too.
+The file's name says which version it is for, and so does each record's fingerprint.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ from service.errors import DeltaRefused, JournalUnavailable
 logger = logging.getLogger(__name__)
 
 _LOOK_AGAIN_S = 0.002
-# How long a writer waits for others.
+# Seconds that a writer waits for another process's lock.
 _PATIENCE_S = 5.0
 _WINDOW_BYTES = 1 << 20
 
 
 def journal_path(folder: Path, model: str, version: int, fingerprint: bytes) -> Path:
-    """Returns where a version's journal is; no name of a model leads out of the folder.
+    """Returns the path of a version's journal; no model name leads out of the folder.
 
     >>> journal_path(Path("j"), "../a", 3, b"\\x01" * 32).as_posix()
     'j/%2E%2E%2Fa/3-0101010101010101.journal'
@@ -41,18 +42,18 @@ def journal_path(folder: Path, model: str, version: int, fingerprint: bytes) -> 
 
 
 def model_folder(folder: Path, model: str) -> Path:
-    """Returns where the journals of a model's versions are."""
+    """Returns the folder of the journals of one model's versions."""
     return folder / quote(model, safe="").replace(".", "%2E")
 
 
 class Journal:
-    """Concurrency: any thread.
+    """The upserts of one version in a file. Concurrency: any thread.
 
     Args:
       max_bytes: of the file; max_record_bytes: of one record.
-      refused: told of records that can not be read, once of each.
+      refused: called once with the fault and the place of each record that can not be read.
 
-    failures: appends that came to nothing: full, held by another process, or the file system's fault.
+    failures: counts of failed appends by reason: the journal is full, another process holds it, or the disk failed.
     """
 
     def __init__(
@@ -78,12 +79,12 @@ class Journal:
         self._unread: list[Delta] = []
 
     def read(self, max_bytes: int) -> list[Delta]:
-        """Returns the records that were added since it was read last; raises OSError.
+        """Returns the records that were added since the last call; raises OSError.
 
-        A record is returned as it is: whether it fits the version is for others to say.
+        Records are not checked against the version; the caller does that.
 
         Args:
-          max_bytes: when so much was read the rest is left for the next call.
+          max_bytes: after so many bytes the remaining records are left for the next call.
         """
         with self._mine:
             if self._open(is_writing=False) and os.fstat(self._descriptor).st_size != self._end:
@@ -94,14 +95,14 @@ class Journal:
             return unread
 
     def append(self, make: Callable[[int], tuple[Delta, bytes]], at_least: int) -> Delta:
-        """Adds a record and returns it once it is on disk; it will be read as well.
+        """Appends a record and returns its delta once it is on disk; the next read() returns the delta too.
 
         Args:
-          make: (sequence number) to a delta and its bytes.
-          at_least: the smallest number to give it.
+          make: returns a delta and its bytes for a sequence number.
+          at_least: the smallest sequence number to give it.
 
         Raises:
-          JournalUnavailable: it can not be written; nothing was.
+          JournalUnavailable: the journal can not be written; nothing was appended.
           DeltaRefused: the journal is full.
         """
         with self._mine:
@@ -114,7 +115,8 @@ class Journal:
                             raise JournalUnavailable(
                                 "The journal of upserts is held by another process; nothing changed."
                             )
-                        # Whoever removes it holds the lock: it may be gone since it was opened, but not from now on.
+                        # Pruning removes a journal only with its lock held: the file may have been removed since
+                        # _open(), but can not be removed from now on.
                         if not self._is_replaced():
                             self._catch_up()
                             return self._write(*make(max(self._last + 1, at_least)))
@@ -126,7 +128,7 @@ class Journal:
                 ) from error
 
     def close(self) -> None:
-        """Gives the file back; it is opened again where it is needed."""
+        """Closes the journal's file; a later read() or append() opens it again."""
         with self._mine:
             self._close()
 
@@ -134,7 +136,7 @@ class Journal:
         if self._end + len(data) > self._max_bytes:
             self.failures["full"] += 1
             raise DeltaRefused(
-                f"The journal of upserts has {self._end} bytes and may have {self._max_bytes}: fold it into a new "
+                f"The journal of upserts has {self._end} bytes, its limit is {self._max_bytes}: fold it into a new "
                 "version with `model-export compact`."
             )
         if os.fstat(self._descriptor).st_size > self._end:
@@ -155,7 +157,7 @@ class Journal:
 
     def _open(self, *, is_writing: bool) -> bool:
         if self._descriptor >= 0 and self._is_replaced():
-            # What is written to a file without a name would not be there after a restart.
+            # The journal was removed or replaced: a record written to the old file would be lost with the next restart.
             self._close()
         if self._descriptor >= 0:
             return True
@@ -184,7 +186,8 @@ class Journal:
         except FileNotFoundError:
             return True
         mine = os.fstat(self._descriptor)
-        # One that was cut short is read again from its begin: what was read already is known by its number.
+        # A file that was cut short is read again from its start; records that were read before are skipped by their
+        # sequence number.
         return (named.st_dev, named.st_ino) != (mine.st_dev, mine.st_ino) or mine.st_size < self._end
 
     def _close(self) -> None:
@@ -210,7 +213,7 @@ class Journal:
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)
 
     def _catch_up(self, up_to: int | None = None) -> None:
-        """Reads what is behind the last whole record, the lock held."""
+        """Reads the records behind the last complete one; the caller holds the lock."""
         size = os.fstat(self._descriptor).st_size
         while self._end < (size if up_to is None else min(up_to, size)):
             at, found = self._end, self._record(self._end, size)
@@ -219,7 +222,9 @@ class Journal:
                 if behind is None:
                     if self._torn_at != at:
                         self._torn_at = at
-                        self._refused(found, f"{self._path}: {size - at} bytes at its end, which no upsert was told of")
+                        self._refused(
+                            found, f"{self._path}: {size - at} bytes at its end, of an upsert that was never confirmed"
+                        )
                     return
                 self._refused(found, f"{self._path}: bytes {at} to {behind}")
                 self._end = behind

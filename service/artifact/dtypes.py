@@ -1,4 +1,4 @@
-"""Names of TensorFlow's dtypes: the proto's number, the proto's name, and ours (numpy's, or "string").
+"""TensorFlow's dtypes: their numbers and names in its protos, and the names used here (numpy's, or "string").
 
 Source: tensorflow/core/framework/types.proto (2.21).
 """
@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 try:
-    # It gives numpy bfloat16, and comes with TensorFlow: where that is missing, no graph asks for it.
+    # ml_dtypes gives numpy bfloat16, and is installed with TensorFlow: without it, no graph asks for bfloat16.
     import ml_dtypes
 except ImportError:
     ml_dtypes = None  # type: ignore[assignment]
 
-# Ours by number; what numpy has no type for keeps the proto's name in lower case.
+# The names used here by DataType number; a type that numpy lacks keeps the proto's name in lower case.
 _NAMES: dict[int, str] = {
     1: "float32",
     2: "float64",
@@ -53,10 +53,10 @@ _NAMES: dict[int, str] = {
 }
 _NUMBERS = {name: number for number, name in _NAMES.items()}
 _PROTO_NAMES = {"float32": "DT_FLOAT", "float64": "DT_DOUBLE", "float16": "DT_HALF"}
-# A variable's reference type is its plain type plus this; it means nothing outside the graph.
+# The DataType number of a variable's reference is that of its plain type plus this; it is used only inside graphs.
 REF_OFFSET = 100
 
-# Those that arrays are made of; "string" is an object array of bytes.
+# The dtypes that arrays can have; "string" is not among them: strings are object arrays of bytes.
 NUMPY_DTYPES: dict[int, np.dtype[Any]] = {
     number: np.dtype(name)
     for number, name in _NAMES.items()
@@ -70,7 +70,7 @@ STRING = 7
 
 
 def dtype_name(number: int) -> str:
-    """Returns our name of a DataType number, of the plain type where it is a reference.
+    """Returns the name used here for a DataType number; for a reference type, the name of its plain type.
 
     >>> dtype_name(1), dtype_name(101), dtype_name(7), dtype_name(0)
     ('float32', 'float32', 'string', 'invalid')
@@ -81,7 +81,7 @@ def dtype_name(number: int) -> str:
 
 
 def dtype_number(name: str) -> int:
-    """Returns the DataType number of our name; 0 (DT_INVALID) where TensorFlow has none.
+    """Returns the DataType number of a dtype name; 0 (DT_INVALID) where TensorFlow has none.
 
     >>> dtype_number("float16"), dtype_number("datetime64[s]")
     (19, 0)
@@ -90,7 +90,7 @@ def dtype_number(name: str) -> int:
 
 
 def proto_name(name: str) -> str:
-    """Returns the proto's name of ours.
+    """Returns the name that TensorFlow's protos give a dtype.
 
     >>> proto_name("float32"), proto_name("int64")
     ('DT_FLOAT', 'DT_INT64')

@@ -1,10 +1,11 @@
-"""`assets.extra/lookup_manifest.json`: what lets a SavedModel's lookups run on its own variables file.
+"""The lookup manifest (`assets.extra/lookup_manifest.json`): where a SavedModel's tables lie and what its lookups do.
 
 The manifest describes; it holds no weights and no code. Tables say where their bytes lie in `variables/`, features say
 which table and vocabulary they use, signatures say how each feature travels and is combined. TensorFlow Serving ignores
 the file, so the artifact stays a stock SavedModel.
 
-Its version number is its own: a reader takes any format up to FORMAT_VERSION and refuses a newer one by name.
+The manifest's format has a version number of its own: a reader accepts formats up to FORMAT_VERSION and refuses newer
+ones.
 
 >>> LookupFeature.from_json({"ids": "g__values", "row_splits": "g__row_splits", "combiner": "mean"}).on_bad_id
 'error'
@@ -46,7 +47,7 @@ Summation = Literal["in_order", "blocks_of_8", "four_lanes"]
 
 @dataclass(frozen=True, slots=True)
 class TableScale:
-    """Where the [V] or [V, 1] float32 scales of an int8 or int4 table's rows lie; fields as in TableEntry."""
+    """The place of an int8 or int4 table's scales, [V] or [V, 1] float32, one per row; fields as in TableEntry."""
 
     variable: str
     file: str
@@ -57,14 +58,14 @@ class TableScale:
 
 @dataclass(frozen=True, slots=True)
 class TableEntry:
-    """One [V, D] table and where its bytes lie.
+    """One [V, D] table and the place of its bytes.
 
     variable: key in the index beside file, which is variables/variables.index unless the table was written apart.
     dtype: "float32", "float16", "bfloat16", "int8" or "int4" (format 4); answers are float32. A row of int4 is
       ceil(D / 2) bytes, saved as uint8: column 2 i is the low half of byte i, in two's complement.
     file: data shard, relative to the artifact; the table is nbytes at offset, row-major, little-endian.
     crc32c: masked checksum of those bytes, as the index holds it.
-    scale: of an int8 or int4 table, and of no other (format 3).
+    scale: place of the rows' scales; int8 and int4 tables have it, and no other table (format 3).
     """
 
     variable: str
@@ -80,7 +81,7 @@ class TableEntry:
 
 @dataclass(frozen=True, slots=True)
 class VocabularyEntry:
-    """Keys of a feature: line i of file (UTF-8, relative to the artifact) is row first_id + i.
+    """The keys of a feature and their rows: line i of file (UTF-8, relative to the artifact) is row first_id + i.
 
     key_dtype: "string", or "int64" where each line is a decimal number.
     num_oov_buckets: n > 0 sends any other key to row first_id + size + fingerprint(key) % n, the fingerprint being
@@ -107,19 +108,19 @@ class VocabularyEntry:
 
     @property
     def first_bucket(self) -> int:
-        """Row of the first OOV bucket."""
+        """Row of the vocabulary's first OOV bucket."""
         return self.first_id + self.size if self.first_oov_id is None else self.first_oov_id
 
     @property
     def last_id(self) -> int:
-        """The largest row that a key can become."""
+        """The largest row that a key of the vocabulary can become."""
         behind_buckets = self.first_bucket + self.num_oov_buckets if self.num_oov_buckets else 0
         return max(self.first_id + self.size, behind_buckets, (self.oov_id or 0) + 1, (self.empty_key_id or 0) + 1) - 1
 
 
 @dataclass(frozen=True, slots=True)
 class FeatureEntry:
-    """A named id input; features may share a table."""
+    """One feature: a named input of ids. Features may share a table."""
 
     table: str
     vocabulary: str | None = None
@@ -127,14 +128,14 @@ class FeatureEntry:
 
 @dataclass(frozen=True, slots=True)
 class LookupFeature:
-    """How one feature travels through one signature, and how its rows are combined.
+    """The inputs and the output of one feature in one signature, and how its rows are combined.
 
-    ids, row_splits, weights: input names. Without row_splits nothing is combined: ids of shape [B] give [B, D], and ids
-      of shape [B, K] (format 4) give [B, K, D], or [B, K * D] where the signature says so.
+    ids, row_splits, weights: names of the feature's inputs. Without row_splits nothing is combined: ids of shape [B]
+      give [B, D], and ids of shape [B, K] (format 4) give [B, K, D], or [B, K * D] where the signature says so.
     output: the output that holds this feature alone; None where it is only a part of SignatureEntry.concatenated.
-    max_sequence_length: L of a sequence: nothing is combined, the output is [B, L, D], a shorter row ends in zeros, a
-      longer one is cut. It stands in place of a combiner, weights and max_ids_per_row.
-    on_bad_id: what an id outside [0, V) does: "error"; "drop" (as if it were not sent; zeros in its place in a
+    max_sequence_length: L, the length of the output's sequences: nothing is combined, the output is [B, L, D], a
+      shorter row ends in zeros, a longer one is cut. A feature with it has no combiner, weights or max_ids_per_row.
+    on_bad_id: policy for an id outside [0, V): "error"; "drop" (as if it were not sent; zeros in its place in a
       sequence or a row of one id); "drop_negative" (drops an id below 0, any other is an error); "default_row" (reads
       default_row instead); "clamp" (reads the nearest row); "wrap" (an id from -V to -1 counts from the table's end, as
       keras.ops.take does, any other is an error; format 4).
@@ -174,7 +175,7 @@ class LookupFeature:
 
     @property
     def needs_format_4(self) -> bool:
-        """Says whether the entry uses a field that format 3 does not have."""
+        """Whether the entry uses a field that format 3 does not have."""
         plain = (None, "zeros", "keep", "in_order")
         is_plain = (self.max_norm, self.on_empty_row, self.trailing_empty_rows, self.summation) == plain
         return not is_plain or self.on_bad_id == "wrap"
@@ -215,8 +216,8 @@ class SignatureEntry:
 
     kind: "lookup" runs on the mapped tables, "predict" runs the graph.
     batch_sizes: static sizes that a tensor-core graph pads rows to; rows beyond the last are refused.
-    concatenated: of a lookup, output -> the features whose vectors stand side by side in it, in that order (format 4).
-    run: of a predict, "cut" feeds looked-up rows to what is left of the graph; "whole" runs the whole graph in
+    concatenated: only lookups: output -> the features whose vectors it holds side by side, in that order (format 4).
+    run: only predicts: "cut" feeds looked-up rows to what is left of the graph; "whole" runs the whole graph in
       TensorFlow, because that was measured to be faster (format 4).
     """
 
@@ -229,15 +230,15 @@ class SignatureEntry:
 
     @property
     def output_names(self) -> set[str]:
-        """The outputs that a lookup answers."""
+        """Names of the outputs that a lookup returns."""
         return {f.output for f in self.features.values() if f.output is not None} | set(self.concatenated)
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The whole file. provenance and parity are for people and are not interpreted.
+    """A parsed lookup manifest. provenance and parity are for people and are not interpreted.
 
-    files: every other file of the artifact with its size in bytes; a version is complete when they agree.
+    files: every other file of the artifact -> its size in bytes; a version folder is complete when all sizes agree.
     """
 
     tables: Mapping[str, TableEntry]
@@ -249,7 +250,7 @@ class Manifest:
     parity: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> str:
-        """Returns the file's text, in the oldest format that can say it."""
+        """Returns the manifest's JSON text, in the oldest format that has all fields in use."""
         data = dataclasses.asdict(self)
         plain = [table for table in data["tables"].values() if table["dtype"] == "float32"]
         for table in plain:
@@ -281,10 +282,11 @@ class Manifest:
 
     @staticmethod
     def from_json(text: str | bytes) -> Manifest:
-        """Parses and cross-checks the file's text.
+        """Parses a manifest and checks that its entries agree.
 
         Raises:
-          ArtifactError: not JSON, a newer format, an unknown or missing field, or a name that nothing defines.
+          ArtifactError: not JSON, a newer format, an unknown or missing field, or a table, feature or vocabulary that
+            is not defined.
         """
         try:
             data = json.loads(text)

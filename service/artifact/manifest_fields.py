@@ -20,7 +20,7 @@ _JSON_TYPES: Mapping[str, tuple[type, ...]] = {
 
 
 def build(cls: type[T], data: Any, where: str) -> T:
-    """Returns a dataclass of the fields of a JSON object; raises ArtifactError naming the field at fault."""
+    """Builds a dataclass from the fields of a JSON object; raises ArtifactError naming the field at fault."""
     if not isinstance(data, dict):
         raise ArtifactError(f"manifest: {where} is not an object")
     fields = {f.name: f for f in dataclasses.fields(cast(Any, cls))}
@@ -38,7 +38,7 @@ def build(cls: type[T], data: Any, where: str) -> T:
 
 
 def json_object(data: Mapping[str, Any], name: str, *, required: bool = True) -> Mapping[str, Any]:
-    """Returns a field that is an object itself; raises ArtifactError."""
+    """Returns a field of a JSON object that is an object itself; raises ArtifactError if it is missing or no object."""
     value = data.get(name, None if required else {})
     if not isinstance(value, dict):
         raise ArtifactError(f"manifest: {name} is {'missing' if value is None else 'not an object'}")

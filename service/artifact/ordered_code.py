@@ -1,4 +1,4 @@
-"""Keys of the slices of a variable in a checkpoint's index: byte strings that sort as what they encode.
+"""Keys of a variable's slices in a checkpoint's index: byte strings that sort in the order of the slices.
 
 >>> slice_key("t", ((0, 2), (0, -1)))
 b'\\x00t\\x00\\x01\\x01\\x02\\x80\\x82\\x80\\x7f'
@@ -11,20 +11,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-# By number of bytes: the ones and the zero that tell it, in the first byte.
+# The first byte's header by the number of bytes: n bytes start with n ones and a zero.
 _HEADERS = (0x80, 0xC0, 0xE0, 0xF0, 0xF8, 0xFC, 0xFE, 0xFF)
 
 
 def slice_key(name: str, extents: Sequence[tuple[int, int]]) -> bytes:
-    """Returns the key of one slice of a variable.
+    """Returns the key of one slice of a variable in a checkpoint's index.
 
     Args:
-      extents: (start, length) by dimension; length -1 is all of it.
+      extents: (start, length) by dimension; length -1 is the whole dimension.
 
     Raises:
-      ValueError: a number of 2**55 or more, for which no file has room.
+      ValueError: a start or length is 2**55 or more.
     """
-    # 0xff would be escaped too, but UTF-8 never gives it.
+    # EncodeTensorNameSlice escapes 0xff too, but UTF-8 never contains it.
     escaped = name.encode().replace(b"\0", b"\0\xff")
     numbers = b"".join(_signed(start) + _signed(length) for start, length in extents)
     return _unsigned(0) + escaped + b"\0\1" + _unsigned(len(extents)) + numbers
@@ -36,7 +36,7 @@ def _unsigned(value: int) -> bytes:
 
 
 def _signed(value: int) -> bytes:
-    # n bytes hold 7 n - 1 bits and the sign, after a header of n bits.
+    # A signed number of n bytes has a header of n bits, then the sign and 7 n - 1 bits of the number.
     size = (value if value >= 0 else ~value).bit_length() // 7 + 1
     if size > len(_HEADERS):
         raise ValueError(f"a slice has the number {value}")

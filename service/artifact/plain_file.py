@@ -21,11 +21,12 @@ _KINDS = {
 
 def read_plain_file(path: Path) -> bytes:
     """Returns a file's bytes; raises OSError, also if the path is not a plain file."""
-    # Checked before the file is opened, because opening a device has effects: it rewinds a tape, for example.
+    # The kind of the path is checked before it is opened, because opening a device has effects: it rewinds a tape, for
+    # example.
     _check(path, os.stat(path))
     descriptor = os.open(path, _FLAGS)
     with open(descriptor, "rb") as file:
-        # Checked again, because the path may lead to another file now.
+        # The kind is checked again, because the path may lead to another file now.
         _check(path, os.fstat(descriptor))
         return file.read()
 

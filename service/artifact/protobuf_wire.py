@@ -1,4 +1,4 @@
-"""The few pieces of protobuf's wire format that responses are framed with by hand.
+"""Encodes and decodes the pieces of protobuf's wire format that the server writes without protobuf.
 
 Source: protobuf's encoding guide, "Base 128 Varints" and "Length-Delimited Records".
 """
@@ -11,7 +11,7 @@ _SMALL = 128
 
 
 def varint(value: int) -> bytes:
-    """Encodes 0 <= value < 2**64.
+    """Encodes 0 <= value < 2**64 as a protobuf varint.
 
     >>> varint(1), varint(300)
     (b'\\x01', b'\\xac\\x02')
@@ -33,7 +33,10 @@ def tag(field: int, wire_type: int) -> bytes:
 
 
 def length_prefix(data: bytes, position: int) -> tuple[int | None, int]:
-    """Reads a varint of up to 64 bits; returns (value or None where it is cut off, next position)."""
+    """Reads a varint of up to 64 bits.
+
+    Returns its value (None if the data end before it does) and the next position.
+    """
     value = 0
     for shift in range(0, 70, 7):
         if position >= len(data):

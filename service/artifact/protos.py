@@ -1,10 +1,9 @@
-"""TensorFlow Serving's messages without TensorFlow, and the Open Inference Protocol's.
+"""Message classes of TensorFlow Serving and of the Open Inference Protocol, without TensorFlow.
 
 `serving_protos.pb` is the serialized FileDescriptorSet of tensorflow-serving-api 2.21.0 and of saved_model.proto, which
 `.ci/make_serving_protos.py` writes; `open_inference.pb` is that of open_inference.proto, from
-`.ci/make_inference_protos.py`. They go into a pool of their own: TensorFlow registers the same file names in protobuf's
-default pool, before or after us, and neither may notice the other. Messages of the two pools differ in type; pass bytes
-between them.
+`.ci/make_inference_protos.py`. They are in a descriptor pool of their own, because TensorFlow registers the same file
+names in protobuf's default pool. Messages of the two pools differ in type; pass bytes between them.
 """
 
 from __future__ import annotations
@@ -21,18 +20,19 @@ from service.artifact.protobuf_wire import length_prefix
 
 _DESCRIPTORS = tuple(Path(__file__).with_name(name) for name in ("serving_protos.pb", "open_inference.pb"))
 
-# Without it two threads that come first at once would get two pools, and their messages would not mix.
+# Without the lock, two threads that ask first at the same time would get two pools, whose messages do not mix.
 _building = threading.Lock()
 
-# Generated classes have no static type here: every message comes from the pool at run time.
+# protobuf's generated classes have no static type here, because all messages come from the pool at run time.
 MessageClass = Any
 
 
 def new_pool(extra_files: Iterable[bytes] = ()) -> descriptor_pool.DescriptorPool:
-    """Builds a pool of the shipped descriptors (about 1 ms).
+    """Builds a descriptor pool of the messages that ship with the server (about 1 ms).
 
     Args:
-      extra_files: serialized FileDescriptorProtos to add, such as a health service's; imports go first.
+      extra_files: serialized FileDescriptorProtos to add, such as a health service's; a file comes after the files that
+        it imports.
     """
     pool = descriptor_pool.DescriptorPool()
     for descriptors in _DESCRIPTORS:
@@ -46,13 +46,13 @@ def new_pool(extra_files: Iterable[bytes] = ()) -> descriptor_pool.DescriptorPoo
 def _files_of(descriptor_set: bytes) -> Iterator[bytes]:
     """Yields the files of a serialized FileDescriptorSet, whose one field is `repeated FileDescriptorProto file = 1`.
 
-    By hand, because descriptor_pb2 takes 7 ms to import, which is a part of the server's start.
+    The set is parsed by hand, because importing descriptor_pb2 would add 7 ms to the server's start.
     """
     position = 0
     while position < len(descriptor_set):
-        # The tag of field 1 is one byte.
+        # Each file in the set starts with the tag of field 1, which is one byte.
         size, start = length_prefix(descriptor_set, position + 1)
-        assert size is not None  # the set is shipped whole
+        assert size is not None  # the descriptor set ships with the package, so it is not cut off
         position = start + size
         yield descriptor_set[start:position]
 

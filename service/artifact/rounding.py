@@ -1,6 +1,6 @@
-"""float32 rows as tables of fewer bits keep them: how the exporter rounds a table, and a delta its rows.
+"""Rounds float32 rows to table dtypes of fewer bits: for the exporter a table, for a delta its rows.
 
-A row of int8 or int4 has a scale: its largest number is 127 of them, or 7.
+Each row of int8 or int4 has a scale: the row's largest number is 127 times the scale (int8), or 7 times (int4).
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ import numpy as np
 
 from service.types import Array
 
-# The largest finite number.
+# Largest finite number of a dtype.
 LARGEST: Mapping[str, float] = {"float16": 65504.0, "bfloat16": float(255 * 2.0**120)}
-# The largest whole number of a scaled dtype.
+# Largest integer of a dtype whose rows have a scale.
 STEPS: Mapping[str, int] = {"int8": 127, "int4": 7}
 _SMALLEST_SCALE = np.float32(2.0**-126)
 
 
 def rounded(rows: Array, dtype: str) -> tuple[Array, Array | None]:
-    """Returns numbers as service.types.TABLE_DTYPES reads the dtype, and of int8 and int4 their [N, 1] float32 scales.
+    """Returns rows as service.types.TABLE_DTYPES stores them, and for int8 and int4 their [N, 1] float32 scales.
 
-    Numbers are [N, D], of int4 [N, ceil(D / 2)] bytes. What is beyond the dtype becomes an infinity; int8 and int4 have
-    no place for NaN and infinity.
+    Stored rows are [N, D], for int4 [N, ceil(D / 2)] bytes. Numbers beyond the dtype's range become infinities; int8
+    and int4 have no place for NaN and infinity.
 
     >>> rounded(np.float32([[1.5]]), "float64")
     (array([[1.5]]), None)
@@ -47,7 +47,10 @@ def rounded(rows: Array, dtype: str) -> tuple[Array, Array | None]:
 
 
 def packed(numbers: Array) -> Array:
-    """Returns [N, ceil(D / 2)] bytes of [N, D] int8 numbers from -8 to 7; the last byte of an odd D has 0 above."""
+    """Packs [N, D] int8 numbers from -8 to 7 into [N, ceil(D / 2)] bytes.
+
+    For an odd D, the last byte's high half is 0.
+    """
     halves = numbers.view(np.uint8) & 15
     octets = halves[:, ::2].copy()
     octets[:, : halves.shape[1] // 2] |= halves[:, 1::2] << 4
@@ -55,7 +58,7 @@ def packed(numbers: Array) -> Array:
 
 
 def unpacked(octets: Array, embedding_dim: int | None = None) -> Array:
-    """Returns [..., D] int8 numbers of [..., ceil(D / 2)] bytes; without D, what is in the last byte is one more.
+    """Unpacks [..., ceil(D / 2)] bytes into [..., D] int8 numbers; without embedding_dim, D is even.
 
     >>> unpacked(packed(np.int8([[1, -7, 3]])), 3).tolist()
     [[1, -7, 3]]
@@ -68,12 +71,12 @@ def unpacked(octets: Array, embedding_dim: int | None = None) -> Array:
 def _to_bfloat16(rows: Array) -> Array:
     bits = np.ascontiguousarray(rows).view(np.uint32)
     up = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
-    # Rounding could carry the digits of a NaN away; then it would be an infinity.
+    # Rounding could clear the mantissa of a NaN, which would make it an infinity.
     return np.where(np.isnan(rows), (bits >> 16) | 0x40, up).astype(np.uint16)
 
 
 def _scales(rows: Array, steps: int) -> Array:
     largest = np.abs(rows).max(axis=1, keepdims=True)
-    # Below the smallest normal number a scale has few digits of its own, and half a step would not bound the error.
+    # A scale below the smallest normal float has few significant bits, so that half a step would not bound the error.
     scales: Array = np.maximum(largest / np.float32(steps), _SMALLEST_SCALE)
     return np.where(largest > 0, scales, np.float32(0)).astype(np.float32)

@@ -1,4 +1,4 @@
-"""assets.extra/saved_model_config.pb: how TensorFlow Serving's session is to rewrite a model's graph.
+"""Checks assets.extra/saved_model_config.pb, TensorFlow Serving's options for rewriting a model's graph.
 
 Source: tensorflow_serving/servables/tensorflow/saved_model_config_util.cc (9d981c5).
 """
@@ -18,9 +18,9 @@ logger = logging.getLogger(__name__)
 
 
 def check_saved_model_config(artifact: Path) -> None:
-    """Refuses a config that is no message, as TensorFlow Serving does; raises ArtifactError.
+    """Raises ArtifactError if a version's saved_model_config.pb is no protobuf message, as TensorFlow Serving does.
 
-    What one says is options of the graph optimizer, which change no answer: they are not applied here.
+    Its fields are options of the graph optimizer, which change no answer: the server does not apply them.
     """
     path = artifact / SAVED_MODEL_CONFIG
     try:
@@ -33,7 +33,7 @@ def check_saved_model_config(artifact: Path) -> None:
     from google.protobuf.empty_pb2 import Empty
 
     try:
-        # Any message parses as one without fields.
+        # Any valid message parses as Empty: its fields are unknown to Empty, and are skipped.
         Empty.FromString(data)
     except DecodeError as error:
         raise ArtifactError(f"Unable to parse SavedModelConfig: {path}") from error

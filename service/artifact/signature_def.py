@@ -1,4 +1,4 @@
-"""Signatures of a SavedModel: read from saved_model.pb, written as GetModelMetadata's message and REST JSON.
+"""Reads the signatures of a SavedModel from saved_model.pb, and writes them as GetModelMetadata's message and JSON.
 
 Source: tensorflow/core/protobuf/{saved_model,meta_graph}.proto (2.21);
 tensorflow_serving/apis/get_model_metadata.proto and model_servers/http_rest_api_util.cc ToJsonString (9d981c5).
@@ -27,9 +27,9 @@ SERVE_TAGS = frozenset({"serve"})
 
 
 def read_signatures(saved_model_pb: Path, tags: frozenset[str] = SERVE_TAGS) -> dict[str, SignatureSpec]:
-    """Reads the signatures of the meta graph with exactly these tags.
+    """Reads the signatures of the SavedModel's meta graph that has exactly these tags.
 
-    All are of kind "predict": what can run without the graph is the manifest's to say.
+    All get the kind "predict"; signature_rules.described() finds the lookups by the manifest.
 
     Raises:
       ArtifactError: the file is missing or corrupt, or has no such meta graph.
@@ -55,7 +55,7 @@ def read_signatures(saved_model_pb: Path, tags: frozenset[str] = SERVE_TAGS) -> 
 
 
 def encode_metadata(name: str, version: int, signatures: Mapping[str, SignatureSpec]) -> bytes:
-    """Returns a GetModelMetadataResponse; its signature_name stays empty, as in TensorFlow Serving."""
+    """Encodes a GetModelMetadataResponse; its signature_name stays empty, as in TensorFlow Serving."""
     response = message_class("tensorflow.serving.GetModelMetadataResponse")()
     response.model_spec.name = name
     response.model_spec.version.value = version
@@ -69,7 +69,7 @@ def encode_metadata(name: str, version: int, signatures: Mapping[str, SignatureS
 
 
 def metadata_json(name: str, version: int, signatures: Mapping[str, SignatureSpec]) -> bytes:
-    """Returns the body of `GET .../metadata`."""
+    """Returns the JSON body of `GET .../metadata`."""
     signature_defs = {}
     for signature_name, spec in signatures.items():
         message = message_class("tensorflow.SignatureDef")()
@@ -101,7 +101,7 @@ def _read_signature(name: str, signature: Any) -> SignatureSpec:
         inputs=inputs,
         outputs={key: _read_tensor(key, info) for key, info in sorted(signature.outputs.items())},
         ragged_names=ragged_features(inputs),
-        # Its bytes and not the message, which would keep the whole SavedModel in memory.
+        # The signature's bytes and not its message, which would keep the whole SavedModel in memory.
         definition=partial(text_of, "tensorflow.SignatureDef", signature.SerializeToString()),
     )
 
@@ -119,7 +119,7 @@ def _is_sparse_matrix(info: Any) -> bool:
 
 
 def _read_sparse_matrix(name: str, info: Any) -> dict[str, TensorSpec]:
-    # A request can hold no sparse tensor, so it travels as the ragged ids it stands for; graph/ feeds the components.
+    # A request can not hold a sparse tensor, so clients send it as ragged ids; graph/ feeds the tensor's components.
     values = TensorSpec(
         name=name + VALUES_SUFFIX,
         dtype=dtypes.dtype_name(info.dtype),
@@ -136,7 +136,8 @@ def _read_tensor(name: str, info: Any) -> TensorSpec:
         name=name,
         dtype=dtypes.dtype_name(info.dtype),
         shape=None if shape.unknown_rank else tuple(None if dim.size < 0 else dim.size for dim in shape.dim),
-        # Any other sparse or composite tensor has several names and can not be fed by one; it stays empty.
+        # Any other sparse or composite tensor has several tensor names; info.name is empty then, and the input can not
+        # be fed.
         tensor_name=info.name,
     )
 
@@ -148,7 +149,7 @@ def _fill_signature(signature: Any, spec: SignatureSpec) -> None:
             info = infos[key]
             info.name = tensor.tensor_name
             info.dtype = dtypes.dtype_number(tensor.dtype)
-            # Set even where empty: a scalar's shape is present and has no dims.
+            # The shape message is set even for a scalar: it is present, and has no dims.
             info.tensor_shape.SetInParent()
             if tensor.shape is None:
                 info.tensor_shape.unknown_rank = True

@@ -1,7 +1,7 @@
-"""Checks that a SavedModel's signature agrees with its manifest entry, and describes a signature that does.
+"""Checks that a SavedModel's signature agrees with its manifest entry, and completes the spec of one that does.
 
-The server and `model-export verify` use the same rules, so the server serves a signature that `verify` accepts from
-the tables. The server runs a signature that breaks a rule in TensorFlow, and serves all others as usual.
+The server and `model-export verify` use the same rules, so the server serves a signature that `verify` accepts from the
+tables. A signature that breaks a rule is run in TensorFlow; all others are served as usual.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ Shape = tuple[int | None, ...]
 
 _ID_DTYPES = ("int64", "int32")
 _BOUNDS: Mapping[BadIdPolicy, Literal["both", "upper", "none"]] = {"error": "both", "drop_negative": "upper"}
-# Table dtypes that are answered unconverted, if the output has the same dtype and the feature combines nothing.
+# Table dtypes whose rows are returned unconverted, if the output has the same dtype and the feature combines nothing.
 _ANSWERED_AS_STORED = ("float16", "bfloat16", "float64")
 
 
 @dataclass(frozen=True, slots=True)
 class OutputRule:
-    """The rule for one output of a lookup.
+    """The expected contents, shape and dtype of one output of a lookup.
 
     parts: the features whose vectors the output holds side by side.
     shape: of the output; a size that the SignatureDef leaves open is filled in from the manifest, if it has the size.
@@ -38,14 +38,14 @@ class OutputRule:
 
 @dataclass(frozen=True, slots=True)
 class LookupRules:
-    """A checked lookup: its outputs by name, and by feature the rank of its ids."""
+    """The rules of a lookup's outputs by name, and the rank of each feature's ids."""
 
     outputs: Mapping[str, OutputRule]
     ids_ranks: Mapping[str, int]
 
 
 def signature_faults(manifest: Manifest, signatures: Mapping[str, SignatureSpec]) -> dict[str, str]:
-    """Returns, by name, why a signature can not be served as its manifest entry says; {} where all can.
+    """Returns signature -> why it can not be served as its manifest entry says; {} if all signatures can.
 
     Args:
       signatures: as read from the artifact's saved_model.pb.
@@ -64,16 +64,16 @@ def signature_faults(manifest: Manifest, signatures: Mapping[str, SignatureSpec]
 def described(
     spec: SignatureSpec, entry: SignatureEntry, manifest: Manifest, vocabularies: Mapping[str, Vocabulary]
 ) -> SignatureSpec:
-    """Returns a signature's spec, completed with the manifest's facts on its inputs and outputs.
+    """Completes a signature's spec with the manifest's facts on its inputs and outputs.
 
     Args:
-      vocabularies: by feature.
+      vocabularies: the vocabulary of each feature that has one.
 
     Raises:
       ArtifactError: manifest and signature do not agree.
     """
     inputs = dict(spec.inputs)
-    # Input of ids -> the first feature that reads it.
+    # Name of an ids input -> the first feature that reads it.
     readers: dict[str, str] = {}
     for name, lookup in entry.features.items():
         _check_vocabulary(name, manifest)
@@ -98,7 +98,7 @@ def described(
     return replace(
         spec,
         kind="lookup",
-        # A lookup answers whichever features it is sent.
+        # All inputs of a lookup are optional: it returns the outputs of the features that were sent.
         inputs={name: replace(tensor, is_optional=True) for name, tensor in inputs.items()},
         outputs={name: replace(tensor, shape=rules[name].shape) for name, tensor in spec.outputs.items()},
         ragged_names=ragged_names,
@@ -109,7 +109,7 @@ def described(
 def _of_both(
     entry: SignatureEntry, manifest: Manifest, features: tuple[str, str], one: TensorSpec, other: TensorSpec
 ) -> TensorSpec:
-    """Returns an input of ids that two features read: what either refuses is refused.
+    """Returns the spec of an ids input that two features read: it has the stricter bounds of the two.
 
     Keys are mapped once for an input, so features of a lookup that share one must share a vocabulary too.
     """
@@ -139,8 +139,8 @@ def lookup_rules(spec: SignatureSpec, entry: SignatureEntry, manifest: Manifest)
 def _rule(
     spec: SignatureSpec, entry: SignatureEntry, manifest: Manifest, output: str, parts: tuple[str, ...]
 ) -> OutputRule:
-    # The server answers the manifest's shape, and the limit on answers counts with it. So a size that the graph leaves
-    # open is filled in, and a size that differs from the graph's is refused.
+    # Answers have the manifest's shape, and the limit on the size of answers counts with it. So a size that the graph
+    # leaves open is filled in, and a size that differs from the graph's is refused.
     found = spec.outputs.get(output)
     if found is None:
         raise ArtifactError(f"signature {spec.name!r} has no output {output!r}, which its manifest names")
@@ -174,7 +174,7 @@ def _part_shape(spec: SignatureSpec, lookup: LookupFeature, manifest: Manifest, 
 
 
 def _shapes(parts: list[Shape]) -> list[Shape]:
-    """Returns the shapes that vectors side by side may have, those that they have by themselves first."""
+    """Returns the shapes that joined vectors may have: first side by side in their own rank, then flattened."""
     found: list[Shape] = []
     between = {part[1] for part in parts if len(part) == 3}
     if all(len(part) == 3 for part in parts) and len(between - {None}) <= 1:
@@ -193,7 +193,7 @@ def _fits(saved: Shape | None, shape: Shape) -> bool:
 
 
 def _dtype(found: TensorSpec, entry: SignatureEntry, manifest: Manifest, parts: tuple[str, ...]) -> str:
-    """Returns what an output is answered in: the numbers of its tables as they are stored, else float32."""
+    """Returns the dtype that a lookup must give an output: its tables' own for rows as stored, else float32."""
     stored = {manifest.tables[manifest.features[part].table].dtype for part in parts}
     lookups = [entry.features[part] for part in parts]
     is_copied = all(lookup.combiner is None and lookup.max_norm is None for lookup in lookups)
@@ -249,10 +249,10 @@ def _check_vocabulary(feature: str, manifest: Manifest) -> None:
 
 
 def _ragged_names(spec: SignatureSpec, entry: SignatureEntry) -> tuple[RaggedNames, ...]:
-    """Returns the inputs of ragged features: as the manifest names them, then those it does not know, by convention.
+    """Returns the input names of ragged features: the manifest's, then by convention those that it does not describe.
 
     The kernels trust row splits, so each pair of ids and row splits that a lookup reads must be here: engine.validation
-    checks those.
+    checks the splits of all pairs that are listed here.
     """
     found: dict[tuple[str, str, str | None], list[str]] = {}
     for name, lookup in sorted(entry.features.items()):
@@ -261,7 +261,7 @@ def _ragged_names(spec: SignatureSpec, entry: SignatureEntry) -> tuple[RaggedNam
     names = []
     for (ids, row_splits, weights), features in found.items():
         if weights is None and any(other[:2] == (ids, row_splits) and other[2] for other in found):
-            # The same ids, which another feature weights.
+            # Another feature reads the same ids with weights; its entry covers this one.
             continue
         name = _json_name(spec, features, ids, row_splits)
         unsent = name + WEIGHTS_SUFFIX if name + WEIGHTS_SUFFIX not in spec.inputs else ""
@@ -273,7 +273,7 @@ def _ragged_names(spec: SignatureSpec, entry: SignatureEntry) -> tuple[RaggedNam
 def _json_name(spec: SignatureSpec, features: list[str], ids: str, row_splits: str) -> str:
     by_convention = {names[1:3]: names.feature for names in spec.ragged_names}.get((ids, row_splits))
     name = by_convention if by_convention is not None and len(features) > 1 else features[0]
-    # Another input of that name is meant by it.
+    # If an input has the same name as the feature, JSON requests mean the input by that name.
     return name if name == ids or name not in spec.inputs else ids
 
 

@@ -1,4 +1,4 @@
-"""Undoes raw snappy, which some builds of TensorFlow compress a checkpoint's index with.
+"""Decompresses raw snappy, with which some builds of TensorFlow compress a checkpoint's index.
 
 >>> decompress(b"\\x06\\x04ab\\x01\\x02")
 b'ababab'
@@ -8,16 +8,16 @@ Source: google/snappy 59aeffa, format_description.txt.
 
 from __future__ import annotations
 
-# No element gives more per byte than a copy of 64 bytes from an offset of two.
+# No snappy element yields more bytes per byte than a copy of 64 bytes with an offset of two bytes.
 _MOST_PER_BYTE = 22
 _OFFSET_BYTES = {1: 1, 2: 2, 3: 4}
 
 
 def decompress(data: bytes) -> bytes:
-    """Returns what was compressed.
+    """Returns the bytes that raw snappy data decompress to.
 
     Raises:
-      ValueError: the data is cut off, refers to what is not there, or does not give the length that it promises.
+      ValueError: the data is cut off, copies from before its start, or does not yield the length in its header.
     """
     length, position = _length(data)
     if length > _MOST_PER_BYTE * len(data):
@@ -61,7 +61,8 @@ def _length(data: bytes) -> tuple[int, int]:
 
 
 def _literal_size(data: bytes, code: int, position: int) -> tuple[int, int]:
-    # Up to 60 stand in the tag itself, more in the one to four bytes that 60 to 63 announce.
+    # Literal sizes up to 60 are in the tag itself; the codes 60 to 63 say that the size is in the next one to four
+    # bytes.
     if code < 60:
         return code + 1, position
     width = code - 59
@@ -73,7 +74,7 @@ def _literal_size(data: bytes, code: int, position: int) -> tuple[int, int]:
 def _copy(out: bytearray, offset: int, size: int) -> None:
     if not 0 < offset <= len(out):
         raise ValueError(f"snappy: a copy from {offset} bytes before, of {len(out)}")
-    # A copy may reach into itself: what is there repeats.
+    # A copy may read bytes that it writes itself: then the bytes from `start` repeat.
     start = len(out) - offset
     piece = out[start : start + size]
     out += (piece * (size // len(piece) + 1))[:size]

@@ -1,7 +1,7 @@
-"""Reads leveldb's immutable sorted string table, which a checkpoint's index is.
+"""Reads leveldb's immutable sorted string table, the format of a checkpoint's index.
 
-The file is a row of blocks and a footer that says where the block of block handles lies. Checksums are not compared: a
-table's own is in its entry, and the exporter holds those against the bytes.
+The file is a row of blocks and a footer, which says where the block of block handles lies. Checksums of blocks are not
+compared.
 
 Source: tensorflow/core/lib/io/format.h, block.cc and table_builder.cc (TensorFlow 2.21).
 """
@@ -19,10 +19,10 @@ _PLAIN, _SNAPPY = 0, 1
 
 
 def read_records(data: bytes) -> dict[bytes, bytes]:
-    """Returns every value of a table by its key.
+    """Returns key -> value of every record of a sorted string table.
 
     Raises:
-      ValueError, IndexError, struct.error: the bytes are no table, or a part of one.
+      ValueError, IndexError, struct.error: the bytes are not a complete table.
     """
     if len(data) < _FOOTER_BYTES or struct.unpack_from("<Q", data, len(data) - 8)[0] != _MAGIC:
         raise ValueError("not a checkpoint index (wrong magic number)")
@@ -33,7 +33,7 @@ def read_records(data: bytes) -> dict[bytes, bytes]:
     end = 0
     for _, value in _block_records(_block(data, *index_handle)):
         (offset, size), _ = _block_handle(value, 0)
-        # Blocks lie one behind the other; a file that names one many times would cost its size many times over.
+        # Blocks lie one behind the other; a file that named one block many times would cost its size many times over.
         if offset < end:
             raise ValueError("index blocks overlap")
         end = offset + size

@@ -1,4 +1,4 @@
-"""TensorProto to numpy and back.
+"""Converts TensorProto messages to numpy arrays and back.
 
 Source: tensorflow/core/framework/tensor.proto and Tensor::FromProto in tensor.cc (2.21).
 """
@@ -17,12 +17,12 @@ from service.artifact.protos import message_class
 from service.errors import InputMismatch, MalformedPayload
 from service.types import Array
 
-# What a request of a few bytes may spread one value to: 4 MiB of float32, 16 MiB at most.
+# Most elements to which a short request may repeat its last value: 4 MiB of float32, 16 MiB at most.
 MAX_SPREAD_ELEMENTS = 1 << 20
-# More is a mistake or an attack; numpy's own limit is 64 too.
+# A request with a higher rank is a mistake or an attack; numpy's own limit is 64 too.
 _MAX_RANK = 64
 
-# Field of the values by dtype number; numbers of one field share its wire type.
+# DataType number -> the field of TensorProto that holds such values.
 _VALUE_FIELDS: dict[int, str] = {
     1: "float_val",
     2: "double_val",
@@ -42,12 +42,13 @@ _VALUE_FIELDS: dict[int, str] = {
     23: "uint64_val",
 }
 _COMPLEX64, _COMPLEX128, _BOOL = 8, 18, 10
-# Bits in the low half of a number: float16 and bfloat16.
+# DataType numbers of float16 and bfloat16, which travel in the low half of an integer.
 _HALVES = (19, 14)
-# A field's values are of the array's dtype, so that a short list needs no detour.
+# For these DataTypes numpy can convert the field's values directly, which is faster for a short list.
 _PLAIN = frozenset({1, 2, 3, 9, 10, 22, 23})
 _FEW_VALUES = 64
-# Packed fields whose wire bytes are the array's own: float_val, double_val, scomplex_val, dcomplex_val, bool_val.
+# DataType number -> field number, for packed fields whose wire bytes are the array's own: float_val, double_val,
+# scomplex_val, dcomplex_val, bool_val.
 _RAW_FIELDS = {1: 5, 2: 6, 8: 9, 18: 12, 10: 11}
 _STRING_VAL = 8
 _TENSOR_CONTENT = 4
@@ -56,16 +57,16 @@ _TENSOR_CONTENT = 4
 def decode_tensor(name: str, tensor: Any, max_elements: int = MAX_SPREAD_ELEMENTS) -> Array:
     """Returns the array of a TensorProto; strings as an object array of bytes.
 
-    Values may be fewer than the shape asks for: the last is repeated, none gives zeros, as in TensorFlow. The array may
-    be read-only, since tensor_content is not copied.
+    If there are fewer values than the shape needs, the last is repeated; without values all are 0, as in TensorFlow.
+    The array may be read-only, since tensor_content is not copied.
 
     Args:
-      name: the input's, for messages.
+      name: the input's name, for error texts.
       max_elements: how many elements the declared shape may have.
 
     Raises:
       MalformedPayload: shape and values do not fit, or the shape is unknown or too large.
-      InputMismatch: a dtype that this server has no arrays for.
+      InputMismatch: the dtype has no numpy arrays here.
     """
     number = tensor.dtype
     if number != dtypes.STRING and number not in dtypes.NUMPY_DTYPES:
@@ -82,16 +83,16 @@ def decode_tensor(name: str, tensor: Any, max_elements: int = MAX_SPREAD_ELEMENT
 
 
 def encode_tensor(name: str, array: Array, *, as_content: bool = False) -> list[Any]:
-    """Returns the pieces of a serialized TensorProto, to be joined once.
+    """Returns the bytes of a serialized TensorProto as pieces, which the caller joins.
 
     Args:
-      name: the output's, for messages.
-      as_content: values travel in tensor_content, else in the `*_val` fields.
+      name: the output's name, for error texts.
+      as_content: True puts the values into tensor_content, False into the `*_val` fields.
 
     Raises:
       InputMismatch: TensorProto has no such dtype.
     """
-    # By dtype object: dtype.name alone costs 3 us.
+    # The lookup is by the dtype object: reading dtype.name alone costs 3 us.
     number = dtypes.NUMBER_OF_DTYPE.get(array.dtype)
     if number is None:
         if array.dtype.kind not in "OSU":
@@ -111,7 +112,7 @@ def encode_tensor(name: str, array: Array, *, as_content: bool = False) -> list[
         contiguous = np.ascontiguousarray(array)
         pieces += [tag(field, 2), varint(contiguous.nbytes), contiguous.reshape(-1).view(np.uint8).data]
     else:
-        # Varints have no array form; the message's own extend encodes them in C.
+        # Varints have no array form; protobuf's own extend encodes them in C.
         message = message_class("tensorflow.TensorProto")()
         values = array.view(np.uint16) if number in _HALVES else array
         getattr(message, _VALUE_FIELDS[number]).extend(values.reshape(-1).tolist())
@@ -120,13 +121,13 @@ def encode_tensor(name: str, array: Array, *, as_content: bool = False) -> list[
 
 
 def _joined_strings(items: list[bytes]) -> list[bytes]:
-    """Does what port::EncodeStringList does: all lengths as varints, then all bytes."""
+    """Encodes strings as port::EncodeStringList does: all lengths as varints, then all bytes."""
     lengths = b"".join(varint(len(item)) for item in items)
     return [tag(_TENSOR_CONTENT, 2), varint(len(lengths) + sum(map(len, items))), lengths, *items]
 
 
 def _undecodable(name: str) -> MalformedPayload:
-    # TensorFlow Serving's text, to the letter; it names the input and nothing else.
+    # TensorFlow Serving's error text, to the letter; it names the input and nothing else.
     return MalformedPayload(f"tensor parsing error: {name}")
 
 
@@ -148,7 +149,7 @@ def _shape(name: str, proto: Any, max_elements: int) -> tuple[tuple[int, ...], i
         raise MalformedPayload(
             f"tensor parsing error: {name}: shape {list(shape)} has {size} elements, the limit is {max_elements}."
         )
-    # The other sizes of a shape with a 0 in it cost nothing now but must still fit numpy's index type.
+    # A shape with a 0 in it has no elements, but its other sizes must still fit numpy's index type.
     if size == 0 and math.prod(max(extent, 1) for extent in shape) > np.iinfo(np.int64).max // 16:
         raise _undecodable(name)
     return shape, size
@@ -159,7 +160,7 @@ def _decode_content(name: str, content: bytes, number: int, size: int) -> Array:
     if len(content) != size * dtype.itemsize:
         raise _undecodable(name)
     if number == _BOOL:
-        # Any byte but 0 is true; viewed as bool, other bytes would be neither.
+        # Any byte but 0 is true; a view as bool would keep other bytes as they are, which numpy does not allow for.
         truths: Array = np.frombuffer(content, np.uint8) != 0
         return truths
     return np.frombuffer(content, dtype)
@@ -170,8 +171,8 @@ def _decode_values(name: str, tensor: Any, number: int, size: int) -> Array:
     field = getattr(tensor, _VALUE_FIELDS[number])
     if len(field) <= _FEW_VALUES and number in _PLAIN:
         return _spread(name, np.array(field[:], dtype), size)
-    # The repeated field's __array__ copies at memory speed: 50 us per 100,000 values against 4 ms over a list, but
-    # takes 3 us to begin with.
+    # np.array() copies a repeated field at memory speed: 50 us per 100,000 values against 4 ms over a list; it costs 3
+    # us even for a few values.
     raw = np.array(field)
     if number in (_COMPLEX64, _COMPLEX128):
         if raw.size % 2:
@@ -204,7 +205,7 @@ def _decode_strings(name: str, tensor: Any, content: bytes, size: int) -> Array:
 
 
 def _split_strings(name: str, content: bytes, size: int) -> list[bytes]:
-    """Undoes port::EncodeStringList: all lengths as varints, then all bytes."""
+    """Decodes tensor_content that port::EncodeStringList wrote: all lengths as varints, then all bytes."""
     position, lengths = 0, []
     for _ in range(size):
         length, position = length_prefix(content, position)
@@ -222,10 +223,10 @@ def _split_strings(name: str, content: bytes, size: int) -> list[bytes]:
 
 @lru_cache(maxsize=1024)
 def tensor_head(number: int, shape: tuple[int, ...]) -> bytes:
-    """Returns a TensorProto's dtype and shape, serialized; servers answer in few shapes, so it is remembered."""
+    """Serializes a TensorProto's dtype and shape; cached, because a server's answers have few different shapes."""
     dims = bytearray()
     for size in shape:
-        # TensorShapeProto.dim {size}
+        # One dimension of the shape is the message TensorShapeProto.dim {size}.
         dim = tag(1, 0) + varint(size)
         dims += tag(2, 2) + varint(len(dim)) + dim
     return tag(1, 0) + varint(number) + tag(2, 2) + varint(len(dims)) + dims

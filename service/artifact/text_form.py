@@ -11,7 +11,7 @@ from service.artifact.protos import MessageClass, message_class, new_pool
 
 
 class TextFormError(Exception):
-    """A text is not the text form of its message; the text of this error may quote it.
+    """A text is not a valid text form of its protobuf message; the error's text may quote it.
 
     line: the number of the line at fault, if it is known.
     """
@@ -22,7 +22,7 @@ class TextFormError(Exception):
 
 
 class Field(NamedTuple):
-    """One field of a declared message.
+    """One field of a protobuf message that declared_class() declares.
 
     kind: "string", "bool" or "int64", or the full name of a message, such as "google.protobuf.Int64Value".
     """
@@ -34,7 +34,7 @@ class Field(NamedTuple):
 
 
 def fill_from_text(message: Any, text: str) -> None:
-    """Sets the fields of a message that its text form gives; raises TextFormError, UnicodeError."""
+    """Sets the fields of a protobuf message from its text form; raises TextFormError, UnicodeError."""
     try:
         text_format.Parse(text, message)
     except text_format.ParseError as error:
@@ -42,17 +42,17 @@ def fill_from_text(message: Any, text: str) -> None:
 
 
 def text_of(full_name: str, data: bytes) -> str:
-    """Returns the text form of a message that is given by its bytes."""
+    """Returns the text form of a serialized message of the given type."""
     return text_format.MessageToString(message_class(full_name).FromString(data))
 
 
 def declared_class(full_name: str, messages: Mapping[str, Sequence[Field]]) -> MessageClass:
-    """Returns the class of one of some messages of TensorFlow Serving's package.
+    """Declares messages in TensorFlow Serving's package, and returns the class of one of them.
 
     Args:
-      messages: each message's fields, by the message's name without its package.
+      messages: message name without its package -> the message's fields.
     """
-    # Imported here: it takes 7 ms of the start, and most servers have no file with such a message.
+    # Imported here: descriptor_pb2 takes 7 ms of the start, and most servers have no file with such a message.
     from google.protobuf import descriptor_pb2
 
     kinds = descriptor_pb2.FieldDescriptorProto

@@ -1,4 +1,4 @@
-"""TFRecord files: records of bytes, each with checksums.
+"""Reads and writes TFRecord files: records of bytes, each with checksums.
 
 A record is its length (8 bytes), the length's checksum (4), the data, the data's checksum (4), all little-endian. A
 checksum is a masked CRC-32C.
@@ -14,27 +14,27 @@ from typing import BinaryIO
 
 from service.errors import ArtifactError
 
-# The file of an artifact whose records a server replays before it serves the version.
+# The file of an artifact with the requests that a server replays before it serves the version.
 WARMUP_PATH = "assets.extra/tf_serving_warmup_requests"
 # TensorFlow Serving refuses a version whose warm-up file has more records.
 MAX_WARMUP_RECORDS = 1000
 
 _HEADER = struct.Struct("<QI")
 _FOOTER = struct.Struct("<I")
-# The masked CRC-32C of bytes, see artifact.crc32c.
+# Function that returns the masked CRC-32C of bytes, as in artifact.crc32c.
 Checksum = Callable[[bytes], int]
-# Read at once at most; a corrupt length that passes its checksum must not ask for all memory.
+# Largest record that is read: a corrupt length that passes its checksum must not make the server reserve all memory.
 _MAX_RECORD_BYTES = 2**31 - 1
 
 
 def read_records(file: BinaryIO, checksum: Checksum) -> Iterator[bytes]:
-    """Yields the records of a file.
+    """Yields the records of a TFRecord file.
 
     Args:
-      checksum: masked CRC-32C.
+      checksum: computes the masked CRC-32C of bytes.
 
     Raises:
-      ArtifactError: a record is cut off, or is not what its checksum says.
+      ArtifactError: a record is cut off, or does not match its checksum.
     """
     offset = 0
     while header := file.read(_HEADER.size):
@@ -53,7 +53,7 @@ def read_records(file: BinaryIO, checksum: Checksum) -> Iterator[bytes]:
 
 
 def encode_record(data: bytes, checksum: Checksum) -> bytes:
-    """Returns one record, as read_records reads it."""
+    """Encodes one TFRecord, in the form that read_records() reads."""
     length = len(data).to_bytes(8, "little")
     header = length + _FOOTER.pack(checksum(length))
     return b"".join((header, data, _FOOTER.pack(checksum(data))))

@@ -1,11 +1,11 @@
-"""Makes a MetaGraph written for a TPU run on a CPU, arithmetic unchanged.
+"""Rewrites a MetaGraph that was exported for a TPU so that a CPU runs it, with unchanged arithmetic.
 
-TensorFlow exports such a graph, tagged {serve, tpu}, for its own rewrites to compile: the model is a function called by
-TPUPartitionedCall, its nodes are marked for a cluster, its inputs and outputs pass through ops of a replica. None of
-these has a CPU kernel. Between them lie ordinary ops, which have: the padding, the cut at K ids, the dense gather and
-the mask of a tensor-core lookup. So lowering takes the wrapping off and leaves the numbers to them.
+TensorFlow tags such a MetaGraph {serve, tpu}, and expects its own rewrites to compile it: the model is a function
+called by TPUPartitionedCall, nodes are marked for a cluster, inputs and outputs pass through ops of a replica. None of
+these has a CPU kernel. The ops between them have one: the padding, the cut at K ids, the dense gather and the mask of a
+tensor-core lookup. Lowering removes the TPU ops and keeps the others, which compute the numbers.
 
-What then still differs from a TPU: an id outside the table is refused by the CPU's gather where XLA would clamp it, and
+Two differences from a TPU remain: the CPU's gather refuses an id outside the table where XLA would clamp it, and
 sums may differ in their last bits.
 """
 
@@ -18,13 +18,14 @@ from service.errors import ArtifactError
 
 TPU_TAG = "tpu"
 
-# Numbers of tensorflow/core/framework/types.proto.
+# DataType numbers of tensorflow/core/framework/types.proto.
 _DT_INT32, _DT_STRING = 3, 7
 
-# Marks of the TPU rewrite. jit_compile's "_XlaMustCompile" is none of them: XLA compiles for CPUs too.
+# Prefixes of the attributes that the TPU rewrite adds. "_XlaMustCompile" of jit_compile stays: XLA compiles for CPUs
+# too.
 _MARKS = ("_tpu", "_xla", "_pivot_for_cluster")
 
-# What hands the tensors of one replica or partition through: op -> attribute that counts them.
+# Ops that pass the tensors of one replica or partition through -> the attribute with the number of these.
 _PASS_THROUGH = {
     "TPUReplicatedInput": "N",
     "TPUReplicatedOutput": "num_replicas",
@@ -32,7 +33,7 @@ _PASS_THROUGH = {
     "TPUPartitionedOutput": "num_splits",
 }
 
-# Only TPUs have kernels for these and for all ops with TPU in their name.
+# Ops that have kernels for TPUs only, as all ops with TPU in their name do.
 _TPU_ONLY = frozenset({"CrossReplicaSum", "AllToAll", "CollectivePermute"})
 _TPU_ONLY_PREFIXES = (
     "Infeed",
@@ -48,21 +49,21 @@ _TPU_ONLY_PREFIXES = (
 
 
 def lower(meta_graph: Any) -> None:
-    """Rewrites a MetaGraphDef in place so that a CPU runs it; one without TPU ops only loses its tag.
+    """Rewrites a MetaGraphDef in place so that a CPU runs it; a graph without TPU ops only loses its tag.
 
-    Names of nodes, functions and signatures stay, and so does every reference to the variables: the result reads the
-    same `variables/`.
+    Names of nodes, functions and signatures stay, and so do references to variables: the rewritten graph reads the same
+    `variables/`.
 
     Args:
       meta_graph: a MetaGraphDef of TensorFlow's or of any other descriptor pool.
 
     Raises:
-      ArtifactError: an op that only a TPU can run is left, or the graph computes more than one replica.
+      ArtifactError: an op remains that only a TPU can run, or the graph computes more than one replica.
 
     Concurrency: one caller at a time per message.
     """
     graph = meta_graph.graph_def
-    # References in a graph count outputs, so that new ops can keep the old ones' references.
+    # In a graph, references name an output by its number, so they stay valid when a node gets another op.
     for node in graph.node:
         _lower_node(node)
     for function in graph.library.function:
@@ -94,7 +95,7 @@ def _all_nodes(graph: Any) -> Iterable[Any]:
 
 
 def _lower_function(function: Any) -> None:
-    # References in a function name the output ("node:outputs:0"), which a new op may call otherwise.
+    # In a function, references name an output ("node:outputs:0"), and the new op's output may have another name.
     output_names = {node.name: name for node in function.node_def if (name := _lower_node(node))}
 
     def renamed(reference: str) -> str:
@@ -115,10 +116,10 @@ def _lower_function(function: Any) -> None:
 
 
 def _lower_node(node: Any) -> str | None:
-    """Lowers one node; returns what its output is called from now on, None if nothing changes."""
+    """Lowers one node; returns the new name of its output, None if the name does not change."""
     _drop_attributes(node.attr, lambda name: not name.startswith(_MARKS))
     if "TPU" in node.device.upper():
-        # A TPU core, or the host of one in "job:tpu_worker": this machine has neither.
+        # The device is a TPU core, or the host of one in "job:tpu_worker": this machine has neither.
         node.device = ""
     if node.op == "TPUPartitionedCall":
         _lower_call(node)
@@ -144,7 +145,7 @@ def _lower_call(node: Any) -> None:
     arguments = [reference for reference in node.input if not reference.startswith("^")]
     if len(arguments) != len(node.attr["Tin"].list.type) + 1:
         raise ArtifactError(f"node {node.name!r}: TPUPartitionedCall has no input for its device ordinal")
-    # The ordinal is the last input before the control inputs, and a plain call has none.
+    # The ordinal of the TPU core is the last input before the control inputs, and a plain call has none.
     del node.input[len(arguments) - 1]
     node.op = "StatefulPartitionedCall"
     _drop_attributes(node.attr, lambda name: name in ("Tin", "Tout", "f") or name.startswith("_"))
@@ -159,7 +160,10 @@ def _check_single(node: Any, attribute: str) -> None:
 
 
 def _to_source(node: Any, op: str, dtype: int | None = None) -> Any:
-    """Makes a node one without inputs but keeps its place in the order of execution; returns a Const's value."""
+    """Replaces a node by an op without data inputs, at the same place in the order of execution.
+
+    Returns a Const's value.
+    """
     control = [reference for reference in node.input if reference.startswith("^")]
     del node.input[:]
     node.input.extend(control)

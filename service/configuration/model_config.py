@@ -1,4 +1,4 @@
-"""The file that lists the models: read at the start, and again whenever it may have changed."""
+"""Reads --model_config_file, the list of models: at the start, and again when the file changes or a reload failed."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _EMPTY = "{} is empty; to serve no models it must say model_config_list {{}}"
 
 
 def single_model(settings: Settings) -> Models:
-    """Returns the list of one model that --model_name and --model_base_path mean."""
+    """Returns the list of models for --model_name and --model_base_path: one model."""
     return (ModelConfig(settings.model_name, str(Path(settings.model_base_path).absolute())),)
 
 
 def base_path_faults(settings: Settings) -> list[str]:
     """Returns, for each model that the server would start with, why its base path has no version to load.
 
-    A --model_config_file that can not be read has no models here: the start itself says what is wrong with it.
+    For a --model_config_file that can not be read the dict is empty; the start itself reports the file's fault.
     """
     try:
         file = settings.model_config_file
@@ -41,11 +41,11 @@ def base_path_faults(settings: Settings) -> list[str]:
 
 
 class ConfigFile:
-    """One --model_config_file.
+    """The --model_config_file, and the polls that reload its changes.
 
-    A text that was taken is not taken again, so that a reload by request stays in force until the file changes. One
-    that was refused is tried again, for what it waits for may have come: at each look where asking costs nothing, and
-    retry_interval_s later where a model had to be loaded to find out.
+    A text that was applied is not applied again, so that a reload by a request stays in force until the file changes. A
+    text that was refused is tried again, because its models' folders may be there later: at each poll if the check is
+    cheap, and retry_interval_s later if models had to be loaded for it.
 
     Concurrency: one caller at a time, but for reload_now.
     """
@@ -59,28 +59,28 @@ class ConfigFile:
         self._path = path
         self._retry_interval_s = retry_interval_s
         self._clock = clock
-        self._taken: bytes | None = None
+        self._applied: bytes | None = None
         self._failed: bytes | None = None
         self._retry_at_s = 0.0
         self._complaint = ""
         self._turn = threading.Lock()
 
     def read(self) -> Models:
-        """Reads the file at the start; an empty one lists no models. Raises InvalidRequest."""
+        """Reads the list of models at the start; an empty file lists no models. Raises InvalidRequest."""
         data = self._read_bytes()
         models = self._parse(data) or ()
-        self._taken = data
+        self._applied = data
         return models
 
     def poll_once(self, reload: Callable[[Sequence[ModelConfig]], None]) -> None:
-        """Gives a text that is new to reload; what is wrong with it is logged, once."""
+        """Reads the file, and calls reload with its models if its text is new; a fault is logged once."""
         with self._turn:
             self._poll(reload)
 
     def _poll(self, reload: Callable[[Sequence[ModelConfig]], None]) -> None:
         try:
             data = self._read_bytes()
-            if data == self._taken:
+            if data == self._applied:
                 self._complaint = ""
                 return
             if data == self._failed and self._clock() < self._retry_at_s:
@@ -98,16 +98,16 @@ class ConfigFile:
                 self._complaint = error.message
                 logger.error("model config refused", extra={"path": str(self._path), "reason": error.message})
             return
-        self._taken, self._complaint = data, ""
-        logger.info("model config taken", extra={"path": str(self._path)})
+        self._applied, self._complaint = data, ""
+        logger.info("model config applied", extra={"path": str(self._path)})
 
     def reload_now(self, reload: Callable[[Sequence[ModelConfig]], None]) -> Models:
-        """Gives reload what the file says, whether it is new or not, and returns it.
+        """Calls reload with the file's models, whether its text is new or not, and returns them.
 
         Concurrency: any thread.
 
         Raises:
-          ServiceError: the file, or what it says, can not be used; all stays as it is.
+          ServiceError: the file or its models can not be used; the list of models stays as it is.
         """
         with self._turn:
             data = self._read_bytes()
@@ -115,18 +115,18 @@ class ConfigFile:
             if models is None:
                 raise InvalidRequest(_EMPTY.format(self._path))
             reload(models)
-            self._taken, self._complaint = data, ""
+            self._applied, self._complaint = data, ""
             return models
 
     def run(
         self, reload: Callable[[Sequence[ModelConfig]], None], stop: threading.Event, poll_interval_s: float
     ) -> None:
-        """Polls until stop is set."""
+        """Polls the --model_config_file until stop is set."""
         while not stop.wait(poll_interval_s):
             try:
                 self.poll_once(reload)
             except Exception:
-                # A file that is not looked at any more would be noticed by nobody.
+                # The thread must go on: without it, changes of the file would have no effect, and nobody would notice.
                 logger.exception("polling failed", extra={"path": str(self._path)})
 
     def _read_bytes(self) -> bytes:

@@ -1,6 +1,7 @@
-"""Flags of tensorflow_model_server that are no settings here, so that its command lines can be kept as they are.
+"""Flags of tensorflow_model_server that are no settings here; they are accepted or refused with a reason.
 
-One either has no effect, which a warning says, or is refused, because to go on without it would be wrong.
+A command line of tensorflow_model_server works unchanged. Each of these flags either has no effect, which a warning
+says, or is refused, because the server would do something else than the flag asks for.
 
 Source: tensorflow_serving/model_servers/main.cc, server.h (9d981c5).
 """
@@ -14,12 +15,12 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class ForeignFlag:
-    """One flag.
+    """A flag of tensorflow_model_server that this server does not have.
 
-    kind: bool, int, float or str.
-    why: what is so here instead.
-    is_refused: it stops the start; else it has no effect.
-    idle: the value that asks for nothing, about which nothing is said; None: 0, false or "".
+    kind: type of the flag's value: bool, int, float or str.
+    why: what this server does instead.
+    is_refused: the flag stops the start; else it has no effect.
+    idle: the value that asks for what the server does anyway, without a warning; None: 0, false or "".
     """
 
     kind: type
@@ -28,14 +29,14 @@ class ForeignFlag:
     idle: Any = None
 
     def asks_for_nothing(self, value: Any) -> bool:
-        """Whether a value of the flag's kind is what is so here anyway."""
+        """Says whether a value of the flag asks for nothing else than the server does anyway."""
         return bool(value == (self.kind() if self.idle is None else self.idle))
 
 
 _NO_TFLITE = "only SavedModels are served"
 _NO_XLA = "a graph runs as TensorFlow compiles it by default"
 
-# A name that becomes a setting leaves this table.
+# Flag name -> flag. A flag that becomes a setting of this server leaves this table.
 FOREIGN_FLAGS: Mapping[str, ForeignFlag] = {
     "enable_grpc_healthcheck_service": ForeignFlag(bool, "the health service is always there", idle=True),
     "enable_profiler": ForeignFlag(bool, "there is no profiler service"),

@@ -1,4 +1,4 @@
-"""The file that says where metrics are to be had."""
+"""Reads --monitoring_config_file, which says under which path the metrics are served."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from service.configuration.text_file import read_proto_text
 from service.errors import InvalidRequest
 from service.wire.monitoring_config_proto import PrometheusConfig, parse_monitoring_text
 
-# Ours, and TensorFlow Serving's default.
+# This server's own path, and TensorFlow Serving's default path.
 OWN_PATH = "/metrics"
 DEFAULT_PATH = "/monitoring/prometheus/metrics"
 
 
 def read_monitoring_config(path: Path) -> PrometheusConfig:
-    """Reads a --monitoring_config_file; raises InvalidRequest."""
+    """Reads and parses a --monitoring_config_file; raises InvalidRequest."""
     return parse_monitoring_text(read_proto_text(path), str(path))
 
 
 def metrics_paths(config: PrometheusConfig | None) -> tuple[str, ...]:
-    """Returns the paths of the metrics, OWN_PATH first; none where a config does not enable them.
+    """Returns the HTTP paths of the metrics, OWN_PATH first; none if the config does not enable metrics.
 
     Args:
       config: None: there is no file, so metrics are on.
 
     Raises:
-      InvalidRequest: no request can have its path, or another route has it.
+      InvalidRequest: the path is no valid URL path, or belongs to another route.
     """
     if config is None:
         return (OWN_PATH, DEFAULT_PATH)
@@ -35,5 +35,5 @@ def metrics_paths(config: PrometheusConfig | None) -> tuple[str, ...]:
     if not path.startswith("/") or set(path) & set("{}?#% "):
         raise InvalidRequest(f"prometheus_config.path is {path!r}: it must start with '/' and hold none of {{}}?#%")
     if path in ("/healthz", "/readyz", "/docs", "/openapi.json") or path.startswith("/v1/models/"):
-        raise InvalidRequest(f"prometheus_config.path is {path!r}, where this server has another answer")
+        raise InvalidRequest(f"prometheus_config.path is {path!r}, which is another route of this server")
     return (OWN_PATH,) if path == OWN_PATH else (OWN_PATH, path)

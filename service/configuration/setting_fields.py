@@ -1,4 +1,4 @@
-"""Declares a setting."""
+"""Declares one field of the settings, with its help text and limits."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 def setting(
     default: Any, about: str, low: float | None = None, high: float | None = None, *, default_about: str = ""
 ) -> Any:
-    """Returns a field of a settings class.
+    """Returns a dataclass field for one setting.
 
     Args:
-      about: what `--help` says. low, high: what a number may be.
-      default_about: the words for a default that depends on the machine.
+      about: help text. low, high: smallest and largest allowed number.
+      default_about: text in place of a default that depends on the machine.
     """
     return field(default=default, metadata={"about": about, "low": low, "high": high, "default_about": default_about})

@@ -1,4 +1,4 @@
-"""Every setting: one frozen object, of those of the server and those of its tables."""
+"""Declares all settings in one frozen dataclass: those of the server and those of its tables."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from service.configuration.server_settings import ServerSettings
+from service.configuration.listener_settings import ListenerSettings
 from service.configuration.setting_fields import setting
 
 ENV_PREFIX = "EMB_"
-# The sections of `--help` and docs/settings.md: the first setting of each, and its title.
+# First setting of each section of `--help` and docs/settings.md -> the section's title.
 SECTIONS: Mapping[str, str] = {
     "model_base_path": "Models",
     "auth_config": "Callers",
@@ -31,46 +31,54 @@ SECTIONS: Mapping[str, str] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Settings(ServerSettings):
-    """Settings of the server; every field is a flag of the same name and a variable EMB_<NAME>."""
+class Settings(ListenerSettings):
+    """All settings of the server; every field is a flag of the same name and a variable EMB_<NAME>."""
 
     data_plane: Literal["auto", "native", "python"] = setting(
         "auto",
-        "What answers requests: 'native' is the compiled core, with many threads, 'python' is slower and answers "
-        "the same; 'auto' is native where the core is installed and the other settings allow it.",
+        "The part of the server that answers requests: 'native' is the compiled core, with many threads; 'python' is "
+        "slower and gives the same answers; 'auto' is native if the core is installed and the other settings allow it.",
     )
-    warm: bool = setting(False, "Whether the rows that a training looked up most are read before AVAILABLE.")
+    warm: bool = setting(
+        False,
+        "Whether a version is AVAILABLE only after the rows that its training looked up most were read into memory.",
+    )
     table_prefault: bool = setting(False, "Whether all pages of a version's tables are read before it is AVAILABLE.")
     table_prefault_mib_per_s: float = setting(
         0.0,
-        "MiB per second that are then read at most, or read again as huge pages; 0 is as fast as it goes.",
+        "Most MiB per second that table_prefault reads, or that are read again as huge pages; 0: no limit.",
         0,
         1_000_000,
     )
     table_lock: Literal["off", "try", "require"] = setting(
         "off",
-        "Whether tables are locked in memory: 'try' logs a warning where the system does not allow it, 'require' fails "
-        "the load.",
+        "Whether tables are locked in memory: if the system does not allow it, 'try' logs a warning, and 'require' "
+        "fails the load.",
     )
     verify_tables: Literal["auto", "background", "before_available", "off"] = setting(
         "auto",
-        "When tables are held against the checksums in their checkpoint's index: 'before_available', in the "
-        "'background' beside the first answers, or 'auto': before where another version answers meanwhile, else beside "
-        "them. A version that is wrong is not loaded, or is taken out.",
+        "When tables are compared with the checksums in their checkpoint's index: 'before_available'; in the "
+        "'background' beside the first answers; or 'auto': before if another version answers meanwhile, else in the "
+        "background. A version with a wrong checksum is not loaded, or is unloaded.",
     )
     verify_tables_mib_per_s: float = setting(
-        512.0, "MiB of tables that are verified in a second; 0: as many as there are.", 0, 1_000_000
+        512.0, "Most MiB of tables that are verified per second; 0: no limit.", 0, 1_000_000
     )
     table_pages: Literal["auto", "normal", "random", "huge"] = setting(
         "auto",
-        "Tables' pages: 'auto' has those in memory read again as huge ones beside the first answers, where the file "
-        "system has such, its disk is fast and they fit twice into memory; 'huge' reads all so before AVAILABLE; "
-        "'normal' leaves them; 'random' reads none ahead.",
+        "Pages of the mapped tables: 'auto' reads pages in memory again as huge pages beside the first answers, if the "
+        "file system supports that, its disk is fast and the tables fit twice into memory; 'huge' reads all pages so "
+        "before AVAILABLE; 'normal' changes nothing; 'random' turns reading ahead off.",
     )
     delta_poll_wait_seconds: float = setting(
-        0.2, "Seconds between looks for deltas, rows that change without a new version; 0: none are taken.", 0, 3600
+        0.2,
+        "Seconds between scans for deltas, which change rows without a new version; 0: deltas are not applied.",
+        0,
+        3600,
     )
-    delta_journal_dir: str = setting("", "Folder that keeps upserts over a restart; without one upserts are refused.")
+    delta_journal_dir: str = setting(
+        "", "Folder of the journals that keep upserts over a restart; without it upserts are refused."
+    )
     delta_max_rows: int = setting(65_536, "Largest upsert, in rows.", 1, 10_000_000)
     delta_max_file_mib: int = setting(256, "Largest delta file, in MiB.", 1, 2047)
     delta_journal_max_mib: int = setting(1024, "Largest journal of a version, in MiB.", 1, 1 << 20)

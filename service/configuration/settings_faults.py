@@ -1,4 +1,4 @@
-"""Finds faults of settings that only show in several settings together."""
+"""Finds faults that show only in the settings together, and numbers outside their limits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _ORIGIN = r"https?://[a-z0-9.-]+(:[0-9]+)?|https?://\[[0-9a-f:]+\](:[0-9]+)?"
 
 
 def faults_of(settings: Settings) -> list[str]:
-    """Returns what is wrong with settings, all at once; empty when they can be used."""
+    """Returns all faults of the settings as error texts; an empty list if the settings can be used."""
     found = []
     if not settings.model_base_path and not settings.model_config_file:
         found.append(
@@ -49,7 +49,7 @@ def faults_of(settings: Settings) -> list[str]:
         found.append(f"--grpc_channel_arguments is {settings.grpc_channel_arguments!r}: expected name=value,...")
     if settings.max_bytes_in_flight < settings.max_request_bytes:
         found.append(
-            f"--max_bytes_in_flight is {settings.max_bytes_in_flight}: expected --max_request_bytes at least, "
+            f"--max_bytes_in_flight is {settings.max_bytes_in_flight}: expected at least --max_request_bytes, "
             f"{settings.max_request_bytes}"
         )
     for setting in dataclasses.fields(settings):

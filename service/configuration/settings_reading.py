@@ -1,4 +1,4 @@
-"""Reads the settings once: from flags, then EMB_ variables, then defaults. The only file that reads the environment."""
+"""Reads the settings: from flags, then EMB_ variables, then defaults. The only file that reads the environment."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _BOOLEANS: Mapping[str, bool] = {"true": True, "t": True, "1": True, "false": Fa
 
 
 class SettingsError(Exception):
-    """The settings can not be used; the message lists every fault."""
+    """The settings can not be used; the message lists all faults."""
 
 
 def read_settings(arguments: Sequence[str], environ: Mapping[str, str] | None = None) -> Settings:
-    """Builds the settings from a command line and an environment (default: the process's).
+    """Builds the settings from a command line and environment variables (default: the process's own).
 
     Raises:
-      SettingsError: an unknown flag or EMB_ variable, a value that does not parse, or any fault.
+      SettingsError: an unknown flag or EMB_ variable, a value that does not parse, or a fault that faults_of() finds.
       SystemExit: --help, or a flag without its value.
     """
     settings, faults = _read(arguments, os.environ if environ is None else environ)
@@ -40,12 +40,12 @@ def read_settings(arguments: Sequence[str], environ: Mapping[str, str] | None = 
 
 
 def read_unchecked(arguments: Sequence[str], environ: Mapping[str, str] | None = None) -> Settings:
-    """Builds the settings as read_settings does, whatever is missing or wrong: for who only wants to find the port."""
+    """Builds the settings as read_settings does, but ignores faults: the health check needs only the port and TLS."""
     return _read(arguments, os.environ if environ is None else environ)[0]
 
 
 def _read(arguments: Sequence[str], environ: Mapping[str, str]) -> tuple[Settings, list[str]]:
-    """Returns the settings, and what could not be read of them."""
+    """Returns the settings, and error texts for the flags and variables that could not be read."""
     flags, unknown = _flags(arguments)
     types = _kinds()
     names = {f.name for f in dataclasses.fields(Settings)}
@@ -71,13 +71,13 @@ def _read(arguments: Sequence[str], environ: Mapping[str, str]) -> tuple[Setting
 
 
 def flags_without_effect(arguments: Sequence[str]) -> dict[str, str]:
-    """Names the flags of a command line that read_settings took and that change nothing, each with the reason."""
+    """Returns the given flags of tensorflow_model_server that have no effect here -> what this server does instead."""
     foreign, _ = _foreign_values(_flags(arguments)[0])
     return {name: why for name, why in foreign.items() if not FOREIGN_FLAGS[name].is_refused}
 
 
 def _foreign_values(flags: Mapping[str, str | None]) -> tuple[dict[str, str], list[str]]:
-    """Returns what is so here instead, by flag of tensorflow_model_server that asks for something; and the faults."""
+    """Returns the given flags of tensorflow_model_server that ask for something -> the reason, and the value faults."""
     asking: dict[str, str] = {}
     faults: list[str] = []
     for name, flag in FOREIGN_FLAGS.items():
@@ -91,29 +91,29 @@ def _foreign_values(flags: Mapping[str, str | None]) -> tuple[dict[str, str], li
 
 
 def otlp_protocol(environ: Mapping[str, str] | None = None) -> str:
-    """Returns the protocol that OpenTelemetry's own variables name for traces."""
+    """Returns the OTLP protocol that OpenTelemetry's own environment variables name for traces."""
     environ = os.environ if environ is None else environ
     named = (environ.get(name) for name in ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"))
     return next(filter(None, named), "http/protobuf")
 
 
 def prepare_libraries() -> None:
-    """Sets variables that libraries read when they are imported, unless the user has set them."""
-    # TensorFlow's chatter stays out of the log.
+    """Sets environment variables that libraries read when they are imported, unless the user has set them."""
+    # Keeps TensorFlow's own messages below "error" out of the server's log.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     # numpy's OpenBLAS starts a thread for each processor, and each spins for 50 ms. No lookup multiplies matrices.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
 def _flags(arguments: Sequence[str]) -> tuple[dict[str, str | None], list[str]]:
-    """Returns the text of every flag, None where it was not given, and the arguments that are no flags."""
+    """Returns the text of every flag (None: it was not given), and the arguments that are no flags."""
     known, unknown = _parser().parse_known_args(arguments)
     return vars(known), unknown
 
 
 @cache
 def _kinds() -> Mapping[str, Any]:
-    """Returns the type of each setting by its name; evaluating the annotations takes a millisecond."""
+    """Returns the type of each setting by its name; cached, because evaluating the annotations takes a millisecond."""
     return get_type_hints(Settings)
 
 
@@ -123,7 +123,7 @@ def _flag_names() -> list[str]:
 
 @cache
 def _parser() -> argparse.ArgumentParser:
-    # Kept: a start reads its command line three times.
+    # The parser is cached, because a start parses its command line three times.
     parser = argparse.ArgumentParser(
         prog="embedding-server",
         usage="%(prog)s --model_base_path=FOLDER [--FLAG=VALUE ...]",
@@ -151,7 +151,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 class _ShowVersion(argparse.Action):
-    """Prints the version and exits, as argparse's own action does, which would look the version up at every start."""
+    """Prints the version and exits; argparse's own action would look the version up at every start."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
         sys.stdout.write(f"{parser.prog} {installed_version()}\n")
@@ -159,8 +159,8 @@ class _ShowVersion(argparse.Action):
 
 
 def installed_version() -> str:
-    """Returns the version of this package."""
-    # Imported here and not at the top: it imports email, and takes 13 ms of the start.
+    """Returns the version of the installed package embedding-server."""
+    # Imported here and not at the top: importlib.metadata imports email, which takes 13 ms of the start.
     import importlib.metadata
 
     try:
@@ -170,7 +170,7 @@ def installed_version() -> str:
 
 
 def _alone(kind: Any) -> dict[str, Any]:
-    # `--flag` alone says true, as for TensorFlow Serving's own flags.
+    # A boolean flag without a value means true, as for TensorFlow Serving's own flags.
     return {"nargs": "?", "const": "true"} if kind is bool else {}
 
 

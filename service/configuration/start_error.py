@@ -1,4 +1,4 @@
-"""Error that keeps a server from starting."""
+"""Declares the error that stops the server's start."""
 
 
 class StartError(Exception):

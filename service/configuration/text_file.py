@@ -1,4 +1,4 @@
-"""Files that hold a protobuf message in its text form, as TensorFlow Serving's flags name them."""
+"""Reads files with a protobuf message in its text form, which several of TensorFlow Serving's flags name."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from service.errors import InvalidRequest
 
 
 def read_proto_text(path: Path) -> str:
-    """Returns a file's text; raises InvalidRequest."""
+    """Returns the text of a file in UTF-8; raises InvalidRequest if it can not be read."""
     try:
         return read_plain_file(path).decode()
     except OSError as error:

@@ -1,1 +1,1 @@
-"""Rows that change without a new version: delta files, the journal of upserts, and the tables that show them."""
+"""Changes rows of served versions: reads delta files, keeps the journal of upserts, and makes tables with new rows."""

@@ -1,4 +1,4 @@
-"""A thread that looks for new deltas of every version that is served, and shows them."""
+"""Runs a thread that looks for new deltas of every served version, and applies them."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from service.engine.servable import Holder
 
 logger = logging.getLogger(__name__)
 
-# Between looks at what could not be shown at once, because requests hold the tables.
+# Seconds until another attempt to apply deltas that could not be applied at once, because requests hold the tables.
 _AGAIN_S = 0.005
 
 
 class Follower:
-    """Concurrency: wake and stop from any thread.
+    """Applies the new deltas of all served versions. Concurrency: wake and stop from any thread.
 
     Args:
-      poll_s: seconds between looks for what others left; upserts of this process wake it.
+      poll_s: seconds between scans for deltas of other programs; an upsert of this process wakes the follower.
     """
 
     def __init__(self, registry: Registry, poll_s: float) -> None:
@@ -29,16 +29,16 @@ class Follower:
         self._is_stopped = False
 
     def wake(self) -> None:
-        """Has it look at once."""
+        """Makes the thread look for deltas at once."""
         self._news.set()
 
     def stop(self) -> None:
-        """Ends it after what it does now."""
+        """Ends the thread after the deltas that it applies now."""
         self._is_stopped = True
         self._news.set()
 
     def run(self) -> None:
-        """Looks until it is stopped; blocks."""
+        """Applies new deltas until the follower is stopped; blocks."""
         while not self._is_stopped:
             is_done = all([self._look(holder) for holder in self._registry.holders()])
             self._news.wait(self._poll_s if is_done else min(_AGAIN_S, self._poll_s))
@@ -51,6 +51,7 @@ class Follower:
         try:
             return deltas.catch_up(holder, self._registry.replace)
         except Exception:
-            # One version's fault is none of the others', and this thread is the only one.
+            # The loop must go on: an error of one version must not stop the deltas of the others, as there is only this
+            # thread.
             logger.exception("deltas can not be applied", extra={"model": holder.servable.name})
             return True

@@ -1,8 +1,8 @@
-"""Removes journals of versions that are gone: no folder of that number is left, and a newer version is there.
+"""Removes journals of versions that are gone: the version's folder does not exist, and a newer version does.
 
-A version that was merely unloaded has its folder still and may be loaded again; nothing is known of one whose model's
-folder can not be read; and a mount that failed shows a folder that is empty. So a journal goes only once it was without
-its version for a while, at every look, and nobody wrote to it meanwhile.
+A version that was only unloaded has its folder, and may be loaded again. If a model's folder can not be read, its
+versions are not known. A failed mount can show an empty folder. So a journal is removed only after its version was
+missing at every scan for GONE_S seconds, and nobody wrote to the journal meanwhile.
 """
 
 from __future__ import annotations
@@ -21,13 +21,17 @@ from service.artifact.delta_journal import model_folder
 
 logger = logging.getLogger(__name__)
 
-# Longer than a version's folder is away while somebody puts another in its place, or a mount comes back.
+# Seconds for which a version must be missing: longer than its folder is away while somebody replaces it, or until a
+# failed mount comes back.
 GONE_S = 600.0
 _NAME = re.compile(r"(\d+)-[0-9a-f]{16}\.journal", re.ASCII)
 
 
 class _Journal(NamedTuple):
-    """A journal's file at one look; it differs from the next look's where a process wrote to the file meanwhile."""
+    """A journal's file as one scan found it.
+
+    It differs from the next scan's if a process wrote to the file meanwhile.
+    """
 
     name: str
     inode: int
@@ -36,28 +40,30 @@ class _Journal(NamedTuple):
 
     @classmethod
     def of(cls, name: str, found: os.stat_result) -> _Journal:
-        """Returns a file as stat found it."""
+        """Returns the description of a journal's file from its name and stat."""
         return cls(name, found.st_ino, found.st_mtime_ns, found.st_size)
 
 
 class JournalPruning:
-    """Removes the journals of versions that are gone.
+    """Removes the journals of versions that have been gone for GONE_S seconds.
 
-    Concurrency: each model by one caller at a time; other processes may do the same with the same folder.
+    Concurrency: one caller at a time for each model; other processes may prune the same folder.
 
     Args:
-      folder: holds the journals of all models.
+      folder: the folder of the journals of all models.
       clock: seconds, monotonic.
     """
 
     def __init__(self, folder: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._folder = folder
         self._clock = clock
-        # For each model: the time since when each journal is without its version.
+        # Model -> journal -> the time since when the journal's version is missing.
         self._since_s: dict[str, dict[_Journal, float]] = {}
 
     def looked(self, model: str, versions: Collection[int] | None) -> None:
-        """Removes the journals whose version has been gone for GONE_S, given a model's versions at this look.
+        """Removes a model's journals whose version has been gone for GONE_S.
+
+        Called after each scan of the model's folder.
 
         Args:
           versions: the versions that have a folder or are loaded; None: the model's folder could not be read.
@@ -65,7 +71,7 @@ class JournalPruning:
         try:
             orphans = self._orphans(model, versions) if versions else {}
         except OSError as error:
-            logger.warning("journals can not be looked at", extra={"model": model, "reason": str(error)})
+            logger.warning("a folder of journals can not be read", extra={"model": model, "reason": str(error)})
             orphans = {}
         now_s, before = self._clock(), self._since_s.get(model, {})
         since_s = {journal: before.get(journal, now_s) for journal in orphans}
@@ -97,10 +103,10 @@ class JournalPruning:
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError:
-            # Another process was first, or may do it.
+            # Another process has removed the journal already, or this one may not read it.
             return
         try:
-            # A writer of the journal holds the same lock, so nothing is appended between this look and the removal.
+            # A writer of the journal holds the same lock, so nothing is appended between this check and the removal.
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             opened = _Journal.of(journal.name, os.fstat(descriptor))
             if journal == opened == _Journal.of(journal.name, os.stat(path, follow_symlinks=False)):

@@ -1,11 +1,11 @@
-"""The tables of one version with deltas in them: two sides, of which one is read while rows are written to the other.
+"""Holds two copies ("sides") of a version's tables with deltas: requests read one while rows are written to the other.
 
 A request holds the servable of one side from its first read to its last, so it sees all rows of a delta or none, and
-reads cost what they did. A side is written to only once nobody holds it. What one side got the other gets before it is
-shown again, so a delta costs its own rows, twice, however many came before it.
+reads cost the same as without deltas. A side is written to only when no request holds it. Before a side is shown again,
+it gets the rows that the other side got meanwhile; so a delta costs its own rows twice, however many came before it.
 
-Of two deltas that change a row, the one with the higher number counts, whichever came first: so every process ends with
-the same tables, and so does a restart.
+If two deltas change the same row, the one with the higher sequence number wins, whichever came first: so all processes
+end with the same tables, and so does a restart.
 """
 
 from __future__ import annotations
@@ -22,16 +22,19 @@ from service.engine.servable import Holder, Servable
 from service.tables.table import MappedTable
 from service.types import Array
 
-# Sides that requests hold on to for long, beside the two: each costs the pages that were written to.
+# Most sides that are kept for long requests beside the two in use; each costs a copy of the pages that were written to.
 MAX_LOST = 3
 
-# The servable of a version, on these tables.
+# Builds the servable of the version on a side's tables.
 Rebuild = Callable[[Mapping[str, MappedTable]], Servable]
 
 
 @dataclass(frozen=True, slots=True)
 class Ordered:
-    """A delta and its place among all: order is larger for what counts more, and never the same twice."""
+    """A delta and its order: of two deltas that change a row the one with the larger order wins.
+
+    No two have the same.
+    """
 
     order: int
     delta: Delta
@@ -39,10 +42,10 @@ class Ordered:
 
 @dataclass(slots=True, eq=False)
 class Side:
-    """Tables and what answers from them.
+    """One copy of the tables, and the servable that answers from it.
 
-    holder: of the requests that read it; None: it was never shown.
-    behind: rows that the other side got since, by table.
+    holder: the holder of the requests that read the side; None: the side was never shown.
+    behind: table -> rows that were written to the other side only.
     """
 
     tables: Mapping[str, OverlaidTable]
@@ -52,37 +55,38 @@ class Side:
 
     @property
     def is_free(self) -> bool:
-        """Whether nobody reads it, nor will."""
+        """Whether no request reads the side, and none can any more."""
         return self.holder is None or self.holder.is_free
 
 
 class Overlay:
-    """Concurrency: one caller at a time.
+    """The two sides of one version's tables. Concurrency: one caller at a time.
 
-    rows: how many rows differ from the version's own, or did.
+    rows: number of rows that have ever differed from the version's own.
     """
 
     def __init__(self, maps: PrivateMaps, base: Mapping[str, MappedTable], rebuild: Rebuild) -> None:
         self._maps = maps
-        # Kept for its locks on pages, if any, which the sides profit from.
+        # The version's own tables, kept because their locks on pages also keep the sides' pages in memory.
         self._base = base
         self._rebuild = rebuild
         self._shown: Side | None = None
         self._spare: Side | None = None
         self._lost: list[Side] = []
-        # By table, the order of what each row was written by; memory is taken only where rows were.
+        # Table -> the order of the delta that last wrote each row; the kernel allocates only pages where rows were
+        # written.
         self._orders: dict[str, Array] = {}
         self._overlaid: dict[str, list[Array]] = {}
         self.rows = 0
 
     def prepare(self, *, may_open: bool) -> Side | None:
-        """Returns a side to write to; None where requests hold on to the other one.
+        """Returns a side to write to; None if requests still hold the side that is not shown.
 
         Args:
-          may_open: whether one more may be opened in that case.
+          may_open: whether another side may be opened in that case.
 
         Raises:
-          OSError, ValueError: the files can not be mapped once more.
+          OSError, ValueError: the version's files can not be mapped again.
         """
         self._lost = [side for side in self._lost if not side.is_free]
         if self._spare is not None:
@@ -99,7 +103,7 @@ class Overlay:
         return side
 
     def write(self, side: Side, deltas: Sequence[Ordered]) -> None:
-        """Brings a side that prepare returned up to date, with these deltas on top of what is shown."""
+        """Writes to a side from prepare(): first the rows that only the other side has, then these deltas."""
         if self._shown is not None:
             for name, ids in side.behind.items():
                 side.tables[name].copy(np.concatenate(ids), self._shown.tables[name])
@@ -108,20 +112,21 @@ class Overlay:
             self._write(side, one.order, one.delta)
 
     def show(self, side: Side, holder: Holder | None) -> None:
-        """The side is what requests are answered from now; holder: of its servable."""
+        """Makes a side the one that requests are answered from. holder: the holder of the side's servable."""
         side.holder = holder
         self._spare, self._shown = self._shown, side
 
     def shown_by(self, holder: Holder) -> None:
-        """The side that is shown has been published only now."""
+        """Sets the holder of the shown side, if the side was shown before its servable was published."""
         if self._shown is not None and self._shown.holder is None:
             self._shown.holder = holder
 
     def close(self) -> None:
-        """Lets go of all sides; their memory goes with the last request that reads it."""
+        """Forgets all sides; the memory of a side is freed after the last request that reads it."""
         self._shown = self._spare = None
         self._lost = []
-        # They hold the version, which holds this.
+        # The overlay refers to the version through these, and the version to the overlay: the cycle would keep the
+        # memory.
         del self._rebuild, self._base
         self._maps.close()
 
@@ -134,7 +139,7 @@ class Overlay:
         if not ids.size:
             return
         side.tables[name].write(ids, *rounded(delta.rows[counts], side.tables[name].table.info.dtype))
-        # Not before: what could not be written is tried again.
+        # The order of the rows is stored after the write, so that a write that failed is tried again.
         orders[ids] = order
         new = delta.ids[before == 0]
         if new.size:

@@ -1,6 +1,6 @@
-"""A version's tables mapped once more, so that rows can be written: only the pages written to are copied.
+"""Maps a version's tables again, so that their rows can be written: the kernel copies only pages that are written to.
 
-Everything else is still the file's own pages, which all processes share.
+All other pages are the file's own, which all processes share.
 """
 
 from __future__ import annotations
@@ -19,14 +19,16 @@ from service.tables.guarded_files import GuardedFiles, GuardedMap
 from service.tables.table import MappedTable
 from service.types import TABLE_DTYPES, Array
 
-# Without it the kernel sets memory aside for a copy of every page, and refuses tables larger than memory. Linux.
+# MAP_NORESERVE of Linux: without it the kernel reserves memory for a copy of every page, and refuses tables larger than
+# memory.
 _MAP_NORESERVE = 0x4000
 
 
 class OverlaidTable:
-    """A table whose rows may be written while nobody reads it.
+    """A table whose rows may be written while no request reads it.
 
-    table: for readers. octets: [V, bytes of a row], of the same memory; scales: [V] float32 of int8 and int4, else [0].
+    table: the table for readers. octets: [V, bytes of a row] view of the same memory. scales: [V] float32 of an int8 or
+      int4 table, else [0].
     """
 
     __slots__ = ("octets", "scales", "table")
@@ -37,25 +39,25 @@ class OverlaidTable:
         self.scales = scales
 
     def write(self, ids: Array, numbers: Array, scales: Array | None) -> None:
-        """Writes rows as they are stored; ids: [N] int64, none twice."""
+        """Writes rows in the table's stored dtype; ids: [N] int64, none twice."""
         self.octets[ids] = np.ascontiguousarray(numbers).view(np.uint8).reshape(len(ids), -1)
         if scales is not None:
             self.scales[ids] = scales.reshape(-1)
 
     def copy(self, ids: Array, other: OverlaidTable) -> None:
-        """Takes rows from another one of the same shape."""
+        """Copies rows from another table of the same shape."""
         self.octets[ids] = other.octets[ids]
         if self.scales.size:
             self.scales[ids] = other.scales[ids]
 
 
 class PrivateMaps:
-    """Maps a version's tables privately, as often as wanted. Concurrency: one caller at a time.
+    """Maps a version's tables privately, any number of times. Concurrency: one caller at a time.
 
-    The files are opened here, once: what a name means later, or whether it is still there, does not matter.
+    The files are opened once, by __init__: if they are renamed or removed later, open() still maps the same bytes.
 
     Args:
-      guarded: the version's files, whose mark tells of damage to these maps, too.
+      guarded: the version's files; their mark is set if a private map is damaged, too.
 
     Raises:
       ArtifactError: a file can not be opened.
@@ -76,11 +78,11 @@ class PrivateMaps:
                     raise ArtifactError(f"cannot open {artifact / part.file}: {error.strerror}") from error
 
     def close(self) -> None:
-        """Gives the files back; maps that somebody reads stay until then."""
+        """Closes the files; a map stays as long as somebody reads it."""
         self._finalizer()
 
     def open(self, tables: Mapping[str, MappedTable]) -> dict[str, OverlaidTable]:
-        """Maps the same tables once more; raises OSError or ValueError where the system does not."""
+        """Maps the tables again; raises OSError or ValueError if the system refuses."""
         maps = {file: map_privately(descriptor, self._guarded) for file, descriptor in self._descriptors.items()}
         opened = {}
         for name, table in tables.items():
@@ -96,7 +98,7 @@ class PrivateMaps:
 
 
 def map_privately(descriptor: int, guarded: GuardedFiles) -> mmap.mmap:
-    """Maps a file so that what is written is seen by this map alone, and a file that is cut short is survived."""
+    """Maps a file so that writes change this map alone, and reads behind a cut-off end of the file give zeros."""
     flags, protection = mmap.MAP_PRIVATE | _MAP_NORESERVE, mmap.PROT_READ | mmap.PROT_WRITE
     mapped = GuardedMap(descriptor, 0, flags, protection)
     guarded.guard(mapped)

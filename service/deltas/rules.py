@@ -1,4 +1,4 @@
-"""How deltas are taken by a server: where it keeps its journals, and what one delta may cost."""
+"""Declares how the server follows deltas: the folder of its journals, and limits on one delta."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from service.deltas.version_deltas import Target, VersionDeltas
 
 @dataclass(frozen=True, slots=True)
 class DeltaRules:
-    """Makes what follows the deltas of a version.
+    """The rules for the deltas of all versions; makes the object that follows one version's deltas.
 
-    journal_folder: None: no upserts are taken.
-    max_rows: of an upsert; max_file_bytes: of a delta; max_journal_bytes: of a version's journal.
+    journal_folder: None: upserts are refused.
+    max_rows: of one upsert; max_file_bytes: of one delta; max_journal_bytes: of one version's journal.
     wake: called when an upsert is on disk.
     """
 
@@ -29,7 +29,7 @@ class DeltaRules:
     wake: Callable[[], None]
 
     def follow(self, target: Target, overlay: Overlay) -> VersionDeltas:
-        """Returns what follows one version's deltas; nothing is read yet."""
+        """Returns the object that follows one version's deltas; it has read no delta yet."""
         return VersionDeltas(
             target,
             overlay,
@@ -42,7 +42,7 @@ class DeltaRules:
     def may_have(self, model: str, version: int, artifact: Path) -> bool:
         """Says whether a version has deltas, or may have some that can not be read; raises ArtifactError.
 
-        It looks for a journal and a folder, and into neither.
+        The check finds out whether a journal or a folder of deltas exists; it reads neither.
         """
         places = [artifact / DELTAS_FOLDER]
         if self.journal_folder is not None:
@@ -59,7 +59,7 @@ class DeltaRules:
 
 
 def _is_absent(place: Path) -> bool:
-    """Says whether there is certainly nothing at a path."""
+    """Says whether a path certainly does not exist."""
     try:
         place.lstat()
     except FileNotFoundError:

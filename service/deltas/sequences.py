@@ -1,4 +1,4 @@
-"""Which numbers were seen, kept as runs: hundreds of thousands of them in a row are one."""
+"""Stores a set of sequence numbers as runs: hundreds of thousands of successive numbers take one entry."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from bisect import bisect_right
 
 
 class Sequences:
-    """A set of numbers from 1 on. Concurrency: one caller at a time.
+    """A set of sequence numbers, which start at 1. Concurrency: one caller at a time.
 
     >>> seen = Sequences()
     >>> [seen.add(number) for number in (1, 2, 5, 5)], seen.last, seen.missing
@@ -14,13 +14,13 @@ class Sequences:
     """
 
     def __init__(self) -> None:
-        # Ascending and apart: where each run starts, and its last number.
+        # First and last number of each run; ascending, and no two runs touch.
         self._starts: list[int] = []
         self._ends: list[int] = []
         self._count = 0
 
     def add(self, number: int) -> bool:
-        """Adds a number; False where it was there."""
+        """Adds a sequence number; returns False if it is in the set already."""
         place = bisect_right(self._starts, number)
         if place and self._ends[place - 1] >= number:
             return False
@@ -41,10 +41,10 @@ class Sequences:
 
     @property
     def last(self) -> int:
-        """The highest; 0 where there is none."""
+        """The highest sequence number; 0 if the set is empty."""
         return self._ends[-1] if self._ends else 0
 
     @property
     def missing(self) -> int:
-        """How many numbers below the last were not seen."""
+        """Number of sequence numbers below the highest one that are not in the set."""
         return self.last - self._count

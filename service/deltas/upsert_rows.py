@@ -1,4 +1,4 @@
-"""Which rows an upsert changes: ids as they are, or the keys of a vocabulary; refused in the client's terms."""
+"""Finds the rows that an upsert changes, by ids or by keys of a vocabulary; errors are in the client's terms."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ def resolved_rows(
     upsert: Upsert,
     max_rows: int,
 ) -> Array:
-    """Returns the [N] int64 ids of an upsert's rows, once all of it fits.
+    """Returns the [N] int64 ids of an upsert's rows, after checks of the whole upsert.
 
     Raises:
-      TableNotFound, InputMismatch, IdOutOfRange, IdsTooMany.
+      TableNotFound, InputMismatch, IdOutOfRange, IdsTooMany: the upsert does not fit.
     """
     info = tables.get(table)
     if info is None:
         known = ", ".join(sorted(tables)) or "none"
         raise TableNotFound(f'There is no table "{table}". Tables: {known}.')
     named = upsert.ids if upsert.ids is not None else upsert.keys
-    assert named is not None  # one of the two is there
+    assert named is not None  # an upsert has ids or keys
     if len(named) != len(upsert.rows) or not len(named):
         raise InputMismatch(f'table "{table}": {len(named)} ids or keys for {len(upsert.rows)} rows.')
     if len(named) > max_rows:
@@ -64,7 +64,7 @@ def _rows_of_keys(table: str, vocabularies: Mapping[str, Vocabulary], feature: s
         raise InputMismatch(f'table "{table}" has no vocabulary: send ids.')
     if (chosen.key_dtype == "string") != (keys.dtype == object):
         raise InputMismatch(f'table "{table}": its keys are {chosen.key_dtype}.')
-    # What a lookup would do with a key that is not there is no row to write to.
+    # A lookup reads an OOV bucket or a default row for an unknown key; an upsert must not write there.
     assert isinstance(chosen, (StringVocabulary, IntegerVocabulary))
     known_to = counted_apart(chosen)
     ids = known_to.ids_of(keys, "keys")

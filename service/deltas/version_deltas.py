@@ -1,7 +1,7 @@
-"""The deltas of one version that is served: found in its folder and its journal, checked, and shown.
+"""Follows the deltas of one served version: reads them from its folder and its journal, checks them, and applies them.
 
-Their numbers are one sequence. A number that never comes holds nothing up: rows are whole values, so that what is
-missing is missing by itself; it is counted. One that comes late is put in its place.
+Deltas of both places share one sequence of numbers. A missing number delays no other delta, as a delta holds whole rows
+and depends on no other; it is only counted. A delta that comes late is applied in the order of its number.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from service.types import TableInfo, Vocabulary
 
 logger = logging.getLogger(__name__)
 
-# Read and written at a time; what is left follows at once.
+# Bytes of deltas that are read and applied at a time; the rest follows at once.
 _BATCH_BYTES = 64 << 20
-# How long requests may hold on to a side before another one is opened.
+# Seconds that requests may hold the side (copy of the tables) that is not shown, before a third side is opened.
 _PATIENCE_S = 0.25
-# How long an upsert waits to be shown.
+# Seconds that an upsert waits until requests are answered with its rows.
 _SHOWN_S = 1.0
 
-# Puts a servable in a holder's place: engine.registry's replace.
+# Replaces a holder by one for the given servable; Registry.replace of engine.registry.
 Replace = Callable[[Holder, Servable], Holder | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The version that deltas are for.
+    """The version that the deltas change.
 
-    vocabularies: of each table, by feature. copied: signatures that answer from tables of their own.
+    vocabularies: table -> feature -> vocabulary. copied: signatures that answer from a copy of the tables.
     """
 
     model: str
@@ -56,7 +56,10 @@ class Target:
 
 
 class _Refusals:
-    """Logs and counts deltas that are refused. Apart from VersionDeltas, which what tells of them must not hold."""
+    """Logs and counts refused deltas.
+
+    It is no part of VersionDeltas, so that the inbox and journal hold no reference to that.
+    """
 
     def __init__(self, target: Target) -> None:
         self._target = target
@@ -70,11 +73,11 @@ class _Refusals:
 
 
 class VersionDeltas:
-    """See engine.deltas.Deltas for what requests and metrics use. Concurrency: any thread.
+    """The deltas of one version, as engine.deltas.Deltas declares. Concurrency: any thread.
 
     Args:
-      journal: makes the journal of upserts, told where to report; None: there is none.
-      max_rows: of an upsert; max_bytes: of a file.
+      journal: makes the journal of upserts from a function that reports refused records; None: there is no journal.
+      max_rows: of one upsert; max_bytes: of one file.
       wake: called when an upsert is on disk.
     """
 
@@ -102,7 +105,8 @@ class VersionDeltas:
         self._catching_up = threading.Lock()
         self._news = threading.Condition()
         self._numbers = Sequences()
-        # Of files, by number: the same file may be touched, another one may not have its number.
+        # Sequence number -> checksum of its delta file: the same file may be touched, but no other file may have the
+        # number.
         self._checksums: dict[int, int] = {}
         self._highest = self._last_journaled = 0
         self._pending: list[Ordered] = []
@@ -113,16 +117,16 @@ class VersionDeltas:
         self._has_failed = self._is_closed = False
 
     def at_load(self, servable: Servable) -> Servable:
-        """Returns the servable with all deltas that are there, before it is shown to anyone.
+        """Returns the servable with all present deltas applied, before the version is published.
 
-        What can not be read is left to catch_up, which says so by its lag.
+        Deltas that can not be read now are left to catch_up(); the status shows their lag.
         """
         with self._catching_up:
             try:
                 side = None
                 while self._read():
                     side = self._overlay.prepare(may_open=True)
-                    assert side is not None  # nobody holds one yet
+                    assert side is not None  # no request can hold a side before the version is published
                     self._overlay.write(side, self._pending)
                     self._note_applied()
                 if side is None:
@@ -135,10 +139,10 @@ class VersionDeltas:
         return side.servable
 
     def catch_up(self, holder: Holder, replace: Replace) -> bool:
-        """Shows what is new; returns whether nothing is left to be shown.
+        """Applies new deltas; returns whether all of them are applied.
 
         Args:
-          holder: of the version, as it is published.
+          holder: the published holder of the version.
         """
         with self._catching_up:
             if self._is_closed:
@@ -157,7 +161,7 @@ class VersionDeltas:
             return not has_more
 
     def upsert(self, table: str, upsert: Upsert) -> UpsertReceipt:
-        """See engine.deltas.Deltas."""
+        """Puts an upsert on disk and waits a moment until requests are answered with it, as Deltas.upsert declares."""
         target = self._target
         if self._journal is None:
             raise DeltaRefused(
@@ -175,7 +179,7 @@ class VersionDeltas:
 
         delta = self._journal.append(make, self._highest + 1)
         if self._is_closed:
-            # On disk, for when the version is served again; nobody shows it now.
+            # The upsert is on disk and is applied when the version is served again.
             self._journal.close()
         self._wake()
         with self._news:
@@ -183,7 +187,7 @@ class VersionDeltas:
         return UpsertReceipt(target.model, target.version, table, delta.sequence, ids.size, is_visible)
 
     def status(self) -> DeltaStatus:
-        """See engine.deltas.Deltas."""
+        """Returns the progress of the deltas, as Deltas.status declares."""
         since_s = self._behind_since_s
         return DeltaStatus(
             last_sequence=self._numbers.last,
@@ -197,7 +201,11 @@ class VersionDeltas:
         )
 
     def close(self) -> None:
-        """See engine.deltas.Deltas. What points back here is let go of, or all would stay until a full collection."""
+        """Closes the journal and frees the tables of the deltas, after the version is no longer served.
+
+        The overlay's references back to the version are removed too: a cycle would keep the memory until a full
+        collection.
+        """
         with self._catching_up:
             self._is_closed = True
             self._overlay.close()
@@ -205,19 +213,19 @@ class VersionDeltas:
                 self._journal.close()
 
     def _read(self) -> bool:
-        """Takes what is new; returns whether there was anything, and so may be more."""
+        """Reads new deltas; returns whether there were any, in which case there may be more."""
         found = 0
         for delta in self._journal.read(_BATCH_BYTES) if self._journal is not None else ():
             found += 1
-            self._take(delta, is_journaled=True)
+            self._check_and_queue(delta, is_journaled=True)
         for delta in self._inbox.read(_BATCH_BYTES):
             found += 1
-            self._take(delta, is_journaled=False)
+            self._check_and_queue(delta, is_journaled=False)
         if self._pending and self._behind_since_s is None:
             self._behind_since_s = self._clock()
         return found > 0
 
-    def _take(self, delta: Delta, *, is_journaled: bool) -> None:
+    def _check_and_queue(self, delta: Delta, *, is_journaled: bool) -> None:
         try:
             if not is_journaled and self._checksums.get(delta.sequence, delta.checksum) != delta.checksum:
                 raise DeltaFault("repeated", f"another file had the number {delta.sequence}")
@@ -236,7 +244,7 @@ class VersionDeltas:
         else:
             self._checksums[delta.sequence] = delta.checksum
         self._highest = max(self._highest, delta.sequence)
-        # What was acknowledged counts more than a file of the same number.
+        # If an upsert and a file have the same number, the upsert wins, because a client was told that it is stored.
         self._pending.append(Ordered(2 * delta.sequence + is_journaled, delta))
 
     def _show(self, holder: Holder, replace: Replace) -> bool:
@@ -250,7 +258,7 @@ class VersionDeltas:
         self._overlay.write(side, self._pending)
         new = replace(holder, side.servable)
         if new is None:
-            # The version is on its way out: nobody asks it any more.
+            # The version is being unloaded, so that new requests do not reach it: its deltas need not be shown.
             return True
         self._overlay.show(side, new)
         self._note_applied()
@@ -265,7 +273,7 @@ class VersionDeltas:
         self._pending = []
         if self._numbers.missing > missing:
             extra = {"missing": self._numbers.missing, "last": self._numbers.last}
-            logger.warning("numbers of deltas are missing", extra=self._names() | extra)
+            logger.warning("sequence numbers of deltas are missing", extra=self._names() | extra)
         with self._news:
             self._shown_upsert = self._last_journaled
             self._news.notify_all()

@@ -21,11 +21,11 @@ class Held:
 class Admission:
     """The counter of bytes and rows in flight; refuses requests beyond the limits. Concurrency: any thread.
 
-    A request that the event loop answers in one go is not counted: the event loop answers one at a time. Every request
+    A request that the event loop answers without waiting is not counted, because there is one at a time. Every request
     that waits for anything is counted, from its first byte until its answer is made.
 
     Args:
-      observer: told of every refusal, also by thread pools under this object's limits.
+      observer: called for every refusal, also for those of thread pools that have this object's limits.
     """
 
     def __init__(self, limits: Limits | None = None, observer: AdmissionObserver | None = None) -> None:
@@ -37,14 +37,14 @@ class Admission:
         # NOTE: keep the code under this lock to a few lines: a thread that is preempted with the lock stops all others.
         self._lock = threading.Lock()
 
-    def take_bytes(self, model: str, size: int) -> None:
-        """Takes room for bytes of a request or an answer; give_back returns the room.
+    def reserve_bytes(self, model: str, size: int) -> None:
+        """Reserves bytes for a request or an answer; release() frees them.
 
         Args:
           model: a configured model's name, or "".
 
         Raises:
-          Overloaded: there is no room now, or this model has more than its share.
+          Overloaded: the bytes are not free now, or this model has more than its share.
         """
         with self._lock:
             free = self.limits.bytes - self._bytes
@@ -56,19 +56,19 @@ class Admission:
         self._refuse(model, "bytes", f"{self._bytes} bytes of requests and answers are in flight", self.limits.bytes)
 
     def check_bytes(self, model: str, size: int) -> None:
-        """Raises Overloaded where there is no room for a body of an announced size; takes no room."""
+        """Raises Overloaded if a body of an announced size does not fit into the free bytes; reserves nothing."""
         free = self.limits.bytes - self._bytes
         held = self._held.get(model)
         if size > free or not has_share(held.bytes if held else 0, free):
             text = f"{self._bytes} bytes of requests and answers are in flight"
             self._refuse(model, "bytes", text, self.limits.bytes)
 
-    def take(self, model: str, rows: int, size: int) -> None:
-        """Takes room for a run: its rows, and the bytes of its answer.
+    def reserve(self, model: str, rows: int, size: int) -> None:
+        """Reserves the rows of a run and the bytes of its answer; release() frees them.
 
         Raises:
           PayloadTooLarge: the run exceeds a limit even on an idle server.
-          Overloaded: there is no room now, or this model has more than its share.
+          Overloaded: the rows or bytes are not free now, or this model has more than its share.
         """
         if rows > self.limits.rows or size > self.limits.bytes:
             raise PayloadTooLarge(
@@ -90,8 +90,8 @@ class Admission:
             self._refuse(model, "bytes", text, self.limits.bytes)
         self._refuse(model, "rows", f"{self._rows} rows are in flight", self.limits.rows)
 
-    def give_back(self, model: str, rows: int, size: int) -> None:
-        """Gives back rows and bytes that take or take_bytes took."""
+    def release(self, model: str, rows: int, size: int) -> None:
+        """Frees rows and bytes that reserve() or reserve_bytes() reserved."""
         with self._lock:
             held = self._of(model)
             held.rows -= rows
@@ -99,7 +99,7 @@ class Admission:
             self._rows -= rows
             self._bytes -= size
             if not held.rows and not held.bytes:
-                # So _held has entries only for models with requests in flight, whatever names come and go.
+                # So _held has entries only for models with requests in flight, whatever models come and go.
                 del self._held[model]
 
     def held(self) -> Mapping[str, Held]:
@@ -118,10 +118,11 @@ class Admission:
         raise Overloaded(f"The server is overloaded: {what}, its limit is {limit}. Try again later.")
 
 
-class Room:
-    """The bytes in flight that one request holds. Concurrency: any thread; grown by one caller at a time.
+class Reservation:
+    """The bytes in flight that one request has reserved. Concurrency: any thread; grown by one caller at a time.
 
-    The users of a room are its creator and every thread that was handed the bytes; each user calls done() once.
+    The users of a reservation are its creator and every thread that was handed the bytes; each user calls drop_user()
+    once.
     """
 
     __slots__ = ("_admission", "_model", "_size", "_users", "_lock")
@@ -135,27 +136,27 @@ class Room:
 
     @property
     def model(self) -> str:
-        """Returns the model whose share the room counts against."""
+        """The model whose share the reservation counts against."""
         return self._model
 
     def check(self, size: int) -> None:
-        """Raises Overloaded where a body of this size would find no room now."""
+        """Raises Overloaded if a body of this size does not fit into the free bytes now."""
         self._admission.check_bytes(self._model, size)
 
     def grow(self, size: int) -> None:
-        """Takes room for more bytes; raises Overloaded."""
-        self._admission.take_bytes(self._model, size)
+        """Reserves more bytes; raises Overloaded."""
+        self._admission.reserve_bytes(self._model, size)
         self._size += size
 
-    def use(self) -> None:
-        """Adds a user of the bytes."""
+    def add_user(self) -> None:
+        """Adds a user of the reserved bytes."""
         with self._lock:
             self._users += 1
 
-    def done(self) -> None:
-        """Removes a user of the bytes; the last user gives the room back."""
+    def drop_user(self) -> None:
+        """Removes a user of the reserved bytes; the last user frees them."""
         with self._lock:
             self._users -= 1
             is_last = self._users == 0
         if is_last and self._size:
-            self._admission.give_back(self._model, 0, self._size)
+            self._admission.release(self._model, 0, self._size)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-# A model may hold up to this many times the room that is still free. So one flooding model gets four fifths of the
-# limit, and two flooding models get four ninths each. However many models flood, some room stays for another model.
-# Source: Choudhury and Hahne, "Dynamic queue length thresholds for shared-memory packet switches" (1998).
+# A model may hold up to this many times the bytes or rows that are still free. So one flooding model gets four fifths
+# of the limit, and two flooding models get four ninths each. However many models flood, something stays free for
+# another model. Source: Choudhury and Hahne, "Dynamic queue length thresholds for shared-memory packet switches"
+# (1998).
 _SHARE = 4
 
 # Why a request was refused. bytes, rows: too many are in flight; queue: too many requests wait; wait: the request would
@@ -32,22 +33,22 @@ class AdmissionObserver(Protocol):
     """The observer of refused and waiting requests. Concurrency: any thread; must not raise."""
 
     def refused(self, model: str, reason: Reason) -> None:
-        """Notes a refused request."""
+        """Counts a refused request by model and reason."""
         ...
 
     def waited(self, model: str, seconds: float) -> None:
-        """Notes how long a request waited for a thread."""
+        """Counts the time that a request waited for a thread."""
         ...
 
 
 class Unobserved:
-    """An AdmissionObserver that notes nothing."""
+    """An AdmissionObserver that counts nothing."""
 
     def refused(self, model: str, reason: Reason) -> None:
-        """See AdmissionObserver."""
+        """Does nothing with a refused request."""
 
     def waited(self, model: str, seconds: float) -> None:
-        """See AdmissionObserver."""
+        """Does nothing with a request's waiting time."""
 
 
 def has_share(mine: int, free: int) -> bool:

@@ -19,7 +19,7 @@ from service.engine.version_policy import wanted_versions
 SAVED_MODEL = "saved_model.pb"
 # Most entries of a folder that are read for a suggestion: a folder may be large, and the watcher reads it at each poll.
 _MAX_ENTRIES = 100
-# Most folders that one suggestion names.
+# Most folders that one suggestion ("did you mean ...?") names.
 _MAX_NAMED = 3
 # --model_base_path is made absolute and normalized, so a URI arrives as /current/folder/gs:/bucket/model.
 _URI = re.compile(r"(?:^|/)(?P<scheme>[A-Za-z][A-Za-z0-9+.-]+):/+(?P<rest>.*)")
@@ -111,7 +111,7 @@ def _holds_versions(folder: Path) -> bool:
 
 
 def _is_saved_model(folder: Path) -> bool:
-    # Not Path.is_file, which raises where the folder may not be read.
+    # os.path.isfile and not Path.is_file, which raises an error for a folder that may not be read.
     return os.path.isfile(folder / SAVED_MODEL)
 
 

@@ -1,4 +1,4 @@
-"""Requests laid end to end along the rows, and cut apart again. Pure functions; Concurrency: any thread."""
+"""Concatenates requests along their rows into one batch, and cuts batches apart. Pure functions; any thread."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from service.types import Array, RaggedNames, SignatureSpec, Tensors
 
 
 def num_rows(spec: SignatureSpec, inputs: Tensors) -> int:
-    """Returns B of a request that has passed engine.validation.
+    """Returns B, the number of rows of a request that has passed engine.validation.
 
     Raises:
-      InputMismatch: in TensorFlow Serving's words, where not every input has B rows.
+      InputMismatch: the inputs differ in their number of rows; the text is TensorFlow Serving's.
 
     Source: tensorflow_serving/batching/batching_util.h, ComputeTensorBatchSize (9d981c5).
     """
@@ -31,24 +31,25 @@ def num_rows(spec: SignatureSpec, inputs: Tensors) -> int:
 
 
 def group(spec: SignatureSpec, inputs: Tensors, *, pads: bool) -> Hashable:
-    """Returns what two requests must have in common to share a batch: names, dtypes, inner shapes.
+    """Returns the key that two requests must have in common to share a batch: names, dtypes, inner shapes.
 
     Args:
-      pads: inner sizes may differ, the number of dimensions may not. An empty input has no value to be padded with,
-        so it keeps to its like.
+      pads: inputs with different inner sizes may share a batch, not those with different ranks. An empty input has no
+        value to pad with, so it shares a batch only with inputs of the same inner shape.
     """
     kinds: list[tuple[str, str, object]] = []
     for name in sorted(inputs):
         array = inputs[name]
         inner: object = array.ndim if pads and array.size else array.shape[1:]
         kinds.append((name, array.dtype.str, inner))
-    # Weights that are left empty mean 1 for every id, which ids beside them that have weights would not.
+    # An empty weights input means weight 1 for every id; in a batch with weighted requests its ids would get no
+    # weights.
     unweighted = tuple(names.weights for names in _sent(spec, inputs) if _is_unweighted(names, inputs))
     return tuple(kinds), unweighted
 
 
 def rows_of(spec: SignatureSpec, inputs: Tensors, begin: int, end: int) -> dict[str, Array]:
-    """Returns rows begin to end of a request."""
+    """Returns the rows from begin to end of a request's inputs."""
     cut = {name: array[begin:end] for name, array in inputs.items() if name in spec.row_inputs}
     for names in _sent(spec, inputs):
         splits = inputs[names.row_splits]
@@ -62,7 +63,7 @@ def rows_of(spec: SignatureSpec, inputs: Tensors, begin: int, end: int) -> dict[
 
 
 def repeated(spec: SignatureSpec, row: Tensors, times: int) -> dict[str, Array]:
-    """Returns a request of one row as one of `times` rows like it."""
+    """Returns a request of one row with that row repeated to `times` rows."""
     copies = {name: np.repeat(array, times, axis=0) for name, array in row.items() if name in spec.row_inputs}
     for names in _sent(spec, row):
         splits = row[names.row_splits]
@@ -74,11 +75,11 @@ def repeated(spec: SignatureSpec, row: Tensors, times: int) -> dict[str, Array]:
 
 
 def concatenated(spec: SignatureSpec, requests: Sequence[Tensors], *, pads: bool) -> dict[str, Array]:
-    """Returns requests of one group as one request; row splits go on where those of the request before end.
+    """Concatenates requests of one group into one request; row splits go on where the request before ends.
 
     Args:
-      pads: inner sizes are filled up to the largest with the first value of each request's own array, as in
-        TensorFlow Serving.
+      pads: inner sizes are padded to the largest with the first value of each request's own array, as in TensorFlow
+        Serving.
     """
     spliced = {names.row_splits for names in _sent(spec, requests[0])}
     return {
@@ -98,7 +99,7 @@ def _is_unweighted(names: RaggedNames, inputs: Tensors) -> bool:
 
 
 def _spliced(parts: Sequence[Array]) -> Array:
-    """Returns row splits of requests laid end to end.
+    """Concatenates the row splits of requests.
 
     >>> _spliced([np.array([0, 2, 2]), np.array([0, 1])]).tolist()
     [0, 2, 2, 3]

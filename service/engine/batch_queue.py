@@ -18,7 +18,7 @@ from service.types import Array, Tensors
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """One request, from its arrival until its last task ends.
+    """One request in a batch queue, from its arrival until its last task ends.
 
     group: requests of equal groups may share a batch.
     deadline_s: on the scheduler's clock; None: the request waits for ever.
@@ -46,7 +46,7 @@ class Call:
 
 @dataclass(slots=True, eq=False)
 class Task:
-    """The rows from begin to end of a call, which are run in one batch."""
+    """Rows of one call, from begin to end, that are run in one batch."""
 
     call: Call
     begin: int
@@ -55,7 +55,7 @@ class Task:
 
     @property
     def rows(self) -> int:
-        """Returns the number of rows of the task."""
+        """Number of rows of the task."""
         return self.end - self.begin
 
 
@@ -67,7 +67,7 @@ Process = Callable[[Sequence[Task]], Sequence[Result]]
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """Tasks of one group that run together. A batch is open until another batch of the group is begun."""
+    """One batch: tasks of one group that run together. A batch is open until another batch of the group is begun."""
 
     group: Hashable
     due_s: float
@@ -77,7 +77,7 @@ class Batch:
 
 
 class BatchQueue:
-    """Batches of one signature, first come first served. Concurrency: under its scheduler's lock.
+    """The waiting batches of one signature, first come first served. Concurrency: under its scheduler's lock.
 
     Each group has an open batch of its own, but all groups share one limit on waiting batches: clients decide by their
     inputs how many groups there are.
@@ -98,38 +98,38 @@ class BatchQueue:
         return not self._batches and (rows == full or (rows < full and self._parameters.batch_timeout_micros == 0))
 
     def check_size(self, rows: int) -> None:
-        """Raises InputMismatch where a call is too large for any batch."""
+        """Raises InputMismatch if a call has more rows than a batch may have."""
         if rows > self._parameters.max_batch_size:
             raise InputMismatch(
                 f"Task size {rows} is larger than maximum input batch size {self._parameters.max_batch_size}"
             )
 
     def add(self, call: Call, now_s: float) -> None:
-        """Takes a call in as one task, or as several where it is split.
+        """Adds a call to the open batch as one task, or as several tasks in several batches if the call is split.
 
         Raises:
           Overloaded: the limit on waiting batches is reached.
         """
         full = self._parameters.batch_rows
         last = self._open.get(call.group)
-        room = full - last.rows if last is not None else 0
+        free_rows = full - last.rows if last is not None else 0
         self._check_room(call, last)
         begin = 0
         while begin < call.rows:
             rows = call.rows - begin
             if self._parameters.enable_large_batch_splitting:
-                rows = min(rows, room or full)
-            if last is None or rows > room:
-                last, room = self._begin_batch(call.group, now_s), full
+                rows = min(rows, free_rows or full)
+            if last is None or rows > free_rows:
+                last, free_rows = self._begin_batch(call.group, now_s), full
             task = Task(call, begin, begin + rows, now_s)
             call.tasks.append(task)
             last.tasks.append(task)
             last.rows += rows
-            room -= rows
+            free_rows -= rows
             begin += rows
 
     def pop(self, now_s: float) -> Batch | None:
-        """Takes out the first batch that is ready: full, closed by the next one, or due."""
+        """Removes and returns the first batch that is ready: full, closed by a later batch of its group, or due."""
         for batch in self._batches:
             if self._is_ready(batch, now_s):
                 self._drop(batch)
@@ -137,16 +137,16 @@ class BatchQueue:
         return None
 
     def is_ready(self, now_s: float) -> bool:
-        """Says whether pop would return a batch."""
+        """Says whether pop() would return a batch now."""
         return any(self._is_ready(batch, now_s) for batch in self._batches)
 
     @property
     def due_s(self) -> float:
-        """Returns the time when the next batch is due at the latest; infinite if no batch waits."""
+        """Time when the next batch is due at the latest; infinite if no batch waits."""
         return min((batch.due_s for batch in self._batches), default=math.inf)
 
     def remove(self, call: Call) -> None:
-        """Takes out the tasks of a call that have not begun."""
+        """Removes the tasks of a call that have not begun."""
         for batch in [batch for batch in self._batches if any(task.call is call for task in batch.tasks)]:
             kept = [task for task in batch.tasks if task.call is not call]
             call.tasks[:] = [task for task in call.tasks if task not in batch.tasks]

@@ -13,7 +13,7 @@ from service.errors import DeadlineExceeded, NotReady
 
 _LATE = "Run() timeout exceeded while waiting in batching queue"
 
-# (thread's name, what it does): begins a thread.
+# Starts a thread, given its name and its work.
 StartThread = Callable[[str, Callable[[], None]], None]
 
 
@@ -59,10 +59,10 @@ class Scheduler:
         self._is_stopped = False
 
     def begin_alone(self, queue: BatchQueue, rows: int) -> bool:
-        """Takes a running place for a call that need not wait; the caller's thread then runs the call.
+        """Reserves a running place if a call need not wait; the caller's thread then runs the call.
 
         Returns:
-          Whether the place was taken; if so, the caller calls end_alone after the run.
+          Whether a place was reserved; if so, the caller calls end_alone after the run.
 
         Raises:
           NotReady: the server is stopping.
@@ -74,7 +74,7 @@ class Scheduler:
             return is_alone
 
     def end_alone(self) -> None:
-        """Gives back the running place of begin_alone."""
+        """Frees the running place that begin_alone() reserved."""
         with self._lock:
             self._num_running -= 1
             self._wake_one()
@@ -110,14 +110,14 @@ class Scheduler:
     def run_ready(self) -> bool:
         """Runs one ready batch; returns False if no batch is ready, or no running place is free."""
         with self._lock:
-            taken = self._take()
-        if taken is None:
+            found = self._next_batch()
+        if found is None:
             return False
-        self._process(*taken)
+        self._process(*found)
         return True
 
     def stop(self) -> None:
-        """Refuses new calls; waiting calls are still answered."""
+        """Refuses new calls from now on; calls that wait are still run."""
         with self._lock:
             self._is_stopped = True
             self._changed.notify_all()
@@ -132,8 +132,8 @@ class Scheduler:
     def _has_ready(self, now_s: float) -> bool:
         return any(queue.is_ready(now_s) for queue in self._waiting)
 
-    def _take(self) -> tuple[BatchQueue, list[Task]] | None:
-        """Takes the next batch out of the queues and counts the batch as running; late tasks are dropped."""
+    def _next_batch(self) -> tuple[BatchQueue, list[Task]] | None:
+        """Removes the next batch from the queues and counts it as running; drops tasks whose deadline has passed."""
         now_s = self.clock()
         num_tries = len(self._waiting) if self._has_room() else 0
         for _ in range(num_tries):
@@ -201,14 +201,14 @@ class Scheduler:
     def _work(self) -> None:
         with self._lock:
             while self._waiting or not self._is_stopped:
-                taken = self._take()
-                if taken is None:
+                found = self._next_batch()
+                if found is None:
                     self._sleep()
                     continue
                 self._wake_one()
                 self._lock.release()
                 try:
-                    self._process(*taken)
+                    self._process(*found)
                 finally:
                     self._lock.acquire()
 

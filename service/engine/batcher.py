@@ -179,24 +179,25 @@ def _part(outputs: Mapping[str, Array], names: tuple[str, ...], begin: int, rows
 
 
 def _own(error: Exception) -> Exception:
-    """Returns an error for one request: many threads that raise the same one would write into its traceback."""
+    """Returns a new error for one request: threads that raised the same object would write into its traceback."""
     return type(error)(error.message) if isinstance(error, ServiceError) else RuntimeError("the batch failed")
 
 
 class BatchObserver(Protocol):
-    """Learns of requests and batches. Concurrency: any thread; must not raise."""
+    """An observer of batched requests and of batches. Concurrency: any thread; must not raise."""
 
     def arrived(self, *, rows: int) -> None:
-        """A request of so many rows came to be batched."""
+        """Counts a request with its rows before it is batched."""
         ...
 
     def processed(self, *, requests: int, rows: int, padding: int, queue_seconds: list[float]) -> None:
-        """A batch was begun: requests, or parts of them, of so many rows together, padded by so many more rows.
+        """Counts a batch when it begins to run.
 
-        queue_seconds: how long each of them waited.
+        requests: number of requests, or parts of them, in the batch. rows: their rows. padding: rows added to these.
+        queue_seconds: seconds that each of these requests waited.
         """
         ...
 
     def rejected(self, *, error: Exception) -> None:
-        """A request was turned away before any work: too large, the queue full, or late."""
+        """Counts a request that was refused before any work: it is too large or late, or the queue is full."""
         ...

@@ -1,4 +1,4 @@
-"""How requests are batched: TensorFlow Serving's parameters, their defaults and what they must satisfy.
+"""Declares TensorFlow Serving's batching parameters with their defaults, and checks them.
 
 Source: tensorflow_serving/servables/tensorflow/{session_bundle_config.proto,bundle_factory_util.cc} (9d981c5);
 tensorflow/core/kernels/batching_util/shared_batch_scheduler.h (TensorFlow 2.21).
@@ -39,19 +39,19 @@ class BatchingParameters:
 
     @property
     def batch_rows(self) -> int:
-        """Returns the number of rows of a full batch."""
+        """Number of rows of a full batch."""
         if self.enable_large_batch_splitting and self.max_execution_batch_size is not None:
             return self.max_execution_batch_size
         return self.max_batch_size
 
     @property
     def batch_timeout_s(self) -> float:
-        """Returns the seconds that a batch waits for more requests while the batch is not full."""
+        """Seconds that a batch that is not full waits for more requests."""
         return self.batch_timeout_micros / 1e6
 
     @property
     def max_waiting_batches(self) -> int:
-        """Returns how many batches may wait; 0 counts as 1 if requests are not split, as in TensorFlow Serving."""
+        """Number of batches that may wait; 0 counts as 1 if requests are not split, as in TensorFlow Serving."""
         return self.max_enqueued_batches or 1
 
     def padded_rows(self, rows: int) -> int:

@@ -1,4 +1,4 @@
-"""A signature of one servable, held for one request, and what is told of each request at its end."""
+"""Holds one signature of a servable for one request, runs it, and reports the request at its end."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from service.types import Array, Backend, SignatureSpec, Tensors
 
 
 class Observer(Protocol):
-    """Learns of every finished request. Concurrency: any thread; must not raise."""
+    """An observer of finished requests. Concurrency: any thread; must not raise."""
 
     def finished(self, request: Finished) -> None:
         """Counts a request that has ended."""
@@ -47,7 +47,7 @@ class Services:
 
 
 class Bound:
-    """A signature of one servable, held for one request: `with engine.bind(...) as bound`.
+    """A signature of one servable with a lease for one request: `with engine.bind(...) as bound`.
 
     Concurrency: one caller at a time.
     """
@@ -81,75 +81,78 @@ class Bound:
         self._recorder = recorder
         self._rows = 0
         self._run_s = 0.0
-        # Rows and bytes that admission holds for this request.
+        # Rows and bytes that admission has reserved for this request.
         self._held = (0, 0)
 
     @property
     def model(self) -> str:
-        """The served name."""
+        """The name under which the model is served."""
         return self._servable.name
 
     @property
     def version(self) -> int:
-        """The version that answers, also where the request asked for the latest."""
+        """The version of the servable, also if the request asked for the latest."""
         return self._servable.version
 
     def run(self, inputs: Tensors, output_filter: tuple[str, ...] = ()) -> dict[str, Array]:
-        """Validates, runs and returns the outputs by name.
+        """Validates the inputs, runs the signature on them, and returns its outputs by name.
 
-        A lookup answers the features that were sent. An output_filter keeps only the outputs it names.
+        A lookup returns outputs for the features that were sent. An output_filter keeps only the outputs that it names.
 
         Raises:
-          ServiceError: whatever service.errors lists; anything else a backend raises becomes BackendFailure.
+          ServiceError: a fault of the request or of the server; any other error of a backend becomes BackendFailure.
         """
         backend = self._servable.backend(self.spec)
         if output_filter:
-            # Wrong names are told before a wrong filter, and that before a wrong dtype, as TensorFlow Serving does.
+            # Wrong input names are reported before a wrong filter, and a wrong filter before a wrong dtype, as in
+            # TensorFlow Serving.
             check_names(self.spec, inputs)
         outputs = self._choose_outputs(output_filter)
         arrays, self._rows = checked(self.spec, inputs)
         check_outputs(self.spec, arrays, output_filter)
         if self._rows * self.spec.row_bytes > self._services.max_response_bytes:
-            # A row costs a client two bytes and the server kilobytes, so a limit on requests bounds nothing here.
+            # A row of a request can be two bytes and its answer kilobytes, so that the limit on requests does not bound
+            # answers.
             raise PayloadTooLarge(
                 f"The answer would hold {self._rows} rows of {self.spec.row_bytes} bytes, this server's limit is "
                 f"{self._services.max_response_bytes} bytes; send fewer rows per request."
             )
-        self._take(self._rows, self._rows * self.spec.row_bytes)
+        self._reserve(self._rows, self._rows * self.spec.row_bytes)
         results = self._run(backend, arrays, outputs)
         recorder = self._recorder
-        if recorder is not None and recorder.draw.take():
+        if recorder is not None and recorder.draw.is_chosen():
             recorder.predicted(
                 self.spec, self._servable.version, inputs=inputs, output_filter=output_filter, outputs=results
             )
         return results
 
     def check_names(self, names: Mapping[str, object]) -> None:
-        """Raises InputMismatch where a request's input names are not the signature's; run does so by itself."""
+        """Raises InputMismatch if a request's input names are not the signature's; run() checks them too."""
         check_names(self.spec, names)
 
     def infer(self, method_name: str, examples: Array) -> Classification | Regression:
-        """Classifies serialized Examples, or regresses over them.
+        """Runs classification or regression on serialized tf.Examples.
 
         Args:
-          method_name: engine.inference's.
-          examples: [B] objects (bytes). The graph says whether its input takes strings: signatures are known to lie.
+          method_name: CLASSIFY_METHOD or REGRESS_METHOD of engine.inference.
+          examples: [B] objects (bytes). The graph checks that its input takes strings, because SignatureDefs are often
+            wrong there.
 
         Raises:
-          UnfitSignature: the signature is not of that kind.
-          ServiceError: as run does.
+          UnfitSignature: the signature's inputs or outputs do not fit the method.
+          ServiceError: as in run().
         """
         outputs = wanted_outputs(self.spec, method_name)
         backend = self._servable.backend(self.spec)
         if self.spec.kind == "lookup":
-            # Kernels have no signature's dtype to hold strings against; a graph has.
+            # A graph refuses strings for an integer input; the kernels of a lookup have no such check.
             raise InputMismatch("Expects arg[0] to be int64 but string is provided")
         self._rows = examples.size
-        self._take(examples.size, examples.size * self.spec.row_bytes)
+        self._reserve(examples.size, examples.size * self.spec.row_bytes)
         results = self._run(backend, {INPUTS: examples}, outputs)
         result = result_of(method_name, results, examples.size)
         recorder = self._recorder
-        if recorder is not None and recorder.draw.take():
+        if recorder is not None and recorder.draw.is_chosen():
             recorder.inferred(self.spec, self._servable.version, examples=examples, result=result)
         return result
 
@@ -174,8 +177,8 @@ class Bound:
         except Exception as error:
             raise BackendFailure("The server failed to run this request; its log has the cause.") from error
 
-    def _take(self, rows: int, size: int) -> None:
-        self._services.admission.take(self._servable.name, rows, size)
+    def _reserve(self, rows: int, size: int) -> None:
+        self._services.admission.reserve(self._servable.name, rows, size)
         self._held = (self._held[0] + rows, self._held[1] + size)
 
     def _run_backend(self, backend: Backend, arrays: dict[str, Array], outputs: tuple[str, ...]) -> dict[str, Array]:
@@ -203,9 +206,10 @@ class Bound:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._held != (0, 0):
-            self._services.admission.give_back(self._servable.name, *self._held)
+            self._services.admission.release(self._servable.name, *self._held)
             self._held = (0, 0)
-        # Reported while the lease is held: a version must not be counted again after its series were dropped.
+        # The request is reported while it holds the lease: after an unload, its version's metrics must not be created
+        # again.
         try:
             servable, started_s = self._servable, self._call.started_s
             subject = Subject(self._call.api, self._call.method, servable.name, servable.version, self.spec.name)

@@ -1,4 +1,4 @@
-"""Describes one request of a client: how it came in, and, at its end, what it was for and how it went."""
+"""Describes one request of a client: when it arrives (Call), and when it has ended (Finished)."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from service.types import SignatureKind
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A client's request as its wire hands it to the engine, with times on the engine's clock.
+    """One request of a client as HTTP or gRPC passes it to the engine, with times on the engine's clock.
 
-    api: the wire's name in metrics, such as "http" or "grpc".
-    method: the method's name in metrics, spelt as on that wire.
-    started_s: when the request arrived; None: when its signature is bound.
+    api: the label for metrics, such as "http" or "grpc".
+    method: the label for metrics, spelt as HTTP or gRPC spells the method.
+    started_s: when the request arrived; None: Engine.bind sets it.
     deadline_s: the engine begins no work after this time; None: the request has no deadline.
     """
 
@@ -27,7 +27,7 @@ class Call:
 class Subject(NamedTuple):
     """The labels of a request in metrics.
 
-    model, signature: "" where the request named none that exists, so labels stay bounded.
+    model, signature: "" if no model or signature of the requested name exists, so that labels stay bounded.
     version: None where no version was bound.
     """
 
@@ -40,9 +40,9 @@ class Subject(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """One finished request.
+    """One finished request, for metrics.
 
-    kind: tells whether a graph ran.
+    kind: "predict" if a graph ran, "lookup" if not.
     error: None: the request succeeded.
     run_seconds: the part of seconds that the backend took.
     """

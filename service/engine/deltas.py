@@ -1,4 +1,4 @@
-"""Interface of changed rows for requests and metrics; these rows change without a new version."""
+"""Declares how requests and metrics use a version's deltas: rows that change without a new version."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from service.types import Array
 
 @dataclass(frozen=True, slots=True)
 class Upsert:
-    """New values for rows of a table.
+    """A request to change rows of a table.
 
-    ids: [N] int64; keys: [N] object (bytes) or int64, of a vocabulary. One of the two is None.
-    feature: whose vocabulary the keys are of; "" where the table has only one.
+    ids: [N] int64; keys: [N] object (bytes) or int64, keys of a vocabulary. One of the two is None.
+    feature: the feature whose vocabulary has the keys; "" if the table has only one vocabulary.
     rows: [N, D] float32.
-    is_forced: also where a signature answers from a copy of the table, and would not see them.
+    is_forced: the rows change even if a signature answers from a copy of the table, which keeps its rows.
     """
 
     rows: Array
@@ -27,9 +27,9 @@ class Upsert:
 
 
 class UpsertReceipt(NamedTuple):
-    """An upsert that is on disk.
+    """Confirms an upsert that is on disk.
 
-    is_visible: it is answered by the process that took it; others follow within a second.
+    is_visible: this process answers with the new rows already; other processes follow within a second.
     """
 
     model: str
@@ -41,14 +41,15 @@ class UpsertReceipt(NamedTuple):
 
 
 class DeltaStatus(NamedTuple):
-    """How far a version's deltas are.
+    """The progress of a version's deltas.
 
-    last_sequence: the highest number that is applied. applied: how many deltas were.
-    rows: how many rows differ from the version's own, or did.
-    pending: deltas that were read and are not applied; lag_s: for how long the oldest of them is there, or for how long
-      they can not be read.
-    missing: numbers below the last one that never came.
-    refused: by reason. journal_failures: upserts that the journal did not take, by reason; empty where there is none.
+    last_sequence: highest sequence number that is applied. applied: number of applied deltas.
+    rows: number of rows that have ever differed from the version's own.
+    pending: deltas that were read and are not applied yet; lag_s: seconds since the oldest of them was read, or since
+      deltas can not be read.
+    missing: sequence numbers below the last one that never came.
+    refused: number of refused deltas by reason. journal_failures: number of upserts that the journal refused by reason;
+      empty without a journal.
     """
 
     last_sequence: int
@@ -65,19 +66,20 @@ class Deltas(Protocol):
     """The changes of one version's rows. Concurrency: any thread."""
 
     def upsert(self, table: str, upsert: Upsert) -> UpsertReceipt:
-        """Puts an upsert on disk and waits a moment until it is answered.
+        """Puts an upsert on disk, and waits a moment until requests are answered with it.
 
         Raises:
-          TableNotFound, InputMismatch, IdOutOfRange, IdsTooMany: it does not fit; nothing was changed.
+          TableNotFound, InputMismatch, IdOutOfRange, IdsTooMany: the upsert does not fit the version; nothing was
+            changed.
           DeltaRefused: rows of this version can not be changed.
-          JournalUnavailable: it could not be put on disk; nothing was changed.
+          JournalUnavailable: the upsert could not be put on disk; nothing was changed.
         """
         ...
 
     def status(self) -> DeltaStatus:
-        """Returns how far it is."""
+        """Returns the progress of the version's deltas."""
         ...
 
     def close(self) -> None:
-        """The version is not served any more: gives back the files and the memory that it holds."""
+        """Closes the files and frees the memory of the deltas, after the version is no longer served."""
         ...

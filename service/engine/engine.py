@@ -35,7 +35,7 @@ from service.types import (
     VersionStatus,
 )
 
-# (new list of models, deadline on the engine's clock or None): engine.model_set's reload.
+# Replaces the list of models, before a deadline on the engine's clock or None: ModelSet.reload of engine.model_set.
 Reload = Callable[[Sequence[ModelConfig], float | None], None]
 
 
@@ -53,7 +53,7 @@ class ModelDescription:
 
 
 class TableRows(NamedTuple):
-    """Rows of a table, and the model version of the table.
+    """Rows that were read from a table, and the model version of the table.
 
     rows: [N, D] float32.
     """
@@ -96,12 +96,12 @@ class Engine:
 
     @property
     def clock(self) -> Callable[[], float]:
-        """Returns the clock of all deadlines (seconds, monotonic)."""
+        """The clock of all deadlines (seconds, monotonic)."""
         return self._services.clock
 
     @property
     def tracing(self) -> Tracing | None:
-        """Returns the tracing of requests; None: requests are not traced."""
+        """The tracing of requests; None: requests are not traced."""
         return self._services.tracing
 
     def bind(
@@ -152,16 +152,19 @@ class Engine:
         self._services.observer.finished(Finished(subject, "lookup", error, seconds, 0.0, 0))
 
     def describe(self, ref: ModelRef) -> ModelDescription:
-        """Returns a servable's signatures; raises as bind does."""
+        """Returns a servable's name, version and signatures; raises as bind does."""
         with self._registry.lease(ref) as servable:
             return ModelDescription(servable.name, servable.version, servable.signatures)
 
     def statuses(self, name: str, version: int | None = None) -> list[VersionStatus]:
-        """Returns states of a model's versions, newest first; raises ModelNotFound or VersionNotFound."""
+        """Returns the states of a model's versions, newest first; raises ModelNotFound or VersionNotFound."""
         return self._registry.statuses(name, version)
 
     def reload(self, models: Sequence[ModelConfig], deadline_s: float | None = None) -> None:
-        """Replaces the whole list of models, or nothing; blocks. Raises as engine.model_set.ModelSet.reload does."""
+        """Replaces the whole list of models, or changes nothing; blocks.
+
+        Raises as engine.model_set.ModelSet.reload does.
+        """
         if self._reload is None:
             raise ConfigConflict("The models of this server are fixed.")
         self._reload(models, deadline_s)
@@ -175,11 +178,14 @@ class Engine:
         return name if self._registry.is_configured(name) else ""
 
     def models(self) -> list[str]:
-        """Returns the names of the configured models, sorted."""
+        """Returns the names of all models that this server is configured to serve, sorted."""
         return self._registry.models()
 
     def all_statuses(self) -> dict[str, list[VersionStatus]]:
-        """Returns the states of every configured model's versions, newest first; none where no folder was found yet."""
+        """Returns the states of every configured model's versions, newest first.
+
+        An empty list for a model without versions.
+        """
         result: dict[str, list[VersionStatus]] = {}
         for name in self.models():
             try:
@@ -189,7 +195,7 @@ class Engine:
         return result
 
     def tables(self, ref: ModelRef) -> list[TableInfo]:
-        """Returns the tables of a servable, by name; empty where it has no manifest."""
+        """Returns the tables of a servable, by name; empty without a manifest."""
         with self._registry.lease(ref, lambda early: True) as servable:
             return [servable.tables[name].info for name in sorted(servable.tables)]
 
@@ -207,7 +213,7 @@ class Engine:
             return TableRows(rows, servable.version)
 
     def upsert(self, ref: ModelRef, table_name: str, upsert: Upsert) -> UpsertReceipt:
-        """Changes rows of a table for good; blocks until the rows are on disk. Also raises as engine.deltas says.
+        """Changes rows of a table permanently; blocks until the rows are on disk. Also raises as Deltas.upsert does.
 
         Raises:
           ModelNotFound, VersionNotFound, LabelNotFound, NotReady: as bind does.
@@ -222,9 +228,9 @@ class Engine:
 
     @property
     def is_ready(self) -> bool:
-        """Says whether every configured model can answer."""
+        """Whether every configured model can answer requests."""
         return self._registry.is_ready
 
     def problems(self) -> dict[str, str]:
-        """Returns the reason for each model that can not answer."""
+        """Returns model -> the reason why it can not answer requests, for the models that can not."""
         return {name: problem for name in self.models() if (problem := self._registry.problem(name))}

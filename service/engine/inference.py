@@ -1,7 +1,7 @@
-"""Classification and regression: what their signatures must look like, and what their outputs mean.
+"""Checks the signatures of classification and regression, and converts their outputs to results.
 
-Both take serialized tf.Examples in one input. A request may name any signature of that shape: TensorFlow Serving looks
-at inputs and outputs, not at method_name, so that signatures of TensorFlow 2, which all say "predict", work too.
+Both take serialized tf.Examples in one input. A request may name any signature with fitting inputs and outputs: like
+TensorFlow Serving, the check ignores method_name, because all signatures of TensorFlow 2 have "predict" there.
 
 Source of the rules and of each text: tensorflow_serving/servables/tensorflow/{classifier,regressor,multi_inference}.cc
 (9d981c5).
@@ -24,7 +24,7 @@ SCORES = "scores"
 OUTPUTS = "outputs"
 CLASSIFY_METHOD = "tensorflow/serving/classify"
 REGRESS_METHOD = "tensorflow/serving/regress"
-# {} stands for the name; Predict and MultiInference have other words for it.
+# The error text of Classify and Regress for an unknown signature; Predict and MultiInference have other texts.
 UNKNOWN_SIGNATURE = "No signature was found with the name: {}"
 
 _CLASSIFY_RANK = 2
@@ -32,10 +32,10 @@ _CLASSIFY_RANK = 2
 
 @dataclass(frozen=True, slots=True)
 class Classification:
-    """Classes of B examples.
+    """The result of a classification of B examples.
 
-    labels: [B, C] object (bytes), or None where the signature gives none.
-    scores: [B, C] float32, or None.
+    labels: [B, C] object (bytes), or None if the signature has no such output.
+    scores: [B, C] float32, or None if the signature has no such output.
     """
 
     labels: Array | None
@@ -44,7 +44,7 @@ class Classification:
 
 @dataclass(frozen=True, slots=True)
 class Regression:
-    """The regression values of B examples.
+    """The result of a regression over B examples.
 
     values: [B] float32.
     """
@@ -57,7 +57,7 @@ def wanted_outputs(spec: SignatureSpec, method_name: str) -> tuple[str, ...]:
 
     Raises:
       UnfitSignature: the signature's inputs or outputs do not fit the method.
-      Unimplemented: there is no such method.
+      Unimplemented: the method is neither classification nor regression.
     """
     if method_name == CLASSIFY_METHOD:
         return _classify_outputs(spec)

@@ -23,7 +23,7 @@ LOG_TYPES = ("", "file")
 
 @dataclass(frozen=True, slots=True)
 class RequestLogConfig:
-    """The place and share of a model's logged requests, from its logging_config.
+    """The file and the sampling rate of a model's request log, from its logging_config.
 
     filename_prefix: absolute. sampling_rate: 0 to 1. foreign: fields that this server does not support.
     """
@@ -39,8 +39,8 @@ class ModelConfig:
     """The configuration of one model.
 
     base_path: absolute folder of the model's versions.
-    labels: version by label.
-    platform: "" where the list names no platform.
+    labels: label -> version.
+    platform: "" if the list of models names none for the model.
     request_log: from the model's logging_config; None without one.
     """
 

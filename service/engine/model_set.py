@@ -1,7 +1,7 @@
-"""The models of a server as one thing: a new list of them is taken as a whole or not at all.
+"""Serves a list of models; a new list replaces it as a whole or not at all.
 
-What a reload adds is loaded beside what is served, out of the reach of requests; then names, labels and policies change
-at one moment, and what is no longer listed is unloaded.
+A reload first loads its new models beside the served ones, out of the reach of requests. Then names, labels and
+policies change at one moment, and models that are no longer listed are unloaded.
 
 Source: tensorflow_serving/model_servers/server_core.cc ReloadConfig, UpdateModelVersionLabelMap (9d981c5).
 """
@@ -21,22 +21,22 @@ from service.types import State
 
 logger = logging.getLogger(__name__)
 
-# Models that were removed stay in status, as in TensorFlow Serving, but not for ever.
+# Most removed models that stay in status; TensorFlow Serving keeps all of them.
 _MAX_REMOVED = 100
 _LOOK_AGAIN_S = 0.02
-# How long a refused reload waits until what it added is gone; a load that has begun can not be stopped.
+# Seconds that a refused reload waits until its new models are unloaded; a load that has begun can not be stopped.
 _TAKE_BACK_S = 1.0
 
 
 class ModelSet:
-    """Which models are served, and the watchers that look after them. Concurrency: any thread.
+    """The list of served models, and a watcher for each. Concurrency: any thread.
 
     Args:
-      poll_interval_s: seconds between looks at a model's folder; 0: one look for each config.
-      reload_timeout_s: how long a reload may wait for its models and for the reload before it.
-      allow_labels_for_unavailable: a label that is new may point to a version that is not AVAILABLE.
-      on_change: called after each change of what is served.
-      on_commit: told each list that is taken, before requests can reach what it adds.
+      poll_interval_s: seconds between two scans of a model's folder; 0: one scan for each config.
+      reload_timeout_s: seconds that a reload may wait for its models and for the reload before it.
+      allow_labels_for_unavailable: a new label may point to a version that is not AVAILABLE.
+      on_change: called after each change of the list.
+      on_commit: called with each accepted list, before requests can reach its new models.
     """
 
     def __init__(
@@ -58,9 +58,9 @@ class ModelSet:
         self._on_change = on_change
         self._on_commit = on_commit
         self._changing = threading.Lock()
-        # One reload goes on and one may wait: each holds a thread that requests need as well.
+        # One reload runs and one may wait: each blocks a thread that requests need as well.
         self._reloads = threading.BoundedSemaphore(2)
-        # Held while a refused model is dropped, so that one that comes again with its name is not.
+        # Lock for dropping a refused model, so that a model of the same name that a later reload adds is not dropped.
         self._dropping = threading.Lock()
         self._configs: Mapping[str, ModelConfig] = {}
         self._watchers: dict[str, ModelWatcher] = {}
@@ -70,10 +70,10 @@ class ModelSet:
         self._is_stopped = False
 
     def check(self, configs: Sequence[ModelConfig]) -> None:
-        """Refuses a list of models that could not be taken now.
+        """Checks a list of models against the models that are served now.
 
         Raises:
-          InvalidRequest: whatever engine.model_config refuses.
+          InvalidRequest: engine.model_config refuses the list.
           ConfigConflict: a label points to a version that is not AVAILABLE.
         """
         check_list(configs)
@@ -84,7 +84,7 @@ class ModelSet:
         check_platforms_known(configs)
 
     def start(self, configs: Sequence[ModelConfig]) -> None:
-        """Takes the first list without waiting for any model; raises as check does."""
+        """Starts serving the first list of models, without waiting for their loads; raises as check does."""
         with self._changing:
             self.check(configs)
             self._commit(configs)
@@ -95,16 +95,16 @@ class ModelSet:
         deadline_s: float | None = None,
         agree: Callable[[], None] = lambda: None,
     ) -> None:
-        """Replaces the list of models; where this raises, nothing has changed. Blocks until new models are AVAILABLE.
+        """Replaces the list of models; blocks until new models are AVAILABLE. If it raises, nothing has changed.
 
         Args:
-          deadline_s: on the rules' clock; the reload timeout holds beside it.
-          agree: called when they are; where it raises a ServiceError they are taken back.
+          deadline_s: on the clock of the load rules; the reload timeout applies too.
+          agree: called when the new models are AVAILABLE; if it raises a ServiceError, they are unloaded again.
 
         Raises:
           InvalidRequest, ConfigConflict: as check does.
           ReloadFailed: a new model has no version that loads.
-          DeadlineExceeded: not done in time.
+          DeadlineExceeded: the new models were not AVAILABLE in time.
           Overloaded: another reload waits already.
           NotReady: the server is shutting down.
         """
@@ -138,24 +138,26 @@ class ModelSet:
             self._changing.release()
 
     def look_again(self, name: str) -> None:
-        """Has a model's folder and what is loaded of it looked at now."""
+        """Makes a model's watcher check the model's folder and its loaded versions now."""
         if watcher := self._watchers.get(name):
             watcher.look_again()
 
     def is_settled(self, name: str) -> bool:
-        """Whether a model answers, its lookups at least, or has failed."""
+        """Says whether a model answers (its lookups at least), or has failed to load."""
         registry = self._registry
         return registry.is_available(name) or registry.shows_lookups(name) or bool(self._failure(name))
 
     def drain(self) -> None:
-        """Ends reloads, those that wait for their models too, so that no shutdown waits for them."""
+        """Ends reloads that run or wait, so that no shutdown waits for them."""
         self._is_stopped = True
 
     def stop(self, timeout_s: float | None = None) -> list[str]:
-        """Ends the watchers and waits for them, which no load can be told; what is loaded stays loaded.
+        """Ends the watchers and waits for their threads; a running load can not be stopped.
+
+        Loaded versions stay loaded.
 
         Returns:
-          The models that still load, or unload, when the time is over.
+          The models that still load or unload after the timeout.
         """
         self.drain()
         with self._changing:
@@ -187,7 +189,7 @@ class ModelSet:
     def _commit(self, configs: Sequence[ModelConfig]) -> None:
         old, self._configs = self._configs, {config.name: config for config in configs}
         for config in configs:
-            # The watchers of what this reload added are there already.
+            # Models that this reload added have their watchers already.
             if not self._is_watched(config):
                 self._watch(config)
         self._on_commit(configs)
@@ -206,13 +208,13 @@ class ModelSet:
         return watcher is not None and watcher.configure(config)
 
     def _watch(self, config: ModelConfig) -> None:
-        """Begins to load a model that no request can reach yet."""
+        """Starts to load a model that no request can reach yet."""
         name = config.name
         with self._dropping:
             self._refused.discard(name)
             self._registry.add_model(name, is_configured=False)
         if self._is_watched(config):
-            # It was removed a moment ago and is still unloading: the same thread goes on with it.
+            # The model was removed a moment ago and is still unloading: its thread goes on with the new config.
             return
         self._watchers[name] = watcher = ModelWatcher(config, self._registry, self._rules)
         thread = threading.Thread(target=self._run, args=(name, watcher), name=f"watch-{name}", daemon=True)
@@ -249,7 +251,7 @@ class ModelSet:
             time.sleep(_LOOK_AGAIN_S)
 
     def _failure(self, name: str) -> str:
-        """Says why a model will not become available soon; "" where it may."""
+        """Returns why a model will not become available soon; "" if it may."""
         statuses = self._registry.all_statuses(name)
         if any(status.state in (State.START, State.LOADING) for status in statuses):
             return ""

@@ -29,7 +29,7 @@ class Attempt(Generic[T]):
         self._error: BaseException | None = None
         self._is_given_up = False
         self._is_over = threading.Event()
-        # Held while result() and the thread decide who takes the result: the waiting caller or on_late.
+        # Lock under which result() and the thread decide who gets the call's result: the waiting caller or on_late.
         self._deciding = threading.Lock()
         threading.Thread(target=self._run, name=name, daemon=True).start()
 

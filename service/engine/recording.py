@@ -16,7 +16,7 @@ class Draw:
 
     Args:
       rate: the share of requests that is chosen, 0 to 1.
-      source: gives numbers from 0 to below 1, for requests without a number from the native core.
+      source: returns numbers from 0 to below 1, for requests without a number from the native core.
     """
 
     __slots__ = ("rate", "_source")
@@ -25,10 +25,10 @@ class Draw:
         self.rate = rate
         self._source = source
 
-    def take(self) -> bool:
-        """Says whether the request of this context is chosen."""
+    def is_chosen(self) -> bool:
+        """Says whether to record the current request."""
         drawn = request_context.draws.get().log
-        # The core has compared the same number with the rate, so the choice here is the same.
+        # The native core has compared the same number with the rate, so both choose the same requests.
         return (self._source() if drawn is None else drawn) < self.rate
 
 

@@ -21,7 +21,7 @@ from service.types import ModelRef, State, VersionStatus
 
 _LEGAL: Mapping[State, frozenset[State]] = {
     State.UNKNOWN: frozenset({State.START}),
-    # Straight to END: the version was withdrawn before its load began.
+    # START may go straight to END: the version was withdrawn before its load began.
     State.START: frozenset({State.LOADING, State.END}),
     State.LOADING: frozenset({State.AVAILABLE, State.END}),
     State.AVAILABLE: frozenset({State.UNLOADING}),
@@ -94,7 +94,8 @@ class Registry:
         """Returns a lease on the servable that a model reference names.
 
         Args:
-          is_enough: whether the lookups of a version that still loads can answer, where no version is AVAILABLE.
+          is_enough: says whether the lookups of a version that still loads can answer the request, if no version is
+            AVAILABLE.
 
         Raises:
           ModelNotFound, VersionNotFound, LabelNotFound: the server has no such model, version or label.
@@ -103,7 +104,10 @@ class Registry:
         return Lease(self.hold(ref, is_enough))
 
     def hold(self, ref: ModelRef, is_enough: IsEnough = _is_never_enough) -> Holder:
-        """Takes a lease on the servable that a reference names; `release` gives the lease back. Raises as `lease`."""
+        """Takes a lease on the servable that a model reference names; Holder.release gives it back.
+
+        Raises as lease() does.
+        """
         while True:
             holder = self._find(ref, is_enough)
             if holder.acquire():
@@ -133,7 +137,7 @@ class Registry:
         raise NotReady(f'Model "{ref.name}" is not ready: {self.problem(ref.name)}')
 
     def models(self) -> list[str]:
-        """Returns the names of the configured models, sorted."""
+        """Returns the names of all models that requests may reach, sorted."""
         return sorted(name for name, model in self._snapshot.items() if model.is_configured)
 
     def is_configured(self, name: str) -> bool:
@@ -142,7 +146,7 @@ class Registry:
         return model is not None and model.is_configured
 
     def loaded(self) -> list[LoadedServable]:
-        """Returns the available servables and their request counts, by model and version."""
+        """Returns all available servables with the number of requests on each, by model and version."""
         return [
             LoadedServable(holder.servable, holder.num_requests)
             for _, model in sorted(self._snapshot.items())
@@ -169,7 +173,8 @@ class Registry:
             available = {v: new if v == version else h for v, h in model.available.items()}
             self._snapshot = {**self._snapshot, name: replace(model, available=available)}
             self._tell_routes()
-        # Only now: a request that fails to acquire the old holder looks again, and must find the new holder.
+        # The holder is retired after the new one is published: a request that can not acquire the old holder must find
+        # the new.
         holder.retire()
         return new
 
@@ -207,7 +212,7 @@ class Registry:
         return [model.statuses[v] for v in sorted(model.statuses, reverse=True)] if model else []
 
     def problem(self, name: str) -> str:
-        """Says in one line why a model has no version to answer with; "" when it has one."""
+        """Returns why a model has no version to answer with, in one line; "" if it has one."""
         model = self._snapshot[name]
         if model.available:
             return ""
@@ -217,19 +222,19 @@ class Registry:
             return model.problem
         newest = max(told or model.statuses.values(), key=lambda status: status.version, default=None)
         if newest is None:
-            return "its folder has not been looked at yet"
+            return "its folder has not been read yet"
         if model.early is not None:
             return f"version {model.early.servable.version} is LOADING, and only its lookups are answered"
         return f"version {newest.version} is {newest.state.name}" + (f": {newest.message}" if newest.message else "")
 
     def noted_problem(self, name: str) -> str:
-        """Returns why a model's folder has no versions; "" where it has some, or was not looked at yet."""
+        """Returns why a model's folder has no versions; "" if it has some, or was not read yet."""
         model = self._snapshot.get(name)
         return model.problem if model else ""
 
     @property
     def is_ready(self) -> bool:
-        """Says whether every configured model has an AVAILABLE version, and the server is not draining."""
+        """Whether every configured model has an AVAILABLE version, and the server is not draining."""
         configured = [model for model in self._snapshot.values() if model.is_configured]
         return bool(configured) and not self._is_draining and all(model.available for model in configured)
 
@@ -365,7 +370,7 @@ class Registry:
           because: the error that status shows for the version until the next attempt.
         """
         holder = self._move(name, VersionStatus(version, State.UNLOADING))
-        assert holder is not None  # an AVAILABLE version has a holder
+        assert holder is not None  # an AVAILABLE version always has a holder
         holder.retire()
         while holder.num_leases:
             time.sleep(poll_s)

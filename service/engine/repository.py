@@ -44,11 +44,11 @@ class LoadRules:
     max_retries: how often a version that failed is tried again, retry_interval_s apart.
     settle_s: how long a folder without a manifest must not have changed before the version is loaded.
     clock, wall_clock: seconds; clock is monotonic, wall_clock is the file system's.
-    slots: held during a load; bounds the number of loads at a time.
+    slots: a semaphore that is held during a load; it bounds the number of loads at a time.
     load_timeout_s: the time after which a load is given up; 0: never.
-    look_timeout_s: the time after which a look at a folder is given up.
-    on_look: called after each look with the versions of a model that have a folder or are loaded; None: the model's
-      folder could not be read. Must not raise.
+    look_timeout_s: the time after which a scan of a folder is given up.
+    on_look: called after each scan of a folder with the versions of a model that have a folder or are loaded; None: the
+      model's folder could not be read. Must not raise.
     """
 
     load: Load
@@ -76,7 +76,7 @@ class ModelWatcher:
     Concurrency: run() in one thread; configure() and stop() from any.
 
     Args:
-      wake: the event that ends the thread's wait between two looks at the folder.
+      wake: the event that ends the thread's wait between two scans of the folder.
     """
 
     def __init__(
@@ -88,7 +88,8 @@ class ModelWatcher:
         self._rules = rules
         self._wake = wake or threading.Event()
         self._is_stopped = False
-        # Held while run() decides whether the thread ends, and while configure() sets a config: run() misses no config.
+        # Lock under which run() decides whether the thread ends, and configure() sets a config: so run() misses no
+        # config.
         self._ending = threading.Lock()
         self._is_over = False
         self._loaded: set[int] = set()
@@ -99,7 +100,7 @@ class ModelWatcher:
         # The fingerprint of each damaged version's folder, taken when the damage was found.
         self._damaged: dict[int, Fingerprint] = {}
         self._problem = ""
-        # The attempts that were given up: loads by version, and looks at a folder by path.
+        # Calls that were given up and may still hang: loads by version, and scans of a folder by path.
         self._late_loads: dict[int, Attempt[Servable]] = {}
         self._late_looks: dict[Path, Attempt[Any]] = {}
 
@@ -107,7 +108,7 @@ class ModelWatcher:
         """Sets the model's config; None unloads all versions and then ends the thread.
 
         Returns:
-          False where the thread has ended.
+          False if the thread has ended.
         """
         with self._ending:
             if self._is_over:
@@ -117,21 +118,21 @@ class ModelWatcher:
         return True
 
     def look_again(self) -> None:
-        """Wakes the thread to look at the folder and at the loaded versions before the next look is due."""
+        """Wakes the thread to check the folder and the loaded versions before the next scan is due."""
         self._wake.set()
 
     def stop(self) -> None:
-        """Ends the watcher's thread after its current look or load; loaded versions stay loaded."""
+        """Ends the watcher's thread after its current scan or load; loaded versions stay loaded."""
         self._is_stopped = True
         self._wake.set()
 
     @property
     def has_hanging_load(self) -> bool:
-        """Says whether a load that was given up still hangs."""
+        """Whether a load that was given up still hangs."""
         return any(not attempt.is_over for attempt in tuple(self._late_loads.values()))
 
     def run(self, poll_interval_s: float) -> None:
-        """Looks at the folder until the watcher is stopped; with an interval of 0 or less, once for each config."""
+        """Scans the folder until the watcher is stopped; with an interval of 0 or less, once for each config."""
         while not self._is_stopped:
             self._wake.clear()
             due_s: float | None = None
@@ -151,7 +152,7 @@ class ModelWatcher:
         """Compares the folder with the loaded versions, and loads and unloads the difference.
 
         Returns:
-          The seconds until the next waiting version is due; None where no version waits.
+          The seconds until the next waiting version is due; None if no version waits.
         """
         config = self._config
         self._take_out_damaged()
@@ -200,14 +201,14 @@ class ModelWatcher:
         return False
 
     def _is_outdated(self, config: ModelConfig | None) -> bool:
-        # The config changed while a version was loading or waited for its slot: run() looks again at once.
+        # The config changed while a version was loading or waited for its slot: run() scans the folder again at once.
         return self._config is not config or self._is_stopped
 
     def _look(self, base_path: str) -> dict[int, Path] | None:
         try:
             found: dict[int, Path] | None = self._within_time(Path(base_path), partial(find_versions, Path(base_path)))
         except TimeoutError as error:
-            # unreadable() would look at the folder too, and would hang as well.
+            # unreadable() is not called here: it would look at the folder too, and would hang as well.
             self._set_problem(f"cannot read its folder {base_path}: {error.strerror}")
             found = None
         except OSError as error:
@@ -245,7 +246,8 @@ class ModelWatcher:
 
     def _may_try(self, version: int, path: Path) -> bool:
         if self._is_loading_late(version):
-            # Another load could hang as well, and would leave another thread behind.
+            # The version is not tried while its given-up load hangs: another load could hang as well, in another
+            # thread.
             return False
         self._late_loads.pop(version, None)
         arrival = self._arrivals.get(version)
@@ -276,7 +278,8 @@ class ModelWatcher:
             servable = self._load(version, path)
         except Exception as error:
             if isinstance(error, DataLoss):
-                # Another load would read the same bytes: the version before is served until somebody mends the folder.
+                # A retry would read the same damaged bytes: the version before is served until somebody mends the
+                # folder.
                 self._damaged[version] = fingerprint(path)
                 self._failures.pop(version, None)
                 logger.error("files are damaged", extra=self._named(version, error.message))
@@ -302,7 +305,7 @@ class ModelWatcher:
             self._late_loads[version] = attempt
             raise DeadlineExceeded(
                 f"{path} did not load within {rules.load_timeout_s:g} s (--load_timeout_s), so it was given up: check "
-                "that its files can be read, or that its graph waits for nothing. It is tried again when that load ends"
+                "that its files can be read and its graph does not wait. It is tried again when that load has ended"
             ) from None
 
     def _late(self, servable: Servable | None) -> None:
@@ -315,7 +318,10 @@ class ModelWatcher:
         return version in self._late_loads and not self._late_loads[version].is_over
 
     def _within_time(self, folder: Path, look: Callable[[], T]) -> T:
-        """Looks at a folder; raises TimeoutError if that takes too long, and at once while an earlier look hangs."""
+        """Runs a scan of a folder.
+
+        Raises TimeoutError if that takes too long, and at once while an earlier call hangs.
+        """
         earlier = self._late_looks.get(folder)
         if earlier is None or earlier.is_over:
             attempt = Attempt(f"look-{self._name}", look)
@@ -366,5 +372,5 @@ class ModelWatcher:
                 waits.append(rules.settle_s)
             elif failure.attempts <= rules.max_retries:
                 waits.append(failure.retry_at_s - rules.clock())
-        # Never 0: that would be "not at all".
+        # The result is never 0, because run() takes 0 for "no version waits".
         return max(min(waits), 0.01) if waits else None

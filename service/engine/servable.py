@@ -16,10 +16,10 @@ from service.types import DEFAULT_SIGNATURE, Backend, SignatureSpec, Table, Tabl
 
 
 class Files(Protocol):
-    """The files that a servable reads for its answers. Concurrency: any thread.
+    """The mapped files that a servable reads for its answers. Concurrency: any thread.
 
     mark: one word, other than 0 once the bytes of a file may differ from the loaded bytes.
-    is_verified: all bytes with a checksum fit their checksums. is_verification_due: that check is still to be done.
+    is_verified: all bytes that have a checksum match it. is_verification_due: the checksums are still to be compared.
     """
 
     @property
@@ -32,11 +32,11 @@ class Files(Protocol):
     def is_verification_due(self) -> bool: ...
 
     def look(self) -> str:
-        """Checks the files for damage; returns the damage in one line, "" if there is none."""
+        """Returns the damage of the files in one line; "" if there is none."""
         ...
 
     def close(self) -> None:
-        """Gives back the memory and descriptors of the files; blocks."""
+        """Frees the memory and descriptors of the files; blocks."""
         ...
 
 
@@ -61,7 +61,7 @@ class NativeServable(Protocol):
 
     @property
     def num_holders(self) -> int:
-        """Returns how many requests and published routes hold the servable."""
+        """Number of requests and published routes that hold the servable."""
         ...
 
     def table_counts(self) -> Mapping[str, TableCounts]:
@@ -69,7 +69,10 @@ class NativeServable(Protocol):
         ...
 
     def on_tables(self, tables: Mapping[str, Any]) -> NativeServable:
-        """Returns the same servable on other tables of the same names and shapes; both count together."""
+        """Returns a servable of the same signatures on other tables of the same names and shapes.
+
+        Both share their counts.
+        """
         ...
 
 
@@ -82,9 +85,9 @@ class Servable:
     files: the files that answers are read from; each run checks the mark of the files after its reads.
     is_loading: only the version's lookups have backends yet, and another servable will take this one's place.
     deltas: changes rows of the tables; None: all rows are as they were saved.
-    signature_faults: why signatures that a manifest describes are left to their graphs, by name.
+    signature_faults: signature -> why its graph is run although the manifest describes its lookup.
     native: the servable that the native core answers from; None: the core forwards all requests for the version.
-    forwarded: why the native core, where there is one, leaves signatures to the reference servers, by name.
+    forwarded: signature -> why the native core forwards its requests to the reference servers.
     """
 
     name: str
@@ -101,7 +104,7 @@ class Servable:
     is_loading: bool = False
 
     def signature(self, name: str, fallback: str = "") -> SignatureSpec:
-        """Returns a signature; see find_signature."""
+        """Returns the signature that find_signature() finds in this servable."""
         return find_signature(self.signatures, name, fallback)
 
     def runs(self, name: str, fallback: str = "") -> bool:
@@ -112,7 +115,7 @@ class Servable:
             return False
 
     def backend(self, spec: SignatureSpec) -> Backend:
-        """Returns the backend of a signature; raises GraphUnavailable."""
+        """Returns the backend that runs a signature; raises GraphUnavailable."""
         backend = self.backends.get(spec.name)
         if backend is None:
             runnable = ", ".join(sorted(self.backends)) or "none"
@@ -126,15 +129,15 @@ class Servable:
         return backend
 
     def all_table_counts(self) -> dict[str, TableCounts]:
-        """Returns what was read of each table so far, by the native core too."""
+        """Returns the counts of reads from each table so far, those of the native core included."""
         return sums_of_counts(self.table_counts(), self.native.table_counts() if self.native is not None else {})
 
     def data_loss(self) -> DataLoss:
-        """Returns what a request is told whose answer was read from damaged files."""
+        """Returns the error for a request whose answer was read from damaged files."""
         return DataLoss(f'The files of version {self.version} of model "{self.name}" were damaged while it was served.')
 
     def close(self) -> None:
-        """Closes each backend once, what changes rows, and the files."""
+        """Closes each backend once, then the deltas and the files."""
         for backend in {id(b): b for b in self.backends.values()}.values():
             backend.close()
         if self.deltas is not None:
@@ -143,7 +146,7 @@ class Servable:
 
 
 def sums_of_counts(counts: Mapping[str, TableCounts], more: Mapping[str, TableCounts]) -> dict[str, TableCounts]:
-    """Adds what was read of tables at two places, by table."""
+    """Adds up the counts of reads from two sources, table by table."""
     totals = dict(counts)
     for name, added in more.items():
         totals[name] = TableCounts(*map(operator.add, totals.get(name, TableCounts()), added))
@@ -151,14 +154,14 @@ def sums_of_counts(counts: Mapping[str, TableCounts], more: Mapping[str, TableCo
 
 
 def find_signature(signatures: Mapping[str, SignatureSpec], name: str, fallback: str = "") -> SignatureSpec:
-    """Returns a signature by name.
+    """Returns the signature that a request names.
 
     Args:
       name: "" means serving_default.
-      fallback: what "" means where there is no serving_default.
+      fallback: the name that "" means without a serving_default.
 
     Raises:
-      SignatureNotFound: there is none of that name.
+      SignatureNotFound: no signature has that name.
     """
     spec = signatures.get(name or DEFAULT_SIGNATURE)
     if spec is None and not name:
@@ -175,17 +178,18 @@ class Holder:
     """A published servable and the leases on it.
 
     Args:
-      before: of the same version, whose place it takes.
+      before: the holder of the same version that this one replaces.
 
-    Concurrency: any thread. A deque stands in for the count because append and pop are atomic: a lock here would be
-    taken twice per request, and a thread that loses the processor while holding it would stall every other.
+    Concurrency: any thread. Leases are counted by the length of a deque, because append and pop are atomic: a lock
+      would be taken twice per request, and a thread preempted with the lock would stop all others.
     """
 
     __slots__ = ("servable", "_leases", "_is_retired", "_before")
 
     def __init__(self, servable: Servable, before: Holder | None = None) -> None:
         self.servable = servable
-        # Those of the same version that requests may hold still; each knows none of the others, lest all live for ever.
+        # Older holders of the same version that requests may still hold. They do not refer to each other, or none would
+        # ever be freed.
         self._before: tuple[Holder, ...] = ()
         if before is not None:
             self._before = tuple(holder for holder in (before, *before._before) if not holder.is_free)
@@ -194,8 +198,9 @@ class Holder:
         self._is_retired = False
 
     def acquire(self) -> bool:
-        """Takes a lease; False when the servable is being unloaded and another must be looked up."""
-        # Lease first, check second; retire() does it the other way round, so one of the two always sees the other.
+        """Takes a lease; returns False if the holder is retired, and the caller must look up another."""
+        # The lease is added before _is_retired is read; is_free reads them in the opposite order. So either acquire()
+        # sees the retirement, or is_free sees the lease.
         self._leases.append(None)
         if self._is_retired:
             self._leases.pop()
@@ -203,27 +208,27 @@ class Holder:
         return True
 
     def release(self) -> None:
-        """Gives one lease back."""
+        """Gives back one lease on the servable."""
         self._leases.pop()
 
     def retire(self) -> None:
-        """Refuses new leases from now on."""
+        """Makes the holder refuse new leases from now on."""
         self._is_retired = True
 
     @property
     def is_free(self) -> bool:
-        """Whether nobody holds the servable, and nobody will."""
-        # In this order: a lease taken after the second look sees the first.
+        """Whether no request holds the servable, and none can any more."""
+        # _is_retired is read before _leases: a lease that is added after that read is taken back by acquire().
         return self._is_retired and not self._leases and not self._native_holders()
 
     @property
     def num_leases(self) -> int:
-        """Leases not yet given back, those on what it took the place of included.
+        """Number of leases that are not given back yet, on this holder and on the holders that it replaced.
 
-        While the native core has a route to the servable, that route counts as one.
+        While the native core has a route to the servable, that route counts as one lease.
         """
         holders = (self, *self._before)
-        # Two holders may have the same native servable: deltas take turns on two sets of tables.
+        # Two holders may share a native servable: deltas alternate between two sets of tables.
         natives = {id(holder.servable.native): holder for holder in holders}
         return sum(len(holder._leases) for holder in holders) + sum(
             holder._native_holders() for holder in natives.values()
@@ -231,8 +236,8 @@ class Holder:
 
     @property
     def num_requests(self) -> int:
-        """Requests that hold the published servable now."""
-        # Its route is none.
+        """Number of requests that hold the published servable now."""
+        # The route of the native core counts as a lease, but is no request.
         routed = min(self._native_holders(), 1)
         return self.num_leases - routed
 
@@ -241,7 +246,7 @@ class Holder:
 
 
 class LoadedServable(NamedTuple):
-    """A published servable and how many requests hold it."""
+    """A published servable and the number of requests that hold it."""
 
     servable: Servable
     num_leases: int

@@ -1,4 +1,4 @@
-"""Interface of request tracing for the engine and the servers; service.observe.otel implements it."""
+"""Declares how the engine and the servers trace requests; service.observe.otel implements it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from service.types import SignatureSpec
 
 
 class Tracing(Protocol):
-    """Makes spans of requests that are to be traced, and of what they run. Concurrency: any thread."""
+    """Makes OpenTelemetry spans of sampled requests and of their runs. Concurrency: any thread."""
 
     @property
     def sampler(self) -> str:
@@ -17,9 +17,9 @@ class Tracing(Protocol):
         ...
 
     def request(self, name: str) -> AbstractContextManager[None]:
-        """Spans a request; its parent is the sender's, where request_context has one."""
+        """Opens a span for a request; its parent is the client's span if request_context has a traceparent."""
         ...
 
     def run(self, spec: SignatureSpec, model: str, version: int) -> AbstractContextManager[None]:
-        """Spans a lookup or a run of a graph."""
+        """Opens a span for a lookup or for a run of a graph."""
         ...

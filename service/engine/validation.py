@@ -1,6 +1,6 @@
-"""Holds a request against its signature before anything runs: names, dtypes, ranks, row splits, ids.
+"""Checks a request against its signature before anything runs: names, dtypes, ranks, row splits, ids.
 
-A bad request stops here with a message that names the input, so that backends may trust what reaches them.
+A bad request is refused here with a message that names the input, so that backends may trust their inputs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _GRAPH_DTYPE_NAMES = {"float16": "half", "float32": "float", "float64": "double"
 
 
 def dtype_name(array: Array) -> str:
-    """Returns the name that TensorSpec.dtype uses.
+    """Returns an array's dtype as TensorSpec.dtype spells it.
 
     >>> import numpy as np
     >>> dtype_name(np.array([b"x"], object)), dtype_name(np.zeros(1, np.float32))
@@ -27,16 +27,15 @@ def dtype_name(array: Array) -> str:
 
 
 def checked(spec: SignatureSpec, inputs: Tensors) -> tuple[dict[str, Array], int]:
-    """Returns the inputs as the backend wants them, and the number of rows B.
+    """Checks a request's inputs; returns them as the backend needs them, and the number of rows B.
 
-    A lookup may send any of its features, each with its own B (the largest is returned; ids of shape [B, K] count as
-    B * K rows where the signature leaves K open), and keys become ids. A predict
-    sends all required inputs, and where its ids are described by a manifest they must agree on B; keys that its graph
-    takes stay keys, strings in place of its ids become ids.
+    A lookup may send any of its features, each with its own B, and the largest is returned. Ids of shape [B, K] count
+    as B * K rows if the signature leaves K open. Keys become ids. A predict must send all required inputs; inputs that
+    a manifest describes must agree on B. Keys stay keys if the graph takes keys; strings become ids if it takes ids.
 
     Raises:
       InputMismatch: names, dtypes, ranks, row splits or row counts do not fit.
-      IdOutOfRange: an id of a predict signature has no row (a lookup checks while it reads), or a key has none.
+      IdOutOfRange: an id of a predict has no row (a lookup checks its ids while it reads rows), or a key has no row.
     """
     check_names(spec, inputs)
     result = {name: _check_tensor(spec.inputs[name], array, spec) for name, array in inputs.items()}
@@ -55,13 +54,13 @@ def checked(spec: SignatureSpec, inputs: Tensors) -> tuple[dict[str, Array], int
 
 def _num_rows(spec: SignatureSpec, name: str, array: Array) -> int:
     if spec.kind == "lookup" and array.ndim == 2 and (spec.inputs[name].shape or (None, 1))[1] is None:
-        # SignatureSpec.row_bytes holds one id of such a row, for no more is known.
+        # SignatureSpec.row_bytes counts one id for such a row, because K is open.
         return array.size
     return array.shape[0] if array.ndim else 1
 
 
 def check_names(spec: SignatureSpec, inputs: Mapping[str, object]) -> None:
-    """Raises InputMismatch where the names of a request's inputs are not those the signature wants."""
+    """Raises InputMismatch if the names of a request's inputs do not fit the signature."""
     sent = inputs.keys()
     if sent <= spec.inputs.keys() and spec.required <= sent and (sent or spec.kind == "predict"):
         for names in spec.ragged_names:
@@ -75,10 +74,11 @@ def check_names(spec: SignatureSpec, inputs: Mapping[str, object]) -> None:
 
 
 def check_outputs(spec: SignatureSpec, inputs: Mapping[str, object], selected: tuple[str, ...]) -> None:
-    """Raises InputMismatch where a lookup can not answer an output that joins features: some of them were not sent.
+    """Raises InputMismatch if an output joins features of which the request lacks some.
 
     Args:
-      inputs: they have passed checked. selected: outputs that the request names; none means all that can be answered.
+      inputs: inputs that checked() has accepted. selected: outputs that the request names; none means all outputs whose
+        features were sent.
     """
     if not spec.has_joined_outputs:
         return
@@ -119,7 +119,7 @@ def _raise_names(spec: SignatureSpec, inputs: Mapping[str, object]) -> None:
 
 
 def _raise_predict_names(spec: SignatureSpec, inputs: Mapping[str, object]) -> None:
-    """Checks the input names of a predict request; raises TensorFlow Serving's errors, in its words and order.
+    """Raises TensorFlow Serving's errors for the input names of a predict request, with its texts and in its order.
 
     Source: tensorflow_serving/servables/tensorflow/predict_util.cc (9d981c5) VerifyRequestInputsSize;
     tensorflow/cc/saved_model/util.cc (2.21) GetInputValues.
@@ -159,7 +159,7 @@ def _json_names(spec: SignatureSpec, missing: list[str]) -> str:
 
 
 def _check_tensor(tensor: TensorSpec, array: Array, spec: SignatureSpec) -> Array:
-    # numpy takes None for float64 in a comparison.
+    # numpy_dtype may be None, and numpy's comparison takes None for float64.
     if tensor.numpy_dtype is None or array.dtype != tensor.numpy_dtype:
         array = _converted(tensor, array, spec)
     described = spec.kind == "lookup" or tensor.vocabulary_size is not None
@@ -206,12 +206,12 @@ def _converted(tensor: TensorSpec, array: Array, spec: SignatureSpec) -> Array:
 
 
 def _feed_position(tensor: TensorSpec, spec: SignatureSpec) -> int:
-    """Returns which argument of the graph an input is: TensorFlow sorts them by the names of the graph's tensors."""
+    """Returns an input's position among the graph's arguments, which TensorFlow sorts by the names of their tensors."""
     return sorted(other.tensor_name for other in spec.inputs.values()).index(tensor.tensor_name)
 
 
 def graph_dtype_name(dtype: str) -> str:
-    """Returns TensorFlow's name of a dtype, as its messages have it.
+    """Returns a dtype's name in TensorFlow's error texts.
 
     >>> graph_dtype_name("float32"), graph_dtype_name("int64")
     ('float', 'int64')
@@ -231,7 +231,7 @@ def _check_ids(tensor: TensorSpec, array: Array) -> None:
 
 
 def id_out_of_range(input_name: str, bad_id: int, position: int, vocabulary_size: int) -> IdOutOfRange:
-    """Words the one error that lookups and predicts share."""
+    """Returns the error for an id without a row, which lookups and predicts share."""
     return IdOutOfRange(
         f'input "{input_name}": id {bad_id} at position {position} is out of range, '
         f"its table has ids 0 to {vocabulary_size - 1}."

@@ -1,8 +1,7 @@
-"""Threads that take work in turns from the models that have some, from a queue that refuses what would wait too long.
+"""Runs work in a pool of threads, for one model after the other, and refuses work that would wait too long.
 
-A queue without a bound turns overload into waiting: every request is answered, and each after its client gave up. So
-nothing is taken in that would not be run in time, and what can not be run in time any more is dropped before it costs
-anything.
+A queue without a bound makes all requests wait under overload, until each client has given up. So the pool refuses work
+that would not run in time, and drops queued work whose time is over before it costs anything.
 """
 
 from __future__ import annotations
@@ -20,19 +19,20 @@ from service.engine.admission import Admission
 from service.engine.admission_limits import Reason, has_share
 from service.errors import DeadlineExceeded, NotReady, Overloaded, ServiceError
 
-# Work is called once, or never where its future was cancelled. With an error it must do nothing but raise that, or
-# answer it: its time to run has passed.
+# A job's function. It is called once, or never if the job was cancelled. With an error, the job's time has passed, and
+# the function must only raise or answer the error.
 Work = Callable[[ServiceError | None], Any]
 
-# How much of the newest run goes into the mean, and what it counts for at most: one run may wait for a graph to load.
+# The mean time of a run: the newest run has the weight 1 / _NEWEST, and counts as at most twice the mean plus _MOST_S,
+# because one run may wait for a graph to load.
 _NEWEST = 4
 _MOST_S = 1e-3
-# How many times the longest wait that is expected of any work it may really wait.
+# A job is dropped after it waited for this multiple of the longest wait that is allowed to be expected.
 _PATIENCE = 4
 
 
 class Job(Future[Any]):
-    """Work that waits. deadline_s: on the pool's clock, or None."""
+    """A job that waits in a pool. deadline_s: on the pool's clock, or None."""
 
     def __init__(self, pool: Workers, model: str, work: Work, deadline_s: float | None, queued_s: float) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class Job(Future[Any]):
         self.queued_s = queued_s
 
     def cancel(self) -> bool:
-        """Cancels it unless it has begun; its place in the queue is free at once."""
+        """Cancels the job unless it has begun; its place in the queue is free at once."""
         is_cancelled = super().cancel()
         if is_cancelled:
             self._pool.forget(self)
@@ -51,11 +51,11 @@ class Job(Future[Any]):
 
 
 class Workers:
-    """A pool of threads. Concurrency: any thread.
+    """A pool of threads with a bounded queue. Concurrency: any thread.
 
     Args:
-      admission: whose limits on waiting hold, and whose observer is told.
-      clock: seconds, monotonic; what deadlines are measured on.
+      admission: has the limits on waiting, and the observer of refused and waiting requests.
+      clock: seconds, monotonic; deadlines are on this clock.
     """
 
     def __init__(
@@ -67,13 +67,13 @@ class Workers:
         self._observer = admission.observer
         self._clock = clock
         self._waiting: dict[str, deque[Job]] = {}
-        # Models that have work, the one whose turn it is first.
+        # Models with waiting jobs; the first one has the next turn.
         self._turns: deque[str] = deque()
         self._num_waiting = 0
-        # Threads that there are, and those of them that wait for a job.
+        # _started: all threads of the pool. _num_idle: number of threads that wait for a job.
         self._started: set[threading.Thread] = set()
         self._num_idle = 0
-        # Mean seconds of a run, by model; bounded, as only configured models have names here.
+        # Mean seconds of a run by model. Only configured models have names here, so the dict stays small.
         self._means: dict[str, float] = {}
         self._lock = threading.Lock()
         self._has_work = threading.Condition(self._lock)
@@ -81,10 +81,10 @@ class Workers:
         _POOLS.add(self)
 
     def submit(self, model: str, work: Work, deadline_s: float | None = None) -> Job:
-        """Queues work.
+        """Queues a job.
 
         Raises:
-          Overloaded: it would wait too long, too much waits, or the system gives no thread.
+          Overloaded: the job would wait too long, too many jobs wait, or the system can start no thread.
           NotReady: the pool is closed.
         """
         job = Job(self, model, work, deadline_s, self._clock())
@@ -102,7 +102,7 @@ class Workers:
         raise Overloaded(f"The server is overloaded: {num_waiting} requests wait for a thread. Try again later.")
 
     def forget(self, job: Job) -> None:
-        """Takes out a job that was cancelled."""
+        """Removes a cancelled job from the queue."""
         with self._lock:
             jobs = self._waiting.get(job.model)
             if jobs is not None and job in jobs:
@@ -112,7 +112,7 @@ class Workers:
                     self._drop_turn(job.model)
 
     def close(self) -> None:
-        """Lets running work end and cancels what has not begun."""
+        """Lets running jobs end, and cancels all jobs that have not begun."""
         with self._lock:
             self._is_closed = True
             self._has_work.notify_all()
@@ -121,7 +121,7 @@ class Workers:
             job.cancel()
 
     def join(self) -> None:
-        """Waits for the threads of a closed pool."""
+        """Waits until the threads of a closed pool have ended."""
         with self._lock:
             started = list(self._started)
         for thread in started:
@@ -129,7 +129,7 @@ class Workers:
 
     @property
     def num_waiting(self) -> int:
-        """How many jobs wait."""
+        """Number of jobs that wait."""
         return self._num_waiting
 
     def _reason_to_refuse(self, job: Job) -> Reason | None:
@@ -141,7 +141,7 @@ class Workers:
         if free <= 0 or not has_share(num_mine, free):
             return "queue"
         wait_s = self._expected_wait_s(num_mine)
-        # As many as there are threads may wait however slow their runs are: else a thread would idle between two.
+        # As many jobs as there are threads may wait, however slow they are: else a thread would idle between two jobs.
         if wait_s > self._limits.wait_s and self._num_waiting >= self._num_threads:
             return "wait"
         if job.deadline_s is not None and job.queued_s + wait_s > job.deadline_s:
@@ -149,7 +149,7 @@ class Workers:
         return None
 
     def _expected_wait_s(self, num_mine: int) -> float:
-        # In turns: of each other model no more is run before this one than of its own.
+        # Models take turns: before this job, each other model runs at most as many jobs as this one's model.
         turns = num_mine + 1
         means = self._means
         total_s = sum(min(len(jobs), turns) * means.get(model, 0.0) for model, jobs in self._waiting.items())
@@ -164,13 +164,15 @@ class Workers:
         self._num_waiting += 1
 
     def _is_thread_coming(self) -> bool:
-        """Wakes or starts a thread where there is one to be had; False where nobody would ever take a job."""
+        """Wakes or starts a thread for a new job; returns False if the pool has no thread and can start none."""
         if self._num_idle:
-            # Counted here: by the time it runs, others may have been woken.
+            # _num_idle goes down here and not in the woken thread: until that runs, more jobs may come and must wake
+            # other threads.
             self._num_idle -= 1
             self._has_work.notify()
         elif len(self._started) < self._num_threads:
-            # No thread that the interpreter's end would wait for by itself: it can not tell idle ones to end.
+            # Daemon threads: the interpreter would wait for others at its end before anything could tell idle ones to
+            # end.
             thread = threading.Thread(target=self._run, name=f"{self._name}_{len(self._started)}", daemon=True)
             try:
                 thread.start()
@@ -184,8 +186,8 @@ class Workers:
         del self._waiting[model]
         self._turns.remove(model)
 
-    def _take(self) -> Job | None:
-        """Takes out the next job, once there is one; None ends the thread."""
+    def _next_job(self) -> Job | None:
+        """Waits for the next job and removes it from the queue; None ends the thread."""
         with self._lock:
             while not self._turns:
                 if self._is_closed:
@@ -204,11 +206,11 @@ class Workers:
 
     def _run(self) -> None:
         try:
-            while (job := self._take()) is not None:
+            while (job := self._next_job()) is not None:
                 if job.set_running_or_notify_cancel():
                     self._do(job)
         finally:
-            # Also where memory ran out: another takes its place then.
+            # This also runs if a thread ended because memory ran out; the next submit() can then start another one.
             with self._lock:
                 self._started.remove(threading.current_thread())
 
@@ -230,7 +232,7 @@ class Workers:
         if job.deadline_s is not None and now_s >= job.deadline_s:
             self._observer.refused(job.model, "deadline")
             return DeadlineExceeded("The deadline passed while the request waited for a thread.")
-        # Runs vary: what was taken in is kept for a while longer.
+        # Times of runs vary, so an admitted job may wait longer than was expected.
         if waited_s > _PATIENCE * self._limits.wait_s and self._num_waiting:
             self._observer.refused(job.model, "wait")
             return Overloaded(f"The server is overloaded: the request waited {waited_s:.3f} s for a thread.")
@@ -246,7 +248,7 @@ _POOLS: weakref.WeakSet[Workers] = weakref.WeakSet()
 
 
 def _end_all() -> None:
-    # What runs, runs to its end: the interpreter's own would pull the ground from under what is in TensorFlow.
+    # Running jobs run to their end: the interpreter's own exit would free objects that TensorFlow's threads still use.
     pools = list(_POOLS)
     for pool in pools:
         pool.close()

@@ -1,1 +1,1 @@
-"""The only folder that imports TensorFlow, and only when a graph must run."""
+"""Runs TensorFlow graphs: the only folder of the server that imports TensorFlow, and only when a graph must run."""

@@ -1,4 +1,4 @@
-"""A TensorFlow session over what is left of signatures once rows of tables are fed to them."""
+"""Opens a TensorFlow session over the rest of a graph, after the reads of tables were cut from it."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from service.graph.graph_session import GraphProgram, GraphSession, open_python_
 from service.graph.restoring import Saved, add_restore
 from service.graph.table_reads import NotProven
 
-# Control flow and reference variables of TensorFlow 1, which the executor for one thread can not run.
+# Control flow and reference variables of TensorFlow 1, which TensorFlow's executor for one thread can not run.
 _NEEDS_THREADS = frozenset({"Switch", "RefSwitch", "Merge", "RefMerge", "Enter", "RefEnter", "VariableV2", "Variable"})
 
 
 class DenseSession(NamedTuple):
-    """An open session; graph: its tf.Graph, which tells shapes."""
+    """An open session of a dense graph. graph: its tf.Graph, which has the tensors' shapes."""
 
     session: GraphSession
     graph: Any
 
 
 class DenseGraph:
-    """A GraphDef that grows by one signature after the other, tables left out. Concurrency: one caller at a time."""
+    """A GraphDef without tables, to which the signatures' nodes are added. Concurrency: one caller at a time."""
 
     def __init__(self, meta_graph: Any, tables: Mapping[str, str]) -> None:
         self._meta_graph = meta_graph
@@ -38,11 +38,11 @@ class DenseGraph:
         placeholders: Mapping[str, int],
         follow: Callable[[str], bool] = bool,
     ) -> None:
-        """Adds nodes.
+        """Adds a signature's nodes to the graph.
 
         Args:
-          placeholders: nodes in whose place a tensor is fed, and its dtype.
-          follow: of a "^node", whether it is waited for.
+          placeholders: nodes that become placeholders -> DataType number of the fed tensor.
+          follow: says whether a control input "^node" is kept.
         """
         for name in needed:
             if name in placeholders:
@@ -54,17 +54,20 @@ class DenseGraph:
                 inputs = [i for i in node.input if not i.startswith("^") or (follow(i) and node_of(i) in needed)]
                 del node.input[:]
                 node.input.extend(inputs)
-                # It may name a node that is left out; on one machine it says nothing.
+                # "_class" may name a node that is left out; it only concerns the placement on several machines.
                 node.attr.pop("_class", None)
             self._nodes.setdefault(name, node)
 
     def open(self, artifact: Path, saved: Mapping[str, Saved], *, threads: int, inter_op_threads: int) -> DenseSession:
-        """Returns a session with what is left restored; raises NotProven where that still reads a table."""
+        """Opens a session over the added nodes and restores their variables.
+
+        Raises NotProven if a node still reads a table.
+        """
         program, graph = self._program(artifact, saved, threads=threads, inter_op_threads=inter_op_threads)
         return DenseSession(open_session(program, graph), graph)
 
     def open_in_python(self, artifact: Path, saved: Mapping[str, Saved]) -> Any:
-        """Returns what open does as a tf.compat.v1.Session of one thread, whose graph may be extended."""
+        """Opens the same as a tf.compat.v1.Session of one thread, whose graph may be extended."""
         return open_python_session(*self._program(artifact, saved, threads=1, inter_op_threads=1))
 
     def _program(
@@ -73,7 +76,7 @@ class DenseGraph:
         import tensorflow as tf
         from tensorflow.python.saved_model.loader_impl import get_asset_tensors
 
-        # It calls functions of its own deprecated.
+        # The loader calls functions that TensorFlow itself logs as deprecated.
         logging.getLogger("tensorflow").setLevel(logging.ERROR)
         v1 = tf.compat.v1
         init, assets = self._add_init(), get_asset_tensors(str(artifact), self._meta_graph)
@@ -87,7 +90,8 @@ class DenseGraph:
         restored = add_restore(graph_def, saved, variables, str(artifact / "variables" / "variables"))
         config = v1.ConfigProto(intra_op_parallelism_threads=threads, inter_op_parallelism_threads=inter_op_threads)
         if not any(node.op in _NEEDS_THREADS for node in graph_def.node):
-            # 173 us a run against 219 us (128 rows into 160-256-1): nodes run in the caller's thread, one by one.
+            # This executor runs nodes one by one in the caller's thread. Measured: 173 us a run against 219 us (128
+            # rows into 160-256-1).
             config.experimental.executor_type = "SINGLE_THREADED_EXECUTOR"
         graph = tf.Graph()
         with graph.as_default():
@@ -127,7 +131,7 @@ def _called(node: Any) -> list[str]:
 
 
 def _init_op(meta_graph: Any) -> str:
-    """Returns the node that fills vocabularies, "" where there is none.
+    """Returns the name of the graph's node that fills its vocabularies; "" if it has none.
 
     Source: tensorflow/python/saved_model/loader_impl.py, get_init_op (2.21).
     """

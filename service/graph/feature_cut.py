@@ -1,4 +1,4 @@
-"""Finds the tensor of a graph that holds a feature's lookup, by comparing it with the lookup on telling requests."""
+"""Finds the tensor of a graph that holds a feature's lookup, by comparing tensors with the lookup on probe requests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from service.graph.table_reads import TableRead
 from service.graph.table_rows import Claim, rows_of
 from service.types import Array, SignatureSpec, Table, Tensors
 
-# A constant with more numbers may be a map from ids to anything, which no probe would find out.
+# A constant with more numbers may be a map from ids to anything, which the probe requests would not detect.
 _MOST_NUMBERS = 8
 _VOCABULARIES = frozenset({"HashTableV2", "LookupTableFindV2", "LookupTableSizeV2"})
 
@@ -31,11 +31,13 @@ def find_lookup(
     session: GraphSession,
     feed: Callable[[Tensors], dict[str, Array]],
 ) -> tuple[str, bool] | None:
-    """Returns the last of the candidates that is the claim's lookup, and whether it was so to the bit; None: none is.
+    """Returns the last candidate tensor that equals the claim's lookup, and whether it is equal bit by bit.
+
+    None: none is.
 
     Args:
-      candidates: tensors behind the read, nearest first.
-      feed: turns a request into tensors of the graph.
+      candidates: tensors that depend on the read, nearest first.
+      feed: converts a request to values of the graph's tensors.
     """
     import tensorflow as tf
 
@@ -63,10 +65,12 @@ def find_lookup(
 
 
 def _constants(flat: FlatGraph, tensor: str, read: TableRead, *, has_keys: bool) -> Constants | None:
-    """Returns the numbers between a feature's inputs and a tensor; None where more lies there than arithmetic.
+    """Returns the constants between a feature's inputs and a tensor.
+
+    None if other nodes than arithmetic lie between them.
 
     Args:
-      has_keys: whether a vocabulary may lie there too, all keys of which are tried.
+      has_keys: whether a vocabulary may lie there too; the probe requests hold all its keys.
     """
     import tensorflow as tf
 

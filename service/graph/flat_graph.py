@@ -1,4 +1,4 @@
-"""A SavedModel's graph with its function calls taken apart, so that what a signature computes lies open."""
+"""Inlines the function calls of a SavedModel's graph, so that all nodes that a signature runs are in one graph."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from typing import Any
 
 from service.errors import ArtifactError
 
-# A call that adds nothing to what its function does; control flow (If, While, Case) stays as it is.
+# Ops that only call a function; control flow (If, While, Case) stays as it is.
 _CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
 
 
 class FlatGraph:
-    """Nodes by name, references between them resolved to "node:output" and "^node".
+    """A graph without function calls: nodes by name, with inputs in the form "node:output" or "^node".
 
-    A call leaves a NoOp of its name behind, which waits for all that the function must run whoever reads its outputs.
+    In place of a call there is a NoOp of its name, which waits for the nodes that the function must always run.
 
     Args:
       nodes: NodeDefs.
-      library: FunctionDefLibrary, for the control flow that is left.
-      aliases: output of a call, or argument of a function, -> the tensor that it is.
-      calls: names of the calls that were taken apart.
+      library: FunctionDefLibrary, with the functions of the control flow that stays.
+      aliases: output of a call, or argument of a function -> the tensor in its place.
+      calls: names of the calls that were inlined.
     """
 
     def __init__(self, nodes: dict[str, Any], library: Any, aliases: Mapping[str, str], calls: frozenset[str]) -> None:
@@ -34,7 +34,7 @@ class FlatGraph:
             node.input.extend(inputs)
 
     def resolved(self, tensor: str) -> str:
-        """Returns the tensor that a name of the graph before stands for."""
+        """Returns the tensor that stands for a tensor of the original graph, now that its calls are inlined."""
         tensor = canonical(tensor)
         while tensor in self._aliases:
             tensor = self._aliases[tensor]
@@ -50,8 +50,8 @@ class FlatGraph:
         """Returns all nodes that the roots (tensors or "^nodes") depend on, directly or through other nodes.
 
         Args:
-          cut: tensors that are given, so that nothing behind them is needed.
-          follow: of a "^node", whether it is waited for; all are by default.
+          cut: tensors that are fed, so that the nodes before them are not needed.
+          follow: says whether a control input "^node" is followed; by default all are.
         """
         found: set[str] = set()
         todo = list(roots)
@@ -67,7 +67,7 @@ class FlatGraph:
 
 
 def canonical(reference: str) -> str:
-    """Returns a tensor's name with its output's number.
+    """Returns a tensor's name in the form "node:output".
 
     >>> canonical("x"), canonical("y:1")
     ('x:0', 'y:1')
@@ -76,12 +76,12 @@ def canonical(reference: str) -> str:
 
 
 def node_of(reference: str) -> str:
-    """Returns the node that a tensor or a "^node" belongs to."""
+    """Returns the name of the node that a tensor or a control input "^node" belongs to."""
     return reference.removeprefix("^").partition(":")[0]
 
 
 def flatten(graph_def: Any, roots: Iterable[str]) -> FlatGraph:
-    """Takes apart all calls among what the roots need; the graph is not changed.
+    """Returns the nodes that the roots need, with all calls inlined; the GraphDef is not changed.
 
     Args:
       graph_def: a GraphDef of TensorFlow's.
@@ -128,7 +128,8 @@ def _body(call: Any, function: Any, aliases: dict[str, str]) -> Iterator[Any]:
     def flat(reference: str) -> str:
         if reference.startswith("^"):
             return f"^{prefix}{reference[1:]}"
-        # A function says "argument" or "node:output:number"; a graph counts a node's outputs.
+        # A function's reference is "argument" or "node:output:number"; a graph's has the number among all outputs of
+        # the node.
         name, _, output = reference.partition(":")
         if name not in outputs or not output:
             return f"{prefix}{name}:0"
@@ -147,13 +148,13 @@ def _body(call: Any, function: Any, aliases: dict[str, str]) -> Iterator[Any]:
             raise ArtifactError(f"function {function.signature.name!r} is generic in its types")
         node.name = prefix + node.name
         del node.input[:]
-        # What a call waits for, its function's first nodes wait for.
+        # The first nodes of the function wait for the nodes that the call waits for.
         node.input.extend([flat(i) for i in original.input] or controls)
         yield node
 
 
 def _output_numbers(node: Any) -> dict[str, int]:
-    """Returns output of an op -> the number of its first tensor."""
+    """Returns output name of a node's op -> the number of the output's first tensor."""
     from tensorflow.python.framework import op_def_registry
 
     op = op_def_registry.get(node.op)

@@ -56,7 +56,10 @@ def _captured(meta_graph: Any) -> Iterator[tuple[str, int]]:
 
 
 def variable_names(meta_graph: Any, artifact: Path) -> dict[str, str]:
-    """Returns key in the checkpoint -> name of the variable in the program; empty for TensorFlow 1's exports."""
+    """Returns key in the checkpoint -> name of the variable in its Python program.
+
+    Empty for exports of TensorFlow 1.
+    """
     nodes = meta_graph.object_graph_def.nodes
     return {key: nodes[number].variable.name for number, key in object_keys(artifact).items()} if nodes else {}
 

@@ -14,7 +14,7 @@ from service.graph.flat_graph import FlatGraph, node_of
 
 
 class JoinedRows(NamedTuple):
-    """The content of a fed tensor: rows of sources side by side.
+    """The content of a fed tensor: the rows of one or several sources side by side.
 
     parts: the sources in their order.
     shape: shape of one row; None where it differs from request to request, which only a tensor of one source allows.
@@ -37,7 +37,7 @@ def joined_rows(
 
     Args:
       ends: the tensors, and the nodes as "^name", that a session runs.
-      sources: tensor -> shape of one of its rows; None where that is not known before a request.
+      sources: tensor -> shape of one of its rows; None if the shape differs between requests.
       outputs: tensors that are fetched; a fetched tensor can not be fed.
       given: tensors that are fed in any case.
       follow: as in FlatGraph.ancestors.
@@ -48,7 +48,7 @@ def joined_rows(
         values = _Values(flat, sources, barred)
         found = _first_met(flat, ends, values, given, follow)
         blocks = {value.parts for value in found.values()}
-        # A source that two tensors would hold is fed by itself, and the graph joins it.
+        # If two tensors would hold the same source, the source is fed by itself, and the graph joins it.
         overlapping = {
             tensor
             for tensor, value in found.items()
@@ -62,7 +62,7 @@ def joined_rows(
 def _first_met(
     flat: FlatGraph, ends: Iterable[str], values: _Values, given: frozenset[str], follow: Callable[[str], bool]
 ) -> dict[str, JoinedRows]:
-    # Walks back from the ends and stops at the first tensor that has a value.
+    # The search walks back from the ends, and stops at the first tensor whose value is known.
     found: dict[str, JoinedRows] = {}
     seen: set[str] = set()
     todo = list(ends)
@@ -80,7 +80,7 @@ def _first_met(
 
 
 class _Values:
-    # Works out the JoinedRows of tensors, and keeps the result for each tensor.
+    # Finds the JoinedRows of tensors, and caches the result for each tensor.
 
     def __init__(self, flat: FlatGraph, sources: Mapping[str, tuple[int, ...] | None], barred: Collection[str]) -> None:
         self._flat = flat
@@ -92,7 +92,7 @@ class _Values:
         if tensor in self._sources:
             return JoinedRows((tensor,), self._sources[tensor])
         if tensor not in self._known:
-            # A graph may have loops; a tensor of one has no value.
+            # A graph may have loops; the value of a tensor in a loop is None.
             self._known[tensor] = None
             found = None if tensor in self._barred else self._worked_out(tensor)
             self._known[tensor] = None if found is None or len(set(found.parts)) < len(found.parts) else found
@@ -106,7 +106,7 @@ class _Values:
         return work_out(self, node, self._flat.data_inputs(node.name))
 
     def shaped(self, tensors: Iterable[str]) -> list[tuple[tuple[str, ...], tuple[int, ...]]] | None:
-        """Returns parts and shapes of tensors that all have them."""
+        """Returns the parts and the row shape of each tensor; None if one of the tensors has none."""
         found = []
         for tensor in tensors:
             value = self.of(tensor)
@@ -116,7 +116,7 @@ class _Values:
         return found
 
     def numbers(self, tensor: str) -> list[int] | None:
-        """Returns the numbers of a constant; None where it is none."""
+        """Returns the numbers of a constant; None if the tensor is no constant."""
         import tensorflow as tf
 
         node = self._flat.nodes[node_of(tensor)]
@@ -125,7 +125,10 @@ class _Values:
         return [int(number) for number in tf.make_ndarray(node.attr["value"].tensor).reshape(-1)]
 
     def sizes(self, tensor: str, parts: tuple[str, ...]) -> list[int] | None:
-        """Returns the sizes behind the batch that a Reshape of parts asks for; None where the batch is not first."""
+        """Returns the sizes behind the batch size that a Reshape of these parts asks for.
+
+        None if the batch is not first.
+        """
         numbers = self.numbers(tensor)
         if numbers is not None:
             return numbers[1:] if numbers[:1] == [-1] and min(numbers[1:], default=0) > 0 else None
@@ -137,11 +140,12 @@ class _Values:
             return None
         behind = [self.numbers(other) for other in others]
         sizes = [number for numbers in behind for number in numbers or ()]
-        # With the batch first, another size may be left open; what has a value says which it must be.
+        # One of the constant sizes may be -1 (open), as the batch size comes first: _reshaped() computes it from the
+        # width of a row.
         return sizes if len(sizes) == len(others) else None
 
     def _is_batch(self, tensor: str, parts: tuple[str, ...]) -> bool:
-        # tf.shape(x)[0] of the same parts; other sources may have other numbers of rows.
+        # The pattern is tf.shape(x)[0] of the same parts; other sources may have other numbers of rows.
         flat = self._flat
         node = flat.nodes[node_of(tensor)]
         if node.op != "StridedSlice" or not node.attr["shrink_axis_mask"].i & 1:
@@ -174,7 +178,7 @@ def _squeezed(values: _Values, node: Any, inputs: list[str]) -> JoinedRows | Non
         return None
     rank = 1 + len(value.shape)
     dropped = {axis % rank for axis in node.attr["squeeze_dims"].list.i}
-    # Without axes, or with the first, a batch of one row would lose its first axis.
+    # Without axes, or with the first axis, Squeeze would remove the batch axis of a batch of one row.
     if not dropped or 0 in dropped or any(value.shape[axis - 1] != 1 for axis in dropped):
         return None
     return JoinedRows(value.parts, tuple(s for axis, s in enumerate(value.shape, 1) if axis not in dropped))
@@ -216,7 +220,8 @@ def _stacked(values: _Values, node: Any, inputs: list[str]) -> JoinedRows | None
 
 
 def _lie_side_by_side(shapes: Collection[tuple[int, ...]], place: int) -> bool:
-    # Along the batch rows would lie below each other; behind an axis of more than one, parts would take turns.
+    # Along the batch axis, rows of the parts would lie below each other; behind an axis of more than one, they would
+    # alternate.
     return place >= 0 and all(len(shape) >= place and math.prod(shape[:place]) == 1 for shape in shapes)
 
 

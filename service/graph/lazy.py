@@ -1,4 +1,4 @@
-"""A graph that is opened when the first request needs it."""
+"""Opens a graph when the first request needs it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from service.types import Array, Backend, Tensors
 
 
 class LazyBackend:
-    """Opens a backend at the first run and runs it from then on. Concurrency: any thread; the first ones wait."""
+    """A backend that opens another one at its first run. Concurrency: any thread; requests wait while it is opened."""
 
     def __init__(self, open_backend: Callable[[], Backend]) -> None:
         self._open_backend = open_backend
@@ -18,7 +18,10 @@ class LazyBackend:
         self._opening = threading.Lock()
 
     def run(self, signature_name: str, inputs: Tensors, outputs: tuple[str, ...]) -> dict[str, Array]:
-        """Runs as the opened backend does; BackendFailure where it can not be opened, tried again next time."""
+        """Runs a signature on the opened backend.
+
+        Raises BackendFailure if it can not be opened, and tries again next time.
+        """
         if self._backend is None:
             with self._opening:
                 if self._backend is None:
@@ -29,7 +32,7 @@ class LazyBackend:
         try:
             return self._open_backend()
         except ArtifactError as error:
-            # It names folders of this server, which are no client's business; the log gets it as the cause.
+            # The error's text names folders of this server, which clients must not see; the log has it as the cause.
             raise BackendFailure(
                 "The graph of this signature can not be loaded; the server's log has the cause."
             ) from error

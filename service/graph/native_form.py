@@ -1,4 +1,4 @@
-"""The graph of a predict in the form that the native core runs. It imports nothing that opens graphs."""
+"""Describes the graph of a predict for the native core; imports nothing that opens graphs."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from service.tables.plan import FeaturePlan
 
 @dataclass(frozen=True, slots=True)
 class NativeGraph:
-    """The graph of one predict. Numbers of inputs and outputs are places in those of its SignatureSpec.
+    """The graph of one predict. Inputs and outputs are given by their positions in the SignatureSpec.
 
-    features: what is looked up, by number.
-    document: as native/src/towers/description.rs reads it.
-    computed: tensors of ids that the graph works out; features name them as their ids inputs.
+    features: the lookups, by position.
+    document: the description that native/src/towers/description.rs reads.
+    computed: tensors of ids that the graph computes; features name them as their ids inputs.
     """
 
     features: tuple[FeaturePlan, ...]
@@ -25,6 +25,6 @@ class NativeGraph:
 
 @dataclass(frozen=True, slots=True)
 class PythonOnly:
-    """A predict that the native core can not run. reason: why, in one line."""
+    """Marks a predict that the native core can not run. reason: why, in one line."""
 
     reason: str

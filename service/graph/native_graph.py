@@ -1,4 +1,4 @@
-"""Description for the native core of a predict: an open session, and the rows and inputs that feed its tensors."""
+"""Describes predicts for the native core: an open session, and the rows and inputs that are fed to its tensors."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def native_tower(
     plan_of: Callable[[SignatureSpec, RowSource], FeaturePlan | None],
     batch_rows: int,
 ) -> NativeGraph | PythonOnly:
-    """Returns the graph of a cut signature, or why only Python can run it.
+    """Returns a cut signature's graph for the core, or the reason why only Python can run it.
 
     Args:
-      plan_of: the lookup that gives a source's float32 rows; None where no single lookup does.
-      batch_rows: most rows of a run that several waiting requests share; 0: each request has a run of its own.
+      plan_of: returns the lookup that gives a source's float32 rows; None if no single lookup does.
+      batch_rows: most rows of a run that several waiting requests share; 0: each request is run by itself.
     """
     cut, sparse = tower.cuts[name], tower.sparse_inputs(name)
     plans: dict[str, FeaturePlan] = {}
@@ -70,7 +70,7 @@ def native_tower(
 
 
 def native_savedmodel(backend: SavedModelBackend, spec: SignatureSpec) -> NativeGraph | PythonOnly:
-    """Returns the graph of a signature that runs whole, or why only Python can run it."""
+    """Returns the core's graph for a signature that is not cut, or the reason why only Python can run it."""
     if backend.has_sparse_inputs(spec.name):
         return PythonOnly("its graph has sparse inputs")
     if any(spec.ragged_names):
@@ -97,7 +97,7 @@ def _fed_inputs(spec: SignatureSpec, fed: frozenset[str]) -> list[dict[str, Any]
 
 
 def _graph(spec: SignatureSpec, graph: NativeGraph, fed: frozenset[str]) -> NativeGraph | PythonOnly:
-    """Returns the graph, or why the core can not feed or fetch all of it."""
+    """Returns the graph, or the reason why the core can not feed or fetch all its tensors."""
     if graph.document["session"] is None:
         return PythonOnly("its graph is open in Python's session, for the native core can not open it")
     if optional := [tensor.name for tensor in spec.inputs.values() if tensor.tensor_name in fed and tensor.is_optional]:

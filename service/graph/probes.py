@@ -1,7 +1,8 @@
-"""Requests that tell two ways of combining a feature apart, and whether two answers are the same sums.
+"""Makes probe requests that tell two ways of combining a feature apart, and compares answers up to rounding.
 
-Two computations of a feature that agree on these are taken for one: the rows are random, so that any other sum of them
-would show; every number that the graph compares ids or weights with is among the ids and weights, with its neighbours.
+Two computations of a feature that agree on these requests are taken for the same. The requests' rows are random, so
+that any other sum of them would differ. Their ids and weights include each number that the graph compares ids or
+weights with, and that number's neighbours.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _MOST_IDS = 400
 
 @dataclass(frozen=True, slots=True)
 class Constants:
-    """Numbers that a part of a graph holds: those of integer dtypes and those of floating ones."""
+    """The constants of a part of a graph: those of integer dtypes and those of floating-point dtypes."""
 
     integers: tuple[int, ...]
     floats: tuple[float, ...]
@@ -30,10 +31,10 @@ class Constants:
 def requests(
     spec: SignatureSpec, feature: LookupFeature, vocabulary_size: int, constants: Constants, keys: Array | None = None
 ) -> Iterator[dict[str, Array]]:
-    """Yields requests whose inputs all have one number of rows, the feature's telling ones, the others random.
+    """Yields probe requests for a feature: its own inputs hold the critical ids and weights, all others random values.
 
     Args:
-      keys: of the feature's vocabulary; it is sent these, and others, in place of ids.
+      keys: keys of the feature's vocabulary; the requests hold these and unknown keys in place of ids.
     """
     random = np.random.default_rng(17)
     ids = _ids(feature, vocabulary_size, constants, random) if keys is None else _keys(keys, constants, random)
@@ -43,7 +44,7 @@ def requests(
         yield _filled(spec, {feature.ids: ids[:0]}, 0, random)
         return
     batches = [list(lengths) for lengths in _ROW_LENGTHS]
-    # Each telling id in a row by itself, then a few to a row.
+    # Further probe requests: first each critical id in a row by itself, then a few ids to a row.
     batches += [[1] * ids.size, [3] * (ids.size // 3), [0, ids.size]]
     for lengths in batches:
         chosen = ids if sum(lengths) == ids.size else random.choice(ids, sum(lengths))
@@ -53,11 +54,11 @@ def requests(
 
 
 def is_same_sum(feature: LookupFeature, inputs: Tensors, wanted: Array, found: Array) -> bool:
-    """Says whether two answers are the same sums, perhaps taken in another order.
+    """Says whether two answers hold the same sums, perhaps added in another order.
 
     n numbers added up in two orders differ by at most 2 (n - 1) u sum|x|, u being half the distance from 1 to the next
-    number (Higham, Accuracy and Stability of Numerical Algorithms, 4.2); three roundings more weigh and divide. Single
-    rows are copied, so they are equal or they are not the same.
+    number (Higham, Accuracy and Stability of Numerical Algorithms, 4.2); weighting and dividing add three roundings.
+    Single rows are copied, so they must be equal.
     """
     if found.dtype != wanted.dtype or found.shape != wanted.shape:
         return False
@@ -74,11 +75,11 @@ def is_same_sum(feature: LookupFeature, inputs: Tensors, wanted: Array, found: A
         norm_error = 0.0
     if feature.combiner is None:
         return bool((np.abs(found - wanted) <= norm_error).all())
-    # Rows that are cut off have no answer.
+    # The answer may lack rows at its end (trailing_empty_rows is "cut").
     splits = inputs[feature.row_splits or ""][: len(wanted) + 1]
     lengths = np.diff(splits)
     weights = inputs.get(feature.weights or "", np.empty(0))
-    # A divisor of the probes' weights is 0 or at least a half.
+    # The divisor of a mean of the probes' weights is 0 or at least a half.
     sizes = np.add.reduceat(np.append(np.abs(weights), 0), splits[:-1]) * 2 if weights.size else 2.0 * lengths
     sizes = sizes[: len(wanted)]
     sums = np.maximum(sizes, 1.0) * max(float(np.abs(wanted[~is_nan]).max(initial=0)), 1e-30)
@@ -87,7 +88,7 @@ def is_same_sum(feature: LookupFeature, inputs: Tensors, wanted: Array, found: A
 
 
 def random_request(spec: SignatureSpec, rows: int, random: np.random.Generator) -> dict[str, Array]:
-    """Returns a request of random values; ids lie within their tables where the signature knows them."""
+    """Returns a request of random values; ids lie within their tables if the signature knows the tables."""
     return {name: np.array(array) for name, array in spec.defaults.items()} | _filled(spec, {}, rows, random)
 
 
@@ -108,14 +109,14 @@ def _ids(feature: LookupFeature, size: int, constants: Constants, random: np.ran
 
 
 def _keys(keys: Array, constants: Constants, random: np.random.Generator) -> Array:
-    """Returns all keys and some that are not among them, in any order."""
+    """Returns all keys of a vocabulary and some unknown ones, in random order."""
     if keys.dtype.kind == "i":
         near = {n + d for n in (0, *constants.integers) for d in (-1, 0, 1)}
         others = [*near, *(keys[:50] + 1).tolist(), *random.integers(-(2**62), 2**62, 60).tolist()]
         return random.permutation(np.concatenate([keys, np.array(others, np.int64)]))
     texts = [b"", b" ", b"0", b"-1", b"\xc3\xa4", *(f"{n:x}".encode() for n in random.integers(0, 2**62, 60).tolist())]
     for key in keys[:50].tolist():
-        # What a graph that trims or folds letters takes for the same key.
+        # A graph that trims keys or ignores their case takes these for the same key.
         texts += [key.upper(), key.lower(), key + b" ", b" " + key, key + b"\0"]
     return random.permutation(np.array([*keys.tolist(), *texts, None], object)[:-1])
 
@@ -135,7 +136,7 @@ def _weights(
 def _filled(
     spec: SignatureSpec, own: Mapping[str, Array], num_rows: int, random: np.random.Generator
 ) -> dict[str, Array]:
-    """Returns the request with random values in the inputs that are not the feature's, ragged ones among them."""
+    """Adds random values for the inputs that do not belong to the feature, ragged inputs among them."""
     request = {name: np.asarray(array, spec.inputs[name].numpy_dtype) for name, array in own.items()}
     for name in sorted(spec.row_inputs - own.keys()):
         tensor = spec.inputs[name]

@@ -1,4 +1,4 @@
-"""Which saved tensor each variable of a graph is restored from, and nodes that restore a few of them."""
+"""Finds the saved tensor that each variable of a graph is restored from, and adds nodes that restore some of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _HANDLES = frozenset({"VarHandleOp", "VariableV2", "Variable"})
 
 
 class Saved(NamedTuple):
-    """Where a variable is restored from: key and slice in the checkpoint, dtype, and the node that assigns it."""
+    """The source of a variable's value: key and slice in the checkpoint, dtype, and the node that assigns it."""
 
     key: str
     part: str
@@ -23,7 +23,7 @@ class Saved(NamedTuple):
 
 
 def saved_tensors(meta_graph: Any) -> dict[str, Saved]:
-    """Returns variable (its node) -> where the graph's own restore op reads it; raises ArtifactError."""
+    """Returns a variable's node -> the saved tensor that the graph's own restore op reads; raises ArtifactError."""
     saver = meta_graph.saver_def
     if not saver.restore_op_name:
         return {}
@@ -39,13 +39,13 @@ def saved_tensors(meta_graph: Any) -> dict[str, Saved]:
 
 
 def add_restore(graph_def: Any, saved: Mapping[str, Saved], variables: Iterable[str], prefix: str) -> str:
-    """Adds nodes that restore these variables and nothing else; returns the one to run.
+    """Adds nodes that restore these variables and no others; returns the name of the node to run.
 
     Args:
-      prefix: of the checkpoint: its path without ".index".
+      prefix: path of the checkpoint without ".index".
 
     Raises:
-      ArtifactError: nothing says where one of them is restored from.
+      ArtifactError: the graph's restore op does not restore one of the variables.
     """
     chosen = sorted(variables)
     if unknown := [name for name in chosen if name not in saved]:

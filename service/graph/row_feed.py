@@ -1,4 +1,4 @@
-"""Makes the arrays that are fed to a tower in place of its lookups; rows that its graph joins share one block."""
+"""Makes the arrays that are fed to a tower in place of its lookups; sources that the graph joins share one block."""
 
 from __future__ import annotations
 
@@ -84,10 +84,10 @@ class RowFeed:
         self._layouts: dict[tuple[_Shape, ...], _Layout | None] = {}
 
     def joined(self, inputs: Tensors, computed: Mapping[str, Array]) -> list[Array] | None:
-        """Returns the arrays to feed; None where a request's shapes do not fit a block, which the graph must refuse.
+        """Returns the arrays to feed; None if a request's shapes do not fit together, which the graph must refuse.
 
         Args:
-          computed: tensor of the graph -> the ids that it holds.
+          computed: tensor of the graph -> the ids in it.
 
         Raises:
           InvalidRequest: an id has no row, or a key no id.
@@ -100,7 +100,7 @@ class RowFeed:
             return None
         out = self._writer.write(ids, layout.blocks)
         if isinstance(out, int):
-            # This call raises InvalidRequest, with the id that has no row.
+            # An id has no row: this call of rows() raises InvalidRequest with the id.
             self._copied[out].source.rows(inputs, computed)
             return None
         for rows, one, view in zip(combined, self._combined, layout.combined, strict=True):
@@ -112,7 +112,7 @@ class RowFeed:
         return arrays
 
     def apart(self, inputs: Tensors, computed: Mapping[str, Array]) -> list[Array]:
-        """Returns the rows of each source; raises InvalidRequest."""
+        """Returns the rows of each source as an array of its own; raises InvalidRequest."""
         return [source.rows(inputs, computed) for source in self._sources.values()]
 
     def _row_shape(self, name: str) -> _Shape:
@@ -120,7 +120,7 @@ class RowFeed:
         return source.row_shape or (source.table.info.embedding_dim,)
 
     def _add(self, number: int, parts: Sequence[str]) -> list[BlockPart | int]:
-        """Returns the parts of a block as they are written."""
+        """Returns the parts of one block, in the form that the writer takes."""
         block: list[BlockPart | int] = []
         column = 0
         for name in parts:
@@ -178,7 +178,7 @@ def _is_copied(source: RowSource) -> bool:
 
 
 def _part(source: RowSource, per_row: int) -> BlockPart:
-    assert isinstance(source.table, MappedTable)  # as _is_copied has found
+    assert isinstance(source.table, MappedTable)  # _is_copied() found that the table is mapped
     if not isinstance(source, FeatureRows):
         return BlockPart(source.table, per_row=per_row)
     feature = source.claim.feature

@@ -1,10 +1,11 @@
-"""Whether the rows of a tower are independent of each other, so that requests may share a run."""
+"""Checks whether the rows of a tower are independent of each other, so that requests may share a run."""
 
 from __future__ import annotations
 
 from service.graph.flat_graph import FlatGraph
 
-# Each can be so, and says by an axis or a shape whether it is: what mixes rows is found by running rows apart.
+# Ops that can compute each row by itself. Their axes and shapes decide whether they do: loading.tower_batching tests
+# that by running rows separately.
 _OPS = frozenset(
     """
     Const Placeholder VarHandleOp ReadVariableOp VariableV2 Identity NoOp StopGradient
@@ -20,5 +21,5 @@ _OPS = frozenset(
 
 
 def is_rowwise(flat: FlatGraph, nodes: set[str]) -> bool:
-    """Says whether these nodes are all of ops that can compute row by row."""
+    """Says whether all these nodes have ops that can compute each row by itself."""
     return all(flat.nodes[name].op in _OPS for name in nodes)

@@ -19,7 +19,10 @@ Request = TypeVar("Request")
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Median requests per second. cut: looked-up rows are fed to the rest of the graph; whole: the whole graph runs."""
+    """Median request rates, in requests per second. cut: looked-up rows are fed to the rest of the graph.
+
+    Whole: the whole graph runs.
+    """
 
     cut: float
     whole: float
@@ -38,14 +41,14 @@ def compare_runs(
     threads: int = 8,
     turns: int = 9,
 ) -> dict[Name, Rates]:
-    """Measures both on each request, turn by turn: cut, whole, cut, whole.
+    """Measures both functions on each request, in turns: cut, whole, cut, whole.
 
     Args:
       cut, whole: functions that answer a request, either from bytes to bytes as a server does, or by a backend alone.
       requests: key of the caller's choice, such as the number of rows -> request.
       threads: number of concurrent callers. A server has several, and they wait for the interpreter's lock, which one
         caller does not: with 8 small tables, cut took one caller 0.6 of whole's time, and 8 callers more than whole.
-      turns: of each; a turn is as many runs as take about 60 ms.
+      turns: number of turns of each function; a turn has as many runs as take about 60 ms.
 
     Raises:
       ServiceError: a request is refused.
@@ -60,7 +63,7 @@ def compare_runs(
 
 
 class _Callers:
-    # The callers: each thread sends one request again and again.
+    # Concurrent callers of one function: each thread sends one request again and again.
 
     def __init__(
         self, pool: ThreadPoolExecutor, threads: int, answer: Callable[[Request], object], request: Request

@@ -1,6 +1,6 @@
 """Runs any signature of a SavedModel as TensorFlow Serving does: in one session, fed and fetched by name.
 
-TensorFlow (seconds, half a gigabyte) is imported when the first graph is opened and not before.
+TensorFlow is imported when the first graph is opened: the import takes seconds and half a gigabyte of memory.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from service.types import Array, SignatureSpec, Tensors
 
 logger = logging.getLogger(__name__)
 
-# What a graph may raise because of what a client sent.
+# Names of TensorFlow's errors that a client's input can cause.
 _CLIENT_ERRORS = ("InvalidArgumentError", "OutOfRangeError", "FailedPreconditionError")
 _MISMATCH = re.compile(r"Type mismatch: actual (\w+) vs\. expect (\w+)\s+\[\[\{\{node _arg_\w+_(\d+)\}\}")
 
@@ -31,9 +31,9 @@ _NODE_MARKS = re.compile(r"^(\{\{(function_)?node [^}]*\}\}\s*)+")
 
 
 class SavedModelBackend:
-    """Runs signatures in one TensorFlow session. Concurrency: any thread.
+    """A backend that runs signatures in one TensorFlow session. Concurrency: any thread.
 
-    A session, not `tf.saved_model.load`: it takes TF 1 and TF 2 exports alike.
+    A session serves exports of TensorFlow 1 and 2 alike, which tf.saved_model.load does not.
     """
 
     def __init__(
@@ -52,10 +52,11 @@ class SavedModelBackend:
         self._compile = threading.Lock()
 
     def run(self, signature_name: str, inputs: Tensors, outputs: tuple[str, ...]) -> dict[str, Array]:
-        """Returns the named outputs; strings come as object arrays of bytes.
+        """Runs a signature's graph and returns the named outputs; strings come as object arrays of bytes.
 
         Raises:
-          InvalidRequest: the graph refused the input, in the graph's own words; or a tensor that no wire can carry.
+          InvalidRequest: the graph refused the input, in the graph's own words; or the signature has a tensor that no
+            request or answer can hold.
           BackendFailure: any other failure of the graph.
         """
         fed, fetched = tuple(sorted(inputs)), tuple(sorted(outputs))
@@ -65,7 +66,7 @@ class SavedModelBackend:
         except self._error_type as error:
             raise translated(error) from error
         except UnicodeDecodeError as error:
-            # TensorFlow's own words, quoting bytes of the request that are no text.
+            # The text is TensorFlow's own, and quotes bytes of the request that are no UTF-8.
             raise InvalidRequest(first_line(error.object.decode(errors="replace"))) from error
         return {name: np.asarray(results[name]) for name in outputs}
 
@@ -88,7 +89,7 @@ class SavedModelBackend:
 
     @property
     def session_number(self) -> int | None:
-        """The number by which the native core knows the session."""
+        """The number of the graph's session in the native core; None: the session is not in the core."""
         return self._session.number
 
     def has_sparse_inputs(self, signature_name: str) -> bool:
@@ -96,7 +97,7 @@ class SavedModelBackend:
         return bool(self._sparse.get(signature_name))
 
     def close(self) -> None:
-        """Frees the graph's variables."""
+        """Closes the session, which frees the graph's variables."""
         self._session.close()
 
 
@@ -111,18 +112,18 @@ def open_savedmodel(
     """Loads a SavedModel's graph and variables.
 
     Args:
-      signatures: as read from its saved_model.pb.
-      tags: which MetaGraph; one tagged "tpu" is lowered to this machine's CPU first, in memory.
-      threads: for the kernels of one run, and for runs side by side; 0: TensorFlow chooses.
-      inter_op_threads: for runs side by side, where it is another number.
+      signatures: as read from the artifact's saved_model.pb.
+      tags: tags of the MetaGraph; a MetaGraph with "tpu" is lowered for this machine's CPU first, in memory.
+      threads: TensorFlow's threads within an operation, and for operations side by side; 0: TensorFlow chooses.
+      inter_op_threads: threads for operations side by side, if it is another number.
 
     Raises:
-      ArtifactError: TensorFlow can not load it, in TensorFlow's words; or it needs a TPU.
+      ArtifactError: TensorFlow can not load the SavedModel, in TensorFlow's words; or its graph needs a TPU.
     """
     import tensorflow as tf
     from tensorflow.python.saved_model.loader_impl import SavedModelLoader
 
-    # It calls the only loader that feeds and fetches by name deprecated, at every load.
+    # TensorFlow logs at every load that this loader is deprecated, the only one that feeds and fetches by name.
     logging.getLogger("tensorflow").setLevel(logging.ERROR)
     side_by_side = threads if inter_op_threads is None else inter_op_threads
     config = tf.compat.v1.ConfigProto(intra_op_parallelism_threads=threads, inter_op_parallelism_threads=side_by_side)
@@ -141,7 +142,7 @@ def open_savedmodel(
 
 
 def _open_loaded(loader: Any, meta_graph: Any, config: Any) -> GraphSession:
-    """Opens the graph of a SavedModelLoader in the core; in Python where the core can not, whose errors say why."""
+    """Opens the graph of a SavedModelLoader in the native core, or in Python if the core can not open it."""
     import tensorflow as tf
 
     tags = sorted(meta_graph.meta_info_def.tags)
@@ -150,7 +151,7 @@ def _open_loaded(loader: Any, meta_graph: Any, config: Any) -> GraphSession:
     try:
         program = _program(loader, meta_graph, graph, saver, config)
     except (tf.errors.OpError, ValueError) as error:
-        logger.info("the graph is no program of the core", extra={"reason": str(error)})
+        logger.info("the native core can not run the graph", extra={"reason": str(error)})
     else:
         if (core := open_core_session(program)) is not None:
             return core
@@ -165,7 +166,7 @@ def _open_loaded(loader: Any, meta_graph: Any, config: Any) -> GraphSession:
 
 
 def _program(loader: Any, meta_graph: Any, graph: Any, saver: Any, config: Any) -> GraphProgram:
-    """Returns what SavedModelLoader.load does with a graph, as a program.
+    """Returns a program with the steps of SavedModelLoader.load: restoring variables and running the init op.
 
     Source: tensorflow/python/saved_model/loader_impl.py, restore_variables and run_init_ops (2.21).
     """
@@ -183,23 +184,26 @@ def _program(loader: Any, meta_graph: Any, graph: Any, saver: Any, config: Any) 
 
 
 def _lower_only(saved_model: Any, meta_graph: Any) -> frozenset[str]:
-    """Makes the lowered graph a SavedModel's only one and returns its tags, which another one may have had as well."""
+    """Makes the lowered graph the SavedModel's only MetaGraph.
+
+    Returns its tags, which another MetaGraph may have had too.
+    """
     lowered = type(meta_graph)()
     lowered.CopyFrom(meta_graph)
     lower(lowered)
-    # The loader goes on from its own copy of saved_model.pb: the artifact is neither written nor copied.
+    # The loader goes on with its own copy of saved_model.pb in memory; the artifact is not changed.
     del saved_model.meta_graphs[:]
     saved_model.meta_graphs.add().CopyFrom(lowered)
     return frozenset(lowered.meta_info_def.tags)
 
 
 def translated(error: Exception) -> ServiceError:
-    """Returns what one of TensorFlow's errors at a run is to the client, in the graph's own words where those help."""
+    """Converts an error of TensorFlow's at a run to an error for the client, in TensorFlow's words where these help."""
     if type(error).__name__ == "UnimplementedError":
         return Unimplemented(_text(error))
     mismatch = _MISMATCH.match(str(error))
     if mismatch:
-        # What a session says to TensorFlow Serving; a callable from options has other words for it.
+        # The text is that of a session under TensorFlow Serving; TensorFlow's callables have another text for it.
         sent, wanted, position = mismatch.groups()
         return InvalidRequest(f"Expects arg[{position}] to be {wanted} but {sent} is provided")
     if type(error).__name__ in _CLIENT_ERRORS:
@@ -212,7 +216,7 @@ def _text(error: Exception) -> str:
 
 
 def first_line(text: str) -> str:
-    """Returns what a text of TensorFlow's says to a client."""
-    # Behind the first line TensorFlow lists graph nodes and Python frames of the exporter, of no use to a client.
-    # Before it stand the functions that the node lies in, one after the other.
+    """Returns the first line of a TensorFlow error, without the names of the functions around the node."""
+    # Further lines list graph nodes and Python frames of the exporter, which do not help a client. Before the message
+    # stand the functions that the node lies in, one after the other.
     return _NODE_MARKS.sub("", text.strip().removeprefix("Graph execution error:").strip().partition("\n")[0]).strip()

@@ -1,4 +1,4 @@
-"""Sparse inputs of a signature, which no TensorProto can hold: they travel as ragged ids and enter the graph as COO."""
+"""Converts sparse inputs of a signature: requests send them as ragged ids, because TensorProto can hold none."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from service.types import ROW_SPLITS_SUFFIX, VALUES_SUFFIX, Array
 
 
 class SparseNames(NamedTuple):
-    """Tensors of the graph that make up one sparse input."""
+    """The graph's three tensors that make up one sparse input."""
 
     values: str
     indices: str
@@ -19,7 +19,7 @@ class SparseNames(NamedTuple):
 
 
 def read_sparse_names(meta_graph: Any) -> dict[str, dict[str, SparseNames]]:
-    """Returns signature -> input -> the tensors of its sparse inputs.
+    """Returns signature -> sparse input -> the graph's tensors of that input.
 
     Args:
       meta_graph: a MetaGraphDef.
@@ -41,14 +41,14 @@ def read_sparse_names(meta_graph: Any) -> dict[str, dict[str, SparseNames]]:
 
 
 def to_coo(values: Array, row_splits: Array) -> tuple[Array, Array, Array]:
-    """Returns values, indices and dense shape of the sparse [B, K] matrix whose rows are the ragged rows.
+    """Converts ragged ids to the values, indices and dense shape of a sparse [B, K] matrix with the same rows.
 
     Args:
       values: [N] of any dtype.
       row_splits: [B+1] int64.
 
     Returns:
-      values: [N], as they came.
+      values: [N], unchanged.
       indices: [N, 2] int64, row and place in the row.
       dense_shape: [2] int64, B and the ids of the longest row.
 
@@ -65,12 +65,12 @@ def to_coo(values: Array, row_splits: Array) -> tuple[Array, Array, Array]:
 def feed_with_sparse(
     fed: Sequence[str], sparse: Mapping[str, SparseNames], tensor_names: Mapping[str, str]
 ) -> tuple[list[str], Callable[[Sequence[Array]], list[Array]]]:
-    """Returns the tensors to feed, and what turns the arrays of a request into their values.
+    """Returns the names of the tensors to feed, and a function that converts a request's arrays to their values.
 
     Args:
-      fed: input names of the request, in the order its arrays will have.
+      fed: input names of the request, in the order of its arrays.
       sparse: the signature's sparse inputs.
-      tensor_names: input name -> its tensor, for those that are not sparse.
+      tensor_names: input name -> its tensor, for inputs that are not sparse.
     """
     place = {name: i for i, name in enumerate(fed)}
     parts = {part: key for key in sparse for part in (key + VALUES_SUFFIX, key + ROW_SPLITS_SUFFIX)}

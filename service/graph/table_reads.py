@@ -1,4 +1,4 @@
-"""Where a signature reads the rows of a mapped table, and which tensors all that it reads goes through."""
+"""Finds where a signature's graph reads rows of a mapped table, and the tensors that all these rows pass through."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _PURE_READS = frozenset(
     }
 )
 _WRITES = ("Assign", "Scatter", "ResourceScatter", "ResourceApply", "ResourceSparseApply", "LookupTableInsert")
-# A combined lookup is a dozen nodes behind its gather; what comes later is the tower's.
+# A combined lookup is a dozen nodes behind its gather; later nodes belong to the tower.
 _MOST_BOTTLENECKS = 24
-# Error text of tf.RaggedTensor.from_row_splits. Its checks always pass: engine.validation has made them before.
+# Error text of tf.RaggedTensor.from_row_splits. Its checks always pass, because engine.validation has made them before.
 _ROW_SPLITS_CHECK = b"do not form a valid RaggedTensor"
 
 
 class TableRead(NamedTuple):
-    """One gather: the table, the tensor of ids, and the tensor of rows that it gives."""
+    """One gather of a graph: the table, the tensor of ids, and the tensor of rows."""
 
     table: str
     ids: str
@@ -29,16 +29,16 @@ class TableRead(NamedTuple):
 
 
 class NotProven(Exception):
-    """Why a signature keeps its whole graph."""
+    """Why a signature is not cut, and TensorFlow runs its whole graph."""
 
 
 def has_effect(flat: FlatGraph, checked: frozenset[str]) -> Callable[[str], bool]:
-    """Returns what tells whether a "^node" must run although nothing reads its outputs.
+    """Returns a function that says whether a control input "^node" must run although no node reads its outputs.
 
-    Reads need not; nor does a check of row splits that engine.validation has made already.
+    Reads need not run; nor need a check of row splits that engine.validation has made already.
 
     Args:
-      checked: input nodes whose row splits have been checked.
+      checked: placeholders of row splits that engine.validation has checked.
     """
     known: dict[str, bool] = {}
 
@@ -52,7 +52,10 @@ def has_effect(flat: FlatGraph, checked: frozenset[str]) -> Callable[[str], bool
 
 
 def needed_nodes(flat: FlatGraph, roots: Iterable[str], follow: Callable[[str], bool]) -> set[str]:
-    """Returns what the roots need, and what the calls among it run besides."""
+    """Returns the nodes that the roots need, and the nodes that inlined calls must run.
+
+    Raises NotProven for a write.
+    """
     effects = [f"^{name}" for name in flat.calls]
     needed = flat.ancestors([*roots, *effects], follow=follow)
     if writer := next((n for n in sorted(needed) if flat.nodes[n].op.startswith(_WRITES)), None):
@@ -61,13 +64,13 @@ def needed_nodes(flat: FlatGraph, roots: Iterable[str], follow: Callable[[str], 
 
 
 def table_reads(flat: FlatGraph, needed: set[str], tables: Mapping[str, str]) -> list[TableRead]:
-    """Returns every read of the tables among the needed nodes.
+    """Returns all reads of tables by the needed nodes.
 
     Args:
-      tables: variable (its node) -> table.
+      tables: node of the variable -> table.
 
     Raises:
-      NotProven: one is read otherwise than row by row.
+      NotProven: a table is read otherwise than row by row.
     """
     reads, todo = [], [(f"{handle}:0", table) for handle, table in tables.items() if handle in needed]
     readers: dict[str, list[str]] = {}
@@ -91,9 +94,9 @@ def table_reads(flat: FlatGraph, needed: set[str], tables: Mapping[str, str]) ->
 def bottlenecks(
     flat: FlatGraph, needed: set[str], roots: Iterable[str], tensor: str, follow: Callable[[str], bool]
 ) -> list[str]:
-    """Returns the tensors through which all goes that a tensor has an effect on, nearest first.
+    """Returns the tensors through which every path from a tensor to the signature's outputs leads, nearest first.
 
-    The tensor itself is the first; none is an output of the signature.
+    The first is the tensor itself; none is an output of the signature.
     """
     readers: dict[str, list[str]] = {}
     for name in needed:
@@ -158,7 +161,7 @@ def _has_effect(flat: FlatGraph, name: str, checked: frozenset[str], follows: Ca
 
 
 def acts(flat: FlatGraph, name: str, checked: frozenset[str]) -> bool:
-    """Says whether a node does more than give its outputs, and anything that is not known to have been done."""
+    """Says whether a node has an effect beside its outputs; a check that engine.validation has made already is none."""
     node = flat.nodes[name]
     if node.op in _PURE_READS or not _is_stateful(node):
         return False

@@ -15,11 +15,12 @@ from service.types import Array, Table, Tensors, Vocabulary
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A feature as the manifest describes it, and its lookup on the mapped table.
+    """A feature's description from the manifest, and its lookup on the mapped table; the graph must agree with it.
 
-    is_described: the manifest describes it for this signature, so engine.validation has refused the ids without a row.
-    vocabulary: of a feature whose input holds keys, which lookup maps too; None: it holds ids.
-    keys: some of its keys, enough to tell it from another vocabulary.
+    is_described: the manifest describes the feature for this signature, so engine.validation has refused ids without a
+      row.
+    vocabulary: maps the keys in the feature's input, and lookup does so too; None: the input holds ids.
+    keys: some of the vocabulary's keys, enough to tell it from another vocabulary.
     """
 
     feature: LookupFeature
@@ -31,32 +32,32 @@ class Claim:
 
     @property
     def is_single(self) -> bool:
-        """Says whether the feature reads one row per id and computes nothing with it."""
+        """Whether the feature reads one row per id and computes nothing with it."""
         feature = self.feature
         return feature.row_splits is None and feature.max_norm is None and feature.on_bad_id != "wrap"
 
 
 @dataclass(frozen=True, slots=True)
 class FeatureRows:
-    """A whole feature, combined by the kernels."""
+    """The combined rows of a whole feature, computed by the kernels."""
 
     claim: Claim
     table: Table
 
     @property
     def row_shape(self) -> tuple[int, ...] | None:
-        """Shape of one row of the rows."""
+        """Shape of one row of rows(): [D], or [L, D] for a sequence."""
         length, dim = self.claim.feature.max_sequence_length, self.table.info.embedding_dim
         return (dim,) if length is None else (length, dim)
 
     def ids(self, inputs: Tensors, computed: Mapping[str, Array]) -> Array:
-        """Returns the ids of a feature that is single; raises InvalidRequest for a key that has none."""
+        """Returns the ids of a feature with one row per id; raises InvalidRequest for an unknown key."""
         name = self.claim.feature.ids
         vocabulary = self.claim.vocabulary
         return inputs[name] if vocabulary is None else vocabulary.ids_of(inputs[name], name)
 
     def rows(self, inputs: Tensors, computed: Mapping[str, Array]) -> Array:
-        """Returns [B, D] float32, of a sequence [B, L, D]; raises InvalidRequest."""
+        """Returns the combined rows: [B, D] float32, [B, L, D] for a sequence; raises InvalidRequest."""
         try:
             return self.claim.lookup(inputs)
         except IdOutOfRange as error:
@@ -67,9 +68,9 @@ class FeatureRows:
 
 @dataclass(frozen=True, slots=True)
 class InputRows:
-    """A row for each id of an input.
+    """The rows of the ids in an input of the request, one for each id.
 
-    row_shape: D, or K and D for ids of shape [B, K]; None where K differs from request to request.
+    row_shape: (D,), or (K, D) for ids of shape [B, K]; None if K differs between requests.
     """
 
     input_name: str
@@ -77,20 +78,20 @@ class InputRows:
     row_shape: tuple[int, ...] | None
 
     def ids(self, inputs: Tensors, computed: Mapping[str, Array]) -> Array:
-        """Returns the ids, of any shape."""
+        """Returns the ids in the request's input, of any shape."""
         return inputs[self.input_name]
 
     def rows(self, inputs: Tensors, computed: Mapping[str, Array]) -> Array:
-        """Returns [..., D] of the table's dtype; raises InvalidRequest."""
+        """Returns the rows of the input's ids, [..., D] in the table's dtype; raises InvalidRequest."""
         return rows_of(inputs[self.input_name], self.table)
 
 
 @dataclass(frozen=True, slots=True)
 class ComputedRows:
-    """A row for each id that the graph itself works out: of parsed examples, of keys in its own vocabulary.
+    """The rows of ids that the graph itself computes, from parsed examples or from keys of its own vocabulary.
 
-    tensor: of the ids.
-    row_shape: as of InputRows.
+    tensor: the graph's tensor of the ids.
+    row_shape: as in InputRows.
     """
 
     tensor: str
@@ -98,11 +99,11 @@ class ComputedRows:
     row_shape: tuple[int, ...] | None
 
     def ids(self, inputs: Tensors, computed: Mapping[str, Array]) -> Array:
-        """Returns the ids, of any shape."""
+        """Returns the ids that the graph has computed, of any shape."""
         return computed[self.tensor]
 
     def rows(self, inputs: Tensors, computed: Mapping[str, Array]) -> Array:
-        """Returns [..., D] of the table's dtype; raises InvalidRequest."""
+        """Returns the rows of the computed ids, [..., D] in the table's dtype; raises InvalidRequest."""
         return rows_of(computed[self.tensor], self.table)
 
 
@@ -129,7 +130,7 @@ def rows_of(ids: Array, table: Table) -> Array:
 
 
 def out_of_table(ids: Array, table: Table) -> InvalidRequest:
-    """Says which id has no row, as TensorFlow does.
+    """Returns TensorFlow's error for the first id without a row.
 
     Source: tensorflow/core/kernels/{gather_op,resource_variable_ops}.cc, "indices... is not in" (2.21).
     """

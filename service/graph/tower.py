@@ -1,6 +1,6 @@
-"""Runs a signature as lookups on mapped tables and, in TensorFlow, only what the graph makes of them.
+"""Runs signatures as lookups on mapped tables, followed by the rest of the graph (the tower) in TensorFlow.
 
-No table is loaded by TensorFlow: its rows are fed to the session where the graph would have read or combined them.
+TensorFlow loads no table: looked-up rows are fed to the session in place of the graph's own reads.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ Feed = Callable[[Tensors], list[Array]]
 
 @dataclass(frozen=True, slots=True)
 class CutSignature:
-    """How a signature is run.
+    """A signature that was cut into lookups and a tower.
 
     outputs: name -> tensor of the graph.
-    sources: tensor of the graph -> what gives the rows that can be fed to it.
-    fed: tensors that are fed in place of all sources, and the sources whose rows each has side by side.
-    id_tensors: ids that the graph works out itself, in a run of their own before the lookups.
-    carried: what else of that run the last one goes on with.
-    id_inputs, inputs: tensors of the request's inputs that this run and the last one need.
-    inputs_apart: those that the last one needs where each source is fed by itself.
-    effects: nodes that run besides (a check that may refuse the request, a print).
+    sources: tensor of the graph -> the source of the rows that can be fed to it.
+    fed: tensors that are fed in place of all sources -> the sources whose rows the tensor holds side by side.
+    id_tensors: tensors of ids that the graph computes itself, in a first run before the lookups.
+    carried: other tensors of the first run that the last run is fed with.
+    id_inputs, inputs: tensors of the request's inputs that the first run and the last run need.
+    inputs_apart: tensors of inputs that the last run needs if each source is fed by itself.
+    effects: nodes that must run although nothing reads their outputs (a check that may refuse the request, a print).
     is_rowwise: each row of the outputs depends on the same row of the inputs and of the sources, and on nothing else.
     """
 
@@ -54,7 +54,7 @@ class CutSignature:
 
 
 class TowerBackend:
-    """Runs cut signatures. Concurrency: any thread."""
+    """A backend that runs cut signatures. Concurrency: any thread."""
 
     def __init__(
         self,
@@ -70,33 +70,34 @@ class TowerBackend:
         self._error_type = error_type
         self._rows = {name: RowFeed(cut.sources, cut.fed) for name, cut in cuts.items()}
         self._callables: dict[tuple[str, tuple[str, ...]], _Calls] = {}
-        # What runs a signature from each source by itself, made for the first request whose shapes do not fit.
+        # Functions that run a signature with each source fed by itself, made for the first request whose shapes do not
+        # fit.
         self._calls_apart: dict[tuple[str, tuple[str, ...]], _Call] = {}
         self._compile = threading.Lock()
 
     @property
     def cuts(self) -> Mapping[str, CutSignature]:
-        """The signatures that it runs."""
+        """The cut signatures, by name."""
         return self._cuts
 
     @property
     def session_number(self) -> int | None:
-        """The number by which the native core knows the session."""
+        """The number of the tower's session in the native core; None: the session is not in the core."""
         return self._session.number
 
     def sparse_inputs(self, signature_name: str) -> Mapping[str, SparseNames]:
-        """Returns the sparse inputs of a signature."""
+        """Returns the sparse inputs of a signature, by name."""
         return self._sparse.get(signature_name, {})
 
     def with_cuts(self, cuts: Mapping[str, CutSignature]) -> TowerBackend:
-        """Returns one that shares this one's session and takes its rows from elsewhere; closing one closes both."""
+        """Returns a tower with the same session whose rows come from other sources; closing one closes both."""
         made = TowerBackend(self._session, cuts, self._sparse, error_type=self._error_type)
-        # What runs parts of the graph knows nothing of where rows come from.
+        # The functions that run parts of the graph are shared, because they do not depend on where rows come from.
         made._callables, made._calls_apart, made._compile = self._callables, self._calls_apart, self._compile
         return made
 
     def run(self, signature_name: str, inputs: Tensors, outputs: tuple[str, ...]) -> dict[str, Array]:
-        """Returns the named outputs; strings come as object arrays of bytes.
+        """Looks up rows, runs the tower, and returns the named outputs; strings come as object arrays of bytes.
 
         Raises:
           InvalidRequest: an id has no row, or the graph refused the input in its own words.
@@ -122,7 +123,7 @@ class TowerBackend:
         return dict(zip(outputs, results, strict=True))
 
     def close(self) -> None:
-        """Frees the variables of the dense part."""
+        """Closes the session, which frees the variables of the tower."""
         self._session.close()
 
     def _make(self, cut: CutSignature, outputs: tuple[str, ...]) -> _Calls:
@@ -152,13 +153,13 @@ class TowerBackend:
         fetch: Sequence[str],
         effects: Sequence[str] = (),
     ) -> _Call:
-        """Returns what runs a part of the graph on a request's inputs and on arrays for the fed tensors."""
+        """Returns a function that runs a part of the graph on a request's inputs and on arrays for the fed tensors."""
         feed, names = request_feed(spec, self.sparse_inputs(spec.name), inputs)
         call = self._session.call([*fed, *names], fetch, effects)
         return lambda request, *arrays: call(*arrays, *feed(request))
 
 
-# (inputs of a request, arrays for what is fed besides) to what is fetched.
+# Takes a request's inputs and arrays for the other fed tensors, and returns the fetched arrays.
 _Call = Callable[..., list[Array]]
 
 
@@ -171,13 +172,17 @@ class _Calls:
 def request_feed(
     spec: SignatureSpec, sparse: Mapping[str, SparseNames], wanted: frozenset[str] | None = None
 ) -> tuple[Feed, list[str]]:
-    """Returns what turns a request into tensors of the graph, and their names; wanted: only these."""
+    """Returns a function that converts a request to arrays of the graph's tensors, and the tensors' names.
+
+    Args:
+      wanted: only these tensors; None: all.
+    """
     fed = tuple(sorted(spec.inputs))
     names, convert = feed_with_sparse(fed, sparse, {name: spec.inputs[name].tensor_name for name in fed})
     places = [i for i, name in enumerate(names) if wanted is None or name in wanted]
     kept = [names[i] for i in places]
     if not sparse:
-        # The names are in the order of the inputs then.
+        # Without sparse inputs, `names` is in the order of `fed`.
         chosen = [fed[i] for i in places]
         return lambda inputs: [inputs[name] for name in chosen], kept
 

@@ -1,8 +1,8 @@
 """Cuts the signatures of a SavedModel into lookups and towers, and opens the towers.
 
-Every step is proven or not taken: a table is fed only where all its readers read it row by row, and a combined feature
-only where the graph's own tensor agrees with the lookup on telling requests. A signature that can not be cut keeps the
-whole graph, which is then loaded beside.
+A cut is made only if it is proven to be right: rows of a table are fed only if all readers of the table read single
+rows, and combined rows of a feature only if the graph's own tensor equals the lookup on probe requests. A signature
+that can not be cut is run with the whole graph, which is then loaded too.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from service.types import Array, SignatureSpec, Table, Tensors, TensorSpec
 
 logger = logging.getLogger(__name__)
 
-# Table dtypes that a graph reads without scales, so their stored rows can be fed.
+# Table dtypes that a graph reads without scales, so that their stored rows can be fed.
 _FED_DTYPES = ("float32", "float16", "bfloat16", "float64")
 
 
@@ -45,7 +45,7 @@ _FED_DTYPES = ("float32", "float16", "bfloat16", "float64")
 class MappedTables:
     """An artifact's tables, as its manifest describes them.
 
-    tables: by name. keys: key in the checkpoint -> table. claims: by signature.
+    tables: by name. keys: key in the checkpoint -> table. claims: signature -> the features that its graph may look up.
     """
 
     tables: Mapping[str, Table]
@@ -55,7 +55,7 @@ class MappedTables:
 
 @dataclass(slots=True)
 class _Candidate:
-    """A signature on its way to being cut; outputs: name -> tensor."""
+    """A signature while it is being cut. outputs: name -> tensor."""
 
     spec: SignatureSpec
     flat: FlatGraph
@@ -75,13 +75,13 @@ def open_tower(
     threads: int,
     inter_op_threads: int | None = None,
 ) -> TowerBackend | None:
-    """Opens what can be cut of these signatures; None where nothing can.
+    """Cuts these signatures and opens their towers; returns None if no signature can be cut.
 
     Args:
       threads, inter_op_threads: as in open_savedmodel.
 
     Raises:
-      ArtifactError: TensorFlow can not load what is left.
+      ArtifactError: TensorFlow can not load the towers.
     """
     import tensorflow as tf
     from tensorflow.python.saved_model.loader_impl import SavedModelLoader
@@ -91,7 +91,7 @@ def open_tower(
         meta_graph = SavedModelLoader(str(artifact)).get_meta_graph_def_from_tags(tags)
         repair_handles(meta_graph, artifact)
         saved = saved_tensors(meta_graph)
-        # A part of a variable is read by rows of its own, which are not those of the table.
+        # A part of a partitioned variable has row numbers of its own, not those of the table.
         handles = {h: mapped.keys[one.key] for h, one in saved.items() if one.key in mapped.keys and not one.part}
         candidates = _candidates(artifact, meta_graph, signatures, handles, mapped)
         if not any(candidate.reads for candidate in candidates):
@@ -109,7 +109,7 @@ def open_tower(
         logger.info("the whole graph is run", extra={"path": str(artifact), "reason": str(error)})
         return None
     except Exception as error:
-        # Nothing is lost but speed: the whole graph's own loader tells what is wrong, if anything is.
+        # Only speed is lost here: the whole graph is loaded instead, and its loader reports a fault if there is one.
         logger.warning("the whole graph is run", extra={"path": str(artifact), "reason": str(error)})
         return None
     try:
@@ -152,13 +152,13 @@ def _candidate(meta_graph: Any, spec: SignatureSpec, handles: Mapping[str, str],
     reads = table_reads(flat, needed, handles)
     for read in reads:
         if (dtype := mapped.tables[read.table].info.dtype) not in _FED_DTYPES:
-            # An int8's scales are a variable of the graph, which a change of rows does not reach.
+            # The scales of an int8 table are a variable of the graph, which a change of rows does not reach.
             raise NotProven(f"table {read.table!r} is of {dtype}")
     effects = tuple(sorted(name for name in needed if acts(flat, name, checked)))
     given = {read.rows for read in reads}
     outputs = {}
     for (name, tensor), root in zip(spec.outputs.items(), roots, strict=True):
-        # What is fed can not be fetched.
+        # A fed tensor can not be fetched.
         is_fed = root in given or flat.nodes[node_of(root)].op == "Placeholder"
         outputs[name] = _passed_on(flat, needed, root, f"tower/{spec.name}/{name}", tensor) if is_fed else root
     return _Candidate(spec, flat, outputs, needed, effects, reads, follow)
@@ -179,7 +179,7 @@ def _passed_on(flat: FlatGraph, needed: set[str], tensor: str, name: str, spec: 
 
 
 def _left(candidate: _Candidate) -> set[str]:
-    """Returns the nodes that need no table: the tower's, and those that give or combine ids."""
+    """Returns the nodes that need no table: those of the tower, and those that compute or combine ids."""
     flat = candidate.flat
     given = {node_of(read.rows) for read in candidate.reads}
     cut = frozenset(read.rows for read in candidate.reads)
@@ -199,7 +199,7 @@ def _cut(
     known = {operation.name for operation in opened.graph.get_operations()}
 
     def feed(request: Tensors) -> dict[str, Array]:
-        # An input that nothing reads is not in the session's graph.
+        # The session's graph lacks inputs that no node reads.
         fed = dict(zip(names, to_feed(request), strict=True))
         return {tensor: array for tensor, array in fed.items() if node_of(tensor) in known}
 
@@ -244,7 +244,7 @@ def _cut(
 
 
 def _carried(candidate: _Candidate, left: set[str], before: set[str]) -> frozenset[str]:
-    """Returns what the run for ids has worked out from the request and the tower goes on with."""
+    """Returns the tensors that the first run computes from the request and the tower needs."""
     nodes = candidate.flat.nodes
     from_request = {name for name in before if nodes[name].op != "Placeholder" and _sees_request(candidate, name)}
     return frozenset(
@@ -287,7 +287,7 @@ def _source(
 
 
 def _row_shape(ids: tuple[int | None, ...] | None, dim: int) -> tuple[int, ...] | None:
-    """Returns the shape of the rows for one row of ids; None where the graph leaves it open."""
+    """Returns the shape of the rows for one row of ids; None if the graph leaves it open."""
     if not ids or None in ids[1:]:
         return None
     return (*(size or 0 for size in ids[1:]), dim)
@@ -303,5 +303,6 @@ def _may_stand_for(claim: Claim, spec: SignatureSpec, direct: str | None) -> boo
         return False
     if claim.is_described or feature.on_bad_id in ("drop", "default_row", "clamp"):
         return True
-    # Which id is refused, and where it stands, the graph would say of what it gathers.
+    # The graph's error for a refused id shows the ids that its gather reads. It shows the request's ids only if the
+    # gather reads the input itself, so that the lookup may replace it only then.
     return feature.on_bad_id == "error" and direct == feature.ids

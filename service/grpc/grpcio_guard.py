@@ -1,4 +1,4 @@
-"""Identifies the caller of a grpcio call. Only a handler's context has the client's certificate."""
+"""Finds the caller of a grpcio call. The client's certificate can be read only from a handler's context."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from service.native.forwarded import Forwarding
 
 
 class ContextGuard:
-    """Guard over grpcio's contexts. Concurrency: any thread.
+    """Finds a call's caller from grpcio's context, and ends calls of unknown callers. Concurrency: any thread.
 
     Args:
       forwarding: reads the names in client certificates, which the native core passes on in headers.
@@ -31,10 +31,10 @@ class ContextGuard:
         self._refusals = Refusals()
 
     def grant(self, path: str, context: grpc.ServicerContext) -> Grant:
-        """Returns what the caller may do; ends a call that nobody known makes."""
+        """Returns the grant of a call's caller; ends the call if the caller is unknown."""
         headers = headers_of(context)
         values = [value for name, value in headers if name == b"authorization"]
-        # Its stubs have it that there is one value for each key; there are any number.
+        # grpcio's stubs say that each key has one value; there can be any number.
         auth_context: Any = context.auth_context()
         try:
             names = names_of_auth_context(auth_context) | self._forwarding.read(headers).names
@@ -45,10 +45,10 @@ class ContextGuard:
 
 
 class CallerTable(grpc.GenericRpcHandler):
-    """Has each caller a table of methods of its own, over the engine as that caller sees it.
+    """Dispatches each call to the caller's own table of methods, which is over an engine with the caller's rights.
 
     Args:
-      make: a caller's table.
+      make: makes the table of methods of one caller.
     """
 
     def __init__(self, guard: ContextGuard, make: Callable[[Grant], grpc.GenericRpcHandler]) -> None:
@@ -56,7 +56,7 @@ class CallerTable(grpc.GenericRpcHandler):
         self._make = make
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[bytes, bytes] | None:
-        """See grpc.GenericRpcHandler; health and reflection have handlers of their own."""
+        """Returns the handler of a method, as grpcio asks for it; health and reflection have handlers of their own."""
         path = handler_call_details.method
         if path.startswith((f"/{SERVICE_NAME}/", *(f"/{name}/" for name in REFLECTION_NAMES))):
             return None
@@ -73,7 +73,7 @@ class CallerTable(grpc.GenericRpcHandler):
 
 
 class GuardedHealth(Health):
-    """Health as each caller sees it."""
+    """Answers health checks with only the models that the caller may see."""
 
     def __init__(self, guard: ContextGuard) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ class GuardedHealth(Health):
 
 
 class GuardedReflection(Reflection):
-    """Reflection for whoever may have it."""
+    """Answers gRPC reflection for callers with the right to it."""
 
     def __init__(self, guard: ContextGuard, *args: Any) -> None:
         super().__init__(*args)
@@ -96,6 +96,6 @@ class GuardedReflection(Reflection):
 
 
 def headers_of(context: grpc.ServicerContext) -> list[tuple[bytes, bytes]]:
-    """Returns the metadata of a call as bytes."""
+    """Returns the metadata of a call as pairs of bytes."""
     metadata = context.invocation_metadata() or ()
     return [(key.encode(), value if isinstance(value, bytes) else value.encode()) for key, value in metadata]

@@ -1,4 +1,4 @@
-"""Carries the methods over grpcio's threaded server, with health and reflection beside them."""
+"""Serves the gRPC methods, health checks and reflection with grpcio's threaded server."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import grpc
 
 from service.access.callers import Grant
 from service.engine import request_context
-from service.engine.admission import Room
+from service.engine.admission import Reservation
 from service.engine.engine import Engine
 from service.errors import Unimplemented
 from service.grpc import health
@@ -44,18 +44,18 @@ _CONTEXT_KEYS = (request_context.REQUEST_ID, request_context.TRACEPARENT)
 
 
 class GrpcServer:
-    """TensorFlow Serving's gRPC API and the Open Inference Protocol's on one address.
+    """A gRPC server with TensorFlow Serving's API and the Open Inference Protocol on one address.
 
     Args:
       address: "host:port", port 0 picks one; or "unix:path".
       max_message_bytes: largest request.
       max_workers: threads that run requests; more requests wait.
-      socket_path: of a Unix socket to listen on too; "" for none.
-      channel_arguments: gRPC's own settings, which win over ours.
-      as_content: answers carry tensor_content where a request does not say otherwise.
-      guard: who may call; None: everybody.
-      credentials: TLS of the address, unless that is a Unix socket's; None: it is plaintext.
-      forwarding: reads what the native core tells of the calls that it forwards.
+      socket_path: path of a Unix socket to listen on too; "" for none.
+      channel_arguments: gRPC's channel arguments, which override this server's own.
+      as_content: answers have tensor_content unless a request asks for the other form.
+      guard: authenticates callers; None: everybody may call.
+      credentials: TLS of the address; None: plaintext. A Unix socket is always plaintext.
+      forwarding: reads the headers that the native core adds to forwarded calls.
 
     Concurrency: any thread; start and stop once.
     """
@@ -100,17 +100,17 @@ class GrpcServer:
                 self._health.handler(),
                 *self._reflection.handlers(),
             ],
-            # Beyond them the library answers RESOURCE_EXHAUSTED by itself.
+            # Calls beyond this number are refused by grpcio itself with RESOURCE_EXHAUSTED.
             maximum_concurrent_rpcs=min(max_workers + engine.admission.limits.queued, _INT32_MAX),
-            # Each name once: of two values gRPC takes whichever it likes.
+            # Each name must be there only once, because gRPC uses an arbitrary one of two values.
             options=list({**_options(max_message_bytes), **dict(channel_arguments)}.items()),
         )
 
     def start(self) -> int:
-        """Listens and serves; returns the port, 0 for a unix socket.
+        """Listens on the address and starts to serve; returns the port, 0 for a Unix socket.
 
         Raises:
-          OSError: the address can not be listened on.
+          OSError: the server can not listen on the address.
         """
         port = self._listen(self._address)
         if self._socket_path:
@@ -148,17 +148,17 @@ class GrpcServer:
 def _options(max_message_bytes: int) -> dict[str, int | str]:
     return {
         "grpc.max_receive_message_length": max_message_bytes,
-        # TensorFlow Serving's; an answer is larger than its request.
+        # TensorFlow Serving's limit on answers, which are larger than their requests.
         "grpc.max_send_message_length": _INT32_MAX,
-        # Two servers on one port would share its requests by chance.
+        # With SO_REUSEPORT, two servers on one port would get its requests at random.
         "grpc.so_reuseport": 0,
     }
 
 
 class _MethodTable(grpc.GenericRpcHandler):
-    """Looks a method up by its path; no serializers, so that handlers get and give bytes.
+    """Finds a method's handler by its path; handlers get and return bytes, as there are no serializers.
 
-    How an answer is written is looked up with it, from the request's metadata: choosing later would cost each request.
+    The handler is also chosen by the form of answer in the request's metadata: choosing later would cost each request.
     """
 
     def __init__(self, engine: Engine, *, as_content: bool, forwarding: Forwarding) -> None:
@@ -189,7 +189,7 @@ class _MethodTable(grpc.GenericRpcHandler):
 
 
 class _Serve:
-    """Calls a handler and turns its errors into statuses. Concurrency: any thread."""
+    """Calls a handler and converts its errors to statuses. Concurrency: any thread."""
 
     def __init__(self, engine: Engine, forwarding: Forwarding) -> None:
         self._engine = engine
@@ -203,14 +203,14 @@ class _Serve:
         self._enter(context)
         remaining_s = context.time_remaining()
         deadline_s = None if remaining_s is None else self._engine.clock() + remaining_s
-        room = Room(self._engine.admission, first_model(data, self._engine.is_model))
+        reservation = Reservation(self._engine.admission, first_model(data, self._engine.is_model))
         try:
-            room.grow(len(data))
+            reservation.grow(len(data))
             return handler(data, deadline_s)
         except Exception as error:
             self._abort(context, error)
         finally:
-            room.done()
+            reservation.drop_user()
 
     def _enter(self, context: grpc.ServicerContext) -> None:
         named = {key: value for key, value in context.invocation_metadata() or () if key in _CONTEXT_KEYS}
@@ -218,8 +218,8 @@ class _Serve:
         own_id = request_context.sane_id(str(named.get(request_context.REQUEST_ID, "")).encode("latin-1", "replace"))
         if own_id:
             context.send_initial_metadata(((request_context.REQUEST_ID, own_id.decode()),))
-        told = self._forwarding.read(headers_of(context))
-        request_context.enter(own_id or request_context.trace_id(parent), parent, told.draws)
+        headers = self._forwarding.read(headers_of(context))
+        request_context.enter(own_id or request_context.trace_id(parent), parent, headers.draws)
 
     def _abort(self, context: grpc.ServicerContext, error: Exception) -> NoReturn:
         if not request_context.request_id.get():

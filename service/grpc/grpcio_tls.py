@@ -1,4 +1,4 @@
-"""TLS of grpcio's server, which wants TLS 1.2 and HTTP/2 by itself."""
+"""Makes the TLS credentials of grpcio's server; grpcio itself requires TLS 1.2 and HTTP/2."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ from service.wire.ssl_config_proto import SslConfig
 
 
 def server_credentials(now: Callable[[], SslConfig]) -> grpc.ServerCredentials:
-    """Returns credentials that ask, for each new connection, what holds now. Its client_verify must stay as it is."""
+    """Returns credentials that use the current configuration for each new connection.
+
+    Args:
+      now: returns the current configuration; its client_verify must never change.
+    """
     shown = now()
 
     def newer() -> grpc.ServerCertificateConfiguration | None:
@@ -22,7 +26,7 @@ def server_credentials(now: Callable[[], SslConfig]) -> grpc.ServerCredentials:
         shown = config
         return _configuration(config)
 
-    # Any: that it may return None, for no change, is not in its types.
+    # `fetch` is Any, because grpcio's types lack that it may return None for "no change".
     fetch: Any = newer
     return grpc.dynamic_ssl_server_credentials(_configuration(shown), fetch, shown.client_verify)
 

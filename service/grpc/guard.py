@@ -22,20 +22,20 @@ _OPEN_PATHS: dict[str, Part] = {
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """Authenticates calls. Concurrency: any thread.
+    """Authenticates the callers of gRPC calls. Concurrency: any thread.
 
-    engine_of: the engine as one caller sees it.
+    engine_of: returns the engine with one caller's rights.
     """
 
     callers: Callers
     engine_of: Callable[[Grant], Engine]
 
     def grant(self, path: str, authorizations: Collection[bytes], names: Collection[str]) -> Grant:
-        """Returns what the caller of a method may do; raises Unauthenticated.
+        """Returns the grant of a method's caller; raises Unauthenticated.
 
         Args:
-          authorizations: all values of that key.
-          names: of the verified client certificate.
+          authorizations: all values of the metadata key "authorization".
+          names: names in the verified client certificate.
         """
         value = None if not authorizations else next(iter(authorizations)) if len(authorizations) == 1 else b""
         try:
@@ -48,29 +48,38 @@ class Guard:
 
 
 class HealthFor:
-    """Health as one caller sees it: a model that it may not see is a service that nobody has."""
+    """Answers one caller's health checks: a model that the caller may not see is an unknown service."""
 
     def __init__(self, all_health: health.Health, grant: Grant) -> None:
         self._health = all_health
         self._grant = grant
 
     def check(self, service: str) -> object:
-        """See Health."""
+        """Returns a HealthCheckResponse.
+
+        Raises NotFound for an unknown service, or a model that the caller may not see.
+        """
         if not sees(self._grant, service):
             raise NotFound(f"Unknown service: {service[:100]}")
         return self._health.check(service)
 
     def watch(self, service: str, send: Callable[[object], None]) -> Callable[[], None]:
-        """See Health."""
+        """Sends a service's status now and at each change, as Health.watch does.
+
+        A hidden model is an unknown service.
+        """
         return self._health.watch(shown_service(self._grant, service), send)
 
 
 def sees(grant: Grant, service: str) -> bool:
-    """Whether a caller may know of a service that health tells of: one of the server's, or a model."""
+    """Says whether a caller may know of a service: of the server's own services, and of models it has rights on."""
     return service in HEALTH_NAMES or bool(grant.rights(service))
 
 
 def shown_service(grant: Grant, service: str) -> str:
-    """Returns the service to watch for a caller: what it may not see is one that will never be there."""
-    # No model's name holds a slash.
+    """Returns the name of the service to watch for a caller.
+
+    For a hidden model, a name that no service will ever have.
+    """
+    # A model's name can not hold a slash.
     return service if sees(grant, service) else f"/{service}"

@@ -1,8 +1,8 @@
-"""grpc.health.v1, with watchers that hold no worker and can not lock each other out.
+"""Serves grpc.health.v1; watchers occupy no worker thread and can not block each other.
 
 grpcio-health-checking's servicer sends to watchers while it holds its lock. Sending waits for the server's event
-thread, and that thread wants the same lock when a watcher leaves, so a status change beside a departure can stop the
-whole server. Here one thread sends, and it holds no lock while it does.
+thread, and that thread needs the same lock when a watcher leaves. So a status change at the moment when a watcher
+leaves can stop the whole server. Here one thread sends, and it holds no lock while it does.
 
 Source: grpc/health/v1/health.proto; grpc_health/v1/health.py and grpc/_server.py for the non-blocking handlers (1.85).
 """
@@ -32,7 +32,7 @@ _UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
 
 @dataclass(eq=False, slots=True)
 class _Watcher:
-    """A client that waits for changes; send(None) ends its stream. Only the sending thread touches last."""
+    """A client that watches a service. send(None) ends its stream. Only the sending thread uses `last`."""
 
     send: Callable[[Any], None]
     last: int | None = None
@@ -40,7 +40,7 @@ class _Watcher:
 
 @dataclass(frozen=True, slots=True)
 class Behavior:
-    """A handler with the marks that grpcio looks for: its own threads, and answers sent by callback."""
+    """A handler with the attributes that grpcio looks for: a thread pool of its own, and answers sent by callback."""
 
     call: Callable[..., Any]
     experimental_thread_pool: ThreadPoolExecutor
@@ -51,24 +51,24 @@ class Behavior:
 
 
 class Health:
-    """Statuses by service name, asked for or watched. Concurrency: any thread."""
+    """The statuses of services, for checks and watches. Concurrency: any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._statuses: dict[str, int] = {}
         self._watchers: dict[str, list[_Watcher]] = {}
-        # Models that a check may have been told of, and some that are served no more.
+        # Names of all models that have had a status, also of models that are no longer served.
         self._models: set[str] = set()
         self._is_stopped = False
         self._is_closed = False
-        # Apart from the server's workers, so that probes are answered while all of those are busy.
+        # A thread of its own, so that probes are answered while all the server's workers are busy.
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="grpc-health")
         self._changed: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._sender = threading.Thread(target=self._send_changes, name="grpc-health-watch", daemon=True)
         self._sender.start()
 
     def handler(self) -> grpc.GenericRpcHandler:
-        """Returns what a server is given to serve this."""
+        """Returns the gRPC handler of the health service."""
         check = Behavior(self._check, self._threads)
         watch = Behavior(self._watch, self._threads, experimental_non_blocking=True)
         serialize = health_pb2.HealthCheckResponse.SerializeToString
@@ -81,7 +81,7 @@ class Health:
         )
 
     def set(self, service: str, is_serving: bool) -> None:
-        """Changes a status; watchers hear of it from another thread."""
+        """Changes the status of a service; another thread sends it to the watchers."""
         with self._lock:
             if self._is_stopped:
                 return
@@ -89,49 +89,53 @@ class Health:
         self._changed.put(service)
 
     def set_serving(self, engine: Engine, services: Sequence[str], is_serving: bool) -> None:
-        """Sets the status of the server ("") and its services, and that of each model."""
+        """Sets the statuses of the server (""), of its services, and of each model."""
         problems = engine.problems()
         for name in services:
             self.set(name, is_serving)
         models = set(engine.models())
         for name in models:
-            # A server that is not ready although no model has a problem is shutting down, and then no model is.
+            # If the server is not ready although no model has a problem, it is shutting down: then no model is serving.
             self.set(name, name not in problems and (is_serving or bool(problems)))
         for name in self._models - models:
             self.set(name, False)
         self._models |= models
 
     def stop(self) -> None:
-        """Sets every status to not serving for good, tells watchers and ends their streams."""
+        """Sets every status to NOT_SERVING for good, sends it to the watchers, and ends their streams."""
         with self._lock:
             self._is_stopped = True
             self._statuses = dict.fromkeys(self._statuses, _NOT_SERVING)
         self._changed.put(None)
 
     def close(self) -> None:
-        """Frees the threads; call it after the server has stopped."""
+        """Ends the threads of the health service; call this after the server has stopped."""
         self._threads.shutdown(wait=False)
         self._is_closed = True
         self._changed.put(None)
 
     def serving(self) -> frozenset[str]:
-        """Returns the services that a check finds SERVING."""
+        """Returns the services that a health check finds SERVING."""
         with self._lock:
             return frozenset(name for name, status in self._statuses.items() if status == _SERVING)
 
     def check(self, service: str) -> Any:
-        """Returns a HealthCheckResponse; raises NotFound for a service that nobody has."""
+        """Returns a HealthCheckResponse; raises NotFound for an unknown service."""
         status = self._statuses.get(service)
         if status is None:
             raise NotFound(f"Unknown service: {service[:100]}")
         return health_pb2.HealthCheckResponse(status=status)
 
     def watch(self, service: str, send: Callable[[Any], None]) -> Callable[[], None]:
-        """Has another thread send a status now and at each change, None at the end; returns how to stop it."""
+        """Sends a service's status now and at each change, and None at the end, from another thread.
+
+        Returns:
+          A function that ends the watch.
+        """
         watcher = _Watcher(send)
         with self._lock:
             self._watchers.setdefault(service, []).append(watcher)
-        # The first status is sent by the same thread as all others, so that an older one never comes last.
+        # The sending thread also sends the first status, so that an older status never comes last.
         self._changed.put(None if self._is_stopped else service)
 
         def forget() -> None:
@@ -148,14 +152,14 @@ class Health:
     def _watch(self, data: bytes, context: grpc.ServicerContext, send_response_callback: Callable[[Any], None]) -> None:
         forget = self._seen_by(context).watch(_service(data, context), send_response_callback)
         if not context.add_callback(forget):
-            # The client left before it was listened to.
+            # The client left before the callback was registered.
             forget()
 
     def _seen_by(self, context: grpc.ServicerContext) -> Any:
         return self
 
     def _forget(self, service: str, watcher: _Watcher) -> bool:
-        """Drops a watcher; False where it was gone already."""
+        """Removes a watcher; returns False if it was removed before."""
         with self._lock:
             watchers = self._watchers.get(service, [])
             if watcher not in watchers:
@@ -192,7 +196,10 @@ class Health:
 
 
 def _service(data: bytes, context: grpc.ServicerContext) -> str:
-    """Returns the service that a request names; grpcio itself would log a traceback for each that can not be read."""
+    """Returns the service that a request names.
+
+    The library grpcio itself would log a traceback for each request that does not parse.
+    """
     try:
         return str(health_pb2.HealthCheckRequest.FromString(data).service)
     except DecodeError as error:

@@ -1,4 +1,4 @@
-"""Classify, Regress and MultiInference over bytes.
+"""Handles the gRPC methods Classify, Regress and MultiInference, from bytes to bytes.
 
 Source: tensorflow_serving/servables/tensorflow/{classifier,regressor,multi_inference}.cc (9d981c5).
 """
@@ -26,7 +26,7 @@ from service.wire.grpc_api import API, PREDICTION_SERVICE, Handler
 
 
 def inference_methods(engine: Engine) -> dict[str, Handler]:
-    """Returns the handler of each method by its path. Concurrency: handlers may run in any thread."""
+    """Returns the handlers of Classify, Regress and MultiInference, by path. Concurrency: any thread may call them."""
     return {
         f"/{PREDICTION_SERVICE}/Classify": partial(
             _infer,
@@ -59,7 +59,7 @@ def _infer(
         engine.reject(error, call)
         raise
     with engine.bind(request.ref, request.signature_name, call, unknown_signature=UNKNOWN_SIGNATURE) as bound:
-        # What is wrong with the signature is told before what is wrong with the examples.
+        # A fault of the signature is reported before a fault of the examples.
         wanted_outputs(bound.spec, method_name)
         result = bound.infer(method_name, decode_examples(request.input))
         return encode(result, model=bound.model, version=bound.version, signature_name=bound.spec.name)
@@ -86,7 +86,7 @@ def _multi_inference(engine: Engine, data: bytes, deadline_s: float | None) -> b
             )
             wanted_outputs(bound.spec, task.method_name)
             tasks.append((task, bound))
-            # All tasks are answered by one version, also where a new one comes in between.
+            # All tasks are run on the version of the first, even if a newer one is loaded meanwhile.
             ref = ModelRef(ref.name, bound.version)
         if request.problem:
             raise InvalidRequest(request.problem)

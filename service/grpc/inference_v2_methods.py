@@ -1,4 +1,4 @@
-"""The Open Inference Protocol's gRPC methods over bytes, as methods.py has TensorFlow Serving's.
+"""Handles the Open Inference Protocol's gRPC methods, from bytes to bytes.
 
 Source: kserve/open-inference-protocol, specification/protocol/open_inference_grpc.proto (29ca333);
 triton-inference-server/common, protobuf/grpc_service.proto for the extensions.
@@ -23,7 +23,7 @@ INFERENCE_SERVICE = "inference.GRPCInferenceService"
 _NO_SHARED_MEMORY = "Shared memory is not implemented; send tensors in the request."
 _NO_CONTROL = "Loading and unloading a model is not implemented; change the folder of models or the list of models."
 
-# Triton's other methods: clients get UNIMPLEMENTED and this text.
+# Paths of Triton's other methods -> the text of their UNIMPLEMENTED.
 UNIMPLEMENTED: Mapping[str, str] = {
     f"/{INFERENCE_SERVICE}/{method}": text
     for method, text in {
@@ -43,7 +43,7 @@ UNIMPLEMENTED: Mapping[str, str] = {
 
 
 def open_inference_methods(engine: Engine) -> dict[str, Handler]:
-    """Returns the handler of each method by its path. Concurrency: handlers may run in any thread."""
+    """Returns the handlers of the Open Inference Protocol's methods, by path. Concurrency: any thread may call them."""
 
     def model_infer(data: bytes, deadline_s: float | None) -> bytes:
         call = Call(API, "ModelInfer", engine.clock(), deadline_s)
@@ -71,7 +71,8 @@ def open_inference_methods(engine: Engine) -> dict[str, Handler]:
         try:
             engine.describe(ref)
         except (NotFound, NotReady, LabelNotFound):
-            # An answer and no error, as in Triton: clients ask until it is true.
+            # A model that is not ready is answered with false and not with an error, as in Triton: clients ask until it
+            # is true.
             return encode_document("inference.ModelReadyResponse", {"ready": False})
         return encode_document("inference.ModelReadyResponse", {"ready": True})
 

@@ -1,4 +1,4 @@
-"""TensorFlow Serving's gRPC methods over bytes: no framework here, so that any gRPC server can carry them.
+"""Handles TensorFlow Serving's gRPC methods, from bytes to bytes; knows no gRPC framework.
 
 Source: tensorflow_serving/apis/{prediction_service,model_service}.proto; servables/tensorflow/
 get_model_metadata_impl.cc, model_servers/{get_model_status,model_service}_impl.cc (9d981c5).
@@ -18,17 +18,17 @@ from service.wire.model_config_proto import decode_reload_request, encode_reload
 from service.wire.predict_proto import decode_inputs, decode_request, encode_response, parse_message, read_model_spec
 from service.wire.status import encode_statuses
 
-# Registered in TensorFlow Serving, not served here: clients get UNIMPLEMENTED and this text.
+# Paths of TensorFlow Serving's methods that this server does not serve -> the text of their UNIMPLEMENTED.
 UNIMPLEMENTED: Mapping[str, str] = {
     "/tensorflow.serving.SessionService/SessionRun": "SessionRun is not implemented; call Predict.",
 }
 
 
 def service_methods(engine: Engine, *, as_content: bool = False) -> dict[str, Handler]:
-    """Returns the handler of each method by its path. Concurrency: handlers may run in any thread.
+    """Returns the handlers of TensorFlow Serving's methods, by path. Concurrency: any thread may call them.
 
     Args:
-      as_content: Predict answers in tensor_content, else in the `*_val` fields.
+      as_content: True puts Predict's values into tensor_content, False into the `*_val` fields.
     """
 
     def predict(data: bytes, deadline_s: float | None) -> bytes:
@@ -42,7 +42,7 @@ def service_methods(engine: Engine, *, as_content: bool = False) -> dict[str, Ha
             try:
                 inputs = decode_inputs(request)
             except (MalformedPayload, InputMismatch):
-                # Wrong names are told before tensors that can not be read, as TensorFlow Serving does.
+                # Wrong input names are reported before tensors that do not parse, as in TensorFlow Serving.
                 bound.check_names(request.tensors)
                 raise
             outputs = bound.run(inputs, request.output_filter)
@@ -71,7 +71,8 @@ def service_methods(engine: Engine, *, as_content: bool = False) -> dict[str, Ha
         message = parse_message("tensorflow.serving.GetModelStatusRequest", data)
         if not message.HasField("model_spec"):
             raise InvalidRequest("Missing ModelSpec")
-        # A label is ignored and an empty name is a model that nobody has, both as in TensorFlow Serving.
+        # In a status request a label is ignored, and an empty name is that of an unknown model, as in TensorFlow
+        # Serving.
         spec = message.model_spec
         return encode_statuses(engine.statuses(spec.name, spec.version.value if spec.HasField("version") else None))
 

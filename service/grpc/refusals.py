@@ -1,4 +1,4 @@
-"""From an exception to what a client is told and the log keeps."""
+"""Converts a call's exception to the status for the client and a line in the log."""
 
 from __future__ import annotations
 
@@ -12,25 +12,29 @@ from service.grpc.status_codes import details
 
 logger = logging.getLogger(__name__)
 
+# Codes of errors that the server or its load causes; they are logged as warnings.
 _OURS = ("UNAVAILABLE", "DEADLINE_EXCEEDED")
 # Milliseconds after which a client may try again. Source: gRPC A6, "Pushback".
 _PUSHBACK_KEY, _PUSHBACK_MS = "grpc-retry-pushback-ms", "1000"
 
 
 def retry_hint(error: BaseException) -> tuple[tuple[str, str], ...]:
-    """Returns what trailers say, beside the status, of when to try again."""
+    """Returns the trailers that say when the client may try again; none for errors that a retry can not cure."""
     return ((_PUSHBACK_KEY, _PUSHBACK_MS),) if isinstance(error, Overloaded) else ()
 
 
 class Refusals:
-    """Turns a call's exception into a status. Concurrency: any thread."""
+    """Converts the exceptions of calls to statuses, and logs them. Concurrency: any thread."""
 
     def __init__(self) -> None:
         self._prefix = secrets.token_hex(6)
         self._numbers = itertools.count(1)
 
     def __call__(self, error: BaseException) -> tuple[str, str]:
-        """Returns the canonical code and the text, and logs both; an unexpected error's text stays in the log."""
+        """Returns an exception's canonical code and text, and logs both.
+
+        The text of an unexpected error is only logged.
+        """
         request_id = request_context.request_id.get().decode("latin-1") or self.new_id()
         if not isinstance(error, ServiceError):
             logger.error("unexpected error", extra={"request_id": request_id}, exc_info=error)
@@ -42,11 +46,11 @@ class Refusals:
         else:
             level = logging.WARNING if error.code in _OURS else logging.INFO
             if isinstance(error, Overloaded):
-                # Thousands a second, each of which would cost more than the refusal: metrics count them.
+                # Thousands may be refused a second, and a log line costs more than a refusal: metrics count them.
                 level = logging.DEBUG
             logger.log(level, "request refused: %s", ascii(text), extra={"code": error.code, "request_id": request_id})
         return error.code, details(text)
 
     def new_id(self) -> str:
-        """Returns an id for a request that has none."""
+        """Returns a request id for a gRPC call that came without one."""
         return f"{self._prefix}-{next(self._numbers):x}"

@@ -1,4 +1,4 @@
-"""Lists the services of the gRPC server."""
+"""Lists the services of the gRPC server and collects their handlers."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from service.grpc.methods import service_methods
 from service.wire.grpc_api import MODEL_SERVICE, PREDICTION_SERVICE, Handler
 
 SERVICES = (PREDICTION_SERVICE, MODEL_SERVICE, INFERENCE_SERVICE, health.SERVICE_NAME, server_reflection.SERVICE_NAME)
-# The server, its services, and the services as TensorFlow Serving calls them for health checks.
+# Services of health checks: the server (""), its services, and the names that TensorFlow Serving gives them.
 HEALTH_NAMES = ("", PREDICTION_SERVICE, MODEL_SERVICE, INFERENCE_SERVICE, "PredictionService", "ModelService")
-# Paths that clients get UNIMPLEMENTED for, and the text.
+# Paths of methods that are not served -> the text of their UNIMPLEMENTED.
 UNIMPLEMENTED: Mapping[str, str] = {**methods.UNIMPLEMENTED, **inference_v2_methods.UNIMPLEMENTED}
 
-# Request metadata: how this answer is to be written, "content" or "values", and "gzip" to have it compressed.
+# Keys of request metadata for the form of the answer: "content" or "values", and "gzip" for a compressed answer.
 TENSOR_ENCODING_KEY = "x-tensor-encoding"
 RESPONSE_ENCODING_KEY = "x-response-encoding"
 
 
 def unary_handlers(engine: Engine, *, as_content: bool) -> dict[str, Handler]:
-    """Returns the handler of each method by its path; see methods.service_methods for the arguments.
+    """Returns the handlers of all unary methods, by path, with tracing; arguments as in methods.service_methods.
 
     Concurrency: handlers may run in any thread.
     """
@@ -46,5 +46,8 @@ def _traced(tracing: Tracing, path: str, handler: Handler, data: bytes, deadline
 
 
 def descriptor_pool() -> Any:
-    """Returns a pool for reflection, which needs all services in one; ours are not in protobuf's own."""
+    """Returns a descriptor pool for reflection, which needs all services in one pool.
+
+    Protobuf's own pool lacks them.
+    """
     return new_pool([health_pb2.DESCRIPTOR.serialized_pb, reflection_pb2.DESCRIPTOR.serialized_pb])

@@ -1,9 +1,9 @@
-"""gRPC reflection on threads of its own.
+"""Serves gRPC reflection on threads of its own.
 
 A reflection stream holds its thread for as long as the client keeps it open, and clients such as grpcurl keep it while
-a person reads. On the server's workers a handful of them would leave none for requests.
+a person reads. If the server's workers did this, a handful of such streams would leave none for requests.
 
-Source: grpc/reflection/v1/reflection.proto, which is v1alpha under another name.
+Source: grpc/reflection/v1/reflection.proto, which equals v1alpha but for the name.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 from service.grpc.health import Behavior
 
 SERVICE_NAME = reflection.SERVICE_NAME
-# Newer clients ask for v1 first; the messages are the same.
+# Newer clients ask for reflection v1 before v1alpha; both have the same messages.
 REFLECTION_NAMES = (SERVICE_NAME, "grpc.reflection.v1.ServerReflection")
-# Streams that are answered at the same time; others wait for one of these to end.
+# Number of reflection streams at a time; more streams wait until one of these ends.
 _NUM_THREADS = 4
 
 
 class Reflection:
-    """grpcio-reflection's answers about services whose descriptors are in a pool. Concurrency: any thread."""
+    """Answers reflection requests about the services in a descriptor pool. Concurrency: any thread."""
 
     def __init__(self, services: Sequence[str], pool: Any) -> None:
         self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="grpc-reflection")
@@ -37,7 +37,7 @@ class Reflection:
         self._open: set[grpc.ServicerContext] = set()
 
     def handlers(self) -> tuple[grpc.GenericRpcHandler, ...]:
-        """Returns what a server is given to serve this."""
+        """Returns the gRPC handlers of the reflection service, one for each of its names."""
         method: grpc.RpcMethodHandler[bytes, Any] = grpc.stream_stream_rpc_method_handler(
             Behavior(self._answer, self._threads),
             response_serializer=reflection_pb2.ServerReflectionResponse.SerializeToString,
@@ -46,15 +46,15 @@ class Reflection:
         return tuple(grpc.method_handlers_generic_handler(name, methods) for name in REFLECTION_NAMES)
 
     def stop(self) -> None:
-        """Ends the streams that clients keep open; else a server that stops would wait for them."""
+        """Ends the streams that clients keep open; a server that stops would wait for them."""
         with self._lock:
             contexts = list(self._open)
         for context in contexts:
-            # Not under the lock: cancelling may call back into _forget.
+            # The lock is not held here, because cancelling a stream may call _forget(), which takes it.
             context.cancel()
 
     def close(self) -> None:
-        """Frees the threads; call it after the server has stopped."""
+        """Ends the threads of the reflection service; call this after the server has stopped."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _answer(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[Any]:
@@ -79,7 +79,7 @@ class _PoolWithMethods:
         return getattr(self._pool, name)
 
     def FindFileContainingSymbol(self, symbol: str) -> Any:
-        """Returns the file of a message, field, service, or method; raises KeyError where there is none."""
+        """Returns the file that declares a message, field, service or method; raises KeyError for an unknown name."""
         try:
             return self._pool.FindFileContainingSymbol(symbol)
         except KeyError:
@@ -91,7 +91,7 @@ class _PoolWithMethods:
 
 
 def _read(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[Any]:
-    """Yields the requests of a stream; grpcio itself would log a traceback for each that can not be read."""
+    """Yields the requests of a stream; grpcio itself would log a traceback for each request that does not parse."""
     for data in requests:
         try:
             request = reflection_pb2.ServerReflectionRequest.FromString(data)

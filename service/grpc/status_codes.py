@@ -1,6 +1,6 @@
-"""Canonical codes as grpc.StatusCode, by name, and how an error's text travels.
+"""Maps canonical codes to grpc.StatusCode, and shortens error texts for gRPC.
 
-Source of the cut: tensorflow_serving/model_servers/grpc_status_util.cc (9d981c5).
+Source of the limit: tensorflow_serving/model_servers/grpc_status_util.cc (9d981c5).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _CUT_MARK = "...TRUNCATED"
 
 
 def details(text: str) -> str:
-    """Returns an error's text as gRPC can carry it: valid UTF-8 of at most 1024 bytes, and a mark where it was cut.
+    """Returns an error's text in valid UTF-8 of at most 1024 bytes, and a mark if it was longer.
 
     >>> details("x" * 2000)[1020:]
     'xxxx...TRUNCATED'

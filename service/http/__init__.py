@@ -1,1 +1,1 @@
-"""The HTTP reference server: FastAPI routes over the engine, and uvicorn."""
+"""Serves HTTP as the reference server: FastAPI routes over the engine, and uvicorn."""

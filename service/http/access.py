@@ -1,4 +1,4 @@
-"""Identifies the caller of a request before the application's routes see it."""
+"""Finds the caller of an HTTP request before the application's routes get it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from service.errors import Unauthenticated
 from service.http.errors import service_error_response
 from service.native.forwarded import NO_FORWARDING, Forwarding
 
-# What is answered to nobody in particular. They show what nobody may see, which the engine decides, so a path that gets
-# by here for another gains nothing.
+# Paths that --auth_config may open to everybody. The engine still hides what the caller may not see, so a request that
+# gets in here under another path gains nothing.
 _OPEN_PATHS: Mapping[str, Part] = {
     **dict.fromkeys(("/healthz", "/readyz", "/v2", "/v2/health/live", "/v2/health/ready"), "health"),
     **dict.fromkeys(("/docs", "/openapi.json"), "docs"),
@@ -25,11 +25,11 @@ _NAMES = "certificate_names"
 
 
 class AccessMiddleware:
-    """Has every request run for the caller that sent it, or refuses it. Concurrency: event loop only.
+    """ASGI middleware: runs each request with its caller's grant, or refuses it. Concurrency: event loop only.
 
     Args:
-      metrics_paths: where metrics are to be had.
-      forwarding: reads the names in the certificates of the native core's clients.
+      metrics_paths: paths of the metrics.
+      forwarding: reads the names in client certificates from the native core's headers.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class AccessMiddleware:
             self._open_paths[path] = "metrics"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handles one connection event stream."""
+        """Authenticates a request, and passes it to the application."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -72,7 +72,7 @@ class AccessMiddleware:
 
 
 def authorization_of(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
-    """Returns the value of that header, None where there is none, b"" where there are several."""
+    """Returns the value of the header Authorization; None: there is no such header; b"": there are several."""
     found = [value for name, value in headers if name == b"authorization"]
     if not found:
         return None
@@ -80,11 +80,11 @@ def authorization_of(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
 
 
 def names_of(scope: Scope) -> frozenset[str]:
-    """Returns the names of the verified client certificate of a request's connection; none where there is none."""
+    """Returns the names in the verified client certificate of a request's connection; none without a certificate."""
     names: frozenset[str] = scope.get("state", {}).get(_NAMES, NO_NAMES)
     return names
 
 
 def state_with_names(state: Mapping[str, Any], transport: asyncio.BaseTransport) -> dict[str, Any]:
-    """Returns the state that a connection's requests are to have, so that names_of finds those of its client."""
+    """Returns the ASGI state for a connection's requests, with the names in its client's certificate for names_of()."""
     return {**state, _NAMES: names_of_transport(transport)}

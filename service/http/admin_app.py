@@ -1,4 +1,7 @@
-"""The admin listener's application: what changes a server, apart from the port that requests for models come by."""
+"""Builds the application of the admin listener, whose routes change the server.
+
+Requests for models use another port.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.access.callers import Callers
-from service.engine.admission import Admission, Room
+from service.engine.admission import Admission, Reservation
 from service.engine.engine import Engine
 from service.errors import MalformedPayload, PermissionDenied, RouteNotFound, ServiceError
 from service.http.access import AccessMiddleware
@@ -24,7 +27,7 @@ from service.http.request_id import RequestIdMiddleware, RequestIds
 from service.http.routing import add_route, raw_path
 from service.http.security_headers import SecurityHeadersMiddleware
 
-# A list of ten thousand models.
+# Largest body of a list of models: enough for ten thousand models.
 _MAX_CONFIG_BYTES = 4 << 20
 METRICS_PATHS = ("/metrics",)
 
@@ -37,14 +40,14 @@ def create_admin_app(
     callers: Callers | None = None,
     add_routes: Sequence[Callable[[FastAPI], None]] = (),
 ) -> FastAPI:
-    """Returns the ASGI application.
+    """Returns the ASGI application of the admin listener.
 
     Args:
       metrics: as in create_http_app.
-      reload_config: takes a list of models, of the text form of ModelServerConfig, or anew from the file where there is
-        none, and returns their names once they answer; may block.
-      callers: who may come in; None: everybody who can connect.
-      add_routes: add what other parts have to offer here.
+      reload_config: replaces the list of models by one in the text form of ModelServerConfig, or None: by the file's;
+        returns the models' names when they answer; may block.
+      callers: the callers that may send requests; None: everybody who can connect.
+      add_routes: functions that add further admin routes.
     """
     app = FastAPI(redirect_slashes=False, docs_url=None, redoc_url=None, openapi_url=None)
 
@@ -52,8 +55,9 @@ def create_admin_app(
         """Replaces the list of models, all of it or nothing, as HandleReloadConfigRequest does."""
         if callers is not None:
             callers.require_everywhere("admin")
-        # A room of its own: an operator comes in while the server is overloaded.
-        body = await read_body(request, _MAX_CONFIG_BYTES, Room(Admission(), ""))
+        # The body has a reservation without the server's limits: an operator must be served while the server is
+        # overloaded.
+        body = await read_body(request, _MAX_CONFIG_BYTES, Reservation(Admission(), ""))
         try:
             text = body.decode() or None
         except UnicodeDecodeError as error:
@@ -76,13 +80,13 @@ def create_admin_app(
 
 
 class _NoPagesMiddleware:
-    """Refuses what web pages send: a browser beside the server may be made to send anything to the loopback address."""
+    """Refuses requests of web pages, which can make a browser send anything to the server's loopback address."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # Browsers put it on every POST, whatever page it comes from.
+        # Browsers add Origin to every POST, whatever page it comes from.
         if scope["type"] == "http" and any(name == b"origin" for name, _ in scope["headers"]):
             error = PermissionDenied("The admin routes answer no requests of web pages.")
             await service_error_response(error, scope["request_id"])(scope, receive, send)

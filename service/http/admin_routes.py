@@ -1,4 +1,4 @@
-"""Health, readiness and metrics."""
+"""Adds the routes for health, readiness and metrics."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from service.http.routing import add_route
 def add_admin_routes(
     app: FastAPI, engine: Engine, metrics: Callable[[], tuple[bytes, str]], metrics_paths: Sequence[str]
 ) -> None:
-    """Adds the routes for orchestrators.
+    """Adds the routes for orchestrators and for monitoring.
 
     Args:
-      metrics: gives the exposition's bytes and content type; metrics_paths: where, the first is in OpenAPI.
+      metrics: returns the metrics' text and content type; metrics_paths: their paths, of which OpenAPI has the first.
     """
 
     async def healthz(request: Request) -> Response:
@@ -37,7 +37,7 @@ def add_admin_routes(
 
     async def metrics_text(request: Request) -> Response:
         """Returns the metrics in Prometheus' text format."""
-        # In a thread: it takes a while where there are many models.
+        # The text is written in a thread, because the metrics of many models take a while.
         data, content_type = await asyncio.to_thread(metrics)
         return Response(data, headers={"Content-Type": content_type})
 

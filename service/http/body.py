@@ -1,4 +1,4 @@
-"""Reads a request's body under hard limits, also where it is compressed."""
+"""Reads a request's body within limits on its size, also on its size after decompression."""
 
 from __future__ import annotations
 
@@ -7,42 +7,42 @@ import zlib
 
 from starlette.requests import ClientDisconnect, Request
 
-from service.engine.admission import Room
+from service.engine.admission import Reservation
 from service.errors import MalformedPayload, PayloadTooLarge
 
 # zlib's window size for a gzip header and trailer; "deflate" is zlib's own form.
 _GZIP = 16 + zlib.MAX_WBITS
 _DECODERS = {b"gzip": ("gzip", _GZIP), b"x-gzip": ("gzip", _GZIP), b"deflate": ("deflate", zlib.MAX_WBITS)}
-# Decompressed at a time: others are served in between, as a body of kilobytes may come to gigabytes.
+# Bytes that are decompressed at a time: the event loop serves others in between, as kilobytes may expand to gigabytes.
 _PIECE_BYTES = 256 << 10
-# Beyond so many bytes, how many times its size a body may decompress to. Deflate gets to 1032; JSON of ids to some 10.
+# Beyond _FREE_BYTES, the largest ratio of decompressed to received bytes. Deflate gets to 1032; JSON of ids to some 10.
 _FREE_BYTES, _MAX_RATIO = 4 << 20, 100
-# Each costs time and may hold nothing.
+# Most gzip members of a body; each one costs time and may be empty.
 _MAX_MEMBERS = 1000
 
 
-async def read_body(request: Request, max_bytes: int, room: Room) -> bytes:
-    """Returns the decompressed body.
+async def read_body(request: Request, max_bytes: int, reservation: Reservation) -> bytes:
+    """Reads and decompresses a request's body.
 
-    The limit holds for what was declared, for what arrives and for what it decompresses to, so that no body costs more
+    The limit holds for the declared size, the received size and the decompressed size, so that no body costs more
     memory than max_bytes and a chunk.
 
     Args:
-      room: grown by what is kept of the body; refuses it, by what it declares, before it is read.
+      reservation: the request's reservation; grown by the kept bytes, and checked for the declared size before reading.
 
     Raises:
-      PayloadTooLarge: over the limit, or compressed far better than requests are.
-      Overloaded: the server has no room for it.
-      MalformedPayload: not the gzip or deflate data that its header says, or another encoding.
+      PayloadTooLarge: the body is over the limit, or compressed far better than requests are.
+      Overloaded: the server's limit on bytes in flight is reached.
+      MalformedPayload: the body is not the gzip or deflate data that its header says, or has another encoding.
     """
     declared, encoding = _headers(request)
     if declared > max_bytes:
         raise PayloadTooLarge(f"The body of {declared} bytes is over the limit of {max_bytes} bytes.")
-    room.check(declared)
+    reservation.check(declared)
     if encoding in (b"", b"identity"):
-        return await _read_plain(request, max_bytes, room)
+        return await _read_plain(request, max_bytes, reservation)
     if encoding in _DECODERS:
-        return await _read_compressed(request, max_bytes, room, *_DECODERS[encoding])
+        return await _read_compressed(request, max_bytes, reservation, *_DECODERS[encoding])
     shown = ascii(encoding.decode("latin-1"))
     raise MalformedPayload(f"Content-Encoding {shown} is not supported; send gzip, deflate or none.")
 
@@ -57,16 +57,16 @@ def _headers(request: Request) -> tuple[int, bytes]:
     return declared, encoding
 
 
-async def _read_plain(request: Request, max_bytes: int, room: Room) -> bytes:
+async def _read_plain(request: Request, max_bytes: int, reservation: Reservation) -> bytes:
     chunk, is_last = await _next_chunk(request)
-    room.grow(len(chunk))
+    reservation.grow(len(chunk))
     if is_last and len(chunk) <= max_bytes:
-        # Nearly every body comes in one piece.
+        # Nearly every body comes in one chunk.
         return chunk
     chunks, size = [chunk], len(chunk)
     while not is_last and size <= max_bytes:
         chunk, is_last = await _next_chunk(request)
-        room.grow(len(chunk))
+        reservation.grow(len(chunk))
         chunks.append(chunk)
         size += len(chunk)
     if size > max_bytes:
@@ -74,7 +74,7 @@ async def _read_plain(request: Request, max_bytes: int, room: Room) -> bytes:
     return b"".join(chunks)
 
 
-async def _read_compressed(request: Request, max_bytes: int, room: Room, name: str, window: int) -> bytes:
+async def _read_compressed(request: Request, max_bytes: int, reservation: Reservation, name: str, window: int) -> bytes:
     decoder = zlib.decompressobj(window)
     pieces: list[bytes] = []
     left, received, num_members = max_bytes, 0, 1
@@ -85,16 +85,17 @@ async def _read_compressed(request: Request, max_bytes: int, room: Room, name: s
             received += len(data)
             is_full = False
             while data or is_full:
-                # One byte more than there is room for tells a full body from one that is too long.
+                # The decoder may return one byte more than the limit allows, which tells a full body from one that is
+                # too long.
                 size = min(left + 1, _PIECE_BYTES)
                 piece = decoder.decompress(data, size)
                 left -= len(piece)
                 if left < 0:
                     raise PayloadTooLarge(f"The decompressed body is over the limit of {max_bytes} bytes.")
                 _check_ratio(max_bytes - left, received)
-                room.grow(len(piece))
+                reservation.grow(len(piece))
                 pieces.append(piece)
-                # More may be to come of what the decoder has taken in already.
+                # The decoder may hold more output of the bytes that it has got already.
                 is_full = len(piece) == size
                 if is_full:
                     await asyncio.sleep(0)

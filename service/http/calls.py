@@ -1,5 +1,7 @@
-"""One POST to a signature: read, parse, bind, decode, run, encode; on the event loop where that is a matter of
-microseconds, in a thread where it is not."""
+"""Runs a POST to a signature: read, parse, bind, decode, run, encode.
+
+Steps of microseconds run on the event loop, longer ones in a thread.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 from starlette.requests import Request
 from starlette.responses import Response
 
-from service.engine.admission import Room
+from service.engine.admission import Reservation
 from service.engine.bound import Bound
 from service.engine.call import Call
 from service.engine.engine import Engine
@@ -25,12 +27,12 @@ from service.wire.http_api import API
 
 MODEL_VERSION = "X-Model-Version"
 
-# Large bodies are parsed beside the event loop; JSON holds the interpreter's lock, so more threads would not help.
+# Threads for parsing large bodies. JSON's parser holds the interpreter's lock, so more threads would not help.
 _NUM_PARSE_THREADS = 2
 
 
 class Parsed(Protocol):
-    """A parsed request; it names at least the signature."""
+    """A parsed request body; it has at least the name of the signature."""
 
     @property
     def signature_name(self) -> str: ...
@@ -49,20 +51,20 @@ class Answered(NamedTuple, Generic[A]):
 
 
 def json_response(answered: Answered[bytes]) -> Response:
-    """Returns a JSON answer that names the version."""
+    """Returns a JSON answer with the header X-Model-Version."""
     headers = {MODEL_VERSION: str(answered.version)}
     return Response(answered.content, headers=headers, media_type="application/json")
 
 
 @dataclass(frozen=True, slots=True)
 class Method(Generic[P, A]):
-    """A wire method over signatures.
+    """An HTTP method that runs a signature, such as predict.
 
-    parse: body to what it says, as far as that needs no signature.
-    answer: computes the answer from the held signature and the parsed body.
-    name: its name in metrics.
-    unknown_signature: the text of that error, where it is not the engine's; {} stands for the name.
-    fallback_signature: what a body that names none is for where the model has no serving_default.
+    parse: parses a body, as far as that needs no signature.
+    answer: computes the answer from the bound signature and the parsed body.
+    name: the method's name in metrics.
+    unknown_signature: error text for an unknown signature in place of the engine's; {} stands for the name.
+    fallback_signature: signature of a body that names none, if the model has no serving_default.
     """
 
     parse: Callable[[bytes], P]
@@ -73,13 +75,15 @@ class Method(Generic[P, A]):
 
 
 class Calls:
-    """Runs methods against an engine. Concurrency: event loop only.
+    """Runs HTTP methods on an engine, with a pool of threads for graphs and one for large bodies.
+
+    Concurrency: event loop only.
 
     Args:
-      max_body_bytes: what a body may have, compressed or not.
-      inline_body_bytes: up to which a body is parsed, and a lookup run, on the event loop.
-      timeout_s: for the whole request, waiting for a thread included.
-      graph_threads: how many graph runs go on at once; others wait, as engine.admission lets them.
+      max_body_bytes: largest body, compressed or not.
+      inline_body_bytes: largest body that is parsed, and whose lookup is run, on the event loop.
+      timeout_s: timeout of a whole request, waiting for a thread included.
+      graph_threads: number of graph runs at a time; others wait within the limits of engine.admission.
     """
 
     def __init__(
@@ -94,29 +98,33 @@ class Calls:
         self._parse_threads = Workers(_NUM_PARSE_THREADS, name="http-parse", admission=admission, clock=clock)
 
     async def answer(self, request: Request, ref: ModelRef, method: Method[P, A]) -> Answered[A]:
-        """Returns what the method answers, and the version.
+        """Runs a method for a request; returns its answer and the model version.
 
         Raises:
-          ServiceError: whatever the engine and the codecs raise; DeadlineExceeded after timeout_s.
+          ServiceError: an error of the engine or of a decoder; DeadlineExceeded after timeout_s.
         """
-        room = Room(self._engine.admission, self._engine.share_of(ref.name))
+        reservation = Reservation(self._engine.admission, self._engine.share_of(ref.name))
         try:
-            return await self._answer(request, ref, method, room)
+            return await self._answer(request, ref, method, reservation)
         finally:
-            room.done()
+            reservation.drop_user()
 
-    async def _answer(self, request: Request, ref: ModelRef, method: Method[P, A], room: Room) -> Answered[A]:
+    async def _answer(
+        self, request: Request, ref: ModelRef, method: Method[P, A], reservation: Reservation
+    ) -> Answered[A]:
         deadline_s = self._engine.clock() + self._timeout_s
         call = Call(API, method.name, deadline_s=deadline_s)
         try:
-            body = await read_body(request, self._max_body_bytes, room)
-            # The clock starts when the body is here: how fast a client sends is not this server's doing.
+            body = await read_body(request, self._max_body_bytes, reservation)
+            # The clock starts when the whole body has come: how fast a client sends it is not the server's doing.
             call = replace(call, started_s=self._engine.clock())
             is_small = len(body) <= self._inline_body_bytes
             if is_small:
                 parsed = method.parse(body)
             else:
-                parsed = await self._in_thread(self._parse_threads, room, partial(method.parse, body), deadline_s)
+                parsed = await self._in_thread(
+                    self._parse_threads, reservation, partial(method.parse, body), deadline_s
+                )
         except ServiceError as error:
             self._engine.reject(error, call, model=ref.name)
             raise
@@ -132,50 +140,58 @@ class Calls:
             return _answer(bound, method, parsed)
         threads = self._parse_threads if is_lookup else self._graph_threads
         work = partial(_answer, bound, method, parsed)
-        return await self._in_thread(threads, room, work, deadline_s, bound)
+        return await self._in_thread(threads, reservation, work, deadline_s, bound)
 
     async def read(self, request: Request, model: str, work: Callable[[bytes], T]) -> T:
-        """Returns work(body), run in a thread where the body is large.
+        """Reads a request's body and returns work(body), run in a thread if the body is large.
 
         Args:
-          model: as the request has it, "" where it is for none.
+          model: the model's name in the request; "" if the request is for no model.
         """
-        room = Room(self._engine.admission, self._engine.share_of(model))
+        reservation = Reservation(self._engine.admission, self._engine.share_of(model))
         try:
-            body = await read_body(request, self._max_body_bytes, room)
+            body = await read_body(request, self._max_body_bytes, reservation)
             if len(body) <= self._inline_body_bytes:
                 return work(body)
             deadline_s = self._engine.clock() + self._timeout_s
-            return await self._in_thread(self._parse_threads, room, partial(work, body), deadline_s)
+            return await self._in_thread(self._parse_threads, reservation, partial(work, body), deadline_s)
         finally:
-            room.done()
+            reservation.drop_user()
 
     def close(self) -> None:
-        """Lets running work end and drops what has not begun."""
+        """Lets running work end, and drops work that has not begun."""
         for threads in (self._graph_threads, self._parse_threads):
             threads.close()
 
     async def _in_thread(
-        self, threads: Workers, room: Room, work: Callable[[], T], deadline_s: float, bound: Bound | None = None
+        self,
+        threads: Workers,
+        reservation: Reservation,
+        work: Callable[[], T],
+        deadline_s: float,
+        bound: Bound | None = None,
     ) -> T:
-        """Runs work in a thread until the deadline; gives bound back where work never begins, else work does."""
+        """Runs work in a thread until the deadline.
 
-        # With the request's id, its trace, and who asks.
+        Releases the bound signature if the work never begins, else the work does.
+        """
+
+        # copy_context() carries the request's id, its trace and its caller's grant to the thread.
         context = copy_context()
 
         def run(refusal: ServiceError | None) -> T:
             if refusal is not None:
-                _give_back(bound, refusal)
+                _release(bound, refusal)
                 raise refusal
             return context.run(work)
 
         try:
-            future = threads.submit(room.model, run, deadline_s)
+            future = threads.submit(reservation.model, run, deadline_s)
         except ServiceError as error:
-            _give_back(bound, error)
+            _release(bound, error)
             raise
-        room.use()
-        future.add_done_callback(lambda _: room.done())
+        reservation.add_user()
+        future.add_done_callback(lambda _: reservation.drop_user())
         late = DeadlineExceeded(f"Timed out: the request took longer than {self._timeout_s:g} s.")
         try:
             remaining_s = deadline_s - self._engine.clock()
@@ -183,10 +199,10 @@ class Calls:
         except TimeoutError as error:
             raise late from error
         finally:
-            # True only where no thread has begun the work and now none will; a thread that has holds the lease until
-            # it is done, also when the client was told of the timeout.
+            # cancel() returns True only if no thread has begun the work, and none will. A thread that has begun it
+            # holds the lease until the work ends, even if the client got a timeout.
             if future.cancel():
-                _give_back(bound, late)
+                _release(bound, late)
 
 
 def _answer(bound: Bound, method: Method[P, A], parsed: P) -> Answered[A]:
@@ -194,6 +210,6 @@ def _answer(bound: Bound, method: Method[P, A], parsed: P) -> Answered[A]:
         return Answered(method.answer(bound, parsed), bound.version)
 
 
-def _give_back(bound: Bound | None, error: ServiceError) -> None:
+def _release(bound: Bound | None, error: ServiceError) -> None:
     if bound is not None:
         bound.__exit__(type(error), error, None)

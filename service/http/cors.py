@@ -1,4 +1,4 @@
-"""Cross-origin requests: those of all origins, as TensorFlow Serving allows them, or of those that are listed.
+"""Allows cross-origin requests (CORS) from all origins, as TensorFlow Serving does, or from listed ones.
 
 Source: tensorflow_serving/model_servers/http_rest_api_util.cc AddCORSHeaders and http_server.cc (9d981c5); Fetch
 standard, section CORS protocol.
@@ -16,16 +16,18 @@ CORS_HEADERS = [
     _METHODS,
     (b"access-control-allow-headers", b"Content-Type"),
 ]
-# An answer to one origin must not be given to another by a cache.
+# A cache must not give an answer for one origin to another.
 _VARY = (b"vary", b"Origin")
 Headers = list[tuple[bytes, bytes]]
 
 
 class CorsMiddleware:
-    """Marks answers as readable by other origins, and answers what browsers ask first. Concurrency: event loop only.
+    """ASGI middleware: adds CORS headers to answers, and answers browsers' preflight requests.
+
+    Concurrency: event loop only.
 
     Args:
-      origins: such as "https://app.example"; None: all.
+      origins: allowed origins, such as "https://app.example"; None: all.
     """
 
     def __init__(self, app: ASGIApp, origins: Collection[str] | None = None) -> None:
@@ -33,7 +35,7 @@ class CorsMiddleware:
         self._origins = None if origins is None else frozenset(origin.encode() for origin in origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handles one connection event stream."""
+        """Answers a preflight request, or adds the CORS headers to the application's answer."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -57,6 +59,6 @@ class CorsMiddleware:
             return CORS_HEADERS
         if origin not in self._origins:
             return [_VARY]
-        # A listed origin may send a token; "*" would not let it.
+        # A listed origin may send a token; browsers forbid that for "*".
         allowed = (b"access-control-allow-headers", b"Authorization, Content-Type")
         return [(b"access-control-allow-origin", origin), _METHODS, allowed, _VARY]

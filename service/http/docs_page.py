@@ -1,4 +1,4 @@
-"""The page at /docs, from installed files where there are any: a page from a CDN is blank without internet."""
+"""Adds the page /docs, with Swagger UI's installed files if there are any: a CDN's page is blank without internet."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from service.http.routing import add_route
 from service.http.security_headers import page_policy
 
 _ASSETS_URL = "/docs-assets"
-# Swagger UI's files as fastapi-swagger packages them; the package itself is never imported.
+# The package fastapi-swagger holds Swagger UI's files; it is never imported.
 _PACKAGE, _FOLDER = "fastapi_swagger", "resources"
 
 
 def installed_assets() -> Path | None:
-    """Returns the folder of Swagger UI's files, None where the package is not installed."""
+    """Returns the folder of Swagger UI's files; None if the package is not installed."""
     spec = find_spec(_PACKAGE)
     if spec is None or not spec.submodule_search_locations:
         return None
@@ -29,7 +29,7 @@ def installed_assets() -> Path | None:
 
 
 def add_docs_page(app: FastAPI, assets: Path | None) -> None:
-    """Adds /docs; without assets it loads them from FastAPI's CDN."""
+    """Adds the page /docs; without assets the page loads its files from FastAPI's CDN."""
     urls: dict[str, Any] = {}
     if assets is not None:
         app.mount(_ASSETS_URL, StaticFiles(directory=assets))

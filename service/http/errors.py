@@ -1,4 +1,4 @@
-"""Errors as HTTP answers: one table from class to status, one body form, one place that logs.
+"""Converts errors to HTTP answers: one table from class to status, one form of body, one place that logs.
 
 Source of the statuses: tensorflow_serving/model_servers/http_rest_api_util and util/net_http (9d981c5).
 """
@@ -16,7 +16,7 @@ from service.errors import ServiceError
 
 logger = logging.getLogger(__name__)
 
-# Every class stands here itself, so that a new one is a decision; a test walks the tree.
+# The table lists every class itself, so that the status of a new class is a decision; a test checks that all are there.
 HTTP_STATUS: Mapping[type[ServiceError], int] = {
     errors.ServiceError: 500,
     errors.InvalidRequest: 400,
@@ -50,9 +50,10 @@ HTTP_STATUS: Mapping[type[ServiceError], int] = {
     errors.DataLoss: 500,
     errors.BackendFailure: 500,
 }
-# Several canonical codes share a status: 400 is INVALID_ARGUMENT, FAILED_PRECONDITION and OUT_OF_RANGE.
+# The header has the canonical code, because several codes share a status: 400 is INVALID_ARGUMENT, FAILED_PRECONDITION
+# and OUT_OF_RANGE.
 CODE_HEADER = "X-Error-Code"
-# What a class has beside its code.
+# Further HTTP headers of the answer, by class of error.
 _HEADERS: Mapping[type[ServiceError], Mapping[str, str]] = {
     errors.Overloaded: {"Retry-After": "1"},
     errors.Overloaded: {"Retry-After": "1"},
@@ -61,14 +62,17 @@ _HEADERS: Mapping[type[ServiceError], Mapping[str, str]] = {
 
 
 def error_response(status: int, text: str, headers: Mapping[str, str] | None = None) -> Response:
-    """Returns the one error body, {"error": text}."""
-    # What a client sent may hold lone surrogates, which JSON text can not.
+    """Returns an error's answer, whose body is {"error": text}."""
+    # A text may quote a client's lone surrogates, which JSON text can not hold.
     body = orjson.dumps({"error": text.encode("utf-8", "replace").decode()})
     return Response(body, status, headers, media_type="application/json")
 
 
 def service_error_response(error: ServiceError, request_id: str) -> Response:
-    """Logs an error and returns its answer; errors of ours carry the request id instead of their cause."""
+    """Logs an error and returns its answer.
+
+    For an error of the server, the text has the request id and not the cause.
+    """
     status = HTTP_STATUS[type(error)]
     text = error.message
     extra = {"request_id": request_id, "status": status}
@@ -76,7 +80,7 @@ def service_error_response(error: ServiceError, request_id: str) -> Response:
         logger.error("request failed: %s", text, extra=extra, exc_info=error)
         return error_response(status, f"{text} Request id: {request_id}", {CODE_HEADER: error.code})
     if isinstance(error, errors.Overloaded):
-        # Thousands a second, each of which would cost more than the refusal: metrics count them.
+        # Thousands may be refused a second, and a log line costs more than a refusal: metrics count them.
         logger.debug("request refused: %s", ascii(text), extra=extra)
         return error_response(status, text, {CODE_HEADER: error.code, **_HEADERS[errors.Overloaded]})
     logger.log(logging.WARNING if status > 500 else logging.INFO, "request refused: %s", ascii(text), extra=extra)
@@ -84,6 +88,6 @@ def service_error_response(error: ServiceError, request_id: str) -> Response:
 
 
 def unexpected_error_response(error: Exception, request_id: str) -> Response:
-    """Logs a bug and returns an answer that tells nothing of it."""
+    """Logs an unexpected error, and returns an answer that does not reveal it."""
     logger.error("unexpected error", extra={"request_id": request_id, "status": 500}, exc_info=error)
     return error_response(500, f"Internal error; the server's log has the cause, request id {request_id}")

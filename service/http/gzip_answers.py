@@ -1,6 +1,6 @@
-"""Compresses large answers for clients that accept it.
+"""Compresses large HTTP answers for clients that accept gzip.
 
-Small ones are left alone: a lookup of a few rows takes less time than compressing its answer.
+Small answers are not compressed: a lookup of a few rows takes less time than compressing its answer.
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ import gzip
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-# The fastest level: numbers compress badly at every level.
+# gzip's fastest level, because numbers compress badly at every level.
 _LEVEL = 1
 _INLINE_BYTES = 64 * 1024
 
 
 class GzipMiddleware:
-    """Compresses answers that come in one piece of at least min_bytes. Concurrency: event loop only."""
+    """ASGI middleware: compresses answers of at least min_bytes, sent in one piece. Concurrency: event loop only."""
 
     def __init__(self, app: ASGIApp, min_bytes: int) -> None:
         self._app = app
         self._min_bytes = min_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handles one connection event stream."""
+        """Compresses the application's answer if the client accepts gzip and the answer is large."""
         if scope["type"] != "http" or not accepts_gzip(scope):
             await self._app(scope, receive, send)
             return
@@ -65,7 +65,7 @@ def accepts_gzip(scope: Scope) -> bool:
 
 
 def _is_encoded(start: Message) -> bool:
-    """Says whether a route has compressed its answer by itself."""
+    """Says whether a route has compressed its answer itself."""
     return any(name.lower() == b"content-encoding" for name, _ in start["headers"])
 
 

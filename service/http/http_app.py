@@ -1,4 +1,4 @@
-"""Builds the HTTP application over an engine."""
+"""Builds the HTTP application of the models' port over an engine."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from service.native.forwarded import NO_FORWARDING, Forwarding
 from service.wire.http_api import DEFAULT_MAX_TABLE_ROWS
 
 DEFAULT_INLINE_BODY_BYTES = 64 * 1024
-# Ours, and TensorFlow Serving's.
+# Paths of the metrics: this server's own path, and TensorFlow Serving's.
 DEFAULT_METRICS_PATHS = ("/metrics", "/monitoring/prometheus/metrics")
 
 
@@ -58,23 +58,24 @@ def create_http_app(
     forwarding: Forwarding = NO_FORWARDING,
     statusz: tuple[Callable[[], Mapping[str, Any]], Callable[[Mapping[str, Any]], str]] | None = None,
 ) -> FastAPI:
-    """Returns the ASGI application.
+    """Returns the ASGI application of the models' port.
 
     Args:
-      metrics: gives the exposition's bytes and content type; metrics_paths: where.
+      metrics: returns the metrics' text and content type; metrics_paths: their paths.
       max_body_bytes: largest body, before and after decompression.
-      rest_api_timeout_s: for a whole request.
-      graph_threads: how many graph runs go on at once.
-      inline_body_bytes: up to which a lookup runs on the event loop: below it, handing over to a thread costs more than
-        the lookup.
-      max_table_rows: how many rows one :rows request may ask for.
+      rest_api_timeout_s: timeout of a whole request.
+      graph_threads: number of graph runs at a time.
+      inline_body_bytes: largest body whose lookup runs on the event loop: handing a smaller one to a thread costs more
+        than its lookup.
+      max_table_rows: most rows that one :rows request may ask for.
       gzip_min_bytes: size from which answers are compressed for clients that accept it; 0 is never.
-      has_cors: let pages of other origins read the answers; of cors_origins only, where there are some.
-      strict_json: neither take nor give bare NaN and Infinity.
-      callers: who may come in; the engine then asks them who it is. None: everybody.
-      spans: wraps the application in what traces its requests; None: nothing does.
-      forwarding: reads what the native core tells of the requests that it forwards.
-      statusz: gathers what the status page shows, and makes HTML of it; None: there is no such page.
+      has_cors: lets web pages of other origins read answers; with cors_origins, of these origins only.
+      strict_json: refuses bare NaN and Infinity in bodies, and writes null for them.
+      callers: authenticates requests; None: everybody may send requests.
+      spans: wraps the application so that its requests are traced; None: they are not.
+      forwarding: reads the headers that the native core adds to forwarded requests.
+      statusz: a function that gathers the status page's content, and one that makes HTML of it; None: there is no
+        status page.
     """
     calls = Calls(
         engine,
@@ -94,12 +95,12 @@ def create_http_app(
         redirect_slashes=False,
         docs_url=None,
         redoc_url=None,
-        # FastAPI's own OpenTelemetry reads the environment three times per request to learn that it is not wanted;
-        # our metrics come from the engine.
+        # FastAPI's own OpenTelemetry would read the environment three times per request to find itself switched off;
+        # the metrics come from the engine.
         telemetry={"tracing": False, "metrics": False, "logs": False},
         **openapi.application(),
     )
-    # Most used first: routes are tried in order.
+    # The routes that are used most come first, because routes are tried in order.
     add_lookup_routes(app, engine, calls, max_table_rows, strict_json=strict_json)
     add_tfs_routes(app, engine, calls, strict_json=strict_json)
     add_open_inference_routes(app, engine, calls, strict_json=strict_json)
@@ -126,18 +127,18 @@ def create_http_app(
 
 async def _on_service_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ServiceError)
-    # Breaks a reference cycle: FastAPI's frames hold the error, whose traceback holds the frames and the request body.
-    # Else a megabyte or so for each refusal would stay until the garbage collector runs.
+    # Clearing these breaks a reference cycle: FastAPI's frames hold the error, and its traceback holds the frames and
+    # the body. Else each refusal would keep a megabyte or so until the garbage collector runs.
     error.__traceback__ = error.__context__ = error.__cause__ = None
     return service_error_response(error, request.scope["request_id"])
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:
-    """Answers what the router refuses: no such path, or not with that method."""
+    """Answers a request that the router refuses: an unknown path, or a wrong HTTP method."""
     assert isinstance(error, HTTPException)
     if request.method == "OPTIONS" and error.status_code == 405:
         allowed = (error.headers or {}).get("Allow", "")
-        # What a browser asks before a request of another origin gets 200, as in TensorFlow Serving.
+        # A browser's preflight request gets 200, as in TensorFlow Serving.
         status = 200 if "origin" in request.headers else 204
         return Response(status_code=status, headers={"Allow": ", ".join(filter(None, (allowed, "OPTIONS")))})
     if request.url.path.startswith("/v1/"):

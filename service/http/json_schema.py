@@ -1,4 +1,4 @@
-"""Builds JSON Schemas, the types of the OpenAPI document."""
+"""Builds JSON Schemas for the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ BOOLEAN: Json = {"type": "boolean"}
 
 
 def ref(name: str) -> Json:
-    """Returns a reference to a type of openapi_schemas."""
+    """Returns a reference to a schema of openapi_schemas."""
     return {"$ref": f"#/components/schemas/{name}"}
 
 
 def an_object(required: Json, optional: Json | None = None, *, description: str = "") -> Json:
-    """Returns a type of objects with these fields and no others."""
+    """Returns a JSON schema for an object with these fields and no others."""
     schema: Json = {"type": "object", "properties": required | (optional or {}), "additionalProperties": False}
     if required:
         schema["required"] = list(required)

@@ -1,4 +1,4 @@
-"""Our own API: embeddings by feature, and rows of a table."""
+"""Adds this server's own routes: lookups by feature, and rows of a table."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def add_lookup_routes(app: FastAPI, engine: Engine, calls: Calls, max_table_rows
     """Adds the routes for lookups and tables.
 
     Args:
-      strict_json: neither take nor give bare NaN and Infinity.
+      strict_json: refuses bare NaN and Infinity in bodies, and writes null for them.
     """
     lookup_method = Method(partial(decode_lookup, strict=strict_json), partial(_lookup, strict_json), name="lookup")
 
@@ -61,7 +61,7 @@ def _lookup(strict_json: bool, bound: Bound, body: LookupBody) -> bytes:
 
 def _rows(strict_json: bool, engine: Engine, ref: ModelRef, table: str, max_rows: int, body: bytes) -> Answered[bytes]:
     ids = decode_rows(body)
-    # An id of two bytes asks for a row of thousands, so the body's limit alone would not bound the answer.
+    # An id of two bytes asks for a row of thousands, so a limit on the body does not bound the answer.
     if ids.size > max_rows:
         raise IdsTooMany(f'input "ids": {ids.size} ids, the limit is {max_rows} per request.')
     found = engine.table_rows(ref, table, ids)

@@ -17,7 +17,7 @@ _BINARY: Json = {"schema": {"type": "string", "format": "binary"}}
 
 
 def infer(path: str) -> Json:
-    """POST /infer"""
+    """Describes POST /infer."""
     users = {"name": "user_id", "datatype": "INT64", "shape": [2], "data": [1, 42]}
     lookup = {"id": "42", "parameters": {"signature_name": "lookup"}, "inputs": [users]}
     lookup["outputs"] = [{"name": "user_id"}]
@@ -45,7 +45,7 @@ def infer(path: str) -> Json:
 
 
 def model_metadata(path: str) -> Json:
-    """GET /v2/models/{model}"""
+    """Describes GET /v2/models/{model}."""
     example = {
         "name": "movielens",
         "versions": ["2", "1"],
@@ -66,7 +66,7 @@ def model_metadata(path: str) -> Json:
 
 
 def model_config(path: str) -> Json:
-    """GET /v2/models/{model}/config"""
+    """Describes GET /v2/models/{model}/config."""
     example = {
         "name": "movielens",
         "platform": "tensorflow_savedmodel",
@@ -88,20 +88,20 @@ def model_config(path: str) -> Json:
 
 
 def model_ready(path: str) -> Json:
-    """GET /v2/models/{model}/ready"""
+    """Describes GET /v2/models/{model}/ready."""
     answer = ("It can answer", ref("ModelReady"), {"ready": {"name": "movielens", "ready": True}})
     return described("isModelReady", _TAG, "Whether a model can answer", path, answer, errors=(400, 404, 503))
 
 
 def server_metadata() -> Json:
-    """GET /v2"""
+    """Describes GET /v2."""
     example = {"name": "embedding-server", "version": "0.1.0", "extensions": ["binary_tensor_data", "parameters"]}
     answer = ("Name, version and extensions", ref("ServerMetadata"), {"one": example})
     return described("describeServer", _TAG, "About the server", "", answer, errors=())
 
 
 def health(what: str) -> Json:
-    """GET /v2/health/live and /v2/health/ready"""
+    """Describes GET /v2/health/live and /v2/health/ready."""
     name = what.capitalize()
     schema = ref(f"Server{name}")
     answer = ("It is", schema, {what: {what: True}})
@@ -113,7 +113,7 @@ def health(what: str) -> Json:
 
 
 def repository_index() -> Json:
-    """POST /v2/repository/index"""
+    """Describes POST /v2/repository/index."""
     entry = {"name": "movielens", "version": "1", "state": "READY", "reason": ""}
     route = described(
         "listRepository",

@@ -1,4 +1,4 @@
-"""The Open Inference Protocol, version 2, as KServe and Triton have it over HTTP.
+"""Adds the HTTP routes of the Open Inference Protocol, version 2, as KServe and Triton serve it.
 
 Source: kserve/open-inference-protocol, specification/protocol/inference_rest.md (29ca333);
 triton-inference-server/server, docs/protocol/extension_{binary_data,model_repository,model_configuration}.md.
@@ -29,13 +29,13 @@ from service.wire.json_document import describe, parse_object
 from service.wire.oip_json import InferBody, decode_infer, decode_inputs, encode_infer
 
 LENGTH_HEADER = "Inference-Header-Content-Length"
-# zlib's window size by what a client accepts; "deflate" is zlib's own form.
+# Content-Encoding -> zlib's window size; "deflate" is zlib's own form.
 _WINDOWS = {b"gzip": 16 + zlib.MAX_WBITS, b"deflate": zlib.MAX_WBITS}
-# Numbers compress badly at every level.
+# zlib's fastest level, because numbers compress badly at every level.
 _LEVEL = 1
 _NO_SHARED_MEMORY = "Shared memory is not implemented; send tensors in the request."
 _NO_CONTROL = "Loading and unloading a model is not implemented; change the folder of models or the list of models."
-# Triton's other routes, by method: clients learn that they are known and not served.
+# Triton's other routes -> their HTTP methods and the text of the answer 501.
 _UNIMPLEMENTED = {
     "/v2/models/{model}/stats": ("GET", "Statistics are not implemented; see /metrics."),
     "/v2/models/{model}/versions/{version}/stats": ("GET", "Statistics are not implemented; see /metrics."),
@@ -50,10 +50,10 @@ Answer = tuple[bytes, int | None]
 
 
 def add_open_inference_routes(app: FastAPI, engine: Engine, calls: Calls, *, strict_json: bool) -> None:
-    """Adds all of the protocol's routes.
+    """Adds all routes of the Open Inference Protocol.
 
     Args:
-      strict_json: neither take nor give bare NaN and Infinity.
+      strict_json: refuses bare NaN and Infinity in bodies, and writes null for them.
     """
 
     async def infer(request: Request) -> Response:
@@ -127,7 +127,7 @@ def add_open_inference_routes(app: FastAPI, engine: Engine, calls: Calls, *, str
 
 
 def read_only_ready(body: bytes) -> bool:
-    """Returns what an index request asks for: nothing at all, or {"ready": true} for what can answer."""
+    """Returns whether an index request asks only for models that can answer; its body is empty or {"ready": true}."""
     only_ready = parse_object(body).get("ready", False) if body else False
     if type(only_ready) is not bool:
         raise MalformedPayload(f'expected "ready" to be true or false, got JSON Value: {describe(only_ready)}')
@@ -135,10 +135,10 @@ def read_only_ready(body: bytes) -> bool:
 
 
 def accepted_coding(request: Request) -> bytes | None:
-    """Returns gzip or deflate where a client asks for just that, as tritonclient does.
+    """Returns gzip or deflate if a client's Accept-Encoding names only that, as tritonclient's does.
 
-    HTTP libraries list all they know with every request; compressing numbers for them would cost time that nobody meant
-    to spend.
+    HTTP libraries list all codings that they know with every request; compressing numbers for these clients would only
+    cost time.
     """
     for name, value in request.scope["headers"]:
         if name == b"accept-encoding":

@@ -1,4 +1,4 @@
-"""Defines the types of the Open Inference Protocol's bodies in the OpenAPI document, by name."""
+"""Defines the JSON Schemas of the Open Inference Protocol's bodies, by name."""
 
 from __future__ import annotations
 

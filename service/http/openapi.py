@@ -1,8 +1,8 @@
 """Describes each route in the OpenAPI document: operation, bodies and answers with examples, and errors.
 
-Routes read raw bytes, so nothing of this can be derived from types. The examples are of a model "movielens": features
-user_id, film_id and occupation have one id per row, genres and recent_films any number. If a model can answer, its own
-replace them.
+Routes read raw bytes, so FastAPI can not derive these descriptions from types. The examples are for a model
+"movielens": features user_id, film_id and occupation have one id per row, genres and recent_films any number. If a
+model can answer, examples for that model replace them.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _EMBEDDINGS = {"user_id": [[0.12, -0.5, 0.33, 0.04], [0.7, 0.01, -0.2, 0.9]], "g
 
 
 def application() -> Json:
-    """Returns the application's own fields."""
+    """Returns the fields of the OpenAPI document that describe the application."""
     return {
         "title": "Embedding server",
         "version": "1",
@@ -66,11 +66,11 @@ def application() -> Json:
 
 
 def complete(app: FastAPI, engine: Engine, *, strict_json: bool) -> None:
-    """Adds the types of bodies, and examples of the model that is served, to the document that FastAPI makes."""
+    """Completes FastAPI's OpenAPI document: adds the schemas of bodies, and examples for a model that is served."""
     describe_routes = app.openapi
 
     def describe() -> Json:
-        # A copy, for FastAPI makes its document once, and models change.
+        # The document is copied, because FastAPI caches it, and the served models change.
         document = deepcopy(describe_routes())
         document["components"] = {"schemas": schemas(strict_json=strict_json)}
         add_examples(document, engine)
@@ -80,7 +80,7 @@ def complete(app: FastAPI, engine: Engine, *, strict_json: bool) -> None:
 
 
 def lookup(path: str) -> Json:
-    """POST :lookup"""
+    """Describes POST :lookup."""
     examples = {
         "two users and their genres": {"features": {"user_id": [1, 42], "genres": _GENRES}},
         "weighted history": {
@@ -99,7 +99,7 @@ def lookup(path: str) -> Json:
 
 
 def tables(path: str) -> Json:
-    """GET /tables"""
+    """Describes GET /tables."""
     table = {
         "name": "film",
         "vocabulary_size": 1683,
@@ -113,7 +113,7 @@ def tables(path: str) -> Json:
 
 
 def rows(path: str) -> Json:
-    """POST /tables/{table}:rows"""
+    """Describes POST /tables/{table}:rows."""
     answer = _computed(
         "The rows, in the order of the ids", ref("RowsResponse"), {"two rows": {"rows": [[0.1, -0.2], [0.3, 0.4]]}}
     )
@@ -122,7 +122,7 @@ def rows(path: str) -> Json:
 
 
 def predict(path: str) -> Json:
-    """POST :predict"""
+    """Describes POST :predict."""
     row = {"user_id": 1, "film_id": 50, "occupation": 3, "genres": ["Drama"], "recent_films": [1, 2]}
     columns: Json = {"user_id": [1, 42], "film_id": [50, 1], "occupation": [3, 4]}
     columns |= {"genres": _GENRES, "recent_films": [[1, 2], []]}
@@ -142,14 +142,14 @@ def predict(path: str) -> Json:
 
 
 def classify(path: str) -> Json:
-    """POST :classify"""
+    """Describes POST :classify."""
     examples = {"two examples": {"results": [[["cat", 0.9], ["dog", 0.1]], [["cat", 0.2], ["dog", 0.8]]]}}
     answer = _computed("[label, score] of each class, for each example", ref("ClassifyResponse"), examples)
     return _route("classify", "TensorFlow Serving", "Classify examples", path, answer, body=_examples())
 
 
 def regress(path: str) -> Json:
-    """POST :regress"""
+    """Describes POST :regress."""
     answer = _computed("A value for each example", ref("RegressResponse"), {"two examples": {"results": [2.5, 4.0]}})
     return _route("regress", "TensorFlow Serving", "Regress over examples", path, answer, body=_examples())
 
@@ -163,7 +163,7 @@ def _examples() -> Json:
 
 
 def status(path: str) -> Json:
-    """GET /v1/models/{model}"""
+    """Describes GET /v1/models/{model}."""
     versions = [
         {"version": "2", "state": "LOADING", "status": {"error_code": "OK", "error_message": ""}},
         {"version": "1", "state": "AVAILABLE", "status": {"error_code": "OK", "error_message": ""}},
@@ -177,7 +177,7 @@ def status(path: str) -> Json:
 
 
 def metadata(path: str) -> Json:
-    """GET .../metadata"""
+    """Describes GET .../metadata."""
 
     def tensor(dtype: str, name: str, *sizes: int) -> Json:
         dim = [{"size": str(size), "name": ""} for size in sizes]
@@ -198,13 +198,13 @@ def metadata(path: str) -> Json:
 
 
 def healthz() -> Json:
-    """GET /healthz"""
+    """Describes GET /healthz."""
     answer = _answer("The process lives", ref("Liveness"), {"alive": {"status": "ok"}})
     return _route("healthz", "Operations", "Liveness", "", answer, errors=())
 
 
 def readyz() -> Json:
-    """GET /readyz"""
+    """Describes GET /readyz."""
     answer = _answer("Every model can answer", ref("Readiness"), {"ready": {"status": "ready", "problems": {}}})
     problems = {"movielens": "version 2 is LOADING"}
     examples = {"not ready": {"status": "not ready", "problems": problems}}
@@ -213,7 +213,7 @@ def readyz() -> Json:
 
 
 def metrics() -> Json:
-    """GET /metrics"""
+    """Describes GET /metrics."""
     content = {"text/plain": {"schema": {"type": "string"}}}
     answer: dict[int | str, Json] = {200: {"description": "Prometheus text", "content": content}}
     return _route("metrics", "Operations", "Metrics", "", answer, errors=())
@@ -230,10 +230,10 @@ def described(
     errors: tuple[int, ...] = tuple(_ERRORS),
     is_computed: bool = False,
 ) -> Json:
-    """Returns the description of a route of another file.
+    """Describes a route of another module.
 
     Args:
-      operation: its name in generated clients.
+      operation: the operation's name in generated clients.
       answer: description, schema and examples by name.
       body: schema and examples by name.
       is_computed: a version of a model computes the answer.
@@ -281,7 +281,7 @@ def _body(schema: Json, examples: Json) -> Json:
 
 
 def _computed(description: str, schema: Json, examples: Json) -> dict[int | str, Json]:
-    """Describes the answer of a version of a model."""
+    """Describes an answer that a version of a model computes, with the header X-Model-Version."""
     answer = _answer(description, schema, examples)
     header = {"required": True, "schema": {"type": "integer"}, "description": "The version that computed the answer."}
     answer[200]["headers"] = {"X-Model-Version": header}

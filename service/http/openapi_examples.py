@@ -1,6 +1,7 @@
-"""Makes requests to the model that is served, as examples in the OpenAPI document.
+"""Makes examples of requests for a model that is served, for the OpenAPI document.
 
-They hold row 0 and the string "key", never a key of a vocabulary: the document is shown to whoever may see the model.
+The examples hold id 0 and the string "key", never a real key of a vocabulary: a caller that may see the model may not
+be allowed to read its keys.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from service.http.json_schema import Json
 from service.types import ModelRef, SignatureSpec, TensorSpec
 from service.wire.oip_tensors import datatype_name
 
-# More would hide the rest of the page.
+# Most signatures with an example; more would hide the rest of the page.
 _MAX_SIGNATURES = 4
 _ROUTES = {"lookup": ":lookup", "predict": ":predict", "infer": "/infer", "rows": ":rows"}
 
@@ -41,7 +42,7 @@ def add_examples(document: Json, engine: Engine) -> None:
         for suffix, examples in requests.items():
             if path.endswith(suffix):
                 methods["post"]["requestBody"]["content"]["application/json"]["examples"] = examples
-                # It is of other requests.
+                # The example of the answer is removed, as it belongs to the requests that were replaced.
                 del methods["post"]["responses"]["200"]["content"]["application/json"]["examples"]
 
 
@@ -68,7 +69,7 @@ def _is_lookup(spec: SignatureSpec) -> bool:
 
 
 def _is_predict(spec: SignatureSpec) -> bool:
-    # JSON has a form for the tensors that numpy has a dtype for.
+    # Tensors of a dtype that numpy lacks have no form in JSON.
     has_json = all(tensor.numpy_dtype is not None for tensor in (*spec.inputs.values(), *spec.outputs.values()))
     return bool(spec.inputs) and has_json and spec.method_name not in (CLASSIFY_METHOD, REGRESS_METHOD)
 
@@ -93,13 +94,13 @@ def _infer(spec: SignatureSpec) -> Json:
 
 
 def _columns(spec: SignatureSpec) -> Json:
-    """Returns one row of each input, by feature."""
+    """Returns one row of each feature and input, by name."""
     columns = {name: _nested(_value(tensor), _shape(tensor)) for name, tensor in _row_inputs(spec).items()}
     return columns | {names.feature: [[_value(spec.inputs[names.values])]] for names in spec.ragged_names}
 
 
 def _row_inputs(spec: SignatureSpec) -> Mapping[str, TensorSpec]:
-    """Returns the inputs that are no parts of ragged features: of a lookup all, else those that a request must hold."""
+    """Returns the inputs that belong to no ragged feature: all of a lookup, else those that each request must send."""
     names = spec.row_inputs if spec.kind == "lookup" else spec.row_inputs & spec.required
     return {name: spec.inputs[name] for name in sorted(names)}
 

@@ -1,4 +1,4 @@
-"""Defines the types of bodies in the OpenAPI document, by name."""
+"""Defines the JSON Schemas of request and answer bodies, by name."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from service.http.oip_schemas import OPEN_INFERENCE
 
 
 def schemas(*, strict_json: bool) -> dict[str, Json]:
-    """Returns all types by name.
+    """Returns the JSON Schemas of all bodies, by name.
 
     Args:
-      strict_json: numbers that are not finite are null; else they are bare NaN and Infinity, which JSON lacks.
+      strict_json: True: numbers that are not finite are null. False: they are bare NaN and Infinity, which JSON lacks.
     """
     number: Json = {"type": ["number", "null"], "description": "null is NaN or infinite."}
     return {"Float": number if strict_json else {"type": "number"}} | _SCHEMAS
 
 
 def _signature(default: str) -> Json:
-    # Not as `default`: openapi-typescript makes such a field required.
+    # The default is in the description only: openapi-typescript makes a field with `default` required.
     return {"type": "string", "description": f"The signature to run; {default} if there is none."}
 
 
@@ -74,7 +74,7 @@ _LOOKUPS: dict[str, Json] = {
 _TENSORFLOW_SERVING: dict[str, Json] = {
     "Base64": an_object({"b64": STRING}, description="Bytes that are not UTF-8."),
     "Scalar": {"anyOf": [ref("Float"), STRING, BOOLEAN, ref("Base64")]},
-    # Not recursive: TypeScript refuses what openapi-typescript makes of a type that is a list of itself.
+    # The schema is not recursive: TypeScript refuses openapi-typescript's output for a type that is a list of itself.
     "Tensor": {
         "anyOf": [
             ref("Scalar"),

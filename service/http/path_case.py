@@ -1,4 +1,4 @@
-"""Reads TensorFlow Serving's paths as its regular expressions do: fixed parts in any case, names decoded last.
+"""Normalizes paths as TensorFlow Serving reads them: fixed parts in any case, names decoded last.
 
 Source: tensorflow_serving/model_servers/http_rest_api_util.cc (9d981c5).
 """
@@ -9,36 +9,38 @@ import re
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-# The method is compared exactly there, after it matched in any case.
+# TensorFlow Serving matches this expression in any case; it compares the method behind the name exactly, so only
+# "/metadata" means metadata.
 _PATH = re.compile(r"(/v1)(/models)?(/[^/]+)?(/versions/|/labels/)?(.*)", re.IGNORECASE | re.DOTALL)
 _METADATA = "/metadata"
-# Set where the path's names are still percent-encoded.
+# Key in the ASGI scope: the names in the path are still percent-encoded.
 IS_ENCODED = "path_is_encoded"
 
 
 class PathCaseMiddleware:
-    """Gives the router the path that it knows. Concurrency: event loop only."""
+    """ASGI middleware: gives the router paths in the case that it knows. Concurrency: event loop only."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handles one connection event stream."""
+        """Normalizes the path of a request, and passes the request to the application."""
         path = scope.get("path", "")
         raw = scope.get("raw_path") or b""
         if b"%" in raw and _hides_separators(raw):
             path = raw.partition(b"?")[0].decode("latin-1")
             scope = {**scope, "path": path, IS_ENCODED: True}
         if path != path.lower():
-            # Names keep their case, so most paths that come here leave as they are.
+            # Names of models keep their case, so that lowered() does not change most of these paths.
             scope = {**scope, "path": lowered(path)}
         await self._app(scope, receive, send)
 
 
 def lowered(path: str) -> str:
-    """Returns a path as the routes have it.
+    """Returns a path with its fixed parts in the case of the routes.
 
-    A status is what METADATA gives there: it matches in any case too, but only the lower one means metadata.
+    "/Metadata" gives the model's status: TensorFlow Serving's expression matches it in any case, but only "/metadata"
+    gives metadata.
 
     >>> lowered("/V1/Models/MyModel/VERSIONS/3:predict"), lowered("/Docs"), lowered("/v1/models/m/Metadata")
     ('/v1/models/MyModel/versions/3:predict', '/Docs', '/v1/models/m')

@@ -1,6 +1,6 @@
-"""Gives each request an id, answers HEAD as GET without a body, and turns what escaped into a 500.
+"""Gives each request an id, answers HEAD as GET without a body, and turns unexpected errors into a 500.
 
-A plain ASGI layer: BaseHTTPMiddleware would cost more than a lookup.
+It is a plain ASGI layer, because BaseHTTPMiddleware would cost more than a lookup.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from service.native.forwarded import NO_FORWARDING, Forwarding
 
 
 class RequestIds:
-    """Takes X-Request-Id from the client, else the id of its trace, or makes one. Concurrency: any thread.
+    """Chooses a request's id: the client's X-Request-Id, else the id of its trace, else a new one.
+
+    Concurrency: any thread.
 
     Args:
       forwarding: reads the random numbers that the native core drew for a request.
@@ -26,12 +28,12 @@ class RequestIds:
 
     def __init__(self, forwarding: Forwarding = NO_FORWARDING) -> None:
         self._forwarding = forwarding
-        # A prefix per process and a counter: unique, and cheaper than a UUID per request.
+        # A random prefix per process and a counter: unique, and cheaper than a UUID per request.
         self._prefix = secrets.token_hex(6).encode() + b"-"
         self._numbers = itertools.count(1)
 
     def enter(self, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
-        """Begins a request with these headers, their names in lower case; returns its id."""
+        """Sets the context of a request from its headers, whose names are in lower case; returns the request's id."""
         own_id = parent = b""
         for name, value in headers:
             if name == b"x-request-id":
@@ -43,19 +45,19 @@ class RequestIds:
         return own_id
 
     def next(self) -> bytes:
-        """Returns an id for a request that has none."""
+        """Returns a request id for an HTTP request that came without one."""
         return b"%b%x" % (self._prefix, next(self._numbers))
 
 
 class RequestIdMiddleware:
-    """Returns the request's id in the answer. Concurrency: event loop only."""
+    """ASGI middleware: gives each request an id and returns it in the answer. Concurrency: event loop only."""
 
     def __init__(self, app: ASGIApp, ids: RequestIds) -> None:
         self._app = app
         self._ids = ids
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handles one connection event stream."""
+        """Runs a request with its id, and answers an unexpected error with 500."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -78,7 +80,7 @@ class RequestIdMiddleware:
         try:
             await self._app(scope, receive, send_marked)
         except ClientDisconnect:
-            # Nobody is left to answer, and a client may leave.
+            # The client has left, so no answer can be sent; that is no error.
             return
         except Exception as error:
             if is_started:

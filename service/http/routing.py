@@ -1,4 +1,4 @@
-"""How a path becomes a route and a ModelRef."""
+"""Adds routes without FastAPI's overhead, and reads the model in a path."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 class RawRoute(APIRoute):
-    """A route whose endpoint takes the request and returns the answer itself.
+    """A FastAPI route whose endpoint gets the request and returns the answer without FastAPI's processing.
 
-    FastAPI still documents it, but opens no exit stacks, solves no dependencies and validates no body, which would cost
-    more than a lookup.
+    FastAPI still documents the route, but opens no exit stacks, solves no dependencies and validates no body, which
+    would cost more than a lookup.
     """
 
     def __init__(self, path: str, endpoint: Endpoint, **options: Any) -> None:
@@ -45,7 +45,7 @@ def add_route(app: FastAPI, path: str, endpoint: Endpoint, method: str, **option
 
 
 def model_ref(request: Request) -> ModelRef:
-    """Returns the model that the path means.
+    """Returns the model reference in a request's path.
 
     Raises:
       InvalidRequest: the version is not a number.
@@ -68,11 +68,11 @@ def model_ref(request: Request) -> ModelRef:
 
 
 def malformed(request: Request) -> InvalidRequest:
-    """Words what TensorFlow Serving answers to any path under /v1 that it does not know."""
+    """Returns TensorFlow Serving's error for a path under /v1 that it does not know."""
     return InvalidRequest(f"Malformed request: {request.method} {raw_path(request)}")
 
 
 def raw_path(request: Request) -> str:
-    """Returns the path as the client sent it, which is free of line breaks and the like."""
+    """Returns the path as the client sent it; it is percent-encoded, so it holds no line breaks."""
     raw = request.scope.get("raw_path") or request.scope["path"].encode("utf-8", "replace")
     return str(raw.partition(b"?")[0], "latin-1")

@@ -1,4 +1,4 @@
-"""The status page: HTML for a browser, JSON for everything else."""
+"""Adds the status page: HTML for a browser, JSON for other clients."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _SCHEMA: dict[str, Any] = {"type": "object", "additionalProperties": True}
 def add_statusz_route(
     app: FastAPI, read: Callable[[], Mapping[str, Any]], page: Callable[[Mapping[str, Any]], str]
 ) -> None:
-    """Adds the route.
+    """Adds the route of the status page.
 
     Args:
-      read: gathers the document; may take a while. page: makes HTML of it.
+      read: gathers the page's content; may take a while. page: converts the content to HTML.
     """
 
     async def statusz(request: Request) -> Response:
@@ -49,7 +49,7 @@ def add_statusz_route(
 
 
 def _wants_html(accept: str) -> bool:
-    """Says whether HTML comes before JSON in an Accept header; what names neither gets JSON.
+    """Says whether HTML comes before JSON in an Accept header; a header that names neither means JSON.
 
     >>> _wants_html("text/html,application/xhtml+xml,*/*;q=0.8"), _wants_html("application/json, text/html")
     (True, False)

@@ -1,4 +1,4 @@
-"""TensorFlow Serving's REST API: predict, classify, regress, status, metadata.
+"""Adds the routes of TensorFlow Serving's REST API: predict, classify, regress, status, metadata.
 
 Source: tensorflow_serving/model_servers/http_rest_api_handler.cc (9d981c5).
 """
@@ -25,12 +25,12 @@ from service.wire.status import statuses_json
 
 
 def add_tfs_routes(app: FastAPI, engine: Engine, calls: Calls, *, strict_json: bool) -> None:
-    """Adds the routes that TensorFlow Serving has too.
+    """Adds all routes of TensorFlow Serving's REST API.
 
     Args:
-      strict_json: neither take nor give bare NaN and Infinity.
+      strict_json: refuses bare NaN and Infinity in bodies, and writes null for them.
     """
-    # gRPC's text for the same fault names a key and stands in the engine.
+    # gRPC has another error text for an unknown signature; the engine has that one.
     predict_method = Method(
         partial(decode_predict, strict=strict_json),
         partial(_predict, strict_json),
@@ -60,14 +60,14 @@ def add_tfs_routes(app: FastAPI, engine: Engine, calls: Calls, *, strict_json: b
         return json_response(await calls.answer(request, model_ref(request), regress_method))
 
     async def status(request: Request) -> Response:
-        """Tells the state of a model's versions, newest first."""
-        # A label in the path is ignored, as TensorFlow Serving does.
+        """Returns the state of a model's versions, newest first."""
+        # A label in the path is ignored, as in TensorFlow Serving.
         request.path_params.pop("label", None)
         ref = model_ref(request)
         return Response(statuses_json(engine.statuses(ref.name, ref.version)), media_type="application/json")
 
     async def metadata(request: Request) -> Response:
-        """Tells a model's signatures."""
+        """Returns a model's signatures."""
         description = engine.describe(model_ref(request))
         data = metadata_json(description.name, description.version, description.signatures)
         return Response(data, media_type="application/json")

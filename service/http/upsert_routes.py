@@ -1,4 +1,4 @@
-"""Rows of a table changed by request, for those who may."""
+"""Adds the admin route that changes rows of a table."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
-from service.engine.admission import Admission, Room
+from service.engine.admission import Admission, Reservation
 from service.engine.engine import Engine
 from service.http.body import read_body
 from service.http.routing import add_route, model_ref
 from service.types import ModelRef
 from service.wire.json_upsert import decode_upsert, encode_receipt
 
-# They wait for the disk, one after the other in any case: the journal has one writer at a time.
+# The threads wait for the disk, one after the other in any case: a journal has one writer at a time.
 _NUM_THREADS = 4
 
 
 def add_upsert_routes(app: FastAPI, engine: Engine, max_body_bytes: int) -> None:
-    """Adds the route that changes rows; an application that has it is for operators and trainers."""
+    """Adds the route that changes rows, for an application of operators and trainers."""
     threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="http-upsert")
 
     async def upsert(request: Request) -> Response:
-        """Changes rows of a table for good."""
-        # A room of its own, as the other admin routes have.
-        body = await read_body(request, max_body_bytes, Room(Admission(), ""))
+        """Changes rows of a table permanently."""
+        # The body has a reservation without the server's limits, as in the other admin routes.
+        body = await read_body(request, max_body_bytes, Reservation(Admission(), ""))
         work = (engine, model_ref(request), request.path_params["table"], body)
-        # Not given up at a deadline: what is on disk is on disk, and who sent it must be told. The context tells who
-        # asks.
+        # The request is not given up at a deadline: its sender must learn that the rows are on disk. The context has
+        # the caller's grant.
         answer = await asyncio.get_running_loop().run_in_executor(threads, copy_context().run, _upsert, *work)
         return Response(answer, media_type="application/json")
 

@@ -1,4 +1,4 @@
-"""uvicorn as App needs it."""
+"""Adapts uvicorn for App: no signal handlers, and the names in client certificates."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from service.http.access import state_with_names
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn without its signal handlers: when to stop is App's decision.
+    """A uvicorn server without signal handlers, because App decides when to stop.
 
-    begun: set once it listens, or has ended.
+    begun: set when the server listens, or has ended.
     """
 
     def __init__(self, config: uvicorn.Config) -> None:
@@ -26,28 +26,28 @@ class HttpServer(uvicorn.Server):
         self.begun = asyncio.Event()
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
-        """Serves until should_exit."""
+        """Serves requests until should_exit is set."""
         try:
             await super().serve(sockets)
         finally:
             self.begun.set()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listens."""
+        """Listens on the sockets, and sets begun."""
         await super().startup(sockets)
         self.begun.set()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leaves signals alone."""
+        """Leaves the process's signal handlers unchanged."""
         yield
 
 
 class NamedClients(HttpToolsProtocol):
-    """uvicorn's connection, which tells its requests the names in the client's certificate."""
+    """uvicorn's connection, whose requests get the names in the client's certificate."""
 
     def connection_made(self, transport: Any) -> None:
-        """See asyncio.Protocol."""
+        """Stores the names in the client's certificate in the connection's state, as asyncio reports the connection."""
         super().connection_made(transport)
         self.app_state = state_with_names(self.app_state, transport)
 
@@ -55,11 +55,11 @@ class NamedClients(HttpToolsProtocol):
 def uvicorn_config(
     http_app: Any, *, drain_timeout_s: float, tls: Callable[[], ssl.SSLContext] | None = None, **more: Any
 ) -> uvicorn.Config:
-    """Returns uvicorn's settings.
+    """Returns uvicorn's configuration for an HTTP application.
 
     Args:
-      tls: makes what its connections begin with; None: they are plaintext.
-      more: of uvicorn's own.
+      tls: makes the TLS context; None: connections are plaintext.
+      more: further settings of uvicorn.
     """
     return uvicorn.Config(
         http_app,

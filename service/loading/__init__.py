@@ -1,1 +1,1 @@
-"""From a version folder to a servable: lookups and graphs opened, joined, batched, verified and warmed up."""
+"""Loads version folders into servables: opens lookups and graphs, batches graph runs, verifies tables, warms up."""

@@ -1,7 +1,7 @@
-"""How much memory this process may still take: what the system has, or what its control group leaves it (Linux).
+"""Reads how much memory this process may still use: of the system's, and of its control group's (Linux).
 
-Pages of files count as available, for the kernel takes them back: MemAvailable counts most of them, and of a control
-group's usage they are taken off here.
+Pages of the page cache count as available, because the kernel can free them. MemAvailable includes most of them; they
+are subtracted from a control group's usage here.
 
 Source: proc_meminfo(5); Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst (Linux 6.18).
 """
@@ -13,7 +13,10 @@ from pathlib import Path
 
 
 def available_bytes(root: Path = Path("/")) -> int | None:
-    """Returns how many bytes; None where the kernel does not say. root: where /proc and /sys are."""
+    """Returns the bytes of available memory.
+
+    None if the kernel does not tell. root: the folder above /proc and /sys.
+    """
     found = []
     meminfo = _numbers(root / "proc/meminfo")
     if "MemAvailable:" in meminfo:
@@ -28,7 +31,7 @@ def available_bytes(root: Path = Path("/")) -> int | None:
 
 
 def _groups(root: Path) -> Iterator[tuple[Path, str, str, str]]:
-    """Yields the folders of this process's groups and of all above them, with what their files are called."""
+    """Yields the folders of this process's control groups and of all groups above, with the names of their files."""
     for line in _lines(root / "proc/self/cgroup"):
         number, controllers, path = line.split(":", 2)
         if number == "0":
@@ -37,7 +40,8 @@ def _groups(root: Path) -> Iterator[tuple[Path, str, str, str]]:
             top, names = root / "sys/fs/cgroup/memory", ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
         else:
             continue
-        # In a container the path may be the host's, and what is mounted its own group: then only the last one is there.
+        # In a container, /proc/self/cgroup may show the host's path of a control group that is mounted at the top here:
+        # then only the top folder exists.
         own = top / path.lstrip("/")
         for folder in (own, *own.parents):
             if folder == top or top in folder.parents:
@@ -45,7 +49,7 @@ def _groups(root: Path) -> Iterator[tuple[Path, str, str, str]]:
 
 
 def _number(file: Path) -> int | None:
-    # "max": no limit.
+    # The file of a control group's limit says "max" if there is no limit.
     lines = _lines(file)
     return int(lines[0]) if lines and lines[0].isdigit() else None
 

@@ -18,7 +18,7 @@ from service.wire.batching_proto import parse_batching_text
 
 # The file of one version's batching parameters, in the version's folder, beside saved_model.pb.
 PER_MODEL_FILE = "batching_params.pbtxt"
-# The parameters without a file; the thread name is TensorFlow Serving's.
+# The batching parameters without a file; the thread name is TensorFlow Serving's.
 DEFAULT = BatchingParameters(thread_pool_name="model_server_batch_threads")
 
 logger = logging.getLogger(__name__)

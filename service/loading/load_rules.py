@@ -115,7 +115,10 @@ def _journal_folder(settings: Settings) -> Path | None:
 
 
 def residency_of(settings: Settings) -> Residency:
-    """Returns how tables' pages are prepared before a version answers; see also loading.table_pages for "auto"."""
+    """Returns the preparation of tables' pages that the settings ask for.
+
+    Loading.table_pages does the rest of "auto".
+    """
     pages = settings.table_pages
     if pages == "auto":
         # With --table_prefault every page is read anyway, so the table is read in huge pages at once.

@@ -216,7 +216,7 @@ class ServableLoader:
             self.graph_threads,
             self.inter_op_threads,
             self.has_towers,
-            # batching, if set, replaces the shared runs of towers.
+            # If `batching` is set, its batches replace the shared runs of towers.
             self.tower_batch_rows if self.batching is None else 0,
         )
 
@@ -225,7 +225,7 @@ def _native_graphs(servable: Servable, lookups: OpenedLookups | None) -> Mapping
     """Returns the native graphs of a version; empty if the lookup backend runs all signatures."""
     if lookups is not None and all(backend is lookups.backend for backend in servable.backends.values()):
         return {}
-    # Imported here and not at the top, as graph_opening is.
+    # Imported here and not at the top, because lookups do not need native_graphs, and answer before this import.
     from service.loading.native_graphs import native_graphs
 
     return native_graphs(servable)

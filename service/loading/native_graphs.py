@@ -13,9 +13,9 @@ from service.loading.towers import native_plan
 
 
 def native_graphs(servable: Servable) -> dict[str, NativeGraph | PythonOnly]:
-    """Returns for each signature that has a backend its graph, or why only Python can run it.
+    """Returns signature -> its graph for the core or the reason why only Python can run it, for all with a backend.
 
-    Lookups have no graph for the core.
+    Lookups are PythonOnly here, because they have no graph.
     """
     return {name: _native_graph(name, servable) for name in servable.backends}
 
@@ -32,5 +32,5 @@ def _native_graph(name: str, servable: Servable) -> NativeGraph | PythonOnly:
         return native_savedmodel(backend, servable.signatures[name])
     if isinstance(backend, LazyBackend):
         return PythonOnly("its graph waits for the first request")
-    # Only Python has the batches of --enable_batching and their limits.
+    # Only Python has the queues of --enable_batching and their limits.
     return PythonOnly("--enable_batching batches it")

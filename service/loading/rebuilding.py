@@ -23,7 +23,7 @@ from service.types import Backend, Vocabulary
 def with_deltas(
     servable: Servable, lookups: OpenedLookups, artifact: Path, rules: DeltaRules, residency: Residency
 ) -> Servable:
-    """Returns a servable with the present deltas applied, which follows later deltas too.
+    """Applies the present deltas to a servable; the returned servable follows later deltas too.
 
     Raises:
       ArtifactError: the version's files are gone.
@@ -54,9 +54,12 @@ def with_deltas(
 
 
 def on_tables(servable: Servable, lookups: OpenedLookups, tables: Mapping[str, MappedTable]) -> Servable:
-    """Returns the same servable on other tables of the same names and shapes; both count together, and close once."""
+    """Returns the same servable on other tables of the same names and shapes.
+
+    Both share their counts and are closed once.
+    """
     moved = replace(lookups, tables=tables, backend=lookups.backend.on_tables(tables))
-    # By identity: signatures of one graph share its tower.
+    # Backends are keyed by identity, because signatures of one graph share its tower.
     graphs = {id(backend): backend for backend in servable.backends.values() if backend is not lookups.backend}
     places = {key: _on_tables(backend, tables) for key, backend in graphs.items()} | {
         id(lookups.backend): moved.backend
@@ -84,8 +87,11 @@ def _copied(servable: Servable, lookups: OpenedLookups) -> tuple[str, ...]:
 
 
 def _on_tables(backend: Backend, tables: Mapping[str, MappedTable]) -> Backend:
-    """Returns a tower that looks up other tables; any other graph's backend as it is, for it has a copy of its own."""
-    # Imported here and not at the top, because a version with lookups alone starts without them.
+    """Returns a tower that looks up other tables.
+
+    Returns any other graph's backend unchanged, as it has its own copy.
+    """
+    # Imported here and not at the top, because a version with lookups alone starts without TensorFlow's modules.
     from service.graph.tower import TowerBackend
     from service.loading.towers import tower_on_tables
 

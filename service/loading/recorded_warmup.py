@@ -1,4 +1,4 @@
-"""Requests that an exporter recorded for warm-up, replayed before a version is AVAILABLE.
+"""Replays the warm-up requests that an exporter recorded, before a version is AVAILABLE.
 
 Source: tensorflow_serving/servables/tensorflow/saved_model_warmup.cc, saved_model_warmup_util.cc (9d981c5).
 """
@@ -24,7 +24,7 @@ from service.wire.predict_proto import decode_inputs, decode_request, parse_mess
 
 logger = logging.getLogger(__name__)
 
-# What can not be warmed up, there and here; the numbers are the proto's.
+# Records that neither TensorFlow Serving nor this server can replay -> their numbers in the proto.
 _UNSUPPORTED = {"predict_streamed_log": 7, "session_run_log": 5}
 _EXAMPLE_METHODS = {
     "classify_log": ("tensorflow.serving.ClassificationRequest", CLASSIFY_METHOD),
@@ -33,15 +33,15 @@ _EXAMPLE_METHODS = {
 
 
 def replay_requests(servable: Servable, artifact: Path, iterations: int, cold: frozenset[str] = frozenset()) -> int:
-    """Runs each recorded request; the model, version and answer that a record names are not looked at.
+    """Runs each recorded request of a version; a record's own model name, version and answer are ignored.
 
-    Returns how many there were.
+    Returns the number of records.
 
     Args:
-      cold: signatures that are not to be run, such as those whose graph is not open yet.
+      cold: signatures that are not run, such as those with a graph that is not open yet.
 
     Raises:
-      ArtifactError: the file is broken, too long, or holds a request that fails: then the version is not served.
+      ArtifactError: the file is broken or too long, or one of its requests fails: the version is not served then.
     """
     path = artifact / WARMUP_PATH
     try:
@@ -76,11 +76,11 @@ def _replay(servable: Servable, log: Any, iterations: int, cold: frozenset[str])
     if kind is None:
         return False
     request = getattr(log, kind).request
-    # A record may come without a model, or from one of another name.
+    # A recorded warm-up request may name no model, or another one.
     for message in request.tasks if kind == "multi_inference_log" else [request]:
         message.model_spec.name = servable.name
     data = request.SerializeToString()
-    # What is not run is not held against its signature either.
+    # A record that is not run is not checked against its signature either.
     warm = servable.backends.keys() - cold
     runs = _predict_runs(servable, data, warm) if kind == "predict_log" else _example_runs(servable, kind, data, warm)
     for run in runs:
@@ -92,7 +92,7 @@ def _replay(servable: Servable, log: Any, iterations: int, cold: frozenset[str])
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """One run of a signature; check raises where its results are no answer."""
+    """One run of a signature. check: raises if the results are no valid answer."""
 
     signature_name: str
     inputs: Tensors

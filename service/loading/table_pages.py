@@ -1,4 +1,4 @@
-"""When the pages of a version's tables are made huge: before it answers, or beside its first answers."""
+"""Makes the pages of a version's tables huge: before the version answers, or beside its first answers."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class TablePages:
-    """Chooses the page size of a version's tables at its load. Concurrency: any thread.
+    """Makes the pages of versions' tables huge when the versions are loaded. Concurrency: any thread.
 
-    is_before: whether a load waits for it.
+    is_before: whether a load waits until its tables' pages are huge.
     """
 
     huge_pages: HugePages
@@ -29,10 +29,10 @@ class TablePages:
     _thread: threading.Thread | None = None
 
     def make(self, files: GuardedFiles) -> threading.Event:
-        """Makes them huge, or has it done in a thread of its own, one version after the other.
+        """Makes the pages of a version's files huge, at once or in a thread that does one version after the other.
 
         Returns:
-          What is set when it is done, or given up.
+          An event that is set when the work is done or given up.
         """
         done = threading.Event()
 
@@ -52,7 +52,7 @@ class TablePages:
         return done
 
     def stop(self) -> None:
-        """Ends what goes on and all that follows, so that no shutdown waits for it."""
+        """Ends the making of huge pages for all versions, so that no shutdown waits for it."""
         self.huge_pages.stop()
 
     def _run(self) -> None:
@@ -62,17 +62,17 @@ class TablePages:
                 task()
             except Exception:
                 logger.exception("pages could not be made huge")
-            # It holds the files of its version.
+            # The task refers to the files of its version, which would stay mapped while the thread waits.
             del task
 
 
 def table_pages(settings: Settings) -> TablePages | None:
-    """Returns what the settings ask for; None where pages stay as they are."""
+    """Returns the maker of huge pages that the settings ask for; None if pages stay as they are."""
     rule = settings.table_pages
     if rule not in ("auto", "huge"):
         return None
     if rule == "auto" and settings.table_lock != "off":
-        reason = "--table_lock is set, and what is locked can not be read again; --table_pages=huge does it before"
+        reason = "--table_lock is set, and locked pages can not be read again; --table_pages=huge reads them before"
         logger.info("no huge pages", extra={"reason": reason})
         return None
     huge_pages = HugePages(

@@ -41,8 +41,7 @@ class TowerBatcher(Batcher):
     A request that finds no run in progress runs at once in its own thread. A request with more rows than a batch holds
     runs by itself. close() ends the thread that runs the waiting requests.
 
-    Attributes:
-      max_rows: the most rows of a batch.
+    max_rows: the most rows of a batch.
     """
 
     def __init__(
@@ -74,7 +73,7 @@ class TowerBatcher(Batcher):
 
     @property
     def backend(self) -> Backend:
-        """Returns the backend that runs the batches."""
+        """The backend that runs the batches."""
         return self._backend
 
     def close(self) -> None:

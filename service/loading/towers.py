@@ -1,4 +1,4 @@
-"""Joins what a manifest says of features with the graphs that look them up: the claims that a cut is held against."""
+"""Makes the claims for cutting graphs: each feature's lookup on mapped tables, which a graph's tensor must equal."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from service.tables.plan import FeaturePlan, SignaturePlan, compile_signature
 from service.tables.table import MappedTable
 from service.types import Array, SignatureSpec, Tensors, Vocabulary
 
-# A graph's vocabulary is held against so many keys of the manifest's, which takes half a second.
+# Most keys of a vocabulary that a graph's own vocabulary is compared with; this many take half a second.
 _MOST_KEYS = 100_000
 
 
@@ -31,7 +31,7 @@ def open_towers(
     threads: int,
     inter_op_threads: int | None = None,
 ) -> TowerBackend | None:
-    """Opens what can be cut of these signatures into lookups and towers; None where nothing can."""
+    """Cuts these signatures into lookups and towers and opens the towers; returns None if no signature can be cut."""
     claims = {name: _claims(artifact, spec, manifest, lookups) for name, spec in signatures.items()}
     keys = {entry.variable: name for name, entry in manifest.tables.items()}
     mapped = MappedTables(lookups.tables, keys, claims)
@@ -39,10 +39,13 @@ def open_towers(
 
 
 def _claims(artifact: Path, spec: SignatureSpec, manifest: Manifest, lookups: OpenedLookups) -> list[Claim]:
-    """Returns what the manifest says of a signature's features; of one that it does not describe, what lookups say."""
+    """Returns the lookups that a signature's graph may contain, one for each feature (a claim that the cut must prove).
+
+    A feature's lookup is described by the signature's own manifest entry, else by the entry of a lookup signature.
+    """
     entry = manifest.signatures.get(spec.name)
     described = dict.fromkeys(entry.features, spec.name) if entry is not None else {}
-    # Feature -> the signature that says how it is looked up.
+    # Feature -> the signature whose manifest entry describes its lookup.
     saying = dict(described)
     for other, lookup in manifest.signatures.items():
         if lookup.kind == "lookup" and lookup.device != "tpu_tensor_core":
@@ -57,7 +60,7 @@ def _claims(artifact: Path, spec: SignatureSpec, manifest: Manifest, lookups: Op
         if vocabulary is not None and (vocabulary.key_dtype == "string") != (
             spec.inputs[feature.ids].dtype == "string"
         ):
-            # The graph is sent ids; strings in their place are mapped before it runs.
+            # The graph gets ids: strings in their place are mapped before it runs.
             vocabulary = None
         keys = _some_keys(artifact, manifest, name) if vocabulary is not None else None
         looked_up = _lookup(name, feature, manifest, lookups, vocabulary)
@@ -70,7 +73,7 @@ def _fitted(feature: LookupFeature, spec: SignatureSpec) -> LookupFeature:
 
 
 def _some_keys(artifact: Path, manifest: Manifest, feature: str) -> Array:
-    """Returns the keys of a feature's vocabulary, evenly chosen ones where there are many; none of hashed keys."""
+    """Returns keys of a feature's vocabulary, evenly chosen if there are many; none for hashed keys."""
     entry = manifest.vocabularies[manifest.features[feature].vocabulary or ""]
     lines = (artifact / entry.file).read_bytes().split(b"\n")[: entry.size] if entry.file else []
     chosen = lines[:: -(-len(lines) // _MOST_KEYS) or 1]
@@ -81,9 +84,9 @@ def _some_keys(artifact: Path, manifest: Manifest, feature: str) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class FeatureLookup:
-    """One feature looked up by itself. Concurrency: any thread.
+    """The lookup of one feature by itself, with the kernels. Concurrency: any thread.
 
-    vocabulary: maps the keys that its input holds; None: it holds ids.
+    vocabulary: maps the keys in the feature's input; None: the input holds ids.
     """
 
     name: str
@@ -91,7 +94,7 @@ class FeatureLookup:
     vocabulary: Vocabulary | None = None
 
     def __call__(self, inputs: Tensors) -> Array:
-        """Returns [B, D] float32, of a sequence [B, L, D]."""
+        """Returns the feature's combined rows: [B, D] float32, [B, L, D] for a sequence."""
         if self.vocabulary is not None:
             ids = self.plan.features[self.name].feature.ids
             inputs = {**inputs, ids: self.vocabulary.ids_of(inputs[ids], ids)}
@@ -107,7 +110,7 @@ def _lookup(
 
 
 def tower_on_tables(tower: TowerBackend, tables: Mapping[str, MappedTable]) -> TowerBackend:
-    """Returns the same tower, its session shared, that looks up other tables of the same names and shapes."""
+    """Returns the same tower with its session, on other tables of the same names and shapes."""
     cuts = {
         name: replace(cut, sources={tensor: _moved(source, tables) for tensor, source in cut.sources.items()})
         for name, cut in tower.cuts.items()
@@ -120,18 +123,18 @@ def _moved(source: RowSource, tables: Mapping[str, MappedTable]) -> RowSource:
     if not isinstance(source, FeatureRows):
         return replace(source, table=table)
     lookup = source.claim.lookup
-    assert isinstance(lookup, FeatureLookup)  # as _claims makes them
+    assert isinstance(lookup, FeatureLookup)  # _claims() makes each lookup a FeatureLookup
     moved = replace(lookup, plan=lookup.plan.on_tables(tables))
     return replace(source, table=table, claim=replace(source.claim, lookup=moved))
 
 
 def native_plan(spec: SignatureSpec, source: RowSource) -> FeaturePlan | None:
-    """Returns the one lookup of the native core that gives a source's float32 rows; None where there is none."""
+    """Returns the one lookup of the native core that gives a source's float32 rows; None if no single lookup does."""
     table = source.table
-    assert isinstance(table, MappedTable)  # as open_towers gives them
+    assert isinstance(table, MappedTable)  # open_towers() passes mapped tables only
     if isinstance(source, FeatureRows):
         lookup = source.claim.lookup
-        assert isinstance(lookup, FeatureLookup)  # as _claims makes them
+        assert isinstance(lookup, FeatureLookup)  # _claims() makes each lookup a FeatureLookup
         plan = lookup.plan.features[lookup.name]
         return plan if source.claim.vocabulary is None and plan.is_one_kernel else None
     if table.info.dtype != "float32":
@@ -139,5 +142,5 @@ def native_plan(spec: SignatureSpec, source: RowSource) -> FeaturePlan | None:
     if isinstance(source, ComputedRows):
         return FeaturePlan(LookupFeature(source.tensor), table, None, ids_rank=None)
     sizes = spec.inputs[source.input_name].shape
-    # Of ids of no rank, or of an unknown one, there is no number of rows.
+    # Ids of rank 0 or of unknown rank have no number of rows.
     return FeaturePlan(LookupFeature(source.input_name), table, None, ids_rank=len(sizes)) if sizes else None

@@ -1,7 +1,7 @@
-"""First runs of graph signatures, made before a version is AVAILABLE.
+"""Runs graph signatures once before a version is AVAILABLE.
 
-TensorFlow optimises a graph when it first runs (0.3 to 0.6 s measured on a small ranking model), which no request
-should wait for.
+TensorFlow optimises a graph in its first run, which took 0.3 to 0.6 s for a small ranking model; no request should wait
+for that.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ logger = logging.getLogger(__name__)
 
 
 def warm_up(backend: Backend, signatures: Mapping[str, SignatureSpec]) -> None:
-    """Runs each signature once on one row of id 0, a key of a vocabulary, zeros and empty strings.
+    """Runs each signature once on one row of made-up values: id 0, a key of a vocabulary, zeros, empty strings.
 
-    One that refuses such a row is left cold: that says nothing against the version.
+    A signature that refuses such a row stays cold; the version is served all the same.
     """
     for name, spec in signatures.items():
         if is_initialiser(spec):
@@ -31,7 +31,7 @@ def warm_up(backend: Backend, signatures: Mapping[str, SignatureSpec]) -> None:
 
 
 def is_initialiser(spec: SignatureSpec) -> bool:
-    """Says whether this is the graph's initialiser, which TensorFlow 2 lists among the signatures; none can call it."""
+    """Says whether a signature is the graph's initialiser, which TensorFlow 2 lists too; no client can call it."""
     return any(tensor.dtype == "invalid" for tensor in spec.outputs.values())
 
 

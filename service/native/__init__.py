@@ -1,4 +1,4 @@
 """The Python side of the native core: describes servables to it, publishes routes, starts it, reads its counts.
 
-Nothing here runs once per request, but for the headers of requests that the core forwards.
+Only forwarded.py, which reads the headers of forwarded requests, runs once per request.
 """

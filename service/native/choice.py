@@ -29,10 +29,10 @@ def has_core() -> bool:
 
 
 def with_data_plane(settings: Settings, has_core: Callable[[], bool] = has_core) -> Settings:
-    """Returns the settings with a data plane that is "native" or "python", and logs why where the user may wonder.
+    """Replaces data_plane "auto" by "native" or "python", and logs why the core is not used.
 
     Raises:
-      StartError: --data_plane=native, and the core is not installed.
+      StartError: --data_plane=native, but the core is not installed.
     """
     if settings.data_plane == "python":
         return settings
@@ -48,7 +48,7 @@ def with_data_plane(settings: Settings, has_core: Callable[[], bool] = has_core)
 
 
 def _not_native(settings: Settings) -> str:
-    """Returns which settings only the Python data plane can have; "" where there are none."""
+    """Returns the setting that only the Python data plane supports; "" if none is set."""
     if settings.grpc_channel_arguments:
         return "--grpc_channel_arguments are settings of Google's library"
     return ""

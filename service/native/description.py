@@ -1,8 +1,7 @@
-"""Writes a servable's lookups down for the native core: the JSON that native/src/plan/description.rs reads.
+"""Describes a servable's lookups and graphs for the native core: the JSON that native/src/plan/description.rs reads.
 
-Arrays are named by their addresses, so whoever hands a description over also keeps `Described.keep` for as long as the
-core may read them. A signature that the core has no words for is left out (left_out.py says why), and the core
-forwards its requests to the reference servers.
+Arrays are given by their addresses, so `Described.keep` must live as long as the core may read them. A signature that
+the core can not answer is left out (left_out.py says why), and the core forwards its requests to the reference servers.
 """
 
 from __future__ import annotations
@@ -25,16 +24,17 @@ from service.tables.table import MappedTable
 from service.tables.vocabulary import IntegerVocabulary, OpenedVocabulary, StringVocabulary
 from service.types import DEFAULT_SIGNATURE, SignatureSpec, TableCounts, TensorSpec
 
-# A signature's name and the number of a feature there; ids that it was sent, and how many of them have no row.
+# (signature's name, number of the feature there, ids that were sent for it, ids among them without a row).
 FeatureCounts = tuple[str, int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """A description, and what belongs to it on this side.
+    """A servable's description for the core, and the Python objects that belong to it.
 
-    text: the JSON. tables: the tables' names, in its order. features: by signature, the features in its order.
-    keep: what owns the memory that the text names. key_tables: by vocabulary, the table that its keys are looked up in.
+    text: the JSON. tables: the tables' names, in the JSON's order. features: signature -> its features, in that order.
+    keep: objects that own the memory at the JSON's addresses. key_tables: for each vocabulary, the table that its keys
+      are looked up in.
     """
 
     text: str
@@ -44,19 +44,19 @@ class Described:
     key_tables: tuple[str, ...]
 
     def addresses(self, tables: Mapping[str, MappedTable]) -> list[tuple[int, int]]:
-        """Returns where the rows and the scales of tables of these names lie, in the order of the description."""
+        """Returns the addresses of the rows and scales of tables of these names, in the order of the description."""
         return [_addresses(tables[name]) for name in self.tables]
 
     def keep_with(self, tables: Mapping[str, MappedTable]) -> tuple[object, ...]:
-        """Returns what to keep for the same description on other tables."""
+        """Returns the objects to keep for the same description on other tables."""
         return (*self.keep, tuple(tables[name] for name in self.tables))
 
     def table_counts(self, counts: Iterable[FeatureCounts], strangers: Iterable[int]) -> dict[str, TableCounts]:
-        """Returns by table what the core read.
+        """Returns the core's counts of reads from each table.
 
         Args:
-          counts: of each feature, since the servable was compiled.
-          strangers: keys that each vocabulary lacks; features that share an input share its keys.
+          counts: the core's counts of each feature since the servable was compiled.
+          strangers: for each vocabulary the number of unknown keys; features that share an input share its keys.
         """
         totals: dict[str, TableCounts] = {}
         for signature, number, ids, missing in counts:
@@ -78,11 +78,11 @@ def describe(
     signatures: Mapping[str, SignatureSpec] = MappingProxyType({}),
     graphs: Mapping[str, NativeGraph] = MappingProxyType({}),
 ) -> Described | None:
-    """Returns the description of a version; None where the core can answer none of its signatures.
+    """Returns the description of a version; None if the core can answer none of its signatures.
 
     Args:
-      lookups: of its manifest, if it has one.
-      signatures, graphs: by name, its signatures and the graphs of predicts.
+      lookups: the lookups of the version's manifest, if it has one.
+      signatures, graphs: the version's signatures and the graphs of its predicts, by name.
     """
     writer = _Writer(lookups)
     written = []
@@ -121,12 +121,13 @@ def _is_flat(plan: SignaturePlan, output: OutputPlan) -> bool:
 
 
 def _ordered(plan: SignaturePlan) -> list[tuple[str, FeaturePlan]]:
-    # The core takes the first feature of a name in JSON: of two that read the same ids, the one with weights is meant.
+    # In JSON the core finds the first feature of a name: of two features that read the same ids, the one with weights
+    # must come first.
     return sorted(plan.features.items(), key=lambda item: item[1].feature.weights is None)
 
 
 class _Writer:
-    """Numbers tables and vocabularies as signatures name them."""
+    """Writes the parts of a description, and numbers the tables and vocabularies that its signatures read."""
 
     def __init__(self, lookups: OpenedLookups | None) -> None:
         self._tables: Mapping[str, MappedTable] = {} if lookups is None else lookups.tables
@@ -137,31 +138,31 @@ class _Writer:
 
     @property
     def table_names(self) -> tuple[str, ...]:
-        """The tables that signatures read, by number."""
+        """The names of the tables that signatures read, in the order of their numbers."""
         return tuple(self._table_numbers)
 
     @property
     def key_tables(self) -> tuple[str, ...]:
-        """The tables that keys of the vocabularies are looked up in, by number of the vocabulary."""
+        """For each vocabulary, the table that its keys are looked up in."""
         return tuple(self._key_tables[id(one)] for one in self._vocabularies)
 
     @property
     def keep(self) -> tuple[object, ...]:
-        """Returns the objects that own the memory of tables and vocabularies."""
+        """The objects that own the memory of the tables and vocabularies."""
         return (*(self._tables[name] for name in self._table_numbers), *self._vocabularies)
 
     def tables(self) -> list[dict[str, Any]]:
-        """Returns the tables' part of the description."""
+        """Returns the JSON of the tables."""
         return [_table(self._tables[name]) for name in self._table_numbers]
 
     def vocabularies(self) -> list[dict[str, Any]]:
-        """Returns the vocabularies' part of the description."""
+        """Returns the JSON of the vocabularies."""
         return [_vocabulary(one) for one in self._vocabularies]
 
     def signature(
         self, spec: SignatureSpec, plan: SignaturePlan, ordered: Sequence[tuple[str, FeaturePlan]]
     ) -> dict[str, Any]:
-        """Returns one lookup signature; ordered: its features as they are numbered."""
+        """Returns the JSON of one lookup signature. ordered: its features in the order of their numbers."""
         inputs = {name: number for number, name in enumerate(spec.inputs)}
         numbers = {name: number for number, (name, _) in enumerate(ordered)}
         return {
@@ -184,8 +185,8 @@ class _Writer:
         }
 
     def predict(self, spec: SignatureSpec, graph: NativeGraph) -> dict[str, Any]:
-        """Returns one predict signature."""
-        # Ids that the graph works out are numbered behind the inputs.
+        """Returns the JSON of one predict signature."""
+        # Ids that the graph computes are numbered behind the signature's inputs, as further inputs of features.
         inputs = {name: number for number, name in enumerate((*spec.inputs, *graph.computed))}
         return {
             "name": spec.name,

@@ -33,12 +33,12 @@ class Edge:
     """The native core while it serves. Concurrency: any thread; stop once.
 
     Args:
-      listeners: belong to the core from now on.
-      upstreams: the Unix sockets of the reference servers, by wire; they listen already.
+      listeners: bound sockets by wire; the core takes them over.
+      upstreams: paths of the Unix sockets on which the reference servers listen, by wire.
       max_connections: of each wire.
       max_table_rows: of one request for rows of a table.
-      callers: may come in; None: everybody may.
-      sampler: OpenTelemetry's, by its description; None: nothing is traced.
+      callers: the callers that may send requests; None: everybody may.
+      sampler: description of OpenTelemetry's sampler; None: nothing is traced.
       seal: proves to the reference servers that the core has forwarded a request.
 
     Raises:
@@ -65,9 +65,9 @@ class Edge:
         config |= {f"{wire}_upstream": str(path) for wire, path in upstreams.items()}
         config["seal"] = seal
         config["tracing"] = None if sampler is None else trace_shares(sampler)
-        # Given before the ports open: no request may be answered without a check of its caller.
+        # The callers are set before the ports open: no request may be answered without a check of its caller.
         config["access"] = None if callers is None else describe_callers(callers.listed)
-        # With the ports and not after them: no connection may begin in plaintext.
+        # TLS is set together with the ports: no connection may start in plaintext.
         config["tls"] = {wire: _pem(file.config()) for wire, file in files.items()}
         try:
             self._server = _native.Server(json.dumps(config))
@@ -92,7 +92,7 @@ class Edge:
 
     @property
     def statistics(self) -> str:
-        """Returns the core's counters, as JSON."""
+        """The core's counters, as JSON."""
         return self._server.statistics()
 
     def retire(self, model: str, version: int) -> str:
@@ -165,7 +165,8 @@ def _pem(config: SslConfig) -> dict[str, str | None]:
 
 
 def describe_callers(callers: Sequence[Caller]) -> list[dict[str, Any]]:
-    """Returns the callers, with the models on which they have the right "predict": all that the core answers needs it.
+    """Describes the callers for the core, with the models on which they have the right "predict", which each request
+    that it answers needs.
 
     >>> from service.access.callers import Rule
     >>> rules = (Rule(("films", "news-*"), frozenset({"predict"})), Rule(("*",), frozenset({"metadata"})))

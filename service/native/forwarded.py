@@ -1,4 +1,4 @@
-"""Reads the headers that the native core adds to forwarded requests. The core removes such headers of clients."""
+"""Reads the headers that the native core adds to forwarded requests. The core removes such headers from clients."""
 
 from __future__ import annotations
 
@@ -10,33 +10,36 @@ from urllib.parse import unquote
 from service.access.peer import NO_NAMES
 from service.engine.request_context import NO_DRAWS, Draws
 
-# As in native/src/edge/shared.rs.
+# Names of the core's headers, as in native/src/edge/shared.rs.
 _PREFIX = b"x-embedding-server-"
 _SEAL, _NAMES, _LOG_DRAW, _TRACE_ID = b"seal", b"names", b"log-draw", b"trace-id"
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """The core's headers of one request. names: names of known callers in the client's verified certificate."""
+class CoreHeaders:
+    """The content of the core's headers of one request.
+
+    names: names of known callers in the client's verified certificate.
+    """
 
     names: frozenset[str] = NO_NAMES
     draws: Draws = NO_DRAWS
 
 
-_NOTHING = Told()
+_NOTHING = CoreHeaders()
 
 
 class Forwarding:
     """Reads the core's headers. Concurrency: any thread.
 
     Args:
-      seal: the secret in the core's requests; "": no core is there, and all such headers are ignored.
+      seal: the secret in the core's requests; "": there is no core, and all such headers are ignored.
     """
 
     def __init__(self, seal: str = "") -> None:
         self._seal = seal.encode()
 
-    def read(self, headers: Iterable[tuple[bytes, bytes]]) -> Told:
+    def read(self, headers: Iterable[tuple[bytes, bytes]]) -> CoreHeaders:
         """Returns the content of the core's headers; nothing if the seal is wrong, as when a client wrote them.
 
         Args:
@@ -50,7 +53,7 @@ class Forwarding:
         names = found.get(_NAMES, b"").decode("ascii").split()
         draw = found.get(_LOG_DRAW)
         draws = Draws(None if draw is None else float(draw), int(found.get(_TRACE_ID, b"0"), 16))
-        return Told(frozenset(map(unquote, names)), draws)
+        return CoreHeaders(frozenset(map(unquote, names)), draws)
 
 
 NO_FORWARDING = Forwarding()

@@ -12,7 +12,7 @@ from service.tables.backend import OpenedLookups
 from service.tables.plan import FeaturePlan, OutputPlan, SignaturePlan
 from service.types import SignatureSpec
 
-# The dtypes of native/src/plan/inputs.rs.
+# The dtypes that the core reads and writes, as in native/src/plan/inputs.rs.
 _DTYPES = frozenset(
     {
         *("float16", "bfloat16", "float32", "float64", "bool", "string"),
@@ -99,6 +99,6 @@ def _feature_fault(spec: SignatureSpec, plan: FeaturePlan) -> str:
 
 
 def _is_joinable(plan: SignaturePlan, output: OutputPlan) -> bool:
-    # The core writes sequences side by side only where each row of the output is one vector.
+    # The core can write sequences side by side only if each row of the output is flat.
     lengths = [plan.features[part].feature.max_sequence_length for part in output.parts]
     return len(lengths) == 1 or output.rank == 2 or not any(lengths)

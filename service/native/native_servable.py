@@ -1,4 +1,4 @@
-"""A servable compiled by the native core, and what it is on other tables."""
+"""Wraps a servable that the native core has compiled, and compiles servables."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class CompiledServable:
-    """See engine.servable.NativeServable.
+    """A servable that the native core has compiled; a NativeServable of engine.servable.
 
-    compiled: the core's own object. It owns described.keep until the last request has let go, so this object must not
-      be among that: no collection would ever find such a circle.
-    earlier: answered lookups of the version while it was loading; what it has counted is a part of the counts.
+    compiled: the core's own object. It owns described.keep until its last request has ended, so this object must not be
+      in there: Python's garbage collector can not find a cycle through the core.
+    earlier: the servable that answered lookups while the version was loading; its counts are added to this one's.
     """
 
     compiled: _native.Servable
@@ -36,16 +36,16 @@ class CompiledServable:
 
     @property
     def num_holders(self) -> int:
-        """See engine.servable.NativeServable."""
+        """Number of requests and published routes in the core that hold the servable."""
         return self.compiled.num_leases
 
     def table_counts(self) -> Mapping[str, TableCounts]:
-        """See engine.servable.NativeServable."""
+        """Returns the core's counts of reads from each table so far, with those of the earlier servable."""
         counts = self.described.table_counts(self.compiled.counts(), self.compiled.unknown_keys())
         return counts if self.earlier is None else sums_of_counts(counts, self.earlier.table_counts())
 
     def on_tables(self, tables: Mapping[str, MappedTable]) -> CompiledServable:
-        """See engine.servable.NativeServable."""
+        """Returns the compiled servable on other tables of the same names and shapes; both share their counts."""
         keep = self.described.keep_with(tables)
         return replace(self, compiled=self.compiled.on_tables(self.described.addresses(tables), keep))
 
@@ -53,9 +53,9 @@ class CompiledServable:
 def compile_native(
     servable: Servable, lookups: OpenedLookups | None, graphs: Mapping[str, NativeGraph | PythonOnly]
 ) -> Servable:
-    """Returns a version with what the native core answers from, and why it leaves signatures to Python.
+    """Compiles a version for the native core; returns it with the compiled servable and the reasons for forwarding.
 
-    Where the version has such a thing already, it was compiled for its lookups alone, while it was loading.
+    If the version has a compiled servable already, that one answered its lookups while it was loading.
     """
     from service import _native
 
@@ -72,7 +72,8 @@ def compile_native(
     try:
         compiled = _native.Servable(described.text, described.keep)
     except ValueError as error:
-        # A fault of ours, which costs speed and no answers: the reference servers have the version too.
+        # That the core can not compile a version is a fault of the server. It costs speed and no answers, as the
+        # reference servers have the version too.
         logger.error("the native core can not serve the version", extra=names | {"reason": str(error)})
         return replace(servable, forwarded=dict.fromkeys(servable.signatures, str(error)))
     return replace(servable, native=CompiledServable(compiled, described, earlier))

@@ -1,4 +1,4 @@
-"""Hands the routes of available versions to the native core, in the order of changes."""
+"""Passes the routes of available versions to the native core, in the order of changes."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ Routes = list[tuple[str, list[tuple[int, "_native.Servable | None"]], dict[str, 
 
 
 class TakesRoutes(Protocol):
-    """The native server, or what stands in for it in tests."""
+    """Takes the routes of all models: the native server, or an object in its place in tests."""
 
     def set_routes(self, models: Routes) -> None:
-        """Replaces the models that requests find."""
+        """Replaces the models and versions that requests can reach."""
         ...
 
 

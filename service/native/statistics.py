@@ -37,11 +37,11 @@ class Events(Protocol):
     """The observer of refusals, waits and dropped connections; see service.observe.admission_metrics."""
 
     def connection_dropped(self, reason: str) -> None:
-        """Counts a refused or cut connection."""
+        """Counts a connection that the core refused or cut."""
         ...
 
     def refused(self, model: str, reason: str, count: int = 1) -> None:
-        """Counts refused requests."""
+        """Counts requests that the core refused."""
         ...
 
     def waits_counted(self, model: str, times: Times) -> None:
@@ -54,11 +54,11 @@ class Events(Protocol):
 
 
 class CoreNumbers(Protocol):
-    """The native core's numbers, as JSON of edge/snapshot.rs; see native.edge."""
+    """The source of the native core's statistics, JSON of edge/snapshot.rs; native.edge.Edge is one."""
 
     @property
     def statistics(self) -> str:
-        """Returns all statistics, as JSON."""
+        """All statistics of the core, as JSON."""
         ...
 
     def retire(self, model: str, version: int) -> str:
@@ -71,7 +71,7 @@ class NativeStatistics:
 
     Args:
       requests: the counter that the core's answered requests are added to.
-      slow: called for each new slow request: service.observe.recent_requests' was_slow.
+      slow: called for each new slow request; was_slow() of service.observe.recent_requests.
       events: called for refusals, waits and dropped connections.
       handshake_failed: called with the wire of a connection whose handshake, of TLS or of HTTP/2, failed.
       now: seconds since 1970.
@@ -102,7 +102,7 @@ class NativeStatistics:
         self._is_stopped = False
 
     def collect(self) -> None:
-        """Adds the counts since the last collect()."""
+        """Adds the core's counts since the last collect() to the server's counters."""
         with self._lock:
             if self._is_stopped:
                 return
@@ -120,7 +120,7 @@ class NativeStatistics:
             self._known = {key: numbers for key, numbers in self._known.items() if key not in gone}
 
     def stop(self) -> None:
-        """Adds the last counts; the core may end after that."""
+        """Adds the core's last counts; the core may end after that."""
         self.collect()
         with self._lock:
             self._is_stopped = True
@@ -133,7 +133,7 @@ class NativeStatistics:
             found[subject, kind] = numbers
             before = self._known.get((subject, kind))
             if before is None or sum(numbers.counts) < sum(before.counts):
-                # The core removed the subject since the last look, and counts the subject from 0 again.
+                # The core has dropped its counts of these labels since the last collect(), and counts from 0 again.
                 before = _Numbers(0, 0.0, [0] * len(numbers.counts), 0.0, [0] * len(numbers.run_counts))
             if numbers.counts != before.counts:
                 self._requests.add(subject, _successes(kind, numbers, before))
@@ -217,5 +217,5 @@ def _times(now: list[int], before: list[int], seconds: float, limits: Durations 
 
 
 def _counts(value: Any) -> Any:
-    # Pairs of a label and a count read better as an object.
+    # A list of (label, count) pairs is shown as a JSON object.
     return dict(value) if isinstance(value, list) else value

@@ -1,1 +1,1 @@
-"""Metrics, the status page, traces, the request log and the log. Nothing here delays a request."""
+"""Collects metrics, the status page, traces, the request log and the log. Nothing here delays a request."""

@@ -1,4 +1,4 @@
-"""Counts what was refused before it ran, and how long what ran had waited for a thread."""
+"""Counts requests that were refused before they ran, and the time that others waited for a thread."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from service.observe.metric_text import family, histogram, labels, sample
 
 logger = logging.getLogger(__name__)
 
-# Refusals are many where there are any.
+# Seconds between two log lines about refusals, because there may be thousands of refusals a second.
 _LOG_S = 1.0
 _SECONDS = tuple(map(repr, SECONDS))
 _PREFIX = "embedding_server_"
@@ -30,14 +30,14 @@ class AdmissionCounter:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._log_again_s = 0.0
-        # By thread, as in requests.py: none waits for another.
+        # The counts are keyed by thread, as in request_metrics.py, so that no thread waits for another.
         self._refused: dict[tuple[int, str, str], list[int]] = {}
         self._waits: dict[tuple[int, str], Times] = {}
         self._dropped: dict[str, int] = {}
         self._held_by_core: Mapping[str, int] = {}
 
     def refused(self, model: str, reason: str, count: int = 1) -> None:
-        """See engine.admission_limits.AdmissionObserver. count: the native core reports several refusals at once."""
+        """Counts refused requests; an AdmissionObserver's refused(). count: the native core reports several at once."""
         self._refused.setdefault((get_ident(), model, reason), [0])[0] += count
         now_s = self._clock()
         if now_s >= self._log_again_s:
@@ -45,7 +45,7 @@ class AdmissionCounter:
             logger.warning("overloaded: requests are refused", extra={"model": model, "refused_for": reason})
 
     def waited(self, model: str, seconds: float) -> None:
-        """Counts one request's wait for a thread; see engine.admission_limits.AdmissionObserver."""
+        """Counts one request's wait for a thread; an AdmissionObserver's waited()."""
         key = (get_ident(), model)
         cell = self._waits.get(key)
         if cell is None:
@@ -53,19 +53,19 @@ class AdmissionCounter:
         cell.add(seconds)
 
     def waits_counted(self, model: str, times: Times) -> None:
-        """Adds waits that the native core counted."""
+        """Adds waiting times of requests that the native core counted."""
         self._waits.setdefault((get_ident(), model), Times(QUEUE)).merge(times)
 
     def connection_dropped(self, reason: str) -> None:
-        """A connection was refused or cut. Concurrency: one thread at a time."""
+        """Counts a connection that was refused or cut. Concurrency: one thread at a time."""
         self._dropped[reason] = self._dropped.get(reason, 0) + 1
 
     def held_by_core(self, held: Mapping[str, int]) -> None:
-        """Notes the bytes that requests of each model hold in the native core now."""
+        """Stores the bytes that requests of each model hold in the native core now."""
         self._held_by_core = held
 
     def in_flight(self, held: Mapping[str, Held]) -> Mapping[str, Held]:
-        """Returns what requests of each model hold in Python and in the native core together."""
+        """Returns the bytes and rows that requests of each model hold, in Python and in the native core together."""
         found = dict(held)
         for model, size in self._held_by_core.items():
             before = found.get(model, Held())
@@ -73,25 +73,25 @@ class AdmissionCounter:
         return found
 
     def dropped(self) -> dict[str, int]:
-        """Returns how many connections were refused or cut, by reason."""
+        """Returns the number of connections that were refused or cut, by reason."""
         return self._dropped.copy()
 
     def refusals(self) -> dict[tuple[str, str], int]:
-        """Returns how many requests were refused, by model and reason."""
+        """Returns the number of refused requests, by model and reason."""
         totals: dict[tuple[str, str], int] = {}
         for (_, model, reason), count in self._refused.copy().items():
             totals[model, reason] = totals.get((model, reason), 0) + count[0]
         return totals
 
     def waits(self) -> dict[str, Times]:
-        """Returns how long requests of each model had waited for a thread."""
+        """Returns the times that requests of each model waited for a thread."""
         found: dict[str, Times] = {}
         for (_, model), cell in self._waits.copy().items():
             found.setdefault(model, Times(QUEUE)).merge(cell)
         return found
 
     def lines(self, held: Mapping[str, Held], limits: Limits | None) -> list[str]:
-        """Returns the families; held: what is in flight in Python now; limits: what may be, where there are any."""
+        """Returns the metrics' lines. held: bytes and rows in flight in Python now. limits: the limits on these."""
         lines: list[str] = []
         held = self.in_flight(held)
         gauges: tuple[tuple[str, str, Callable[[Held], int]], ...] = (

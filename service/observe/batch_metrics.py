@@ -1,4 +1,4 @@
-"""Counts batches of graph runs, and how long requests waited for one."""
+"""Counts batches of graph runs, and the time that requests waited for their batch."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def _batch_rows() -> Rows:
 class Batches:
     """Counts of batches since the start.
 
-    num_runs: batches; num_requests: requests in them, one that is split counted in each. waits: by thread pool.
-    padding: by rows of the run. arrived: rows of requests, run: rows of batches, padding included. rejected: requests
-    by code.
+    num_runs: batches; num_requests: requests in them, a split request counted in each of its batches. waits: times by
+      name of the thread pool. padding: rows of padding by rows of the batch. arrived: rows of requests; run: rows of
+      batches with padding. rejected: refused requests by code.
     """
 
     num_runs: int = 0
@@ -37,13 +37,14 @@ class BatchCounter:
     """Counts the batches of all models; a batcher reports to it. Concurrency: any thread."""
 
     def __init__(self) -> None:
-        # Taken once per batch; what happens once per request is counted by each thread for itself, as in requests.py.
+        # The lock is taken once per batch; counts of single requests are kept by each thread for itself, as in
+        # request_metrics.py.
         self._lock = threading.Lock()
         self._found = Batches()
         self._arrived: dict[int, Rows] = {}
 
     def arrived(self, *, rows: int) -> None:
-        """A request of so many rows came to be batched."""
+        """Counts the rows of a request that will be batched."""
         thread = get_ident()
         cell = self._arrived.get(thread)
         if cell is None:
@@ -53,11 +54,11 @@ class BatchCounter:
     def processed(
         self, *, requests: int, rows: int, padding: int, queue_seconds: Sequence[float], pool: str = ""
     ) -> None:
-        """A batch was begun: requests, or parts of them, of so many rows together, padded by so many more rows.
+        """Counts a batch that begins to run, with its requests (or parts of them), rows and rows of padding.
 
         Args:
-          queue_seconds: how long each of them waited.
-          pool: name of the threads that run it.
+          queue_seconds: seconds that each of these requests waited.
+          pool: name of the thread pool that runs the batch.
         """
         size = rows + padding
         with self._lock:
@@ -70,13 +71,13 @@ class BatchCounter:
                 waits.add(seconds)
 
     def rejected(self, *, error: Exception) -> None:
-        """A request was turned away before any work: too large, the queue full, or late."""
+        """Counts a request that the batcher refused: it is too large or late, or the queue is full."""
         code = error.code if isinstance(error, ServiceError) else "INTERNAL"
         with self._lock:
             self._found.rejected[code] = self._found.rejected.get(code, 0) + 1
 
     def read(self) -> Batches:
-        """Returns a copy of what was counted so far."""
+        """Returns a copy of the counts of batches since the start."""
         arrived = _batch_rows()
         for cell in self._arrived.copy().values():
             arrived.merge(cell)

@@ -1,4 +1,4 @@
-"""Bucket limits: ours in seconds, TensorFlow Serving's in microseconds and rows, and one recording that serves both.
+"""Buckets of histograms: this server's limits in seconds, TensorFlow Serving's in microseconds and rows.
 
 Source: tensorflow_serving/servables/tensorflow/util.cc, batching/{batching_session.cc,batching_util.h} (9d981c5).
 """
@@ -11,28 +11,31 @@ from dataclasses import dataclass
 
 
 def _exponential(scale: float, factor: float, count: int) -> tuple[float, ...]:
-    # One product after the other, as TensorFlow does: a power would differ in the last bit.
+    # Each limit is the product of the one before and the factor, as in TensorFlow: a power would differ in the last
+    # bit.
     limits = [scale]
     while len(limits) < count:
         limits.append(limits[-1] * factor)
     return tuple(limits)
 
 
-# Lookups take microseconds and cold graph runs seconds: 20 us to 10 s, about 2.5-fold steps.
+# This server's bucket limits in seconds: lookups take microseconds and cold graph runs seconds, so they go from 20 us
+# to 10 s in about 2.5-fold steps.
 SECONDS = (2e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
-# TensorFlow Serving's, of latencies.
+# TensorFlow Serving's limits of latencies.
 MICROSECONDS = _exponential(10, 1.8, 33)
 QUEUE_MICROSECONDS = _exponential(100, 1.2, 52)
-# And of rows, in a request and in a batch.
+# TensorFlow Serving's limits of rows, in a request and in a batch.
 EXAMPLES = _exponential(1, 2, 15)
 BATCH_ROWS = _exponential(1, 2, 14)
 
 
 @dataclass(frozen=True, slots=True)
 class Durations:
-    """Limits between which a duration is counted once, for both families of names to be read from.
+    """The union of this server's and TensorFlow Serving's limits, so that a duration is counted once for both.
 
-    limits_s: all of them. seconds, microseconds: where in limits_s ours and TensorFlow Serving's lie.
+    limits_s: all limits. seconds, microseconds: positions in limits_s of this server's limits and of TensorFlow
+      Serving's.
     """
 
     limits_s: tuple[float, ...]
@@ -51,9 +54,9 @@ QUEUE = _joined(QUEUE_MICROSECONDS)
 
 
 class Times:
-    """Durations between limits. Concurrency: one caller at a time.
+    """A histogram of durations. Concurrency: one caller at a time.
 
-    counts: one more than limits, the last for what is over all of them. seconds: their sum.
+    counts: number of durations in each bucket; the last bucket is above all limits. seconds: sum of all durations.
     """
 
     __slots__ = ("limits", "counts", "seconds", "_limits_s")
@@ -70,15 +73,15 @@ class Times:
         self.seconds += seconds
 
     def merge(self, other: Times) -> None:
-        """Adds what another with the same limits counted, which may be counting on in its thread."""
+        """Adds the durations of another histogram with the same limits, to which its thread may go on adding."""
         self.counts = [a + b for a, b in zip(self.counts, other.counts, strict=True)]
         self.seconds += other.seconds
 
 
 class Rows:
-    """Counts of rows between TensorFlow Serving's limits. Concurrency: one caller at a time.
+    """A histogram of numbers of rows, with TensorFlow Serving's limits. Concurrency: one caller at a time.
 
-    counts: one more than limits, the last for what is over all of them.
+    counts: counts in each bucket; the last bucket is above all limits. total: sum of all numbers of rows.
     """
 
     __slots__ = ("limits", "counts", "total")
@@ -89,11 +92,11 @@ class Rows:
         self.total = 0
 
     def add(self, rows: int) -> None:
-        """Counts one number of rows; a limit itself belongs to what is above it, as in TensorFlow."""
+        """Counts one number of rows; a number equal to a limit is counted above it, as in TensorFlow."""
         self.counts[bisect_right(self.limits, rows)] += 1
         self.total += rows
 
     def merge(self, other: Rows) -> None:
-        """Adds what another with the same limits counted, which may be counting on in its thread."""
+        """Adds the counts of another histogram of rows with the same limits, to which its thread may go on adding."""
         self.counts = [a + b for a, b in zip(self.counts, other.counts, strict=True)]
         self.total += other.total

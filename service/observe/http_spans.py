@@ -1,4 +1,4 @@
-"""A span for each HTTP request that takes the general path."""
+"""Makes an OpenTelemetry span for each HTTP request that the reference server handles."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.observe.spans import Spans
 
-# Probes and scrapes are not traced: they say nothing of requests, and are most of them.
+# Prefixes of traced paths. Probes and scrapes of metrics are not traced: they are most requests, and tell nothing.
 _TRACED = ("/v1/models", "/v2/")
 
 
 class HttpSpans:
-    """Spans requests for models. Concurrency: event loop only."""
+    """ASGI middleware: makes spans of requests for models. Concurrency: event loop only."""
 
     def __init__(self, app: ASGIApp, tracing: Spans) -> None:
         self._app = app
         self._tracing = tracing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handles one connection event stream."""
+        """Opens a span for a request for a model, and passes the request to the application."""
         if scope["type"] != "http" or not scope["path"].startswith(_TRACED):
             await self._app(scope, receive, send)
             return
@@ -35,7 +35,8 @@ class HttpSpans:
                     span.set_attribute("http.response.status_code", status)
                     if status >= 500:
                         span.set_status(StatusCode.ERROR)
-                    # Known once the router has found it; few names, whatever clients ask for.
+                    # The name is set when the router has found the route; routes are few, whatever paths clients ask
+                    # for.
                     if route := scope.get("route"):
                         span.update_name(f"{method} {route.path}")
                         span.set_attribute("http.route", route.path)

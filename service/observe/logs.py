@@ -1,4 +1,4 @@
-"""Structured logs."""
+"""Writes the process's log, in lines of text or JSON."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ def configure_logging(level: str, log_format: str) -> bool:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
-    # App reports start and stop itself; uvicorn's own lines say the same with terminal colours in them.
+    # App logs start and stop itself; uvicorn's own lines say the same, with terminal colours in them.
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     return not as_text
 
 
 def name_requests_in_log(current_id: Callable[[], bytes]) -> None:
-    """Gives every line that is logged while a request is worked on the request's id, where it has none.
+    """Adds the request's id to log lines that are written while a request is handled, unless a line has an id.
 
     Args:
-      current_id: b"" where no request is worked on.
+      current_id: returns the current request's id; b"" outside of requests.
     """
 
     def name_request(record: logging.LogRecord) -> bool:

@@ -1,7 +1,7 @@
-"""Prometheus' text format, version 0.0.4.
+"""Writes metrics in Prometheus' text format, version 0.0.4.
 
-Source: prometheus.io/docs/instrumenting/exposition_formats; what is TensorFlow Serving's own (no HELP lines, braces
-without labels, limits of six digits) is util/prometheus_exporter.cc (9d981c5).
+Source: prometheus.io/docs/instrumenting/exposition_formats; TensorFlow Serving's peculiarities (no HELP lines, braces
+  without labels, limits of six digits) are from util/prometheus_exporter.cc (9d981c5).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
 
 def labels(named: Mapping[str, object]) -> str:
-    r"""Returns labels as the format writes them, without braces.
+    r"""Returns a sample's labels in the text format, without braces.
 
     >>> labels({"model": 'a"b', "version": 3})
     'model="a\\"b",version="3"'
@@ -26,17 +26,17 @@ def labels(named: Mapping[str, object]) -> str:
 
 
 def family(name: str, kind: Kind, about: str = "") -> list[str]:
-    """Returns the lines that open a family; samples follow."""
+    """Returns the lines that open a metric family; its samples follow them."""
     return [f"# HELP {name} {about}", f"# TYPE {name} {kind}"] if about else [f"# TYPE {name} {kind}"]
 
 
 def sample(name: str, labelled: str, value: float) -> str:
-    """Returns one line; a whole number has no point, whatever its size."""
+    """Returns the line of one sample; an integer is written without a decimal point, whatever its size."""
     return f"{name}{{{labelled}}} {value!r}"
 
 
 def limit_texts(limits: Iterable[float]) -> tuple[str, ...]:
-    """Returns limits as TensorFlow Serving writes them, for le.
+    """Returns the texts of bucket limits (le) as TensorFlow Serving writes them.
 
     >>> limit_texts([10, 18.0, 104.976, 1474161517.2])
     ('10', '18', '104.976', '1.47416e+09')
@@ -56,10 +56,10 @@ def histogram(
     """Returns the lines of one histogram.
 
     Args:
-      limits: the texts of le, without +Inf.
-      counts: between limits, the last what is over all of them.
-      total: sum of what was counted.
-      places: where in counts the limits lie; None: one for one.
+      limits: texts of the bucket limits (le), without +Inf.
+      counts: counts of the buckets; the last one is above all limits.
+      total: sum of the counted values.
+      places: positions of the limits in counts; None: limits and counts correspond one to one.
     """
     sums = list(accumulate(counts))
     below = sums[:-1] if places is None else [sums[place] for place in places]

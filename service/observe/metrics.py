@@ -1,4 +1,4 @@
-"""All metrics of one server, and their text."""
+"""Collects all metrics of one server, and writes their text."""
 
 from __future__ import annotations
 
@@ -22,15 +22,16 @@ from service.types import State, VersionStatus
 
 
 class Metrics:
-    """The metrics of one server. Concurrency: any thread.
+    """All metrics of one server. Concurrency: any thread.
 
-    requests: engine.engine's Observer. batches, warmups, admission, auth, tls: who runs these reports to them.
-    held: tells what is in flight, once there is somebody to ask; limits: what may be.
+    requests: the engine's Observer of finished requests. batches, warmups, admission, auth, tls: counters that the
+      parts of the server report to.
+    held: returns the bytes and rows in flight, set once the engine exists; limits: the limits on these.
 
     Args:
-      loaded: tells which servables are loaded now; their tables count what was read of them.
-      more: lines of families that others count.
-      notes: told of requests that are slow or fail.
+      loaded: returns the loaded servables, whose tables have counts of their own.
+      more: functions that return the lines of further families.
+      notes: gets the requests that are slow or fail.
     """
 
     def __init__(
@@ -52,15 +53,15 @@ class Metrics:
         self._versions = VersionStates()
 
     def version_changed(self, model: str, status: VersionStatus) -> None:
-        """Records a state of a version; UNKNOWN: a failure is no longer told of."""
+        """Records a version's state; UNKNOWN: the model's status no longer shows the version's failure."""
         self._versions.changed(model, status)
         if status.state is State.END:
-            # Models change all day: what is kept per version must go with it.
+            # Counts of a version are dropped with it: new versions may come all day.
             self.requests.retire(model, status.version)
             self.warmups.retire(model, status.version)
 
     def render(self) -> tuple[bytes, str]:
-        """Returns the exposition text and its content type."""
+        """Returns the text of all metrics, and its content type."""
         now, ever = self.requests.read()
         lines = request_lines(now) + self._versions.lines() + servable_lines(self._loaded())
         lines += self.tls.lines()
@@ -75,8 +76,8 @@ class Metrics:
 
     @cached_property
     def _process_text(self) -> Callable[[], bytes]:
-        """Makes the exposition of the process and the interpreter."""
-        # Imported here and not at the top: it imports an HTTP server, and takes 13 ms of the start.
+        """A function that returns the metrics of the process and of the interpreter."""
+        # Imported here and not at the top: prometheus_client imports an HTTP server, and takes 13 ms of the start.
         from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector, generate_latest
 
         registry = CollectorRegistry()

@@ -1,4 +1,4 @@
-"""One model's log: a bounded queue that requests are put into, and a thread that writes what is in it."""
+"""Writes one model's request log: requests are put into a bounded queue, and a thread writes them to files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MAX_QUEUED_BYTES = 64 << 20
 
 
 class LogCounts(NamedTuple):
-    """Counts of requests that the log chose. is_disabled: an error ended the log."""
+    """Counts of the requests that were chosen for the log. is_disabled: an error has ended the log."""
 
     written: int
     dropped: int
@@ -31,11 +31,11 @@ class LogCounts(NamedTuple):
 
 
 class ModelLog:
-    """Keeps chosen requests of one model; a engine.recording.Recorder. Concurrency: any thread.
+    """The request log of one model; a Recorder of engine.recording. Concurrency: any thread.
 
     Args:
-      tags: of the MetaGraph, for the records.
-      has_answers: whether records hold answers, too.
+      tags: tags of the MetaGraph, which records contain.
+      has_answers: whether records contain answers too.
       now: seconds since the epoch.
     """
 
@@ -72,7 +72,7 @@ class ModelLog:
         output_filter: tuple[str, ...],
         outputs: dict[str, Array],
     ) -> None:
-        """See engine.recording.Recorder."""
+        """Queues a record of an answered Predict, as Recorder.predicted declares."""
         subject, metadata = self._subject(spec, version)
         kept = outputs if self._has_answers else None
         make = partial(predict_record, inputs=inputs, output_filter=output_filter, outputs=kept)
@@ -81,17 +81,17 @@ class ModelLog:
     def inferred(
         self, spec: SignatureSpec, version: int, *, examples: Array, result: Classification | Regression
     ) -> None:
-        """See engine.recording.Recorder."""
+        """Queues a record of answered Examples, as Recorder.inferred declares."""
         subject, metadata = self._subject(spec, version)
         make = partial(examples_record, examples=examples, result=result, has_answer=self._has_answers)
         self._put([examples], lambda: make(subject, metadata()))
 
     def counts(self) -> LogCounts:
-        """Returns what became of requests so far."""
+        """Returns the counts of written and dropped requests so far."""
         return LogCounts(self._written, self._dropped, self._is_disabled)
 
     def stop(self, timeout_s: float) -> None:
-        """Writes what is queued and closes the file; waits for that no longer than timeout_s."""
+        """Writes the queued records and closes the file; waits for that no longer than timeout_s."""
         with self._news:
             self._is_stopped = True
             self._news.notify_all()
@@ -127,7 +127,7 @@ class ModelLog:
                 if not self._queue:
                     break
                 size, make = self._queue[0]
-            # One at a time, and taken out when it is written: the bound holds for what is under way as well.
+            # A record is removed from the queue after it was written, so that the queue's bound includes it.
             self._write(make)
             with self._news:
                 self._queue.popleft()
@@ -143,7 +143,7 @@ class ModelLog:
         except OSError as error:
             self._dropped += 1
             self._is_disabled = True
-            # Once: it stays so until the model's logging_config changes, or a restart.
+            # The error is logged once: the log stays disabled until the model's logging_config changes, or a restart.
             logger.error(
                 "request log is disabled",
                 extra={"model": self._model, "reason": f"{error.strerror}: {error.filename or 'its file'}"},
@@ -162,5 +162,5 @@ class ModelLog:
 
 
 def _size(array: Array) -> int:
-    # Strings are objects, and an array of them holds addresses.
+    # An array of strings holds addresses of objects, so nbytes is not their size.
     return array.nbytes if array.dtype != object else sum(map(len, array.ravel().tolist()))

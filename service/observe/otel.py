@@ -1,7 +1,8 @@
-"""Spans of requests, lookups, graph runs and loads, sent by OTLP; everything else is set by OTEL_ variables.
+"""Traces requests, lookups, graph runs and loads by OpenTelemetry, and sends the spans by OTLP.
 
-Source: opentelemetry.io/docs/specs/otel/configuration/sdk-environment-variables, semantic conventions for HTTP and RPC
-spans (1.37); www.w3.org/TR/trace-context.
+OpenTelemetry's own OTEL_ variables set the address and the sampler. Source:
+opentelemetry.io/docs/specs/otel/configuration/sdk-environment-variables, semantic conventions for HTTP and RPC spans
+(1.37); www.w3.org/TR/trace-context.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ Protocol = Literal["grpc", "http/protobuf"]
 
 
 class OtelTracing:
-    """A engine.tracing.Tracing. Concurrency: any thread; stop once.
+    """Tracing by OpenTelemetry; a Tracing of engine.tracing. Concurrency: any thread; call stop() once.
 
     Args:
-      protocol: of OTLP.
-      attributes: of this server, beside those of OTEL_RESOURCE_ATTRIBUTES.
+      protocol: OTLP's transport.
+      attributes: this server's resource attributes, beside those of OTEL_RESOURCE_ATTRIBUTES.
     """
 
     def __init__(self, protocol: Protocol, attributes: Mapping[str, str | int]) -> None:
@@ -48,12 +49,12 @@ class OtelTracing:
 
     @property
     def sampler(self) -> str:
-        """See Tracing."""
+        """The description of OpenTelemetry's sampler, which the native core parses."""
         return self._provider.sampler.get_description()
 
     @contextmanager
     def request(self, name: str) -> Iterator[None]:
-        """See Tracing."""
+        """Opens a server span for a gRPC request, whose path is the name."""
         service, _, method = name.lstrip("/").rpartition("/")
         attributes = {"rpc.system": "grpc", "rpc.service": service, "rpc.method": method}
         with self._spans.spanned(
@@ -63,13 +64,13 @@ class OtelTracing:
 
     @contextmanager
     def run(self, spec: SignatureSpec, model: str, version: int) -> Iterator[None]:
-        """See Tracing."""
+        """Opens an internal span for a lookup or for a run of a graph."""
         name = "lookup" if spec.kind == "lookup" else "graph run"
         with self._spans.spanned(name, {"model": model, "version": version, "signature": spec.name}, SpanKind.INTERNAL):
             yield
 
     def loading(self, load: Callable[[str, int, Path], Servable]) -> Callable[[str, int, Path], Servable]:
-        """Returns a loader that spans each load."""
+        """Wraps a loader of versions, so that each load has a span."""
 
         def traced(name: str, version: int, path: Path) -> Servable:
             attributes = {"model": name, "version": version, "path": str(path)}
@@ -79,27 +80,27 @@ class OtelTracing:
         return traced
 
     def http_spans(self, app: ASGIApp) -> ASGIApp:
-        """Wraps an application in what spans its requests."""
+        """Wraps an ASGI application, so that its requests have spans."""
         return HttpSpans(app, self._spans)
 
     def stop(self) -> None:
-        """Sends what is there, for a few seconds at most."""
-        # A collector that is gone would hold up the end of the server for as long as its exporter tries.
+        """Sends the finished spans, for a few seconds at most."""
+        # The exporter would retry a collector that is gone, and delay the end of the server.
         thread = threading.Thread(target=self._provider.shutdown, name="tracing-stop", daemon=True)
         thread.start()
         thread.join(_STOP_S)
 
 
 class DrawnIds(RandomIdGenerator):
-    """Gives a trace the id that the native core drew for its request, so that core and sampler decide alike."""
+    """Gives a trace the id that the native core drew for its request, so that the core and the sampler decide alike."""
 
     def generate_trace_id(self) -> int:
-        """See IdGenerator."""
+        """Returns the id that the native core drew, else a random one."""
         return request_context.draws.get().trace_id or super().generate_trace_id()
 
 
 def _exporter(protocol: Protocol) -> SpanExporter:
-    # Each brings libraries of its own.
+    # The exporter is imported only if it is used: each one brings libraries of its own.
     if protocol == "grpc":
         from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as OverGrpc
 

@@ -1,4 +1,4 @@
-"""Our own metrics: by wire, version, signature, table and queue, which TensorFlow Serving's are not."""
+"""Writes this server's own metrics: by wire, version, signature, table and queue, which TensorFlow Serving's lack."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ _PREFIX = "embedding_server_"
 
 
 def request_lines(requests: Requests) -> list[str]:
-    """Returns the families of requests, of versions that are there."""
+    """Returns the lines of the request metrics, for versions that are still served."""
     name = _PREFIX + "requests_total"
     lines = family(name, "counter", "Requests finished, by canonical code.")
     found: dict[Subject, Successes] = {}
     counts: dict[tuple[Subject, str], int] = {}
-    # Not by method: a signature has hardly more than one, and TensorFlow Serving's names have it.
+    # The metrics lack a label for the method: a signature hardly has more than one, and TensorFlow Serving's metrics
+    # show it.
     for subject, cell in requests.successes.items():
         key = subject._replace(method="")
         found.setdefault(key, Successes(cell.kind, False)).merge(cell)
@@ -53,14 +54,14 @@ def request_lines(requests: Requests) -> list[str]:
 def _run_times(found: Mapping[Subject, Successes]) -> dict[str, Times]:
     totals: dict[str, Times] = {}
     for subject, cell in found.items():
-        # What runs does not know the wire, and a histogram is many lines.
+        # Run times do not depend on the wire, so they have no label for it: a histogram is many lines.
         labelled = labels({"model": subject.model, "signature": subject.signature, "version": subject.version})
         totals.setdefault(labelled, Times(REQUEST)).merge(cell.run_times)
     return totals
 
 
 def servable_lines(loaded: Sequence[LoadedServable]) -> list[str]:
-    """Returns the families of versions that are loaded and of their tables."""
+    """Returns the lines of the metrics about loaded versions and their tables."""
     name = _PREFIX + "requests_in_flight"
     lines = family(name, "gauge", "Requests that hold a version now.")
     lines += [
@@ -115,7 +116,7 @@ _TABLE_FAMILIES: tuple[tuple[str, str, Callable[[TableCounts], int]], ...] = (
 
 
 def batch_lines(batches: Batches) -> list[str]:
-    """Returns the families of batches that TensorFlow Serving does not have."""
+    """Returns the lines of the metrics about batches that TensorFlow Serving lacks."""
     waits = Times(QUEUE)
     for of_pool in batches.waits.values():
         waits.merge(of_pool)

@@ -1,4 +1,4 @@
-"""The last requests that were slow or failed, for the status page; slow ones are logged, too."""
+"""Keeps the last requests that were slow or failed, for the status page, and logs slow ones."""
 
 from __future__ import annotations
 
@@ -16,16 +16,19 @@ from service.errors import ServiceError
 logger = logging.getLogger(__name__)
 
 _KEPT = 50
-# Lines on slow requests: where everything is slow, more of them make it slower.
+# Most log lines on slow requests per second: if everything is slow, more lines would make it slower.
 _LINES_PER_S = 5
 _MAX_TEXT = 300
-# What the server, or its load, is to blame for.
+# Codes of errors that the server or its load causes.
 _OURS = frozenset({"INTERNAL", "UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "UNKNOWN", "DATA_LOSS"})
 
 
 @dataclass(frozen=True, slots=True)
 class Noted:
-    """One request. at_s: its end, since the epoch. code: OK where it was only slow. version None: it was not bound."""
+    """One slow or failed request. at_s: its end, seconds since 1970. code: "OK" if it was only slow.
+
+    version: None if no version was bound.
+    """
 
     at_s: float
     request_id: str
@@ -44,10 +47,10 @@ class Noted:
 class RecentRequests:
     """Keeps the last slow and failed requests, a fixed number of each. Concurrency: any thread.
 
-    slow_s: from which on a request is slow; infinite where none is.
+    slow_s: seconds after which a request counts as slow; infinite: no request does.
 
     Args:
-      now: seconds since the epoch; clock: monotonic seconds.
+      now: seconds since 1970; clock: monotonic seconds.
     """
 
     def __init__(
@@ -64,7 +67,10 @@ class RecentRequests:
         self._lines = self._unsaid = 0
 
     def was_slow(self, subject: Subject, seconds: float, run_seconds: float, rows: int) -> None:
-        """Keeps a request that succeeded after slow_s or more, and logs it unless many others were logged just now."""
+        """Keeps a request that succeeded after slow_s or more.
+
+        Logs it unless many others were logged in this second.
+        """
         noted = Noted(self._now(), _own_id(), *subject, seconds, run_seconds, rows)
         self._slow.append(noted)
         unsaid = self._may_say()
@@ -81,21 +87,21 @@ class RecentRequests:
         logger.warning("slow request", extra=extra)
 
     def failed(self, subject: Subject, error: BaseException, code: str) -> None:
-        """Keeps a request that failed; the transport logs it."""
+        """Keeps a request that failed; the server that answers it writes the log line."""
         message = (error.message if isinstance(error, ServiceError) else type(error).__name__)[:_MAX_TEXT]
         noted = Noted(self._now(), _own_id(), *subject, code=code, message=message)
         (self._own_failures if code in _OURS else self._refusals).append(noted)
 
     def slowest(self) -> list[Noted]:
-        """Returns slow requests, the slowest first."""
+        """Returns the kept slow requests, the slowest first."""
         return sorted(self._slow.copy(), key=lambda noted: -noted.seconds)
 
     def failures(self) -> list[Noted]:
-        """Returns failures that are the server's, and then those that are the clients', each the newest first."""
+        """Returns the failures that the server caused, then those that clients caused, each with the newest first."""
         return [*reversed(self._own_failures.copy()), *reversed(self._refusals.copy())]
 
     def _may_say(self) -> int | None:
-        """Returns how many lines were left out before this one; None: this one is left out, too."""
+        """Returns how many log lines were left out before this one; None: this one is left out too."""
         with self._lock:
             if self._clock() - self._second >= 1:
                 self._second, self._lines = self._clock(), 0

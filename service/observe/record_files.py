@@ -1,4 +1,4 @@
-"""Files of TFRecords below one prefix: closed when they hold enough, and the oldest removed."""
+"""Writes TFRecord files below one prefix: closes a file when it is large enough, and removes the oldest files."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ SUFFIX, OPEN_SUFFIX = ".tfrecord", ".tfrecord.part"
 
 
 class RecordFiles:
-    """Files that one process writes below a prefix: <prefix>-<UTC time>-<process>-<number>.tfrecord.
+    """The record files that one process writes below a prefix: <prefix>-<UTC time>-<process>-<number>.tfrecord.
 
-    A file that is still written to ends in .part; it, too, holds whole records only. None holds more records than a
-    warm-up takes, so that any can be copied to where versions have theirs.
+    The open file's name ends in .part; it too holds only complete records. No file has more records than a warm-up file
+    may have, so that any file can be copied into a version as its warm-up file.
 
     Concurrency: one caller at a time.
 
     Args:
-      max_bytes: of a file, beyond which the next one is begun.
-      max_files: that are kept, of all processes with this prefix.
-      now: seconds since the epoch.
+      max_bytes: size of a file beyond which the next file is begun.
+      max_files: number of files that are kept, of all processes with this prefix.
+      now: seconds since 1970.
     """
 
     def __init__(self, prefix: str, *, max_bytes: int, max_files: int, now: Callable[[], float]) -> None:
@@ -37,7 +37,7 @@ class RecordFiles:
         self._num_bytes = self._num_records = self._number = 0
 
     def append(self, records: Sequence[bytes]) -> None:
-        """Writes records; raises OSError, and then none of those that it could not write is left in part."""
+        """Writes records; raises OSError, and then leaves no part of a record in the file."""
         for record in records:
             data = encode_record(record, masked_of)
             if self._path is not None and (
@@ -49,7 +49,7 @@ class RecordFiles:
             self._write(data)
 
     def close(self) -> None:
-        """Gives the file that is written to its final name; raises OSError."""
+        """Closes the open file and gives it its final name; raises OSError."""
         if self._path is None:
             return
         path, self._path = self._path, None
@@ -64,7 +64,7 @@ class RecordFiles:
         self._number += 1
         time = datetime.fromtimestamp(self._now(), UTC).strftime("%Y%m%dT%H%M%S")
         path = self._prefix.with_name(f"{self._prefix.name}-{time}-{os.getpid()}-{self._number:04d}{OPEN_SUFFIX}")
-        # Requests are their senders' business: nobody else's.
+        # The file's mode keeps the recorded requests, which may be private, from other users.
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o640)
         self._path, self._num_bytes, self._num_records = path, 0, 0
 
@@ -80,7 +80,7 @@ class RecordFiles:
         self._num_records += 1
 
     def _remove_oldest(self) -> None:
-        # The time is in the name, so the order of names is that of time.
+        # The names contain the time, so that the order of names is the order of time.
         done = sorted(self._prefix.parent.glob(f"{self._prefix.name}-*{SUFFIX}"), key=lambda path: path.name)
         for path in done[: -self._max_files]:
             path.unlink(missing_ok=True)

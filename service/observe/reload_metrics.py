@@ -1,4 +1,4 @@
-"""Counts how a file that is read again and again fared."""
+"""Counts reloads of a file that is polled: accepted and refused texts."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ class ReloadCounter:
         self._counts = {"taken": 0, "refused": 0}
         self._is_current = False
 
-    def taken(self) -> None:
-        """Counts a reload after which the file's content is in force."""
+    def accepted(self) -> None:
+        """Counts a reload after which the file's new content is in force."""
         self._count("taken")
 
-    def failed(self) -> None:
-        """The file can not be used, and what was in force still is."""
+    def refused(self) -> None:
+        """Counts a reload of a file with a fault; the content before stays in force."""
         self._count("refused")
 
     def lines(self) -> list[str]:
-        """Returns the families; none where there is no such file."""
+        """Returns the lines of the reload metrics; none without such a file."""
         with self._lock:
             counts, is_current = dict(self._counts), self._is_current
         if not any(counts.values()):

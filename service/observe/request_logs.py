@@ -1,4 +1,4 @@
-"""The logs of all models, as the list of models wants them."""
+"""Starts and ends the request logs of all models, as the list of models configures them."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _PREFIX = "embedding_server_request_log_"
 
 
 class RequestLogs:
-    """Begins and ends models' logs. Concurrency: any thread.
+    """The request logs of all models. Concurrency: any thread.
 
-    recorders: by model, for the engine; empty where no model has a logging_config.
+    recorders: model -> recorder, for the engine; empty if no model has a logging_config.
 
     Args:
-      tags: of the MetaGraph that is served.
-      max_bytes, max_files: of each prefix, as in RecordFiles.
-      has_answers: whether records hold answers, too.
+      tags: tags of the MetaGraph that is served.
+      max_bytes, max_files: limits of each prefix, as in RecordFiles.
+      has_answers: whether records contain answers too.
     """
 
     def __init__(
@@ -45,11 +45,11 @@ class RequestLogs:
         self._now = now
         self._changing = threading.Lock()
         self._logs: dict[str, tuple[RequestLogConfig, ModelLog]] = {}
-        # Of logs that ended: counters do not go back.
+        # Counts of logs that have ended, because counters must not go back.
         self._ended: dict[str, LogCounts] = {}
 
     def configure(self, models: Sequence[ModelConfig]) -> None:
-        """Makes the logs be those that the models want."""
+        """Starts and ends logs, so that they are those in the models' configs."""
         wanted = {model.name: model.request_log for model in models if model.request_log is not None}
         with self._changing:
             for name, (config, log) in list(self._logs.items()):
@@ -65,11 +65,11 @@ class RequestLogs:
                     self.recorders[name] = log
 
     def stop(self) -> None:
-        """Ends all logs."""
+        """Ends all request logs."""
         self.configure([])
 
     def read(self) -> dict[str, dict[str, object]]:
-        """Returns the configs and counts of the logs that go on, by model."""
+        """Returns model -> config and counts, of the logs that are running."""
         with self._changing:
             logs = dict(self._logs)
         return {
@@ -78,7 +78,7 @@ class RequestLogs:
         }
 
     def metric_lines(self) -> list[str]:
-        """Returns the families of metrics about logs."""
+        """Returns the lines of the metrics about request logs."""
         with self._changing:
             counts = dict(self._ended)
             for name, (_, log) in self._logs.items():

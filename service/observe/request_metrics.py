@@ -1,7 +1,7 @@
-"""Counts finished requests. Each thread counts in cells of its own: no lock is taken, so none can be waited for.
+"""Counts finished requests; each thread counts in cells of its own, so that no lock is needed.
 
-A lock per counter costs little until a thread loses the processor while it holds one; then every other thread that
-serves the same model stands still for a time slice.
+A lock per counter costs little until a thread is preempted while it holds one; then all other threads that serve the
+same model wait for a time slice.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from service.errors import ServiceError
 from service.observe.buckets import EXAMPLES, REQUEST, Rows, Times
 from service.types import SignatureKind
 
-# Requests of these are made of tensorflow.Examples, which TensorFlow Serving counts.
+# Methods whose requests consist of tensorflow.Examples, which TensorFlow Serving counts.
 _EXAMPLE_METHODS = frozenset({"Classify", "Regress", "MultiInference", "classify", "regress"})
 
 
 class Successes:
-    """Requests that succeeded: those of one subject in one thread, or sums of such.
+    """Counts of requests that succeeded: of one subject in one thread, or sums of such counts.
 
-    times, run_times: of the requests, and of what they ran. examples: None where requests do not hold any.
+    times, run_times: of whole requests, and of their lookups or graph runs. examples: None for methods without
+      Examples.
     """
 
     __slots__ = ("kind", "rows", "times", "run_times", "examples")
@@ -39,11 +40,11 @@ class Successes:
 
     @property
     def count(self) -> int:
-        """How many there were."""
+        """Number of requests that succeeded."""
         return sum(self.times.counts)
 
     def merge(self, other: Successes) -> None:
-        """Adds another's numbers."""
+        """Adds the counts of another Successes."""
         self.rows += other.rows
         self.times.merge(other.times)
         self.run_times.merge(other.run_times)
@@ -53,65 +54,65 @@ class Successes:
 
 @dataclass(frozen=True, slots=True)
 class Requests:
-    """All requests counted so far, by subject; failures also by code."""
+    """All counts of requests so far, by subject; failures also by code."""
 
     successes: dict[Subject, Successes] = field(default_factory=dict)
     failures: dict[tuple[Subject, str], int] = field(default_factory=dict)
 
     def add_successes(self, subject: Subject, more: Successes) -> None:
-        """Adds to a subject's successes."""
+        """Adds counts to a subject's successes."""
         known = self.successes.get(subject)
         if known is None:
             known = self.successes[subject] = Successes(more.kind, more.examples is not None)
         known.merge(more)
 
     def add_failures(self, subject: Subject, code: str, count: int) -> None:
-        """Adds to a subject's failures."""
+        """Adds a count to a subject's failures with a code."""
         self.failures[subject, code] = self.failures.get((subject, code), 0) + count
 
 
-# Keys start with the thread.
+# The first part of each key is the thread.
 _SuccessKey = tuple[int, Subject]
 _FailureKey = tuple[int, Subject, str]
 
 
 class Notes(Protocol):
-    """Learns of requests that are worth a look; see service.observe.recent_requests."""
+    """Takes requests that the status page lists: slow and failed ones; see service.observe.recent_requests."""
 
     @property
     def slow_s(self) -> float: ...
 
     def was_slow(self, subject: Subject, seconds: float, run_seconds: float, rows: int) -> None:
-        """Notes a request that took slow_s or more."""
+        """Takes a request that succeeded after slow_s or more."""
         ...
 
     def failed(self, subject: Subject, error: BaseException, code: str) -> None:
-        """Notes a request that failed, with its canonical code."""
+        """Takes a request that failed, with its canonical code."""
         ...
 
 
 class CountsElsewhere(Protocol):
-    """Counts requests that no handler of this process sees, and gives them to RequestCounter.add."""
+    """Counts requests that no handler of this process sees, and adds them to a RequestCounter."""
 
     def collect(self) -> None:
-        """Gives what is new."""
+        """Adds the counts since the last call to the RequestCounter."""
         ...
 
     def retire(self, model: str, version: int) -> None:
-        """Gives what is new, and forgets a version."""
+        """Adds the last counts of a version to the RequestCounter, and forgets the version."""
         ...
 
 
 class RequestCounter:
     """Counts requests of all models. Concurrency: any thread.
 
-    NOTE: what is read while requests finish may lack the last one of a thread, or hold it in one number of its cell and
-    not yet in the next. A histogram's count is therefore the sum of its buckets and never a number of its own.
+    NOTE: counts that are read while requests finish may lack the last request of a thread, or have it in one number of
+      a cell and not yet in the next. So a histogram's count is the sum of its buckets, and never a number of its own.
 
     Args:
-      notes: told of requests that are slow or fail.
+      notes: gets the requests that are slow or fail.
 
-    also: counts requests elsewhere.
+    also: counts requests that the native core answers.
     """
 
     def __init__(self, notes: Notes | None = None) -> None:
@@ -120,13 +121,13 @@ class RequestCounter:
         self._slow_s = notes.slow_s if notes else math.inf
         self._successes: dict[_SuccessKey, Successes] = {}
         self._failures: dict[_FailureKey, list[int]] = {}
-        # Of versions that are gone; see read.
+        # Sums of the counts of versions that are gone; see read().
         self._retired = Requests()
-        # Reading and retiring only: what is moved from one to the other must not be seen twice, or not at all.
+        # Lock of read() and retire(): counts that move to _retired must not be read twice, or not at all.
         self._lock = threading.Lock()
 
     def finished(self, request: Finished) -> None:
-        """Counts one request; see engine.bound.Observer."""
+        """Counts one finished request, as the engine's Observer."""
         subject = request.subject
         if request.error is not None:
             self._failed(subject, request.error)
@@ -144,8 +145,8 @@ class RequestCounter:
             self._notes.was_slow(subject, request.seconds, request.run_seconds, request.rows)
 
     def add(self, subject: Subject, more: Successes) -> None:
-        """Adds requests that others counted; one caller at a time."""
-        # No thread has this number.
+        """Adds requests that were counted elsewhere; one caller at a time."""
+        # The key 0 is no thread's number.
         key = (0, subject)
         cell = self._successes.get(key)
         if cell is None:
@@ -155,15 +156,15 @@ class RequestCounter:
     def _failed(self, subject: Subject, error: BaseException) -> None:
         code: str = error.code if isinstance(error, ServiceError) else "INTERNAL"
         if not isinstance(error, Exception):
-            code = "CANCELLED"  # an asyncio cancellation: the client left
+            code = "CANCELLED"  # an asyncio cancellation, because the client left
         self._failures.setdefault((get_ident(), subject, code), [0])[0] += 1
         if self._notes is not None:
             self._notes.failed(subject, error, code)
 
     def read(self) -> tuple[Requests, Requests]:
-        """Returns what was counted of versions that are there, and of all ever.
+        """Returns the counts of versions that are still served, and the counts of all versions since the start.
 
-        In the second, version is None and the kind of a signature stands for its name.
+        In the second, version is None, and the signature's kind is in place of its name.
         """
         if self.also is not None:
             self.also.collect()
@@ -178,7 +179,7 @@ class RequestCounter:
             return now, ever
 
     def retire(self, model: str, version: int) -> None:
-        """Forgets a version's subjects and keeps their sums; nobody may count it any more."""
+        """Forgets a version's subjects but keeps their sums; no thread may count requests for the version any more."""
         if self.also is not None:
             self.also.retire(model, version)
         with self._lock:

@@ -1,4 +1,4 @@
-"""TensorFlow Serving's metrics, under its names, with its labels and limits, over what this server counts.
+"""Writes TensorFlow Serving's metrics, with its names, labels and limits, from this server's counts.
 
 Source: tensorflow_serving/servables/tensorflow/{util,saved_model_warmup_util}.cc, batching/{batching_session.cc,
 batching_util.h}, util/prometheus_exporter.cc (9d981c5); tensorflow/core/common_runtime/metrics.cc (TensorFlow 2.21).
@@ -30,15 +30,15 @@ _EXAMPLES = limit_texts(EXAMPLES)
 _BATCH = limit_texts(BATCH_ROWS)
 
 _ENTRYPOINTS = {"grpc": "GRPC", "http": "REST"}
-# The name of TensorFlow's runtime stands for graphs; a lookup runs in none, and says so.
+# TensorFlow's runtime is named for graphs; a lookup runs in no runtime, so its label is "lookup".
 _RUNTIMES = {"predict": "TF1", "lookup": "lookup"}
-# One request that is several inferences; TensorFlow Serving counts its examples only.
+# A MultiInference is several inferences; TensorFlow Serving counts only its examples.
 _EXAMPLES_ONLY = "MultiInference"
 
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """Numbers to show. requests: counts since the start, see RequestCounter.read."""
+    """The counts that the metrics are written from. requests: counts since the start, see RequestCounter.read."""
 
     requests: Requests
     warmups: Iterable[Warmup]
@@ -46,7 +46,7 @@ class Counted:
 
 
 def serving_lines(counted: Counted) -> list[str]:
-    """Returns the exposition's lines, families sorted by name and samples by labels, as TensorFlow Serving does."""
+    """Returns the lines of TensorFlow Serving's metrics; like it, sorts families by name and samples by labels."""
     lines = []
     for name, (kind, samples) in _FAMILIES.items():
         lines += family(name, kind)
@@ -166,7 +166,7 @@ def _padding_rows(name: str, counted: Counted) -> list[str]:
 
 
 _BATCHING = ":tensorflow:serving:batching_session:"
-# Sorted; TensorFlow Serving also opens families that have no samples.
+# The metric families are sorted by name; TensorFlow Serving, too, writes families that have no samples.
 _FAMILIES: Mapping[str, tuple[Kind, Callable[[str, Counted], list[str]]]] = {
     ":tensorflow:core:graph_run_time_usecs": ("counter", _graph_time),
     ":tensorflow:core:graph_runs": ("counter", _graph_runs),

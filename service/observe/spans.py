@@ -1,4 +1,4 @@
-"""Spans with what all of ours have: the sender's parent, the request's id, and whose fault an error is."""
+"""Makes spans with the common parts of all spans: the sender's parent, the request's id, an error's status."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from service.engine import request_context
 from service.errors import ServiceError
 
-# Answers of these codes are no fault of the server, as the conventions for RPC servers have it.
+# Codes that are no fault of the server, by OpenTelemetry's conventions for RPC servers.
 _CLIENTS_FAULTS = frozenset(
     {"INVALID_ARGUMENT", "NOT_FOUND", "FAILED_PRECONDITION", "OUT_OF_RANGE", "ALREADY_EXISTS", "PERMISSION_DENIED"}
     | {"UNAUTHENTICATED", "CANCELLED", "ABORTED", "RESOURCE_EXHAUSTED"}
@@ -21,14 +21,14 @@ _CLIENTS_FAULTS = frozenset(
 
 
 class Spans:
-    """Makes spans. Concurrency: any thread."""
+    """Makes OpenTelemetry spans. Concurrency: any thread."""
 
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
         self._propagator = TraceContextTextMapPropagator()
 
     def remote_parent(self) -> Context | None:
-        """Returns the context that the sender's headers give, None where they give none."""
+        """Returns the context of the sender's traceparent header; None without a valid one."""
         header = request_context.traceparent.get()
         if not request_context.trace_id(header):
             return None
@@ -38,10 +38,10 @@ class Spans:
     def spanned(
         self, name: str, attributes: Mapping[str, Any], kind: SpanKind, parent: Context | None = None
     ) -> Iterator[Span]:
-        """Spans a block; an error that leaves it marks the span.
+        """Opens a span for a block of code; an error that leaves the block is recorded in the span.
 
         Args:
-          parent: None: what is current; an empty context begins a trace.
+          parent: the parent's context; None: the current span's; an empty context: the span begins a trace.
         """
         with self._tracer.start_as_current_span(
             name,

@@ -1,4 +1,4 @@
-"""One server's state as a document: what it is, what it serves, what it holds, what went wrong last."""
+"""Gathers the content of the status page: the server, its models, requests in flight, and the last errors."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from service.tables.table import MappedTable
 
 Document = dict[str, Any]
 
-# A setting by such a name is shown as set, and not what to.
+# The status page hides the values of settings with such names.
 _SECRET = re.compile(r"token|secret|passw|credential|private|api_?key", re.IGNORECASE)
 _HIDDEN = "(hidden)"
 
 
 @dataclass(frozen=True, slots=True)
 class Statusz:
-    """Gathers the document. Concurrency: any thread.
+    """Gathers the content of the status page. Concurrency: any thread.
 
     version: returns the version of the server.
-    requests: what was counted of versions that are there.
-    logs: of each model with a request log, its counts.
-    overload: what is in flight, and what was refused.
-    data_plane: what answers requests.
+    requests: returns the counts of requests for versions that are still served.
+    logs: returns the counts of each model's request log.
+    overload: returns the requests in flight and the refused requests.
+    data_plane: returns the kind and the state of the data plane.
     """
 
     version: Callable[[], str]
@@ -54,7 +54,7 @@ class Statusz:
     started_s: float = field(default_factory=time.time)
 
     def read(self) -> Document:
-        """Returns the document, made of what JSON has."""
+        """Returns the status page's content, as values that JSON has."""
         counted = self.requests()
         loaded = self.registry.loaded()
         return {
@@ -101,7 +101,7 @@ class Statusz:
 
 
 def shown_settings(settings: Settings) -> Document:
-    """Returns the settings, with those that may be a secret hidden, and which are not the default."""
+    """Returns all settings and whether each is the default; values that may be secret are hidden."""
     shown = {}
     for one in dataclasses.fields(settings):
         value = getattr(settings, one.name)
@@ -164,7 +164,10 @@ def _requests(counted: Requests) -> list[Document]:
 
 
 def quantile_ms(times: Times, share: float) -> float | None:
-    """Returns the upper limit of the bucket that holds a share of the durations; None for none, or beyond the last."""
+    """Returns the upper limit of the bucket with the given quantile, in ms.
+
+    None without durations, or above the last limit.
+    """
     total = sum(times.counts)
     below = 0
     for limit_s, count in zip(times.limits.limits_s, times.counts, strict=False):
@@ -183,7 +186,7 @@ def _time(at_s: float) -> str:
 
 
 def _process() -> Document:
-    """Returns what the kernel says of this process; less where it says less."""
+    """Returns the kernel's numbers of this process; fewer if the kernel shows fewer."""
     document: Document = {}
     try:
         status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines() if ":" in line)
@@ -198,7 +201,11 @@ def _process() -> Document:
 
 
 def overload(held: Mapping[str, Held], limits: Limits, counted: AdmissionCounter) -> dict[str, Any]:
-    """Returns the document; counts are since the start. held: what is in flight in Python now."""
+    """Returns the overload part of the status page; counts are since the start.
+
+    Args:
+      held: bytes and rows in flight in Python now, by model.
+    """
     held = counted.in_flight(held)
     refused, waits = counted.refusals(), counted.waits()
     models = sorted(held.keys() | waits.keys() | {model for model, _ in refused})

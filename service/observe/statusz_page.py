@@ -1,4 +1,4 @@
-"""The document of collect.py as one HTML page: no script, nothing loaded, readable on any screen."""
+"""Renders the status page's content as one HTML page: no scripts, no other files, readable on any screen."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Row = Mapping[str, Any]
 
 
 def page(document: Mapping[str, Any]) -> str:
-    """Returns the page."""
+    """Returns the HTML of the status page."""
     server = document["server"]
     sections = [
         _section("Server", [{"": name, " ": _shown(name, value)} for name, value in server.items()]),
@@ -81,7 +81,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_in(value: Any, values: frozenset[Any]) -> bool:
-    # 1 == True, and a count is neither good nor bad.
+    # Only strings and booleans are compared: 1 == True in Python, but a count is neither good nor bad.
     return isinstance(value, str | bool) and value in values
 
 

@@ -11,7 +11,7 @@ _PREFIX = "embedding_server_tls_"
 
 
 class TlsCounter:
-    """Counts for wires that speak TLS; of one that does not there are no series. Concurrency: any thread."""
+    """Counts TLS events of the ports with TLS; a plaintext port has no series. Concurrency: any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -19,11 +19,11 @@ class TlsCounter:
         self._reloads: dict[tuple[str, str], int] = {}
         self._failed: dict[str, int] = {}
 
-    def taken(self, api: str, end_s: float) -> None:
-        """Notes the certificates that a wire shows from now on.
+    def accepted(self, api: str, end_s: float) -> None:
+        """Counts an accepted TLS file, whose certificates a port uses from now on.
 
         Args:
-          end_s: when the first of them ends, in seconds since 1970.
+          end_s: when the first of the certificates expires, in seconds since 1970.
         """
         with self._lock:
             if api in self._ends_s:
@@ -34,18 +34,18 @@ class TlsCounter:
             self._ends_s[api] = end_s
 
     def refused(self, api: str) -> None:
-        """Notes a new file that could not be used."""
+        """Counts a new TLS file that could not be used."""
         with self._lock:
             self._reloads[api, "refused"] += 1
 
     def handshake_failed(self, api: str) -> None:
-        """Counts a connection that ended before it was secured, if the wire speaks TLS."""
+        """Counts a connection whose TLS handshake failed, if the wire speaks TLS."""
         with self._lock:
             if api in self._failed:
                 self._failed[api] += 1
 
     def lines(self) -> list[str]:
-        """Returns the families."""
+        """Returns the lines of the TLS metrics."""
         with self._lock:
             ends_s, reloads, failed = self._ends_s.copy(), self._reloads.copy(), self._failed.copy()
         if not ends_s:

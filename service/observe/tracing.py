@@ -1,4 +1,4 @@
-"""Begins tracing where the settings ask for it; imports nothing of it where they do not."""
+"""Starts tracing if the settings ask for it; OpenTelemetry is imported only then."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 
 
 class TracingUnavailable(Exception):
-    """Tracing is asked for and can not be had; the message says why."""
+    """The settings ask for tracing, and it can not be started; the message says why."""
 
 
 def start_tracing(settings: Settings) -> OtelTracing | None:
-    """Returns what traces, None where nothing does.
+    """Starts tracing; returns None if the settings do not ask for it.
 
     Raises:
-      TracingUnavailable: a package is missing, or the protocol is none.
+      TracingUnavailable: a package is missing, or the protocol is unknown.
     """
     if settings.tracing == "off":
         return None

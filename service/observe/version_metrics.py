@@ -1,4 +1,4 @@
-"""States of versions, and what went wrong with them, for as long as status tells of it."""
+"""Counts the states and errors of versions, for as long as the models' status shows them."""
 
 from __future__ import annotations
 
@@ -15,14 +15,17 @@ LOAD_FAILURES = "embedding_server_version_load_failures"
 
 
 class VersionStates:
-    """Learns of each change of a state. Concurrency: changed by one caller at a time for each model, lines by any."""
+    """Records each change of a version's state.
+
+    Concurrency: changed() by one caller at a time for each model, lines() by any thread.
+    """
 
     def __init__(self) -> None:
         self._statuses: dict[tuple[str, int], VersionStatus] = {}
         self._failures: dict[tuple[str, int], int] = {}
 
     def changed(self, model: str, status: VersionStatus) -> None:
-        """Records a state of a version; UNKNOWN: a failure is no longer told of."""
+        """Records a version's new state; UNKNOWN: the model's status no longer shows its failure."""
         key = (model, status.version)
         before = self._statuses.get(key)
         is_over = status.state is State.UNKNOWN or (status.state is State.END and status.code == "OK")
@@ -33,11 +36,11 @@ class VersionStates:
         if is_over:
             self._statuses.pop(key, None)
         else:
-            # A failure stays visible, as in status.
+            # A failed version keeps its metrics, as it stays in the model's status.
             self._statuses[key] = status
 
     def lines(self) -> list[str]:
-        """Returns the families."""
+        """Returns the lines of the metrics about versions."""
         statuses = sorted(self._statuses.copy().items())
         about = "State of each model version: 10 START, 20 LOADING, 30 AVAILABLE, 40 UNLOADING, 50 END."
         lines = family(STATE, "gauge", about)
@@ -78,7 +81,7 @@ _BY_REASON: tuple[tuple[str, str, Callable[[DeltaStatus], Mapping[str, int]]], .
 
 
 def delta_lines(loaded: Sequence[LoadedServable]) -> list[str]:
-    """Returns the families of versions whose rows may change; none where there is no such version."""
+    """Returns the lines of the metrics about deltas; none without a version whose rows may change."""
     found = [
         ({"model": one.servable.name, "version": one.servable.version}, one.servable.deltas.status())
         for one in loaded

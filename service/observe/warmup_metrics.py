@@ -1,4 +1,4 @@
-"""Counts replays of recorded warm-up requests: once per load of a version."""
+"""Counts replays of recorded warm-up requests, one for each load of a version."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from service.observe.buckets import REQUEST, Times
 
 
 class Warmup(NamedTuple):
-    """Replays of one version's requests that ended alike. path: the version's folder. status: canonical code."""
+    """Replays of one version's warm-up requests with the same status.
+
+    path: the version's folder. status: canonical code.
+    """
 
     path: str
     status: str
@@ -25,7 +28,7 @@ class WarmupCounter:
         self._found: dict[tuple[str, int, str], Warmup] = {}
 
     def warmed_up(self, *, model: str, version: int, path: str, status: str, seconds: float, records: int) -> None:
-        """Counts one replay."""
+        """Counts one replay of warm-up requests."""
         with self._lock:
             old = self._found.get((model, version, status))
             times = old.times if old else Times(REQUEST)
@@ -33,12 +36,12 @@ class WarmupCounter:
             self._found[model, version, status] = Warmup(path, status, records + (old.records if old else 0), times)
 
     def read(self) -> list[Warmup]:
-        """Returns what was counted of versions that are there, by path and status."""
+        """Returns the replays of versions that are still served, by path and status."""
         with self._lock:
             return sorted(self._found.values(), key=lambda warmup: warmup[:2])
 
     def retire(self, model: str, version: int) -> None:
-        """Forgets a version: paths would pile up where models change all day."""
+        """Forgets a version: the paths would pile up where new versions come all day."""
         with self._lock:
             for key in [key for key in self._found if key[:2] == (model, version)]:
                 del self._found[key]

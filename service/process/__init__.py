@@ -1,1 +1,1 @@
-"""One process: the command line, listeners, and app.py, which joins all folders."""
+"""Runs one server process: the command line, listeners, and app.py, which joins all folders."""

@@ -1,4 +1,4 @@
-"""The listener of the admin routes, beside those of the models."""
+"""Runs the listener of the admin routes, beside the listeners of the models."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ Text = tuple[bytes, str]
 
 
 class AdminServer:
-    """Serves the admin routes on a socket. Concurrency: event loop only.
+    """A server of the admin routes on a socket. Concurrency: event loop only.
 
     Args:
-      listener: listens already.
+      listener: a socket that listens already.
       render, reload_config: as in create_admin_app.
-      tls: as in uvicorn_config; there where the other HTTP port has it.
+      tls: as in uvicorn_config; set if the models' HTTP port has TLS.
     """
 
     def __init__(
@@ -52,15 +52,15 @@ class AdminServer:
 
     @property
     def port(self) -> int:
-        """The port's number."""
+        """The number of the admin port."""
         return int(self._listener.getsockname()[1])
 
     def start(self) -> None:
-        """Begins to answer."""
+        """Starts to answer requests."""
         self._serving = asyncio.create_task(self._server.serve(sockets=[self._listener]))
 
     async def stop(self) -> None:
-        """Answers what is under way, and no more."""
+        """Answers the requests that are running, and stops."""
         self._server.should_exit = True
         if self._serving is not None:
             await self._serving

@@ -1,4 +1,4 @@
-"""Builds the parts from the settings, joins them, and runs them until a signal: the one place that knows them all."""
+"""Builds the parts of the server from the settings, joins them, and runs them until a signal."""
 
 from __future__ import annotations
 
@@ -54,10 +54,9 @@ _COMPLETE_S = 5.0
 
 
 class App:
-    """One server process.
+    """All parts of one server process.
 
-    Order at shutdown: readiness fails, listeners close, requests in flight finish, models unload.
-
+    The order at shutdown: readiness fails, listeners close, requests in flight finish, models unload.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -134,10 +133,10 @@ class App:
         self._servers = self._create_servers()
 
     async def run(self) -> list[str]:
-        """Serves until SIGTERM or SIGINT; a second signal does not wait for requests in flight.
+        """Serves until SIGTERM or SIGINT; after a second signal it does not wait for requests in flight.
 
         Returns:
-          The models whose threads could not be ended, for a load can not be interrupted.
+          The models whose threads could not be ended, because a load can not be interrupted.
 
         Raises:
           StartError: a port is in use, or the list of models is wrong.
@@ -192,7 +191,7 @@ class App:
     def _create_admin(self) -> AdminServer | None:
         if self._settings.admin_port < 0:
             return None
-        # Imported here and not at the top, because it imports FastAPI.
+        # Imported here and not at the top, because admin_server imports FastAPI.
         from service.process.http_transport import create_admin_server
 
         return create_admin_server(self._http_parts, self._lists.reload_config)
@@ -201,12 +200,13 @@ class App:
         """Opens the ports when the first models have settled, and starts the servers behind them.
 
         Returns:
-          None where the server was stopped before.
+          None if the server was stopped before.
         """
         timeout_s = self._settings.first_loads_timeout_s
         started_s = time.monotonic()
         ports = None if timeout_s else await self._servers.open()
-        # The imports in complete() would delay the first loads: they take as long as loading some hundred tables.
+        # complete() must not come earlier: its imports would delay the first loads by the time of loading some hundred
+        # tables.
         if await self._have_settled(models, started_s + _FIRST_LOADS_S) and ports is None:
             ports = await self._servers.open()
         await self._servers.complete()
@@ -228,13 +228,15 @@ class App:
         if self._registry.show_lookups(servable):
             extra = {"model": servable.name, "version": servable.version}
             logger.info("lookups are answered while the version is LOADING", extra=extra)
-            # Importing TensorFlow holds the interpreter's lock for so long that health checks would wait for it.
+            # Importing TensorFlow holds the interpreter's lock for so long that health checks would have to wait for
+            # it.
             self._is_complete.wait(_COMPLETE_S)
 
     def _create_servers(self) -> PythonServers | NativeServers:
         settings, engine, parts = self._settings, self._engine, self._http_parts
         if self._routes is None:
-            # Imported here and not at the top: one imports FastAPI, the other the core, which may not be installed.
+            # Imported here and not at the top: python_servers imports FastAPI, and native_servers the core, which may
+            # not be installed.
             from service.process.python_servers import PythonServers
 
             return PythonServers(settings, engine, parts, tls=self._tls, access=self._access, on_end=self._stop.set)
@@ -301,7 +303,7 @@ class App:
 
 
 def _route_publisher(settings: Settings, logs: RequestLogs) -> RoutePublisher | None:
-    """Returns what takes the registry's routes; None where Python answers."""
+    """Returns the publisher of routes to the native core; None if Python answers requests."""
     return RoutePublisher(logs.recorders) if settings.data_plane == "native" else None
 
 

@@ -1,4 +1,4 @@
-"""The command line: flags to settings to app."""
+"""Runs the command line: reads the settings, and runs App with them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the server.
+    """Runs the server with the given command line.
 
     Returns:
       The exit status: 0 after a drain, 2 for settings that can not be used, 1 with --strict for a model that has no
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _base_path_faults(settings: Settings) -> list[str]:
-    # Imported here and not at the top: it imports numpy, whose threads _serve() sets up first.
+    # Imported here and not at the top: model_config imports numpy, whose threads _serve() sets up first.
     from service.configuration.model_config import base_path_faults
 
     return base_path_faults(settings)
@@ -65,9 +65,9 @@ def _base_path_faults(settings: Settings) -> list[str]:
 
 def _serve(settings: Settings) -> int:
     prepare_libraries()
-    # A fifth of the time of all the imports below: nothing that they make is garbage.
+    # Collecting garbage takes a fifth of the time of the imports below, and nothing that they make is garbage.
     gc.disable()
-    # Imported here and not at the top: a fault of the command line is told before all this is imported.
+    # Imported here and not at the top: a fault of the command line is reported before these slow imports.
     import uvloop
 
     from service.engine import request_context
@@ -77,7 +77,7 @@ def _serve(settings: Settings) -> int:
     keep_freed_memory(settings.keep_freed_mib)
     from service.process.app import App
 
-    # What importing made lives as long as the process: a full collection need not go through it each time.
+    # Imported objects live as long as the process, so that full collections need not visit them.
     gc.freeze()
     gc.enable()
     try:
@@ -88,6 +88,6 @@ def _serve(settings: Settings) -> int:
     if loading:
         logger.warning("not waiting for models that still load", extra={"models": loading})
         logging.shutdown()
-        # The interpreter's own end would pull the ground from under what runs in TensorFlow.
+        # The interpreter's own exit would free objects that TensorFlow's threads still use.
         os._exit(0)
     return 0

@@ -16,10 +16,10 @@ from service.native.forwarded import Forwarding
 
 
 def create_grpc_server(settings: Settings, engine: Engine, tls: Wires, access: Access | None = None) -> GrpcServer:
-    """Returns the server of the public port, which has not started.
+    """Returns the gRPC server of the public port, not started yet.
 
     Args:
-      access: who may call.
+      access: the callers and their rights; None: everybody may call.
     """
     return _create(
         settings,
@@ -28,7 +28,7 @@ def create_grpc_server(settings: Settings, engine: Engine, tls: Wires, access: A
         address=f"{_bracketed(settings.host)}:{settings.port}",
         socket_path=settings.grpc_socket_path,
         channel_arguments=[
-            # An argument of the user stands behind ours, and grpcio takes the last.
+            # The user's arguments come after this one, and grpcio uses the last of a name.
             ("grpc.server_handshake_timeout_ms", round(settings.tls_handshake_timeout_s * 1e3)),
             *settings.channel_arguments,
         ],
@@ -39,15 +39,15 @@ def create_grpc_server(settings: Settings, engine: Engine, tls: Wires, access: A
 def create_reference_grpc_server(
     settings: Settings, engine: Engine, socket_path: Path, access: Access | None, forwarding: Forwarding
 ) -> GrpcServer:
-    """Returns the server behind the native core, on a Unix socket, which has not started."""
+    """Returns the gRPC server behind the native core, on a Unix socket, not started yet."""
     return _create(
         settings,
         engine,
         access,
         address=f"unix:{socket_path}",
         forwarding=forwarding,
-        # The core can not serve it: gRPC clients send the percent-encoded path of a Unix socket as :authority, which is
-        # no authority (RFC 3986), and the HTTP/2 of the core refuses the request.
+        # The core can not serve this socket: gRPC clients send the percent-encoded path of a Unix socket as :authority,
+        # which is no valid authority (RFC 3986), so that the core's HTTP/2 refuses the request.
         socket_path=settings.grpc_socket_path,
     )
 

@@ -19,7 +19,7 @@ from service.observe.metrics import Metrics
 
 
 class Ports(NamedTuple):
-    """The public ports of both wires."""
+    """The numbers of the public ports for HTTP and gRPC."""
 
     http: int
     grpc: int
@@ -45,10 +45,10 @@ class HttpParts:
 
 
 class BoundPort:
-    """A port that this process has, and at which it refuses connections until it listens.
+    """A port that this process has bound; connections are refused until listen() is called.
 
     Args:
-      flags, wire: what a StartError says.
+      flags, wire: names for the text of a StartError.
 
     Raises:
       StartError: the port is in use.
@@ -58,7 +58,7 @@ class BoundPort:
         self._named = f"{host}:{port} for {wire}", flags
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._socket = socket.socket(family)
-        # As socket.create_server does, which would listen too.
+        # socket.create_server sets the same option, but it would also listen at once.
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
             self._socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
@@ -66,16 +66,16 @@ class BoundPort:
 
     @property
     def number(self) -> int:
-        """The port, also where the system chose it."""
+        """The number of the port, also if the system chose it."""
         return int(self._socket.getsockname()[1])
 
     def listen(self) -> socket.socket:
-        """Returns the socket, which listens; raises StartError where another process was faster."""
+        """Listens, and returns the socket; raises StartError if another process listens there already."""
         self._call(lambda: self._socket.listen(2048))
         return self._socket
 
     def close(self) -> None:
-        """Gives the port back, unless somebody else has the socket now."""
+        """Closes the port, unless another object owns the socket now."""
         self._socket.close()
 
     def _call(self, call: Callable[[], None]) -> None:
@@ -88,12 +88,12 @@ class BoundPort:
 
 
 def http_port(settings: Settings) -> BoundPort:
-    """Returns the HTTP port; raises StartError."""
+    """Binds the HTTP port; raises StartError."""
     return BoundPort(settings.host, settings.rest_api_port)
 
 
 def grpc_port(settings: Settings) -> BoundPort:
-    """Returns the gRPC port; raises StartError."""
+    """Binds the gRPC port; raises StartError."""
     return BoundPort(settings.host, settings.port, "--port or --host", "gRPC")
 
 

@@ -1,4 +1,4 @@
-"""Where the list of models comes from: flags, a file, and requests."""
+"""Gets the list of models from flags, from a file, or from requests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from service.wire.model_config_proto import parse_config_text
 
 
 class ModelLists:
-    """The list of models that holds, and how another takes its place. Concurrency: any thread."""
+    """The list of models in force, and its replacements. Concurrency: any thread."""
 
     def __init__(self, settings: Settings, models: ModelSet) -> None:
         self._settings = settings
@@ -27,7 +27,7 @@ class ModelLists:
             self._file = ConfigFile(Path(settings.model_config_file), settings.load_retry_interval_s)
 
     def first(self) -> tuple[ModelConfig, ...]:
-        """Returns the models to begin with; raises StartError."""
+        """Returns the list of models at the start; raises StartError."""
         settings = self._settings
         if self._file is None:
             return single_model(settings)
@@ -42,11 +42,16 @@ class ModelLists:
         return configs
 
     def reload(self, models: Sequence[ModelConfig], deadline_s: float | None = None) -> None:
-        """Replaces the list; blocks. See engine.model_set for what it raises."""
+        """Replaces the list of models; blocks. Raises as ModelSet.reload of engine.model_set."""
         self._models.reload(models, deadline_s)
 
     def reload_config(self, engine: Engine, text: str | None) -> list[str]:
-        """Takes a list by an engine that knows who asks for it; see create_admin_app."""
+        """Replaces the list of models for the admin route; returns the models' names.
+
+        Args:
+          engine: checks the caller's rights.
+          text: a list in the text form of ModelServerConfig; None: the --model_config_file is read again.
+        """
         if text is not None:
             models = parse_config_text(text, "The body") or ()
             engine.reload(models)
@@ -57,7 +62,7 @@ class ModelLists:
         return sorted(model.name for model in models)
 
     def watch(self, stop: threading.Event) -> None:
-        """Begins to look at the file, in a thread of its own; not at all where nothing asks for that."""
+        """Starts the thread that polls the --model_config_file, if there is one and it is to be polled."""
         interval_s = self._settings.model_config_file_poll_wait_seconds
         if self._file is not None and interval_s > 0:
             arguments = (self.reload, stop, interval_s)

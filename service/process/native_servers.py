@@ -1,6 +1,6 @@
-"""The servers of both wires where the native core answers: the core on the public ports, Python behind it.
+"""Runs the servers of HTTP and gRPC with the native core: the core on the public ports, Python behind it.
 
-The core forwards what it does not answer over Unix sockets in a folder that only this user may enter.
+The core forwards requests that it does not answer, over Unix sockets in a folder that only this user may enter.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# How often the core's numbers are read, so that slow requests are logged while somebody may still look.
+# Seconds between two reads of the core's statistics, so that slow requests are logged soon.
 _COLLECT_S = 1.0
-# How often Python publishes the state of health to the core, where it is valid for ten seconds.
+# Seconds between two reports of the state of health to the core, where a report is valid for ten seconds.
 _HEALTH_S = 1.0
 
 
@@ -45,9 +45,9 @@ class NativeServers:
     """The native core and the reference servers behind it. Concurrency: event loop only, except set_serving.
 
     Args:
-      routes: what the registry publishes to.
-      recent: told of slow requests.
-      on_end: called when the HTTP server behind the core has ended, whatever ended it.
+      routes: the publisher to which the registry passes its routes.
+      recent: gets the slow requests.
+      on_end: called when the HTTP server behind the core has ended, for any reason.
 
     Raises:
       StartError: a setting can not be used.
@@ -79,7 +79,7 @@ class NativeServers:
         self._folder = tempfile.TemporaryDirectory(prefix="embedding-server-", ignore_cleanup_errors=True)
         self._upstreams = {wire: Path(self._folder.name) / wire for wire in ("http", "grpc")}
         self._engine, self._access, self._http_parts = engine, access, http_parts
-        # Made by complete().
+        # The next three attributes are set by complete().
         self._grpc: GrpcServer | None = None
         self._http: HttpServer | None = None
         self._serving: asyncio.Task[None] | None = None
@@ -87,17 +87,17 @@ class NativeServers:
         self._statistics: NativeStatistics | None = None
         self._stop_collecting = threading.Event()
         self._health_lock = threading.Lock()
-        # With --auth_config the answer to a check depends on the caller, so Python answers checks.
+        # With --auth_config, the answer to a health check depends on the caller, so that Python must answer it.
         self._is_health_open = access is None
         self._engine = engine
         self._telling: asyncio.Task[None] | None = None
 
     def bind(self) -> None:
-        """See PythonServers.bind."""
+        """Binds the ports, which refuse connections until open() is called; raises StartError if one is in use."""
         self._bound = {"http": http_port(self._settings), "grpc": grpc_port(self._settings)}
 
     async def open(self) -> Ports:
-        """Starts the core on the public ports; see PythonServers.open.
+        """Starts the core on the public ports; raises StartError if a port is in use.
 
         Until complete() has returned, requests that the core forwards are refused as unavailable.
         """
@@ -149,13 +149,13 @@ class NativeServers:
         return edge
 
     def _collect(self) -> None:
-        assert self._statistics is not None  # opened with the core
+        assert self._statistics is not None  # _open_edge() has set the statistics
         while not self._stop_collecting.wait(_COLLECT_S):
             self._statistics.collect()
 
     def set_serving(self, is_serving: bool) -> None:
         """Tells health checks whether the server and its models can answer. Concurrency: any thread."""
-        # Before complete() there is no gRPC server; its health then begins with the engine's state.
+        # Before complete() there is no gRPC server; when it starts, its health has the engine's state.
         if (grpc := self._grpc) is not None:
             grpc.set_serving(is_serving)
             self._publish_health()
@@ -167,13 +167,14 @@ class NativeServers:
                 self._edge.set_health(self._grpc.serving(), is_ready=self._engine.is_ready)
 
     async def _repeat_health(self) -> None:
-        # On the event loop: if Python hangs, the published state expires, and the core forwards checks to Python again.
+        # The state of health is published by the event loop: if Python hangs, the state expires, and the core forwards
+        # checks to Python.
         while True:
             self._publish_health()
             await asyncio.sleep(_HEALTH_S)
 
     async def stop(self) -> None:
-        """Drains the core, and then stops the reference servers: until then they answer what it forwards."""
+        """Drains the core, then stops the reference servers, which answer forwarded requests until then."""
         timeout_s = self._settings.drain_timeout_s
         if self._telling is not None:
             self._telling.cancel()
@@ -192,7 +193,7 @@ class NativeServers:
         self._folder.cleanup()
 
     def stop_now(self) -> None:
-        """Makes stop end without waiting for requests."""
+        """Makes stop() cut the requests in flight, in the core and behind it."""
         if self._edge is not None:
             self._edge.close()
         if self._http is not None and self._grpc is not None:
@@ -200,7 +201,7 @@ class NativeServers:
             self._grpc.stop(0)
 
     def state(self) -> dict[str, Any]:
-        """Returns what the status page shows of the data plane."""
+        """Returns the state of the native data plane for the status page."""
         if self._statistics is not None:
             self._statistics.collect()
         return {

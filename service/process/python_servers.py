@@ -1,4 +1,4 @@
-"""The reference servers of both wires on the public ports, where the native core does not answer."""
+"""Runs the reference servers of HTTP and gRPC on the public ports, if the native core does not answer."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from service.process.http_transport import create_http_server
 
 
 class PythonServers:
-    """The HTTP and the gRPC server. Concurrency: event loop only, except set_serving.
+    """The HTTP and the gRPC reference server on the public ports. Concurrency: event loop only, except set_serving.
 
     Args:
-      on_end: called when the HTTP server has ended, whatever ended it.
+      on_end: called when the HTTP server has ended, for any reason.
 
     Raises:
       StartError: a setting can not be used.
@@ -43,13 +43,14 @@ class PythonServers:
         self._serving: asyncio.Task[None] | None = None
 
     def bind(self) -> None:
-        """Takes the ports, which refuse connections until open() is called; raises StartError where one is in use."""
+        """Binds the HTTP port and checks the gRPC port; connections are refused until open(). Raises StartError."""
         self._http_port = http_port(self._settings)
-        # grpcio binds its port by itself, and does not say why it can not: an attempt does.
+        # grpcio binds its port itself, and does not say why it can not: so the port is bound here once, to get the
+        # reason.
         grpc_port(self._settings).close()
 
     async def open(self) -> Ports:
-        """Listens and serves; raises StartError where a port is in use."""
+        """Listens and serves on both ports; raises StartError if one is in use."""
         listener = self._http_port.listen()
         try:
             grpc_number = self._grpc.start()
@@ -68,7 +69,7 @@ class PythonServers:
         self._grpc.set_serving(is_serving)
 
     async def stop(self) -> None:
-        """Stops accepting and waits for the requests in flight, for as long as the settings allow."""
+        """Stops accepting, and waits for the requests in flight as long as the settings allow."""
         self._http.should_exit = True
         await asyncio.gather(
             self._serving or asyncio.sleep(0), asyncio.to_thread(self._grpc.stop, self._settings.drain_timeout_s)
@@ -76,10 +77,10 @@ class PythonServers:
         self._http_port.close()
 
     def stop_now(self) -> None:
-        """Makes stop end without waiting for requests."""
+        """Makes stop() cut the requests in flight of the Python servers."""
         self._http.force_exit = True
         self._grpc.stop(0)
 
     def state(self) -> dict[str, Any]:
-        """Returns what the status page shows of the data plane."""
+        """Returns the state of the Python data plane for the status page."""
         return {"kind": "python"}

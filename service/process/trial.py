@@ -1,4 +1,4 @@
-"""Opens one version in this process, cut and whole, and times both as a server answers: from bytes to bytes."""
+"""Opens one version in this process, cut and whole, and compares the speed of both, from request to answer bytes."""
 
 from __future__ import annotations
 
@@ -32,17 +32,18 @@ from service.wire.grpc_api import PREDICT
 
 _MODEL = "trial"
 
-# A serialized PredictRequest to a serialized PredictResponse; raises ServiceError.
+# Answers a serialized PredictRequest with a serialized PredictResponse; raises ServiceError.
 Answer = Callable[[bytes], bytes]
 
 
 class Trial:
-    """A version that is opened twice: its lookups cut out as the manifest says ("cut"), and its graphs whole ("whole").
+    """A version that is opened twice: with lookups cut from its graphs as the manifest says ("cut"), and with whole
+    graphs ("whole").
 
     Args:
       names: the signatures to open.
 
-    signatures: those of names, as the manifest describes them.
+    signatures: the specs of the named signatures, as the manifest describes them.
     """
 
     def __init__(self, artifact: Path, manifest: Manifest, names: Collection[str], tags: frozenset[str]) -> None:
@@ -78,7 +79,10 @@ class Trial:
         return compare_runs(*self._answers, encoded, turns=turns)
 
     def outputs(self, name: str, request: Mapping[str, Array]) -> tuple[dict[str, Array], dict[str, Array]]:
-        """Returns the outputs of both for one request: cut, whole; none of one that refuses the request."""
+        """Returns the outputs of the cut and of the whole signature for one request.
+
+        {} for one that refuses the request.
+        """
         return _run(self._cut.backends[name], self.signatures[name], request), _run(
             self._graphs, self.signatures[name], request
         )
@@ -99,14 +103,14 @@ def _run(backend: Backend, spec: SignatureSpec, request: Mapping[str, Array]) ->
 
 class _Unobserved:
     def finished(self, request: Finished) -> None:
-        """Counts nothing."""
+        """Counts no requests."""
 
 
 def _answering(servable: Servable, lookups: OpenedLookups | None) -> Answer:
     """Returns a function that answers a version's Predict requests as a server does: the native core, or Python.
 
     Args:
-      lookups: of the version's manifest, if it has one.
+      lookups: lookups of the version's manifest, if it has one.
     """
     reference, forms = _reference(servable), _native_forms(servable, lookups)
     if forms is None:
@@ -116,7 +120,7 @@ def _answering(servable: Servable, lookups: OpenedLookups | None) -> Answer:
         try:
             answered: bytes = forms.grpc(PREDICT, request)
         except ValueError:
-            # The core forwards this request.
+            # The core does not answer this request but would forward it.
             return reference(request)
         return answered
 
@@ -124,7 +128,10 @@ def _answering(servable: Servable, lookups: OpenedLookups | None) -> Answer:
 
 
 def _native_forms(servable: Servable, lookups: OpenedLookups | None) -> Any:
-    """Returns the native core's forms over a version; None where the core is not built or can not serve the version."""
+    """Returns the native core's request handler for a version.
+
+    None if the core is not built or can not serve the version.
+    """
     if not has_core():
         return None
     from service import _native
@@ -146,7 +153,7 @@ def _reference(servable: Servable) -> Answer:
 
 
 def _predict_request(servable: Servable, signature_name: str, inputs: Mapping[str, Array]) -> bytes:
-    """Returns a serialized PredictRequest."""
+    """Encodes a PredictRequest for a signature."""
     request = message_class("tensorflow.serving.PredictRequest")()
     request.model_spec.name, request.model_spec.signature_name = servable.name, signature_name
     for name, array in inputs.items():

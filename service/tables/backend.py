@@ -20,7 +20,7 @@ from service.types import Array, SignatureSpec, TableCounts, Tensors
 class LookupBackend:
     """The backend that runs lookup signatures on mapped tables. Concurrency: any thread.
 
-    vocabularies: by the table whose rows the vocabulary's keys name.
+    vocabularies: table -> the vocabularies whose keys name its rows.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class LookupBackend:
 
     @property
     def vocabularies(self) -> Mapping[str, Sequence[OpenedVocabulary]]:
-        """Returns the vocabularies, which count unknown keys, by the table whose rows their keys name."""
+        """Table -> the vocabularies whose keys name its rows; they count unknown keys."""
         return self._vocabularies
 
     def plan(self, signature_name: str) -> SignaturePlan:
@@ -39,7 +39,7 @@ class LookupBackend:
         return self._plans[signature_name]
 
     def on_tables(self, tables: Mapping[str, MappedTable]) -> LookupBackend:
-        """Returns the same lookups on other tables of the same names and shapes; both count together."""
+        """Returns the same lookups on other tables of the same names and shapes; both share their counts."""
         plans = {name: plan.on_tables(tables) for name, plan in self._plans.items()}
         return LookupBackend(plans, self._vocabularies)
 
@@ -125,7 +125,7 @@ def open_lookups(
 
 
 def _by_feature(manifest: Manifest, vocabularies: Mapping[str, OpenedVocabulary]) -> dict[str, OpenedVocabulary]:
-    """Returns each feature's vocabulary; those of one table count together what they lack, and no others do."""
+    """Returns each feature's vocabulary; the vocabularies of one table share a count of unknown keys."""
     views: dict[tuple[str, str], OpenedVocabulary] = {}
     by_feature = {}
     for name, feature in manifest.features.items():

@@ -1,7 +1,8 @@
-"""Indexes over the keys of a vocabulary in plain Python: the reference for the native ones, and what serves without.
+"""Indexes the keys of a vocabulary in plain Python: the reference for the native index, and its replacement without the
+native core.
 
-Functions take and return what the native core's do, but for the index: a dict from each key to its number. That takes
-some 100 bytes a key.
+The functions have the parameters and results of the native core's, but the index is a dict from each key to its number.
+A dict takes some 100 bytes a key.
 
 Source: the hash of OOV buckets is TensorFlow 2.21's: `IdTableWithHashBuckets` of python/ops/lookup_ops.py with its
 FastHashSpec, over the bytes of a string or the decimal digits of an integer.
@@ -21,7 +22,7 @@ from service.types import Array
 
 OK = -1
 NO_EMPTY_KEY = -1
-# More than a request has keys.
+# STRANGER is larger than the number of keys in any request, so that a count and a position fit into one number.
 STRANGER = 1 << 32
 
 _NEWLINE = 10
@@ -37,7 +38,7 @@ def count_lines(data: Array) -> int:
 
 
 def find_lines(data: Array, starts: Array) -> None:
-    """Writes where each of N lines starts, and one more as if another followed: starts [N+1] int64."""
+    """Writes into starts [N+1] int64 the offset of each of N lines, and of where a further line would start."""
     behind = np.flatnonzero(data == _NEWLINE) + 1
     starts[:1] = 0
     starts[1 : 1 + behind.size] = behind
@@ -45,7 +46,7 @@ def find_lines(data: Array, starts: Array) -> None:
 
 
 def line_length(data: Array, starts: Array, line: int) -> int:
-    """Returns how many bytes a line has without its ending: newline or CR LF, as in TensorFlow's file initializer."""
+    """Returns a line's length in bytes without its newline or CR LF, as TensorFlow's file initializer reads it."""
     return len(next(_lines(data, starts[line : line + 2])))
 
 
@@ -56,7 +57,7 @@ def _lines(data: Array, starts: Array) -> Iterator[bytes]:
 
 
 def parse_integers(data: Array, starts: Array, keys: Array) -> int:
-    """Writes the int64 that each line holds in decimal; returns OK, or the first line that holds none."""
+    """Writes the int64 that each line holds in decimal; returns OK, or the number of the first line that holds none."""
     for line, text in enumerate(_lines(data, starts)):
         if not _INTEGER.fullmatch(text):
             return line
@@ -68,12 +69,12 @@ def parse_integers(data: Array, starts: Array, keys: Array) -> int:
 
 
 def index_strings(data: Array, starts: Array, index: Index) -> int:
-    """Fills an index (empty before) with the lines of a file; returns OK, or the first line that was there before."""
+    """Fills an empty index with the lines of a file; returns OK, or the number of the first line that occurs twice."""
     return _fill(index, _lines(data, starts))
 
 
 def index_integers(keys: Array, index: Index) -> int:
-    """Fills an index (empty before) with keys; returns OK, or the first place of a key that was there before."""
+    """Fills an empty index with keys; returns OK, or the position of the first key that occurs twice."""
     return _fill(index, keys.tolist())
 
 
@@ -97,14 +98,14 @@ def find_strings(
     num_oov_buckets: int,
     ids: Array,
 ) -> int:
-    """Writes the row of each key: first_id + line, or that of its OOV bucket, or oov_id.
+    """Writes the row of each key: first_id + its line, or the row of its OOV bucket, or oov_id.
 
-    Returns OK where the vocabulary has all keys, else (number of those it lacks) * STRANGER + place of the first.
+    Returns OK if the vocabulary has all keys, else (number of unknown keys) * STRANGER + position of the first.
 
     Args:
       data, starts, index: the vocabulary.
-      keys: bytes of N keys end to end, key i from splits[i] to splits[i + 1].
-      empty_id: row of the empty string, or NO_EMPTY_KEY where it is a key like any other.
+      keys: concatenated bytes of N keys, key i from splits[i] to splits[i + 1].
+      empty_id: row of the empty string, or NO_EMPTY_KEY if it is a key like any other.
       first_bucket, num_oov_buckets: rows of the buckets; 0 for none.
       ids: [N] int64, written.
     """
@@ -129,7 +130,7 @@ def find_integers(
     num_oov_buckets: int,
     ids: Array,
 ) -> int:
-    """Writes and returns what find_strings does, for N sent keys; keys, index: the vocabulary."""
+    """Writes the rows of N sent integer keys, and returns the same as find_strings(). keys, index: the vocabulary."""
 
     def row_of(key: int) -> int | None:
         return first_id + index[key] if key in index else None

@@ -18,14 +18,14 @@ _MAX = 2**64 - 1
 
 
 def fingerprint64(text: bytes) -> int:
-    """Returns the fingerprint of some bytes."""
+    """Returns the FarmHash Fingerprint64 of some bytes."""
     if len(text) <= 16:
         return _up_to_16(text)
     if len(text) <= 32:
         return _up_to_32(text)
     if len(text) <= 64:
         return _up_to_64(text)
-    # Blocks of 64 bytes, the last of which overlaps the one before so that it ends with the string.
+    # The text is hashed in blocks of 64 bytes; the last block overlaps the one before, so that it ends with the text.
     x = (_SEED * _K2 + _fetch(text, 0)) & _MAX
     y = (_SEED * _K1 + 113) & _MAX
     z = _shift_mix(y * _K2 + 113) * _K2 & _MAX

@@ -33,7 +33,10 @@ _libc.munlock.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 
 
 class GuardedMap(mmap.mmap):
-    """A read-only file map that reads as zeros once the file's bytes are gone; the version is marked before that."""
+    """A read-only map of a file.
+
+    Pages behind a cut-off end of the file read as zeros, and the version is marked before.
+    """
 
     _place: int | None = None
 
@@ -46,7 +49,7 @@ class GuardedMap(mmap.mmap):
         address = np.frombuffer(self, np.uint8).ctypes.data
         self._place = NATIVE_TABLES.add_guard(address, len(self), np.frombuffer(mark, np.int64).ctypes.data)
         if self._place is None:
-            logger.warning("too many maps at a time: this one ends the process where its file is cut short")
+            logger.warning("too many mapped files: if this file is cut short, a read of it ends the process")
 
     def __del__(self) -> None:
         # The guard is removed before the base class unmaps the file: the address may be reused after that.
@@ -81,7 +84,7 @@ class GuardedFiles:
         self._why = ""
 
     def map(self, path: Path) -> mmap.mmap:
-        """Maps a file, once; raises OSError, or ValueError for what has no bytes or can have no such name."""
+        """Maps a file once; raises OSError, or ValueError for an empty file or an impossible name."""
         if path not in self._opened:
             with path.open("rb") as file:
                 found = os.fstat(file.fileno())
@@ -94,7 +97,7 @@ class GuardedFiles:
 
     @property
     def sizes(self) -> dict[Path, int]:
-        """Returns the size in bytes of each mapped file."""
+        """The size in bytes of each mapped file."""
         return {path: opened.size for path, opened in self._opened.items()}
 
     def guard(self, mapped: GuardedMap) -> None:
@@ -132,7 +135,7 @@ class GuardedFiles:
             os.close(descriptor)
 
     def close(self, sleep: Callable[[float], None] = time.sleep) -> None:
-        """Gives the maps' memory back, a slice at a time; a later read of a map reads the pages from the file. Blocks.
+        """Frees the maps' memory, a slice at a time; a later read of a map reads its pages from the file again. Blocks.
 
         Each map is unmapped with the last array that views its memory; unmapping is quick after close().
         """
@@ -141,7 +144,7 @@ class GuardedFiles:
             address = np.frombuffer(opened.map, np.uint8).ctypes.data
             for begin in range(0, opened.size, _SLICE_BYTES):
                 num_bytes = min(_SLICE_BYTES, opened.size - begin)
-                # Locked pages can not be given back.
+                # The kernel can not free locked pages, so that they are unlocked first.
                 _libc.munlock(address + begin, num_bytes)
                 _libc.madvise(address + begin, num_bytes, _DONT_NEED)
                 sleep(_BREAK_S)

@@ -1,17 +1,18 @@
-"""Huge pages for mapped files: what the page cache holds in small pages is dropped from it, and read again in large.
+"""Makes the pages of mapped files huge: drops small pages from the page cache, and reads their bytes again in large
+ones.
 
-A file that was just written or copied is in the page cache in pieces of 4 to 64 KB, and a row looked up at random
-costs a walk of the processor through tables that are in no cache. File systems with large folios (XFS since Linux 5.18,
-ext4 since 6.16) read a file in pieces of 2 MB where its map asks for huge pages, and such a piece is one entry in the
-page table. It stays the file's own memory, which all processes share.
+A file that was just written or copied is in the page cache in pieces of 4 to 64 KB. Looking up a random row then costs
+the processor a page walk through page tables that are in no CPU cache. File systems with large folios (XFS since Linux
+5.18, ext4 since 6.16) read a file in pieces of 2 MB if its map asks for huge pages, and such a piece is one entry in
+the page table. It stays in the page cache, which all processes share.
 
-A chunk is 2 MB, at a multiple of that in the file and in memory. Of each:
+A chunk is 2 MB, at a multiple of 2 MB in the file and in memory. For each chunk:
 
-- our entries in the page table go (MADV_DONTNEED: of a shared map they come back from the page cache),
-- the page cache drops it (POSIX_FADV_DONTNEED), unless it is not written back yet or another process has it mapped,
-- it is read again (MADV_POPULATE_READ), in one piece: the map was advised so (MADV_HUGEPAGE).
+- this process's page table entries are removed (MADV_DONTNEED: the page cache still has the pages),
+- the page cache drops it (POSIX_FADV_DONTNEED), unless it is not written to disk yet or another process maps it,
+- it is read again (MADV_POPULATE_READ), in one piece, because the map has the advice MADV_HUGEPAGE.
 
-Who looks up such a row meanwhile waits for it to be read, or has small pages put there first; then it is done again.
+A lookup in the chunk meanwhile waits until it is read, or reads small pages first; then the chunk is done again.
 
 Source: madvise(2), posix_fadvise(2), sync_file_range(2); mm/filemap.c, do_sync_mmap_readahead (Linux 6.18).
 """
@@ -36,14 +37,15 @@ from service.tables.page_table import HUGE_BYTES, PageTable, pages_in_memory
 logger = logging.getLogger(__name__)
 
 _DONT_NEED, _HUGE_PAGE, _POPULATE_READ = 4, 14, 22
-# SYNC_FILE_RANGE_WAIT_BEFORE, _WRITE and _WAIT_AFTER.
+# The flags SYNC_FILE_RANGE_WAIT_BEFORE, _WRITE and _WAIT_AFTER together.
 _WRITE_BACK = 7
 _ATTEMPTS = 3
-# Where the first that are tried do not become huge, no other will.
+# If none of the first chunks becomes huge, no other will.
 _FIRST = 4
-# A disk that takes longer for a chunk, in the median of so many, is left alone: lookups would wait for it. 200 MB/s.
+# If reading a chunk takes longer than _SLOW_S, in the median of _TRIAL chunks (200 MB/s), the rest is left alone:
+# lookups would wait for the disk.
 _TRIAL, _SLOW_S = 12, 0.010
-# Between two chunks others may have the interpreter and the memory map's lock.
+# Pause between two chunks, in which other threads get the interpreter and the memory map's lock.
 _BREAK_S = 0.0005
 _LOOK_S, _PATIENCE_S, _PROGRESS_S = 0.05, 600.0, 5.0
 
@@ -53,13 +55,13 @@ _libc.sync_file_range.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, 
 
 
 class _GivenUp(Exception):
-    # Why the rest stays as it is.
+    # The error's text says why no further pages are made huge.
     pass
 
 
 @dataclass(slots=True)
 class _Work:
-    # What was done for one version. seconds: of each chunk that was read.
+    # The progress of one version's files. seconds: reading time of each chunk that was read.
     num_bytes: int
     started_s: float
     huge_bytes: int = 0
@@ -70,14 +72,15 @@ class _Work:
 
 
 class HugePages:
-    """Makes the pages of versions' files huge. Never raises: what it can not do is logged. Concurrency: any thread.
+    """Makes the pages of versions' files huge. It never raises: failures are logged. Concurrency: any thread.
 
     Args:
-      is_whole: also what is not in memory is read, however slow the disk is and however little memory there is. Else
-        that is left to who looks it up, and nothing is done to what would not fit or hold lookups up.
-      bytes_per_s: reads no faster than that; 0 is as fast as it goes.
-      available: bytes of memory that this process may still take, with what others would give back; None: nobody knows.
-      page_table: tells which pages are huge; raises OSError.
+      is_whole: chunks that are not in memory are read too, however slow the disk is and however little memory there is.
+        Else they are read when a request looks them up, and nothing is done if the files do not fit into memory or the
+        disk is slow.
+      bytes_per_s: highest rate of reading; 0: no limit.
+      available: returns the bytes of memory that this process may still use; None: not known.
+      page_table: opens the page table, which tells which pages are huge; raises OSError.
     """
 
     def __init__(
@@ -99,7 +102,7 @@ class HugePages:
         self._is_stopped = False
 
     def make(self, files: GuardedFiles) -> None:
-        """Goes through all files of a version that are large enough. Blocks."""
+        """Makes the pages of all files of a version huge that are large enough. Blocks."""
         sizes = {path: size for path, size in files.sizes.items() if size >= HUGE_BYTES}
         if not sizes:
             return
@@ -118,7 +121,7 @@ class HugePages:
         self._tell("huge pages", work, reason)
 
     def stop(self) -> None:
-        """Ends what goes on, and all that follows."""
+        """Ends the work on this version, and on all versions that wait."""
         self._is_stopped = True
 
     def _check_memory(self, num_bytes: int) -> None:
@@ -133,15 +136,15 @@ class HugePages:
         self._check_going_on(files)
         try:
             reading = files.reading(path)
-            # What is held here keeps the map where it is: advice must never reach what lies there after it.
+            # `reading` keeps the map at its address: the advice must not reach memory that is mapped there later.
             with reading as (descriptor, address):
                 if address % HUGE_BYTES:
                     raise _GivenUp(f"file {path} is mapped to no multiple of {HUGE_BYTES} bytes by this file system")
                 self._wait_for_others(files, descriptor)
                 offsets = range(0, size - HUGE_BYTES + 1, HUGE_BYTES)
                 chunks = [_Chunk(descriptor, offset, address + offset) for offset in offsets]
-                # All of it before the first is read: the kernel reads the next one with it, which would be the reason
-                # to read that one, and so on to the end.
+                # Which chunks are in memory is asked for all before the first is read: the kernel reads the next chunk
+                # with it, which then would seem to have been in memory, and so on to the end.
                 were_there = [chunk.is_in_memory() for chunk in chunks]
                 for chunk, was_there in zip(chunks, were_there, strict=True):
                     self._check_going_on(files)
@@ -159,7 +162,10 @@ class HugePages:
             raise _GivenUp("a file is damaged")
 
     def _wait_for_others(self, files: GuardedFiles, descriptor: int) -> None:
-        """Takes a lock until the descriptor is closed: what another process maps meanwhile could not be dropped."""
+        """Locks the file until the descriptor is closed.
+
+        The page cache can not drop pages that another process maps meanwhile; server processes take the lock in turns.
+        """
         end_s = self._clock() + _PATIENCE_S
         while self._clock() < end_s:
             try:
@@ -169,12 +175,13 @@ class HugePages:
                 self._sleep(_LOOK_S)
                 self._check_going_on(files)
             except OSError:
-                # A file system without locks.
+                # The file system has no locks.
                 return
 
     def _make_chunk(self, chunk: _Chunk, was_there: bool, table: PageTable, work: _Work) -> None:
         chunk.advise()
-        # The first dozen in any case: advice alone makes others wait for a disk that nobody timed.
+        # The first chunks are read in any case, to time the disk: after advice alone, lookups would wait for a slow
+        # one.
         if not was_there and not self._is_whole and len(work.seconds) >= _TRIAL:
             work.advised_bytes += HUGE_BYTES
             return
@@ -184,7 +191,7 @@ class HugePages:
         if not is_huge:
             is_huge, seconds = self._read_again(chunk, table)
         elif was_there:
-            # Another process did it, or this one before.
+            # Another process made this part of the file huge, or this process did before.
             work.huge_bytes += HUGE_BYTES
             return
         work.seconds.append(seconds)
@@ -193,10 +200,10 @@ class HugePages:
         self._judge(work)
 
     def _read_again(self, chunk: _Chunk, table: PageTable) -> tuple[bool, float]:
-        """Returns whether it became huge, and how long the last reading took."""
+        """Returns whether the chunk became huge, and the seconds of the last read."""
         seconds = 0.0
         for attempt in range(_ATTEMPTS):
-            # What was just written is not dropped before it is on the disk.
+            # The page cache does not drop bytes before they are written to disk.
             chunk.drop(is_written_back=attempt > 0)
             started_s = self._clock()
             chunk.populate()
@@ -231,7 +238,7 @@ class HugePages:
     def _tell(self, message: str, work: _Work, reason: str) -> None:
         seconds = round(self._clock() - work.started_s, 3)
         extra = {"bytes": work.huge_bytes, "of": work.num_bytes, "advised": work.advised_bytes, "seconds": seconds}
-        # Who asked for them is told as one who does not get them.
+        # The log line is a warning only if the user asked for huge pages by --table_pages=huge.
         level = logging.WARNING if reason and self._is_whole and not self._is_stopped else logging.INFO
         logger.log(level, message, extra=extra | ({"reason": reason} if reason else {}))
 
@@ -249,7 +256,7 @@ class _Chunk:
         return bool(pages_in_memory(self.address, HUGE_BYTES).any())
 
     def is_huge(self, table: PageTable) -> bool:
-        # Another process may have made it so: one page of what is there is asked for, and brings all of it.
+        # Another process may have made this part of the file huge: reading one of its pages maps all of them then.
         pages = pages_in_memory(self.address, HUGE_BYTES)
         if not pages.any():
             return False
@@ -260,7 +267,7 @@ class _Chunk:
         if is_written_back:
             _libc.sync_file_range(self.descriptor, self.offset, HUGE_BYTES, _WRITE_BACK)
         _libc.madvise(self.address, HUGE_BYTES, _DONT_NEED)
-        # A file system that does not know how keeps it; then it does not become huge.
+        # A file system that can not drop pages keeps them; then the chunk does not become huge.
         with suppress(OSError):
             os.posix_fadvise(self.descriptor, self.offset, HUGE_BYTES, os.POSIX_FADV_DONTNEED)
 

@@ -1,10 +1,10 @@
-"""Numbers that kernels take and return: kinds of table, combiners, policies for bad ids, and where a kernel stopped."""
+"""Numbers that kernels take and return: dtypes of tables, combiners, policies for bad ids, and why a kernel stopped."""
 
 from __future__ import annotations
 
 OK = -1
 TOO_MANY = -2
-# Below TOO_MANY - r of any row, for a request has fewer bytes than that.
+# Smaller than TOO_MANY - r for any row r, because a request has fewer rows than 2**40.
 MISSING = -(1 << 40)
 
 SUM, MEAN, SQRTN = 0, 1, 2
@@ -13,7 +13,7 @@ IN_ORDER, BLOCKS_OF_8, FOUR_LANES = 0, 4, 8
 ERROR, DROP, DROP_NEGATIVE, DEFAULT_ROW, CLAMP, WRAP = 0, 1, 2, 3, 4, 5
 FLOAT32, FLOAT16, BFLOAT16, INT8, INT4 = 0, 1, 2, 3, 4
 
-# As a manifest names them.
+# Policies for bad ids by their names in a manifest.
 POLICIES = {
     "error": ERROR,
     "drop": DROP,

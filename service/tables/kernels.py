@@ -1,6 +1,7 @@
-"""The kernels of lookups: the native core's where it is built, else those of numpy_kernels, many times slower.
+"""Chooses the kernels of lookups: the native core's if it is built, else those of numpy_kernels, many times slower.
 
-Both take and return the same, bit for bit; numpy_kernels has the documentation. Native kernels release the GIL.
+Both have the same parameters and results, bit for bit; numpy_kernels has the documentation. Native kernels release the
+GIL.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Indexes over the keys of a vocabulary: the native core's where it is built, else those of dict_index.
+"""Chooses the index over a vocabulary's keys: the native core's if it is built, else that of dict_index.
 
-A native index is an int32 array of slots, a power of two in number: native/src/tables/key_index.rs fills it. Keys
-themselves stay where they are: strings in the lines of the file, integers in one array. So an index takes some 15 bytes
-a key beside the mapped file.
+A native index is an int32 array of slots, a power of two in number: native/src/tables/key_index.rs fills it. The index
+holds no keys: strings are in the lines of the mapped file, integers in one array. So an index takes some 15 bytes a key
+beside the file.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ index_strings, find_strings = _chosen.index_strings, _chosen.find_strings
 
 
 def native_slots(size: int) -> Any:
-    """Returns the slots of an index that shall hold so many keys."""
+    """Returns the empty slots of a native index for so many keys."""
     # Between a third and two thirds of the slots stay empty, so that a search ends after one or two.
     return np.full(1 << (size * 3 // 2).bit_length(), EMPTY, np.int32)
 
 
 def new_dict(size: int) -> Any:
-    """Returns an index of dict_index that shall hold so many keys."""
+    """Returns an empty dict, the index of dict_index for any number of keys."""
     return {}
 
 

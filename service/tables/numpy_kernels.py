@@ -1,16 +1,17 @@
-"""Gather, combine and sequence in numpy: the reference for native kernels, and what serves where they are not built.
+"""Implements the kernels gather, combine and sequence in numpy: the reference for the native kernels, and their
+replacement without the native core.
 
-A table is five integers: what its numbers are (FLOAT32, FLOAT16, BFLOAT16, INT8, INT4), the address where it lies
-(perhaps unaligned in its file: a checkpoint packs tensors back to back), the address of its [V] float32 scales if it is
-INT8 or INT4 (else 0), V, and D. The caller keeps it alive. Numbers become float32 before anything is done with them,
-those of INT8 and INT4 times the scale of their row, and are added up in float32 in the order of the ids.
+A table is given by five integers: its dtype (FLOAT32, FLOAT16, BFLOAT16, INT8, INT4), its address (perhaps unaligned: a
+checkpoint packs tensors back to back), the address of its [V] float32 scales if it is INT8 or INT4 (else 0), V, and D.
+The caller keeps the memory mapped. All numbers are converted to float32 first, those of INT8 and INT4 times the scale
+of their row, and are added up in float32 in the order of the ids.
 
-Each kernel writes the first D numbers of each row of out, and returns OK or where it stopped: the position of the
-first id that has no row, or TOO_MANY - r for a row r that is too long. One that came to the end although n ids have no
-row, as its policy wants, returns MISSING - n. The caller has checked that row_splits never decrease and lie within the
-ids.
+Each kernel writes the first D numbers of each row of out. It returns OK; or the position of the first id that is
+refused; or TOO_MANY - r if row r is too long; or MISSING - n if n ids have no row and the policy accepts that. The
+caller has checked that row_splits never decrease and lie within the ids.
 
-A row is cut first; what is cut off is never judged. Then an id is held against the table, then its weight against 0.
+A row of ids is cut at its limit first, and ids behind the limit are never checked. Then an id is compared with the size
+of the table, then its weight with 0.
 
 Source: the arithmetic is TensorFlow 2.21's, `_ragged_embedding_lookup_with_reduce` of
 python/tpu/tpu_embedding_for_serving.py (device cpu) and `sparse_embedding_aggregate_slice` of
@@ -46,24 +47,24 @@ from service.tables.kernel_codes import (
 )
 from service.types import Array
 
-# Stand in place of a row number: the id has no row and reads zeros, or the request is refused.
+# Special row numbers: the id has no row and reads zeros, or the request is refused.
 NO_ROW, REFUSED = -1, -2
 
-# By dtype; two numbers of INT4 share a byte.
+# numpy dtype by table dtype; two numbers of INT4 share a byte.
 _STORED = (np.float32, np.float16, np.uint16, np.int8, np.int8)
-# This mask takes the order of additions out of a combiner's number.
+# Mask for the combiner in a number that also holds the order of additions.
 _COMBINER_BITS = 3
-# Ones that are added up in float32 end here.
+# From 2**24 on, adding 1 to a float32 does not change it: sums of ones end here.
 _MOST_ONES = 1 << 24
-# Packets of lanes have so many columns; shorter rows of ids have no lanes.
+# Number of columns of a packet, and the least number of ids in a row that is added in lanes.
 _PACKET, _LEAST_FOR_LANES = 8, 16
 
-# Numbers of rows of a term -> [N, D] float32.
+# Takes positions of terms, returns their [N, D] float32 rows.
 _Terms = Callable[[Array], Array]
 
 
 class _Memory:
-    """Bytes at an address, as numpy's array interface of version 3 describes them."""
+    """Memory at an address, with numpy's array interface of version 3."""
 
     def __init__(self, address: int, shape: tuple[int, ...], dtype: Any) -> None:
         typestr = np.dtype(dtype).str
@@ -71,7 +72,7 @@ class _Memory:
 
 
 class _Table:
-    """The rows at a table's place."""
+    """The rows of a table that is given by addresses."""
 
     def __init__(self, dtype: int, table_at: int, scales_at: int, vocabulary_size: int, dim: int) -> None:
         self._dtype, self._dim = dtype, dim
@@ -83,7 +84,7 @@ class _Table:
         """Returns [N, D] float32 rows of [N] row numbers."""
         stored = self._stored[numbers]
         if self._dtype == BFLOAT16:
-            # The upper half of a float32.
+            # A bfloat16 is the upper half of a float32.
             return (stored.astype(np.uint32) << 16).view(np.float32)
         if self._dtype == INT4:
             # The even column lies in a byte's low half; shifted to the left and back, it has its sign.
@@ -94,11 +95,11 @@ class _Table:
 
 
 def rows_read(ids: Array, vocabulary_size: int, policy: int, default_row: int) -> tuple[Array, int]:
-    """Returns the row that each id reads, NO_ROW for a dropped and REFUSED for a refused id; and how many have none.
+    """Returns the row that each id reads (NO_ROW: dropped, REFUSED: refused), and the number of ids without a row.
 
     Args:
       ids: [N] int64.
-      policy: ERROR, DROP, DROP_NEGATIVE, DEFAULT_ROW, CLAMP or WRAP, for an id outside [0, V).
+      policy: ERROR, DROP, DROP_NEGATIVE, DEFAULT_ROW, CLAMP or WRAP, policy for an id outside [0, V).
     """
     is_bad = (ids < 0) | (ids >= vocabulary_size)
     instead: Array | int = REFUSED
@@ -130,7 +131,7 @@ def gather(
 
     Args:
       dtype, table_at, scales_at, vocabulary_size, dim: the table.
-      ids: [B or more] int64; those behind B are not looked at.
+      ids: [B or more] int64; ids behind B are not read.
       policy, default_row: as in rows_read.
       out: [B, D or more] float32, written.
     """
@@ -158,7 +159,7 @@ def sequence(
     default_row: int,
     out: Array,
 ) -> int:
-    """Copies the rows of a table that each row of ragged ids names, one behind the other; a dropped id leaves zeros.
+    """Copies the table rows of each row of ragged ids, one behind the other; a dropped id leaves zeros.
 
     A row of ids that is shorter than L ends in zeros; ids behind the first L are not read, whatever they are.
 
@@ -198,29 +199,13 @@ def combine(
     default_row: int,
     out: Array,
 ) -> int:
-    """Combines the rows of a table that each row of ragged ids names into one vector.
-
-    sum: sum(w v). mean: sum(w v) / sum(w). sqrtn: sum(w v) / sqrt(sum(w^2)). A divisor of 0 gives zeros, so an empty
-    row is all zeros.
-
-    Args:
-      dtype, table_at, scales_at, vocabulary_size, dim: the table.
-      values: [N] int64.
-      row_splits: [B+1] int64.
-      weights: [N] float32, or [0] for 1 everywhere.
-      positive_only: leaves ids out whose weight is 0, less, or NaN.
-      combiner: SUM, MEAN or SQRTN, plus IN_ORDER, BLOCKS_OF_8 or FOUR_LANES.
-      at_least_one: a mean divides by max(sum(w), 1), as the tensor core does.
-      max_ids: K, or 0 for no limit; a longer row is cut at K when truncate, else refused.
-      policy, default_row: as in rows_read.
-      out: [B, D or more] float32, written.
-    """
+    """Combines the table rows of each row of ragged ids into one vector."""
     table = _Table(dtype, table_at, scales_at, vocabulary_size, dim)
     lengths = np.diff(row_splits)
     too_long = np.flatnonzero(lengths > max_ids) if max_ids and not truncate else np.empty(0, np.int64)
     if max_ids:
         lengths = np.minimum(lengths, max_ids)
-    # Rows behind one that is too long are not judged.
+    # The kernel stops at the first fault, so ids in rows behind a row that is too long are not checked.
     of_row, place = _places(lengths[: too_long[0]] if too_long.size else lengths)
     at = row_splits[of_row] + place
     rows, missing = rows_read(values[at], vocabulary_size, policy, default_row)
@@ -256,7 +241,7 @@ def combine(
 
 
 def _places(lengths: Array) -> tuple[Array, Array]:
-    """Returns, of each id of ragged rows, the number of its row and its place in that row."""
+    """Returns, for each id of ragged rows, the number of its row and its position in that row."""
     of_row = np.repeat(np.arange(lengths.size), lengths)
     return of_row, np.arange(of_row.size) - (np.cumsum(lengths) - lengths)[of_row]
 
@@ -264,9 +249,9 @@ def _places(lengths: Array) -> tuple[Array, Array]:
 def _sums(terms: _Terms, lengths: Array, dim: int, order: int) -> Array:
     """Returns the sum of each row's terms in one of three orders.
 
-    BLOCKS_OF_8: a sum of sums of eight; the first has the terms that eights leave over, and eight more where these are
-    none or one. FOUR_LANES: from 16 terms on, the sum of four lanes and of each term that is left over; columns that
-    fill no packet are added in order.
+    BLOCKS_OF_8: the sum of sums of eight terms; the first of these has the n % 8 terms that remain, and eight more if
+      that is 0 or 1. FOUR_LANES: from 16 terms on, the sum of four lanes and of the remaining terms; columns that fill
+      no packet are added in order.
     """
     if order == IN_ORDER:
         return _sums_in_order(terms, lengths, dim)
@@ -292,7 +277,7 @@ def _sums(terms: _Terms, lengths: Array, dim: int, order: int) -> Array:
 
 
 def _sums_in_order(terms: _Terms, lengths: Array, dim: int) -> Array:
-    """Returns the float32 sum of each row's terms, the first of all rows first; numpy's own sums go in other orders."""
+    """Returns the float32 sum of each row's terms, added in their order; numpy's own sums add in other orders."""
     begins = np.cumsum(lengths) - lengths
     sums = np.zeros((lengths.size, dim), np.float32)
     for k in range(lengths.max(initial=0)):

@@ -19,11 +19,11 @@ from service.types import Array
 
 HUGE_BYTES = 2 << 20
 
-# size, flags, start, end, walk_end, vec, vec_len, max_pages, category_inverted, category_mask, category_anyof_mask,
-# return_mask.
+# Fields of struct pm_scan_arg: size, flags, start, end, walk_end, vec, vec_len, max_pages, category_inverted,
+# category_mask, category_anyof_mask, return_mask.
 _ARGUMENT = struct.Struct("12Q")
 _WALK_END = 4
-# _IOWR('f', 16, struct pm_scan_arg), as x86 and ARM put it together.
+# The number _IOWR('f', 16, struct pm_scan_arg), as x86 and ARM compute it.
 _PAGEMAP_SCAN = 3 << 30 | _ARGUMENT.size << 16 | ord("f") << 8 | 16
 _IS_HUGE = 1 << 6
 # Most address ranges that one PAGEMAP_SCAN call returns; the kernel joins adjacent ranges into one range.
@@ -41,7 +41,7 @@ class PageTable:
 
     def __init__(self) -> None:
         self._descriptor = os.open("/proc/self/pagemap", os.O_RDONLY | os.O_CLOEXEC)
-        # Each row is one range: start, end, categories.
+        # Each row of the array is one address range: start, end, categories.
         self._ranges = np.zeros((_NUM_RANGES, 3), np.uint64)
 
     def __enter__(self) -> PageTable:
@@ -53,7 +53,7 @@ class PageTable:
         os.close(self._descriptor)
 
     def huge_bytes(self, address: int, nbytes: int) -> int:
-        """Returns how many bytes from an address on are mapped by huge pages; the range is of whole pages.
+        """Returns how many bytes of an address range are mapped by huge pages; the range consists of whole pages.
 
         A page that this process did not read yet is not in its page table, even if the page is in the page cache.
         """
@@ -92,7 +92,7 @@ def pages_in_memory(address: int, nbytes: int) -> Array:
 
 _PRESENT = np.uint64(1 << 63)
 _ENTRY_BYTES = 8
-# Entries read at once: 256 MiB of a table.
+# Number of page map entries that are read at once: those of 256 MiB of a table.
 _CHUNK_PAGES = 1 << 16
 
 

@@ -1,4 +1,4 @@
-"""A lookup signature compiled against its tables: what is left to do per request is one kernel call per feature."""
+"""Compiles a lookup signature with its tables, so that each request costs one kernel call per feature."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ from service.types import Array, TableCounts, Tensors
 
 COMBINERS = {"sum": kernels.SUM, "mean": kernels.MEAN, "sqrtn": kernels.SQRTN}
 _SUMMATIONS = {"in_order": kernels.IN_ORDER, "blocks_of_8": kernels.BLOCKS_OF_8, "four_lanes": kernels.FOUR_LANES}
-# Where a bad id reads a row of another id.
+# Policies by which a bad id reads the row of another id.
 _READ_INSTEAD = ("default_row", "clamp", "wrap")
 _NO_WEIGHTS = np.empty(0, np.float32)
 
 
 def combiner_number(feature: LookupFeature) -> int:
-    """Returns a feature's combiner and order of additions as the kernels take them."""
+    """Returns a feature's combiner and order of additions as one number for the kernels."""
     return COMBINERS[feature.combiner or "sum"] + _SUMMATIONS[feature.summation]
 
 
 @dataclass(frozen=True, slots=True)
 class FeaturePlan:
-    """One feature of a signature, its table at hand. Concurrency: any thread.
+    """One feature of a signature with its table, compiled. Concurrency: any thread.
 
-    position: among the features of its signature, for the counts.
-    dtype: float32, or what its table is stored as. ids_rank: of its ids input; None: any but 0.
-    has_checked_splits: engine.validation knows its row splits.
+    position: the feature's position in its signature, for the counts.
+    dtype: dtype of the answer, float32 or the table's stored dtype. ids_rank: rank of its ids input; None: any but 0.
+    has_checked_splits: engine.validation has checked the row splits.
     """
 
     feature: LookupFeature
@@ -53,44 +53,44 @@ class FeaturePlan:
 
     @property
     def is_plain(self) -> bool:
-        """Says whether `is_one_kernel` holds and each row has one id or is a row of ragged ids."""
+        """Whether `is_one_kernel` holds and each row has one id or is a row of ragged ids."""
         return self.ids_rank == 1 and self.is_one_kernel
 
     @property
     def is_one_kernel(self) -> bool:
-        """Says whether one kernel does all of the lookup, as long as rows that the feature treats apart have ids."""
+        """Whether one kernel call does the whole lookup, if all rows that a policy for empty rows changes have ids."""
         feature = self.feature
         treats_rows_apart = feature.on_empty_row != "zeros" or feature.trailing_empty_rows != "keep"
         return (
             self.dtype == "float32"
             and self.table.info.dtype != "float64"
             and feature.max_norm is None
-            # Whether an id counts is then known from its weight only.
+            # A feature with both options needs the weight of each id to tell which rows are empty.
             and not (treats_rows_apart and feature.on_nonpositive_weight == "drop")
         )
 
     def num_rows(self, inputs: Tensors) -> int:
-        """Returns how many rows B a request asks the feature for."""
+        """Returns B, the number of rows that a request sends for the feature."""
         splits = self.feature.row_splits
         rows: int = inputs[self.feature.ids].shape[0] if splits is None else inputs[splits].shape[0] - 1
         return rows
 
     def read_counts(self, ids: int, missing: int) -> TableCounts:
-        """Returns what was read of the table for so many ids, of which so many have no row; keys are not counted."""
+        """Returns the counts for a read of so many ids, of which so many have no row; keys are not counted."""
         read = ids if self.feature.on_bad_id in _READ_INSTEAD else ids - missing
         return TableCounts(ids, missing, 0, max(read, 0) * self.table.row_bytes)
 
     def run(self, inputs: Tensors, counts: Array) -> Array:
-        """Returns [B, D] for the feature's inputs, [B, L, D] of a sequence, or [B, K, D] of ids of shape [B, K].
+        """Looks the feature up; returns [B, D], [B, L, D] for a sequence, or [B, K, D] for ids of shape [B, K].
 
         Args:
-          counts: [2] int64, of the calling thread; the number of ids and of those without a row are added to it.
-            Of a lookup that is refused, only the id that it is refused for.
+          counts: [2] int64 of the calling thread; the number of ids and the number of ids without a row are added to
+            it. A refused lookup counts only the id that it is refused for.
 
         Raises:
           IdOutOfRange: an id has no row and the policy refuses it.
-          IdsTooMany: a row has more than max_ids_per_row ids and is not to be truncated, or there are too many rows.
-          InputMismatch: row splits that nobody has checked are none.
+          IdsTooMany: a row has more than max_ids_per_row ids and is not truncated, or there are too many rows.
+          InputMismatch: has_checked_splits is False, and the row splits are invalid.
         """
         feature = self.feature
         rows = self.num_rows(inputs)
@@ -197,10 +197,10 @@ class FeaturePlan:
 
 
 class OutputPlan(NamedTuple):
-    """One output of a signature.
+    """The compiled form of one output of a lookup: the features in it and its rank.
 
-    parts: the features whose vectors stand side by side in it.
-    rank: how many dimensions it has; None: as many as its features' vectors.
+    parts: the features whose vectors the output holds side by side.
+    rank: rank of the output; None: the rank of its features' vectors.
     """
 
     parts: tuple[str, ...]
@@ -209,27 +209,27 @@ class OutputPlan(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SignaturePlan:
-    """All features of one lookup signature, by name, and its outputs. Concurrency: any thread."""
+    """The plans of one lookup signature's features, by name, and of its outputs. Concurrency: any thread."""
 
     features: Mapping[str, FeaturePlan]
     outputs: Mapping[str, OutputPlan]
-    # By thread: each counts in an array of its own, so that no lock is needed.
+    # Thread -> counts: each thread counts in an array of its own, so that no lock is needed.
     _counts: dict[int, Array] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def max_rows(self) -> int | None:
-        """How many rows a request may have, None where there is no limit."""
+        """Largest number of rows of a request; None: there is no limit."""
         return min((plan.max_rows for plan in self.features.values() if plan.max_rows is not None), default=None)
 
     def run(self, inputs: Tensors, outputs: tuple[str, ...]) -> dict[str, Array]:
-        """Returns the outputs whose features were all sent, each feature looked up once.
+        """Looks each sent feature up once, and returns the outputs all of whose features were sent.
 
-        One feature by itself gives [B, D], [B, L, D] as a sequence and [B, K, D] of ids of shape [B, K], in float32 or
-        as its table is stored.
+        The vectors of one feature are [B, D], [B, L, D] for a sequence or [B, K, D] for ids of shape [B, K], in float32
+        or in the table's stored dtype.
 
         Raises:
           InputMismatch: features of one output differ in their number of rows.
-          InvalidRequest: see FeaturePlan.run.
+          InvalidRequest: as FeaturePlan.run does.
         """
         counts = self.counts_of_thread()
         found: dict[str, Array] = {}
@@ -248,7 +248,7 @@ class SignaturePlan:
     def _output(self, name: str, parts: list[Array], inputs: Tensors) -> Array:
         output = self.outputs[name]
         if output.rank == 2:
-            # No rows have no size to infer a width from.
+            # The width is computed, as reshape(0, -1) can not infer it for an answer without rows.
             parts = [p if p.ndim == 2 else p.reshape(p.shape[0], math.prod(p.shape[1:])) for p in parts]
         if len(parts) == 1:
             return parts[0]
@@ -268,12 +268,12 @@ class SignaturePlan:
         return f'output "{name}" joins features that differ in their number of rows: {", ".join(told)}.'
 
     def on_tables(self, tables: Mapping[str, MappedTable]) -> SignaturePlan:
-        """Returns the same plan on other tables of the same names and shapes; both count together."""
+        """Returns the same plan on other tables of the same names and shapes; both share their counts."""
         moved = {name: replace(plan, table=tables[plan.table.info.name]) for name, plan in self.features.items()}
         return replace(self, features=moved)
 
     def counts_of_thread(self) -> Array:
-        """Returns [F, 2] int64, the ids of each feature and those without a row, that the calling thread adds to."""
+        """Returns the calling thread's counts, [F, 2] int64: each feature's number of ids, and of ids without a row."""
         thread = get_ident()
         counts = self._counts.get(thread)
         if counts is None:
@@ -281,7 +281,7 @@ class SignaturePlan:
         return counts
 
     def counts(self) -> Iterator[tuple[str, TableCounts]]:
-        """Yields what each feature read so far, with its table's name; keys are not counted here."""
+        """Yields each feature's table name and counts of reads so far; keys are not counted here."""
         totals = sum(self._counts.copy().values(), np.zeros((len(self.features), 2), np.int64))
         for plan in self.features.values():
             ids, missing = totals[plan.position].tolist()
@@ -295,12 +295,12 @@ def compile_signature(
     runner: RowRunner = in_one_piece,
     rules: LookupRules | None = None,
 ) -> SignaturePlan:
-    """Joins a signature of the manifest with its mapped tables.
+    """Compiles a signature of the manifest with its mapped tables.
 
     Args:
-      feature_tables: feature to table name.
-      rules: None: each feature gives float32 by itself. The row splits of a signature with rules have passed
-        engine.validation.
+      feature_tables: feature -> table name.
+      rules: None: each feature is a float32 output of its own. With rules, engine.validation has checked the row
+        splits.
     """
     max_rows = entry.batch_sizes[-1] if entry.batch_sizes else None
     alone = {lookup.output or name: (name,) for name, lookup in entry.features.items()}

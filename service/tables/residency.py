@@ -128,7 +128,9 @@ def _pages(weights: np.ndarray[Any, Any]) -> tuple[int, int]:
 def _advise(name: str, address: int, nbytes: int, advice: PageAdvice) -> None:
     if _libc.madvise(address, nbytes, _ADVICE[advice]) != 0:
         reason = os.strerror(ctypes.get_errno())
-        logger.warning("advice on pages is not taken", extra={"table": name, "advice": advice, "reason": reason})
+        logger.warning(
+            "the kernel refuses advice on a table's pages", extra={"table": name, "advice": advice, "reason": reason}
+        )
 
 
 def _read_pages(address: int, nbytes: int) -> None:
@@ -136,7 +138,7 @@ def _read_pages(address: int, nbytes: int) -> None:
         return
     if ctypes.get_errno() not in (errno.EINVAL, errno.ENOSYS):
         raise ArtifactError(f"a table can not be read: {os.strerror(ctypes.get_errno())}")
-    # Before Linux 5.14: ask for all pages at once, then read one byte of each page.
+    # Linux before 5.14 lacks POPULATE_READ: all pages are requested, then one byte of each page is read.
     _libc.madvise(address, nbytes, _WILL_NEED)
     int(_octets(address, nbytes)[:: mmap.PAGESIZE].sum())
 

@@ -23,10 +23,10 @@ _AS_STORED = ("float32", "float16", "bfloat16", "float64")
 
 
 class BlockPart(NamedTuple):
-    """The rows of one table in a block: one row for each id.
+    """The rows of one table in a block of joined rows: one row for each id.
 
     policy, default_row: for an id outside [0, V), as in manifest.LookupFeature.
-    per_row: K where the ids are [B, K]; 1 where they are [B], or where the part is a block of its own.
+    per_row: K if the ids are [B, K]; 1 if they are [B], or if the part is a block of its own.
     """
 
     table: MappedTable
@@ -36,7 +36,7 @@ class BlockPart(NamedTuple):
 
     @property
     def row_bytes(self) -> int:
-        """Returns the bytes that the part has in each row of its block."""
+        """Bytes of this table's rows in each row of the block."""
         size: int = self.table.row_bytes * self.per_row
         return size
 
@@ -50,7 +50,7 @@ class BlockLayout(NamedTuple):
 
 
 class _Place(NamedTuple):
-    """Where a part lies: the number of its block, and the bytes that it has in each of the block's rows."""
+    """The place of a part: the number of its block, and its byte range in each of the block's rows."""
 
     part: BlockPart
     block: int
@@ -89,10 +89,10 @@ class RowBlocks:
         return BlockLayout(tuple(rows), tuple(begins), end)
 
     def write(self, ids: Sequence[Array], layout: BlockLayout) -> Array | int:
-        """Returns [bytes] uint8 that hold the blocks; or the number of the part that has an id without a row.
+        """Returns the blocks as one [bytes] uint8 array; or the number of the first part that has an id without a row.
 
         Args:
-          ids: of each part in the order of the blocks, integers of any shape, K for each row of the block.
+          ids: the ids of each part in the order of the blocks, integers of any shape, K for each row of the block.
         """
         buffer: Array = np.empty(layout.num_bytes + _ALIGNED_BYTES, np.uint8)
         skipped = -buffer.ctypes.data % _ALIGNED_BYTES

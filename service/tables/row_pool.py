@@ -23,7 +23,7 @@ class RowRunner(Protocol):
     """The runner of a kernel on all rows of a lookup. Concurrency: any thread."""
 
     def __call__(self, part: Part, rows: int, row_splits: Array | None, num_bytes: int) -> int:
-        """Returns what one call of the kernel on all rows would: the first fault, else how many ids have no row.
+        """Returns the same as one call of the kernel on all rows: the first fault, else how many ids have no row.
 
         Args:
           row_splits: [rows + 1], by which the ids are shared out evenly; None: all rows cost the same.
@@ -33,7 +33,7 @@ class RowRunner(Protocol):
 
 
 def in_one_piece(part: Part, rows: int, row_splits: Array | None, num_bytes: int) -> int:
-    """Runs all rows on the calling thread."""
+    """Runs the kernel on all rows at once, in the calling thread."""
     return part(0, rows)
 
 
@@ -58,7 +58,7 @@ class RowPool:
         self._pool = ThreadPoolExecutor(threads - 1, "lookup")
 
     def __call__(self, part: Part, rows: int, row_splits: Array | None, num_bytes: int) -> int:
-        """Runs a kernel on all rows; see RowRunner."""
+        """Runs a kernel on all rows, in several threads if the lookup is large, as RowRunner declares."""
         parts = min(self._threads, num_bytes // self._least_bytes, rows)
         if parts < 2:
             return part(0, rows)

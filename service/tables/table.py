@@ -34,13 +34,14 @@ _KERNEL_DTYPES = {
 
 
 class MappedTable:
-    """One [V, D] table. Concurrency: any thread.
+    """One [V, D] embedding table in a mapped file. Concurrency: any thread.
 
-    weights: [V, D] read-only view of the file, perhaps unaligned; valid as long as anyone holds it. A bfloat16 table's
-      is uint16, an int4 table's [V, ceil(D / 2)] uint8.
+    weights: [V, D] read-only view of the file, perhaps unaligned; it keeps the file mapped. For bfloat16 it is uint16,
+      for int4 [V, ceil(D / 2)] uint8.
     scales: [V] float32 that the rows of an int8 or int4 table are multiplied by, else [0]; perhaps unaligned.
-    place: the table as kernels take it, good for as long as this object is; kernels find no row in one of float64.
-    row_bytes: the bytes that one id reads of the file.
+    place: the table's dtype, addresses and sizes for the kernels, valid while this object lives; V is 0 for float64,
+      which kernels do not read.
+    row_bytes: bytes of the file that one id reads.
     """
 
     __slots__ = ("info", "place", "row_bytes", "scales", "weights")
@@ -60,7 +61,7 @@ class MappedTable:
         )
 
     def rows(self, ids: Array) -> Array:
-        """Returns [N, D] float32 rows of [N] int64 ids; raises IdOutOfRange."""
+        """Reads [N, D] float32 rows by [N] int64 ids with the kernels; raises IdOutOfRange."""
         if self.info.dtype == "float64":
             with np.errstate(over="ignore"):
                 return self.stored_rows(ids).astype(np.float32)
@@ -71,7 +72,7 @@ class MappedTable:
         return out
 
     def stored_rows(self, ids: Array) -> Array:
-        """Returns [N, D] rows of [N] int64 ids with the bits that they are stored with; raises IdOutOfRange.
+        """Reads [N, D] rows with their stored bits by [N] int64 ids; raises IdOutOfRange.
 
         bfloat16 rows are uint16 if ml_dtypes is missing; int8 rows are not multiplied by their scales.
         """
@@ -118,11 +119,11 @@ def open_tables(artifact: Path, manifest: Manifest, guarded: GuardedFiles | None
 
 
 def check_files(artifact: Path, manifest: Manifest) -> None:
-    """Raises ArtifactError unless every file has the size that the manifest gives, so a half-copied one is refused."""
+    """Raises ArtifactError unless every file has the size that the manifest gives: half-copied files are refused."""
     for name, nbytes in manifest.files.items():
         try:
             found = (artifact / name).stat().st_size
-        except (OSError, ValueError) as error:  # ValueError: no file can have that name
+        except (OSError, ValueError) as error:  # stat() raises ValueError for a name that no file can have
             raise ArtifactError(f"file {name!r} of {artifact} can not be read: {error}") from error
         if found != nbytes:
             raise ArtifactError(f"file {name} of {artifact} has {found} bytes, its manifest says {nbytes}")
@@ -137,7 +138,10 @@ class _Files:
         self._indexes: dict[Path, dict[str, BundleEntry]] = {}
 
     def view(self, what: str, entry: TableEntry | TableScale, dtype: str, shape: tuple[int, ...]) -> Array:
-        """Returns a read-only view of a variable of that shape; raises ArtifactError beginning with what."""
+        """Returns a read-only view of a variable of that shape.
+
+        Raises ArtifactError with a text that starts with `what`.
+        """
         prefix = prefix_of(Path(entry.file))
         if prefix not in self._indexes:
             self._indexes[prefix] = read_bundle(self._artifact / prefix)
@@ -156,7 +160,7 @@ class _Files:
         if found.is_sliced:
             raise ArtifactError(f"{what} is saved in {len(found.slices)} slices; only a whole one can be mapped")
         dtype, shape = wanted
-        # A scale is [V], or [V, 1] for a graph that multiplies by it without more ado.
+        # A scale is saved as [V], or as [V, 1] so that a graph can multiply rows by it directly.
         is_column = len(shape) == 1 and found.shape == (*shape, 1)
         differences = {
             "shape": (shape if is_column else found.shape, shape),

@@ -1,6 +1,6 @@
 """Computes in numpy the lookups that no kernel does: bounded norms, policies for rows without ids, rows as stored.
 
-Few models need them; the kernels are faster without these options.
+Few models need these lookups, and the kernels are faster without such options.
 
 Source: max_norm is `_clip` of TensorFlow 2.21's python/ops/embedding_ops.py with `clip_by_norm` of
 python/ops/clip_ops.py; default_row is `safe_embedding_lookup_sparse` of the first; rows that are cut off are
@@ -94,7 +94,7 @@ def _ids_that_count(feature: LookupFeature, ids: Array, splits: Array, weights: 
 
 
 def gather_stored(table: MappedTable, feature: LookupFeature, ids: Array, out: Array) -> int:
-    """Copies rows of [N] int64 ids into out [N, D] as they are stored; a dropped id gives zeros.
+    """Copies the stored rows of [N] int64 ids into out [N, D]; a dropped id gives zeros.
 
     The return value is that of kernels.gather.
     """
@@ -110,7 +110,7 @@ def gather_stored(table: MappedTable, feature: LookupFeature, ids: Array, out: A
 
 
 def sequence_stored(table: MappedTable, feature: LookupFeature, ids: Array, splits: Array, out: Array) -> int:
-    """Copies the rows of ragged ids into out [B, L, D] as they are stored; a shorter row ends in zeros.
+    """Copies the stored rows of ragged ids into out [B, L, D]; a shorter row ends in zeros.
 
     The return value is that of kernels.sequence.
     """

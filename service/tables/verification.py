@@ -37,7 +37,7 @@ _libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Bytes with a checksum, masked as in a checkpoint's index. what: how a message calls them."""
+    """A range of bytes in a file with a checksum, masked as in a checkpoint's index. what: its name in messages."""
 
     what: str
     file: Path
@@ -68,7 +68,7 @@ class Verifier:
         self._clock = clock
         self._sleep = sleep
         self._is_stopped = False
-        # Held by the one verify() call that reads: so all versions together stay below the rate.
+        # Lock of the one verify() call that reads: so all versions together stay below the rate.
         self._one = threading.Lock()
         self._waiting: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -82,7 +82,7 @@ class Verifier:
         with self._one:
             started_s, done, memory = self._clock(), 0, mmap.mmap(-1, _CHUNK_BYTES)
             for part in stored:
-                # Some writers store no checksum: 0.
+                # The checksum 0 means that the writer of the checkpoint stored none.
                 if not part.crc32c:
                     continue
                 found = 0
@@ -103,7 +103,7 @@ class Verifier:
                         f"{masked(found)}, its index says {part.crc32c}"
                     )
                     return
-            # Later writes to the files are found by files.look().
+            # Writes to the files after this are found by files.look().
             files.is_verified = not files.look()
             extra = {"tables": len(stored), "bytes": done, "seconds": round(self._clock() - started_s, 3)}
             logger.info("verified tables", extra=extra)
@@ -139,7 +139,7 @@ class Verifier:
             self._thread.start()
 
     def stop(self) -> None:
-        """Ends the verification that is going on, and all that wait."""
+        """Ends the verification that is running, and all that wait."""
         self._is_stopped = True
 
     def _run(self) -> None:
@@ -169,7 +169,7 @@ def _chunks(offset: int, nbytes: int) -> Iterator[tuple[int, int]]:
 def _read(descriptor: int, address: int, offset: int, memory: mmap.mmap, size: int) -> int:
     """Reads bytes of a file into memory; returns how many bytes were read. Leaves the page cache as it was."""
     begin = offset & -mmap.PAGESIZE
-    # Whole pages: posix_fadvise does not drop a part of a page.
+    # The range is extended to whole pages, because posix_fadvise does not drop a part of a page.
     num_pages = -(-(offset + size - begin) // mmap.PAGESIZE)
     pages = np.zeros(num_pages, np.uint8)
     # Where the kernel may not tell, mincore reports all pages as in the page cache: then no page is dropped.

@@ -1,4 +1,4 @@
-"""Vocabularies: what a client calls a thing, to the row of its table."""
+"""Vocabularies: map the keys that clients send to rows of a table."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from service.tables import key_index
 from service.tables.guarded_files import GuardedFiles
 from service.types import Array
 
-# What the index writes for a key that has no row; a lookup drops it as it does any id below 0.
+# The row that the index writes for a key without one; a lookup drops it as any id below 0.
 _NO_ROW = -1
 _NO_BYTES = np.empty(0, np.uint8)
 
 
 class KeyIndex(NamedTuple):
-    """The arrays of a vocabulary, and what its keys become: all that a lookup of keys needs.
+    """The arrays of a vocabulary and the rows of its keys: all that the native core needs to look keys up.
 
-    data: the file's bytes, of strings; else [0]. keys: [N+1] int64 where lines start, or the [N] int64 keys.
-    slots: the native index over them. first_id, first_bucket, oov_id, num_oov_buckets: as key_index.find_strings takes
-    them.
-    empty_id: row of the empty string, None where it is a key like any other.
-    refuses_strangers: a key that the vocabulary lacks is an error. is_hashed: there is no list of keys.
+    data: for strings the file's bytes, else [0]. keys: [N+1] int64 offsets of the lines, or the [N] int64 keys.
+    slots: the native index over the keys. first_id, first_bucket, oov_id, num_oov_buckets: as in
+      key_index.find_strings.
+    empty_id: row of the empty string; None: it is a key like any other.
+    refuses_strangers: an unknown key is an error. is_hashed: the vocabulary has no keys, each key goes to a bucket.
     """
 
     data: Array
@@ -44,7 +44,10 @@ class KeyIndex(NamedTuple):
 
 
 class Strangers:
-    """Counts keys that a vocabulary lacks. Concurrency: any thread; each counts for itself, so no lock is needed."""
+    """Counts unknown keys of a vocabulary. Concurrency: any thread.
+
+    Each has a count of its own, so no lock is needed.
+    """
 
     __slots__ = ("_by_thread",)
 
@@ -52,20 +55,20 @@ class Strangers:
         self._by_thread: dict[int, int] = {}
 
     def add(self, count: int) -> None:
-        """Counts some more."""
+        """Adds to the calling thread's count of unknown keys."""
         thread = get_ident()
         self._by_thread[thread] = self._by_thread.get(thread, 0) + count
 
     @property
     def total(self) -> int:
-        """How many there were."""
+        """Number of unknown keys, of all threads together."""
         return sum(self._by_thread.copy().values())
 
 
 class StringVocabulary:
     """Maps strings to row ids. Concurrency: any thread.
 
-    data: the file's bytes, mapped. starts: [N+1] where its lines start. slots: the index over them.
+    data: the file's bytes, mapped. starts: [N+1] int64 offsets of its lines. slots: the index over the lines.
     """
 
     __slots__ = ("_data", "_starts", "_slots", "_empty_id", "_oov", "_refuses", "_is_hashed", "strangers")
@@ -79,12 +82,12 @@ class StringVocabulary:
         self.strangers = Strangers()
 
     def ids_of(self, keys: Array, input_name: str) -> Array:
-        """Returns int64 ids, of the same shape, of object strings (bytes or str).
+        """Returns int64 ids, of the same shape, for object strings (bytes or str).
 
-        A key that the vocabulary lacks gets the row of its OOV bucket, the OOV row, or -1 where it is to be dropped.
+        An unknown key gets the row of its OOV bucket, or the OOV row, or -1 if it is to be dropped.
 
         Raises:
-          IdOutOfRange: there is none of these.
+          IdOutOfRange: a key is unknown, and the vocabulary refuses unknown keys.
         """
         flat = keys.reshape(-1).tolist()
         try:
@@ -108,13 +111,13 @@ class StringVocabulary:
 
     @property
     def index(self) -> KeyIndex:
-        """The arrays behind it; good for as long as they are held."""
+        """The vocabulary's arrays for the native core; they stay valid while the returned object lives."""
         empty_id = None if self._empty_id == key_index.NO_EMPTY_KEY else self._empty_id
         return KeyIndex(self._data, self._starts, self._slots, *self._oov, empty_id, self._refuses, self._is_hashed)
 
     @property
     def example_key(self) -> bytes:
-        """One of its keys."""
+        """One of the vocabulary's keys."""
         if self._is_hashed:
             return b"key"
         length = key_index.line_length(self._data, self._starts, 0)
@@ -122,7 +125,7 @@ class StringVocabulary:
 
 
 class IntegerVocabulary:
-    """Maps int64 keys to row ids. Concurrency: any thread.
+    """Maps integer keys to row ids. Concurrency: any thread.
 
     keys: [N] int64, in the order of the file. slots: the index over them.
     """
@@ -137,7 +140,7 @@ class IntegerVocabulary:
         self.strangers = Strangers()
 
     def ids_of(self, keys: Array, input_name: str) -> Array:
-        """Returns int64 ids, of the same shape, of int64 or int32 keys; strangers as in StringVocabulary."""
+        """Returns int64 ids, of the same shape, for int64 or int32 keys; unknown keys as in StringVocabulary."""
         sent = np.ascontiguousarray(keys, np.int64).reshape(-1)
         ids = np.empty(sent.shape, np.int64)
         found = key_index.find_integers(self._keys, self._slots, sent, *self._oov, ids)
@@ -150,12 +153,12 @@ class IntegerVocabulary:
 
     @property
     def index(self) -> KeyIndex:
-        """The arrays behind it; good for as long as they are held."""
+        """The integer vocabulary's arrays for the native core, as StringVocabulary.index."""
         return KeyIndex(_NO_BYTES, self._keys, self._slots, *self._oov, None, self._refuses, self._is_hashed)
 
     @property
     def example_key(self) -> int:
-        """One of its keys."""
+        """One of the integer vocabulary's keys."""
         return 0 if self._is_hashed else int(self._keys[0])
 
 
@@ -163,7 +166,7 @@ OpenedVocabulary = StringVocabulary | IntegerVocabulary
 
 
 def counted_apart(vocabulary: OpenedVocabulary) -> OpenedVocabulary:
-    """Returns the same vocabulary, the index shared, that counts strangers for itself."""
+    """Returns the same vocabulary with a count of unknown keys of its own; both share the index."""
     view = copy(vocabulary)
     view.strangers = Strangers()
     return view
@@ -175,7 +178,7 @@ def open_vocabularies(
     """Maps and indexes the vocabulary files of an artifact; raises ArtifactError naming the file.
 
     Args:
-      guarded: maps the files; whoever reads them then looks at its mark.
+      guarded: maps the files; callers check its mark after they read them.
     """
     guarded = guarded or GuardedFiles()
     return {
@@ -185,7 +188,7 @@ def open_vocabularies(
 
 
 def _hashed(entry: VocabularyEntry) -> OpenedVocabulary:
-    # An index without keys: each key that is sent goes to its bucket.
+    # A hashed vocabulary's index has no keys: each key that is sent goes to its bucket.
     index = key_index.new_index(0)
     if entry.key_dtype == "int64":
         return IntegerVocabulary(entry, np.empty(0, np.int64), index)
@@ -216,12 +219,12 @@ def _open(path: Path, entry: VocabularyEntry, guarded: GuardedFiles) -> OpenedVo
 
 
 def _map(path: Path, guarded: GuardedFiles) -> Array:
-    # Mapped and not read: the servers of a machine share its pages.
+    # The file is mapped and not read into memory: all servers of a machine share its pages.
     try:
         if path.stat().st_size == 0:
             return np.empty(0, np.uint8)
         return np.frombuffer(guarded.map(path), np.uint8)
-    except (OSError, ValueError) as error:  # ValueError: no file can have that name
+    except (OSError, ValueError) as error:  # stat() raises ValueError for a name that no file can have
         raise ArtifactError(f"cannot read vocabulary {str(path)!r}: {error}") from error
 
 

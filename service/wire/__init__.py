@@ -1,1 +1,1 @@
-"""Bytes to arrays and back: protobuf, JSON and the Open Inference Protocol; pure functions."""
+"""Converts request and answer bytes to arrays and back: protobuf, JSON, Open Inference Protocol; pure functions."""

@@ -1,6 +1,6 @@
-"""BatchingParameters, as the text of a file, to the parameters that it gives.
+"""Parses the text form of a BatchingParameters message.
 
-tensorflow-serving-api does not have this message, so its few fields are written down here.
+tensorflow-serving-api does not have this message, so its few fields are declared here.
 
 Source: tensorflow_serving/servables/tensorflow/session_bundle_config.proto, util/proto_util.h (9d981c5).
 """
@@ -16,7 +16,8 @@ from service.engine.batching_parameters import BatchingParameters
 from service.errors import InvalidRequest
 
 _NAME = "tensorflow.serving.BatchingParameters"
-# Field -> its number. Those in a wrapper are written `max_batch_size { value: 128 }`, and can be told from 0.
+# Field -> its number and wrapper. A wrapped field is written `max_batch_size { value: 128 }`; a missing one is told
+# from 0.
 _WRAPPED = {
     "max_batch_size": (1, "Int64Value"),
     "batch_timeout_micros": (2, "Int64Value"),
@@ -32,10 +33,10 @@ def parse_batching_text(text: str, source: str) -> BatchingParameters:
     """Reads the text of a --batching_parameters_file or a batching_params.pbtxt.
 
     Args:
-      source: the file's name, for the message.
+      source: the file's name, for error texts.
 
     Raises:
-      InvalidRequest: it is not the text form of a BatchingParameters, or its values do not go together.
+      InvalidRequest: the text is not the text form of a BatchingParameters, or its values conflict.
     """
     message = _message_class()()
     try:

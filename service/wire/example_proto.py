@@ -1,4 +1,4 @@
-"""Classify, Regress and MultiInference over gRPC: requests of tf.Examples to arrays, results to bytes.
+"""Decodes requests of Classify, Regress and MultiInference over gRPC, and encodes their results.
 
 Source: tensorflow_serving/apis/{input,classification,regression,inference}.proto (9d981c5).
 """
@@ -20,7 +20,7 @@ from service.wire.predict_proto import parse_message, read_model_spec
 
 @dataclass(frozen=True, slots=True)
 class ExamplesRequest:
-    """A classify or regress request; signature_name is "" where the client named none."""
+    """A parsed Classify or Regress request. signature_name: "" if the client named none."""
 
     ref: ModelRef
     signature_name: str
@@ -29,7 +29,7 @@ class ExamplesRequest:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One signature of a MultiInference, and the method it is run as."""
+    """One task of a MultiInference: a signature, and the method it is run by."""
 
     signature_name: str
     method_name: str
@@ -37,7 +37,10 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class MultiInferenceRequest:
-    """Tasks over one input; what is wrong with the tasks is told only where the model is there."""
+    """A parsed MultiInference request. problem: a fault of its tasks, reported only if the model exists.
+
+    "" if there is none.
+    """
 
     ref: ModelRef
     tasks: tuple[Task, ...]
@@ -53,7 +56,7 @@ def decode_examples_request(full_name: str, data: bytes) -> ExamplesRequest:
 
 
 def decode_multi_inference(data: bytes) -> MultiInferenceRequest:
-    """Parses a MultiInferenceRequest; the first task says which model and version.
+    """Parses a MultiInferenceRequest; its first task names the model and version.
 
     Raises:
       MalformedPayload: the bytes are no such message.
@@ -80,13 +83,13 @@ def decode_multi_inference(data: bytes) -> MultiInferenceRequest:
 
 
 def decode_examples(message: Any) -> Array:
-    """Returns the [B] serialized Examples (bytes) of an Input, each behind the context that all share.
+    """Returns the [B] serialized Examples (bytes) of an Input message, each with the shared context before it.
 
-    Two serialized messages one after the other are one message with the fields of both, and where both have a feature
-    the later one counts.
+    Two concatenated protobuf messages are one message with the fields of both; of a feature in both, the later one
+    counts.
 
     Raises:
-      InvalidRequest: there are none.
+      InvalidRequest: the Input has no Examples.
     """
     context = b""
     if message.WhichOneof("kind") == "example_list_with_context":
@@ -102,7 +105,7 @@ def decode_examples(message: Any) -> Array:
 
 
 def encode_classification(result: Classification, *, model: str, version: int, signature_name: str) -> bytes:
-    """Returns a ClassificationResponse."""
+    """Encodes a ClassificationResponse."""
     response = message_class("tensorflow.serving.ClassificationResponse")()
     _fill_classification(response.result, result)
     _fill_spec(response.model_spec, model, version, signature_name)
@@ -110,7 +113,7 @@ def encode_classification(result: Classification, *, model: str, version: int, s
 
 
 def encode_regression(result: Regression, *, model: str, version: int, signature_name: str) -> bytes:
-    """Returns a RegressionResponse."""
+    """Encodes a RegressionResponse."""
     response = message_class("tensorflow.serving.RegressionResponse")()
     _fill_regression(response.result, result)
     _fill_spec(response.model_spec, model, version, signature_name)
@@ -120,7 +123,7 @@ def encode_regression(result: Regression, *, model: str, version: int, signature
 def encode_multi_inference(
     results: Sequence[tuple[str, Classification | Regression]], *, model: str, version: int
 ) -> bytes:
-    """Returns a MultiInferenceResponse of (signature name, result) in the order of the tasks."""
+    """Encodes a MultiInferenceResponse; results are (signature name, result) in the order of the tasks."""
     response = message_class("tensorflow.serving.MultiInferenceResponse")()
     for signature_name, result in results:
         entry = response.results.add()
@@ -133,12 +136,12 @@ def encode_multi_inference(
 
 
 def label_text(label: bytes | str) -> str:
-    """Returns a class's label; protobuf carries text only, so bytes that are none are replaced."""
+    """Returns a class's label as text; bytes that are not UTF-8 are replaced, because protobuf's strings are text."""
     return label if isinstance(label, str) else label.decode("utf-8", "replace")
 
 
 def _fill_classification(message: Any, result: Classification) -> None:
-    # Present also where there are no classes.
+    # The message with the results is present in the answer even if there are no classes.
     message.SetInParent()
     labels = None if result.labels is None else result.labels.tolist()
     scores = None if result.scores is None else result.scores.tolist()

@@ -1,4 +1,4 @@
-"""Names of the services and what a handler is."""
+"""Declares the names of the gRPC services, and the type of a handler."""
 
 from __future__ import annotations
 
@@ -9,5 +9,6 @@ PREDICTION_SERVICE = "tensorflow.serving.PredictionService"
 MODEL_SERVICE = "tensorflow.serving.ModelService"
 PREDICT = f"/{PREDICTION_SERVICE}/Predict"
 
-# (request's bytes, deadline on the engine's clock or None) to the response's bytes; raises ServiceError.
+# Takes a request's bytes and its deadline (on the engine's clock, or None), returns the answer's bytes; raises
+# ServiceError.
 Handler = Callable[[bytes, float | None], bytes]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-# The API's name in metrics and logs.
+# The HTTP API's name in metrics and logs.
 API = "http"
 # Most rows that one request may read from a table by row number.
 DEFAULT_MAX_TABLE_ROWS = 65536

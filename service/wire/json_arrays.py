@@ -1,4 +1,4 @@
-"""Nested JSON lists to arrays, strictly by dtype, level by level: no recursion and no Python loop per element.
+"""Converts nested JSON lists to arrays, strictly by dtype; works level by level, without a loop per element.
 
 Source: tensorflow_serving/util/json_tensor.cc (9d981c5), FillTensorProto and AddValueToTensor.
 """
@@ -30,22 +30,22 @@ _MAX_RANK = 64
 
 
 def ragged_owner(name: str, spec: SignatureSpec) -> str | None:
-    """Returns the ragged feature that an input name is a part of; None for a name of its own."""
+    """Returns the ragged feature that an input belongs to; None if it belongs to none."""
     return next((names.feature for names in spec.ragged_names if name in names[1:]), None)
 
 
 def feature_names(spec: SignatureSpec) -> list[str]:
-    """Returns what a client may send by name: ragged features and all other inputs, sorted."""
+    """Returns the names that a client may send: of ragged features and of all other inputs, sorted."""
     return sorted(spec.ragged.keys() | spec.row_inputs)
 
 
 def dense_array(name: str, value: Any, tensor: TensorSpec) -> Array:
-    """Returns the array of a nested list, or of a bare value as a scalar.
+    """Converts a nested list to an array, a bare value to a scalar.
 
-    Strings are also taken where the tensor has a vocabulary of them; they stay strings here.
+    Strings are accepted for an id input with a vocabulary of strings; they stay strings here.
 
     Raises:
-      MalformedPayload: rows differ in length, or a value is not of the tensor's dtype.
+      MalformedPayload: lists of one level differ in length, or a value is not of the tensor's dtype.
       InputMismatch: the dtype has no JSON form.
     """
     if type(value) is not list:
@@ -71,11 +71,11 @@ def dense_array(name: str, value: Any, tensor: TensorSpec) -> Array:
 def add_ragged(
     arrays: dict[str, Array], names: RaggedNames, rows: Any, spec: SignatureSpec, weights: Any = None
 ) -> None:
-    """Adds values and row splits of one list per row, and weights where given, by the names of their inputs.
+    """Adds the arrays of a ragged feature: values and row splits from one list per row, and weights if they were sent.
 
     Raises:
-      MalformedPayload: not a list of lists, a value of the wrong type, other row lengths in the weights, or the inputs
-        are there already.
+      MalformedPayload: not a list of lists, a value of the wrong type, weights with other row lengths, or inputs that
+        were sent before.
     """
     feature = names.feature
     if names.values in arrays:
@@ -126,7 +126,7 @@ def _floats(flat: list[Any], dtype: str) -> Array:
     try:
         exact = np.array(flat, np.float64)
     except OverflowError:
-        # An integer beyond any float: infinite, like a float that is too large.
+        # An integer beyond the largest float becomes infinite, like a float that is too large.
         exact = np.array([_as_float(number) for number in flat])
     if dtype == "float64":
         return exact

@@ -1,7 +1,6 @@
-"""JSON text to Python objects and back, with TensorFlow Serving's rules where plain JSON has none.
+"""Parses and writes JSON by TensorFlow Serving's rules.
 
-NaN, Infinity and -Infinity travel as bare tokens both ways; a key that comes twice is refused, as which of the two was
-meant is anyone's guess.
+NaN, Infinity and -Infinity are bare tokens in both directions. A key that comes twice in an object is refused.
 
 Source: tensorflow_serving/util/json_tensor.cc (9d981c5), ParseJson and WriteDecimal.
 """
@@ -20,7 +19,7 @@ from service.errors import MalformedPayload, PayloadTooLarge
 from service.types import Array
 from service.wire.json_text import json_type, parse_fault, shown
 
-# The short form of Infinity, which rapidjson takes too; and strings, which are passed over.
+# Finds the short form "Inf" of Infinity, which rapidjson accepts; strings match too, so that they are skipped.
 _INT_CHARS = 20
 _INF = re.compile(r'"(?:[^"\\]|\\.)*"|\bInf\b')
 
@@ -46,14 +45,14 @@ def bound_tokens(body: bytes) -> None:
 
 
 def parse_object(body: bytes, *, strict: bool = False) -> dict[str, Any]:
-    """Returns the object that a body holds.
+    """Parses a body that holds a JSON object.
 
     Args:
       strict: refuse bare NaN and Infinity, which plain JSON does not have.
 
     Raises:
-      MalformedPayload: empty, not JSON, nested too deeply, not an object, or with a key that comes twice.
-      PayloadTooLarge: see bound_tokens.
+      MalformedPayload: the body is empty, not JSON, nested too deeply or not an object, or has a key twice.
+      PayloadTooLarge: the document has too many keys or lists, see bound_tokens.
     """
     if not body:
         raise MalformedPayload("JSON Parse error: The document is empty")
@@ -61,20 +60,20 @@ def parse_object(body: bytes, *, strict: bool = False) -> dict[str, Any]:
     try:
         document = orjson.loads(body)
     except orjson.JSONDecodeError:
-        # orjson has no NaN and takes nothing behind the document; the parser that does is some ten times slower, so
-        # only such bodies meet it.
+        # orjson refuses NaN, and text behind the document; the parser that accepts them is ten times slower, so only
+        # such bodies get it.
         document = _parse_slowly(body, strict=strict)
     if type(document) is not dict:
         raise MalformedPayload(f"JSON Value: {shown(document)} Is not object")
-    # orjson keeps the last of equal keys. Each key costs one colon, and colons elsewhere stand in strings only, so an
-    # equal count proves that no key came twice at the price of one memchr pass.
+    # orjson keeps the last of equal keys. Each key costs one colon, and other colons are in strings only, so that equal
+    # counts prove that no key came twice, at the price of one memchr pass.
     if body.count(b":") != _count_keys(document) + body.count(b'"b64"'):
         _parse_slowly(body)
     return document
 
 
 def describe(value: Any) -> str:
-    """Shows a JSON value and its type, cut short, for messages.
+    """Returns a JSON value and its type for error texts, shortened.
 
     >>> describe(1.5), describe("x"), describe(True)
     ('1.5 Type: Number', '"x" Type: String', 'true Type: True')
@@ -83,15 +82,15 @@ def describe(value: Any) -> str:
 
 
 def dump(document: Any, *, strict: bool = False) -> bytes:
-    """Writes dicts, lists and arrays; float32 in its shortest form, non-finite numbers as bare tokens.
+    """Writes dicts, lists and arrays as JSON; float32 in its shortest form, non-finite numbers as bare tokens.
 
     Args:
-      strict: write null for them, so that any JSON parser reads the answer.
+      strict: writes null for non-finite numbers, so that any JSON parser reads the answer.
 
     Arrays must be C-contiguous and numeric, and of rank 1 or more (a scalar travels as a numpy scalar).
     """
     text = orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
-    # orjson writes null for NaN and infinity, which nothing else in an answer gives, except perhaps a name.
+    # orjson writes null for NaN and infinity; an answer has no other null, except perhaps in a name.
     if b"null" in text and not strict:
         return b"".join(_pieces(document))
     return text
@@ -109,7 +108,7 @@ def _count_keys(document: dict[str, Any]) -> int:
 
 def _parse_slowly(body: bytes, *, strict: bool = False) -> Any:
     if b"\\u" in body and (fault := parse_fault(body)):
-        # The one fault that Python's parser overlooks is half a surrogate pair.
+        # Python's parser overlooks one fault: half a surrogate pair.
         raise MalformedPayload(f"JSON Parse error: {fault}")
     decoder = json.JSONDecoder(
         object_pairs_hook=_unique,
@@ -121,7 +120,7 @@ def _parse_slowly(body: bytes, *, strict: bool = False) -> Any:
         text = body.decode("utf-8-sig").lstrip(" \t\r\n")
         if "Inf" in text:
             text = _INF.sub(lambda found: "Infinity" if found[0] == "Inf" else found[0], text)
-        # What stands behind the document is not looked at, as in TensorFlow Serving.
+        # Text behind the document is ignored, as in TensorFlow Serving.
         return decoder.raw_decode(text)[0]
     except RecursionError as error:
         raise MalformedPayload(f"JSON Parse error: {parse_fault(body) or 'nested too deeply'}") from error
@@ -138,7 +137,7 @@ def _finite(text: str) -> float:
 
 def _whole(text: str) -> int | float:
     number = int(text) if len(text) <= _INT_CHARS else None
-    # Beyond 64 bits it is a double, as for rapidjson.
+    # An integer beyond 64 bits is a double, as in rapidjson.
     return number if number is not None and -(2**63) <= number < 2**64 else _finite(text)
 
 
@@ -172,7 +171,7 @@ def _pieces(value: Any) -> list[bytes]:
     text = orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
     if not isinstance(value, (np.ndarray, np.floating)) or b"null" not in text:
         return [text]
-    # The nulls of a number array are its non-finite elements, in the same order.
+    # orjson has written null for each NaN and infinity of a number array, in the order of the elements.
     return _with_tokens(text, np.asarray(value))
 
 

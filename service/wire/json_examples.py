@@ -1,4 +1,4 @@
-"""REST bodies of classify and regress: examples as JSON objects to serialized tf.Examples, results to JSON.
+"""Decodes REST bodies of classify and regress to serialized tf.Examples, and encodes their results as JSON.
 
 >>> decode_examples_body(b'{"examples": [{"x": 1.5}]}').examples.size
 1
@@ -30,7 +30,7 @@ _INT64_MAX = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class ExamplesBody:
-    """A parsed body; examples are [B] objects (bytes), signature_name is "" where the client named none."""
+    """A parsed classify or regress body. examples: [B] objects (bytes). signature_name: "" if the client named none."""
 
     signature_name: str
     examples: Array
@@ -40,10 +40,10 @@ def decode_examples_body(body: bytes, *, strict: bool = False) -> ExamplesBody:
     """Parses {"examples": [{...}], "context": {...}, "signature_name": "..."}; only examples is required.
 
     Args:
-      strict: refuse bare NaN and Infinity.
+      strict: refuses bare NaN and Infinity.
 
     Raises:
-      MalformedPayload: not JSON, no examples, or a feature that mixes kinds of values.
+      MalformedPayload: the body is not JSON, has no examples, or has a feature that mixes kinds of values.
     """
     document = parse_object(body, strict=strict)
     signature_name = read_signature_name(document, "")
@@ -61,7 +61,7 @@ def decode_examples_body(body: bytes, *, strict: bool = False) -> ExamplesBody:
 
 
 def encode_result(result: Classification | Regression, *, strict: bool = False) -> bytes:
-    """Returns {"results": ...}: a value per example, or [label, score] per class of each."""
+    """Encodes {"results": ...}: for each example a value, or a list of [label, score]."""
     if isinstance(result, Regression):
         return dump({"results": result.values}, strict=strict)
     labels, scores = result.labels, result.scores
@@ -70,7 +70,7 @@ def encode_result(result: Classification | Regression, *, strict: bool = False) 
     for row in range(shape[0]):
         texts = [""] * shape[1] if labels is None else [label_text(label) for label in labels[row]]
         numbers = np.zeros(shape[1], np.float32) if scores is None else scores[row]
-        # One by one: numpy scalars are written in float32's few digits.
+        # The scores are kept as numpy scalars, because orjson writes these with float32's few digits.
         rows.append([[text, number] for text, number in zip(texts, numbers, strict=True)])
     return dump({"results": rows}, strict=strict)
 

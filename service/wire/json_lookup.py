@@ -1,4 +1,4 @@
-"""Our own JSON bodies: lookups by feature and rows by table id.
+"""Decodes and encodes this server's own JSON bodies: lookups by feature, and rows of tables by id.
 
 >>> decode_lookup(b'{"features": {"user_id": [1, 2]}}').signature_name
 'lookup'
@@ -32,10 +32,10 @@ _IDS = TensorSpec("ids", "int64", (None,))
 
 @dataclass(frozen=True, slots=True)
 class LookupBody:
-    """A parsed lookup whose ids are still JSON.
+    """A parsed lookup body whose ids are still JSON.
 
-    features: ids by feature name, one per row or one list per row.
-    weights: for ragged features, one list of factors per row.
+    features: feature name -> ids, one per row or one list per row.
+    weights: name of a ragged feature -> one list of factors per row.
     """
 
     signature_name: str
@@ -47,10 +47,11 @@ def decode_lookup(body: bytes, *, strict: bool = False) -> LookupBody:
     """Parses {"features": {...}, "weights": {...}, "signature_name": "..."}; only features is required.
 
     Args:
-      strict: refuse bare NaN and Infinity.
+      strict: refuses bare NaN and Infinity.
 
     Raises:
-      MalformedPayload: not JSON, an unknown key, a value of the wrong type, or weights for a feature that was not sent.
+      MalformedPayload: the body is not JSON, or has an unknown key, a value of the wrong type, or weights for a feature
+        that was not sent.
     """
     document = parse_object(body, strict=strict)
     if not document.keys() <= _LOOKUP_KEYS:
@@ -65,7 +66,7 @@ def decode_lookup(body: bytes, *, strict: bool = False) -> LookupBody:
 
 
 def decode_features(body: LookupBody, spec: SignatureSpec) -> dict[str, Array]:
-    """Returns the arrays of a lookup by input name.
+    """Converts a lookup's features to arrays, by input name.
 
     Raises:
       MalformedPayload: a value of the wrong type, or weights whose rows do not fit the ids'.
@@ -89,13 +90,17 @@ def decode_features(body: LookupBody, spec: SignatureSpec) -> dict[str, Array]:
 
 
 def encode_lookup(outputs: Mapping[str, Array], *, strict: bool = False) -> bytes:
-    """Returns {"embeddings": {feature: [[...], ...]}}; strict: with null for numbers that plain JSON does not have."""
+    """Encodes {"embeddings": {feature: [[...], ...]}}.
+
+    Args:
+      strict: writes null for NaN and infinity, which plain JSON lacks.
+    """
     plain = {name: plain_array(name, array) for name, array in outputs.items()}
     return dump({"embeddings": plain}, strict=strict)
 
 
 def decode_rows(body: bytes) -> Array:
-    """Returns the [N] int64 ids of {"ids": [...]}; raises MalformedPayload."""
+    """Parses the body {"ids": [...]}; returns [N] int64 ids. Raises MalformedPayload."""
     document = parse_object(body)
     if document.keys() != {"ids"}:
         raise MalformedPayload('Expected exactly one key, "ids", with a list of row ids.')
@@ -106,12 +111,16 @@ def decode_rows(body: bytes) -> Array:
 
 
 def encode_rows(rows: Array, *, strict: bool = False) -> bytes:
-    """Returns {"rows": [[...], ...]} of [N, D] rows; strict: with null for numbers that plain JSON does not have."""
+    """Encodes {"rows": [[...], ...]} from [N, D] rows.
+
+    Args:
+      strict: writes null for NaN and infinity, which plain JSON lacks.
+    """
     return dump({"rows": np.ascontiguousarray(rows)}, strict=strict)
 
 
 def encode_tables(tables: list[TableInfo]) -> bytes:
-    """Returns {"tables": [{...}, ...]}."""
+    """Encodes {"tables": [{...}, ...]}."""
     return orjson.dumps({"tables": tables})
 
 

@@ -1,7 +1,7 @@
-"""Words what TensorFlow Serving finds wrong with the tensors of a JSON body: the first fault in its order of reading.
+"""Finds the fault of a JSON body that TensorFlow Serving would report: the first one in its order of reading.
 
-The decoders read column by column and level by level, which is fast but finds another fault first where there are
-several; so a body that they refuse is read once more here, value by value.
+The decoders read column by column and level by level, which is fast, but if a body has several faults they may find
+another one first. So a body that they refuse is read again here, value by value.
 
 Source: tensorflow_serving/util/json_tensor.cc (9d981c5) FillTensorProto, AddInstanceItem,
 FillTensorMapFromInstancesList and FillTensorMapFromInputsMap.
@@ -20,20 +20,20 @@ from service.errors import InvalidRequest, MalformedPayload, ServiceError, Unimp
 from service.types import SignatureSpec
 from service.wire.json_text import json_type, shown
 
-# Nothing that a graph takes is as deep; deeper bodies keep the decoder's own words.
+# No graph takes lists nested so deep; the decoder's own error is kept for deeper bodies.
 _MAX_DEPTH = 200
-# A second look at more would hold other requests up for seconds.
+# Checking more rows would delay other requests by seconds.
 _MAX_ROWS = 1_000_000
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 
 def is_base64(value: Any) -> bool:
-    """Says whether a JSON value is bytes in disguise: {"b64": "..."}."""
+    """Says whether a JSON value stands for bytes: {"b64": "..."}."""
     return type(value) is dict and len(value) == 1 and type(value.get("b64")) is str
 
 
 def from_base64(value: Any) -> bytes:
-    """Returns the bytes of {"b64": "..."}; raises MalformedPayload."""
+    """Decodes the bytes of {"b64": "..."}; raises MalformedPayload."""
     if not is_base64(value):
         raise MalformedPayload(f"JSON Value: {shown(value)} not formatted correctly for base64 data")
     # White space is skipped and padding may be left out, as in TensorFlow Serving.
@@ -45,7 +45,10 @@ def from_base64(value: Any) -> bytes:
 
 
 def refuse_rows(instances: list[Any], spec: SignatureSpec) -> None:
-    """Raises the first fault of "instances"; returns where TensorFlow Serving finds none, or there are too many."""
+    """Raises the first fault of "instances".
+
+    Returns if TensorFlow Serving would find none, or if there are too many rows.
+    """
     names = sorted(spec.inputs)
     if len(instances) > _MAX_ROWS:
         return
@@ -79,7 +82,7 @@ def refuse_rows(instances: list[Any], spec: SignatureSpec) -> None:
 
 
 def refuse_columns(inputs: Any, spec: SignatureSpec) -> None:
-    """Raises the first fault of "inputs"; returns where TensorFlow Serving would find none."""
+    """Raises the first fault of "inputs"; returns if TensorFlow Serving would find none."""
     names = sorted(spec.inputs)
     if not _is_object(inputs):
         if len(names) > 1:
@@ -112,7 +115,7 @@ def _refuse_item(name: str, value: Any, spec: SignatureSpec, shapes: dict[str, l
 
 
 def _refuse_tensor(value: Any, dtype: str) -> tuple[list[int], int]:
-    """Returns shape and size of a tensor without a fault."""
+    """Raises the first fault of a tensor; returns the shape and size of one without a fault."""
     shape: list[int] = []
     item = value
     while type(item) is list and len(shape) <= _MAX_DEPTH:
@@ -144,7 +147,7 @@ def _refuse_values(value: Any, level: int, shape: list[int], dtype: str) -> int:
 
 
 def _all_fit(values: list[Any], dtype: str) -> bool:
-    """Says whether values are surely of a dtype, without a look at each."""
+    """Says whether all values are surely of a dtype, judged by their types alone."""
     types = set(map(type, values))
     if dtype in _FLOATS:
         return types <= {int, float}

@@ -1,4 +1,4 @@
-"""TensorFlow Serving's REST bodies for predict: rows ("instances") or columns ("inputs") to arrays, and answers back.
+"""Decodes REST bodies of predict, rows ("instances") or columns ("inputs"), to arrays, and encodes the answers.
 
 A ragged feature is sent under its own name, as one list of ids per row:
 
@@ -31,9 +31,9 @@ Layout = Literal["row", "columnar"]
 
 @dataclass(frozen=True, slots=True)
 class PredictBody:
-    """A parsed body whose tensors are still JSON.
+    """A parsed predict body whose tensors are still JSON.
 
-    signature_name: "" where the client named none.
+    signature_name: "" if the client named none.
     """
 
     signature_name: str
@@ -41,7 +41,7 @@ class PredictBody:
 
     @property
     def layout(self) -> Layout:
-        """Whether the answer is to come by row, for tensors that came in "instances"."""
+        """Layout of the answer: "row" if the request has "instances", else "columnar"."""
         return "row" if "instances" in self.document else "columnar"
 
 
@@ -49,17 +49,17 @@ def decode_predict(body: bytes, *, strict: bool = False) -> PredictBody:
     """Parses a predict body up to its tensors, whose dtypes only the signature knows.
 
     Args:
-      strict: refuse bare NaN and Infinity.
+      strict: refuses bare NaN and Infinity.
 
     Raises:
-      MalformedPayload: not JSON, not an object, or with a signature_name that is no string.
+      MalformedPayload: the body is not JSON or not an object, or its signature_name is no string.
     """
     document = parse_object(body, strict=strict)
     return PredictBody(read_signature_name(document, ""), document)
 
 
 def read_signature_name(document: Mapping[str, Any], default: str) -> str:
-    """Returns a body's signature_name, or the default where it has none or ""; raises MalformedPayload."""
+    """Returns a body's signature_name, or the default if it has none or ""; raises MalformedPayload."""
     name = document.get("signature_name", default)
     if type(name) is not str:
         raise MalformedPayload(
@@ -69,10 +69,10 @@ def read_signature_name(document: Mapping[str, Any], default: str) -> str:
 
 
 def decode_inputs(body: PredictBody, spec: SignatureSpec) -> dict[str, Array]:
-    """Returns the arrays of a body by input name.
+    """Converts the tensors of a predict body to arrays, by input name.
 
-    Other top-level keys are ignored, as are unknown names by column, as TensorFlow Serving does. A name by row that a
-    lookup lacks keeps an empty array, so that engine.validation words that error for both wires.
+    Other top-level keys and unknown names of columns are ignored, as in TensorFlow Serving. An unknown name in rows of
+    a lookup gets an empty array, so that engine.validation raises the same error as over gRPC.
 
     Raises:
       MalformedPayload: not exactly one of "instances" and "inputs", a value of the wrong type or shape, instances that
@@ -93,7 +93,10 @@ def decode_inputs(body: PredictBody, spec: SignatureSpec) -> dict[str, Array]:
 
 
 def _is_described(spec: SignatureSpec) -> bool:
-    """Says whether a manifest tells more of a signature than TensorFlow Serving knows, and there are words for that."""
+    """Says whether a manifest describes more of a signature than TensorFlow Serving knows.
+
+    The decoder has own errors then.
+    """
     return (
         spec.kind == "lookup"
         or bool(spec.ragged)
@@ -143,7 +146,7 @@ def _decode(layout: Layout, payload: Any, spec: SignatureSpec) -> dict[str, Arra
             _refuse_double(ragged, columns)
             add_ragged(arrays, ragged, value, spec, columns.get(ragged.weights))
         elif _is_weights_of(name, columns, spec):
-            # Taken together with its ids.
+            # The weights were added together with their ids.
             continue
         elif tensor is None:
             arrays[name] = np.empty(0)
@@ -155,22 +158,22 @@ def _decode(layout: Layout, payload: Any, spec: SignatureSpec) -> dict[str, Arra
 
 
 def _nested(name: str, columns: Mapping[str, Any], spec: SignatureSpec) -> RaggedNames | None:
-    """Returns the ragged feature that is sent as nested lists under a name, None where the name is an input's."""
+    """Returns the ragged feature that is sent as nested lists under a name; None if the name is an input's."""
     names = spec.ragged.get(name)
     if names is None or (name in spec.inputs and names.row_splits in columns):
-        # A feature may be called as the input of its ids is; with row splits beside them, those ids are flat.
+        # An ids input may have its feature's name; if row splits are sent too, its ids are flat.
         return None
     return names
 
 
 def encode_predict(outputs: Mapping[str, Array], layout: Layout, *, strict: bool = False) -> bytes:
-    """Returns {"predictions": [...]} or {"outputs": ...}; a single output loses its name.
+    """Encodes {"predictions": [...]} or {"outputs": ...}; a single output is written without its name.
 
     Args:
-      strict: write null for numbers that plain JSON does not have.
+      strict: writes null for NaN and infinity, which plain JSON lacks.
 
     Raises:
-      InputMismatch: rows were asked for, but the outputs differ in their number of rows or have none.
+      InputMismatch: the layout is "row", but the outputs differ in their number of rows or are scalars.
     """
     plain = {name: plain_array(name, array) for name, array in outputs.items()}
     if layout == "columnar":
@@ -184,9 +187,9 @@ def encode_predict(outputs: Mapping[str, Array], layout: Layout, *, strict: bool
 
 
 def plain_array(name: str, array: Array) -> Any:
-    """Returns what json_document.dump writes for an output: an array, a numpy scalar, or nested lists of strings.
+    """Converts an output to a value for json_document.dump: an array, a numpy scalar, or nested lists of strings.
 
-    Bytes go as {"b64": ...} where the name ends in "_bytes", and wherever they are not UTF-8.
+    Bytes become {"b64": ...} if the output's name ends in "_bytes", or if they are not UTF-8.
     """
     if array.dtype.kind in "OSU":
         as_bytes = name.endswith("_bytes")

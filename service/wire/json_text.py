@@ -1,6 +1,6 @@
-"""How TensorFlow Serving shows JSON in its messages, and what its parser says of text that is no JSON.
+"""Writes JSON as TensorFlow Serving's error texts show it, and finds the fault that its parser reports.
 
-Only errors come here, so nothing of this is fast.
+The code is used for errors only, so it need not be fast.
 
 Source: tensorflow_serving/util/json_tensor.cc (9d981c5) JsonValueToDebugString; rapidjson's prettywriter.h, reader.h
 (iterative parsing) and error/en.h.
@@ -17,16 +17,16 @@ _MAX_SHOWN_BYTES = 256
 _ESCAPES = {'"': '\\"', "\\": "\\\\", "\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 _TYPE_NAMES: dict[type, str] = {dict: "Object", list: "Array", str: "String"}
 _SPECIAL = re.compile(r'[\x00-\x1f"\\]')
-# Where the decimal point may stand in a number that is written without an exponent.
+# Positions of the decimal point in a number that is written without an exponent.
 _MAX_POINT, _MIN_POINT = 21, -6
 _WHITESPACE = re.compile(rb"[ \t\r\n]*")
 _NUMBER = re.compile(rb"-?(?:0|[1-9][0-9]*)(\.([0-9]+)?)?([eE][+-]?([0-9]+)?)?")
-# Elements of an array that need no closer look: no escapes, and no numbers that may be too large.
+# Array elements that need no closer check: no escapes, and no numbers that may be too large.
 _ELEMENTS = re.compile(
     rb'(?:[ \t\r\n]*,[ \t\r\n]*(?:-?(?:0|[1-9][0-9]{0,99})(?:\.[0-9]{1,99})?|"[^"\\\x00-\x1f]*"|true|false|null)'
     rb"(?=[ \t\r\n]*[,\]])){1,1000}"
 )
-# Of them that take as long as another token.
+# Bytes of array elements that take as long to scan as one other token.
 _ELEMENT_BYTES = 16
 _OPENING, _CLOSING = re.compile(rb"\[+"), re.compile(rb"\]+")
 _PLAIN_TEXT = re.compile(rb'[^"\\\x00-\x1f]*')
@@ -35,7 +35,7 @@ _HEX = re.compile(rb"[0-9a-fA-F]{4}")
 
 
 def json_type(value: Any) -> str:
-    """Returns rapidjson's name of a value's type.
+    """Returns rapidjson's name for the type of a JSON value.
 
     >>> json_type(True), json_type(1.5), json_type(None)
     ('True', 'Number', 'Null')
@@ -48,7 +48,7 @@ def json_type(value: Any) -> str:
 
 
 def shown(value: Any) -> str:
-    """Returns a value indented by four, arrays on one line, and ended at the first token that starts after 256 bytes.
+    """Returns a JSON value as indented text, arrays on one line; the text ends before the first token after 256 bytes.
 
     >>> print(shown({"a": [1, "x"], "b": 2.0}))
     {
@@ -72,7 +72,7 @@ class _Writer:
     def __init__(self) -> None:
         self.pieces: list[str] = []
         self._num_bytes = 0
-        # Written with the token behind it, if that still is.
+        # The separator is written together with the next token, if there is one.
         self._separator = ""
 
     def write(self, value: Any, depth: int) -> None:
@@ -107,13 +107,13 @@ class _Writer:
 def _scalar(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
-    # Longer ones are no integers for rapidjson, and Python refuses to write the longest.
+    # rapidjson does not read longer numbers as integers, and Python refuses to write the longest.
     return str(value) if -(2**64) < value < 2**64 else "..."
 
 
 def _float(number: float) -> str:
     if not math.isfinite(number):
-        # rapidjson's writer stops at what it can not write.
+        # rapidjson's writer stops at a number that it can not write.
         raise _Full
     sign, digits, exponent = Decimal(repr(number)).normalize().as_tuple()
     assert isinstance(exponent, int)
@@ -137,7 +137,7 @@ def _quoted(text: str) -> str:
 
 
 def parse_fault(text: bytes) -> str:
-    """Returns what is wrong with a text and where, in rapidjson's words; "" where it finds nothing.
+    """Returns rapidjson's error for a text, with its offset; "" if the text has no fault.
 
     >>> parse_fault(b'{"a": x}'), parse_fault(b"{1")
     ('Invalid value. at offset: 6', 'Missing a name for object member. at offset: 1')
@@ -154,13 +154,13 @@ class _Fault(Exception):
 
 
 class _Scanner:
-    """Walks a text with a stack of its own, so that no nesting is too deep; gives up on very many tokens."""
+    """Scans JSON text with a stack of its own, so that no nesting is too deep; gives up after very many tokens."""
 
     def __init__(self, text: bytes) -> None:
-        # rapidjson takes a zero byte for the end.
+        # rapidjson takes a zero byte for the end of the text.
         self._text = text.partition(b"\0")[0]
         self._at = 3 if text.startswith(b"\xef\xbb\xbf") else 0
-        # What closes the containers that are open here, innermost last.
+        # The closing brackets of the open containers, innermost last.
         self._stack = bytearray()
         self._tokens_left = _MAX_TOKENS
 
@@ -173,10 +173,10 @@ class _Scanner:
                 return
 
     def _value(self) -> bool:
-        """Passes one value, or the start of a container; says whether the value is complete."""
+        """Passes one value, or the start of a container; returns whether the value is complete."""
         token = self._peek()
         if token == b"[":
-            # In a run of brackets all but the last hold something.
+            # In a run of opening brackets, all lists but the last have an element.
             length = _OPENING.match(self._text, self._at).end() - self._at  # type: ignore[union-attr]
             self._at += length
             self._stack += b"]" * (length - 1)
@@ -195,7 +195,7 @@ class _Scanner:
         return False
 
     def _close(self) -> bool:
-        """Passes what stands behind a value, up to the next one; says whether that was the document's last."""
+        """Passes the text behind a value, up to the next value; returns whether the document has ended."""
         while self._stack:
             is_object = self._stack.endswith(b"}")
             if not is_object:
@@ -218,14 +218,14 @@ class _Scanner:
         return True
 
     def _pass_elements(self) -> None:
-        """Passes elements of an array that are surely in order, many at a time."""
+        """Passes array elements that are surely valid, many at a time."""
         while self._tokens_left > 0 and (found := _ELEMENTS.match(self._text, self._at)):
             self._tokens_left -= (found.end() - self._at) // _ELEMENT_BYTES
             self._at = found.end()
 
     def _pass_closing(self) -> None:
         length = _CLOSING.match(self._text, self._at).end() - self._at  # type: ignore[union-attr]
-        # As many of them as there are arrays open, one in the other.
+        # A run of closing brackets closes at most as many arrays as are open.
         length = min(length, len(self._stack) - len(self._stack.rstrip(b"]")))
         self._at += length
         del self._stack[-length:]
@@ -261,7 +261,7 @@ class _Scanner:
     def _number(self) -> None:
         found = _NUMBER.match(self._text, self._at)
         if found is None:
-            # rapidjson has passed the sign by then.
+            # rapidjson has passed the sign when it reports the fault.
             self._at += self._text[self._at : self._at + 1] == b"-"
             self._fail("Invalid value.")
         if found[1] and not found[2]:
@@ -295,7 +295,7 @@ class _Scanner:
             self._at += 6
             code = self._hex(start + 2, start)
             if 0xD800 <= code <= 0xDFFF:
-                # A high half wants a low one behind it.
+                # A high surrogate must be followed by a low one.
                 if code > 0xDBFF or self._text[start + 6 : start + 8] != b"\\u":
                     self._at = start
                     self._fail("The surrogate pair in string is invalid.")

@@ -1,4 +1,4 @@
-"""The JSON body of an upsert, and its answer.
+"""Decodes the JSON body of an upsert, and encodes its answer.
 
 >>> decode_upsert(b'{"ids": [7], "rows": [[0.5, 1]]}').rows.tolist()
 [[0.5, 1.0]]
@@ -28,7 +28,8 @@ def decode_upsert(body: bytes) -> Upsert:
     """Parses {"ids": [...] or "keys": [...], "rows": [[...], ...], "feature": "...", "force": false}.
 
     Raises:
-      MalformedPayload: not JSON, an unknown key, both ids and keys or neither, or a value of the wrong type.
+      MalformedPayload: the body is not JSON, or has an unknown key, both ids and keys or neither, or a value of the
+        wrong type.
     """
     document = parse_object(body)
     if not document.keys() <= _KEYS:
@@ -49,7 +50,7 @@ def decode_upsert(body: bytes) -> Upsert:
 
 
 def encode_receipt(receipt: UpsertReceipt) -> bytes:
-    """Returns the answer: what was changed, its number, and whether this process answers it already."""
+    """Encodes the answer to an upsert: its rows, the sequence number, and whether this process shows them already."""
     return orjson.dumps(receipt._asdict())
 
 

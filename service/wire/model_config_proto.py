@@ -1,4 +1,4 @@
-"""ModelServerConfig, as the text of a config file and as the message of a reload, to the models that it lists.
+"""Parses ModelServerConfig, from the text of a config file or from a reload request, to the models in it.
 
 Source: tensorflow_serving/config/model_server_config.proto, apis/model_management.proto,
 model_servers/{server_core,model_service_impl}.cc, util/proto_util.h (9d981c5).
@@ -29,13 +29,13 @@ class ReloadRequest:
 
 
 def parse_config_text(text: str, source: str) -> tuple[ModelConfig, ...] | None:
-    """Reads a config file's text; None where it holds nothing.
+    """Parses the text of a config file; returns None if it is empty.
 
     Args:
-      source: the file's name, for the message.
+      source: the file's name, for error texts.
 
     Raises:
-      InvalidRequest: it is not the text form of a ModelServerConfig, or one that this server has no use for.
+      InvalidRequest: the text is not the text form of a ModelServerConfig, or has no list of models.
     """
     message = message_class("tensorflow.serving.ModelServerConfig")()
     try:
@@ -51,7 +51,7 @@ def parse_config_text(text: str, source: str) -> tuple[ModelConfig, ...] | None:
 
 
 def decode_reload_request(data: bytes) -> ReloadRequest:
-    """Reads a ReloadConfigRequest; raises MalformedPayload, InvalidRequest."""
+    """Parses a ReloadConfigRequest; raises MalformedPayload, InvalidRequest."""
     message = parse_message("tensorflow.serving.ReloadConfigRequest", data)
     if message.config.WhichOneof("config") != "model_config_list":
         raise InvalidRequest(
@@ -62,9 +62,9 @@ def decode_reload_request(data: bytes) -> ReloadRequest:
 
 
 def encode_reload_response(metric_names: Iterable[str]) -> bytes:
-    """Returns the ReloadConfigResponse of a reload that was done.
+    """Encodes the ReloadConfigResponse of a reload that succeeded.
 
-    Metrics that were asked for are TensorFlow's own, which do not exist here; they have not increased.
+    The metrics in a request are TensorFlow's own, which this server lacks, so that their increase is 0.
     """
     response = message_class("tensorflow.serving.ReloadConfigResponse")()
     response.status.SetInParent()
@@ -110,7 +110,7 @@ def _policy(policy: Any) -> VersionPolicy:
 
 
 def _platform(config: Any) -> str:
-    """Returns the platform's name, which old files give as a number."""
+    """Returns the platform's name; old configs give it as a number in model_type."""
     if not config.model_type:
         return str(config.model_platform)
     if config.model_platform:

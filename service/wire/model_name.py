@@ -1,4 +1,4 @@
-"""Which model a gRPC request is for, told from its first bytes: what waits for a thread waits by model."""
+"""Finds the model of a gRPC request in its first bytes, because requests wait for a thread by model."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from collections.abc import Callable
 
 from service.artifact.protobuf_wire import length_prefix
 
-# Field 1, length-delimited.
+# The protobuf tag of a length-delimited field 1.
 _FIRST = 0x0A
-# A MultiInferenceRequest's first task's model spec's name.
+# The depth of the name in a MultiInferenceRequest: first task, model spec, name.
 _DEPTH = 3
 _MAX_NAME_BYTES = 512
 
 
 def first_model(message: bytes, is_model: Callable[[str], bool]) -> str:
-    r"""Returns the model that the first field of a request names, or that of the first field in it, and so on.
+    r"""Returns the model named by a request's first field, or by the first field nested in it, up to _DEPTH levels.
 
-    Every writer that is known puts fields in order; "" where one did not, or the model is none.
+    All known writers put fields in order. Returns "" if a request's fields are not in order, or no model has the name.
 
     >>> first_model(b"\n\x05\n\x03abc", {"abc"}.__contains__)
     'abc'

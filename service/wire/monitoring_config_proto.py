@@ -1,6 +1,6 @@
-"""MonitoringConfig, as the text of a file, to what it says of Prometheus.
+"""Parses the text form of a MonitoringConfig message.
 
-tensorflow-serving-api does not have this message, so its three fields are written down here.
+tensorflow-serving-api does not have this message, so its three fields are declared here.
 
 Source: tensorflow_serving/config/monitoring_config.proto, util/proto_util.h (9d981c5).
 """
@@ -16,20 +16,20 @@ from service.errors import InvalidRequest
 
 
 class PrometheusConfig(NamedTuple):
-    """Whether metrics are to be had, and where; path "" is the default one."""
+    """Whether metrics are served, and under which path; "" is the default path."""
 
     enable: bool = False
     path: str = ""
 
 
 def parse_monitoring_text(text: str, source: str) -> PrometheusConfig:
-    """Reads a --monitoring_config_file's text.
+    """Parses the text of a --monitoring_config_file.
 
     Args:
-      source: the file's name, for the message.
+      source: the file's name, for error texts.
 
     Raises:
-      InvalidRequest: it is not the text form of a MonitoringConfig.
+      InvalidRequest: the text is not the text form of a MonitoringConfig.
     """
     message = _message_class()()
     try:

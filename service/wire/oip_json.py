@@ -1,7 +1,7 @@
-"""The Open Inference Protocol's HTTP bodies: an inference request to arrays, and answers back.
+"""Decodes the Open Inference Protocol's inference bodies over HTTP to arrays, and encodes the answers.
 
-A body is a JSON object, and behind it the binary data of the tensors that say so, in their order. The JSON's length
-travels as the header Inference-Header-Content-Length; without it all of the body is JSON.
+A body is a JSON object, followed by the binary data of the tensors with binary_data_size, in their order. The header
+Inference-Header-Content-Length has the length of the JSON; without it the whole body is JSON.
 
 Source: kserve/open-inference-protocol, specification/protocol/inference_rest.md (29ca333);
 triton-inference-server/server, docs/protocol/extension_binary_data.md.
@@ -39,7 +39,7 @@ Json = Mapping[str, Any]
 
 
 class InferInput(NamedTuple):
-    """One input as it was sent: JSON values, or bytes."""
+    """One input of a request: its values are JSON values, or bytes."""
 
     name: str
     datatype: str
@@ -49,13 +49,13 @@ class InferInput(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class InferBody:
-    """A parsed body whose tensors are not yet arrays.
+    """A parsed inference body whose tensors are not yet arrays.
 
-    id: None where the client sent none.
-    signature_name: "" where the client named none.
-    outputs: those asked for; none means all.
-    binary: outputs whose form was asked for by themselves, and whether it is the binary one.
-    is_binary: whether the other outputs go in the binary form.
+    id: None if the client sent none.
+    signature_name: "" if the client named none.
+    outputs: names of the requested outputs; none means all.
+    binary: output -> whether it is to be binary, for outputs with a parameter of their own.
+    is_binary: whether the other outputs are to be binary.
     """
 
     id: str | None
@@ -67,14 +67,15 @@ class InferBody:
 
 
 def decode_infer(body: bytes, header_length: str | None, *, strict: bool = False) -> InferBody:
-    """Parses a body up to its tensors.
+    """Parses an inference body, except for its tensors' values.
 
     Args:
-      header_length: the value of Inference-Header-Content-Length, None where there is none.
-      strict: take no bare NaN and Infinity.
+      header_length: value of the header Inference-Header-Content-Length; None: there is no such header.
+      strict: refuses bare NaN and Infinity.
 
     Raises:
-      MalformedPayload: not JSON, not an inference request, or binary data that its sizes do not describe.
+      MalformedPayload: the body is not JSON or not an inference request, or its binary data do not have the given
+        sizes.
     """
     length = len(body) if header_length is None else _header_length(header_length, len(body))
     document = _parse(body if length == len(body) else body[:length], strict=strict)
@@ -94,7 +95,7 @@ def decode_infer(body: bytes, header_length: str | None, *, strict: bool = False
 
 
 def decode_inputs(body: InferBody) -> dict[str, Array]:
-    """Returns the arrays of a body by input name; raises MalformedPayload and InputMismatch."""
+    """Converts the inputs of an inference body to arrays, by name; raises MalformedPayload and InputMismatch."""
     arrays: dict[str, Array] = {}
     for name, datatype, sizes, data in body.inputs:
         if isinstance(data, list):
@@ -113,13 +114,13 @@ def encode_infer(
     signature_name: str,
     strict: bool = False,
 ) -> tuple[bytes, int | None]:
-    """Returns the answer's body, and the length of its JSON where binary data follows it.
+    """Encodes an answer; returns its body, and the length of its JSON if binary data follow (else None).
 
     Args:
-      strict: give no bare NaN and Infinity.
+      strict: writes null for NaN and infinity.
 
     Raises:
-      InputMismatch: an output that its form can not carry.
+      InputMismatch: an output can not be written in the requested form.
     """
     pieces: list[Any] = [b""]
     described = []
@@ -156,7 +157,7 @@ def _header_length(text: str, num_bytes: int) -> int:
 
 
 def _parse(header: bytes, *, strict: bool) -> dict[str, Any]:
-    """See parse_object, which counts keys two levels deep only and is ten times slower where it finds more."""
+    """Parses the JSON of a body as parse_object does, but without its slow path for keys of deeper levels."""
     bound_tokens(header)
     try:
         document = orjson.loads(header)
@@ -276,7 +277,7 @@ def _shape(tensor: Json, where: str) -> list[int]:
 def _from_values(name: str, datatype: str, sizes: list[int], values: list[Any]) -> Array:
     dtype = numpy_dtype(name, datatype)
     shape, size = checked_shape(name, sizes)
-    # Numbers of 16 bits by way of float32, which holds each of them; JSON itself knows one kind of number only.
+    # BF16 goes through float32, which holds each of its numbers; JSON has only one kind of number.
     written = {BYTES: "string", BF16: "float32"}.get(datatype, dtype.name)
     array = dense_array(name, values, TensorSpec(name, written, None))
     return reshaped(name, array if datatype != BF16 else array.astype(dtype), shape, size)

@@ -1,6 +1,6 @@
-"""Documents of the Open Inference Protocol about servers and models; both wires write them.
+"""Makes the Open Inference Protocol's documents about the server and its models, for HTTP and gRPC.
 
-A document has the fields of the message of the same meaning, so that JSON and protobuf can not differ.
+A document has the fields of the protobuf message of the same meaning, so that JSON and protobuf can not differ.
 
 Source: kserve/open-inference-protocol, specification/protocol/{inference_rest.md,open_inference_grpc.proto} (29ca333);
 triton-inference-server/server, docs/protocol/extension_{model_repository,model_configuration}.md.
@@ -20,10 +20,10 @@ from service.wire.oip_tensors import BYTES, NUMPY_DTYPES, datatype_name
 
 Document = dict[str, Any]
 
-# What a request that names no signature runs where the model has no serving_default.
+# The signature of a request that names none, if the model has no serving_default.
 FALLBACK_SIGNATURE = "lookup"
 SIGNATURE_PARAMETER = "signature_name"
-# Parameters of Triton's other extensions that change what a tensor means: ignored, they would give wrong answers.
+# Parameters of Triton's other extensions that change the meaning of a tensor: ignoring them would give wrong answers.
 REFUSED_PARAMETERS = ("shared_memory_region", "classification")
 _PACKAGE = "embedding-server"
 _PLATFORM = "tensorflow_savedmodel"
@@ -40,7 +40,7 @@ _STATES: Mapping[State, str] = {
 
 
 def model_ref(name: str, version: str) -> ModelRef:
-    """Returns the model that a request means; a version that is no number is a label.
+    """Returns the model reference of a request; a version that is no number is a label.
 
     >>> model_ref("m", ""), model_ref("m", "3"), model_ref("m", "stable").label
     (ModelRef(name='m', version=None, label=None), ModelRef(name='m', version=3, label=None), 'stable')
@@ -61,7 +61,7 @@ def model_ref(name: str, version: str) -> ModelRef:
 
 @cache
 def server_metadata() -> Document:
-    """Returns name, version and extensions of the server; not to be changed."""
+    """Returns the name, version and extensions of the server; callers must not change the dict."""
     try:
         version = importlib.metadata.version(_PACKAGE)
     except importlib.metadata.PackageNotFoundError:
@@ -72,7 +72,7 @@ def server_metadata() -> Document:
 def model_metadata(name: str, statuses: Iterable[VersionStatus], spec: SignatureSpec) -> Document:
     """Returns a model's versions that can answer, newest first, and the tensors of one of its signatures.
 
-    A size that is not known is -1; a tensor of unknown rank is shown as a list of unknown length.
+    An unknown size is -1; a tensor of unknown rank is shown as a list of unknown length.
     """
     versions = [str(status.version) for status in statuses if status.state is State.AVAILABLE]
     return {
@@ -85,9 +85,9 @@ def model_metadata(name: str, statuses: Iterable[VersionStatus], spec: Signature
 
 
 def model_config(name: str, spec: SignatureSpec) -> Document:
-    """Returns the model's configuration: the tensors of a signature, and which inputs may be left out.
+    """Returns a model's configuration document: the tensors of a signature, and which inputs may be left out.
 
-    max_batch_size is 0, which says that shapes are whole: no batch dimension stands before them.
+    max_batch_size is 0, which means that the shapes include the batch dimension.
     """
     return {
         "name": name,
@@ -104,10 +104,10 @@ def model_config(name: str, spec: SignatureSpec) -> Document:
 def repository_index(
     statuses: Mapping[str, Iterable[VersionStatus]], problems: Mapping[str, str], *, only_ready: bool
 ) -> list[Document]:
-    """Returns an entry for each version of each model, and one without a version for a model that has none.
+    """Returns an entry for each version of each model, and one entry for a model without versions.
 
     Args:
-      problems: why a model can not answer, by its name.
+      problems: model -> why it can not answer.
     """
     entries: list[Document] = []
     for name, versions in statuses.items():
@@ -126,7 +126,7 @@ def repository_index(
 
 
 def encode_document(full_name: str, document: Document) -> bytes:
-    """Returns a document as the message of that name."""
+    """Serializes a document as the protobuf message of the given name."""
     return bytes(message_class(full_name)(**document).SerializeToString())
 
 

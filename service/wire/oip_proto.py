@@ -1,4 +1,4 @@
-"""ModelInferRequest and ModelInferResponse: bytes to arrays, arrays to bytes.
+"""Decodes ModelInferRequest to arrays, and encodes ModelInferResponse.
 
 Source: kserve/open-inference-protocol, specification/protocol/open_inference_grpc.proto (29ca333).
 """
@@ -28,7 +28,7 @@ from service.wire.oip_tensors import (
 )
 from service.wire.predict_proto import parse_message
 
-# Field of the values by datatype; numbers of 16 bits have none.
+# Datatype -> the field with its values; datatypes of 16 bits have none.
 _CONTENTS: Mapping[str, str] = {
     "BOOL": "bool_contents",
     **dict.fromkeys(("INT8", "INT16", "INT32"), "int_contents"),
@@ -43,10 +43,10 @@ _CONTENTS: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class InferRequest:
-    """A parsed request whose tensors are still messages.
+    """A parsed ModelInferRequest whose tensors are still messages.
 
-    signature_name: "" where the client named none.
-    outputs: those asked for; none means all.
+    signature_name: "" if the client named none.
+    outputs: names of the requested outputs; none means all.
     """
 
     ref: ModelRef
@@ -57,7 +57,7 @@ class InferRequest:
 
 
 def decode_infer_request(data: bytes) -> InferRequest:
-    """Parses a ModelInferRequest up to its tensors; raises MalformedPayload and InvalidRequest."""
+    """Parses a ModelInferRequest, except for its tensors; raises MalformedPayload and InvalidRequest."""
     message = parse_message("inference.ModelInferRequest", data)
     ref = model_ref(message.model_name, message.model_version)
     for kind, tensors in (("input", message.inputs), ("output", message.outputs)):
@@ -76,7 +76,7 @@ def decode_infer_request(data: bytes) -> InferRequest:
 
 
 def decode_infer_inputs(request: InferRequest) -> dict[str, Array]:
-    """Returns the arrays of a request by input name; raises MalformedPayload and InputMismatch."""
+    """Converts the inputs of a ModelInferRequest to arrays, by name; raises MalformedPayload and InputMismatch."""
     tensors, raw = request.message.inputs, request.message.raw_input_contents
     if raw and len(raw) != len(tensors):
         raise MalformedPayload(f"{len(raw)} raw_input_contents were sent for {len(tensors)} inputs.")
@@ -97,12 +97,12 @@ def decode_infer_inputs(request: InferRequest) -> dict[str, Array]:
 def encode_infer_response(
     outputs: Mapping[str, Array], request: InferRequest, *, model: str, version: int, signature_name: str
 ) -> bytes:
-    """Returns a ModelInferResponse that is copied together once, around the arrays' own bytes.
+    """Encodes a ModelInferResponse; the arrays' bytes are copied once.
 
     Raises:
-      InputMismatch: an output whose dtype the protocol does not have.
+      InputMismatch: the protocol has no datatype for an output's dtype.
     """
-    # model_name = 1, model_version = 2, id = 3, parameters = 4, outputs = 5, raw_output_contents = 6.
+    # Field numbers: model_name = 1, model_version = 2, id = 3, parameters = 4, outputs = 5, raw_output_contents = 6.
     names, parameters = _head(model, version, signature_name)
     pieces: list[Any] = [names, _field(3, request.id.encode()) if request.id else b"", parameters]
     contents: list[Any] = []
@@ -129,7 +129,7 @@ def _from_contents(name: str, tensor: Any) -> Array:
         flat: Array = np.empty(size, object)
         flat[:] = list(values)
     else:
-        # The repeated field's __array__ copies at memory speed.
+        # Converting the repeated field by its __array__ copies at memory speed.
         flat = np.array(values)
         if flat.dtype != dtype:
             flat = _narrowed(name, datatype, flat)
@@ -155,7 +155,8 @@ def _head(model: str, version: int, signature_name: str) -> tuple[bytes, bytes]:
 
 @lru_cache(maxsize=1024)
 def _described(name: str, datatype: str, shape: tuple[int, ...]) -> bytes:
-    # InferOutputTensor {name = 1, datatype = 2, shape = 3}; servers answer in few shapes, so it is remembered.
+    # InferOutputTensor {name = 1, datatype = 2, shape = 3}; cached, because a server's answers have few different
+    # shapes.
     sizes = b"".join(map(varint, shape))
     tensor = _field(1, name.encode()) + _field(2, datatype.encode()) + (_field(3, sizes) if shape else b"")
     return _field(5, tensor)

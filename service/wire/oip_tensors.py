@@ -1,6 +1,7 @@
-"""Tensors of the Open Inference Protocol: datatypes, shapes, and the binary form that both wires share.
+"""Converts the Open Inference Protocol's datatypes and shapes, and its binary data, which HTTP and gRPC share.
 
-Binary data is little-endian, row by row, without padding; an element of BYTES is its length in four bytes, then itself:
+Binary data is little-endian, row by row, without padding; an element of BYTES is its length in four bytes, then its
+bytes:
 
 >>> split_bytes("x", b"\\x02\\0\\0\\0hi\\0\\0\\0\\0", 2).tolist()
 [b'hi', b'']
@@ -23,22 +24,22 @@ from service.errors import InputMismatch, MalformedPayload
 from service.types import Array
 
 try:
-    # It gives numpy bfloat16, and comes with TensorFlow: where that is missing, no graph asks for it.
+    # ml_dtypes gives numpy bfloat16, and is installed with TensorFlow: without it, no graph asks for bfloat16.
     import ml_dtypes
 except ImportError:
     ml_dtypes = None  # type: ignore[assignment]
 
-# What a request's bytes are, in place.
+# Data of a request without a copy.
 Buffer = bytes | memoryview
 
 BYTES = "BYTES"
 BF16 = "BF16"
 _BOOL = "BOOL"
-# More is a mistake or an attack; numpy's own limit is 64 too.
+# A request with a higher rank is a mistake or an attack; numpy's own limit is 64 too.
 _MAX_RANK = 64
 _LENGTH = struct.Struct("<I")
 
-# Datatype by our dtype's name.
+# Dtype name of this server -> datatype of the protocol.
 _DATATYPES: Mapping[str, str] = {
     "bool": _BOOL,
     **{f"uint{bits}": f"UINT{bits}" for bits in (8, 16, 32, 64)},
@@ -49,7 +50,7 @@ _DATATYPES: Mapping[str, str] = {
     "float64": "FP64",
     "string": BYTES,
 }
-# Those that arrays are made of, by datatype.
+# Datatype of the protocol -> numpy dtype of the arrays.
 NUMPY_DTYPES: dict[str, np.dtype[Any]] = {
     datatype: np.dtype(object if name == "string" else name)
     for name, datatype in _DATATYPES.items()
@@ -61,7 +62,7 @@ _DATATYPE_OF_DTYPE = {dtype: datatype for datatype, dtype in NUMPY_DTYPES.items(
 
 
 def datatype_name(dtype: str) -> str:
-    """Returns the datatype of our dtype's name, TensorFlow's name where the protocol has none.
+    """Returns the protocol's datatype for a dtype name, or TensorFlow's name if the protocol has none.
 
     >>> datatype_name("float32"), datatype_name("string"), datatype_name("complex64")
     ('FP32', 'BYTES', 'DT_COMPLEX64')
@@ -70,7 +71,10 @@ def datatype_name(dtype: str) -> str:
 
 
 def numpy_dtype(name: str, datatype: str) -> np.dtype[Any]:
-    """Returns what an input's array is of; raises MalformedPayload, or InputMismatch where this server has none."""
+    """Returns the numpy dtype of an input's datatype.
+
+    Raises MalformedPayload if it is unknown, InputMismatch for BF16.
+    """
     dtype = NUMPY_DTYPES.get(datatype)
     if dtype is not None:
         return dtype
@@ -81,34 +85,35 @@ def numpy_dtype(name: str, datatype: str) -> np.dtype[Any]:
 
 
 def checked_shape(name: str, sizes: Sequence[int]) -> tuple[tuple[int, ...], int]:
-    """Returns a shape and its number of elements; raises MalformedPayload for what no array can have."""
+    """Returns a shape as a tuple, and its number of elements; raises MalformedPayload for an impossible shape."""
     shape = tuple(sizes)
     if len(shape) > _MAX_RANK:
         raise MalformedPayload(f'input "{name}": its shape has {len(shape)} dimensions, the limit is {_MAX_RANK}.')
     if shape and min(shape) < 0:
         raise MalformedPayload(f'input "{name}": its shape {list(shape)} has a negative size.')
-    # Sizes beside a 0 cost nothing but must fit numpy's index type; without a 0 the data would have to be as large.
+    # A shape with a 0 in it has no elements, but its other sizes must fit numpy's index type; without a 0, the data are
+    # as large.
     if math.prod(max(size, 1) for size in shape) > np.iinfo(np.int64).max // 16:
         raise MalformedPayload(f'input "{name}": its shape {list(shape)} is too large.')
     return shape, math.prod(shape)
 
 
 def reshaped(name: str, flat: Array, shape: tuple[int, ...], size: int) -> Array:
-    """Returns values in their shape; raises MalformedPayload where their number is another."""
+    """Returns values in their shape; raises MalformedPayload if their number does not fit it."""
     if flat.size != size:
         raise MalformedPayload(f'input "{name}": {flat.size} values, its shape {list(shape)} needs {size}.')
     return flat if len(shape) == 1 and flat.ndim == 1 else flat.reshape(shape)
 
 
 def decode_binary(name: str, datatype: str, sizes: Sequence[int], data: Buffer) -> Array:
-    """Returns the array of an input's binary data, which looks into the data where it can.
+    """Converts an input's binary data to an array, without a copy if it can.
 
     Args:
-      name: the input's, for messages.
+      name: the input's name, for error texts.
 
     Raises:
       MalformedPayload: datatype, shape and data do not fit.
-      InputMismatch: see numpy_dtype.
+      InputMismatch: the datatype is BF16, and ml_dtypes is missing.
     """
     dtype = numpy_dtype(name, datatype)
     shape, size = checked_shape(name, sizes)
@@ -120,18 +125,18 @@ def decode_binary(name: str, datatype: str, sizes: Sequence[int], data: Buffer) 
             f"{size * dtype.itemsize}."
         )
     if datatype == _BOOL:
-        # Any byte but 0 is true; viewed as bool, other bytes would be neither.
+        # Any byte but 0 is true; a view as bool would keep other bytes as they are, which numpy does not allow for.
         flat: Array = np.frombuffer(data, np.uint8) != 0
     else:
         flat = np.frombuffer(data, dtype)
     if not flat.flags.aligned:
-        # Behind a JSON header of any length; kernels and graphs want their numbers where the processor does.
+        # Data behind a JSON header may lie at any address; kernels and graphs need aligned numbers.
         flat = flat.copy()
     return reshaped(name, flat, shape, size)
 
 
 def split_bytes(name: str, data: Buffer, size: int) -> Array:
-    """Returns the elements of BYTES data as an object array; raises MalformedPayload where they are not size many."""
+    """Splits BYTES data into an object array of `size` elements; raises MalformedPayload if there are more or fewer."""
     if size * _LENGTH.size > len(data):
         raise MalformedPayload(
             f'input "{name}": {len(data)} bytes of data are too few for {size} elements of BYTES, each of them '
@@ -151,7 +156,7 @@ def split_bytes(name: str, data: Buffer, size: int) -> Array:
 
 
 def datatype_of(name: str, array: Array) -> str:
-    """Returns an output's datatype; raises InputMismatch where the protocol has none."""
+    """Returns an output's datatype in the protocol; raises InputMismatch if the protocol has none for its dtype."""
     datatype = _DATATYPE_OF_DTYPE.get(array.dtype)
     if datatype is not None:
         return datatype
@@ -164,7 +169,7 @@ def datatype_of(name: str, array: Array) -> str:
 
 
 def encode_binary(array: Array) -> tuple[list[Any], int]:
-    """Returns the pieces of an output's binary data, numbers in place, and their bytes together."""
+    """Returns the binary data of an output as pieces without a copy of numbers, and their total size in bytes."""
     if array.dtype.kind not in "OSU":
         data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
         return [data], data.nbytes

@@ -1,4 +1,4 @@
-"""PredictRequest and PredictResponse: bytes to arrays, arrays to bytes.
+"""Decodes PredictRequest to arrays, and encodes PredictResponse.
 
 Source: tensorflow_serving/apis/{predict,model}.proto (9d981c5).
 """
@@ -20,10 +20,10 @@ from service.types import Array, ModelRef
 
 @dataclass(frozen=True, slots=True)
 class PredictRequest:
-    """A parsed request whose tensors are still messages.
+    """A parsed PredictRequest whose tensors are still messages.
 
-    signature_name: "" where the client named none.
-    num_bytes: of the whole message.
+    signature_name: "" if the client named none.
+    num_bytes: size of the whole message.
     """
 
     ref: ModelRef
@@ -34,7 +34,7 @@ class PredictRequest:
 
 
 def parse_message(full_name: str, data: bytes) -> MessageClass:
-    """Returns a message of the given type; raises MalformedPayload where the bytes are none."""
+    """Parses a message of the given type; raises MalformedPayload if the bytes are no such message."""
     message = message_class(full_name)()
     try:
         message.ParseFromString(data)
@@ -44,7 +44,7 @@ def parse_message(full_name: str, data: bytes) -> MessageClass:
 
 
 def decode_request(data: bytes) -> PredictRequest:
-    """Parses a PredictRequest up to its tensors.
+    """Parses a PredictRequest, except for its tensors.
 
     Raises:
       MalformedPayload: the bytes are no such message.
@@ -56,7 +56,7 @@ def decode_request(data: bytes) -> PredictRequest:
 
 
 def read_model_spec(message: Any) -> tuple[ModelRef, str]:
-    """Returns the model and signature name that a request message means; raises InvalidRequest."""
+    """Returns the model reference and the signature name of a request message; raises InvalidRequest."""
     if not message.HasField("model_spec"):
         raise InvalidRequest("Missing ModelSpec")
     spec = message.model_spec
@@ -70,8 +70,8 @@ def read_model_spec(message: Any) -> tuple[ModelRef, str]:
 
 
 def decode_inputs(request: PredictRequest) -> dict[str, Array]:
-    """Returns the arrays of a request; raises as decode_tensor does."""
-    # An element that was sent takes a byte at least, so only values that are spread over a shape can meet this limit.
+    """Converts the inputs of a PredictRequest to arrays, by name; raises as decode_tensor does."""
+    # A sent element takes at least a byte, so only values that are repeated over a shape can reach this limit.
     max_elements = max(request.num_bytes, MAX_SPREAD_ELEMENTS)
     arrays: dict[str, Array] = {}
     for name, tensor in request.tensors.items():
@@ -83,10 +83,10 @@ def decode_inputs(request: PredictRequest) -> dict[str, Array]:
 def encode_response(
     outputs: Mapping[str, Array], *, model: str, version: int, signature_name: str, as_content: bool = False
 ) -> bytes:
-    """Returns a PredictResponse that is copied together once, around the arrays' own bytes.
+    """Encodes a PredictResponse; the arrays' bytes are copied once.
 
     Args:
-      as_content: values travel in tensor_content, else in the `*_val` fields.
+      as_content: True puts the values into tensor_content, False into the `*_val` fields.
     """
     pieces = response_pieces(
         outputs, model=model, version=version, signature_name=signature_name, as_content=as_content
@@ -97,13 +97,13 @@ def encode_response(
 def response_pieces(
     outputs: Mapping[str, Array], *, model: str, version: int, signature_name: str, as_content: bool
 ) -> list[bytes | memoryview]:
-    """Returns what encode_response joins; a memoryview is the bytes of an array."""
+    """Encodes a PredictResponse as pieces that encode_response() joins; a memoryview is the bytes of an array."""
     pieces: list[Any] = []
     for name, array in outputs.items():
         key = name.encode()
         tensor = encode_tensor(name, array, as_content=as_content)
         tensor_bytes = sum(map(len, tensor))
-        # outputs = 1 is a map: each entry is a message {key = 1, value = 2}.
+        # A PredictResponse's outputs = 1 is a map: each entry is a message {key = 1, value = 2}.
         head = tag(1, 2) + varint(len(key)) + key + tag(2, 2) + varint(tensor_bytes)
         pieces += [tag(1, 2), varint(len(head) + tensor_bytes), head, *tensor]
     spec = encode_model_spec(model, version, signature_name)
@@ -112,9 +112,9 @@ def response_pieces(
 
 
 def encode_model_spec(model: str, version: int, signature_name: str) -> bytes:
-    """Returns a serialized ModelSpec."""
+    """Encodes a ModelSpec."""
     name, signature = model.encode(), signature_name.encode()
-    # ModelSpec {name = 1, version = 2 {value = 1}, signature_name = 3}
+    # The fields of ModelSpec are {name = 1, version = 2 {value = 1}, signature_name = 3}.
     value = tag(1, 0) + varint(version)
     return b"".join(
         (

@@ -1,4 +1,4 @@
-"""PredictionLog records: a request as its model was sent it, and the answer, whatever wire both travelled on.
+"""Encodes PredictionLog records of a request and its answer, the same for requests over HTTP and gRPC.
 
 Source: tensorflow_serving/apis/{prediction_log,logging,predict,classification,regression,input}.proto (9d981c5).
 """
@@ -16,13 +16,13 @@ from service.types import Array, Tensors
 from service.wire.example_proto import encode_classification, encode_regression
 from service.wire.predict_proto import encode_model_spec, encode_response
 
-# Fields of PredictionLog.
+# Field numbers of PredictionLog.
 _METADATA, _CLASSIFY, _REGRESS, _PREDICT = 1, 2, 3, 6
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """The model, version and signature that answered."""
+    """The model, version and signature that answered a request."""
 
     model: str
     version: int
@@ -37,16 +37,16 @@ def predict_record(
     output_filter: Sequence[str],
     outputs: Mapping[str, Array] | None,
 ) -> bytes:
-    """Returns a record of a Predict, or of what is one on another wire.
+    """Encodes a record of a Predict, or of an equivalent HTTP request.
 
     Args:
-      metadata: a LogMetadata.
+      metadata: a serialized LogMetadata.
       outputs: None leaves the answer out.
     """
     spec = _spec(subject)
     pieces = [_field(1, spec)]
     for name, array in inputs.items():
-        # inputs = 2 is a map: each entry is a message {key = 1, value = 2}.
+        # A PredictRequest's inputs = 2 is a map: each entry is a message {key = 1, value = 2}.
         tensor = b"".join(encode_tensor(name, array))
         pieces.append(_field(2, _field(1, name.encode()) + _field(2, tensor)))
     pieces += [_field(3, name.encode()) for name in output_filter]
@@ -62,9 +62,9 @@ def predict_record(
 def examples_record(
     subject: Subject, metadata: bytes, *, examples: Array, result: Classification | Regression, has_answer: bool
 ) -> bytes:
-    """Returns a record of a Classify or a Regress; of a MultiInference, of one of its tasks."""
+    """Encodes a record of a Classify or a Regress; a MultiInference has one for each task."""
     listed = b"".join(_field(1, example) for example in examples.tolist())
-    # {model_spec = 1, input = 2 {example_list = 1 {examples = 1}}}
+    # The record of a Classify or Regress has the fields {model_spec = 1, input = 2 {example_list = 1 {examples = 1}}}.
     log = _field(1, _field(1, _spec(subject)) + _field(2, _field(1, listed)))
     named = {"model": subject.model, "version": subject.version, "signature_name": subject.signature_name}
     if isinstance(result, Classification):
@@ -76,7 +76,7 @@ def examples_record(
 
 
 def encode_metadata(subject: Subject, *, sampling_rate: float, tags: Sequence[str], timestamp_s: int) -> bytes:
-    """Returns a LogMetadata."""
+    """Encodes a LogMetadata."""
     message = message_class("tensorflow.serving.LogMetadata")()
     message.model_spec.ParseFromString(_spec(subject))
     message.sampling_config.sampling_rate = sampling_rate

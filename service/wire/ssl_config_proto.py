@@ -1,6 +1,6 @@
-"""SSLConfig, as the text of a file, to its four fields.
+"""Parses the text form of an SSLConfig message.
 
-tensorflow-serving-api does not have this message, so its fields are written down here.
+tensorflow-serving-api does not have this message, so its fields are declared here.
 
 Source: tensorflow_serving/config/ssl_config.proto, model_servers/server.cc (9d981c5).
 """
@@ -19,9 +19,9 @@ from service.errors import InvalidRequest
 class SslConfig:
     """TLS settings of a port; PEM texts, not files.
 
-    server_cert: the server's certificate first, then those up to its authority's.
-    custom_ca: authorities whose clients are let in.
-    client_verify: only clients with a certificate of theirs are.
+    server_cert: the server's certificate, followed by the chain up to its authority's.
+    custom_ca: certificates of the authorities that sign clients' certificates.
+    client_verify: only clients with a certificate of these authorities may connect.
     """
 
     server_key: str = field(repr=False)
@@ -31,19 +31,20 @@ class SslConfig:
 
 
 def parse_ssl_config_text(text: str, source: str) -> SslConfig:
-    """Reads an --ssl_config_file's text.
+    """Parses the text of an --ssl_config_file.
 
     Args:
-      source: the file's name, for the message.
+      source: the file's name, for error texts.
 
     Raises:
-      InvalidRequest: it is not the text form of an SSLConfig; the message quotes nothing of it, for a key is there.
+      InvalidRequest: the text is not the text form of an SSLConfig; the error quotes nothing of it, because it holds a
+        key.
     """
     message = _message_class()()
     try:
         fill_from_text(message, text)
     except TextFormError as error:
-        # Its own message quotes the line, which may be the key.
+        # The parser's own error quotes the line at fault, which may be the private key.
         place = "it" if error.line is None else f"line {error.line}"
         raise InvalidRequest(f"Invalid protobuf file: '{source}': {place} is not an SSLConfig's text") from None
     except UnicodeError:

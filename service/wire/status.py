@@ -1,4 +1,4 @@
-"""Version states as GetModelStatus's message and as its REST JSON.
+"""Encodes version states as GetModelStatus's message and as its REST JSON.
 
 Source: tensorflow_serving/apis/{get_model_status,status}.proto (9d981c5).
 """
@@ -14,7 +14,7 @@ from service.types import VersionStatus
 
 
 def encode_statuses(statuses: Iterable[VersionStatus]) -> bytes:
-    """Returns a GetModelStatusResponse."""
+    """Encodes a GetModelStatusResponse."""
     response = message_class("tensorflow.serving.GetModelStatusResponse")()
     codes = response.DESCRIPTOR.fields_by_name["model_version_status"].message_type.fields_by_name["status"]
     code_numbers = codes.message_type.fields_by_name["error_code"].enum_type.values_by_name
@@ -28,7 +28,7 @@ def encode_statuses(statuses: Iterable[VersionStatus]) -> bytes:
 
 
 def statuses_json(statuses: Iterable[VersionStatus]) -> bytes:
-    """Returns the body of `GET /v1/models/{model}`."""
+    """Encodes the JSON body of `GET /v1/models/{model}`."""
     return orjson.dumps(
         {
             "model_version_status": [

@@ -39,12 +39,12 @@ class GrpcCalls:
         return arrays
 
     def tables(self, at: Where) -> Flow[tuple[TableDescription, ...]]:
-        """Raises Unimplemented: the protocol has no such method."""
+        """Raises Unimplemented: the protocol has no method that lists tables."""
         raise _over_http_only("tables")
         yield
 
     def rows(self, table: str, ids: Array, at: Where) -> Flow[Array]:
-        """Raises Unimplemented: the protocol has no such method."""
+        """Raises Unimplemented: the protocol has no method that reads rows of a table."""
         raise _over_http_only("rows")
         yield
 

@@ -162,7 +162,7 @@ fn is_gone(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset)
 }
 
-/// A connection to the reference server; dropping it closes the connection. Without that, a connection whose reference answered
+/// A connection to the reference server; dropping it closes the connection. Without that, a connection whose server answered
 /// before it had read the whole body would stay open: the rest of the body waits for a reader that does not come.
 struct Sender {
     requests: SendRequest<Upload>,

@@ -129,7 +129,7 @@ def test_a_certificate_that_is_out_of_date_is_taken_with_a_warning_and_its_end_i
 ) -> None:
     counter = TlsCounter()
     open_file(write(tmp_path / "s.conf", ssl_config(AUTHORITY.issue(ends=LONG_AGO))), counter)
-    assert [record.message for record in caplog.records] == ["certificate taken, but it is out of date"]
+    assert [record.message for record in caplog.records] == ["certificate accepted, but it has expired"]
     # 2020-01-01 00:00:00 UTC.
     assert counter.lines()[2] == ('embedding_server_tls_certificate_end_timestamp_seconds{api="grpc"} 1577836800.0')
 

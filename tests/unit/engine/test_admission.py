@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from service.engine.admission import Admission, Held, Room
+from service.engine.admission import Admission, Held, Reservation
 from service.engine.admission_limits import Limits
 from service.errors import Overloaded, PayloadTooLarge
 from tests.unit.engine.told import Told
@@ -15,7 +15,7 @@ def filled(admission: Admission, model: str, size: int) -> int:
     pieces = 0
     while True:
         try:
-            admission.take_bytes(model, size)
+            admission.reserve_bytes(model, size)
         except Overloaded:
             return pieces
         pieces += 1
@@ -34,11 +34,11 @@ def test_a_model_alone_gets_four_fifths_and_the_next_ones_find_room() -> None:
 def test_a_refusal_names_the_limit_and_is_counted_with_model_and_reason() -> None:
     told = Told()
     admission = Admission(Limits(bytes=100, rows=10), told)
-    admission.take("a", 8, 50)
+    admission.reserve("a", 8, 50)
     with pytest.raises(Overloaded, match="8 rows are in flight, its limit is 10"):
-        admission.take("b", 3, 0)
+        admission.reserve("b", 3, 0)
     with pytest.raises(Overloaded, match="50 bytes of requests and answers are in flight, its limit is 100"):
-        admission.take("b", 1, 51)
+        admission.reserve("b", 1, 51)
     with pytest.raises(Overloaded, match="50 bytes"):
         admission.check_bytes("b", 51)
     assert told.refusals == [("b", "rows"), ("b", "bytes"), ("b", "bytes")]
@@ -46,36 +46,36 @@ def test_a_refusal_names_the_limit_and_is_counted_with_model_and_reason() -> Non
 
 def test_what_never_fits_is_the_clients_fault() -> None:
     with pytest.raises(PayloadTooLarge, match="11 rows and its answer 5 bytes.* are 10 rows and 100 bytes"):
-        Admission(Limits(bytes=100, rows=10)).take("a", 11, 5)
+        Admission(Limits(bytes=100, rows=10)).reserve("a", 11, 5)
 
 
 def test_what_was_given_back_can_be_taken_again_and_leaves_nothing_behind() -> None:
     admission = Admission(Limits(bytes=100, rows=10))
     for _ in range(3):
-        admission.take("a", 10, 100)
+        admission.reserve("a", 10, 100)
         assert admission.held() == {"a": Held(100, 10)}
-        admission.give_back("a", 10, 100)
+        admission.release("a", 10, 100)
     assert admission.held() == {}
 
 
 def test_room_is_given_back_by_its_last_user() -> None:
     admission = Admission(Limits(bytes=100))
-    room = Room(admission, "a")
-    room.grow(30)
-    room.grow(20)
-    room.use()
-    room.done()
+    reservation = Reservation(admission, "a")
+    reservation.grow(30)
+    reservation.grow(20)
+    reservation.add_user()
+    reservation.drop_user()
     assert admission.held() == {"a": Held(50, 0)}
-    room.done()
+    reservation.drop_user()
     assert admission.held() == {}
 
 
 def test_room_that_is_refused_keeps_what_it_had() -> None:
     admission = Admission(Limits(bytes=100))
-    room = Room(admission, "a")
-    room.grow(60)
+    reservation = Reservation(admission, "a")
+    reservation.grow(60)
     with pytest.raises(Overloaded):
-        room.grow(60)
+        reservation.grow(60)
     assert admission.held() == {"a": Held(60, 0)}
-    room.done()
+    reservation.drop_user()
     assert admission.held() == {}

@@ -162,7 +162,7 @@ def test_what_is_not_served_is_named_as_tensorflow_serving_does() -> None:
 def test_a_model_without_a_version_is_not_ready_and_says_why() -> None:
     registry = new_registry()
     for expected, step in (
-        ("its folder has not been looked at yet", lambda: None),
+        ("its folder has not been read yet", lambda: None),
         ("no folder there", lambda: registry.note_problem("m", "no folder there")),
         ("version 3 is LOADING", lambda: registry.start("m", 3)),
         ("version 3 is END: broken file", lambda: registry.fail("m", 3, ArtifactError("broken file"))),

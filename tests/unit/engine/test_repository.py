@@ -250,7 +250,7 @@ def test_a_folder_that_is_there_and_empty_unloads_the_last_version(world: World)
 
 
 def test_a_missing_folder_is_the_reason_for_not_being_ready(world: World) -> None:
-    assert world.registry.problem("m") == "its folder has not been looked at yet"
+    assert world.registry.problem("m") == "its folder has not been read yet"
     world.poll()
     assert world.registry.problem("m") == f"no version folder (an integer name such as 1) in {world.base}"
     world.base.rmdir()

@@ -69,7 +69,7 @@ def test_readiness_names_the_model_that_is_not_ready(http: Http, registry: Regis
     registry.add_model("late")
     response = http.get("/readyz")
     assert response.status_code == 503
-    assert response.json() == {"status": "not ready", "problems": {"late": "its folder has not been looked at yet"}}
+    assert response.json() == {"status": "not ready", "problems": {"late": "its folder has not been read yet"}}
 
 
 def test_a_draining_server_is_not_ready_but_answers(http: Http, registry: Registry) -> None:

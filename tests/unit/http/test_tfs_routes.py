@@ -107,7 +107,7 @@ def test_a_name_is_percent_decoded(http: Http, registry: Registry) -> None:
     response = http.get("/v1/models/a%20b/metadata")
     assert (response.status_code, error_text(response)) == (
         503,
-        'Model "a b" is not ready: its folder has not been looked at yet',
+        'Model "a b" is not ready: its folder has not been read yet',
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from service.engine.request_context import NO_DRAWS, Draws
-from service.native.forwarded import NO_FORWARDING, Forwarding, Told
+from service.native.forwarded import NO_FORWARDING, CoreHeaders, Forwarding
 
 SEAL = "secret"
 HEADERS = [
@@ -18,11 +18,11 @@ def test_the_core_is_believed() -> None:
     told = Forwarding(SEAL).read([*HEADERS, (b"x-embedding-server-seal", b"secret")])
     assert told.names == {"CN:ranker é", "DNS:a.example"}
     assert told.draws == Draws(0.25, 0x0AF7651916CD43DD8448EB211C80319C)
-    assert Forwarding(SEAL).read([(b"x-embedding-server-seal", b"secret")]) == Told(frozenset(), NO_DRAWS)
+    assert Forwarding(SEAL).read([(b"x-embedding-server-seal", b"secret")]) == CoreHeaders(frozenset(), NO_DRAWS)
 
 
 def test_others_are_not() -> None:
-    nothing = Told(frozenset(), NO_DRAWS)
+    nothing = CoreHeaders(frozenset(), NO_DRAWS)
     for seal in (b"", b"secre", b"secrets", b"\xff"):
         assert Forwarding(SEAL).read([*HEADERS, (b"x-embedding-server-seal", seal)]) == nothing
         assert NO_FORWARDING.read([*HEADERS, (b"x-embedding-server-seal", seal)]) == nothing

@@ -36,9 +36,9 @@ def test_a_request_that_the_core_has_drawn_is_not_drawn_again() -> None:
     draw = Draw(0.5, lambda: pytest.fail("a second draw"))
     for number, is_chosen in ((0.0, True), (0.49, True), (0.5, False), (0.9, False)):
         request_context.enter(b"", drawn=request_context.Draws(log=number))
-        assert draw.take() == is_chosen
+        assert draw.is_chosen() == is_chosen
     request_context.enter(b"")
-    assert Draw(0.5, lambda: 0.4).take() and not Draw(0.5, lambda: 0.6).take()
+    assert Draw(0.5, lambda: 0.4).is_chosen() and not Draw(0.5, lambda: 0.6).is_chosen()
 
 
 def test_a_trace_has_the_id_that_the_core_drew() -> None:

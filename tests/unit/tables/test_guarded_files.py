@@ -174,6 +174,6 @@ def test_a_map_that_finds_no_guard_is_a_map_as_any_other(
     files = GuardedFiles()
     mapped = files.map(file)
     assert isinstance(mapped, GuardedMap) and bytes(mapped[:2]) == b"\1\1"
-    assert ("too many maps" in caplog.text) == (guard is not None)
+    assert ("too many mapped files" in caplog.text) == (guard is not None)
     del mapped, files
     gc.collect()

@@ -48,7 +48,7 @@ def test_it_is_written_as_the_format_says(version: Path) -> None:
         ("users", [0], [[1, 2]], "no table 'users'; tables: tag, user"),
         ("user", [5], [[1, 2]], "id 5 at position 0 is out of range"),
         ("user", [0], [[1, 2, 3]], "rows of 3 numbers, it has 2"),
-        ("user", [0, 0], [[1, 2], [1, 2]], "id 0 is there twice"),
+        ("user", [0, 0], [[1, 2], [1, 2]], "id 0 occurs twice"),
         ("user", [0, 1], [[1, 2]], r"expected \[N\] and \[N, D\]"),
         ("user", [0], [[1, np.nan]], "row 0 holds NaN"),
     ],
