@@ -50,7 +50,7 @@ class DeviceLookup:
     use_safe_embedding_lookup: bool
 
     def _set_device(self, device: str | None, shape: tuple[int | None, int] | None) -> None:
-        # TensorFlow's own methods read attributes of these two names, inside a TPU context only.
+        # Attribute names that TensorFlow's own column methods read, inside a TPU context only.
         self._embedding_lookup_device = _BY_NAME[device]
         self._tensor_core_shape = shape
         self._device_name = device

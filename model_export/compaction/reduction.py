@@ -156,7 +156,7 @@ def _is_own(manifest: Manifest, name: str, entry: SignatureEntry, definition: An
         return False
     if "adopted_from" not in manifest.provenance or name in manifest.provenance.get(REBUILT_KEY, ()):
         return True
-    # graphs.added_lookups.add_lookups gives its placeholders this name.
+    # graphs.added_lookups.add_lookups names placeholders and outputs in this way, so the lookup is ours.
     return (
         name in SIGNATURE_OF_DEVICE.values()
         and all(info.name == f"{name}_{key}:0" for key, info in definition.inputs.items())

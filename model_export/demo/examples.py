@@ -12,8 +12,8 @@ from model_export.spec.features import ModelSpec
 from service.types import Array, RaggedIds
 
 HeldOut = Literal["test", "validation"]
-_TEST_SHARE = 5  # one fifth
-_VALIDATION_SHARE = 10  # one tenth of the ratings without the test part
+_TEST_SHARE = 5  # the test part is one fifth of a user's ratings
+_VALIDATION_SHARE = 10  # the validation part is one tenth of the ratings without the test part
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,7 +89,7 @@ def train(
             save_summaries_steps=config.save_summary_steps,
             config=config.session_config,
             max_wait_secs=config.session_creation_timeout_secs,
-            log_step_count_steps=None,  # StepRateHook replaces the session's hook
+            log_step_count_steps=None,  # StepRateHook replaces the session's own step counter
             save_graph_def=config.checkpoint_save_graph_def,
         ) as session:
             loss = None

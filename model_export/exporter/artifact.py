@@ -82,7 +82,8 @@ def write_artifact(
     dtypes = chosen_dtypes(table_dtype, [table.name for table in source.spec.tables])
     lookups, predict = _chosen(source, lookup_devices, signatures, batch_sizes)
     base.mkdir(parents=True, exist_ok=True)
-    # On the target's file system, so that the rename is atomic; the name is no number, so no server loads the folder.
+    # The temporary folder is on the target's file system, so that the rename is atomic; its name is no number, so no
+    # server loads it.
     temporary = Path(tempfile.mkdtemp(prefix=".tmp-", dir=base))
     try:
         files = vocabulary_files(source.spec, temporary / "vocabularies")

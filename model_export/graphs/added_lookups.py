@@ -69,7 +69,7 @@ def _serving(saved_model: Any) -> Any:
 
 def _write(artifact: Path, saved_model: Any) -> None:
     (artifact / "saved_model.pb").write_bytes(saved_model.SerializeToString())
-    # Removed, because it was computed from the old saved_model.pb.
+    # fingerprint.pb is removed, because it was computed from the old saved_model.pb.
     (artifact / "fingerprint.pb").unlink(missing_ok=True)
 
 

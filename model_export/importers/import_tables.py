@@ -77,7 +77,8 @@ def import_tables(
     plan = _Plan.of(tables, features or {}, keys or {}, oov or {}, table_dtype, allow_nonfinite=allow_nonfinite)
     made_base = not base.exists()
     base.mkdir(parents=True, exist_ok=True)
-    # On the target's file system, so that the rename is atomic; the name is no number, so no server loads the folder.
+    # The temporary folder is on the target's file system, so that the rename is atomic; its name is no number, so no
+    # server loads it.
     temporary = Path(tempfile.mkdtemp(prefix=".tmp-", dir=base))
     try:
         copied = plan.copy(temporary, progress or (lambda _: lambda done, total: None))

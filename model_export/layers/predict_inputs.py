@@ -68,7 +68,7 @@ class PredictInputs:
         return fields
 
     def model_inputs(self, tensors: Mapping[str, Any], vocabularies: Mapping[str, Any]) -> Any:
-        """Returns what to call the model with.
+        """Converts the signature's input tensors to the nest that the model is called with.
 
         Args:
           tensors: the signature's inputs by name, as in tensor_specs().

@@ -34,7 +34,7 @@ def verification_text(artifact: Path, parity: ParityReport | None, faults: Seque
     if faults:
         lines += ["", "DISAGREEMENTS", *(f"  ! {fault}" for fault in faults)]
     else:
-        # Not wrapped, because a script may search for this line.
+        # The path's line is not wrapped, because a script may search for it.
         lines += [f"{artifact}: {agreement_words(parity)}"]
     return "".join(f"{_printable(line)}\n" for line in lines)
 

@@ -48,8 +48,7 @@ class HttpCalls:
         if all(name in answer for name in outputs) and all(array.size for array in answer.values()):
             return _chosen(answer, outputs, answer)
         # Rare: `outputs` names an output that the answer lacks, or an answer without rows, whose width only the
-        # signature
-        # has.
+        # signature has.
         described = (yield from self._signature(_version_answered(at, answer.version), signature)).outputs
         arrays = {
             name: array if array.size or name not in described else with_shape(array, described[name].shape)
@@ -137,14 +136,13 @@ def _columns(
     answer: Any, described: Mapping[str, TensorDescription], inputs: Mapping[str, object]
 ) -> Mapping[str, Any] | None:
     """Returns a predict answer's outputs by name; None if the answer does not fit the signature's outputs."""
-    # An object is outputs by name, unless its one key is "b64": then it is a single string output.
+    # A JSON object holds several outputs by name, unless its only key is "b64": then it is a single output of bytes.
     if isinstance(answer, dict) and answer.keys() != {"b64"}:
         return answer if answer.keys() <= described.keys() else None
     names = list(described)
     if len(names) > 1:
         # A lookup signature returns one output per feature sent. JSON leaves out the name of a single output: it is
-        # that
-        # of the only feature sent.
+        # that of the only feature sent.
         names = [name for name in names if name in inputs or name + VALUES_SUFFIX in inputs]
     return {names[0]: answer} if len(names) == 1 else None
 

@@ -53,8 +53,7 @@ class HttpTransport:
                 connection.close()
                 if is_reused:
                     # The server may close an idle connection at any moment, and most likely closed all of them. Every
-                    # method
-                    # of the client only reads, so the request can be sent again.
+                    # method of the client only reads, so the request can be sent again.
                     self._drop_idle()
                     continue
                 reason = f"{type(error).__name__}: {error}"

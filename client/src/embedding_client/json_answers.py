@@ -79,7 +79,7 @@ def with_shape(array: Array, shape: tuple[int | None, ...] | None) -> Array:
 def _nearest(exact: np.float64, rounded: np.float32) -> np.float32:
     low = rounded if rounded <= exact else np.nextafter(rounded, np.float32(-np.inf))
     high = np.nextafter(low, np.float32(np.inf))
-    # Both sums are exact: float64 has twice the bits.
+    # The sums of two neighbouring float32 are exact in float64, which has twice the bits.
     if float(exact) * 2 != float(low) + float(high):
         return rounded
     # The server sent at most nine digits, so repr() of this float64 is the decimal form that the server sent.

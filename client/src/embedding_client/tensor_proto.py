@@ -88,8 +88,7 @@ def decode_tensor(data: Buffer) -> Array:
     """Decodes a TensorProto to a writable array; strings become objects (bytes).
 
     If the values are fewer than the shape's elements, the last value is repeated; without any value the array is zeros,
-    as
-    in TensorFlow.
+    as in TensorFlow.
 
     Raises:
       ValueError: the bytes are no TensorProto, or its values do not fit its shape.
