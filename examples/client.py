@@ -12,13 +12,13 @@ import sys
 
 from embedding_client import AsyncEmbeddingClient, EmbeddingClient, EmbeddingError, Outputs
 
-# Two rows: one id per row for a plain feature, one list per row for a combined one. Strings go where the feature has a
-# vocabulary.
+# Two rows: a plain feature has one id per row, a combined one has a list of ids per row. A feature with a vocabulary
+# takes strings.
 FEATURES = {"user_id": [1, 2], "genres": [["Comedy", "Drama"], []]}
 
 
 def main() -> int:
-    """Prints the answers; returns 1 with the server's error where there is none."""
+    """Looks up embeddings and prints them; returns 1, after the server's error, if a request fails."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--server", default="127.0.0.1:8500", help="gRPC")
     parser.add_argument("--rest", default="http://127.0.0.1:8501", help="HTTP")
@@ -36,7 +36,7 @@ def main() -> int:
 
 
 def show_blocking(options: argparse.Namespace) -> None:
-    """One client per wire; a program keeps its client, which keeps the connections."""
+    """Looks up with one blocking client per wire. A program should keep its client, which keeps its connections."""
     with EmbeddingClient(options.server, model=options.model_name, timeout_s=5, http_target=options.rest) as client:
         print_line("versions", [(status.version, status.state.name) for status in client.status()])
         print_line("signatures", sorted(client.metadata().signatures))
@@ -51,7 +51,7 @@ def show_blocking(options: argparse.Namespace) -> None:
 
 
 async def show_async(options: argparse.Namespace) -> None:
-    """Many lookups at once over one connection."""
+    """Sends many lookups at once over one connection, with the asyncio client."""
     async with AsyncEmbeddingClient(options.server, model=options.model_name, timeout_s=5) as client:
         answers = await asyncio.gather(*(client.lookup(options.features) for _ in range(10)))
     print_line("lookups at once", len(answers))
@@ -65,7 +65,7 @@ def show(wire: str, embeddings: Outputs) -> None:
 
 
 def print_line(what: str, value: object) -> None:
-    """Writes to standard output."""
+    """Writes a name and a value to standard output."""
     sys.stdout.write(f"{what}: {value}\n")
 
 

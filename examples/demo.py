@@ -1,6 +1,6 @@
-"""Serves a model and shows what to ask it: each command is printed, run, and its answer shown. Ctrl-C stops the server.
+"""Serves a model and sends example requests; prints each command and its answer. Ctrl-C stops the server.
 
-`make demo` runs this on the MovieLens model; --check stops after the requests, which is how it is tested.
+`make demo` runs this on the MovieLens model; with --check, which its test uses, the program ends after the requests.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ROWS = {"ids": [50]}
 
 
 def main() -> int:
-    """Returns 0 when every request was answered."""
+    """Runs the demo; returns 0 if every request was answered."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model_name", default="movielens")
     parser.add_argument("--model_base_path", default="models/movielens")
@@ -53,7 +53,7 @@ def main() -> int:
 
 
 def wait_until_ready(server: subprocess.Popen[bytes], base: str) -> bool:
-    """Waits for /readyz; False when the server has stopped or is not ready within two minutes."""
+    """Waits for /readyz; returns False if the server stops or is not ready within two minutes."""
     say("Starting the server (TensorFlow, which predictions need, takes some seconds to load) ...\n")
     reason = ""
     for _ in range(600):
@@ -101,18 +101,18 @@ def curl(url: str, body: object) -> list[str]:
 
 
 def shortest(path: str) -> str:
-    """Returns a path relative to this folder where it lies below it."""
+    """Returns a path relative to the current folder if it lies below it; else unchanged."""
     relative = os.path.relpath(path)
     return path if relative.startswith("..") else relative
 
 
 def shell(command: list[str]) -> str:
-    """Returns a command as one pastes it; JSON holds no single quotes here."""
+    """Returns a command as a line for a shell; the JSON of this demo has no single quotes."""
     return " ".join(f"'{word}'" if set(word) & set(' {["') else word for word in command)
 
 
 def say(text: str) -> None:
-    """Writes to standard output at once."""
+    """Writes text to standard output and flushes it."""
     sys.stdout.write(text)
     sys.stdout.flush()
 

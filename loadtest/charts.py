@@ -1,4 +1,4 @@
-"""Pictures of figures, as SVG, with nothing but the standard library: lines over an axis, several pictures in one."""
+"""Draws line charts as SVG with the standard library alone; several charts can be stacked in one picture."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from xml.sax.saxutils import escape
 
 _WIDTH, _HEIGHT = 800, 260
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 16, 44, 40
-# Distinguishable without red and green; Okabe and Ito's.
+# Colours of Okabe and Ito, which colour-blind readers can distinguish.
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
 _MAX_POINTS = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One line. points: (x, y), by rising x; a y that is not finite is a gap."""
+    """One line of a chart. points: (x, y) by rising x; a y that is not finite is a gap."""
 
     name: str
     points: Sequence[tuple[float, float]]
@@ -24,7 +24,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Something that happened at an x, such as a kill: a dashed line with a name."""
+    """An event at an x, such as a kill, drawn as a dashed line with a name."""
 
     x: float
     name: str = ""
@@ -42,7 +42,7 @@ def line_chart(
     """Returns one <svg> with axes, a legend and a line for each series.
 
     Args:
-      y_from_zero: whether the axis begins at zero; else at what is least.
+      y_from_zero: whether the y axis starts at zero; else at the smallest y.
     """
     finite = [(x, y) for one in series for x, y in one.points if math.isfinite(y)]
     xs, ys = [x for x, _ in finite] or [0.0], [y for _, y in finite] or [0.0]
@@ -73,7 +73,7 @@ def line_chart(
 
 
 def stacked(charts: Sequence[str]) -> str:
-    """Returns one <svg> with several of line_chart's below each other."""
+    """Returns one <svg> with several charts of line_chart() below each other."""
     placed = (chart.replace("<svg ", f'<svg y="{_HEIGHT * number}" ', 1) for number, chart in enumerate(charts))
     return _svg(_HEIGHT * len(charts), "".join(placed))
 
@@ -93,7 +93,7 @@ class _Axes:
 
 
 def _ticks(low: float, high: float) -> list[float]:
-    """Returns round numbers from one not above low to one not below high, at most eleven."""
+    """Returns at most eleven round numbers that cover low to high."""
     if high <= low:
         high = low + (abs(low) or 1.0)
     step = 10.0 ** math.floor(math.log10((high - low) / 5))
@@ -105,7 +105,7 @@ def _ticks(low: float, high: float) -> list[float]:
 
 
 def _thinned(points: Sequence[tuple[float, float]]) -> Sequence[tuple[float, float]]:
-    """Returns few enough points for a picture; of those left out, none is higher than what stands for them."""
+    """Reduces points to few enough for a picture; of each stretch the highest point stays."""
     size = -(-len(points) // _MAX_POINTS)
     if size <= 1:
         return points

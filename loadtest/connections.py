@@ -1,9 +1,9 @@
-"""Holds thousands of connections open and prints what they cost, and what one request beside them takes.
+"""Holds thousands of connections open, and prints their memory and the response time of one more client.
 
 python -m loadtest.connections --count=10000 --wire=http --folder=/some/disk [flags of the server]
 
-Both this process and the server need a hard limit on open files above the count (`ulimit -Hn`). Every connection is
-answered once before anything is measured, and once more behind it. The test suite holds 3,000.
+Both this process and the server need a hard limit on open files above the count (`ulimit -Hn`). Every connection gets
+one answer before the measurement and one after it. The test suite does this with 3,000 connections.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from loadtest.live_server import LiveServer
 from loadtest.swap.model import write_version
 from loadtest.wire import PREDICT_METHOD, message_classes, predict_request
 
-# For what this process and the server have open beside connections.
+# Descriptors that this process and the server need for other files.
 _SPARE = 500
 _TIMEOUT_S = 60
 _BODY = b'{"features": {"user": [1]}}'
@@ -38,7 +38,7 @@ _PONG = bytes([0, 0, 8, 6, 1, 0, 0, 0, 0]) + b"as ever?"
 
 
 def main() -> int:
-    """Runs; returns 1 where a connection was not answered, 2 where there may not be so many."""
+    """Measures; returns 1 if a connection got no answer, 2 if the limit on open files is too low."""
     parser = argparse.ArgumentParser(prog="python -m loadtest.connections")
     parser.add_argument("--count", type=int, default=10_000)
     parser.add_argument("--wire", choices=("http", "grpc"), default="http")
@@ -62,7 +62,7 @@ def _measure(server: LiveServer, options: argparse.Namespace) -> int:
     where = (server.http if options.wire == "http" else server.grpc).removeprefix("http://")
     host, _, port = where.rpartition(":")
     with ExitStack() as stack:
-        ask = _asker(options.wire, (host, int(port)), stack)
+        ask = _lookup_function(options.wire, (host, int(port)), stack)
         _times(ask, options.requests)
         _say(f"with 1 connection:  {server.held()}; {_times(ask, options.requests)}")
         before = server.held()
@@ -89,7 +89,7 @@ def _measure(server: LiveServer, options: argparse.Namespace) -> int:
 
 
 def _answered(socks: Sequence[socket.socket], wire: str, *, is_first: bool) -> int:
-    """Sends something on each connection, then reads each; returns how many answered as they should."""
+    """Sends a request on each connection, then reads all answers; returns the number of right ones."""
     sent = _LOOKUP if wire == "http" else (_PREFACE if is_first else b"") + _PING
     for sock in socks:
         sock.sendall(sent)
@@ -111,8 +111,8 @@ def _reads(sock: socket.socket, wanted: bytes, end: bytes) -> bool:
     return True
 
 
-def _asker(wire: str, where: tuple[str, int], stack: ExitStack) -> Callable[[], object]:
-    """Returns what asks for one row over a connection of its own and checks the answer."""
+def _lookup_function(wire: str, where: tuple[str, int], stack: ExitStack) -> Callable[[], object]:
+    """Returns a function that looks up one row over its own connection and checks the answer."""
     if wire == "http":
         sock = stack.enter_context(socket.create_connection(where, _TIMEOUT_S))
 

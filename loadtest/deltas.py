@@ -1,6 +1,6 @@
-"""How long a delta takes until all workers answer it, by size: `python -m loadtest.deltas --model m --table t`.
+"""Measures the time until all workers serve a delta, by its size: `python -m loadtest.deltas --model m --table t`.
 
-It changes rows of the table for good, so point it at a model that is for trying things out.
+It changes rows of the table permanently, so use a model that is not in production.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _CONNECTIONS = 8
 
 
 class Table:
-    """One table of a running server, asked over several connections, which reach all workers."""
+    """One table of a running server, read over several connections, which reach all workers."""
 
     def __init__(self, url: str, admin_url: str, model: str, table: str, stack: ExitStack) -> None:
         self._admin = stack.enter_context(httpx.Client(base_url=admin_url, timeout=60))
@@ -30,7 +30,7 @@ class Table:
         self._random = random.Random(1)
 
     def change(self, count: int, value: float) -> tuple[float, float]:
-        """Writes a value into so many rows; returns seconds until that is answered, and until all workers show it."""
+        """Writes a value into `count` rows; returns seconds until the answer, and until all workers serve the value."""
         ids = self._random.sample(range(self.info["vocabulary_size"]), count)
         row = [value] * self.info["embedding_dim"]
         body: dict[str, Any] = {"ids": ids, "rows": [row] * count}
@@ -48,7 +48,7 @@ class Table:
 
 
 def main() -> None:
-    """Prints a table of medians."""
+    """Measures deltas of several sizes and prints a table of medians."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--url", default="http://127.0.0.1:8501")
     parser.add_argument("--admin_url", default="http://127.0.0.1:8502", help="of the server's --admin_port")

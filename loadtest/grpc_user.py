@@ -1,4 +1,4 @@
-"""A locust user that speaks TensorFlow Serving's gRPC, with messages built from the protocol's own descriptors."""
+"""A locust user for TensorFlow Serving's gRPC, with messages made from the protocol's descriptors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from locust import User
 
 from loadtest.wire import PREDICT_METHOD, message_classes, predict_request
 
-# grpcio's own threads and locust's greenlets must share one loop.
+# Makes grpcio use locust's gevent loop.
 grpc.experimental.gevent.init_gevent()
 
 
@@ -32,7 +32,7 @@ class GrpcUser(User):
         )
 
     def predict(self, model: str, signature: str, tensors: dict[str, list[int]]) -> None:
-        """Sends int64 tensors of rank 1."""
+        """Calls Predict with int64 tensors of rank 1, and reports the call to locust."""
         request = predict_request(self._request_class, model, signature, tensors)
         started = time.perf_counter()
         response, failure = None, None

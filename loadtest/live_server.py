@@ -1,4 +1,4 @@
-"""A server in a process of its own, for tools that show or attack it: where it listens, what it holds, what it logs."""
+"""Starts a server process for load tests and tools; gives its addresses, resources and logged errors."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from types import TracebackType
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-# Enough for a slow machine to import TensorFlow.
+# Seconds to wait for the server: enough for a slow machine to import TensorFlow.
 _PATIENCE_S = 180
-# Of a traceback: where it was raised, and what.
+# Lines at the end of a traceback that are kept: the place and the exception.
 _LAST_LINES = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Resources of a process: its share of memory (PSS), its private memory, and its open file descriptors."""
+    """The resources of a process: its share of memory (PSS), its private memory, and its open file descriptors."""
 
     pss_mib: float
     private_mib: float
@@ -40,12 +40,12 @@ class Held:
 
 
 class LiveServer:
-    """`python -m service` on free ports of this machine, stopped at the end whatever happens.
+    """A process of `python -m service` on free ports of this machine; the `with` block always stops it.
 
     Args:
-      flags: the server's own, beside those for ports and log.
+      flags: flags of the server in addition to those for ports and log.
 
-    faults: what it logged as errors, with how often: each in its last words only, where the cause stands.
+    faults: error that the server logged -> how often; of a text only the end is kept, which has the cause.
     """
 
     def __init__(self, *flags: str) -> None:
@@ -71,7 +71,7 @@ class LiveServer:
             try:
                 record = json.loads(line)
             except ValueError:
-                # TensorFlow writes to standard error by itself; Python does so where nothing catches an error.
+                # Lines that are not JSON: TensorFlow's own messages, or a traceback that Python printed.
                 if "Error" in line:
                     self.faults[line.rstrip()] += 1
                 continue
@@ -84,7 +84,7 @@ class LiveServer:
         self._is_listening.set()
 
     def ready(self) -> LiveServer:
-        """Waits until every model answers; raises RuntimeError where the server ended or stays unready."""
+        """Waits until every model answers; raises RuntimeError if the server ends or is not ready in time."""
         self._wait_for_ports()
         end_s = time.monotonic() + _PATIENCE_S
         reason = ""
@@ -106,34 +106,34 @@ class LiveServer:
 
     @property
     def http(self) -> str:
-        """Its HTTP address, as the beginning of a URL."""
+        """The server's HTTP address, as the start of a URL."""
         self._wait_for_ports()
         return f"http://127.0.0.1:{self._ports['http_port']}"
 
     @property
     def admin(self) -> str:
-        """Its admin listener's address, host:port."""
+        """The address of the server's admin listener, host:port."""
         self._wait_for_ports()
         return f"127.0.0.1:{self._ports['admin_port']}"
 
     @property
     def grpc(self) -> str:
-        """Its gRPC address, host:port."""
+        """The server's gRPC address, host:port."""
         self._wait_for_ports()
         return f"127.0.0.1:{self._ports['grpc_port']}"
 
     @property
     def is_alive(self) -> bool:
-        """Whether the process runs."""
+        """Whether the server's process is running."""
         return self._process.poll() is None
 
     @property
     def pid(self) -> int:
-        """Its process."""
+        """The process id of the server."""
         return self._process.pid
 
     def held(self) -> Held:
-        """Reads what the process holds now (Linux)."""
+        """Reads the resources that the server's process holds now (Linux)."""
         return held_by(self.pid)
 
     def __enter__(self) -> LiveServer:
@@ -155,7 +155,7 @@ class LiveServer:
 
 
 def held_by(pid: int) -> Held:
-    """Reads what a process holds now (Linux)."""
+    """Reads the resources that a process holds now (Linux)."""
     process = Path("/proc") / str(pid)
     sizes: dict[str, float] = {}
     for line in (process / "smaps_rollup").read_text().splitlines()[1:]:
@@ -167,7 +167,7 @@ def held_by(pid: int) -> Held:
 
 @contextmanager
 def served_model(base_path: Path | None, name: str, flags: Sequence[str]) -> Iterator[tuple[LiveServer, Path]]:
-    """Gives a ready server, and the folder it serves: base_path, or a tiny model trained and exported now."""
+    """Yields a ready server and its model folder: base_path, or a tiny model that is exported now."""
     with tempfile.TemporaryDirectory() as scratch:
         base_path = base_path or _export_demo(Path(scratch) / name)
         with LiveServer(f"--model_name={name}", f"--model_base_path={base_path}", *flags) as server:

@@ -1,7 +1,7 @@
-"""Load on a running server over both wires: `make load`, or the compose profile `load`.
+"""Sends load to a running server over both wires: `make load`, or the compose profile `load`.
 
-Each user sends at a steady rate (--rate requests per second) instead of as fast as answers come, so a slow server shows
-as a growing response time and not as less load.
+Each user sends at a steady rate (--rate requests per second), not as fast as answers come. So a slow server shows
+longer response times instead of less load.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PREDICT, LOOKUP = "serving_default", "lookup"
 
 @events.init_command_line_parser.add_listener
 def add_options(parser: ArgumentParser) -> None:
-    """Adds our options to locust's."""
+    """Adds this file's options to locust's command line."""
     parser.add_argument("--grpc_host", default="127.0.0.1:8500", help="gRPC address of the server")
     parser.add_argument("--model", default="movielens", help="served name of the model")
     parser.add_argument("--rows", type=int, default=8, help="rows per request")
@@ -32,7 +32,7 @@ def add_options(parser: ArgumentParser) -> None:
 
 @cache
 def served_features(host: str, model: str, signature: str) -> list[Feature]:
-    """Asks the server once what a signature takes."""
+    """Reads the features of a signature from the server, once."""
     base = f"{host}/v1/models/{model}"
     tables = requests.get(f"{base}/tables", timeout=10)
     metadata = requests.get(f"{base}/metadata", timeout=10)
@@ -43,7 +43,7 @@ def served_features(host: str, model: str, signature: str) -> list[Feature]:
 
 
 class Requests:
-    """Source of requests for both kinds of user."""
+    """Generates random requests for both kinds of locust users."""
 
     def __init__(self, environment: Any) -> None:
         options = environment.parsed_options
@@ -53,58 +53,58 @@ class Requests:
         self._source = random.Random(options.seed)
 
     def features(self, signature: str) -> list[Feature]:
-        """Returns the features that a signature takes."""
+        """Returns the features of a signature."""
         return served_features(self._host, self.model, signature)
 
     def draw(self, signature: str) -> dict[str, list[Any]]:
-        """Returns the rows of one request."""
+        """Draws the rows of one request to a signature."""
         return rows(self.features(signature), self._num_rows, self._source)
 
 
 def rate(user: Any) -> float:
-    """Paces a user by --rate."""
+    """Returns a locust wait time that paces a user by --rate."""
     return constant_throughput(user.environment.parsed_options.rate)(user)
 
 
 class HttpClient(FastHttpUser):
-    """JSON over HTTP."""
+    """A locust user that sends JSON over HTTP."""
 
     wait_time = rate
 
     def on_start(self) -> None:
-        """Learns what the server serves."""
+        """Makes the source of random requests for the served model."""
         self.requests = Requests(self.environment)
 
     @task(3)
     def lookup(self) -> None:
-        """Looks up every feature of the model."""
+        """Sends a lookup of every feature of the model."""
         body = {"features": self.requests.draw(LOOKUP)}
         self.client.post(f"/v1/models/{self.requests.model}:lookup", json=body, name=":lookup")
 
     @task(1)
     def predict(self) -> None:
-        """Predicts in columnar form."""
+        """Sends a predict request in the columnar JSON form."""
         body = {"inputs": self.requests.draw(PREDICT)}
         self.client.post(f"/v1/models/{self.requests.model}:predict", json=body, name=":predict")
 
 
 class GrpcClient(GrpcUser):
-    """TensorFlow Serving's Predict over gRPC."""
+    """A locust user that calls TensorFlow Serving's Predict over gRPC."""
 
     wait_time = rate
 
     def on_start(self) -> None:
-        """Learns what the server serves."""
+        """Makes the source of random requests for the served model."""
         self.requests = Requests(self.environment)
 
     @task(3)
     def lookup(self) -> None:
-        """Looks up every feature of the model."""
+        """Sends a lookup of every feature of the model."""
         self._send(LOOKUP)
 
     @task(1)
     def predict_rating(self) -> None:
-        """Runs the default signature."""
+        """Calls Predict with the default signature."""
         self._send(PREDICT)
 
     def _send(self, signature: str) -> None:

@@ -1,4 +1,4 @@
-"""Small valid requests for whatever model is served, built from what the server tells about it."""
+"""Makes small valid requests for any served model, from the metadata that its server returns."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 
 PREDICT_METHOD_NAME = "tensorflow/serving/predict"
 NUM_ROWS = 2
-# Ids of a ragged feature in each row.
+# Number of ids of a ragged feature in each row.
 _ROW_LENGTHS = (2, 1)
 _SUFFIXES = ("__values", "__row_splits", "__weights")
 _DTYPES = {
@@ -33,7 +33,7 @@ Tensors = dict[str, np.ndarray[Any, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """A signature as the server describes it; inputs: (dtype's name, shape) by name."""
+    """A signature in the server's metadata. inputs: name -> (dtype's name, shape)."""
 
     name: str
     method_name: str
@@ -41,16 +41,16 @@ class Signature:
 
     @property
     def takes_examples(self) -> bool:
-        """Whether its only input looks like one for serialized tf.Examples: strings, of rank 1 or an unknown one."""
+        """Whether the only input looks like serialized tf.Examples: strings, of rank 1 or of unknown rank."""
         return [(dtype, len(shape) < 2) for dtype, shape in self.inputs.values()] == [("DT_STRING", True)]
 
     def tensors(self) -> Tensors:
-        """Returns NUM_ROWS rows for every input; ids are small, strings are "a" and the like."""
+        """Returns NUM_ROWS rows for every input; ids are small, strings are "a", "b", ..."""
         ragged = {name.removesuffix("__row_splits") for name in self.inputs if name.endswith("__row_splits")}
         return {name: self._tensor(name, ragged) for name in self.inputs}
 
     def columns(self) -> dict[str, Any]:
-        """Returns the same as JSON has it: features under their plain names, ragged ones as lists of lists."""
+        """Returns the rows of tensors() as columnar JSON: features by plain name, ragged ones as nested lists."""
         found: dict[str, Any] = {}
         tensors = self.tensors()
         for name, tensor in tensors.items():
@@ -80,10 +80,10 @@ class Signature:
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A model, as its server describes it.
+    """A model by its server's metadata.
 
-    tables: features by table.
-    called: names of the signatures to call; empty is all of them.
+    tables: table -> names of its features.
+    called: names of the signatures to call; empty: all.
     """
 
     name: str
@@ -96,23 +96,23 @@ class ServedModel:
         return tuple(s for s in self.signatures if not self.called or s.name in self.called)
 
     def predicted(self) -> tuple[Signature, ...]:
-        """Returns the signatures that Predict can be asked for without tf.Examples."""
+        """Returns the signatures that Predict can call without tf.Examples."""
         return tuple(
             s for s in self._called() if s.method_name == PREDICT_METHOD_NAME and s.inputs and not s.takes_examples
         )
 
     def of_method(self, method_name: str) -> tuple[Signature, ...]:
-        """Returns the signatures of "classify" or "regress" that take tf.Examples; others can not be called so."""
+        """Returns the signatures of method "classify" or "regress" that take tf.Examples, as calls of them must."""
         wanted = f"tensorflow/serving/{method_name}"
         return tuple(s for s in self._called() if s.method_name == wanted and s.takes_examples)
 
     def lookups(self) -> tuple[Signature, ...]:
-        """Returns the signatures that :lookup takes, which by their names are lookups."""
+        """Returns the signatures for the route :lookup, chosen by their names."""
         return tuple(s for s in self.predicted() if s.name.startswith("lookup"))
 
 
 def ask(http: str, model: str) -> ServedModel:
-    """Asks a server at http ("http://host:port") for a model's signatures and tables; raises OSError."""
+    """Reads a model's signatures and tables from the server at `http` ("http://host:port"); raises OSError."""
     base = f"{http}/v1/models/{model}"
     document = _get(f"{base}/metadata")
     found = document["metadata"]["signature_def"]["signature_def"]
@@ -135,7 +135,7 @@ def _get(url: str) -> Any:
 
 
 def _plain(array: np.ndarray[Any, Any]) -> Any:
-    """Returns an array as JSON has it, strings decoded."""
+    """Converts an array to JSON lists, with strings decoded."""
     if array.dtype == object:
         array = np.vectorize(lambda text: text.decode(), otypes=[object])(array) if array.size else array
     return array.tolist()

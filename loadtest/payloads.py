@@ -1,4 +1,4 @@
-"""Requests for whatever model is served: seeded Zipf ids, drawn from the tables that the server says it has."""
+"""Generates requests for any served model: seeded Zipf ids within the tables that the server lists."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ MAX_IDS_PER_ROW = 8
 
 @dataclass(frozen=True, slots=True)
 class Feature:
-    """A feature to send; cumulative: running sums of its ids' Zipf weights."""
+    """A feature of a request. cumulative: running sums of the Zipf weights of its ids."""
 
     name: str
     is_ragged: bool
     cumulative: tuple[float, ...]
 
     def draw(self, source: random.Random) -> int:
-        """Returns an id; small ids are popular."""
+        """Draws an id; small ids are the most frequent."""
         return bisect(self.cumulative, source.random() * self.cumulative[-1])
 
 
 def features_of(tables: list[dict[str, Any]], signature: dict[str, Any]) -> list[Feature]:
-    """Finds which features a signature takes and how large their tables are.
+    """Returns the features of a signature, with the sizes of their tables.
 
     Args:
-      tables: what `GET /v1/models/M/tables` lists.
+      tables: the answer of `GET /v1/models/M/tables`.
       signature: a signature of `GET /v1/models/M/metadata`.
     """
     inputs = signature["inputs"]
@@ -44,7 +44,7 @@ def features_of(tables: list[dict[str, Any]], signature: dict[str, Any]) -> list
 
 
 def rows(features: list[Feature], num_rows: int, source: random.Random) -> dict[str, list[Any]]:
-    """Returns num_rows of ids by feature; ragged rows hold 0 to MAX_IDS_PER_ROW ids."""
+    """Draws num_rows rows of ids for each feature; ragged rows hold 0 to MAX_IDS_PER_ROW ids."""
     return {
         feature.name: [
             [feature.draw(source) for _ in range(source.randint(0, MAX_IDS_PER_ROW))]
@@ -57,7 +57,7 @@ def rows(features: list[Feature], num_rows: int, source: random.Random) -> dict[
 
 
 def as_tensors(features: list[Feature], ids: dict[str, list[Any]]) -> dict[str, list[int]]:
-    """Returns rows as the flat int64 tensors of the gRPC wire: NAME, or NAME__values and NAME__row_splits."""
+    """Converts rows to flat int64 tensors for gRPC: NAME, or NAME__values and NAME__row_splits."""
     tensors: dict[str, list[int]] = {}
     for feature in features:
         if not feature.is_ragged:

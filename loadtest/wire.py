@@ -1,4 +1,4 @@
-"""Messages of TensorFlow Serving and of the Open Inference Protocol, built from the protocols' own descriptors."""
+"""Makes messages of TensorFlow Serving and of the Open Inference Protocol from the protocols' descriptors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ INFER_METHOD = "/inference.GRPCInferenceService/ModelInfer"
 DT_STRING, DT_INT64 = 7, 9
 
 
-# protobuf makes a message's class at first use, and two threads at once would get two classes.
+# protobuf creates a message class at its first use; without the lock two threads could get two classes.
 _lock = threading.Lock()
 
 
@@ -29,19 +29,19 @@ def _pool(descriptor_file: str) -> descriptor_pool.DescriptorPool:
 
 
 def message_class(name: str) -> type[Any]:
-    """Returns a message of TensorFlow or the Open Inference Protocol by its full name, without importing TensorFlow."""
+    """Returns the protobuf class of a message by its full name, also of TensorFlow's messages, without TensorFlow."""
     descriptor_file = "open_inference.pb" if name.startswith("inference.") else "serving_protos.pb"
     with _lock:
         return message_factory.GetMessageClass(_pool(descriptor_file).FindMessageTypeByName(name))
 
 
 def message_classes() -> tuple[type[Any], type[Any]]:
-    """Returns PredictRequest and PredictResponse."""
+    """Returns the classes PredictRequest and PredictResponse."""
     return message_class("tensorflow.serving.PredictRequest"), message_class("tensorflow.serving.PredictResponse")
 
 
 def predict_request(request_class: type[Any], model: str, signature: str, tensors: dict[str, list[int]]) -> Any:
-    """Returns a PredictRequest of int64 tensors of rank 1."""
+    """Makes a PredictRequest of int64 tensors of rank 1."""
     request = request_class()
     request.model_spec.name = model
     request.model_spec.signature_name = signature

@@ -1,7 +1,7 @@
-"""Trains TPU-embedding models and writes them as stock SavedModels; knows nothing of servers or wires.
+"""Trains TPU-embedding models and exports them as stock SavedModels. This package imports no server and no wire format.
 
-The public names are here and are imported on first use (docs/adr/0008), since most of them need TensorFlow, which takes
-seconds to start.
+The public names are listed here and imported on first use (docs/adr/0008), because most of them need TensorFlow, whose
+import takes seconds.
 """
 
 from __future__ import annotations
@@ -98,7 +98,8 @@ _HOMES = {
     "verify_artifact": "parity.verify",
     "write_delta": "compaction.deltas",
 }
-# Old scripts import these; each refuses with the parameters to use instead. They are no part of __all__.
+# Parameter classes that old TPU scripts import. Each raises an error that names the class to use instead. __all__
+# leaves them out.
 _REFUSED = dict.fromkeys(
     (
         "AdagradMomentumParameters",

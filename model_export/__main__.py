@@ -11,7 +11,7 @@ from service.errors import ArtifactError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command; returns the exit status, 1 with one message for what the user can act on."""
+    """Runs one command; returns the exit status, which is 1, after one message, for an error that the user can fix."""
     arguments = build_parser().parse_args(argv)
     from model_export.commands import run_command
 

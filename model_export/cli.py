@@ -1,4 +1,4 @@
-"""The command line: flags, defaults and help. Commands are imported late, since most of them need TensorFlow."""
+"""The command line of model-export: flags, defaults and help. Commands are imported late: most need TensorFlow."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ or step by step:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Returns the parser; the chosen command is in `command`."""
+    """Builds the argument parser; the parsed `command` is the name of the command."""
     parser = argparse.ArgumentParser(
         prog="model-export", description=_DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -46,30 +46,34 @@ def build_parser() -> argparse.ArgumentParser:
 
     demo = commands.add_parser("demo", help="fetch, train, export and verify in one go (under 3 minutes on 2 cores)")
     _add_dataset(demo)
-    demo.add_argument("--if_missing", action="store_true", help="do nothing where --out already holds a version")
-    demo.add_argument("--run", type=Path, help="keep the run here (default: a temporary folder)")
+    demo.add_argument("--if_missing", action="store_true", help="do nothing if --out already holds a version")
+    demo.add_argument("--run", type=Path, help="folder in which to keep the training run (default: a temporary folder)")
     _add_training(demo)
     _add_export(demo)
 
-    fetch = commands.add_parser("fetch", help="download a data set and bring it into its canonical form")
+    fetch = commands.add_parser("fetch", help="download a data set and convert it to the files that `train` reads")
     fetch.add_argument("dataset", choices=["movielens"], help="movielens: MovieLens 100K")
     fetch.add_argument("--to", type=Path, default=_DATA, metavar="DIR", help="folder to write (default: %(default)s)")
 
     train = commands.add_parser("train", help="train on a data set, with a checkpoint per epoch")
     _add_dataset(train)
-    train.add_argument("--run", type=Path, default=DEFAULT_RUN, help="folder of the run (default: %(default)s)")
-    train.add_argument("--resume", action="store_true", help="go on where the run stopped")
+    train.add_argument(
+        "--run", type=Path, default=DEFAULT_RUN, help="folder of the training run (default: %(default)s)"
+    )
+    train.add_argument("--resume", action="store_true", help="resume training from the run's newest checkpoint")
     _add_training(train)
 
     export = commands.add_parser(
         "export",
-        help="write a trained model as a new version: a run's newest checkpoint, or what a file says",
+        help="export a trained model as a new version: a run's newest checkpoint, or the model that --config names",
         description=f"Exports a model.\n\nA configuration (--config, TOML or JSON):\n\n{CONFIG_EXAMPLE}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     what = export.add_mutually_exclusive_group()
     what.add_argument("--run", type=Path, help=f"folder of a `train` run (default: {DEFAULT_RUN})")
-    what.add_argument("--config", type=Path, metavar="FILE", help="what to export, and how; flags go before the file")
+    what.add_argument(
+        "--config", type=Path, metavar="FILE", help="TOML or JSON file that says what to export; flags override it"
+    )
     _add_export(export)
 
     adopt = commands.add_parser(
@@ -84,19 +88,23 @@ def build_parser() -> argparse.ArgumentParser:
         "--spec",
         type=Path,
         metavar="FILE",
-        help="a file of names, as --print_spec prints it, or of tables and features (default: found out by trying the "
-        "graph)",
+        help="a file of names, as --print_spec prints it, or of tables and features (default: search the graph for "
+        "lookups)",
     )
     adopt.add_argument(
-        "--print_spec", action="store_true", help="write nothing; print what is found as a file of names for --spec"
+        "--print_spec",
+        action="store_true",
+        help="write no version; print the tables and features found, as a file of names for --spec",
     )
     adopt.add_argument(
         "--allow_rounding",
         action="store_true",
-        help="look up in mapped tables too where sums then differ from TensorFlow's in the last bits",
+        help="use mapped tables even for lookups whose sums then differ from TensorFlow's in the last bits",
     )
     adopt.add_argument(
-        "--no_measure", action="store_true", help="do not time what TensorFlow still runs; its lookups are cut out"
+        "--no_measure",
+        action="store_true",
+        help="do not time the signatures that TensorFlow still runs; cut lookups out of all of them",
     )
     adopt.add_argument(
         "--out", type=Path, metavar="BASE", help="folder of the versions (default: the one that DIR is a version of)"
@@ -115,12 +123,14 @@ def build_parser() -> argparse.ArgumentParser:
     )
     delta.add_argument("--sequence", type=int, help="number of the delta (default: the one after the highest there)")
     delta.add_argument(
-        "--force", action="store_true", help="also where a signature answers from TensorFlow's own copy of the table"
+        "--force",
+        action="store_true",
+        help="write the delta even if a signature answers from TensorFlow's own copy of the table",
     )
 
     compact = commands.add_parser(
         "compact",
-        help="make the next version: a version's deltas and the journal of its upserts folded in, tables of fewer bits",
+        help="make the next version: fold deltas and journaled upserts into the tables, or reduce tables to fewer bits",
     )
     compact.add_argument("artifact", type=Path, metavar="DIR", help="version folder, e.g. models/movielens/1")
     compact.add_argument(
@@ -131,10 +141,12 @@ def build_parser() -> argparse.ArgumentParser:
         "--journal", type=Path, metavar="FILE", help="journal of the version's upserts, below --delta_journal_dir"
     )
     compact.add_argument(
-        "--without_journal", action="store_true", help="leave upserts out, also where their journal is found"
+        "--without_journal", action="store_true", help="leave upserts out, even if their journal is found"
     )
-    _add_table_dtype(compact, "what lookups of the new version read tables as", default="as they are")
-    compact.add_argument("--skip_refused", action="store_true", help="leave out deltas that a server refuses, too")
+    _add_table_dtype(compact, "dtype of the tables that lookups of the new version read", default="as they are")
+    compact.add_argument(
+        "--skip_refused", action="store_true", help="leave out the deltas that a server refuses, instead of failing"
+    )
 
     verify = commands.add_parser("verify", help="check an artifact's files, and every signature against numpy")
     _add_report(verify)
@@ -194,16 +206,19 @@ def _add_import(commands: Any) -> None:
         **named,
     )
     parser.add_argument(
-        "--keys", metavar="TABLE=FILE", help="what clients call its rows: text, one key a line, or .npy", **named
+        "--keys",
+        metavar="TABLE=FILE",
+        help="file of the keys of a table's rows: text, one key a line, or .npy",
+        **named,
     )
     parser.add_argument(
         "--oov",
         metavar="TABLE=POLICY",
-        help="what an unknown key, or an id beyond the table, does: error (the default), zero, row:N, or mean, which "
-        "adds a row",
+        help="vector of an unknown key or of an id beyond the table: error (the default) refuses the request; zero; "
+        "row:N; mean, which adds a row to the table",
         **named,
     )
-    _add_table_dtype(parser, "what tables are stored as")
+    _add_table_dtype(parser, "dtype of the stored tables")
     parser.add_argument("--version", type=int, help="version number, a new one (default: the next)")
     parser.add_argument("--allow_nonfinite", action="store_true", help="import tables that hold NaN or infinity")
 
@@ -217,7 +232,7 @@ def _named(text: str) -> tuple[str, str]:
 
 def _add_report(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("artifact", type=Path, metavar="DIR", help="version folder, e.g. models/movielens/1")
-    parser.add_argument("--json", action="store_true", help="the whole report as JSON, alone on stdout")
+    parser.add_argument("--json", action="store_true", help="print the whole report as JSON, and nothing else")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write the report as one page with plots")
 
 
@@ -237,14 +252,20 @@ def _add_dataset(parser: argparse.ArgumentParser) -> None:
         "be fetched (default: %(default)s)",
     )
     parser.add_argument(
-        "--data", type=Path, default=_DATA, metavar="DIR", help="where MovieLens is or goes (default: %(default)s)"
+        "--data",
+        type=Path,
+        default=_DATA,
+        metavar="DIR",
+        help="folder of the MovieLens data; downloaded into it if absent (default: %(default)s)",
     )
 
 
 def _add_training(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--epochs", type=int, help="passes over the ratings (default: chosen per data set)")
     parser.add_argument("--batch_size", type=int, help="examples per step (default: chosen per data set)")
-    parser.add_argument("--seed", type=int, default=1, help="of weights, order and dropout (default: %(default)s)")
+    parser.add_argument(
+        "--seed", type=int, default=1, help="random seed of weights, example order and dropout (default: %(default)s)"
+    )
     parser.add_argument(
         "--held_out",
         choices=["test", "validation"],
@@ -266,17 +287,21 @@ def _add_export(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--lookup_device",
         choices=["cpu", "tpu_tensor_core", "both"],
-        help="which lookups to write (default: both; of a configuration: cpu)",
+        help="devices to write lookup signatures for (default: both; with --config: cpu)",
     )
     parser.add_argument("--signatures", type=_names, metavar="NAME,...", help="signatures to write (default: all)")
-    parser.add_argument("--export_to_tpu", action="store_true", default=None, help="a {serve,tpu} MetaGraph too")
+    parser.add_argument("--export_to_tpu", action="store_true", default=None, help="write a {serve,tpu} MetaGraph too")
     parser.add_argument(
         "--allow_nonfinite", action="store_true", default=None, help="export tables that hold NaN or infinity"
     )
     parser.add_argument(
-        "--no_warmup", dest="warmup", action="store_false", default=None, help="no warm-up requests for TF Serving"
+        "--no_warmup",
+        dest="warmup",
+        action="store_false",
+        default=None,
+        help="write no warm-up requests for TensorFlow Serving",
     )
-    _add_table_dtype(parser, "what lookups read tables as")
+    _add_table_dtype(parser, "dtype of the tables that lookups read")
 
 
 def _add_table_dtype(parser: argparse.ArgumentParser, what: str, *, default: str = "float32") -> None:

@@ -1,4 +1,4 @@
-"""Implements each command by calls into the packages; prints to the terminal."""
+"""Implements the commands of the command line by calls into model_export's packages; prints to the terminal."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from model_export.demo.loop import EpochResult
     from model_export.demo.run import Run
 
-# Small steps suit few ratings; the rest of the synthetic settings are those of MovieLens.
+# The synthetic data has few ratings, so its batches are small; all other settings are those of MovieLens.
 _SYNTHETIC_DEFAULTS = {"epochs": 10, "batch_size": 32}
 
 
@@ -48,13 +48,13 @@ _EXPORT_FLAGS = (
 
 
 def say(text: str) -> None:
-    """Writes a line for the person at the terminal."""
+    """Writes a line to the terminal at once."""
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
 
 
 def run_command(arguments: argparse.Namespace) -> None:
-    """Runs the chosen command. Raises ExportError or ArtifactError."""
+    """Runs the command that was parsed; raises ExportError or ArtifactError."""
     commands: Mapping[str, Callable[[argparse.Namespace], None]] = {
         "demo": _demo,
         "fetch": _fetch,
@@ -92,7 +92,7 @@ def _export(arguments: argparse.Namespace) -> None:
     else:
         run = str(arguments.run or DEFAULT_RUN)
         config = ExportConfig("run", run, arguments.out or DEFAULT_MODELS, {"lookup_device": "both", **given})
-    # Before the slow part, for an early refusal.
+    # Check the target before the slow part, so that a bad one is refused early.
     new_version_folder(config.out, config.arguments.get("version"))
     if config.kind == "run":
         check_run(Path(config.model))
@@ -102,7 +102,7 @@ def _export(arguments: argparse.Namespace) -> None:
 
 def _adopt(arguments: argparse.Namespace) -> None:
     check_saved_model(arguments.saved_model)
-    # All that can be refused at once is, before TensorFlow starts.
+    # All checks that need no TensorFlow come before its slow start.
     new_version_folder(arguments.out or arguments.saved_model.absolute().parent, arguments.version)
     if arguments.spec is not None and read_names(arguments.spec) is None:
         read_spec(arguments.spec, read_bundle(arguments.saved_model / VARIABLES_PREFIX))

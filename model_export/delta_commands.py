@@ -1,4 +1,4 @@
-"""`model-export delta` and `model-export compact`."""
+"""Implements the commands `model-export delta` and `model-export compact`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from service.types import Array
 
 
 def delta(arguments: argparse.Namespace) -> None:
-    """Writes a delta file."""
+    """Runs `model-export delta`: writes a delta file into a version's folder."""
     ids, rows = _read_rows(arguments.rows)
     file = write_delta(
         arguments.artifact, arguments.table, ids, rows, sequence=arguments.sequence, force=arguments.force
@@ -28,7 +28,7 @@ def delta(arguments: argparse.Namespace) -> None:
 
 
 def fold(arguments: argparse.Namespace) -> None:
-    """Folds deltas into a new version, reduces its tables, or both; says what the tables lost."""
+    """Runs `model-export compact`: folds deltas, reduces tables, or both; prints the loss of each reduced table."""
     with tqdm(unit="row", unit_scale=True, leave=False, disable=None, file=sys.stderr) as bar:
         artifact = compact(
             arguments.artifact,
@@ -48,7 +48,7 @@ def fold(arguments: argparse.Namespace) -> None:
 
 def _read_rows(path: Path) -> tuple[Array, Array]:
     try:
-        # Plain arrays only: nothing in the file can run code.
+        # allow_pickle=False: a pickled object in the file could run code.
         with np.load(path, allow_pickle=False) as arrays:
             ids, rows = arrays["ids"], arrays["rows"]
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -1,7 +1,7 @@
-"""The error of every command: what went wrong and what to do, in one message."""
+"""Defines ExportError, whose message says what went wrong and what to do."""
 
 from __future__ import annotations
 
 
 class ExportError(Exception):
-    """A command can not go on; the message is for the person at the terminal."""
+    """An export, import or other command can not continue; the command line prints the message."""

@@ -1,4 +1,4 @@
-"""`model-export export --config FILE`: an export written down, as TOML or JSON; no TensorFlow until it runs."""
+"""Reads the file of `model-export export --config FILE`, TOML or JSON, and runs that export."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class ExportConfig:
-    """A configuration, checked: what is exported, where to, and the arguments of export() that it gives."""
+    """A checked configuration: the model to export, the target folder, and further arguments of export()."""
 
     kind: str
     model: str
@@ -75,10 +75,11 @@ class ExportConfig:
 
 
 def read_config(path: Path, overrides: Mapping[str, Any] | None = None) -> ExportConfig:
-    """Reads a configuration; a value of overrides (keys as in the file) goes before the file's.
+    """Reads and checks a configuration file; values of `overrides`, by the file's keys, replace those of the file.
 
     Raises:
-      ExportError: it can not be read, has an unknown key or a value of the wrong type, or does not name one model.
+      ExportError: the file can not be read, has an unknown key or a value of the wrong type, or does not name one
+      model.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -114,7 +115,7 @@ def read_config(path: Path, overrides: Mapping[str, Any] | None = None) -> Expor
 
 
 def run_config(config: ExportConfig) -> Path:
-    """Exports what a configuration says and returns the version's folder. Raises ExportError."""
+    """Runs the export that a configuration describes and returns the version's folder; raises ExportError."""
     if config.kind == "adopt":
         from model_export.adoption.adopt import adopt
 
@@ -137,7 +138,7 @@ def _call(factory: str) -> Any:
     module_name, separator, name = factory.partition(":")
     if not separator:
         raise ExportError(f"factory is {factory!r}, expected package.module:function")
-    # As `python -m` does: modules of the folder one stands in are found.
+    # As `python -m` does, so that modules of the current folder can be imported.
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:

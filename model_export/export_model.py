@@ -1,4 +1,4 @@
-"""One call that exports a model, whichever way it was trained."""
+"""Defines export(), one function for models of every kind of training."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ ACCEPTED = (
     "anything with the methods of model_export.graphs.source.ExportSource"
 )
 _SOURCE_MEMBERS = ("spec", "provenance", "predict_names", "save", "table_rows", "predict")
-# Where a class of the model's ancestry is defined, and its name -> what makes a source of such a model. Looked up by
-# name, so that nothing is imported that the model does not use; the first that fits holds.
+# Module and name of a class -> function that makes an ExportSource of a model of that class. Classes are compared by
+# name, so that no library is imported that the model does not use. The first entry that fits counts.
 _SOURCES = (
     ("model_export.estimator", "EmbeddingEstimator", "model_export.estimator.export_source", "EstimatorSource"),
     ("keras_rs", "DistributedEmbedding", "model_export.layers.keras_rs", "KerasRsSource"),
@@ -58,28 +58,32 @@ def export(
       model: an EmbeddingEstimator, a Keras model with TPUEmbedding layers or such a layer alone, a keras-rs model or
         layer, any other built model of Keras 3 or tf_keras, the folder of a `model-export train` run, or any
         ExportSource.
-      signatures: names of those to write: "lookup", "lookup_tpu_tensor_core" and the model's predictions; None: all.
-      lookup_device: "cpu", "tpu_tensor_core" or both in a list: which lookups there are. The second pads rows to
+      signatures: names of the signatures to write: "lookup", "lookup_tpu_tensor_core" and the model's predictions;
+          None:
+        all.
+      lookup_device: "cpu", "tpu_tensor_core" or a list of both: devices to write a lookup for. The second pads rows to
         max_ids_per_row of each feature, and combines by sum or mean only.
       version: a new number; None takes the one after the highest that base_path holds, or 1.
       batch_sizes: ascending static sizes that a padded lookup is compiled for; more rows than the last are refused.
       export_to_tpu: write a {serve,tpu} MetaGraph beside {serve}, over the same variables.
-      allow_nonfinite: export a table that holds NaN or infinity all the same; the manifest then says how many.
+      allow_nonfinite: export a table even if it holds NaN or infinity; the manifest then says how many.
       warmup: write requests that TensorFlow Serving replays when it loads the version.
       extra_files: path within assets.extra -> file to copy there.
-      table_dtype: what lookups read tables as: "float32", "float16", "bfloat16", "int8" or "int4" (with a float32
-        scale per row), one for all tables or by table. Answers stay float32, and predictions read the trained tables.
-      clock: gives the time that the manifest records.
-      source_options: what this kind of model needs beside: arguments of EstimatorSource, LayerSource or KerasRsSource,
+      table_dtype: dtype of the tables that lookups read: "float32", "float16", "bfloat16", "int8" or "int4" (with a
+          float32
+        scale per row), one for all tables or by table. Outputs stay float32, and predictions read the trained tables.
+      clock: returns the time that the manifest records.
+      source_options: further arguments for this kind of model: those of EstimatorSource, LayerSource or KerasRsSource,
         or of a Keras model without such layers `inputs`, `measure` and `say` (keras_export.export_keras).
 
     Raises:
-      TypeError: model is none of these, or an option is not one of its source's.
-      ExportError: it can not be served as asked, a table holds NaN or infinity, or the SavedModel answers something
-        else than the model. Nothing is left in base_path then.
+      TypeError: the model is of no known kind, or its kind does not have an option.
+      ExportError: the model can not be exported with these arguments, a table holds NaN or infinity, or the
+      SavedModel's
+        outputs differ from the model's. base_path then gets no version.
     """
     devices = lookup_devices(lookup_device)
-    # Before the slow part, for an early refusal.
+    # Check the version before the slow part, so that a bad one is refused early.
     new_version_folder(Path(base_path), version)
     if _is_plain_keras(model):
         _refuse_arguments(devices, signatures, batch_sizes, export_to_tpu, table_dtype)
@@ -96,7 +100,7 @@ def export(
             **source_options,
         )
     source = as_source(model, **source_options)
-    # Late, since it starts TensorFlow: a wrong argument is told at once.
+    # Imported late, because it starts TensorFlow: wrong arguments were reported before.
     from model_export.exporter.artifact import write_artifact
 
     return write_artifact(
@@ -116,10 +120,10 @@ def export(
 
 
 def as_source(model: Any, **options: Any) -> ExportSource:
-    """Returns a model as what the exporter works on; see export's `model` and `source_options`.
+    """Makes the ExportSource of a model; export() describes `model` and `source_options`.
 
     Raises:
-      TypeError: the model is of no known kind, or has no such option.
+      TypeError: the model is of no known kind, or its kind does not have an option.
     """
     if isinstance(model, str | Path):
         _refuse_options("a run's folder", options)
@@ -146,7 +150,7 @@ def _is_a(model: Any, defined_in: str, class_name: str) -> bool:
 
 
 def _is_plain_keras(model: Any) -> bool:
-    """Says whether a model is of Keras, without layers that have a source of their own."""
+    """Says whether a model is a Keras model without TPU embedding layers."""
     if _is_a(model, "keras_rs", "DistributedEmbedding") or _is_a(model, "tensorflow_recommenders", "TPUEmbedding"):
         return False
     if _is_a(model, "keras.", "Model"):
@@ -163,7 +167,7 @@ def _refuse_arguments(
     export_to_tpu: bool,
     table_dtype: Any,
 ) -> None:
-    """Refuses what only layers for TPU embeddings can have, and says what to do."""
+    """Refuses arguments that need layers for TPU embeddings, and says what to do instead."""
     tpu = "it needs a TPUEmbedding or DistributedEmbedding layer in place of Embedding (docs/migration.md)"
     refused = {
         "lookup_device": (tuple(devices) != ("cpu",), tpu),
@@ -175,8 +179,8 @@ def _refuse_arguments(
             "export first, then run `model-export compact VERSION --table_dtype=...`",
         ),
     }
-    if told := [f"{name}: {why}" for name, (is_given, why) in refused.items() if is_given]:
-        raise ExportError("a Keras model with plain Embedding layers can not be exported so:\n" + "\n".join(told))
+    if problems := [f"{name}: {why}" for name, (is_given, why) in refused.items() if is_given]:
+        raise ExportError("a Keras model with plain Embedding layers can not be exported so:\n" + "\n".join(problems))
 
 
 def _refuse_options(what: str, options: dict[str, Any], known: Sequence[str] = ()) -> None:

@@ -1,4 +1,4 @@
-"""Says in one line why a folder is not what a command wants, in a moment and without TensorFlow."""
+"""Checks the folders that a command gets, without TensorFlow, and says in one line why one does not fit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _KERAS = (".keras", ".h5", ".hdf5")
 
 
 def check_saved_model(folder: Path) -> None:
-    """Raises ExportError unless a folder holds a SavedModel; the text says what it is instead and what to name."""
+    """Raises ExportError unless a folder holds a SavedModel; the text says what it is and what to name instead."""
     if (folder / SAVED_MODEL).is_file():
         return
     if not folder.exists():
@@ -47,13 +47,13 @@ def check_described(folder: Path) -> None:
 
 
 def check_run(folder: Path) -> None:
-    """Raises ExportError unless a folder is that of a training run."""
+    """Raises ExportError unless a folder was written by `model-export train`."""
     if not (folder / RUN_FILE).is_file():
         raise ExportError(f"{folder} has no {RUN_FILE}: it is not the folder of a `model-export train` run")
 
 
 def check_writable(folder: Path) -> None:
-    """Raises ExportError unless a folder, which need not exist, can be made and written to."""
+    """Raises ExportError unless a folder can be written to, or created if it does not exist."""
     nearest = folder
     while not nearest.exists() and nearest != nearest.parent:
         nearest = nearest.parent

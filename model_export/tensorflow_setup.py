@@ -1,8 +1,8 @@
-"""The one import of TensorFlow for this package, with what has to be set before it.
+"""Imports TensorFlow for the whole package, after setting the environment variables that it reads at import.
 
-The TFRS embedding layer works with Keras 2 only, which TensorFlow chooses when it is imported. Modules that need
-TensorFlow say `from model_export.tensorflow_setup import tf`; commands import those modules late, because this costs
-five to ten seconds.
+The TFRS embedding layer works with Keras 2 only, and TensorFlow chooses Keras when it is imported. Modules that need
+TensorFlow use `from model_export.tensorflow_setup import tf`. Commands import such modules late, because the import
+takes five to ten seconds.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from contextlib import contextmanager
 
 @contextmanager
 def _quiet_start() -> Iterator[None]:
-    # Native code writes its start-up notes (no GPU, CPU flags) straight to descriptor 2 whatever the log level, so the
-    # descriptor itself is put aside; what was written is given back when the import fails.
+    # TensorFlow's native code writes start-up messages (no GPU, CPU flags) to descriptor 2 at any log level. So the
+    # descriptor is replaced by a file; if the import fails, the file's contents are written to stderr.
     try:
         saved = os.dup(2)
-    except OSError:  # no stderr at all
+    except OSError:  # this process has no stderr
         yield
         return
     with tempfile.TemporaryFile() as chatter:
@@ -43,16 +43,16 @@ os.environ["TF_USE_LEGACY_KERAS"] = "1"
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 with _quiet_start(), warnings.catch_warnings():
-    # Deprecations inside TensorFlow and its dependencies are not ours to act on.
+    # Users can not act on deprecation warnings from within TensorFlow and its dependencies.
     warnings.simplefilter("ignore")
     import tensorflow as tf
     import tensorflow_recommenders as tfrs
 
-    tf.config.list_physical_devices()  # else the note about a missing GPU would come later
+    tf.config.list_physical_devices()  # prints the message about a missing GPU now, while it is hidden
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    # The old ways of feature columns and v1 graphs are what this package is for.
+    # This package uses deprecated feature columns and v1 graphs on purpose.
     return "is deprecated and will be removed" not in str(record.msg)
 
 

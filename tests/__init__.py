@@ -1,1 +1,1 @@
-"""Tests; toy_model.py says what they serve, oracle.py what the answers must be."""
+"""Tests. toy_model.py writes the model that most of them serve; oracle.py computes the expected answers."""

@@ -1,4 +1,4 @@
-"""Authorities and certificates for tests, made by an independent library."""
+"""Makes authorities and certificates for tests, with a library that the server does not use."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ LONG_AGO = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
 
 @dataclass(frozen=True)
 class Issued:
-    """A key and its certificate, as PEM texts."""
+    """A private key and its certificate, as PEM texts."""
 
     key: str
     cert: str
 
     @cached_property
     def serial(self) -> int:
-        """The certificate's number."""
+        """The certificate's serial number."""
         return x509.load_pem_x509_certificate(self.cert.encode()).serial_number
 
 
 class Authority:
-    """Signs certificates."""
+    """A certificate authority, which signs certificates."""
 
     def __init__(self, name: str = "authority") -> None:
         self._key = ec.generate_private_key(ec.SECP256R1())
@@ -40,10 +40,10 @@ class Authority:
         self.pem = _pem(builder.sign(self._key, hashes.SHA256()))
 
     def issue(self, name: str = "localhost", ends: datetime.datetime | None = None) -> Issued:
-        """Returns a certificate for a name and for 127.0.0.1.
+        """Signs a certificate for a name and for 127.0.0.1.
 
         Args:
-          ends: None: in a day.
+          ends: end of validity; None: in a day.
         """
         key = ec.generate_private_key(ec.SECP256R1())
         builder = _builder(_name(name), self._name, key.public_key(), ends or _tomorrow())
@@ -53,7 +53,7 @@ class Authority:
 
 
 def ssl_config(issued: Issued, authority: Authority | None = None) -> str:
-    """Returns the text of an SSLConfig; with an authority, only its clients are let in."""
+    """Returns the text of an SSLConfig. With an authority, the server requires a client certificate that it signed."""
     lines = [f"server_key: {json.dumps(issued.key)}", f"server_cert: {json.dumps(issued.cert)}"]
     if authority is not None:
         lines += [f"custom_ca: {json.dumps(authority.pem)}", "client_verify: true"]
@@ -61,7 +61,7 @@ def ssl_config(issued: Issued, authority: Authority | None = None) -> str:
 
 
 def key_pem(key: ec.EllipticCurvePrivateKey, password: bytes | None = None) -> str:
-    """Returns a private key as a PEM text."""
+    """Encodes a private key as PEM text."""
     how = serialization.BestAvailableEncryption(password) if password else serialization.NoEncryption()
     return key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, how).decode()
 

@@ -1,4 +1,4 @@
-"""The toy artifact and an engine over it; nothing here opens a socket or imports TensorFlow."""
+"""Fixtures of all tests: the toy artifact and an engine over it, without sockets or TensorFlow."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ SLOW_MARKERS = ("tf", "slow")
 _LEFT_OUT = pytest.StashKey[int]()
 
 
-# No speed stands in a test as a limit: a machine may be busy.
+# No deadline for hypothesis: a busy machine must not fail a test.
 hypothesis.settings.register_profile("default", deadline=None)
 hypothesis.settings.load_profile("default")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Sets what TensorFlow reads when it is imported, whichever test does so first."""
+    """Sets the environment variables that TensorFlow reads when a test first imports it."""
     # The TFRS embedding layer works with Keras 2 only.
     os.environ["TF_USE_LEGACY_KERAS"] = "1"
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Adds options that make a run shorter or longer."""
+    """Adds pytest options that make a run shorter or longer."""
     parser.addoption("--quick", action="store_true", help="run in a minute, without the tests that take long to start")
     parser.addoption(
         "--parity-requests",
@@ -91,12 +91,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 @dataclass
 class RecordingObserver:
-    """Keeps what the engine reports, in order."""
+    """An observer that keeps the engine's reports in order."""
 
     finished_requests: list[dict[str, Any]] = field(default_factory=list)
 
     def finished(self, request: Finished) -> None:
-        """See engine.bound.Observer."""
+        """Keeps the report of a finished request."""
         fields = {field.name: getattr(request, field.name) for field in dataclasses.fields(request)}
         self.finished_requests.append({**fields.pop("subject")._asdict(), **fields})
 
@@ -113,7 +113,7 @@ class Clock:
 
 @pytest.fixture(scope="session")
 def toy_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A base path with version 1 of the toy model; not to be changed."""
+    """Writes a base path with version 1 of the toy model; tests must not change it."""
     base = tmp_path_factory.mktemp("toy")
     write_toy_model(base / "1")
     return base
@@ -121,19 +121,19 @@ def toy_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def clock() -> Clock:
-    """Time, by hand."""
+    """Makes a clock that a test sets."""
     return Clock()
 
 
 @pytest.fixture
 def observer() -> RecordingObserver:
-    """The observer that engines report to."""
+    """Makes the observer to which engines report."""
     return RecordingObserver()
 
 
 @pytest.fixture
 def toy_engine(toy_model: Path, observer: RecordingObserver, clock: Clock) -> Engine:
-    """Version 1 of model "toy", lookups only."""
+    """Makes an engine of version 1 of model "toy", with lookups only."""
     return Engine(serving(toy_model), observer, clock)
 
 
@@ -148,7 +148,7 @@ def serving(base: Path, *, name: str = "toy", version: int = 1) -> Registry:
 
 @pytest.fixture(scope="session")
 def tf() -> Any:
-    """TensorFlow, for tests under the marker `tf`; what it warns about at import is not ours to act on."""
+    """Imports TensorFlow for tests with the marker `tf`, and silences its warnings at import."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import tensorflow
@@ -157,7 +157,7 @@ def tf() -> Any:
 
 @pytest.fixture(scope="session")
 def tf_serving_testdata() -> Path:
-    """TensorFlow Serving's own test models, which are not part of the repository."""
+    """Returns the folder of TensorFlow Serving's test models, which are not part of the repository."""
     folder = SHARED / "testdata" / "tf_serving"
     if not folder.is_dir():
         pytest.skip("…/shared is not here")

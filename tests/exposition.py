@@ -1,4 +1,4 @@
-"""A strict reader of Prometheus' text format, written from its description and nothing else.
+"""Parses Prometheus's text format strictly; written from the format's description alone.
 
 Source: prometheus.io/docs/instrumenting/exposition_formats, "Text format details".
 """
@@ -21,13 +21,13 @@ Labels = tuple[tuple[str, str], ...]
 
 @dataclass
 class Family:
-    """One metric: its kind, and its samples by name and labels in the order of the text."""
+    """One metric: its kind, and its samples by name and labels, in the order of the text."""
 
     kind: str
     samples: dict[tuple[str, Labels], float] = field(default_factory=dict)
 
     def value(self, suffix: str = "", **labels: object) -> float:
-        """Returns the one sample that has these labels and no others."""
+        """Returns the value of the one sample that has exactly these labels."""
         wanted = {name: str(value) for name, value in labels.items()}
         (found,) = [v for (n, ls), v in self.samples.items() if n.endswith(suffix) and dict(ls) == wanted]
         return found
@@ -38,7 +38,7 @@ class Family:
 
 
 def read_exposition(text: str) -> dict[str, Family]:
-    """Returns the families of a text by name; fails on anything that a strict reader would refuse."""
+    """Parses a text to metric families by name; fails an assertion on anything that the format forbids."""
     assert text.endswith("\n"), "the last line has no end"
     families: dict[str, Family] = {}
     helped: set[str] = set()

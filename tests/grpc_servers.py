@@ -1,4 +1,4 @@
-"""Builds gRPC servers for tests, as the app builds them."""
+"""Builds gRPC servers for tests, with the settings of the service."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ from service.grpc.grpcio_server import GrpcServer
 
 
 def grpc_server(engine: Engine, *, port: int = 0, **options: Any) -> GrpcServer:
-    """Builds a server on the loopback interface that has not started."""
+    """Builds a gRPC server on the loopback interface, without starting it."""
     options = {"max_message_bytes": 1 << 20, "max_workers": 2} | options
     return GrpcServer(engine, address=f"127.0.0.1:{port}", **options)

@@ -1,4 +1,4 @@
-"""Computes the right answer of a lookup, row by row in float64, from DESIGN's table of combiners and nothing else."""
+"""Computes the expected answers of lookups row by row in float64; written from the combiners' formulas alone."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Weights = Sequence[Sequence[float]]
 
 
 class Refused(Exception):
-    """The lookup has no answer: an id has no row, or a row has too many ids."""
+    """The lookup must refuse a request: an id has no row, or a row has too many ids."""
 
 
 def combine(
@@ -27,13 +27,13 @@ def combine(
     default_row: int = 0,
     positive_only: bool = False,
 ) -> np.ndarray:
-    """Returns [B, D] float64 of the ids of each row.
+    """Combines the vectors of each row's ids; returns [B, D] float64.
 
     Args:
-      at_least_one: a mean divides by max(sum(w), 1), as the tensor core does, and not by sum(w).
-      max_ids: K; a longer row is cut where truncate, else refused.
+      at_least_one: whether a mean divides by max(sum(w), 1), as the tensor core does, instead of by sum(w).
+      max_ids: K; a longer row is cut if `truncate`, else refused.
       on_bad_id: as in service.artifact.manifest.LookupFeature.
-      positive_only: an id whose weight is not above 0 is left out.
+      positive_only: whether ids with a weight of 0 or less are left out.
     """
     out = np.zeros((len(rows), table.shape[1]))
     for r, ids in enumerate(rows):
@@ -77,7 +77,7 @@ def _row_of(row_id: int, vocabulary_size: int, on_bad_id: str, default_row: int)
 def sequence(
     table: np.ndarray, rows: Rows, length: int, *, on_bad_id: str = "error", default_row: int = 0
 ) -> np.ndarray:
-    """Returns [B, length, D]: the rows of the first ids, zeros where one is dropped and behind the last."""
+    """Returns [B, length, D]: the vectors of the first ids, with zeros for dropped ids and as padding."""
     out = np.zeros((len(rows), length, table.shape[1]))
     for r, ids in enumerate(rows):
         for k, row_id in enumerate(ids[:length]):
@@ -88,13 +88,13 @@ def sequence(
 
 
 def gather(table: np.ndarray, ids: Sequence[int], *, on_bad_id: str = "error", default_row: int = 0) -> np.ndarray:
-    """Returns [B, D]: a sum over one id per row."""
+    """Returns [B, D]: the vector of one id per row."""
     rows = [[row_id] for row_id in ids]
     return combine(table, rows, "sum", on_bad_id=on_bad_id, default_row=default_row)
 
 
 def ragged(rows: Rows, dtype: str = "int64") -> tuple[np.ndarray, np.ndarray]:
-    """Returns values and row_splits of lists of unequal length.
+    """Converts lists of unequal length to values and row_splits.
 
     >>> [a.tolist() for a in ragged([[1, 2], [], [3]])]
     [[1, 2, 3], [0, 2, 2, 3]]

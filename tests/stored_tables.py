@@ -1,4 +1,4 @@
-"""Tables of every kind of numbers, written with numpy alone, that lie unaligned as in a checkpoint."""
+"""Makes tables of every stored dtype with numpy alone, at unaligned addresses as in a checkpoint."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ DTYPES = ("float32", "float16", "bfloat16", "int8", "int4")
 
 @dataclass(frozen=True)
 class StoredTable:
-    """A table, and what it is read as.
+    """A table in its stored form, and the float32 numbers that lookups must read.
 
-    numbers: [V, D] float32 that lookups are to see. raw, scales: what lies in the file; scales: [0] but for int8, int4.
+    numbers: [V, D] float32 that lookups must read. raw, scales: the stored bytes; scales is [0] unless int8 or int4.
     """
 
     dtype: str
@@ -26,25 +26,25 @@ class StoredTable:
 
     @property
     def mapped(self) -> MappedTable:
-        """The table as the server holds it."""
+        """The table as the object that the server holds."""
         nbytes = self.raw.nbytes + self.scales.nbytes
         info = TableInfo("tag", *self.numbers.shape, dtype=self.dtype, nbytes=nbytes, features=())
         return MappedTable(info, self.raw, self.scales)
 
     @property
     def place(self) -> tuple[int, int, int, int, int]:
-        """The table as kernels take it, as long as this object is kept."""
+        """The table as the argument of native kernels; valid while this object lives."""
         return self.mapped.place
 
 
 def unaligned(array: np.ndarray, offset: int = 1) -> np.ndarray:
-    """Returns a read-only copy that starts so many bytes behind an aligned address."""
+    """Returns a read-only copy that starts `offset` bytes after an aligned address."""
     data = bytes(offset) + array.tobytes()
     return np.frombuffer(data, array.dtype, array.size, offset).reshape(array.shape)
 
 
 def nibbles(numbers: np.ndarray) -> np.ndarray:
-    """Returns [V, ceil(D / 2)] bytes of [V, D] whole numbers from -8 to 7, the even column in the low half.
+    """Packs [V, D] integers from -8 to 7 into [V, ceil(D / 2)] bytes, with even columns in the low halves.
 
     >>> [f"{byte:02x}" for byte in nibbles(np.array([[1, -7, 3]]))[0]]
     ['91', '03']
@@ -56,10 +56,10 @@ def nibbles(numbers: np.ndarray) -> np.ndarray:
 
 
 def store(numbers: np.ndarray, dtype: str = "float32", *, offset: int = 1) -> StoredTable:
-    """Stores float32 numbers as another kind; each kind says below how near its own come.
+    """Stores float32 numbers as another dtype, rounded as described below.
 
-    int8: a row's scale is its largest magnitude / 127, so that -127, 0 and 127 times a power of two are exact. int4:
-    the same with 7.
+    int8: a row's scale is its largest magnitude / 127, so -127, 0 and 127 times a power of two are exact. int4: the
+    same with 7.
     """
     numbers = np.asarray(numbers, np.float32)
     scales = np.empty(0, np.float32)
@@ -69,7 +69,7 @@ def store(numbers: np.ndarray, dtype: str = "float32", *, offset: int = 1) -> St
         raw = numbers.astype(np.float16)
         seen = raw.astype(np.float32)
     elif dtype == "bfloat16":
-        # The lower half is cut off, not rounded: any bits will do here.
+        # Truncated, not rounded, because a test may use any bits.
         raw = (numbers.view(np.uint32) >> 16).astype(np.uint16)
         seen = (raw.astype(np.uint32) << 16).view(np.float32)
     else:

@@ -1,6 +1,7 @@
-"""A model of small tables with one predict signature per way of reading them; manifest written by `adopt`.
+"""Writes a model with small tables and one predict signature per way to read them; `adopt` writes its manifest.
 
-The tower adds up the columns of a user and of the mean of its tags, times 1, 10, 100 and 1000, and 0.5.
+The tower's score is the sum of the columns of the user's row and of the mean of the tags' rows, multiplied by 1, 10,
+100 and 1000, plus 0.5.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ TAGS = [[1.0, 0.0], [0.0, 1.0], [2.0, 2.0]]
 
 
 def write_tower_model(tf: Any, folder: Path) -> Path:
-    """Writes version 1 below a folder and returns the version's own."""
+    """Writes version 1 of the model below a folder and returns the version's folder."""
     # Imports TensorFlow, which a test file that only names this function must not do.
     from model_export import adopt
 
@@ -75,7 +76,7 @@ def write_tower_model(tf: Any, folder: Path) -> Path:
         return {"largest": tf.reduce_max(found, axis=1)}
 
     def odd(values: Any, splits: Any) -> dict[str, Any]:
-        # A mean but for one id, which only its number in the graph tells of.
+        # A mean of all ids but one; only a constant in the graph reveals which.
         return {"score": mean(tf.where(values == 1, tf.zeros_like(values), values), splits)}
 
     signatures = {

@@ -1,6 +1,6 @@
-"""Models as teams have them, each a SavedModel whose manifest knows its tables and nothing else.
+"""Writes models of common architectures as SavedModels, each with a manifest of its tables only.
 
-Weights are small integers, so that every order of a sum has the same bits.
+Weights are small integers, so that sums have the same bits in any order.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ NUM_KEYS = 50
 
 
 class ZooModel(NamedTuple):
-    """A model that can be saved.
+    """One model of the zoo.
 
-    build: (tensorflow, module, rows of a table) to the function of the signature and the specs of its inputs; it gives
-      the module its tables as `tables`.
-    request: (rows, rows of a table, random) to inputs.
+    build: (tensorflow, module, rows per table) -> the signature's function and its input specs; it sets the module's
+        attribute `tables`.
+    request: (rows, rows per table, random) -> inputs.
     """
 
     build: Callable[[Any, Any, int], tuple[Callable[..., Any], list[Any]]]
@@ -34,7 +34,7 @@ class ZooModel(NamedTuple):
 
 
 def write_zoo_model(tf: Any, name: str, folder: Path, size: int) -> Path:
-    """Writes version 1 of a model below a folder, its tables of so many rows, and returns the version's own."""
+    """Writes version 1 of a model, with `size` rows per table, below a folder and returns the version's folder."""
     module = tf.Module()
     function, specs = ZOO[name].build(tf, module, size)
     signature = tf.function(function, input_signature=specs, autograph=False)
@@ -45,7 +45,7 @@ def write_zoo_model(tf: Any, name: str, folder: Path, size: int) -> Path:
 
 
 def write_tables_manifest(version: Path) -> None:
-    """Gives a SavedModel a manifest that says where its tables lie: variables of rank 2 below `tables`."""
+    """Writes a manifest into a SavedModel that describes its tables: the variables of rank 2 below `tables`."""
     variables = read_bundle(version / VARIABLES_PREFIX)
     tables = {
         key.split("/")[1]: table_entry(version, key, entry, None)
@@ -185,7 +185,7 @@ def _two_towers(tf: Any, module: Any, size: int) -> tuple[Callable[..., Any], li
 
 
 def _columns(tf: Any, module: Any, size: int) -> tuple[Callable[..., Any], list[Any]]:
-    # As a Keras functional model: ids [B, 1], an Embedding each, Flatten, Concatenate, Dense.
+    # The graph of a functional Keras model: ids [B, 1], an Embedding each, Flatten, Concatenate, Dense.
     tables = _tables(tf, module, 6, size, 16)
     top = _mlp(tf, module, "top", 100, 64, 1)
 
@@ -203,7 +203,7 @@ def _columns_request(rows: int, size: int, random: np.random.Generator) -> Reque
 
 
 def _tags(tf: Any, module: Any, size: int) -> tuple[Callable[..., Any], list[Any]]:
-    # Tags combined by a segment mean whose segments the graph works out of row splits.
+    # Tags combined by a segment mean, whose segments the graph computes from row splits.
     user, item, tag = _tables(tf, module, 3, size, 32)
     top = _mlp(tf, module, "top", 96, 64, 1)
 
@@ -217,7 +217,7 @@ def _tags(tf: Any, module: Any, size: int) -> tuple[Callable[..., Any], list[Any
 
 def _tags_request(rows: int, size: int, random: np.random.Generator) -> Request:
     lengths = random.integers(0, 20, rows)
-    # A mean of segments ends with the last segment that has anything.
+    # segment_mean returns no rows after the last segment that has ids.
     lengths[-1:] = 3
     splits = np.concatenate([[0], np.cumsum(lengths)])
     tags = {"tag_values": random.integers(0, size, int(splits[-1])), "tag_splits": splits}

@@ -1,4 +1,4 @@
-"""A third toy model, in manifest format 4: free input names, joined outputs, and lookups that no kernel has words for.
+"""Writes a third toy model, in manifest format 4: free input names, concatenated outputs, and unusual policies.
 
 Row i of table `tag` (V=4, D=3) is [i, i*i, 1]; row i of `item` (V=9, D=2) is [3 i, 4 i], so that its norm is 5 i; rows
 of `half`, `brain` and `double` (V=3, D=2) are [i, i / 4] in float16, bfloat16 and float64.
@@ -30,7 +30,7 @@ _DTYPES = {"half": "float16", "brain": "bfloat16", "double": "float64"}
 
 
 def described_tables() -> dict[str, np.ndarray]:
-    """Returns the tables by name, those of other numbers than float32 as they are before they are stored."""
+    """Returns the tables by name as float32, before they are stored in their dtypes."""
     thirds = np.array([[i, i / 4] for i in range(3)], np.float32)
     return {
         "tag": np.array([[i, i * i, 1] for i in range(4)], np.float32),
@@ -45,7 +45,7 @@ def _ragged(name: str, **more: Any) -> dict[str, Any]:
     return {"ids": f"{name}__values", "row_splits": f"{name}__row_splits", **more}
 
 
-# Signature -> features -> table, what the manifest says, and the rank of the ids where they are not ragged.
+# Signature -> feature -> table, manifest entry, and the rank of the ids unless they are ragged.
 _FEATURES: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {
     "named": {
         "genre": (
@@ -58,7 +58,7 @@ _FEATURES: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {
                 "output": "genre_vector",
             },
         ),
-        # Called as the input of its ids is.
+        # The output has the name of the ids input.
         "own": ("item", {"ids": "own", "row_splits": "own_rows", "combiner": "sum", "output": "own"}),
         "film": ("item", {"ids": "film_id", "output": "film"}),
     },
@@ -132,7 +132,7 @@ VOCABULARIES: dict[str, dict[str, Any]] = {
 
 
 def write_described_model(folder: Path) -> Path:
-    """Writes one version folder and returns it."""
+    """Writes a version folder of the described toy model and returns it."""
     for name in ("variables", "assets", "assets.extra"):
         (folder / name).mkdir(parents=True, exist_ok=True)
     stored = {
@@ -179,7 +179,7 @@ def write_described_model(folder: Path) -> Path:
 
 
 def described_signatures() -> dict[str, tuple[dict[str, TensorInfo], dict[str, TensorInfo]]]:
-    """Returns (inputs, outputs) of each signature, each tensor as (DataType number, shape)."""
+    """Returns (inputs, outputs) of each signature of the described model, each tensor as (DataType number, shape)."""
     numbers = {"float16": _HALF, "bfloat16": _BFLOAT16, "float64": _DOUBLE}
     dims = {name: table.shape[1] for name, table in described_tables().items()}
     found = {}

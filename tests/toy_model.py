@@ -1,4 +1,4 @@
-"""A SavedModel folder small enough to work out by hand, written without TensorFlow.
+"""Writes a SavedModel whose answers are easy to compute by hand, without TensorFlow.
 
 Row i of table `user` (V=5, D=2) is [i, 10 i], row i of `tag` (V=4, D=3) is [i, i*i, 1], both times `scale`. Strings
 "red", "green", "blue" are rows 1, 2, 3 of `tag`, any other string is row 0.
@@ -8,10 +8,10 @@ Row i of table `user` (V=5, D=2) is [i, 10 i], row i of `tag` (V=4, D=3) is [i, 
     lookup_tpu_tensor_core  user  tags  tags_sum                    int32   at most 3 ids a row, 4 rows
     serving_default         user  tags                              int64   predict: its graph is not in the file
 
-`tags` is a mean, `tags_sum` a sum, `tags_sqrtn` a sqrtn; all three read `tag` and take its strings. A tensor of three
-bytes lies before the tables, so that neither of them is aligned.
+`tags` is a mean, `tags_sum` a sum, `tags_sqrtn` a sqrtn; all three read `tag` and take its strings. A tensor of
+three bytes precedes the tables, so that none of them is aligned.
 
-The checkpoint writer below is written from TensorFlow's format alone and shares nothing with service.artifact.bundle.
+The checkpoint writer below is written from TensorFlow's format alone, without code of service.artifact.bundle.
 
 Source: tensorflow/core/lib/io/table_builder.cc, tensorflow/core/util/tensor_bundle/tensor_bundle.h (TensorFlow 2.21).
 """
@@ -59,7 +59,7 @@ def toy_tables(scale: int = 1) -> dict[str, np.ndarray]:
 
 
 def toy_tables_as(dtype: str, scale: int = 1) -> dict[str, np.ndarray]:
-    """Returns what the tables are read as where they are stored as a dtype: int4 alone has no place for all numbers."""
+    """Returns the numbers that lookups read from tables stored as a dtype; only int4 changes them."""
     tables = toy_tables(scale)
     if dtype != "int4":
         return tables
@@ -67,7 +67,7 @@ def toy_tables_as(dtype: str, scale: int = 1) -> dict[str, np.ndarray]:
 
 
 def int4_steps(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns [V, D] whole numbers from -7 to 7 and [V, 1] float32 scales, each a row's largest number / 7.
+    """Returns [V, D] integers from -7 to 7 and [V, 1] float32 scales, each a row's largest magnitude / 7.
 
     >>> [part.tolist() for part in int4_steps(np.float32([[3, -14], [0, 0]]))]
     [[[2.0, -7.0], [0.0, 0.0]], [[2.0], [0.0]]]
@@ -85,15 +85,15 @@ def write_toy_model(
     tables: Mapping[str, np.ndarray] | None = None,
     edit_manifest: Callable[[dict[str, Any]], None] | None = None,
 ) -> Path:
-    """Writes one version folder and returns it.
+    """Writes a version folder of the toy model and returns it.
 
     Args:
-      scale: multiplies every table, so that an answer tells which version gave it.
-      padding: bytes before the first table.
-      dtype: what the tables are stored as; all numbers are exact in each but int4 (toy_tables_as), those of int8 with
-        `scale` for every row.
-      tables: other numbers of the same shapes.
-      edit_manifest: changes the manifest's JSON before it is written.
+      scale: multiplies every table, so that an answer reveals its version.
+      padding: number of bytes before the first table.
+      dtype: dtype of the stored tables; all dtypes but int4 (toy_tables_as) hold the numbers exactly, int8 with `scale`
+        for every row.
+      tables: replaces the tables by others of the same shapes.
+      edit_manifest: function that changes the manifest's JSON before it is written.
     """
     for name in ("variables", "assets", "assets.extra"):
         (folder / name).mkdir(parents=True, exist_ok=True)
@@ -119,7 +119,7 @@ def write_toy_model(
 
 
 def rewrite_manifest(folder: Path, edit: Callable[[dict[str, Any]], None]) -> None:
-    """Changes the manifest of a folder that was already written."""
+    """Changes the manifest in a version folder."""
     data = json.loads((folder / MANIFEST).read_text())
     edit(data)
     (folder / MANIFEST).write_text(json.dumps(data))
@@ -131,7 +131,7 @@ def variable_name(table: str, kind: str = "tables") -> str:
 
 
 def stored_numbers(table: np.ndarray, dtype: str) -> np.ndarray:
-    """Returns float32 numbers as another kind that holds them exactly; of bfloat16, its bits, of int4 its bytes.
+    """Converts float32 numbers to a dtype that holds them exactly: bfloat16 as bits, int4 as packed bytes.
 
     >>> stored_numbers(np.float32([1, -2]), "bfloat16")
     array([16256, 49152], dtype=uint16)
@@ -142,7 +142,7 @@ def stored_numbers(table: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def toy_manifest(entries: Mapping[str, Mapping[str, int]], dtype: str = "float32") -> dict[str, Any]:
-    """Returns the manifest's JSON, without `files`, for what write_bundle returned."""
+    """Returns the manifest's JSON, without `files`; entries: the result of write_bundle()."""
     cpu = {"user": {"ids": "user", "output": "user"}}
     for feature, combiner in COMBINERS.items():
         cpu[feature] = _ragged(feature) | {"weights": f"{feature}__weights", "output": feature, "combiner": combiner}
@@ -195,7 +195,7 @@ TensorInfo = tuple[int, tuple[int, ...]]
 
 
 def toy_signatures() -> dict[str, tuple[dict[str, TensorInfo], dict[str, TensorInfo]]]:
-    """Returns (inputs, outputs) of each signature, each tensor as (DataType number, shape)."""
+    """Returns (inputs, outputs) of each signature of the toy model, each tensor as (DataType number, shape)."""
 
     def inputs(features: tuple[str, ...], ids: int, *, weighted: bool) -> dict[str, TensorInfo]:
         result: dict[str, TensorInfo] = {"user": (ids, (-1,))}
@@ -248,8 +248,8 @@ def write_bundle(
     """Writes a checkpoint of one shard; returns offset, nbytes and crc32c of each tensor.
 
     Args:
-      is_compressed: its index.
-      dtypes: of those that are not what numpy says.
+      is_compressed: whether the index is compressed.
+      dtypes: tensor -> dtype, where it differs from numpy's.
     """
     data, entries, records = bytearray(), {}, {b"": proto_field(1, 1) + proto_field(3, proto_field(1, 1))}
     for name in sorted(tensors):
@@ -288,7 +288,7 @@ def _sorted_table(records: Mapping[bytes, bytes], is_compressed: bool) -> bytes:
 
 
 def snappy(data: bytes) -> bytes:
-    """Returns data in raw snappy: what came before as copies of 4 to 64 bytes, the rest as literals.
+    """Compresses data to raw snappy: repeated bytes as copies of 4 to 64 bytes, others as literals.
 
     >>> snappy(b"ab" * 4 + b"c")
     b'\\t\\x04ab\\x16\\x02\\x00\\x00c'
@@ -320,8 +320,8 @@ def snappy(data: bytes) -> bytes:
 
 
 def table_block(records: list[tuple[bytes, bytes]]) -> bytes:
-    """Returns a block of a sorted table, without its checksum."""
-    # Keys share a prefix with the key before them, except at every 16th, where reading may start.
+    """Encodes a block of a sorted table, without its checksum."""
+    # Keys are written without the prefix that they share with the key before, except every 16th, a restart point.
     out, restarts, last = bytearray(), [0], b""
     for i, (key, value) in enumerate(records):
         shared = 0
@@ -336,14 +336,14 @@ def table_block(records: list[tuple[bytes, bytes]]) -> bytes:
 
 
 def proto_field(number: int, value: int | bytes) -> bytes:
-    """Returns one field of a protobuf message: a varint, or bytes with their length."""
+    """Encodes one field of a protobuf message: a varint, or bytes with their length."""
     if isinstance(value, int):
         return varint(number << 3) + varint(value)
     return varint(number << 3 | 2) + varint(len(value)) + value
 
 
 def varint(value: int) -> bytes:
-    """Returns protobuf's variable-length form of a non-negative integer."""
+    """Encodes a non-negative integer as a protobuf varint."""
     out = bytearray()
     while value >= 128:
         out.append(value & 127 | 128)
@@ -353,7 +353,7 @@ def varint(value: int) -> bytes:
 
 
 def masked_crc32c(data: bytes) -> int:
-    """Returns the checksum that TensorFlow keeps of blocks and tensors.
+    """Computes the masked CRC32C that TensorFlow stores for blocks and tensors.
 
     >>> hex(masked_crc32c(b"123456789"))
     '0xc78ab0e5'

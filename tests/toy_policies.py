@@ -1,4 +1,4 @@
-"""A second toy model, in manifest format 2: every policy, every kind of key, sequences, and a table beside variables.
+"""Writes a second toy model, in manifest format 2: policies, keys, sequences, and a table outside of variables/.
 
 Row i of table `tag` (V=4, D=3) is [i, i*i, 1] and lies in variables/; row i of `item` (V=9, D=2) is [i, 10 i] and lies
 in assets.extra/tables.data-00000-of-00001, whose index is compressed.
@@ -76,7 +76,7 @@ _PREDICTED = ("drop_negative", "words", "codes", "code")
 
 
 def policy_tables() -> dict[str, np.ndarray]:
-    """Returns the two tables by name."""
+    """Returns the two tables of the policy model by name."""
     return {
         "tag": np.array([[i, i * i, 1] for i in range(4)], np.float32),
         "item": np.array([[i, 10 * i] for i in range(9)], np.float32),
@@ -84,7 +84,7 @@ def policy_tables() -> dict[str, np.ndarray]:
 
 
 def write_policy_model(folder: Path) -> Path:
-    """Writes one version folder and returns it."""
+    """Writes a version folder of the policy model and returns it."""
     for name in ("variables", "assets", "assets.extra"):
         (folder / name).mkdir(parents=True, exist_ok=True)
     tables = {}
@@ -164,7 +164,7 @@ def _signatures() -> dict[str, tuple[dict[str, TensorInfo], dict[str, TensorInfo
 
     def outputs(names: tuple[str, ...]) -> dict[str, TensorInfo]:
         dims = {name: 2 if name in _TABLE else 3 for name in names}
-        # A graph may leave the length of a sequence open.
+        # A graph may have an unknown size for the length of a sequence.
         return {name: (_FLOAT, (-1, -1, dim) if name in _SEQUENCES else (-1, dim)) for name, dim in dims.items()}
 
     everything = tuple(_OPTIONS)

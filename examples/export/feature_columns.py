@@ -1,4 +1,4 @@
-"""Feature columns: vocabularies, weights and a sequence, trained in a model_fn and exported for lookups.
+"""Trains feature columns with vocabularies, weights and a sequence in a model_fn, and exports them for lookups.
 
 python examples/export/feature_columns.py --out models/feature_columns
 """
@@ -32,21 +32,21 @@ PARSE_SPEC = {
 }
 
 fc = tf.feature_column
-# A word that is not listed reads one of two rows of its own, chosen by its hash.
+# A word that is not listed reads one of two extra rows, chosen by the word's hash.
 city = embedding_column(fc.categorical_column_with_vocabulary_list("city", CITIES, num_oov_buckets=2), dimension=4)
 tag = embedding_column(
     fc.weighted_categorical_column(fc.categorical_column_with_identity("tag", 50), "tag_weight"),
     dimension=8,
     combiner="sqrtn",
 )
-# The last layer sees the first five clicks, in order; fewer end in zeros.
+# The last layer gets the first five clicks, in order; shorter sequences are padded with zeros.
 clicks = embedding_column(
     fc.sequence_categorical_column_with_identity("clicks", 100), dimension=8, max_sequence_length=5
 )
 
 
 def model_fn(features, labels, mode, params):
-    """A logistic regression on the vectors."""
+    """Builds a logistic regression on the looked-up vectors."""
     v1 = tf.compat.v1
     bags = v1.keras.layers.DenseFeatures([city, tag])(features)
     sequence, _ = tf.keras.experimental.SequenceFeatures([clicks])(features)
@@ -60,7 +60,7 @@ def model_fn(features, labels, mode, params):
 
 
 def input_fn(params):
-    """512 random examples; who lives in Lima or Osaka clicks."""
+    """Returns 512 random examples; users in Lima and Osaka click."""
     rng = np.random.default_rng(1)
     cities = rng.integers(0, len(CITIES), 512)
     features = {
@@ -75,7 +75,7 @@ def input_fn(params):
 
 
 def main() -> None:
-    """Trains 200 steps and exports."""
+    """Trains the model for 200 steps and exports it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("models/feature_columns"), metavar="DIR")
     out = parser.parse_args().out

@@ -1,12 +1,12 @@
-"""A SavedModel from elsewhere gets fast lookups: `adopt` copies it and adds a manifest that maps its variables.
+"""Makes lookups of a foreign SavedModel fast: `adopt` copies it and adds a manifest, so that a server maps its tables.
 
   python examples/export/foreign_savedmodel.py --out models/foreign
 
-The same from a shell; without --spec, `adopt` finds out by itself what the graph looks up:
+The same from a shell; without --spec, `adopt` searches the graph for lookups itself:
 
   model-export adopt DIR --spec spec.toml --out models/foreign
 
-The spec adds a lookup that the graph does not have: means of ragged ids.
+The spec adds a lookup that the graph lacks: means of ragged ids.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ is_ragged = true
 
 
 class ForeignModel(tf.Module):
-    """What somebody else trained: it answers scores, and has no lookup signature."""
+    """A model that another team trained: it computes scores, and has no lookup signature."""
 
     def __init__(self):
         super().__init__()
@@ -45,7 +45,7 @@ class ForeignModel(tf.Module):
 
 
 def main() -> None:
-    """Writes the foreign model and adopts it."""
+    """Saves the foreign model and adopts it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("models/foreign"), metavar="DIR")
     out = parser.parse_args().out

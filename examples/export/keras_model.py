@@ -1,4 +1,4 @@
-"""A plain Keras 3 model: compile, fit, export. Names become rows by StringLookup, rows become vectors by Embedding.
+"""Compiles, fits and exports a plain Keras 3 model: StringLookup maps names to rows, Embedding rows to vectors.
 
 python examples/export/keras_model.py --out models/films
 """
@@ -19,11 +19,11 @@ FILMS = 20
 
 
 def make_model():
-    """Returns a model whose inputs are a user's name, a film's number and its age; it predicts the user's rating."""
+    """Returns a model that predicts a rating from the user's name, the film's number and the film's age."""
     user = keras.Input((), dtype="string", name="user")
     film = keras.Input((), dtype="int64", name="film")
     age = keras.Input((1,), dtype="float32", name="age")
-    # Row 0 is for names that are not in the vocabulary.
+    # Row 0 of the table is for names that are not in the vocabulary.
     user_vector = layers.Embedding(len(USERS) + 1, 8, name="users")(layers.StringLookup(vocabulary=USERS)(user))
     film_vector = layers.Embedding(FILMS, 8, name="films")(film)
     x = layers.Concatenate()([user_vector, film_vector, age])
@@ -32,7 +32,7 @@ def make_model():
 
 
 def make_data(rows=512, seed=1):
-    """Returns batches of features and ratings: two of the users like films with an even number, the others odd ones."""
+    """Returns batches of features and ratings: two users like films with an even number, the others like odd ones."""
     import tensorflow as tf
 
     rng = np.random.default_rng(seed)
@@ -43,7 +43,7 @@ def make_data(rows=512, seed=1):
 
 
 def main() -> None:
-    """Trains twenty epochs and exports."""
+    """Trains the model for twenty epochs and exports it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("models/films"), metavar="DIR")
     out = parser.parse_args().out
@@ -52,7 +52,7 @@ def main() -> None:
     model.compile(keras.optimizers.Adam(0.03), "mse")
     history = model.fit(make_data(), epochs=20, shuffle=False, verbose=0)
     print("loss", [round(loss, 4) for loss in history.history["loss"]])
-    # say=print shows how each signature will be served.
+    # say=print prints how each signature will be served.
     print(f"exported and verified: {export(model, out, say=print)}")
 
 

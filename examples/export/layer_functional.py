@@ -1,4 +1,4 @@
-"""A functional Keras model over a TPUEmbedding layer: compile, fit, export.
+"""Compiles, fits and exports a functional Keras model with a TPUEmbedding layer.
 
 python examples/export/layer_functional.py --out models/layer_functional
 """
@@ -38,7 +38,7 @@ def make_model():
 
 
 def make_data(rows=512, seed=1):
-    """Returns features and labels: users with an even number say yes."""
+    """Returns features and labels: the label is 1 for users with an even number."""
     rng = np.random.default_rng(seed)
     user = rng.integers(0, 100, rows)
 
@@ -50,7 +50,7 @@ def make_data(rows=512, seed=1):
 
 
 def main() -> None:
-    """Trains five epochs and exports."""
+    """Trains the model for five epochs and exports it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("models/layer_functional"), metavar="DIR")
     out = parser.parse_args().out
@@ -58,7 +58,7 @@ def main() -> None:
     model.compile(tf.keras.optimizers.legacy.Adagrad(0.5), "binary_crossentropy")
     history = model.fit(tf.data.Dataset.from_tensor_slices(make_data()).batch(64), epochs=5, verbose=0)
     print("loss", [round(loss, 4) for loss in history.history["loss"]])
-    # Up to five seen items a row in the padded tensor-core lookup.
+    # The padded tensor-core lookup accepts up to five seen items per row.
     artifact = export(
         model, out, lookup_device=["cpu", "tpu_tensor_core"], max_ids_per_row={"seen": 5}, history=history
     )

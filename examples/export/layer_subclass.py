@@ -1,4 +1,4 @@
-"""A subclassed Keras model with words as ids: the layer looks up rows, the exported model takes the words.
+"""Exports a subclassed Keras model with a vocabulary: its layer takes row numbers, the exported model takes words.
 
 python examples/export/layer_subclass.py --out models/layer_subclass
 """
@@ -18,7 +18,7 @@ GENRES = ["action", "comedy", "drama", "horror", "western"]
 
 
 class GenreModel(tf.keras.Model):
-    """Scores a list of genres; row 0 is any genre that is not listed."""
+    """Model that scores a list of genres; row 0 of its table is for any genre that is not listed."""
 
     def __init__(self):
         super().__init__()
@@ -33,14 +33,14 @@ class GenreModel(tf.keras.Model):
 
 
 def main() -> None:
-    """Trains and exports with a vocabulary."""
+    """Trains the model and exports it with a vocabulary."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("models/layer_subclass"), metavar="DIR")
     out = parser.parse_args().out
     rng = np.random.default_rng(1)
     lengths = rng.integers(0, 4, 512)
     genres = tf.RaggedTensor.from_row_lengths(rng.integers(0, len(GENRES) + 1, lengths.sum()), lengths)
-    likes = tf.cast(tf.reduce_any(genres == 3, axis=1), tf.float32)  # row 3 is drama
+    likes = tf.cast(tf.reduce_any(genres == 3, axis=1), tf.float32)  # row 3 of the table belongs to "drama"
     model = GenreModel()
     model.compile(tf.keras.optimizers.legacy.Adam(0.01), {"score": "binary_crossentropy"})
     data = tf.data.Dataset.from_tensor_slices(({"genres": genres}, {"score": likes})).batch(64)

@@ -1,7 +1,7 @@
-"""Film ratings with feature columns, EmbeddingConfigSpec and EmbeddingEstimator: TPUEstimator code, its import changed.
+"""Trains a film rating model with feature columns and EmbeddingEstimator: TPUEstimator code with new imports.
 
-The model that `model-export demo` trains with the TPUEmbedding layer, written the other way: the same data, split and
-tower, tables by Adagrad through EmbeddingConfigSpec, the tower by Adam in model_fn.
+It is the model that `model-export demo` trains with the TPUEmbedding layer, with the same data, split and tower. Here
+EmbeddingConfigSpec trains the tables by Adagrad, and model_fn trains the tower by Adam.
 
   python examples/export/movielens_estimator.py --data data/movielens-100k --out models/movielens_estimator
 """
@@ -43,7 +43,7 @@ def make_columns(data):
         fc.categorical_column_with_identity(key, data.num_films + 1, default_value=0)
         for key in ("film_id", "recent_films")
     )
-    # One out-of-vocabulary bucket: the row of every word that is not listed.
+    # One out-of-vocabulary bucket: all words that are not listed share a row.
     genres = fc.categorical_column_with_vocabulary_list("genres", data.genre_vocabulary, num_oov_buckets=1)
     jobs = fc.categorical_column_with_vocabulary_list("occupation", data.occupation_vocabulary, num_oov_buckets=1)
     start = {"initializer": tf.compat.v1.truncated_normal_initializer(stddev=0.05)}
@@ -58,7 +58,7 @@ def make_columns(data):
 
 
 def make_model_fn(columns, mean_rating):
-    """Returns the model_fn: rating = mean + biases + taste . film + a small network."""
+    """Returns a model_fn of the formula rating = mean + biases + taste . film + a small network."""
 
     def model_fn(features, labels, mode, params):
         v1 = tf.compat.v1
@@ -92,7 +92,7 @@ def make_model_fn(columns, mean_rating):
 
 
 def features_of(examples, data):
-    """Returns feature name -> array, one row per example: ids, words, and lists padded by what columns leave out."""
+    """Returns arrays by feature name, one row per example: ids, words, and padded lists."""
     words = np.array(["", *data.genre_vocabulary], object)
     jobs = np.array(["unknown", *data.occupation_vocabulary], object)
 
@@ -106,14 +106,14 @@ def features_of(examples, data):
         "user_id": examples.ids["user_id"][:, None],
         "film_id": examples.ids["film_id"][:, None],
         "occupation": jobs[examples.ids["occupation"]][:, None].astype(np.bytes_),
-        # Where nothing is: -1 among numbers, the empty string among words.
+        # Padding of lists, which columns ignore: -1 among numbers, the empty string among words.
         "recent_films": padded(examples.ragged["recent_films"], RECENT_FILMS, -1),
         "genres": words[padded(examples.ragged["genres"], 8, 0)].astype(np.bytes_),
     }
 
 
 def make_input_fn(features, ratings, *, epochs=1, unknown_rate=0.0, seed=1):
-    """Returns an input_fn; unknown_rate of the ids become 0, so that row 0 learns to answer for strangers."""
+    """Returns an input_fn that replaces the share unknown_rate of ids by 0, to train row 0 for unknown ids."""
 
     def forget(batch):
         def replaced(name, ids):
@@ -135,7 +135,7 @@ def make_input_fn(features, ratings, *, epochs=1, unknown_rate=0.0, seed=1):
 
 
 def main() -> None:
-    """Trains, prints the held-out error, exports."""
+    """Trains the model, prints its held-out error, and exports it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dataset", choices=["movielens", "synthetic"], default="movielens")
     parser.add_argument("--data", type=Path, default=Path("data/movielens-100k"), metavar="DIR")

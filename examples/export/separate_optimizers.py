@@ -1,4 +1,4 @@
-"""A loop of one's own: Adagrad with a decaying rate for the tables, Adam for the rest, a checkpoint with both.
+"""Trains in a custom loop: Adagrad with a decaying rate for the tables, Adam for the rest, checkpoints of both.
 
 python examples/export/separate_optimizers.py --out models/separate_optimizers
 """
@@ -19,7 +19,7 @@ legacy = tf.keras.optimizers.legacy
 
 
 class Ranker(tf.keras.Model):
-    """User and film vectors, and a small network."""
+    """Model of user and film vectors and a small network."""
 
     def __init__(self, table_optimizer):
         super().__init__()
@@ -47,7 +47,7 @@ def batches(rows=256, seed=1):
 
 
 def main() -> None:
-    """Trains, goes on from a checkpoint in a second model, exports."""
+    """Trains a model, continues from its checkpoint in a second model, and exports that."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("models/separate_optimizers"), metavar="DIR")
     out = parser.parse_args().out
@@ -67,14 +67,14 @@ def main() -> None:
         checkpoint = tf.train.Checkpoint(model=model, tables=table_optimizer, dense=dense_optimizer)
         path = checkpoint.save(folder + "/checkpoint")
 
-        again = Ranker(None)  # without an optimizer there are no slots to serve
+        again = Ranker(None)  # without an optimizer the layer has no slots, which serving does not need
         tf.train.Checkpoint(model=again).restore(path).expect_partial()
         again(next(data)[0])
     print(f"exported and verified: {export(again, out)}")
 
 
 def table_rate(optimizer) -> float:
-    """Returns the learning rate of the next step."""
+    """Returns the tables' learning rate for the next step."""
     return float(optimizer.learning_rate(optimizer.iterations))
 
 

@@ -1,4 +1,4 @@
-"""Two features, one table: shared_embedding_columns with the tensor-core lookup, in a model of one's own graph.
+"""Shares one table between two features: shared_embedding_columns with the tensor-core lookup, in a custom model_fn.
 
 python examples/export/shared_columns.py --out models/shared_columns
 """
@@ -23,7 +23,7 @@ from model_export import (
 )
 from model_export.tensorflow_setup import tf
 
-# Trained, and served, as the padded lookup of a TPU's tensor core: 4 ids a row, longer rows are cut.
+# Trained and served with the padded lookup of a TPU's tensor core: 4 ids per row, longer rows are cut.
 watched, liked = shared_embedding_columns(
     [tf.feature_column.categorical_column_with_identity(key, 300) for key in ("watched", "liked")],
     dimension=16,
@@ -36,7 +36,7 @@ watched, liked = shared_embedding_columns(
 
 
 def model_fn(features, labels, mode, params):
-    """Says how much of what was watched was liked."""
+    """Builds a regression of the share of watched films that the user liked."""
     v1 = tf.compat.v1
     vectors = v1.keras.layers.DenseFeatures([watched, liked])(features)
     share = v1.keras.layers.Dense(1, activation="sigmoid")(vectors)[:, 0]
@@ -48,17 +48,17 @@ def model_fn(features, labels, mode, params):
 
 
 def input_fn(params):
-    """Random lists; every third film is liked by all."""
+    """Returns random lists of films; all users like every third film."""
     rng = np.random.default_rng(1)
     films = rng.integers(0, 300, (512, 4))
     likes = films % 3 == 0
-    features = {"watched": films, "liked": np.where(likes, films, -1)}  # -1: nothing there
+    features = {"watched": films, "liked": np.where(likes, films, -1)}  # -1 is padding
     dataset = tf.data.Dataset.from_tensor_slices((features, likes.mean(axis=1).astype(np.float32)))
     return dataset.repeat().batch(params["batch_size"])
 
 
 def main() -> None:
-    """Trains 300 steps and exports both lookups and a MetaGraph for TPUs."""
+    """Trains the model for 300 steps and exports it with both lookups and a MetaGraph for TPUs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("models/shared_columns"), metavar="DIR")
     out = parser.parse_args().out

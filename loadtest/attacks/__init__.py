@@ -1,1 +1,1 @@
-"""Attacks a server with legal and illegal byte sequences, with a victim beside each, and says what both met."""
+"""Attacks a server with legal and illegal byte sequences, and measures how each slows another client, the victim."""

@@ -1,4 +1,4 @@
-"""Sends an attack's bytes, bounded in time, and notes how the server ended it."""
+"""Sends an attack's bytes for a limited time, and records how the server ended the attack."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from loadtest.attacks import frames
 from loadtest.attacks.targets import Target
 
-# Bytes of one read, and bytes that are kept of an HTTP/1.1 answer.
+# Maximum bytes of one read, and of an HTTP/1.1 answer that are kept.
 _READ_BYTES = 1 << 18
 _KEPT_BYTES = 1 << 12
 # At its end the attacker reads on, for example for a GOAWAY, until no byte comes for so long, and for so long at most.
 _LAST_WORD_S, _LAST_WORDS_S = 0.3, 10.0
-# A nice value, so that the victim's process runs first if both share a processor.
+# The attacker's nice value, so that the victim's process runs first if both share a processor.
 _NICENESS = 10
 
 
@@ -39,7 +39,7 @@ class Outcome:
 
 
 class Conn:
-    """One connection of the attacker."""
+    """One connection of the attacker to the target."""
 
     def __init__(self, target: Target, sock: socket.socket) -> None:
         self._sock = sock
@@ -58,7 +58,7 @@ class Conn:
         return self._sock.fileno()
 
     def send(self, pieces: Iterable[bytes], end_s: float, *, reads: bool = True, pause_s: float = 0.0) -> None:
-        """Sends pieces until all are sent, the server has closed, or the time is over. Reads answers if `reads`."""
+        """Sends pieces until all are sent, the server closes, or the time is over; reads answers if `reads`."""
         left = iter(pieces)
         piece = b""
         while not self.closed and (now_s := time.monotonic()) < end_s:
@@ -116,7 +116,7 @@ class Conn:
                 self.read()
 
     def answered(self, count: int, end_s: float) -> None:
-        """Waits until `count` HTTP/1.1 answers have begun, the server has closed, or the time is over."""
+        """Waits until `count` HTTP/1.1 answers have begun, the server closes the connection, or the time is over."""
         while not self.closed and self.statuses.total() < count and (now_s := time.monotonic()) < end_s:
             if select.select([self], [], [], min(0.1, end_s - now_s))[0]:
                 self.read()
@@ -126,7 +126,7 @@ class Conn:
         self.closed_after_s = time.monotonic() - self._opened_s
 
     def last_word(self) -> None:
-        """Reads the last bytes of the connection, such as a GOAWAY behind answers that were left unread."""
+        """Reads the connection's last bytes, such as a GOAWAY after unread answers."""
         was = self.closed, self.closed_after_s
         # Bytes that arrived before a reset may still be read.
         self.closed = ""
@@ -137,12 +137,12 @@ class Conn:
             self.closed, self.closed_after_s = was
 
     def end(self) -> None:
-        """Closes the connection."""
+        """Closes the attacker's connection."""
         self._sock.close()
 
 
 class Attacker:
-    """Attacks one port until its time is over. The time begins with the first connection, when all bytes are made."""
+    """Runs an attack on one port for a given time, which begins with the first connection, when all bytes are made."""
 
     def __init__(self, target: Target, seconds: float) -> None:
         self.target = target
@@ -178,7 +178,7 @@ class Attacker:
         return conn
 
     def http2(self, *pairs: tuple[int, int], receive_bytes: int | None = None) -> Conn:
-        """Opens an HTTP/2 connection and exchanges SETTINGS; raises ConnectionError if the server takes none."""
+        """Opens an HTTP/2 connection and exchanges SETTINGS; raises ConnectionError if the server refuses."""
         conn = self.connect(receive_bytes=receive_bytes)
         if conn is None:
             raise ConnectionError("no connection")
@@ -198,7 +198,7 @@ class Attacker:
         conn.last_word()
 
     def again_and_again(self, request: bytes) -> None:
-        """Sends the same request on new connections, one after another, and reads the beginning of each answer."""
+        """Sends the same request on new connections, one after another, and reads the start of each answer."""
         while not self.is_over:
             conn = self.connect()
             if conn is None:
@@ -209,7 +209,7 @@ class Attacker:
             conn.end()
 
     def outcome(self) -> Outcome:
-        """Sums up the server's reactions on all connections, and closes them."""
+        """Closes all connections and returns a summary of the server's reactions."""
         conns = self._conns
         words: list[str] = []
         goaways = Counter(conn.received.goaway for conn in conns if conn.received.goaway)
@@ -229,19 +229,19 @@ class Attacker:
         for conn in conns:
             conn.end()
         refused = [status for status in statuses if status >= "4"]
-        # The server may not have closed the last of many connections yet.
+        # Of ten or more connections one may be open: the server may not have closed the last one yet.
         is_closed = len(closed) >= (len(conns) if len(conns) < 10 else len(conns) - 1)
         is_out = is_closed or bool(goaways) or (bool(refused) and len(refused) == len(statuses))
         return Outcome(", ".join(words), is_out, sum(conn.sent for conn in conns))
 
 
 def repeated(piece: bytes, size: int = 1 << 16) -> Iterator[bytes]:
-    """Repeats a piece for ever, in chunks of about `size` bytes."""
+    """Yields a piece again and again, without end, in chunks of about `size` bytes."""
     return itertools.repeat(piece * max(size // len(piece), 1))
 
 
 def run(target: Target, name: str, seconds: float) -> Outcome:
-    """Runs one case in this process."""
+    """Runs the attack of this name in this process and returns its Outcome."""
     from loadtest.attacks.cases import CASES
 
     os.nice(_NICENESS)

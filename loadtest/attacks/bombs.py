@@ -7,7 +7,7 @@ import zlib
 
 
 def gzipped_zeros(mebibytes: int) -> bytes:
-    """Returns zeros in gzip's format; one compressed block is repeated, as packing all would take the attack's time."""
+    """Returns zeros in gzip's format: one compressed block, repeated, because compressing all of them takes long."""
     zeros = bytes(1 << 20)
     packer = zlib.compressobj(9, zlib.DEFLATED, -15)
     block = packer.compress(zeros) + packer.flush(zlib.Z_FULL_FLUSH)

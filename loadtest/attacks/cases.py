@@ -1,4 +1,4 @@
-"""Lists all attacks by name: which port each is for, and whether a server must end it."""
+"""Lists all attacks by name, with the kind of port that each is for, and whether a server must end it."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from loadtest.attacks import http2_cases as http2
 from loadtest.attacks.attacker import Attacker
 from loadtest.attacks.targets import Target
 
-# grpc: HTTP/2 that carries gRPC. json: HTTP/1.1 that takes JSON. tls: either, behind TLS.
+# Kinds of ports. grpc: HTTP/2 with gRPC. json: HTTP/1.1 with JSON. tls: either of them, with TLS.
 Port = Literal["http2", "grpc", "http1", "json", "tls"]
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One attack.
+    """One attack of the list.
 
     is_ended: whether a server must close the connection, or refuse each request. False: the attack consists of legal
       requests, or of requests that a server refuses stream by stream.

@@ -18,27 +18,27 @@ _ERRORS = (
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
-    """Returns one frame."""
+    """Returns the bytes of one HTTP/2 frame."""
     return len(payload).to_bytes(3) + bytes([kind, flags]) + stream.to_bytes(4) + payload
 
 
 def settings(*pairs: tuple[int, int]) -> bytes:
-    """Returns a SETTINGS frame; each pair is a setting's number and its value."""
+    """Returns a SETTINGS frame; each pair is the number and the value of a setting."""
     return frame(SETTINGS, 0, 0, b"".join(number.to_bytes(2) + value.to_bytes(4) for number, value in pairs))
 
 
 def window_update(stream: int, size: int) -> bytes:
-    """Returns a WINDOW_UPDATE."""
+    """Returns a WINDOW_UPDATE frame; stream 0 is the connection."""
     return frame(WINDOW_UPDATE, 0, stream, size.to_bytes(4))
 
 
 def reset(stream: int) -> bytes:
-    """Returns a RST_STREAM with CANCEL."""
+    """Returns a RST_STREAM frame with the code CANCEL."""
     return frame(RST_STREAM, 0, stream, (8).to_bytes(4))
 
 
 def integer(value: int, bits: int, first: int = 0) -> bytes:
-    """Returns an integer as RFC 7541, section 5.1, encodes it: `bits` is its prefix, `first` the byte's other bits."""
+    """Encodes an integer by RFC 7541, section 5.1: a prefix of `bits` bits in a byte whose other bits are `first`."""
     most = (1 << bits) - 1
     if value < most:
         return bytes([first | value])
@@ -52,12 +52,12 @@ def integer(value: int, bits: int, first: int = 0) -> bytes:
 
 
 def field(name: bytes, value: bytes, *, first: int = 0x00) -> bytes:
-    """Returns a literal header field; first: 0x40 adds the field to the HPACK table, 0x00 does not."""
+    """Encodes a literal header field; first: 0x40 adds the field to the HPACK table, 0x00 does not."""
     return bytes([first]) + integer(len(name), 7) + name + integer(len(value), 7) + value
 
 
 def block(fields: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """Returns a header block of literal fields."""
+    """Encodes a header block of literal fields."""
     return b"".join(field(name, value) for name, value in fields)
 
 
@@ -78,7 +78,7 @@ class Received:
         self._waiting = bytearray()
 
     def feed(self, data: bytes) -> None:
-        """Reads further bytes from the server."""
+        """Parses further bytes from the server."""
         self._waiting += data
         at = 0
         while len(self._waiting) - at >= _HEAD_BYTES:
@@ -88,11 +88,11 @@ class Received:
                 break
             kind, flags = self._waiting[at + 3], self._waiting[at + 4]
             stream = int.from_bytes(self._waiting[at + 5 : at + 9])
-            self._take(kind, flags, stream, memoryview(self._waiting)[at + _HEAD_BYTES : end].tobytes())
+            self._count(kind, flags, stream, memoryview(self._waiting)[at + _HEAD_BYTES : end].tobytes())
             at = end
         del self._waiting[:at]
 
-    def _take(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
+    def _count(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
         self.frames[kind] += 1
         if kind == GOAWAY:
             code = int.from_bytes(payload[4:8])

@@ -1,4 +1,4 @@
-"""Serves an echo on grpcio with its default settings, as another server to attack. Prints its port."""
+"""Serves an echo method on grpcio with default settings, as another server to attack; prints its port."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class _Echo(grpc.GenericRpcHandler):
 
 
 def main() -> None:
-    """Serves until the process is ended."""
+    """Serves until the process is killed."""
     server = grpc.server(futures.ThreadPoolExecutor(4), handlers=[_Echo()])
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()

@@ -1,4 +1,4 @@
-"""The attacks on HTTP/1.1, and on the JSON in it."""
+"""The attacks on HTTP/1.1, and on the JSON in its bodies. A docstring describes the bytes that its attack sends."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def silent_connections(attacker: Attacker) -> None:
 
 
 def byte_chunks(attacker: Attacker) -> None:
-    """A body in chunks of 1 byte, without end."""
+    """An endless body in chunks of 1 byte."""
     conn = attacker.connect()
     if conn is not None:
         conn.send([attacker.target.head(b"transfer-encoding: chunked") + b"\r\n1\r\n{\r\n"], attacker.end_s)
@@ -60,7 +60,7 @@ def chunk_extensions(attacker: Attacker) -> None:
 
 
 def chunk_trailers(attacker: Attacker) -> None:
-    """Trailers behind a body, without end."""
+    """Endless trailers after a body."""
     conn = attacker.connect()
     if conn is not None:
         conn.send([attacker.target.head(b"transfer-encoding: chunked") + b"\r\n1\r\n{\r\n0\r\n"], attacker.end_s)
@@ -68,12 +68,12 @@ def chunk_trailers(attacker: Attacker) -> None:
 
 
 def pipelining(attacker: Attacker) -> None:
-    """Small requests sent ahead of their answers, which are read."""
+    """Small pipelined requests, sent without waiting for answers, which are read."""
     attacker.flood(repeated(attacker.target.whole()))
 
 
 def pipelining_unread(attacker: Attacker) -> None:
-    """Small requests sent ahead of their answers, which are not read."""
+    """Small pipelined requests, sent without waiting for answers, which are not read."""
     attacker.flood(repeated(attacker.target.whole()), attacker.connect(receive_bytes=4096), reads=False)
 
 
@@ -83,7 +83,7 @@ def empty_lines(attacker: Attacker) -> None:
 
 
 def huge_head(attacker: Attacker) -> None:
-    """A header without end."""
+    """One endless header."""
     conn = attacker.connect()
     if conn is not None:
         conn.send([attacker.target.head() + b"x: "], attacker.end_s)
@@ -159,7 +159,7 @@ def whole_handshakes(attacker: Attacker) -> None:
 
 
 def unread_answers(attacker: Attacker) -> None:
-    """Answers of megabytes on one connection, not a byte of which is read."""
+    """Requests on one connection with answers of megabytes, of which no byte is read."""
     target = attacker.target
     request = (
         target.whole(target.large_body)
@@ -204,7 +204,7 @@ def _json(pieces: Iterator[bytes]) -> bytes:
 
 
 def json_keys(attacker: Attacker) -> None:
-    """JSON of 4 MB with a key each 8 bytes."""
+    """JSON of 4 MB with a key every 8 bytes."""
     keys = _json(b'"%06x":1,' % number for number in range(1 << 30))
     _bodies(attacker, b'{"features": {' + keys + b'"z": 1}}')
 

@@ -1,4 +1,4 @@
-"""The attacks on HTTP/2, and on gRPC over it."""
+"""The attacks on HTTP/2, and on gRPC over it. A docstring describes the bytes that its attack sends."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _gathered(pieces: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def _waiting(attacker: Attacker, *, window: int = 0, is_large: bool = False) -> tuple[Conn, int]:
-    """Sends requests on many streams, whose answers wait for a window; returns the connection and the last stream."""
+    """Sends requests on many streams, whose answers wait for flow control; returns connection and last stream."""
     conn = attacker.http2((INITIAL_WINDOW_SIZE, window))
     last = 2 * (_FEW if is_large else _STREAMS) - 1
     asked = (attacker.target.request(stream, is_large=is_large) for stream in range(1, last + 1, 2))
@@ -83,12 +83,12 @@ def settings_unread(attacker: Attacker) -> None:
 
 
 def ping_flood(attacker: Attacker) -> None:
-    """PING after PING; the answers are read."""
+    """PING frames without pause; the answers are read."""
     attacker.flood(repeated(frames.frame(PING, 0, 0, bytes(8))), attacker.http2())
 
 
 def ping_unread(attacker: Attacker) -> None:
-    """PING after PING; the answers are not read."""
+    """PING frames without pause; the answers are not read."""
     attacker.flood(repeated(frames.frame(PING, 0, 0, bytes(8))), attacker.http2(receive_bytes=4096), reads=False)
 
 
@@ -165,7 +165,7 @@ def made_you_reset_by_data(attacker: Attacker) -> None:
 
 
 def requests_flood(attacker: Attacker) -> None:
-    """Small requests, as many as the server takes, with large windows; answers are read."""
+    """Small requests, as many as the server accepts, with large windows; answers are read."""
     conn = attacker.http2((INITIAL_WINDOW_SIZE, frames.MAX_WINDOW))
     conn.send([frames.window_update(0, 1 << 30)], attacker.end_s)
     attacker.flood(_gathered(attacker.target.request(stream) for stream in _streams()), conn)
@@ -197,7 +197,7 @@ def _header_bomb(attacker: Attacker, first: bytes, more: bytes) -> None:
 
 
 def hpack_index_bomb(attacker: Attacker) -> None:
-    """A field of 3.9 KB in the HPACK table, and requests that each refer to it 12,000 times, by one byte each."""
+    """A field of 3.9 KB in the HPACK table, and requests that each refer to it by 12,000 bytes, one byte each."""
     _header_bomb(attacker, frames.field(b"x", b"y" * 3900, first=0x40), b"\xbe" * 12_000)
 
 
@@ -294,7 +294,7 @@ _REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
 
 
 def _gzip_bombs(attacker: Attacker, begun: bytes = b"", path: str = "") -> None:
-    """Calls a method on one stream after another; `begun` comes in front of a message that inflates to 60 MB."""
+    """Calls a method on one stream after another; `begun` precedes a message that inflates to 60 MB."""
     bomb = gzipped_zeros(60)
     body = begun + b"\1" + len(bomb).to_bytes(4) + bomb
     parts = [body[at : at + 16384] for at in range(0, len(body), 16384)]
@@ -306,7 +306,7 @@ def _gzip_bombs(attacker: Attacker, begun: bytes = b"", path: str = "") -> None:
             sent = [frames.frame(HEADERS, END_HEADERS, stream, head)]
             sent += [frames.frame(DATA, 0, stream, part) for part in parts[:-1]]
             yield b"".join([*sent, frames.frame(DATA, 1, stream, parts[-1])])
-            # Reads answers and WINDOW_UPDATEs for a moment, so that the server has room for the next message.
+            # Reads answers and WINDOW_UPDATEs for a moment, so that the windows are open for the next message.
             conn.wait(min(time.monotonic() + 0.02, attacker.end_s))
 
     attacker.flood(asked(), conn)
@@ -318,10 +318,10 @@ def gzip_messages(attacker: Attacker) -> None:
 
 
 def second_gzip_messages(attacker: Attacker) -> None:
-    """The same, each as the second message of a unary call whose first is empty and not compressed."""
+    """Messages that inflate to 60 MB, each as the second one of a unary call; the first is empty and not compressed."""
     _gzip_bombs(attacker, bytes(5))
 
 
 def stream_gzip_messages(attacker: Attacker) -> None:
-    """The same, each as the second message of a call of gRPC's reflection, which may have many."""
+    """Messages that inflate to 60 MB, each as the second one of a call of gRPC's reflection, which accepts many."""
     _gzip_bombs(attacker, bytes(5), _REFLECTION)

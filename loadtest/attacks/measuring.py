@@ -18,17 +18,17 @@ from loadtest.attacks.victim import Victim, Waits
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _LOOK_S = 0.02
-# How long the server may take to free memory after an attack, on a machine that is busy with other work too.
+# Seconds in which the server must free memory after an attack, on a machine that is busy with other work too.
 _BACK_S = 60.0
-# An attacker that runs this much longer than its time is killed.
+# An attacker that runs this many seconds longer than planned is killed.
 _OVERTIME_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Resident memory of the server above that before the attack, in MiB; None: it was not watched.
+    """Growth of the server's resident memory since before the attack, in MiB; None if it was not watched.
 
-    most: during the attack. left: in the end.
+    most: during the attack. left: at the end.
     """
 
     most: float | None
@@ -60,7 +60,7 @@ def resident_mib(pids: Sequence[int]) -> float:
 
 
 class _Watcher:
-    """Samples the memory of processes until the end, and keeps the maximum."""
+    """Samples the resident memory of processes in a thread, and keeps the maximum."""
 
     def __init__(self, pids: Sequence[int]) -> None:
         self._pids = pids
@@ -74,7 +74,7 @@ class _Watcher:
             self.most = max(self.most, resident_mib(self._pids))
 
     def end(self, allowed_mib: float) -> Memory:
-        """Waits up to a minute until at most `allowed_mib` are left; returns the most that was held, and the rest."""
+        """Waits up to a minute until at most `allowed_mib` are left; returns the maximum and the memory left."""
         self._is_over.set()
         self._thread.join()
         if not self._pids:

@@ -1,4 +1,4 @@
-"""Describes an attacked port: its address, its protocol, and the bytes of a small and of a large request."""
+"""Describes a port to attack: its address, its protocol, and the bytes of a small and of a large request."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CONNECT_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One port of a server.
+    """One port of a server to attack.
 
     body: body of the small request; empty: that request is a GET.
     large_body: body of a request with an answer of megabytes; empty: a GET of `large_path` has such an answer.
@@ -36,7 +36,7 @@ class Target:
 
     @property
     def name(self) -> str:
-        """The peer's name, and behind TLS the protocol as well."""
+        """The server's name; with TLS also the protocol."""
         return f"{self.peer} {self.wire}" if self.is_tls else self.peer
 
     def connect(self, *, receive_bytes: int | None = None) -> socket.socket:
@@ -91,7 +91,7 @@ class Target:
         return frames.frame(frames.HEADERS, frames.END_HEADERS, stream, self.fields(*more))
 
     def head(self, *lines: bytes, host: bytes = b"host: localhost\r\n") -> bytes:
-        """Returns the request line and headers of an HTTP/1.1 POST, without the empty line at their end."""
+        """Returns the request line and headers of an HTTP/1.1 POST, without the empty line after them."""
         return b"POST %s HTTP/1.1\r\n" % self.path.encode() + host + b"".join(line + b"\r\n" for line in lines)
 
     def whole(self, body: bytes | None = None, *lines: bytes) -> bytes:

@@ -24,7 +24,7 @@ _SILENT_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """The times that answers took, in milliseconds, and the faults."""
+    """The response times of the victim's requests in milliseconds, and the faults."""
 
     count: int
     median: float
@@ -34,7 +34,7 @@ class Waits:
 
     @classmethod
     def of(cls, seconds: Sequence[float], faults: Sequence[str]) -> Waits:
-        """Computes the figures from single times."""
+        """Computes median, p99 and longest time from single response times."""
         ordered = sorted(seconds) or [float("nan")]
         at = [1e3 * ordered[int((len(ordered) - 1) * part)] for part in (0.5, 0.99, 1.0)]
         return cls(len(seconds), at[0], at[1], at[2], tuple(faults))
@@ -44,7 +44,7 @@ class Waits:
 
 
 class Victim:
-    """Sends requests from a process of its own, so that the attacker's work does not slow it. Close it at the end."""
+    """Sends requests from a separate process, so that the attacker's work does not slow it. Close it at the end."""
 
     def __init__(self, target: Target) -> None:
         context = multiprocessing.get_context("forkserver")
@@ -59,7 +59,7 @@ class Victim:
             raise RuntimeError(f"{target.peer} does not answer: {problem}")
 
     def waits(self) -> Waits:
-        """Returns the figures since the last call, including the request that is in flight now."""
+        """Returns the response times since the last call, including the request that is now in flight."""
         self._ours.send("look")
         assert self._ours.poll(2 * PATIENCE_S), "the victim does not answer"
         seconds, faults = self._ours.recv()
@@ -74,8 +74,8 @@ class Victim:
             self._process.join()
 
 
-class _Asker:
-    """Sends requests on one connection, which it opens again after a fault."""
+class _Client:
+    """Sends requests on one connection, and reconnects after a fault."""
 
     def __init__(self, target: Target) -> None:
         self._target = target
@@ -153,14 +153,14 @@ def _some(sock: socket.socket) -> bytes:
 
 
 def _run(target: Target, pipe: Connection) -> None:
-    asker = _Asker(target)
-    pipe.send(asker.ask())
+    client = _Client(target)
+    pipe.send(client.ask())
     seconds: list[float] = []
     faults: list[str] = []
     try:
         while True:
             started_s = time.perf_counter()
-            fault = asker.ask()
+            fault = client.ask()
             seconds.append(time.perf_counter() - started_s)
             if fault:
                 faults.append(fault)

@@ -1,5 +1,5 @@
-"""Closed-loop measurements: `python -m loadtest.bench` for all of them, the other modules for one question each.
+"""Closed-loop benchmarks: `python -m loadtest.bench` runs the main one; the other modules each measure one more thing.
 
-Servers here are processes of their own, and what is known of ours is its wire; only `baselines` takes a transport of
-the service, to show what it costs with nothing behind it, and `huge_pages` its kernels.
+Servers are separate processes, and the benchmarks use only our server's wire. Exceptions: `baselines` imports a
+transport of the service, to measure it without an engine, and `huge_pages` imports the kernels.
 """

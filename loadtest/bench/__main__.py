@@ -1,4 +1,4 @@
-"""Prepares the workloads, measures the service beside its baselines, and prints the table: see docs/performance.md.
+"""Prepares the workloads, measures the service and its baselines, and prints the tables of docs/performance.md.
 
 python -m loadtest.bench                         all of it, some 20 minutes
 python -m loadtest.bench --quick                 once through, 5 minutes
@@ -28,7 +28,7 @@ DOCUMENT = ROOT / "docs" / "performance.md"
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measures what is asked for; returns the exit status, 0 whatever the ratios are."""
+    """Measures the chosen cases; returns the exit status, which is 0 even if ratios are missed."""
     options = _parser().parse_args(arguments)
     wanted = [case for case in cases() if _matches(case.name, options.only)]
     has_start = _matches(START, options.only)
@@ -37,7 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     wanted = can_run(wanted)
     if not wanted and not has_start:
-        sys.stderr.write("nothing of that name can be measured; see --list\n")
+        sys.stderr.write("no case has that name; see --list\n")
         return 2
     rounds, seconds = (1, 1.0) if options.quick else (options.rounds, options.seconds)
     size = "tiny" if options.tiny else "full"
@@ -101,7 +101,7 @@ def _matches(name: str, patterns: list[str] | None) -> bool:
 def _cores() -> tuple[frozenset[int], frozenset[int]]:
     free = sorted(os.sched_getaffinity(0))
     if len(free) < 2:
-        _say("one core only: server and generator share it, and what is measured is both")
+        _say("one core only: server and generator share it, so the figures include the generator")
     return frozenset(free[:1]), frozenset(free[-1:])
 
 

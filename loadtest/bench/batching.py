@@ -1,9 +1,9 @@
-"""Measures the gain of batching, and its cost for a client that is alone.
+"""Measures how much batching gains for many clients, and what it costs a single client.
 
-Two servers are started on loopback on the same SavedModel, a tower of dense layers over one row of numbers: one
-batches, one does not. Each round, each server in turn gets the same number of requests of one row from so many clients
-at once, each asking again when it is answered. Answers are compared once. Printed: medians over the rounds, and their
-ratio.
+Two servers on loopback serve the same SavedModel, a tower of dense layers over one row of numbers: one batches, the
+other does not. In each round each server in turn gets the same number of one-row requests from N concurrent clients; a
+client sends its next request when it has the answer. Answers are compared once. The output has medians over the rounds
+and their ratio.
 
     python -m loadtest.bench.batching
 """
@@ -34,7 +34,7 @@ num_batch_threads { value: %d }
 
 
 def main() -> None:
-    """Prints one line per number of clients."""
+    """Measures both servers and prints one line per number of clients."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--rounds", type=int, default=20)
@@ -73,12 +73,13 @@ def main() -> None:
 def measure(
     calls: list[Any], requests: list[Any], clients: int, options: argparse.Namespace
 ) -> tuple[list[list[float]], list[list[float]]]:
-    """Returns requests per second of each round, and the seconds of each request, for each server."""
+    """Returns, for each server, the requests per second of each round and the seconds of each request."""
     rates: list[list[float]] = [[], []]
     latencies: list[list[float]] = [[], []]
     with ThreadPoolExecutor(clients) as pool:
         for number in range(options.rounds + 1):
-            # Who comes second finds the processor's caches full of the other's weights: they take turns.
+            # The servers take turns in going first, because the second one finds the other's weights in the processor's
+            # caches.
             for i in (0, 1) if number % 2 else (1, 0):
                 call, each = calls[i], options.requests // clients
 
@@ -87,7 +88,7 @@ def measure(
 
                 started = time.perf_counter()
                 seconds = [s for client in pool.map(ask, range(clients)) for s in client]
-                # The first round warms connections and threads up.
+                # The first round only warms up connections and threads.
                 if number:
                     rates[i].append(len(seconds) / (time.perf_counter() - started))
                     latencies[i] += seconds
@@ -95,21 +96,21 @@ def measure(
 
 
 def timed(call: Any, request: Any) -> float:
-    """Returns the seconds of one call."""
+    """Calls a method and returns the seconds that the call took."""
     started = time.perf_counter()
     call(request)
     return time.perf_counter() - started
 
 
 def call_of(stack: ExitStack, address: str) -> Any:
-    """Returns Predict of a server."""
+    """Returns the callable of a server's Predict method."""
     request_class, response_class = message_classes()
     channel = stack.enter_context(grpc.insecure_channel(address))
     return channel.unary_unary(PREDICT_METHOD, request_class.SerializeToString, response_class.FromString)
 
 
 def request_of(width: int, number: int) -> Any:
-    """Returns a request of one row."""
+    """Returns a PredictRequest with one row of numbers."""
     request = message_classes()[0]()
     request.model_spec.name = "bench"
     tensor = request.inputs["x"]
@@ -121,7 +122,7 @@ def request_of(width: int, number: int) -> Any:
 
 
 def write_model(folder: Path, width: int, layers: int) -> None:
-    """Saves the tower."""
+    """Saves the tower as a SavedModel."""
     import tensorflow as tf
 
     tf.random.set_seed(0)

@@ -1,4 +1,4 @@
-"""Lists the cases of the benchmark: servers, the rows of the table, and the ratios that must hold."""
+"""Lists the benchmark's cases, the servers that they measure, and the ratios that must hold."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ Start = Callable[[Path, frozenset[int]], Server]
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One cell of the table.
+    """One measurement of the benchmark: a cell of its table.
 
-    row: what it stands under; workload: its column.
-    server: a name of SERVERS.
-    path: asked in place of the wire's own.
-    is_constant: answers one thing, whatever is asked.
-    is_free: server and generator may use every core.
-    is_foreign: asks the model of foreign_model.
-    header_set: of header_sets, what requests over gRPC have beside what gRPC itself asks for.
+    row: name of its row in the table; workload: its column.
+    server: name of the server in SERVERS.
+    path: path of the requests; default: the wire's.
+    is_constant: whether the server returns a constant answer.
+    is_free: whether server and generator may use all cores.
+    is_foreign: whether requests go to the model of foreign_model.
+    header_set: name of the header fields in header_sets that gRPC requests have in addition to gRPC's own.
     """
 
     row: str
@@ -41,13 +41,13 @@ class Case:
 
     @property
     def name(self) -> str:
-        """How it is chosen and reported."""
+        """The case's name in --only and in reports."""
         return f"{self.row}/{self.workload}"
 
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """Requests per second of one case over another's, and the least that is accepted."""
+    """A ratio of two cases' requests per second, with the least that is accepted."""
 
     of: str
     over: str
@@ -67,9 +67,9 @@ def _baseline(module: str, *more: str) -> Start:
 
 
 _LOOKUPS = "--graph_signatures=off"
-# W3 takes so long over 32 connections that requests would be refused, which is not what is measured.
+# W3 is so slow that with 32 connections the server would refuse requests, which would falsify the figures.
 _PATIENT = ("--max_queue_ms=60000",)
-# One core for the server, so one thread of the core serves connections.
+# The server has one processor core, so one thread of the native core serves connections.
 _NATIVE, _PYTHON = ("--data_plane=native", "--threads=1"), ("--data_plane=python",)
 SERVERS: Mapping[str, Start] = {
     "service": _service("model", _LOOKUPS, *_NATIVE, *_PATIENT),
@@ -91,7 +91,7 @@ SERVERS: Mapping[str, Start] = {
     "FastAPI": _baseline("fastapi_constant"),
     "orjson": _baseline("asgi_constant", "W2"),
 }
-# Flags that a server may not have (yet): what needs them is left out.
+# Flags that a server of another commit may lack; cases that need them are then left out.
 FLAGS_NEEDED = {
     "one thread": "--threads",
     "two threads": "--threads",
@@ -101,7 +101,7 @@ ENCODE_ALONE = "orjson alone"
 
 
 def cases() -> Iterator[Case]:
-    """Yields all cases in the order of the table."""
+    """Yields all cases in the order of the table's rows."""
     for row, suffix in (("gRPC", ""), ("gRPC, Python", ", Python")):
         for workload in WORKLOADS:
             server = "service with TensorFlow" if workload == "W5" else "service"
@@ -156,7 +156,7 @@ def _other_wires() -> Iterator[Case]:
 
 
 def _foreign() -> Iterator[Case]:
-    # A foreign model, adopted without a spec, and beside each of its cases the same signature of the original.
+    # Cases of a foreign model that was adopted without a spec; each is followed by the same signature of the original.
     for row, wire, workloads in (
         ("gRPC", foreign_model.GRPC, WORKLOADS),
         ("JSON", foreign_model.JSON, ("W1", "W2")),
@@ -179,7 +179,7 @@ RATIOS = (
     Ratio("JSON/W1", "JSON, hyper constant/W1", 0.7),
     Ratio("JSON/W2", f"{ENCODE_ALONE}/W2", 0.8),
     Ratio("JSON, keys/W2", "JSON/W2", 0.5),
-    # Server and generator share two cores: over gRPC the generator's part of them is no longer small.
+    # Server and generator share two cores, and over gRPC the generator's share of them is large.
     Ratio("JSON, two threads/W2", "JSON, one thread/W2", 1.6),
     *(
         Ratio(case.name, f"{case.row.replace('adopted', 'whole')}/{case.workload}", 1.5)

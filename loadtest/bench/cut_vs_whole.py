@@ -1,7 +1,7 @@
-"""How many requests a second does a cut signature answer, and how many the whole graph, in one process?
+"""Measures the requests per second of a signature with cut-out lookups and of its whole graph, in one process.
 
-Both run the same random requests in turns, with several callers at a time; no server and no wire. Ids lie within the
-tables, as far as the manifest says which; other integers are 0 or 1 and strings are empty.
+Both run the same random requests in turns, with several concurrent callers, without a server. Ids of features in the
+manifest lie within their tables; other integers are 0 or 1, and strings are empty.
 
     python -m loadtest.bench.cut_vs_whole models/movielens/1 --signature serving_default
 """
@@ -24,7 +24,7 @@ from service.types import Backend, SignatureSpec, Tensors
 
 
 def main() -> None:
-    """Prints one line per number of rows."""
+    """Measures both and prints one line per number of rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("artifact", type=Path, help="a version folder with a lookup manifest")
     parser.add_argument("--signature", default="serving_default")
@@ -55,7 +55,7 @@ def _run(backend: Backend, name: str, outputs: tuple[str, ...], inputs: Tensors)
 
 
 def request(spec: SignatureSpec, rows: int) -> Tensors:
-    """Returns a request that has passed engine.validation."""
+    """Returns a random request in the form that engine.validation gives it."""
     arrays, _ = checked(spec, random_request(spec, rows, np.random.default_rng(rows)))
     return arrays
 

@@ -1,9 +1,9 @@
-"""How long a server takes from its exec to its first answer, in processor time and on the clock.
+"""Measures the time from a server's exec to its first answer, in processor time and on the clock.
 
 python -m loadtest.bench.first_answer --rounds 10 --body '{"features": {"user": [1]}}' --model_base_path=models/toy
 python -m loadtest.bench.first_answer --verb predict --body '{"instances": [...]}' --model_base_path=models/movielens
 
-Flags that it does not know go to the server. The server is killed as soon as it has answered.
+Unknown flags are passed to the server, which is killed after its first answer.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _PATIENCE_S = 120.0
 
 
 class Start(NamedTuple):
-    """Seconds from the exec to the first answer: of processor time, of all threads, and on the clock."""
+    """Seconds from a server's exec to its first answer: processor time of all threads, and on the clock."""
 
     cpu_s: float
     wall_s: float
 
 
 def first_answer(path: str, body: str, flags: Sequence[str]) -> Start:
-    """Starts a server and asks it until it answers with 200; raises RuntimeError where it does not."""
+    """Starts a server and sends requests until one is answered with 200; raises RuntimeError if none is in time."""
     http_port, grpc_port = _free_port(), _free_port()
     where = ["--host=127.0.0.1", f"--rest_api_port={http_port}", f"--port={grpc_port}", "--log_format=json"]
     started_s = time.perf_counter()
@@ -52,7 +52,7 @@ def first_answer(path: str, body: str, flags: Sequence[str]) -> Start:
         wall_s = time.perf_counter() - started_s
     finally:
         server.kill()
-        # In place of Popen.wait: it tells what the process has used.
+        # wait4 instead of Popen.wait, because it returns the processor time of the process.
         _, _, used = os.wait4(server.pid, 0)
         server.returncode = 0
     if status != 200:
@@ -66,7 +66,7 @@ def _ask(port: int, path: str, body: str) -> int | None:
         connection.request("POST", path, body, {"content-type": "application/json"})
         return connection.getresponse().status
     except OSError:
-        # The port is closed still.
+        # The server does not listen yet.
         return None
     finally:
         connection.close()
@@ -79,7 +79,7 @@ def _free_port() -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Prints one line."""
+    """Starts the server several times and prints one line of medians."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--verb", default="lookup")

@@ -1,7 +1,7 @@
-"""Header fields that production sends with gRPC calls, as bytes of a header block.
+"""Encodes the extra header fields that gRPC calls have in production.
 
-A trace id, a request id and a timeout differ from request to request, so each set has many blocks, which requests have
-in turn. No block needs another one before it: fields are literals with a literal name (RFC 7541, section 6.2).
+Trace id, request id and timeout differ between requests, so each set has many header blocks, which requests use in
+turn. The blocks are independent of each other: their fields are literals with literal names (RFC 7541, section 6.2).
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from functools import partial
 from hpack.huffman import HuffmanEncoder
 from hpack.huffman_constants import REQUEST_CODES, REQUEST_CODES_LENGTH
 
-# Enough that no cache of whole header blocks helps, and a multiple of the variants of each workload.
+# Number of blocks in a set: enough that a cache of whole header blocks does not help, and a multiple of the number of
+# variants of each workload.
 _NUM_BLOCKS = 4096
 _NOT_INDEXED, _NEVER_INDEXED, _INDEXED = 0x00, 0x10, 0x40
 _HUFFMAN = HuffmanEncoder(REQUEST_CODES, REQUEST_CODES_LENGTH)
 
 Field = tuple[str, str]
-# (random numbers, body of the request) to fields.
+# Function from (random numbers, body of the request) to header fields.
 Fields = Callable[[random.Random, bytes], list[Field]]
 
 
@@ -54,7 +55,7 @@ def _block(fields: Sequence[Field], kind: int, is_huffman: bool) -> bytes:
         block += bytes([kind])
         for text in (name.encode(), value.encode()):
             coded = _HUFFMAN.encode(text) if is_huffman else text
-            assert len(coded) < 127  # the length is one byte
+            assert len(coded) < 127  # the length must fit into one byte
             block += bytes([len(coded) | (0x80 if is_huffman else 0)]) + coded
     return block
 
@@ -64,7 +65,7 @@ def _blocks(fields: Fields, kind: int, is_huffman: bool, bodies: Sequence[bytes]
     return [_block(fields(rng, bodies[i % len(bodies)]), kind, is_huffman) for i in range(_NUM_BLOCKS)]
 
 
-# Set -> (bodies of the variants) to encoded fields, of which request i has number i, counted round.
+# Name of a set -> function from the variants' bodies to encoded fields; request i uses entry i, modulo their number.
 HEADER_SETS: Mapping[str, Callable[[Sequence[bytes]], list[bytes]]] = {
     "plain": lambda bodies: [b""],
     "authorization": partial(_blocks, _authorization, _INDEXED, False),

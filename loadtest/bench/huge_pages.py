@@ -1,11 +1,10 @@
-"""Measures the cost of a row in small pages and in huge ones, and the cost for lookups while pages are made huge.
+"""Measures the cost of reading a row in small and in huge pages, and of lookups while the kernel makes huge pages.
 
 python -m loadtest.bench.huge_pages --gigabytes=2 --folder=DISK
 
-Two files of 64-float32 rows are written in small pieces, so that the page cache has them as after a copy. One becomes
-huge as `--table_pages=auto` does it, with lookups of 128 rows beside it. Then rows drawn at random are gathered from
-the one and the other in turns, by the service's own kernel. Needs twice the size on the disk and in memory; the files
-are removed.
+Two files with rows of 64 float32 are written in small pieces, so that they are in the page cache as after a copy. The
+pages of one become huge in the way of `--table_pages=auto`, while lookups of 128 rows run. Then the service's kernel
+gathers random rows from each file in turn. Needs twice --gigabytes on the disk and in memory; the files are removed.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ _BESIDE_ROWS, _CALL_ROWS, _CALLS = 128, 4096, 25
 
 
 class Table:
-    """A file of rows, mapped and read once."""
+    """A file of random rows that is mapped and read once."""
 
     def __init__(self, path: Path, num_bytes: int) -> None:
         block = memoryview(np.random.default_rng(0).standard_normal(16 << 20, np.float32)).cast("B")
@@ -47,18 +46,18 @@ class Table:
         self.read()
 
     def read(self) -> None:
-        """Reads a number of each page: the first read of memory costs a virtual machine, too."""
+        """Reads one number of each page, because in a virtual machine the first access to memory is slower."""
         float(self.rows[:: 4096 // (_DIM * 4), 0].sum())
 
     def gather(self, ids: np.ndarray[Any, Any], out: np.ndarray[Any, Any]) -> float:
-        """Returns the seconds that it took."""
+        """Gathers rows into `out`; returns the seconds that this took."""
         started_s = time.perf_counter()
         kernels.gather(*self._place, ids, kernels.ERROR, 0, out)
         return time.perf_counter() - started_s
 
 
 def main() -> None:
-    """Prints two lines of a table, and what it cost to get there."""
+    """Measures both files and prints a line for each, and the cost of making pages huge."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gigabytes", type=float, default=2)
     parser.add_argument("--rounds", type=int, default=15)
@@ -84,21 +83,21 @@ def main() -> None:
 
 
 def _turn(table: Table, rng: np.random.Generator) -> float:
-    """Returns nanoseconds a row."""
+    """Gathers random rows; returns nanoseconds per row."""
     out = np.empty((_CALL_ROWS, _DIM), np.float32)
     seconds = sum(table.gather(rng.integers(0, len(table.rows), _CALL_ROWS), out) for _ in range(_CALLS))
     return seconds / (_CALLS * _CALL_ROWS) * 1e9
 
 
 def _made(table: Table, rng: np.random.Generator) -> str:
-    """Makes its pages huge, and says how lookups beside that did."""
+    """Makes a table's pages huge; returns a sentence about the lookups that ran meanwhile."""
     out = np.empty((_BESIDE_ROWS, _DIM), np.float32)
 
     def looked_up(is_over: Callable[[int], bool]) -> list[float]:
         seconds: list[float] = []
         while not is_over(len(seconds)):
             seconds.append(table.gather(rng.integers(0, len(table.rows), _BESIDE_ROWS), out))
-            # A server does other things in between.
+            # A pause, because a server does other work between lookups.
             time.sleep(0.001)
         return seconds
 

@@ -1,6 +1,6 @@
-"""10 GB of tables that take no room on the disk: holes where nobody looks, rows of numbers where a request does.
+"""Writes a model with 10 GB of tables in sparse files, which hold numbers only in the rows that requests read.
 
-The rest of the artifact is that of an exported one: how a lookup is described does not depend on its tables' length.
+The rest of the artifact is copied from an exported one, because a lookup's description does not depend on table sizes.
 
 Source of the index's layout: tensorflow/core/lib/io/format.h and table_builder.cc, protobuf/tensor_bundle.proto
 (TensorFlow 2.21): one block of entries, without compression.
@@ -27,10 +27,10 @@ _MAGIC = 0xDB4775248B80FB57
 
 
 def write_large_model(small: Path, target: Path, tables: Mapping[str, tuple[int, int]] = TABLES) -> None:
-    """Writes a version folder with tables of other lengths.
+    """Writes a version folder with larger tables than an exported one.
 
     Args:
-      small: a version folder with the same tables.
+      small: an exported version folder with tables of the same names.
     """
     shutil.copytree(small, target, ignore=shutil.ignore_patterns("variables.*"))
     manifest = json.loads((small / _MANIFEST).read_text())
@@ -55,24 +55,24 @@ def write_large_model(small: Path, target: Path, tables: Mapping[str, tuple[int,
 
 
 def written_rows(rows: int) -> tuple[int, ...]:
-    """Returns which rows of a table are no holes: the last, where an offset that overflows would show, and others."""
+    """Returns the rows of a table that hold numbers: the last, to reveal an overflowing offset, and some others."""
     return (0, rows // 2, rows - 1)
 
 
 def row_of(table: str, row: int, dim: int) -> np.ndarray[Any, Any]:
-    """Returns what such a row holds."""
+    """Returns the numbers of a written row."""
     return np.random.default_rng([*table.encode(), row]).standard_normal(dim, np.float32)
 
 
 def request(tables: Mapping[str, tuple[int, int]]) -> tuple[dict[str, Any], Arrays]:
-    """Returns the features of a lookup of written rows, and what it must answer."""
+    """Returns the features of a lookup of written rows, and the expected embeddings."""
     features = {"user": "user", "item": "item", "tags": "tag"}
     ids = {feature: list(written_rows(tables[table][0])) for feature, table in features.items()}
     expected = {
         feature: np.stack([row_of(table, row, tables[table][1]) for row in ids[feature]])
         for feature, table in features.items()
     }
-    # One tag in each row, whose mean is itself.
+    # One tag per row, so that the mean is the tag's own vector.
     return {**ids, "tags": [[row] for row in ids["tags"]]}, expected
 
 
@@ -88,7 +88,8 @@ def _sorted_table(records: Mapping[bytes, bytes]) -> bytes:
     handles = []
     for block in (_block(records), _block({})):
         handles.append(varint(len(out)) + varint(len(block)))
-        # Behind each block: no compression, and a checksum that readers of ours leave to the manifest.
+        # After each block: compression type 0, and a checksum, which our readers do not check because the manifest has
+        # others.
         out += block + bytes(5)
     index = _block({max(records): handles[0]})
     index_handle = varint(len(out)) + varint(len(index))
@@ -98,5 +99,5 @@ def _sorted_table(records: Mapping[bytes, bytes]) -> bytes:
 
 def _block(records: Mapping[bytes, bytes]) -> bytes:
     rows = [varint(0) + varint(len(k)) + varint(len(v)) + k + v for k, v in sorted(records.items())]
-    # One restart, at the beginning.
+    # One restart point, at the start of the block.
     return b"".join(rows) + struct.pack("<II", 0, 1)

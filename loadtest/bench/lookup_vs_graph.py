@@ -1,8 +1,8 @@
-"""How much faster is a lookup on the mapped tables than the same signature run by TensorFlow, over the same wire?
+"""Measures how much faster a lookup on mapped tables is than the same signature in TensorFlow, over the same wire.
 
-Two servers are started on loopback, on the same SavedModel: one as it is, one without its lookup manifest, so that
-TensorFlow runs everything there. Each round sends the same requests to the one and then to the other, over gRPC, one at
-a time. Answers are compared. Printed: medians and their ratio, in one run.
+Two servers on loopback serve the same SavedModel: one unchanged, the other without its lookup manifest, so that
+TensorFlow runs all of it. Each round sends the same requests to both in turn over gRPC, one at a time, and compares the
+answers. The output has medians and their ratio.
 
     python -m loadtest.bench.lookup_vs_graph --model_base_path models/movielens
 """
@@ -35,7 +35,7 @@ MODEL, SIGNATURE = "bench", "lookup"
 
 
 def main() -> None:
-    """Prints one line per number of rows."""
+    """Measures both servers and prints one line per number of rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model_base_path", type=Path, default=Path("models/movielens"))
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 128, 4096])
@@ -76,7 +76,7 @@ def main() -> None:
 
 
 def timed(call: Any, request: Any) -> float:
-    """Returns the seconds of one call."""
+    """Calls a method and returns the answer's time in seconds."""
     started = time.perf_counter()
     call(request)
     return time.perf_counter() - started
@@ -93,23 +93,23 @@ def compare(ours: Any, theirs: Any) -> None:
 
 
 def signature(base: str) -> Any:
-    """Returns the lookup signature's metadata."""
+    """Returns the metadata of the model's lookup signature."""
     return get(f"{base}/v1/models/{MODEL}/metadata")["metadata"]["signature_def"]["signature_def"][SIGNATURE]
 
 
 def get(url: str) -> Any:
-    """Returns the JSON at an address."""
+    """Returns the parsed JSON of a URL."""
     with urllib.request.urlopen(url, timeout=30) as answer:
         return json.load(answer)
 
 
 def machine() -> str:
-    """Names the machine and the commit that is measured."""
+    """Returns a line about the machine and the measured commit."""
     return f"machine: {os.cpu_count()} cores, {platform.processor() or platform.machine()}, commit {commit()}"
 
 
 def commit() -> str:
-    """Names the commit that is measured."""
+    """Returns the short hash of the measured commit."""
     done = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True)
     return done.stdout.strip() or "unknown"
 

@@ -1,4 +1,4 @@
-"""Requests and answers of each workload on each wire."""
+"""Encodes requests and decodes answers of each workload for each wire."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ JSON_TYPE = ("content-type", "application/json")
 
 @dataclass(frozen=True, slots=True)
 class Wire:
-    """One way to ask.
+    """One wire form of requests and answers, such as gRPC or a JSON form.
 
-    path: of the method or the route, for a workload.
-    encode: (workload, inputs) -> body and its headers.
-    decode: (body, its headers, lower case) -> arrays by name; raises where it is not an answer.
+    path: workload -> path of the method or route.
+    encode: (workload, inputs) -> body and headers of a request.
+    decode: (body, headers with lower-case names) -> arrays by name; raises if the body is no valid answer.
     """
 
     is_grpc: bool
@@ -39,7 +39,7 @@ def _encode_grpc(workload: str, inputs: Arrays) -> tuple[bytes, tuple[tuple[str,
 
 
 def decode_grpc(body: bytes, _headers: dict[str, str]) -> Arrays:
-    """Returns the outputs of a PredictResponse, all of them float32 in float_val."""
+    """Decodes the outputs of a PredictResponse, which must all be float32 in float_val."""
     answer = message_classes()[1].FromString(body)
     return {
         name: np.array(tensor.float_val, np.float32).reshape([dim.size for dim in tensor.tensor_shape.dim])
@@ -72,7 +72,7 @@ def _encode_rest(workload: str, inputs: Arrays) -> tuple[bytes, tuple[tuple[str,
 def _decode_rest(body: bytes, _headers: dict[str, str]) -> Arrays:
     rows = json.loads(body)["predictions"]
     if not isinstance(rows[0], dict):
-        # One output: its values alone, without its name.
+        # JSON leaves out the name of a single output.
         return {"score": np.array(rows, np.float32)}
     return {name: np.array([row[name] for row in rows], np.float32) for name in rows[0]}
 
@@ -156,7 +156,7 @@ BINARY = Wire(False, INFER_JSON.path, _encode_binary, _decode_binary)
 
 
 def grpc_answer(arrays: Arrays) -> bytes:
-    """Returns arrays as the PredictResponse that a constant server sends."""
+    """Encodes arrays as a PredictResponse, for a constant server."""
     answer = message_classes()[1]()
     answer.model_spec.name = MODEL
     answer.model_spec.signature_name = LOOKUP
@@ -166,19 +166,20 @@ def grpc_answer(arrays: Arrays) -> bytes:
         tensor.dtype = 1
         for size in array.shape:
             tensor.tensor_shape.dim.add().size = size
-        # Packed floats are their little-endian bytes: read as a message, for adding one by one takes seconds.
+        # Packed floats are little-endian bytes, so they are parsed as a message; appending them one by one takes
+        # seconds.
         packed = array.astype("<f4").tobytes()
         tensor.MergeFromString(b"\x2a" + varint(len(packed)) + packed)
     return answer.SerializeToString()
 
 
 def json_answer(arrays: Arrays) -> bytes:
-    """Returns arrays as the answer to a lookup that a constant server sends."""
+    """Encodes arrays as the JSON answer to a lookup, for a constant server."""
     return orjson.dumps({"embeddings": arrays}, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
 def varint(value: int) -> bytes:
-    """Returns a number in base 128, as protobuf has it."""
+    """Encodes a number as a protobuf varint."""
     found = b""
     while value > 0x7F:
         found += struct.pack("B", value & 0x7F | 0x80)
@@ -187,7 +188,7 @@ def varint(value: int) -> bytes:
 
 
 def check(found: Arrays, expected: Arrays, *, exact: bool) -> None:
-    """Raises AssertionError where an answer is not what numpy has; sums of a tower may differ in their last bits."""
+    """Raises AssertionError if an answer differs from numpy's; unless `exact`, sums may differ in their last bits."""
     assert set(found) == set(expected), f"outputs {sorted(found)}, expected {sorted(expected)}"
     for name, array in expected.items():
         tolerance = 1e-6 if exact else 1e-4

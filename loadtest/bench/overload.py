@@ -1,8 +1,8 @@
-"""Overloads a server with an open loop of requests; measures goodput, refusals, and the waits of other clients.
+"""Overloads a server with an open loop of requests; measures goodput, refusals, and other clients' response times.
 
-h2load sends each kind of work at 1.5, 3 and 10 times the measured capacity. The server counts its answers. Meanwhile
-other clients send requests at fixed times: health checks, a lookup of one row, and the same work. Linux; h2load must
-be installed.
+h2load sends each kind of work at 1.5, 3 and 10 times the measured capacity. The server's metrics count its answers.
+Meanwhile other clients send requests at fixed times: health checks, a lookup of one row, and the same work. Linux;
+h2load must be installed.
 
 python -m loadtest.bench.overload                      all kinds, 6 s each
 python -m loadtest.bench.overload --seconds 30 --only tower
@@ -48,25 +48,25 @@ _HEAD = (
     "| work | asked, x capacity | capacity/s | goodput / capacity | answers p99 ms | refusals p50, p99 ms "
     "| health gRPC, HTTP p99 ms | one row p99 ms | recovered s | failed |\n" + "|---" * 10 + "|\n"
 )
-# Clients of the closed loop that measures the capacity: so few that no queue refuses one.
+# Clients of the closed loop that measures the capacity: so few that the queue refuses no request.
 _CLIENTS = 8
 _CONNECTIONS = 16
 _PROBES_PER_S = 50
 _GIVE_UP_S = 5.0
-# Answers in a row after which a server counts as recovered.
+# Number of consecutive answers after which a server counts as recovered.
 _IN_A_ROW = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One kind of work. headers: make the core forward the request, for kinds that measure forwarding."""
+    """One kind of work. headers: header fields that make the native core forward the request, to measure forwarding."""
 
     name: str
     message: bytes
     headers: tuple[tuple[str, str], ...] = ()
 
 
-# A lookup of one row, which a client sends beside each load.
+# The one-row lookup that another client sends during each load.
 _LIGHT = Kind("lookup", GRPC.encode("W1", Data(FULL).requests("W1")[0])[0])
 
 
@@ -82,7 +82,7 @@ class Probe:
     failed: int = 0
 
     def ask(self, call: Callable[[], object]) -> bool:
-        """Sends one request; says whether it was answered."""
+        """Sends one request and records its time; returns whether it was answered."""
         begun_s = time.perf_counter()
         try:
             call()
@@ -100,7 +100,7 @@ class Probe:
 
 
 class Target:
-    """A server, its counts, and clients that stay connected. Concurrency: any thread."""
+    """A server under load, with the persistent clients that send it requests. Concurrency: any thread."""
 
     def __init__(self, service: Service) -> None:
         self.grpc_port, self._http_port = service.port(is_grpc=True), service.port(is_grpc=False)
@@ -117,16 +117,16 @@ class Target:
         return bytes(self._predict(kind.message, metadata=kind.headers, timeout=_GIVE_UP_S))
 
     def check_grpc(self) -> None:
-        """Asks for health over gRPC."""
+        """Calls gRPC's health service."""
         self._health.Check(health_pb2.HealthCheckRequest(), timeout=_GIVE_UP_S)
 
     def check_http(self) -> None:
-        """Asks for readiness over HTTP on a connection of its own, as a kubelet does."""
+        """Requests /readyz over HTTP on a new connection, as a kubelet does."""
         if self._get("/readyz")[0] != 200:
             raise OSError("not ready")
 
     def answered(self) -> float:
-        """Returns how many requests the server has answered."""
+        """Returns the number of requests that the server has answered, from its metrics."""
         return sum(map(float, _ANSWERED.findall(self._get("/metrics")[1])))
 
     def _get(self, path: str) -> tuple[int, str]:
@@ -182,7 +182,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def kinds() -> list[Kind]:
-    """Returns the kinds of work."""
+    """Returns the kinds of work that the benchmark sends."""
     data = Data(FULL)
 
     def message(workload: str) -> bytes:
@@ -211,13 +211,13 @@ def _measure(target: Target, kind: Kind, h2load: str, folder: Path, options: arg
     command += [f"-H{key}: {value}" for key, value in kind.headers]
     command += [f"http://127.0.0.1:{target.grpc_port}{PREDICT_METHOD}"]
     target.ask(kind)
-    # The first load is not measured: the server learns the cost of this kind, and the machine settles.
+    # The first load is not measured: meanwhile the server learns the cost of this kind of request.
     closed_loop = [*command, f"-c{_CLIENTS}", "-m1"]
     _loaded(target, closed_loop, 1.0)
     quiet = _loaded(target, closed_loop, options.seconds / 2)
     for factor in options.factors:
         per_client = max(round(quiet * factor / _CONNECTIONS), 1)
-        # Niced, so that the clients at fixed times run first and h2load does not slow them.
+        # With a nice value, so that h2load does not slow the clients that send at fixed times.
         loaded = ["nice", "-n19", *command, f"-c{_CONNECTIONS}", "-m1000", f"--rps={per_client}"]
         probes = [Probe(), Probe(), Probe(), Probe()]
         calls: list[Callable[[], object]] = [

@@ -1,4 +1,4 @@
-"""Server processes bound to a core, and what they use (Linux)."""
+"""Starts server processes bound to processor cores, and reads their processor time and memory (Linux)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 @contextmanager
 def bound_to(cores: frozenset[int]) -> Iterator[None]:
-    """Binds this thread, and what it starts meanwhile, to some cores."""
+    """Binds this thread, and the processes that the `with` block starts, to some cores."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cores)
     try:
@@ -27,32 +27,32 @@ def bound_to(cores: frozenset[int]) -> Iterator[None]:
 
 
 class Service:
-    """The service itself, ready to answer."""
+    """A process of the service, bound to cores."""
 
     def __init__(self, cores: frozenset[int], flags: Sequence[str]) -> None:
         with bound_to(cores):
             self._server = LiveServer("--file_system_poll_wait_seconds=0", *flags)
 
     def wait(self) -> None:
-        """Returns when it answers; raises RuntimeError where it does not."""
+        """Waits until the server answers; raises RuntimeError if it ends or does not answer."""
         self._server.ready()
 
     def port(self, *, is_grpc: bool) -> int:
-        """Returns where it listens."""
+        """Returns the server's port for gRPC or for HTTP."""
         return int((self._server.grpc if is_grpc else self._server.http).rsplit(":", 1)[1])
 
     @property
     def pid(self) -> int:
-        """Its first process."""
+        """The process id of the server's main process."""
         return self._server.pid
 
     def stop(self) -> None:
-        """Ends it."""
+        """Stops the server and waits for its end."""
         self._server.__exit__(None, None, None)
 
 
 class Baseline:
-    """One of the constant servers."""
+    """A process of a constant server (loadtest.bench.baselines), bound to cores."""
 
     def __init__(self, cores: frozenset[int], module: str, arguments: Sequence[Any]) -> None:
         command = [sys.executable, "-m", f"loadtest.bench.baselines.{module}", *map(str, arguments)]
@@ -63,7 +63,7 @@ class Baseline:
         self._port = 0
 
     def wait(self) -> None:
-        """Returns when it answers; raises RuntimeError where it does not."""
+        """Waits until the server answers; raises RuntimeError if it ends or does not answer."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line.strip().isdigit():
@@ -71,27 +71,27 @@ class Baseline:
         self._port = int(line)
 
     def port(self, *, is_grpc: bool) -> int:
-        """Returns where it listens."""
+        """Returns the server's port for gRPC or for HTTP."""
         return self._port
 
     @property
     def pid(self) -> int:
-        """Its process."""
+        """The process id of the constant server."""
         return self.process.pid
 
     def stop(self) -> None:
-        """Ends it."""
+        """Stops the server and waits for its end."""
         self.process.kill()
         self.process.communicate()
 
 
 def tree(pid: int) -> list[int]:
-    """Returns a process and all that it started."""
+    """Returns the ids of a process and of all its descendants."""
     parents: dict[int, list[int]] = {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
             try:
-                # Behind the name, which may hold anything: state, parent.
+                # The fields after the process name in parentheses, which may hold any characters: state, parent.
                 fields = (folder / "stat").read_text().rpartition(")")[2].split()
             except OSError:
                 continue
@@ -103,7 +103,7 @@ def tree(pid: int) -> list[int]:
 
 
 def cpu_s(pids: Sequence[int]) -> float:
-    """Returns the processor time that processes used so far."""
+    """Returns the processor time that processes have used so far, in seconds."""
     total = 0
     for pid in pids:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -112,6 +112,6 @@ def cpu_s(pids: Sequence[int]) -> float:
 
 
 def memory(pids: Sequence[int]) -> Held:
-    """Returns what processes hold together."""
+    """Returns the memory and descriptors that processes hold together."""
     each = [held_by(pid) for pid in pids]
     return Held(sum(h.pss_mib for h in each), sum(h.private_mib for h in each), sum(h.descriptors for h in each))

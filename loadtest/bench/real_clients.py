@@ -3,9 +3,9 @@
 python -m loadtest.bench.real_clients                            native core and Python data plane, side by side
 python -m loadtest.bench.real_clients --clients grpcio,ghz --seconds 5 --rounds 5
 
-h2load and ghz are taken from PATH, @grpc/grpc-js from NODE_PATH. A client that is not installed is skipped, with a line
-of output. The fields are a token, a deadline, a request id and a trace context. All but the token differ from call to
-call; only h2load sends the same fields with all calls.
+h2load and ghz are found in PATH, @grpc/grpc-js in NODE_PATH. A client that is not installed is skipped, with a line of
+output. The header fields are a token, a deadline, a request id and a trace context. All but the token differ from call
+to call; only h2load sends the same fields with all calls.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _PATH = "/tensorflow.serving.PredictionService/Predict"
 _TOKEN = "Bearer 0123456789abcdef0123456789abcdef01234567"
 _TRACE = "00-0af7651916cd43dd8448eb211c80319c-{:016x}-00"
 _CONNECTIONS, _STREAMS = 4, 8
-# A client is stopped this much later than it should have ended by itself.
+# A client is killed if it runs this many seconds longer than planned.
 _PATIENCE_S = 30.0
 
 

@@ -1,4 +1,4 @@
-"""Writes measurements as tables for people and as JSON for machines."""
+"""Writes measurements as Markdown tables and as JSON."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BEGIN, END = "<!-- begin: written by `make bench` -->", "<!-- end -->"
 
 
 def median(measured: Measured, what: str) -> float:
-    """Returns the median over the rounds of one number of a Shot."""
+    """Returns the median over the rounds of one field of Shot."""
     return statistics.median(getattr(shot, what) for shot in measured.shots)
 
 
@@ -56,7 +56,7 @@ def tables(measured: Sequence[Measured], extra: Sequence[str] = ()) -> str:
 
 
 def ratio_of(ratio: Ratio, by_name: dict[str, Measured]) -> float | None:
-    """Returns the median over rounds of a ratio within a round; None where a side was not measured."""
+    """Returns the median over rounds of a ratio within a round; None if one of the two cases was not measured."""
     sides = [by_name.get(ratio.of), by_name.get(ratio.over)]
     if sides[0] is None or sides[1] is None:
         return None
@@ -65,7 +65,7 @@ def ratio_of(ratio: Ratio, by_name: dict[str, Measured]) -> float | None:
 
 
 def document(measured: Sequence[Measured], **more: Any) -> dict[str, Any]:
-    """Returns all of it, with commit and machine."""
+    """Returns all measurements as a JSON object, with commit and machine."""
     by_name = {m.case.name: m for m in measured}
     return {
         "commit": commit(),
@@ -84,13 +84,13 @@ def document(measured: Sequence[Measured], **more: Any) -> dict[str, Any]:
 
 
 def commit() -> str:
-    """Names the commit that is measured."""
+    """Returns the short hash of the measured commit."""
     done = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True)
     return done.stdout.strip() or "unknown"
 
 
 def machine() -> dict[str, Any]:
-    """Describes the machine, without its name."""
+    """Describes the machine by processor, cores and Python version, without its host name."""
     model = platform.machine()
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
@@ -100,7 +100,7 @@ def machine() -> dict[str, Any]:
 
 
 def headline(rounds: int, seconds: float, connections: int) -> str:
-    """Says what the figures are of."""
+    """Returns a sentence about commit, machine, rounds and connections of the figures."""
     found = machine()
     return (
         f"Commit {commit()}, {found['cores']} cores ({found['processor']}), Python {found['python']}; medians of "
@@ -109,7 +109,7 @@ def headline(rounds: int, seconds: float, connections: int) -> str:
 
 
 def write_into(document_file: Path, text: str) -> None:
-    """Puts text between the markers of a document; raises ValueError where they are missing."""
+    """Replaces the text between the markers of a document; raises ValueError if they are missing."""
     before, begin, rest = document_file.read_text().partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:

@@ -1,4 +1,4 @@
-"""Adopts foreign models without a spec, in a process of its own: `python -m loadtest.foreign.adopting`."""
+"""Adopts foreign models without a spec, in a child process: `python -m loadtest.foreign.adopting`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from loadtest.foreign.child_process import run_each, tell
+from loadtest.foreign.child_process import run_each, write_result
 
 _MANIFEST = Path("assets.extra/lookup_manifest.json")
 
@@ -19,8 +19,8 @@ _MANIFEST = Path("assets.extra/lookup_manifest.json")
 class Adopted:
     """The result of `adopt` for one model.
 
-    version: the adopted version's folder; None where adopt failed, and reason says why.
-    runs: by signature of the manifest: "lookup", "cut" or "whole".
+    version: the adopted version's folder; None if adopt failed for the `reason`.
+    runs: how the server runs each signature of the manifest: "lookup", "cut" or "whole".
     """
 
     version: Path | None
@@ -30,10 +30,10 @@ class Adopted:
 
 
 def adopt_each(names: Sequence[str], originals: Path, out: Path) -> dict[str, Adopted]:
-    """Adopts originals/<name>/1 into out/<name> for each name; never raises because of a model.
+    """Adopts originals/<name>/1 into out/<name> for each name; a failing model is reported, not raised.
 
-    A hundred commands of `model-export adopt` would import TensorFlow a hundred times, so one process calls the
-    function of that name.
+    A hundred `model-export adopt` commands would import TensorFlow a hundred times, so one process calls the function
+    adopt().
     """
     done = run_each("loadtest.foreign.adopting", names, [f"--originals={originals}", f"--out={out}"], {})
     return {name: _adopted(result) for name, result in done.items()}
@@ -51,7 +51,7 @@ def _runs(version: Path) -> dict[str, str]:
     if not manifest.exists():
         return {}
     signatures = json.loads(manifest.read_text())["signatures"]
-    # A manifest in an older format says nothing of a run, which then is cut.
+    # A manifest in an older format has no field `run`; then lookups are cut out of all predict signatures.
     return {
         name: "lookup" if entry["kind"] == "lookup" else entry.get("run", "cut") for name, entry in signatures.items()
     }
@@ -72,7 +72,7 @@ def main() -> None:
         return {"version": str(version), "seconds": time.monotonic() - started_s}
 
     for name in arguments.names:
-        tell(name, lambda name=name: adopt_one(name))
+        write_result(name, lambda name=name: adopt_one(name))
 
 
 if __name__ == "__main__":

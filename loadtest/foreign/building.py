@@ -1,4 +1,4 @@
-"""Builds foreign models, those of each Keras in a process of their own: `python -m loadtest.foreign.building`."""
+"""Builds foreign models, with one child process per version of Keras: `python -m loadtest.foreign.building`."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from loadtest.foreign.child_process import run_each, tell
+from loadtest.foreign.child_process import run_each, write_result
 from loadtest.foreign.models import SKIPPED, ForeignModel, Skip, all_models
 
 _ENVIRONMENTS = {"keras3": {"KERAS_BACKEND": "tensorflow"}, "tf_keras": {"TF_USE_LEGACY_KERAS": "1"}}
 
 
 def build(models: Sequence[ForeignModel], folder: Path, *, scale: int = 1) -> dict[str, str]:
-    """Writes each model to folder/<name>/1 and returns why, by name, for each one that failed or was skipped.
+    """Writes each model to folder/<name>/1; returns the reason, by name, of each model that failed or was skipped.
 
-    A model that ends the process fails; the models behind it are built in a new one.
+    A model that kills the process counts as failed; the next models are built in a new process.
     """
     failures: dict[str, str] = {}
     for keras, environment in _ENVIRONMENTS.items():
@@ -45,7 +45,7 @@ def main() -> None:
         return {}
 
     for name in arguments.names:
-        tell(name, lambda name=name: build_one(name))
+        write_result(name, lambda name=name: build_one(name))
 
 
 if __name__ == "__main__":

@@ -22,22 +22,22 @@ from loadtest.foreign.speed import NUM_REQUESTS, NUM_ROWS, Speed, measure
 from loadtest.foreign.wires import GrpcWire, RestWire, from_json, has_json_form
 from loadtest.live_server import LiveServer
 
-# Number of the gRPC requests that are sent over REST as well.
+# One in this many gRPC requests is also sent over REST.
 _REST_SHARE = 10
-# Only requests that TensorFlow answers are timed.
+# Maximum number of requests drawn to find enough that TensorFlow answers, which alone are timed.
 _MOST_DRAWN = 64
 _NUM_VALID = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The work on each model.
+    """The options of a campaign: how much work is done on each model.
 
-    requests: over gRPC, of each signature.
-    seconds: of each turn of the timing; 0 leaves it out.
-    rounds: turns of each server.
+    requests: number of gRPC requests to each signature.
+    seconds: duration of each turn of the timing; 0: no timing.
+    rounds: number of turns of each server.
     scale: factor on the rows of all tables.
-    together: models that one pair of servers holds.
+    together: number of models in one pair of servers.
     """
 
     requests: int = 500
@@ -49,7 +49,7 @@ class Plan:
 
 @dataclass(slots=True)
 class SignatureResult:
-    """One signature: by wire, the comparison of the adopted version's and the original's answers with TensorFlow's."""
+    """The results of one signature: comparisons of both versions' answers with TensorFlow's, by wire."""
 
     adopted: dict[str, Tally] = field(default_factory=dict)
     original: dict[str, Tally] = field(default_factory=dict)
@@ -63,7 +63,7 @@ class SignatureResult:
 
 @dataclass(slots=True)
 class ModelResult:
-    """One model. fault: why there is nothing more, or not all; "" where all of it ran."""
+    """The results of one model. fault: why results are missing; "" if all of its tests ran."""
 
     name: str
     fault: str = ""
@@ -73,12 +73,12 @@ class ModelResult:
 
     @property
     def is_skipped(self) -> bool:
-        """Whether the model's files are not here."""
+        """Whether the model was skipped because its files are not on this machine."""
         return self.fault.startswith(SKIPPED)
 
     @property
     def is_exact(self) -> bool:
-        """Whether the model was adopted and every request to it was answered as TensorFlow does."""
+        """Whether the model was adopted, and every answer equals TensorFlow's to the bit."""
         tallies = [tally for found in self.signatures.values() for tally in found.adopted.values()]
         return not self.fault and bool(tallies) and all(tally.equal == tally.asked for tally in tallies)
 
@@ -98,10 +98,10 @@ class ModelResult:
 
 
 def run(models: Sequence[ForeignModel], folder: Path, plan: Plan) -> Iterator[ModelResult]:
-    """Yields what became of each model; never raises because of one.
+    """Runs the campaign and yields each model's results; a failing model is a result, not an exception.
 
     Args:
-      folder: gets original/<name>/1, adopted/<name>/1, and lists of models for servers.
+      folder: for original/<name>/1, adopted/<name>/1 and the servers' model lists.
     """
     originals, adopted_to = folder / "original", folder / "adopted"
     failures = build(models, originals, scale=plan.scale)
@@ -122,7 +122,7 @@ def run(models: Sequence[ForeignModel], folder: Path, plan: Plan) -> Iterator[Mo
                 waiting.remove(model)
                 result = ModelResult(model.name, adopted=adopted[model.name])
                 is_adopted = model.name in adopted_bases
-                # The original is compared in any case: its answers are what adopt must keep.
+                # The original's answers are always compared, because adopt must not change them.
                 yield _run_one(model, bases[model.name], servers if is_adopted else servers[-1:], plan, result)
                 if not all(server.is_alive for server in servers):
                     break
@@ -162,7 +162,8 @@ def _ask_servers(
             _compare(reference, model.name, name, draws[name].draw(plan.requests), sides, tallies)
             valid = [expect(reference, name, tensors) for tensors in draws[name].of_rows(NUM_ROWS, _NUM_VALID)]
             refusals = [answer for answer in valid if isinstance(answer, Refused)]
-            # Else nothing was compared. A few are due: segment_mean gives fewer rows where the last ones are empty.
+            # If TensorFlow refused most valid requests, nothing was compared. It refuses a few: segment_mean returns
+            # fewer rows if the last ones are empty.
             if len(refusals) > _NUM_VALID // 2:
                 raise ValueError(f"TensorFlow refuses {len(refusals)} of {_NUM_VALID} valid requests: {refusals[:1]}")
         if plan.seconds and len(servers) > 1:
@@ -209,14 +210,14 @@ def expect(reference: Reference, signature: str, tensors: Tensors) -> Tensors | 
 def ask_grpc(
     tallies: dict[str, Tally], wire: GrpcWire, model: str, signature: str, tensors: Tensors, expected: Tensors | Refused
 ) -> None:
-    """Asks over gRPC and counts under "grpc"."""
+    """Sends a request over gRPC and counts the comparison under "grpc"."""
     compare(tallies.setdefault("grpc", Tally()), expected, lambda: wire.predict(model, signature, tensors))
 
 
 def ask_rest(
     tallies: dict[str, Tally], wire: RestWire, model: str, signature: str, tensors: Tensors, expected: Tensors | Refused
 ) -> None:
-    """Asks over REST and counts under "rest"."""
+    """Sends a request over REST and counts the comparison under "rest"."""
 
     def ask() -> Tensors:
         outputs = wire.predict(model, signature, tensors)

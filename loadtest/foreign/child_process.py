@@ -12,7 +12,7 @@ from typing import Any
 
 from loadtest.live_server import ROOT
 
-# The end of the output of a process that ended too early.
+# Bytes at the end of a crashed process's output that are reported.
 _LAST_BYTES = 600
 _MARK = "done: "
 _KERAS_VARIABLES = ("TF_USE_LEGACY_KERAS", "KERAS_BACKEND")
@@ -21,13 +21,13 @@ _KERAS_VARIABLES = ("TF_USE_LEGACY_KERAS", "KERAS_BACKEND")
 def run_each(
     module: str, names: Sequence[str], arguments: Sequence[str], environment: Mapping[str, str]
 ) -> dict[str, dict[str, Any]]:
-    """Runs `python -m module *arguments *names`, and again behind each name that ended the process.
+    """Runs `python -m module *arguments *names`; if a name kills the process, runs it again with the following names.
 
     Args:
-      environment: beside this process's own without any choice of Keras.
+      environment: added to this process's environment, from which choices of Keras are removed.
 
     Returns:
-      What the module told of each name, as `tell` writes it; {"error": ...} of a name that ended the process.
+      By name, the result that the module wrote with `write_result`; {"error": ...} for a name that killed the process.
     """
     found: dict[str, dict[str, Any]] = {}
     inherited = {name: value for name, value in os.environ.items() if name not in _KERAS_VARIABLES}
@@ -48,8 +48,8 @@ def run_each(
     return found
 
 
-def tell(name: str, work: Callable[[], Mapping[str, Any]]) -> None:
-    """Does the work for a name and writes what it returns, or its error, for `run_each` to read."""
+def write_result(name: str, work: Callable[[], Mapping[str, Any]]) -> None:
+    """Calls `work` for a name and writes its result or its error to stdout, for `run_each` to read."""
     try:
         result = {**work()}
     except Exception as error:

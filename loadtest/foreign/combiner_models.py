@@ -1,4 +1,4 @@
-"""tf.Modules that combine sparse ids: embedding_lookup_sparse and its safe form, in all their forms."""
+"""Builds tf.Modules that combine sparse ids with embedding_lookup_sparse or safe_embedding_lookup_sparse."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _sparse_specs(*, has_weights: bool) -> list[Any]:
 
 
 def _add_sparse(name: str, combine: Combine) -> None:
-    # One signature for each combiner, with weights and without them.
+    # One signature for each combiner, with and without weights.
     def build(folder: Path, rows: Rows) -> None:
         import tensorflow as tf
 
@@ -47,7 +47,7 @@ def _add_sparse(name: str, combine: Combine) -> None:
 
 
 def _add_ragged(name: str, combine: Combine) -> None:
-    # Ids by row splits: handed on as a RaggedTensor, or made sparse by the graph.
+    # Inputs are values and row splits; the graph makes a RaggedTensor or a SparseTensor of them.
     def build(folder: Path, rows: Rows) -> None:
         import tensorflow as tf
 

@@ -1,4 +1,4 @@
-"""Holds answers of servers against TensorFlow's: dtype, shape and every bit; and refusals against refusals."""
+"""Compares servers' answers with TensorFlow's in dtype, shape and every bit, and refusals with refusals."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import numpy as np
 
 from loadtest.foreign.kinds import Array, Tensors
 
-# Reasons that are kept of one comparison, each once.
+# Maximum number of distinct reasons that a comparison keeps.
 _MOST_REASONS = 5
 _REASON_CHARS = 240
-# Refusals that blame the server, not the request.
+# Codes of refusals that are the server's fault, not the request's.
 _FAULTS = {"INTERNAL", "UNKNOWN", "UNAVAILABLE", "DEADLINE_EXCEEDED", "DATA_LOSS", "500", "503", "504"}
 _SIGNED = {2: np.int16, 4: np.int32, 8: np.int64}
 
 
 class Refused(Exception):
-    """A request that gets no answer; code: its canonical name, e.g. INVALID_ARGUMENT."""
+    """The server refused a request. code: the canonical name, e.g. INVALID_ARGUMENT."""
 
     def __init__(self, code: str, text: str) -> None:
         super().__init__(f"{code}: {text}")
@@ -31,9 +31,9 @@ class Refused(Exception):
 class Tally:
     """Results of comparing one signature over one wire.
 
-    refused: of the requests, those that both sides refused; they count as equal.
-    max_ulp: largest distance of two floats, in steps between neighbours; 0 where all that differs is something else.
-    reasons: what differed, with how often.
+    refused: number of requests that both sides refused; they count as equal.
+    max_ulp: largest distance of two floats, in steps between neighbours; 0 if no floats differ.
+    reasons: text about a difference -> how often it occurred.
     """
 
     equal: int = 0
@@ -43,7 +43,7 @@ class Tally:
     reasons: Counter[str] = field(default_factory=Counter)
 
     def add(self, reason: str, ulp: int = 0) -> None:
-        """Counts a request; reason: what differed, "" where nothing did."""
+        """Counts a request; reason: the difference, "" if there is none."""
         self.asked += 1
         self.equal += not reason
         self.max_ulp = max(self.max_ulp, ulp)
@@ -63,7 +63,7 @@ class Tally:
 
 
 def compare(tally: Tally, expected: Tensors | Refused, ask: Callable[[], Tensors]) -> None:
-    """Asks once and counts whether the answer is the expected one."""
+    """Sends one request with `ask` and counts whether the answer is the expected one."""
     try:
         answer: Tensors | Refused = ask()
     except Refused as refusal:
@@ -86,7 +86,7 @@ def compare(tally: Tally, expected: Tensors | Refused, ask: Callable[[], Tensors
 
 
 def difference(answer: Mapping[str, Array], expected: Mapping[str, Array]) -> tuple[str, int]:
-    """Says what differs first ("" where nothing does), and the largest distance of two floats in ulps."""
+    """Describes the first difference ("" if there is none); returns also the largest distance of two floats in ulps."""
     if answer.keys() != expected.keys():
         return f"outputs {sorted(answer)} instead of {sorted(expected)}", 0
     reason, ulp = "", 0
@@ -116,7 +116,7 @@ def ulps(a: Array, b: Array) -> int:
 
 
 def _ordered(array: Array) -> list[int]:
-    # Floats of one sign lie in the order of their bits; negative ones lie in reverse below 0.
+    # Positive floats have the order of their bits as integers; negative ones have the reverse order.
     bits = np.ascontiguousarray(array).view(_SIGNED[array.dtype.itemsize]).reshape(-1).tolist()
     lowest = -(1 << (8 * array.dtype.itemsize - 1))
     return [n if n >= 0 else lowest - n for n in bits]
@@ -133,7 +133,7 @@ def _same_bits(a: Array, b: Array) -> bool:
 
 
 def _is_float(array: Array) -> bool:
-    # bfloat16 is no kind of float to NumPy.
+    # NumPy's dtype.kind does not count bfloat16 as a float.
     return array.dtype.kind == "f" or array.dtype.name == "bfloat16"
 
 

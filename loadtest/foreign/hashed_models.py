@@ -1,4 +1,4 @@
-"""tf.Modules that hash strings into rows, and that find rows in tables of keys."""
+"""Builds tf.Modules that hash strings to rows, or find rows in TensorFlow's lookup tables."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _save_keyed(folder: Path, rows: Rows, keys: Any, initializer: Any, buckets: 
     if buckets:
         found = tf.lookup.StaticVocabularyTable(initializer, buckets)
     else:
-        # The row behind the last word is that of all others.
+        # Unknown words read the row after the last word's.
         found = tf.lookup.StaticHashTable(initializer, rows(_WORDS))
 
     def read(word: Any) -> Any:
@@ -55,7 +55,7 @@ def _save_keyed(folder: Path, rows: Rows, keys: Any, initializer: Any, buckets: 
 
 
 def _words_file(folder: Path, rows: Rows) -> str:
-    # The SavedModel's assets/ gets a copy of it.
+    # TensorFlow copies this file to the SavedModel's assets/.
     path = folder.parent / "words.txt"
     path.write_text("".join(f"{word}\n" for word in vocabulary("word", rows(_WORDS))))
     return str(path)
@@ -71,19 +71,19 @@ def _file_initializer(folder: Path, rows: Rows) -> Any:
 
 @ZOO.foreign(_INPUTS)
 def keyed_by_file(folder: Path, rows: Rows) -> None:
-    """Finds rows by the lines of an asset; other words have the last row."""
+    """Finds a word's row by its line in an asset file; other words have the last row."""
     _save_keyed(folder, rows, spec("word", "string"), _file_initializer(folder, rows), 0)
 
 
 @ZOO.foreign(_INPUTS)
 def keyed_by_file_with_buckets(folder: Path, rows: Rows) -> None:
-    """Finds rows by the lines of an asset; other words have one of 7 buckets."""
+    """Finds a word's row by its line in an asset file; other words have one of 7 buckets."""
     _save_keyed(folder, rows, spec("word", "string"), _file_initializer(folder, rows), 7)
 
 
 @ZOO.foreign(_INPUTS)
 def keyed_by_constants(folder: Path, rows: Rows) -> None:
-    """Finds rows by constants in the graph."""
+    """Finds a word's row in a lookup table of constants in the graph."""
     import tensorflow as tf
 
     ids = tf.range(rows(_WORDS), dtype=tf.int64)
@@ -93,7 +93,7 @@ def keyed_by_constants(folder: Path, rows: Rows) -> None:
 
 @ZOO.foreign({"key": Keys(_WORDS)})
 def keyed_by_integers(folder: Path, rows: Rows) -> None:
-    """Finds rows by constant whole numbers, whose order is not that of the rows."""
+    """Finds an integer's row in a lookup table of constants, in another order than the rows."""
     import tensorflow as tf
 
     ids = tf.reverse(tf.range(rows(_WORDS), dtype=tf.int64), [0])

@@ -1,4 +1,4 @@
-"""Models of Keras 3: each kind of model by model.export() and by tf.saved_model.save, and layers around tables."""
+"""Builds Keras 3 models: each kind of model, saved by model.export() and by tf.saved_model.save, and more layers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from loadtest.foreign.models import SEED, ZOO, Rows
 
 
 def keras3() -> Any:
-    """Returns Keras 3 on TensorFlow, seeded."""
+    """Imports Keras 3 on TensorFlow and sets its random seed."""
     import keras
 
     assert keras.backend.backend() == "tensorflow"
@@ -27,7 +27,7 @@ def _export(model: Any, folder: Path) -> None:
 def _save(model: Any, folder: Path) -> None:
     import tensorflow as tf
 
-    # Keras' own trackable variables would be saved under copies that the graph does not read; these are TensorFlow's.
+    # Keras's own variables would be saved as copies that the graph does not read. These are the TensorFlow variables.
     module = tf.Module()
     module.kept = [variable.value for variable in model.variables]
     by_name = {tensor.name: tf.TensorSpec(tensor.shape, tensor.dtype, tensor.name) for tensor in _inputs_of(model)}
@@ -53,7 +53,7 @@ for _save_name, _save_by in {"export": _export, "saved_model_save": _save}.items
 
 @ZOO.foreign(FUNCTIONAL)
 def keras3_saved_without_its_variables(folder: Path, rows: Rows) -> None:
-    """Saves a model by tf.saved_model.save as it is: the graph reads variables that no session restores."""
+    """Saves a model by plain tf.saved_model.save, whose graph reads variables that no session restores."""
     import tensorflow as tf
 
     tf.saved_model.save(functional(keras3(), rows), str(folder))
@@ -61,7 +61,7 @@ def keras3_saved_without_its_variables(folder: Path, rows: Rows) -> None:
 
 @ZOO.foreign({"item": Ids(2000)})
 def keras3_embedding_of_one_id(folder: Path, rows: Rows) -> None:
-    """Answers the rows themselves, for ids [B]."""
+    """Returns the looked-up rows themselves, for ids [B]."""
     keras = keras3()
     item = keras.Input((), dtype="int64", name="item")
     _export(keras.Model({"item": item}, keras.layers.Embedding(rows(2000), 16)(item)), folder)
@@ -69,7 +69,7 @@ def keras3_embedding_of_one_id(folder: Path, rows: Rows) -> None:
 
 @ZOO.foreign({"item": Ids(2000)})
 def keras3_embedding_of_a_column(folder: Path, rows: Rows) -> None:
-    """Answers rows [B, 1, D] for ids [B, 1], and flat ones."""
+    """Returns rows [B, 1, D] for ids [B, 1], and flat rows [B, D]."""
     keras = keras3()
     item = keras.Input((1,), dtype="int32", name="item")
     vectors = keras.layers.Embedding(rows(2000), 16)(item)
@@ -78,7 +78,7 @@ def keras3_embedding_of_a_column(folder: Path, rows: Rows) -> None:
 
 @ZOO.foreign({"tags": Padded(500, 0)})
 def keras3_masked_mean(folder: Path, rows: Rows) -> None:
-    """Answers the mean of the ids that are not 0, with nothing behind it."""
+    """Returns the mean of the rows of all ids that are not 0, without a tower."""
     keras = keras3()
     tags = keras.Input((None,), dtype="int64", name="tags")
     vectors = keras.layers.Embedding(rows(500), 8, mask_zero=True)(tags)
@@ -87,7 +87,7 @@ def keras3_masked_mean(folder: Path, rows: Rows) -> None:
 
 @ZOO.foreign({"seen": Ids(2000), "offered": Ids(2000)})
 def keras3_shared_embedding(folder: Path, rows: Rows) -> None:
-    """Reads one table by two inputs and answers their dot product."""
+    """Reads one table by two inputs and returns the dot product of the rows."""
     keras = keras3()
     seen, offered = (keras.Input((), dtype="int64", name=name) for name in ("seen", "offered"))
     items = keras.layers.Embedding(rows(2000), 16)
@@ -97,7 +97,7 @@ def keras3_shared_embedding(folder: Path, rows: Rows) -> None:
 
 @ZOO.foreign({"user": Ids(3000), "item": Ids(2000)})
 def keras3_outputs_of_two_tables(folder: Path, rows: Rows) -> None:
-    """Answers the rows of two tables, each in its output."""
+    """Returns the rows of two tables, each in its own output."""
     keras = keras3()
     user, item = (keras.Input((), dtype="int64", name=name) for name in ("user", "item"))
     outputs = {
@@ -131,7 +131,7 @@ def keras3_gru_over_history(folder: Path, rows: Rows) -> None:
 
 @ZOO.foreign({"item": Ids(2000), "day": Ids(7), "dense": Numbers()})
 def keras3_category_encoding(folder: Path, rows: Rows) -> None:
-    """Joins a row, a one-hot day and numbers."""
+    """Concatenates a row, a one-hot day and numbers, before a tower."""
     keras = keras3()
     item, day = keras.Input((), dtype="int64", name="item"), keras.Input((1,), dtype="int64", name="day")
     dense = keras.Input((5,), name="dense")

@@ -1,4 +1,4 @@
-"""Networks that Keras 2 and Keras 3 build alike: functional, subclassed and sequential."""
+"""Builds networks that are the same in Keras 2 and Keras 3: functional, subclassed and sequential."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from loadtest.foreign.models import Rows
 
 USERS, ITEMS, TAGS = 3000, 2000, 500
 _USER, _ITEM, _PRICE = Ids(USERS), Ids(ITEMS), Ids(100)
-# Keras 3 forgets the keys of a dict of inputs and counts on, in the keys' order.
+# Keras 3 drops the keys of a dict of inputs and numbers the inputs instead, in the order of keys.
 FUNCTIONAL: dict[str, Kind] = {"user": _USER, "item": _ITEM, "inputs": _ITEM, "inputs_1": _USER}
 SUBCLASSED: dict[str, Kind] = {
     **{"user": _USER, "item": _ITEM, "price": _PRICE},

@@ -1,4 +1,4 @@
-"""Models of Keras Recommenders (keras-rs) on Keras 3."""
+"""Builds models of Keras Recommenders (keras-rs) on Keras 3."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ for _combiner in ("sum", "mean", "sqrtn"):
 
 @ZOO.foreign({"user": Ids(3000), "film": Ids(2000), "seen": Ids(2000)})
 def keras_rs_distributed_embedding(folder: Path, rows: Rows) -> None:
-    """Has two tables and three features, two of which share one; a tower behind them."""
+    """Has a DistributedEmbedding layer of two tables and three features, two of which share a table, and a tower."""
     keras = keras3()
     import keras_rs
 
     layers = keras_rs.layers
     users = layers.TableConfig("users", rows(3000), 16, placement="default_device", combiner="mean")
     films = layers.TableConfig("films", rows(2000), 16, placement="default_device", combiner="mean")
-    # Feature: name, table, input shape, output shape; the batch size does not matter outside training.
+    # Arguments: name, table, input shape, output shape; the batch size matters in training only.
     features = {
         "user": layers.FeatureConfig("user", users, (8, 1), (8, 16)),
         "film": layers.FeatureConfig("film", films, (8, 1), (8, 16)),

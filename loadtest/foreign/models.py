@@ -1,4 +1,4 @@
-"""The dict of foreign models: builders register themselves under a name."""
+"""The registry of foreign models, in which builders register themselves under a name."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Literal
 
 from loadtest.foreign.kinds import Kind
 
-# Gives the rows of a table for its rows at --scale 1.
+# Function from a table's number of rows at --scale 1 to its number of rows in this run.
 Rows = Callable[[int], int]
 Builder = Callable[[Path, Rows], None]
 Keras = Literal["keras3", "tf_keras"]
 
 SEED = 7
-# The reason of a model that was left out begins with this text.
+# Start of the reason of a skipped model.
 SKIPPED = "skipped: "
 _FILES = (
     "keras3_models",
@@ -42,11 +42,11 @@ class Skip(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ForeignModel:
-    """One model of the zoo.
+    """One registered foreign model.
 
     build: writes the SavedModel into a folder that does not exist yet; raises Skip.
-    keras: the Keras that tf.keras is in the process of the builder.
-    inputs: kinds of random values, by input name, for all signatures.
+    keras: the version of Keras that tf.keras must be in the builder's process.
+    inputs: input name -> kind of random values, for all signatures.
     """
 
     name: str
@@ -57,7 +57,7 @@ class ForeignModel:
 
 @dataclass(slots=True)
 class Zoo:
-    """Models by name, in the order of their files."""
+    """Foreign models by name, in the order of their files."""
 
     models: dict[str, ForeignModel] = field(default_factory=dict)
 
@@ -69,13 +69,13 @@ class Zoo:
         *,
         keras: Keras = "keras3",
     ) -> None:
-        """Adds a model; raises ValueError where the name is taken."""
+        """Registers a model; raises ValueError if the name is taken."""
         if name in self.models:
             raise ValueError(f"two models are named {name!r}")
         self.models[name] = ForeignModel(name, build, keras, inputs)
 
     def foreign(self, inputs: Mapping[str, Kind], *, keras: Keras = "keras3") -> Callable[[Builder], Builder]:
-        """Returns a decorator that adds a builder under its function's name."""
+        """Returns a decorator that registers a builder under its function's name."""
 
         def register(build: Builder) -> Builder:
             self.add(build.__name__, inputs, build, keras=keras)

@@ -1,4 +1,4 @@
-"""Builds a typical team's model: joined rows, ragged means by segment_mean, and a dense tower."""
+"""Builds a typical recommender: concatenated rows, ragged means by segment_mean, and a dense tower."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _INPUTS = {
 
 @ZOO.foreign(_INPUTS)
 def peer(folder: Path, rows: Rows) -> None:
-    """Has w1 (one joined output), w2 (three outputs), w4 (rows by id) and w5 (a tower 160-256-1)."""
+    """Has signatures for four workloads: w1 (one concatenated output), w2 (three outputs), w4 (rows), w5 (a tower)."""
     import tensorflow as tf
 
     users, items = variable("user", rows(USERS), 64), variable("item", rows(ITEMS), 64)

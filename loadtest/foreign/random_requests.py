@@ -1,4 +1,4 @@
-"""Draws random requests for a signature by the kinds that the model declares; some have an id outside its table."""
+"""Draws random requests for a signature by the kinds that the model declares; some have an id outside the table."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ import numpy as np
 from loadtest.foreign.kinds import Draw, InputSpec, Kind, Tensors
 
 _MOST_ROWS = 64
-# Shares of the requests.
+# Shares of requests without rows, and of requests with a bad id.
 _NO_ROWS, _BAD_ID = 0.01, 0.04
 
 
 class NoKind(Exception):
-    """An input for which the model declares no kind."""
+    """The model declares no kind for an input of its signature."""
 
 
 @dataclass(frozen=True, slots=True)
 class RandomRequests:
-    """Requests of one signature.
+    """Generates random requests for one signature.
 
     Args:
-      specs: the signature's inputs.
-      kinds: by input name, or "*" for any other input that holds numbers or strings.
+      specs: the signature's inputs by name.
+      kinds: input name -> kind; "*" is for all other inputs that hold numbers or strings.
       scale: factor on the rows of the model's tables.
     """
 
@@ -34,10 +34,10 @@ class RandomRequests:
     seed: int
 
     def draw(self, count: int) -> Iterator[Tensors]:
-        """Yields requests of 1 to 64 rows, a few of none and a few with an id outside its table.
+        """Yields requests of 1 to 64 rows, a few without rows and a few with an id outside its table.
 
         Raises:
-          NoKind: the model's inputs lack one of the signature's.
+          NoKind: the model declares no kind for one of the signature's inputs.
         """
         rng = np.random.default_rng(self.seed)
         with_ids = [name for name, kind in self._kinds().items() if kind.has_ids]
@@ -47,7 +47,7 @@ class RandomRequests:
             yield self._one(Draw(rng, num_rows, self.scale, bad))
 
     def of_rows(self, num_rows: int, count: int) -> list[Tensors]:
-        """Returns valid requests, each of the given number of rows."""
+        """Returns `count` valid requests, each of `num_rows` rows."""
         rng = np.random.default_rng([self.seed, num_rows])
         return [self._one(Draw(rng, num_rows, self.scale, "")) for _ in range(count)]
 

@@ -1,4 +1,4 @@
-"""Seeded contents of tables and layers."""
+"""Makes the seeded numbers of tables and layers in foreign models."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from loadtest.foreign.models import SEED
 
 
 def normal(name: str, *shape: int, scale: float = 1.0) -> np.ndarray[Any, Any]:
-    """Returns normal float32 numbers, the same for the same name and shape."""
+    """Returns normally distributed float32 numbers, the same for the same name and shape."""
     rng = np.random.default_rng([SEED, zlib.crc32(name.encode())])
     return rng.standard_normal(shape, dtype=np.float32) * np.float32(scale)
 
 
 def variable(name: str, *shape: int, dtype: str = "float32", scale: float = 1.0) -> Any:
-    """Returns a tf.Variable of the numbers that normal returns."""
+    """Returns a tf.Variable with the numbers of normal()."""
     import tensorflow as tf
 
     return tf.Variable(tf.cast(normal(name, *shape, scale=scale), dtype), name=name)
@@ -35,10 +35,10 @@ def spec(name: str, dtype: str = "int64", shape: tuple[int | None, ...] = (None,
 def save_module(
     folder: Path, variables: Mapping[str, Any], signatures: Mapping[str, tuple[Callable[..., Any], list[Any]]]
 ) -> None:
-    """Saves a tf.Module that holds variables (or tables of keys), with a tf.function for each signature.
+    """Saves a tf.Module with variables (or lookup tables) and a tf.function for each signature.
 
     Args:
-      signatures: name -> function, and the specs of its inputs.
+      signatures: name -> (function, TensorSpecs of its inputs).
     """
     import tensorflow as tf
 
@@ -52,7 +52,7 @@ def save_module(
 
 
 class Tower:
-    """A dense tower of two layers, whose variables are attributes for a module to hold."""
+    """A dense tower of two layers; a module keeps its variables as attributes."""
 
     def __init__(self, name: str, width: int, hidden: int = 32, outputs: int = 1) -> None:
         self.kernel = variable(f"{name}_kernel", width, hidden, scale=0.1)
@@ -68,5 +68,5 @@ class Tower:
 
     @property
     def variables(self) -> list[Any]:
-        """All of them."""
+        """The variables of both layers."""
         return [self.kernel, self.bias, self.last_kernel, self.last_bias]

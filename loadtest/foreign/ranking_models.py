@@ -1,4 +1,4 @@
-"""Ranking models as tf.Modules: DLRM, DeepFM, wide and deep, many small tables, sequences."""
+"""Builds ranking models as tf.Modules: DLRM, DeepFM, wide and deep, many small tables, sequences."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def deepfm(folder: Path, rows: Rows) -> None:
 
 @ZOO.foreign({**_ids(_SMALL_TABLES)})
 def forty_small_tables(folder: Path, rows: Rows) -> None:
-    """Has forty tables of different widths side by side before a tower."""
+    """Concatenates rows of forty tables of different widths before a tower."""
     import tensorflow as tf
 
     widths = {name: 4 + i % 5 for i, name in enumerate(_SMALL_TABLES)}
@@ -76,7 +76,7 @@ def forty_small_tables(folder: Path, rows: Rows) -> None:
 
 @ZOO.foreign({"user": Ids(3000), "word": Words("word", 500), "tag_values": Ragged(500, splits="tag_splits")})
 def wide_and_deep(folder: Path, rows: Rows) -> None:
-    """Adds a linear part over hashed crosses to a tower over a row and a ragged mean."""
+    """Adds a linear part over hashed feature crosses to a tower over a row and a ragged mean."""
     import tensorflow as tf
 
     users, tags = variable("user", rows(3000), 16), variable("tag", rows(500), 8)
@@ -97,7 +97,7 @@ def wide_and_deep(folder: Path, rows: Rows) -> None:
 
 @ZOO.foreign({"history": Padded(2000, 0), "item": Ids(2000), "user": Ids(3000)})
 def sequence_with_attention(folder: Path, rows: Rows) -> None:
-    """Weighs a padded history [B, L] by the scored item, as DIN does."""
+    """Combines a padded history [B, L] by attention to the scored item, as DIN does."""
     import tensorflow as tf
 
     items, users, tower = variable("item", rows(2000), 16), variable("user", rows(3000), 16), Tower("tower", 48)
@@ -131,7 +131,7 @@ def sequence_with_mean(folder: Path, rows: Rows) -> None:
 def _save_of_fields(
     folder: Path, tables: dict[str, Any], towers: list[Tower], score: Any, *, more: Any = None, dense: Any = None
 ) -> None:
-    # Signatures have an input for each table; tf.function takes them by position.
+    # A signature has one input per table, which tf.function passes by position.
     names = [*tables] if dense is None else ["dense", *tables]
     specs = [spec(name) for name in tables]
     variables = {"tables": tables, "towers": [tower.variables for tower in towers], "more": more or {}}

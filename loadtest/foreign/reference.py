@@ -1,4 +1,4 @@
-"""TensorFlow's own answers: the SavedModel in a session, fed and fetched by its SignatureDefs."""
+"""Computes TensorFlow's own answers: runs the SavedModel in a session, fed and fetched by its SignatureDefs."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ PREDICT = "tensorflow/serving/predict"
 
 
 class Reference:
-    """A SavedModel as TensorFlow Serving loads it: a session, whose callables do not judge shapes before the graph.
+    """A SavedModel loaded like TensorFlow Serving: into a session, which does not check shapes before the graph.
 
-    Where a session lacks a variable, because Keras 3 saved two handles for it, tf.saved_model.load answers.
+    If the session lacks a variable, because Keras 3 saved two handles for it, tf.saved_model.load runs the signature.
 
-    signatures: inputs by name, of every signature that Predict can be asked for. A sparse input has the names that the
-      server gives it: <name>__values and <name>__row_splits.
+    signatures: inputs by name, of every signature that Predict can call. A sparse input has the two names that the
+        server gives it: <name>__values and <name>__row_splits.
     """
 
     def __init__(self, saved_model: Path) -> None:
@@ -39,7 +39,7 @@ class Reference:
         self.signatures = {name: _specs(definition.inputs) for name, definition in self._definitions.items()}
 
     def predict(self, signature: str, inputs: Tensors) -> Tensors:
-        """Returns the outputs by name; raises Refused."""
+        """Runs a signature and returns the outputs by name; raises Refused."""
         definition = self._definitions[signature]
         feeds: dict[str, Any] = {}
         for name, info in definition.inputs.items():
@@ -54,11 +54,11 @@ class Reference:
             if _LOST_VARIABLE in str(error.message):
                 return self._by_object(signature, inputs)
             code = type(error).__name__.removesuffix("Error")
-            # TensorFlow may put a line "Graph execution error" above its reason.
+            # TensorFlow may write a line "Graph execution error" before the reason.
             text = str(error.message).removeprefix("Graph execution error:").strip()
             raise Refused(code, text.partition("\n")[0]) from error
         except ValueError as error:
-            # A placeholder of another shape.
+            # The request does not have the placeholder's shape.
             raise Refused("InvalidArgument", str(error)) from error
 
     def _by_object(self, signature: str, inputs: Tensors) -> Tensors:
@@ -70,7 +70,7 @@ class Reference:
             raise Refused(type(error).__name__.removesuffix("Error"), str(error.message)) from error
 
     def close(self) -> None:
-        """Frees the session."""
+        """Closes the TensorFlow session."""
         self._session.close()
 
 

@@ -1,4 +1,4 @@
-"""The table of a campaign, one row for each model."""
+"""Writes a campaign's results as a Markdown table with one row per model."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _REASON_CHARS = 110
 
 
 def header() -> str:
-    """Returns the first two lines."""
+    """Returns the two header lines of the table."""
     return _line(_COLUMNS) + "\n" + _line("---" for _ in _COLUMNS)
 
 
 def row(result: ModelResult) -> str:
-    """Returns a model's line: ratios are the least and the largest of its signatures."""
+    """Returns a model's row of the table; ratios are the smallest and the largest of its signatures."""
     if result.adopted is None:
         fault = result.fault if result.is_skipped else f"not built: {result.fault}"
         return _line([result.name, _short(fault), *[""] * (len(_COLUMNS) - 2)])
@@ -50,7 +50,7 @@ def row(result: ModelResult) -> str:
 
 
 def details(results: Iterable[ModelResult]) -> list[str]:
-    """Returns a line for each difference that was seen, and for each timing that failed."""
+    """Returns one line for each difference that was found, and for each timing that failed."""
     lines = []
     for result in results:
         for name, signature in result.signatures.items():
@@ -66,7 +66,7 @@ def details(results: Iterable[ModelResult]) -> list[str]:
 
 
 def summary(results: Iterable[ModelResult]) -> str:
-    """Returns one line with the totals."""
+    """Returns one line with the totals of the campaign."""
     results = list(results)
     adopted = [result for result in results if result.adopted and result.adopted.version]
     exact = [result for result in adopted if result.is_exact]

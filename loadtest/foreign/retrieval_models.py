@@ -1,4 +1,4 @@
-"""Two towers with vocabularies, as a module and in Keras."""
+"""Builds two-tower retrieval models with vocabularies, as a tf.Module and in Keras."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def two_towers_of_a_module(folder: Path, rows: Rows) -> None:
 
 @ZOO.foreign({"user": Ids(3000)})
 def nearest_items(folder: Path, rows: Rows) -> None:
-    """Scores a user's row against the whole table of items and answers the ten best."""
+    """Scores a user's row against the whole table of items and returns the ten best."""
     import tensorflow as tf
 
     users, items = variable("user", rows(3000), 16), variable("item", rows(2000), 16)

@@ -1,4 +1,4 @@
-"""Models of TensorFlow 1: a graph, a session, simple_save; reference variables and partitioned ones."""
+"""Builds TensorFlow 1 models with a graph, a session and simple_save: reference variables and partitioned ones."""
 
 from __future__ import annotations
 

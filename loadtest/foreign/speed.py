@@ -1,4 +1,4 @@
-"""Requests per second of the adopted version against the original, turn by turn on the same machine."""
+"""Measures the requests per second of the adopted version and of the original, in turns on the same machine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _CONNECTIONS, _WARM_S, _TIMEOUT_S = 8, 0.2, 60
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Medians of one signature on one wire, in requests per second; reason: why there are none."""
+    """Median requests per second of one signature on one wire. reason: why they are missing; "" if they are not."""
 
     adopted: float = 0.0
     original: float = 0.0
@@ -31,7 +31,7 @@ class Speed:
 
     @property
     def ratio(self) -> float | None:
-        """How many times as many requests the adopted version answers."""
+        """The adopted version's requests per second over the original's."""
         return self.adopted / self.original if self.original else None
 
     def as_json(self) -> dict[str, Any]:
@@ -49,7 +49,7 @@ def measure(
     seconds: float,
     rounds: int,
 ) -> Speed:
-    """Drives the adopted and the original server by turns, 8 connections each; requests: all answerable."""
+    """Drives the adopted and the original server in turns, with 8 connections each; all requests must be valid."""
     rates: list[list[float]] = [[], []]
     try:
         asks = [_ask(server, model, signature, requests, is_grpc=is_grpc) for server in servers]
@@ -75,7 +75,7 @@ def _port(server: LiveServer, *, is_grpc: bool) -> int:
 
 
 def _ask(server: LiveServer, model: str, signature: str, requests: Sequence[Tensors], *, is_grpc: bool) -> Ask:
-    # Each answer's size is asked for first: the generator holds all others against it.
+    # Send each request once first, because the generator compares the size of every answer with this one's.
     if is_grpc:
         bodies = [grpc_request(model, signature, tensors).SerializeToString() for tensors in requests]
         with grpc.insecure_channel(server.grpc) as channel:

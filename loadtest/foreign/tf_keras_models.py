@@ -1,4 +1,4 @@
-"""Models of Keras 2 (tf_keras), each kind by model.export(), tf.saved_model.save and model.save."""
+"""Builds Keras 2 (tf_keras) models, each kind saved by model.export(), tf.saved_model.save and model.save."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from loadtest.foreign.models import SEED, ZOO, Rows
 
 
 def tf_keras() -> Any:
-    """Returns Keras 2, seeded."""
+    """Imports Keras 2 and sets its random seed."""
     import tf_keras as keras
 
     keras.utils.set_random_seed(SEED)
@@ -45,7 +45,7 @@ for _save_name, _save_by in {"export": _export, "saved_model_save": _saved_model
 
 @ZOO.foreign({"word": Words("word", 800), "tags": Padded(500, 0)}, keras="tf_keras")
 def tf_keras_string_lookup_and_masked_mean(folder: Path, rows: Rows) -> None:
-    """Joins the row of a string with a masked mean."""
+    """Concatenates the row of a string with a masked mean."""
     keras = tf_keras()
     word, tags = keras.Input((), dtype="string", name="word"), keras.Input((6,), dtype="int64", name="tags")
     lookup = keras.layers.StringLookup(vocabulary=vocabulary("word", rows(800)))

@@ -1,4 +1,4 @@
-"""Predict over gRPC with the stock stubs, and over REST with JSON columns."""
+"""Calls Predict over gRPC with the stock stubs, and over REST with columnar JSON."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _TIMEOUT_S = 60
 
 
 class GrpcWire:
-    """One channel to a server."""
+    """One gRPC channel to a server."""
 
     def __init__(self, address: str) -> None:
         self._channel = grpc.insecure_channel(address, options=[("grpc.max_receive_message_length", -1)])
         self._stub = prediction_service_pb2_grpc.PredictionServiceStub(self._channel)
 
     def predict(self, model: str, signature: str, inputs: Tensors) -> Tensors:
-        """Returns the outputs by name; raises Refused."""
+        """Calls Predict and returns the outputs by name; raises Refused."""
         try:
             response = self._stub.Predict(grpc_request(model, signature, inputs), _TIMEOUT_S)
         except grpc.RpcError as error:
@@ -35,12 +35,12 @@ class GrpcWire:
         return {name: tf.make_ndarray(tensor) for name, tensor in response.outputs.items()}
 
     def close(self) -> None:
-        """Ends the connection."""
+        """Closes the connection."""
         self._channel.close()
 
 
 def grpc_request(model: str, signature: str, inputs: Tensors) -> Any:
-    """Returns a PredictRequest."""
+    """Encodes inputs as a PredictRequest."""
     request = predict_pb2.PredictRequest()
     request.model_spec.name, request.model_spec.signature_name = model, signature
     for name, array in inputs.items():
@@ -55,7 +55,7 @@ class RestWire:
         self._connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=_TIMEOUT_S)
 
     def predict(self, model: str, signature: str, inputs: Tensors) -> Any:
-        """Returns the answer's outputs as JSON has them: a dict, or the only one without its name; raises Refused."""
+        """Returns the outputs in their JSON form: a dict, or a single output without its name; raises Refused."""
         self._connection.request(
             "POST", rest_path(model), rest_body(signature, inputs), {"content-type": "application/json"}
         )
@@ -66,30 +66,30 @@ class RestWire:
         return body["outputs"]
 
     def close(self) -> None:
-        """Ends the connection."""
+        """Closes the connection."""
         self._connection.close()
 
 
 def rest_path(model: str) -> str:
-    """Returns the path of Predict."""
+    """Returns the REST path of a model's Predict."""
     return f"/v1/models/{model}:predict"
 
 
 def rest_body(signature: str, inputs: Tensors) -> bytes:
-    """Returns the columnar form of a request."""
+    """Encodes a request in the columnar JSON form."""
     columns = {name: _plain(array) for name, array in inputs.items()}
     return json.dumps({"signature_name": signature, "inputs": columns}).encode()
 
 
 def has_json_form(inputs: Tensors) -> bool:
-    """Says whether JSON can tell the shapes: a list without an element has only its own dimension."""
+    """Says whether JSON can hold the inputs' shapes: an empty list shows one dimension only."""
     return all(array.size or array.ndim == 1 for array in inputs.values())
 
 
 def from_json(outputs: Any, expected: Tensors) -> Tensors:
-    """Returns an answer's arrays, in the dtypes that are expected; raises ValueError where they do not fit."""
+    """Converts a JSON answer to arrays of the expected dtypes; raises ValueError if the answer does not fit."""
     if not (isinstance(outputs, dict) and outputs.keys() == expected.keys()):
-        # A single output has lost its name.
+        # JSON leaves out the name of a single output.
         (name,) = expected
         outputs = {name: outputs}
     return {name: _from_lists(outputs[name], array) for name, array in expected.items()}
@@ -98,7 +98,7 @@ def from_json(outputs: Any, expected: Tensors) -> Tensors:
 def _from_lists(value: Any, like: Array) -> Array:
     if like.dtype == object:
         return np.array([_bytes(item) for item in np.array(value, object).reshape(-1)], object).reshape(like.shape)
-    # JSON has doubles; a half or a bfloat16 comes back by way of the nearest one.
+    # JSON numbers are doubles, from which float16 and bfloat16 are converted exactly.
     array = np.array(value, np.float64 if like.dtype.kind in "fV" else like.dtype)
     if not like.size and not array.size:
         array = array.reshape(like.shape)

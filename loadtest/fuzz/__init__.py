@@ -1,1 +1,1 @@
-"""Broken, hostile and random requests against a running server: `python -m loadtest.fuzz`."""
+"""Sends broken, hostile and random requests to a running server: `python -m loadtest.fuzz`."""

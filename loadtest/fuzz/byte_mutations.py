@@ -1,5 +1,6 @@
-"""Breaks bytes: by chance, and with an eye for protobuf's wire format, so that a change also lands deep in a message
-whose outer lengths still fit."""
+"""Mutates bytes at random, and by protobuf's wire format, so that changes reach fields deep in a message.
+
+The lengths of the messages around a changed field are then corrected."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ Mutation = Callable[[Random, bytes, Sequence[bytes]], bytes]
 
 
 def mutated(source: Random, seeds: Sequence[bytes]) -> bytes:
-    """Returns one of the seeds after one to four changes; now and then it is unchanged in effect."""
+    """Returns one of the seeds after one to four changes, which rarely have no effect."""
     data = source.choice(seeds)
     for _ in range(source.choice((1, 1, 1, 1, 2, 4))):
         data = source.choice(_MUTATIONS)(source, data, seeds)[:MAX_BYTES]
@@ -25,7 +26,7 @@ def mutated(source: Random, seeds: Sequence[bytes]) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One field of a message: data[start:body] is its tag and length, data[body:end] what it holds."""
+    """One field of a message: data[start:body] is its tag and length, data[body:end] its value."""
 
     start: int
     body: int
@@ -35,7 +36,7 @@ class Field:
 
 
 def varint(number: int, padding: int = 0) -> bytes:
-    """Returns a varint, with padding bytes that mean nothing.
+    """Encodes a varint, with padding bytes that do not change its value.
 
     >>> varint(300).hex(), varint(1, padding=2).hex()
     ('ac02', '818000')
@@ -52,7 +53,7 @@ def varint(number: int, padding: int = 0) -> bytes:
 
 
 def fields(data: bytes) -> list[Field]:
-    """Returns the fields of a message as far as it can be read.
+    """Parses the fields of a message up to the first byte that is invalid.
 
     >>> [(f.number, f.wire_type, f.end) for f in fields(bytes.fromhex("0801 1202ffff 0d"))]
     [(1, 0, 2), (2, 2, 6)]
@@ -81,7 +82,7 @@ def fields(data: bytes) -> list[Field]:
 
 
 def _read_varint(data: bytes, at: int) -> tuple[int, int]:
-    """Returns the number and where it ends, -1 where it does not."""
+    """Returns the number and its end position, -1 if the varint does not end."""
     number = shift = 0
     while at < len(data) and shift < 70:
         number |= (data[at] & 0x7F) << shift
@@ -131,7 +132,7 @@ def _splice(source: Random, data: bytes, seeds: Sequence[bytes]) -> bytes:
 
 
 def _within(source: Random, data: bytes, seeds: Sequence[bytes]) -> bytes:
-    """Changes one field, often one far inside, and keeps the lengths around it right."""
+    """Changes one field, often a deeply nested one, and corrects the lengths of the messages around it."""
     found = fields(data)
     if not found:
         return source.choice(_BLIND)(source, data, seeds)
@@ -183,7 +184,7 @@ def _double(source: Random, data: bytes, field: Field) -> bytes:
 
 
 def _bury(source: Random, data: bytes, field: Field) -> bytes:
-    """Puts a field into itself again and again, or into groups that never end."""
+    """Nests a field in itself many times, or in groups that never end."""
     depth = source.choice((1, 10, 99, 101, _MAX_NESTING))
     if source.random() < 0.3:
         return varint(field.number << 3 | 3) * depth + data[field.body : field.end]
@@ -210,5 +211,5 @@ _FIELD_CHANGES = (
     _fill,
 )
 _BLIND: tuple[Mutation, ...] = (_flip, _overwrite, _truncate, _delete, _insert, _repeat, _splice)
-# Two of three changes look at the fields; of the others few leave a message that can still be read.
+# Two of three changes work on fields, because few messages can still be parsed after the other changes.
 _MUTATIONS: tuple[Mutation, ...] = (*_BLIND, *(_within,) * len(_BLIND) * 2)

@@ -1,4 +1,4 @@
-"""Many requests over a few connections at a time, counted by status, with the server watched meanwhile."""
+"""Sends many requests over a few concurrent connections, counts them by status, and watches the server."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from dataclasses import dataclass, field
 from loadtest.fuzz.wires import Sent, Wire
 from loadtest.live_server import Held, LiveServer
 
-# With this many findings the rest would tell nothing new.
+# A run stops after this many findings.
 _ENOUGH = 20
 _SHOWN_BYTES = 600
-# Memory jumps with the largest request of many, and stays: the allocator keeps it for each thread (one of 150 bytes may
-# spread two tf.Examples to 65,536 rows). So what tells a leak is what the server grows by when it is sent requests
-# again; this share of them.
+# The share of requests that is sent again to find leaks. The first time memory grows with the largest request and stays
+# so, because the allocator keeps it for each thread (150 bytes may spread two tf.Examples to 65,536 rows). Growth by
+# repeated requests is a leak.
 _AGAIN_SHARE = 0.2
 
 
 @dataclass(slots=True)
 class Campaign:
-    """Result of a run on one wire.
+    """A run of many requests on one wire, and its results.
 
-    start, once, again: what the server held before, after every request, and after the first of them once more.
+    start, once, again: the server's resources before, after all requests, and after some of them were repeated.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Campaign:
     again: Held | None = None
 
     def run(self, numbers: Sequence[int], connect: Callable[[], Wire], *, connections: int, seed: int) -> None:
-        """Sends requests of these numbers until they are sent, enough is found, or the server is gone."""
+        """Sends the requests of these numbers, until all are sent, there are enough findings, or the server is gone."""
         self.start = self.server.held()
         started_s = time.monotonic()
         self._send(numbers, connect, connections, seed)
@@ -91,15 +91,15 @@ class Campaign:
         )
 
     def grown_mib(self) -> float:
-        """Returns by how much the server's share of memory grew when requests were repeated."""
+        """Returns the growth of the server's memory (PSS) by repeated requests."""
         return self.again.pss_mib - self.once.pss_mib if self.once and self.again else 0.0
 
     def grown_descriptors(self) -> int:
-        """Returns how many more descriptors the server has open than before."""
+        """Returns the growth of the server's open descriptors since the start."""
         return self.again.descriptors - self.start.descriptors if self.start and self.again else 0
 
-    def tell(self) -> None:
-        """Prints the figures."""
+    def print_figures(self) -> None:
+        """Prints the figures of the run."""
         sent = self.statuses.total()
         say(f"{self.name}: {sent} requests, {self.seconds:.1f} s without those that were repeated")
         say("  " + ", ".join(f"{status} {count}" for status, count in self.statuses.most_common()))
@@ -110,6 +110,6 @@ class Campaign:
 
 
 def say(text: str) -> None:
-    """Writes to standard output at once."""
+    """Writes a line to standard output and flushes it."""
     sys.stdout.write(text + "\n")
     sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""schemathesis over the server's OpenAPI document."""
+"""Runs schemathesis on the server's OpenAPI document."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import subprocess
 import sys
 import tempfile
 
-# Those that hold for this API. Left out: negative_data_rejection and positive_data_acceptance, because what an input
-# may be depends on the signature, which no schema of a route can say; unsupported_method, because TensorFlow Serving
-# answers 400 and not 405; missing_required_header and those of authentication and resources, of which there are none.
+# The checks of schemathesis that apply to this API. Left out are negative_data_rejection and positive_data_acceptance,
+# because valid inputs depend on the signature, which a route's schema can not describe; unsupported_method, because
+# TensorFlow Serving's status is 400, not 405; and those of required headers, authentication and resources, which the
+# API does not have.
 CHECKS = (
     "not_a_server_error",
     "status_code_conformance",
@@ -22,7 +23,7 @@ PHASES = "examples,coverage,fuzzing,stateful"
 
 
 def run_schemathesis(url: str, *, max_examples: int, seed: int, phases: str = PHASES) -> int:
-    """Runs it against a server, its report on standard output; returns its exit status.
+    """Runs schemathesis against a server, with its report on standard output; returns its exit status.
 
     Args:
       url: "http://host:port".
@@ -42,5 +43,5 @@ def run_schemathesis(url: str, *, max_examples: int, seed: int, phases: str = PH
             "--warnings=off",
             "--no-color",
         ]
-        # Elsewhere, because it writes files where it runs.
+        # In a temporary folder, because schemathesis writes files into its current folder.
         return subprocess.run(command, cwd=folder).returncode

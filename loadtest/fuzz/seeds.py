@@ -1,4 +1,4 @@
-"""Valid requests over both wires, to be broken: whatever the served model can be asked."""
+"""Makes valid requests for the served model, for both wires, as seeds of the mutations."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _FIELDS = {
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A path, what is posted to it, and the only keys that an answer may have, one of them."""
+    """An HTTP route: its path, documents to post, and the keys of which a good answer has exactly one."""
 
     path: str
     documents: tuple[Any, ...]
@@ -41,7 +41,7 @@ class Route:
 
 
 def grpc_seeds(model: ServedModel) -> dict[str, list[bytes]]:
-    """Returns serialized requests by method."""
+    """Returns serialized requests by gRPC method."""
     examples = list(_examples())
     return {
         PREDICT: [request.SerializeToString() for request in _predict_requests(model, examples)],
@@ -59,7 +59,7 @@ def grpc_seeds(model: ServedModel) -> dict[str, list[bytes]]:
 
 
 def http_seeds(model: ServedModel) -> list[Route]:
-    """Returns what can be posted over HTTP."""
+    """Returns the HTTP routes that accept a body, with valid documents."""
     version = f"/v1/models/{model.name}/versions/{model.version}"
     columns = [{"signature_name": s.name, "inputs": s.columns()} for s in model.predicted()]
     rows = [{"signature_name": s.name, "instances": _as_rows(s)} for s in model.predicted() if _as_rows(s)]
@@ -180,7 +180,7 @@ def _spec_request(message: str, model: ServedModel, *, metadata: bool) -> bytes:
 def _reload(model: ServedModel) -> bytes:
     request = message_class("tensorflow.serving.ReloadConfigRequest")()
     config = request.config.model_config_list.config.add()
-    # A folder that is not there: a request that happens to be right must not load anything.
+    # A folder that does not exist, so that a mutated request that is valid by chance loads nothing.
     config.name, config.base_path, config.model_platform = model.name, "no_such_folder", "tensorflow"
     return bytes(request.SerializeToString())
 

@@ -1,4 +1,4 @@
-"""Which answers a broken request may get, over each wire."""
+"""Judges the answers to mutated requests, for each wire."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError
 
 from loadtest.wire import message_class
 
-# Answers that blame the request; every other failure is the server's.
+# Codes that blame the request; every other failure is a finding.
 _REFUSALS = {
     grpc.StatusCode.INVALID_ARGUMENT,
     grpc.StatusCode.NOT_FOUND,
@@ -32,7 +32,7 @@ _RESPONSES = {
     "GetModelStatus": "GetModelStatusResponse",
     "HandleReloadConfigRequest": "ReloadConfigResponse",
 }
-# By number of the DataType: field of the values, and bytes of one in tensor_content.
+# DataType number -> field of the values, and bytes per value in tensor_content.
 _VALUES = {
     1: ("float_val", 4),
     2: ("double_val", 8),
@@ -53,24 +53,24 @@ _VALUES = {
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """An answer's status, and what is wrong with the answer; "" where nothing is."""
+    """An answer's status, and the problem with the answer; "" if there is none."""
 
     status: str
     problem: str = ""
 
 
 def of_grpc_error(error: grpc.RpcError) -> Verdict:
-    """Judges a refusal."""
+    """Judges an error that the server answered over gRPC."""
     code, details = error.code(), error.details() or ""
     if code not in _REFUSALS:
         return Verdict(code.name, f"{code.name}: {details}")
     if not details:
-        return Verdict(code.name, f"{code.name} without a text")
+        return Verdict(code.name, f"{code.name} without an error text")
     return Verdict(code.name)
 
 
 def of_grpc_answer(method: str, data: bytes) -> Verdict:
-    """Judges an answer's bytes."""
+    """Judges the bytes of a gRPC answer."""
     name = _RESPONSES.get(method.rpartition("/")[2])
     if name is None:
         return Verdict("OK")
@@ -85,7 +85,7 @@ def of_grpc_answer(method: str, data: bytes) -> Verdict:
 
 
 def tensor_problem(tensor: Any) -> str:
-    """Says why a TensorProto of an answer does not hold what it declares; "" where it does."""
+    """Says why a TensorProto in an answer does not fit its own dtype and shape; "" if it fits."""
     if tensor.dtype not in _VALUES:
         return f"dtype {tensor.dtype}"
     sizes = [dim.size for dim in tensor.tensor_shape.dim]
@@ -103,7 +103,7 @@ def of_http(status: int, content_type: str, body: bytes, answers: Sequence[str])
     """Judges an HTTP answer.
 
     Args:
-      answers: the keys of which a good answer has exactly one.
+      answers: keys of which a good answer has exactly one.
     """
     label = str(status)
     if status != 200 and status not in _HTTP_REFUSALS:

@@ -1,4 +1,4 @@
-"""Sends request number i, which follows from the seed and i alone, so that a finding can be sent again."""
+"""Sends request number i, which depends on the seed and i only, so that a finding can be sent again."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PREDICT_SHARE = 0.85
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """One request, its target, and its result."""
+    """One sent request, its target, and the verdict on its answer."""
 
     target: str
     payload: bytes
@@ -30,23 +30,23 @@ class Sent:
 
 
 class Wire(Protocol):
-    """A connection of one thread."""
+    """A wire's connection of one thread."""
 
     def send(self, number: int) -> Sent:
         """Sends the request of this number and judges its answer."""
 
     def close(self) -> None:
-        """Ends the connection."""
+        """Closes the connection."""
 
 
 class GrpcWire:
-    """Mutated messages as raw bytes: mostly Predict, and every other method. Concurrency: one caller at a time."""
+    """Sends mutated gRPC messages, mostly to Predict, but to all methods. Concurrency: one caller at a time."""
 
     def __init__(self, address: str, model: ServedModel, seed: int) -> None:
         self._channel = grpc.insecure_channel(address, [("grpc.use_local_subchannel_pool", 1)])
         self._seed = seed
         self._seeds = grpc_seeds(model)
-        # A reload that happens to be right changes what is served; it has a wire of its own.
+        # Not the reload method: a mutated reload that is valid by chance changes the served models. See ReloadWire.
         self._others = [method for method in self._seeds if method not in (PREDICT, RELOAD)]
         self._calls: dict[str, Any] = {method: self._channel.unary_unary(method) for method in self._seeds}
         self._reflect: Any = self._channel.stream_stream(REFLECTION)
@@ -71,7 +71,7 @@ class GrpcWire:
 
 
 class ReloadWire(GrpcWire):
-    """Mutated configurations to serve."""
+    """Sends mutated configurations to the gRPC method that reloads the list of models."""
 
     def send(self, number: int) -> Sent:
         source = Random(f"reload {self._seed} {number}")
@@ -79,7 +79,7 @@ class ReloadWire(GrpcWire):
 
 
 class HttpWire:
-    """Mutated JSON to every route that takes a body. Concurrency: one caller at a time."""
+    """Sends mutated JSON to every HTTP route that accepts a body. Concurrency: one caller at a time."""
 
     def __init__(self, address: str, model: ServedModel, seed: int) -> None:
         host, _, port = address.removeprefix("http://").partition(":")
@@ -94,7 +94,7 @@ class HttpWire:
         try:
             verdict = self._post(route, body, headers)
         except (OSError, http.client.HTTPException):
-            # A server may close a connection that was idle for seconds just when it is used again; a new one must do.
+            # A server may close an idle connection at the moment when it is used again: retry once on a new one.
             self._connection.close()
             try:
                 verdict = self._post(route, body, headers)

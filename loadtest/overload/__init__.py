@@ -1,1 +1,1 @@
-"""Measures answers and their times under overload."""
+"""Measures a server's goodput and response times under overload: `python -m loadtest.overload`."""

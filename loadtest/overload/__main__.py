@@ -1,8 +1,8 @@
-"""Goodput under overload: finds a server's capacity in a closed loop, then offers half of it to four times as much.
+"""Measures goodput under overload: finds a server's capacity in a closed loop, then offers 0.5 to 4 times that load.
 
-A SavedModel that takes some milliseconds is served on loopback, the server bound to the first core and this generator
-to the last. Each load is offered at random times, whatever becomes of earlier requests; clients give up after
---timeout_s. A second model is asked once in a while beside the flood. Prints a table, and writes a picture.
+The server runs a SavedModel that takes some milliseconds, on loopback and bound to the first core; this generator is
+bound to the last. Requests are sent at random times, without waiting for earlier ones; clients give up after
+--timeout_s. A second model gets occasional requests during the flood. Prints a table, and writes a picture.
 
     python -m loadtest.overload --picture docs/overload.svg
 """
@@ -27,12 +27,12 @@ _CONFIG = """model_config_list {
   config { name: "other" base_path: "%s" model_platform: "tensorflow" }
 }
 """
-# Requests a second to the model that nobody floods.
+# Requests per second to the second model, which is not flooded.
 _OTHER_PER_S = 4.0
 
 
 def main() -> None:
-    """Runs the rounds."""
+    """Measures both wires and prints a table for each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--wire", choices=["http", "grpc"], nargs="+", default=["http", "grpc"])
     parser.add_argument("--factors", type=float, nargs="+", default=[0.5, 0.8, 1.0, 1.5, 2.0, 3.0, 4.0])
@@ -77,7 +77,7 @@ async def _curve(name: str, port: int, options: argparse.Namespace) -> str:
             offer(wire, "flooded", per_s=factor * before, seed=number, **common),
             offer(wire, "other", per_s=_OTHER_PER_S, seed=1000 + number, **common),
         )
-        # What else the machine does changes while this runs: capacity is what it was around each round.
+        # Other work on the machine changes during the run, so the capacity is measured before and after each round.
         after = await _capacity(wire, options)
         rounds.append((flood, other, (before + after) / 2))
         before = after
@@ -103,7 +103,7 @@ def _row(flood: Round, other: Round, per_s: float) -> str:
 
 
 def _chart(name: str, rounds: list[tuple[Round, Round, float]]) -> str:
-    """Draws all in multiples of the capacity around each round."""
+    """Draws goodput and refusals over the offered load, all as multiples of the capacity around each round."""
     points = [
         ((flood.offered + other.offered) / per_s, (flood.goodput + other.goodput) / per_s, flood.refused / per_s)
         for flood, other, per_s in rounds

@@ -1,4 +1,4 @@
-"""Closed loops, which find what a server can do, and open ones, which ask for more than that."""
+"""Runs closed loops, which measure a server's capacity, and open loops, which exceed it."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from dataclasses import dataclass
 
 from loadtest.overload.wires import Outcome, Wire, timed
 
-# More on their way than this, and the generator is what is measured.
+# With more requests in flight than this, the generator would be the bottleneck.
 _MAX_ON_THEIR_WAY = 5000
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One load and what came of it.
+    """The results of one offered load.
 
-    factor: of capacity; offered, goodput, refused: requests a second. goodput: answered within the client's patience.
-    ok_ms, refused_ms: median and 99th percentile; nan where there were none.
+    factor: load as a multiple of the capacity; offered, goodput, refused: requests per second. goodput counts answers
+        within the client's timeout.
+    ok_ms, refused_ms: median and 99th percentile; nan if there were none.
     """
 
     factor: float
@@ -34,7 +35,7 @@ class Round:
 
 
 async def capacity(wire: Wire, model: str, *, clients: int, seconds: float, timeout_s: float) -> float:
-    """Returns answers a second of so many clients that ask again when they are answered."""
+    """Returns answers per second with N clients that each send the next request after an answer."""
     end_s = time.perf_counter() + seconds
     done = 0
 
@@ -51,7 +52,7 @@ async def capacity(wire: Wire, model: str, *, clients: int, seconds: float, time
 async def offer(
     wire: Wire, model: str, *, factor: float, per_s: float, seconds: float, timeout_s: float, seed: int
 ) -> Round:
-    """Sends requests at random times, whatever becomes of those before."""
+    """Sends requests at random times, without waiting for earlier ones, and returns the results."""
     random_times = random.Random(seed)
     started_s = time.perf_counter()
     due_s = started_s

@@ -1,4 +1,4 @@
-"""One request over HTTP or gRPC: how it ended, and when."""
+"""Sends single requests over HTTP or gRPC, and records their outcome and time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import grpc.aio
 
 from loadtest.wire import PREDICT_METHOD, message_classes
 
-# ok: the right answer; late: the client had given up; refused: as overload; failed: anything else.
+# ok: the right answer; late: after the client gave up; refused: for overload; failed: all other outcomes.
 Kind = Literal["ok", "refused", "late", "failed"]
 _DT_FLOAT = 1
 X, Y = 3.0, 6.0
@@ -22,7 +22,7 @@ X, Y = 3.0, 6.0
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a request ended. seconds: since it was due, not since it was sent."""
+    """The outcome of a request. seconds: since the request was due, not since it was sent."""
 
     kind: Kind
     seconds: float
@@ -30,19 +30,19 @@ class Outcome:
 
 
 class Wire(Protocol):
-    """Sends requests; concurrency: one event loop."""
+    """The interface of a wire that sends requests. Concurrency: one event loop."""
 
     async def ask(self, model: str, timeout_s: float) -> tuple[Kind, bool]:
-        """Returns how one ended, and whether a refusal said when to try again."""
+        """Sends a request; returns its outcome, and whether a refusal had a Retry-After."""
         ...
 
     async def close(self) -> None:
-        """Closes all connections."""
+        """Closes all connections of the wire."""
         ...
 
 
 class HttpWire:
-    """Connections that stay open, as many as there are requests on their way."""
+    """Sends requests over persistent HTTP connections, one for each request in flight."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -89,7 +89,7 @@ class HttpWire:
 
 
 class GrpcWire:
-    """One channel, whose deadline goes with each request."""
+    """Sends requests over one gRPC channel, each with the deadline of the client."""
 
     def __init__(self, address: str) -> None:
         self._channel = grpc.aio.insecure_channel(address)
@@ -127,6 +127,6 @@ class GrpcWire:
 
 
 async def timed(wire: Wire, model: str, due_s: float, timeout_s: float) -> Outcome:
-    """Asks, and measures from when the request was due: a generator that is late hides no waiting."""
+    """Sends a request and measures the time since it was due, so that a late generator hides no waiting."""
     kind, has_hint = await wire.ask(model, timeout_s)
     return Outcome(kind, time.perf_counter() - due_s, has_hint)

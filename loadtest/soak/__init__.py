@@ -1,1 +1,1 @@
-"""A server under a steady mixed load for as long as wanted: what fails, and whether it grows."""
+"""Keeps a server under a steady mixed load for a long time, and reports failures and memory growth."""

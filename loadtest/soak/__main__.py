@@ -1,11 +1,11 @@
-"""Keeps a server of its own under a steady mixed load, swaps versions, floods the server, and reports the outcome.
+"""Keeps a server of its own under a steady mixed load, swaps versions, floods the server, and reports the result.
 
     python -m loadtest.soak --minutes 60
     python -m loadtest.soak --minutes 60 --flood_seconds 10
     python -m loadtest.soak --minutes 5 --rate 100 --out build/soak -- --graph_signatures=off
 
-Every answer is held against the expected one. Exit status 1 where a request failed, a version did not come, or the
-server logged an error or is gone. Ctrl-C ends it with the report so far.
+Every answer is compared with the expected one. The exit status is 1 if a request failed, a version was not loaded, or
+the server logged an error or ended. Ctrl-C ends the run with a report so far.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _SIZES = {"small": SMALL, "tiny": TINY}
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Returns 1 where anything went wrong."""
+    """Runs the soak test; returns 1 if there were failures."""
     options = _parser().parse_args(arguments)
     interrupted = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -54,7 +54,7 @@ def main(arguments: list[str] | None = None) -> int:
         ]
         with LiveServer(*flags) as server:
             _soak(server.ready(), models, report, options, interrupted)
-        # What it says when it stops counts too.
+        # Errors that the server logs while it stops count too.
         report.faults = dict(server.faults)
     report.write(options.out)
     _say(report.markdown())
@@ -92,15 +92,15 @@ def _soak(
             next_s += options.sample_seconds
         if server.is_alive:
             interrupted.wait(max(0.0, end_s - time.monotonic()))
-    # With what was still under way.
+    # A last sample, with the requests that were still in flight.
     _sample(server, tally, report, start_s)
 
 
 def _sample(server: LiveServer, tally: Tally, report: Report, start_s: float) -> None:
     try:
-        sample = sampled(server.pid, time.monotonic() - start_s, tally.take())
+        sample = sampled(server.pid, time.monotonic() - start_s, tally.next_window())
     except (OSError, KeyError) as error:
-        # Ctrl-C reaches the server too.
+        # Ctrl-C also interrupts the server, so its end is then no failure.
         tally.failed("server", f"it is gone: {error}")
         return
     report.samples.append(sample)

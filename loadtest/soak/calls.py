@@ -1,4 +1,4 @@
-"""The kinds of requests, how often each is sent, and what must come back."""
+"""The kinds of requests of the soak test, with their shares and their expected answers."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from loadtest.wire import PREDICT_METHOD, message_class
 
 _MODEL_STATUS = "/tensorflow.serving.ModelService/GetModelStatus"
 _METADATA = "/tensorflow.serving.PredictionService/GetModelMetadata"
-# Far beyond what a busy machine needs; a request that takes longer was lost.
+# Timeout of a request, far longer than a busy machine needs.
 _PATIENCE_S = 30.0
 _OPTIONS = [
-    # Each channel a connection of its own.
+    # Makes grpcio open a separate connection for each channel.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.max_receive_message_length", -1),
 ]
@@ -34,12 +34,12 @@ SMALL_LOOKUP = "small lookup"
 
 
 class Wrong(Exception):
-    """An answer that is not the expected one."""
+    """The server sent another answer than the expected one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request to send again and again; answer: what came first and was right, without the version that gave it."""
+    """A request to send again and again. answer: its first, checked answer, without the version."""
 
     body: bytes
     answer: Any
@@ -48,13 +48,13 @@ class Asked:
 
 
 class Calls:
-    """Every kind of request over one channel.
+    """Sends every kind of request over a given channel.
 
-    share: how often each kind is sent, of all.
+    share: kind -> (its share of all requests, the function that sends one).
     """
 
     def __init__(self, grpc_address: str, http_address: str, data: Data, *, has_predict: bool) -> None:
-        """Asks for every answer once and holds it against numpy; raises AssertionError and grpc.RpcError."""
+        """Sends each request once and compares the answer with numpy's; raises AssertionError and grpc.RpcError."""
         self._grpc, self._http = grpc_address, http_address.removeprefix("http://")
         self.share: dict[str, tuple[float, Callable[[grpc.Channel, random.Random], str]]] = {}
         with self.channel() as channel:
@@ -84,7 +84,7 @@ class Calls:
         }
 
     def channel(self) -> grpc.Channel:
-        """Opens a connection of its own."""
+        """Opens a channel with its own connection."""
         return grpc.insecure_channel(self._grpc, _OPTIONS)
 
     def _first(self, channel: grpc.Channel, workload: str, inputs: Arrays, data: Data, metadata: Any) -> Asked:
@@ -169,7 +169,7 @@ class Calls:
         return "OK"
 
     def available(self, channel: grpc.Channel) -> set[int]:
-        """Returns the versions that are AVAILABLE."""
+        """Returns the numbers of the model's AVAILABLE versions."""
         request = message_class("tensorflow.serving.GetModelStatusRequest")()
         request.model_spec.name = MODEL
         body = _unary(channel, _MODEL_STATUS, request.SerializeToString())
@@ -192,7 +192,7 @@ class Calls:
         return "4 times 200"
 
     def _over_http(self, _channel: grpc.Channel, source: random.Random) -> str:
-        """Sends a right request and a wrong one over one connection."""
+        """Sends a valid and an invalid request over one HTTP connection."""
         connection = http.client.HTTPConnection(self._http, timeout=_PATIENCE_S)
         try:
             one = source.choice(self._medium)
@@ -232,7 +232,7 @@ def _refused(channel: grpc.Channel, method: str, request: Any, code: grpc.Status
 
 
 def _code(call: Callable[[], Any], allowed: str) -> str:
-    """Returns OK, or the status that begins so; raises any other."""
+    """Returns "OK", or the error's status name if it is allowed; raises other errors."""
     try:
         call()
     except grpc.FutureCancelledError:
@@ -249,7 +249,7 @@ def _predict_class(kind: str) -> type[Any]:
 
 
 def _with_content(body: bytes) -> bytes:
-    """Returns a request with its values as bytes."""
+    """Returns a copy of a request whose tensors hold their values in tensor_content."""
     request = _predict_class("Request").FromString(body)
     for tensor in request.inputs.values():
         tensor.tensor_content = np.array(tensor.int64_val, "<i8").tobytes()

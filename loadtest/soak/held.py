@@ -1,4 +1,4 @@
-"""Reads the memory, descriptors and threads that a server process holds while it runs."""
+"""Reads the present memory, descriptors and threads of a server process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from loadtest.live_server import held_by
 
 @dataclass(frozen=True, slots=True)
 class HeldNow:
-    """Memory, descriptors and threads of a server process; see report.Sample for the fields."""
+    """Memory, descriptors and threads of a server process; report.Sample describes the fields."""
 
     pss_mib: float
     private_mib: float
@@ -23,9 +23,10 @@ class HeldNow:
 
 
 def held_now(pid: int) -> HeldNow:
-    """Reads what a server holds; raises OSError where it is gone."""
+    """Reads the resources of a server process; raises OSError if the process has ended."""
     held = held_by(pid)
-    # After the name in parentheses, which may hold spaces: 12th and 13th the user and system time, 18th the threads.
+    # Fields after the process name in parentheses, which may hold spaces: 12th and 13th are user and system time, 18th
+    # is the number of threads.
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return HeldNow(
         held.pss_mib,

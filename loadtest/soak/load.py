@@ -1,4 +1,4 @@
-"""The clients: threads that send by a fixed schedule, one that watches the health, others that make trouble."""
+"""The clients of the soak test: threads that send by a schedule, one that watches health, one that swaps versions."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from loadtest.soak.calls import SMALL_LOOKUP, Calls
 from loadtest.soak.tally import Tally
 
 THREADS = 8
-# Half of the threads open their channel anew so often.
+# Seconds after which half of the threads open a new channel.
 _CHANNEL_S = 5.0
 _MAX_LOAD_S = 60.0
 
 
-# Runs until its event is set.
+# A function that runs in a thread until the event is set.
 Trouble = Callable[[threading.Event], None]
 
 
@@ -38,13 +38,13 @@ def running(
     swap_s: float,
     troubles: Sequence[Trouble] = (),
 ) -> Iterator[None]:
-    """Sends requests until the context ends.
+    """Sends requests from threads until the `with` block ends.
 
     Args:
-      models: the folder that the server serves, with version 1 in it.
-      rate: requests per second, of all threads.
+      models: the served model folder, which holds version 1.
+      rate: requests per second of all threads together.
       swap_s: seconds from one new version to the next.
-      troubles: what else goes on.
+      troubles: further functions that run in threads meanwhile.
     """
     stop = threading.Event()
     begin_s = time.monotonic() + 0.1
@@ -95,7 +95,7 @@ def _client(
         try:
             outcome = calls.share[kind][1](channel, source)
         except Exception as error:
-            # Whatever it is, it is counted: a thread that ended would send nothing more, and that would look well.
+            # Every exception counts as a failure. If it ended the thread, the missing requests would look like success.
             tally.failed(kind, _words(error))
         else:
             seconds = time.monotonic() - start_s
@@ -114,7 +114,7 @@ def _words(error: Exception) -> str:
 
 
 def _watch(watch: Iterator[health_pb2.HealthCheckResponse], tally: Tally, stop: threading.Event) -> None:
-    """Counts every change of the health after the first as one too many."""
+    """Watches the server's health; counts every change after the first status as a failure."""
     serving = health_pb2.HealthCheckResponse.SERVING
     try:
         for answer in watch:
@@ -130,7 +130,7 @@ def _watch(watch: Iterator[health_pb2.HealthCheckResponse], tally: Tally, stop: 
 
 
 def _swap(calls: Calls, tally: Tally, stop: threading.Event, models: Path, swap_s: float) -> None:
-    """Puts a copy of the version into place under the next number, and takes away the one before the old one."""
+    """Adds a copy of the version under the next number, and removes the version before the old one."""
     version = 1
     with calls.channel() as channel:
         while not stop.wait(swap_s):

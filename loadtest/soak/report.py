@@ -1,4 +1,4 @@
-"""Writes the result of a run: JSON with every sample, and Markdown and a picture with a summary."""
+"""Writes the result of a soak test: JSON with every sample, and a summary as Markdown and picture."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ _COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The server's resources at a moment, and events and times of small lookups since the sample before.
+    """The server's resources at one moment, and the requests and lookup times since the sample before.
 
-    anonymous_mib: memory that is no file's. Of a file's pages (TensorFlow's libraries are hundreds of MiB), PSS and
-      private memory count more or less as other processes come and go; growth shows in this one.
-    deleted_maps: mapped files that are no longer there, as of versions that were not let go.
+    anonymous_mib: memory that is not mapped from files. PSS and private memory vary with other processes that map the
+        same files (TensorFlow's libraries are hundreds of MiB), so growth is visible in this number.
+    deleted_maps: mapped files that were deleted, such as those of versions that were not unloaded.
     """
 
     at_s: float
@@ -60,7 +60,7 @@ class Sample:
 
 
 def sampled(pid: int, at_s: float, window: Window) -> Sample:
-    """Reads what a server holds now; raises OSError where it is gone."""
+    """Makes a sample of a server process and a window of requests; raises OSError if the process has ended."""
     times = np.array(window.seconds or [0.0]) * 1e3
     return Sample(
         at_s=at_s,
@@ -76,7 +76,7 @@ def sampled(pid: int, at_s: float, window: Window) -> Sample:
 
 
 def slope_mib_per_hour(samples: list[Sample], what: str) -> float | None:
-    """Returns how fast memory grew in the second half of the samples, by least squares; None for less than three."""
+    """Returns the growth of memory in the second half of the samples, by least squares; None for fewer than three."""
     later = samples[len(samples) // 2 :]
     if len(later) < 3:
         return None
@@ -85,9 +85,9 @@ def slope_mib_per_hour(samples: list[Sample], what: str) -> float | None:
 
 @dataclass
 class Report:
-    """A run so far.
+    """The results of a soak test so far.
 
-    problems: failures in words, with how often and when first; faults: what the server logged as errors.
+    problems: text of a failure -> (how often, when first); faults: errors that the server logged.
     """
 
     about: dict[str, Any]
@@ -117,7 +117,7 @@ class Report:
         return {what: slope_mib_per_hour(self.samples, what) for what in ("anonymous_mib", "private_mib", "pss_mib")}
 
     def markdown(self) -> str:
-        """Returns tables of the samples, some together so that they fit a page, and of the totals."""
+        """Returns tables of the samples, of which some are combined to fit a page, and of the totals."""
         together = max(1, -(-len(self.samples) // _MAX_ROWS))
         lines = [
             f"| {' | '.join(_COLUMNS)} |",
@@ -154,7 +154,7 @@ class Report:
         return "\n".join(lines) + "\n"
 
     def picture(self) -> str:
-        """Returns times, memory, descriptors and requests over time, as SVG."""
+        """Draws response times, memory, descriptors and requests over time, as SVG."""
         charts = []
         for title, unit, shown in _CHARTS:
             series = [Series(name, [(s.at_s / 60, read(s)) for s in self.samples]) for name, read in shown]

@@ -7,16 +7,16 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 
-# Of failures that are alike, one line is enough; of a server that is gone there are many.
+# Maximum length of a failure's text, so that similar failures of a server that is gone count as one.
 _MAX_LENGTH = 300
 
 
 @dataclass
 class Window:
-    """One stretch of time.
+    """The counts of the time between two samples.
 
-    seconds: of each small lookup, from its call to its answer.
-    behind_s: how late a request was sent at most, by its schedule: the clients' fault or the server's.
+    seconds: response time of each small lookup.
+    behind_s: the longest delay of a request behind its schedule, caused by the clients or the server.
     """
 
     requests: Counter[str] = field(default_factory=Counter)
@@ -27,9 +27,9 @@ class Window:
 
 
 class Tally:
-    """Counts; every method may be called by many threads at once.
+    """Counts requests and failures. Concurrency: any thread.
 
-    problems: what went wrong, in words, with how often and when first (seconds since the epoch).
+    problems: text of a failure -> (how often, when first in seconds since the epoch).
     """
 
     def __init__(self, interrupted: threading.Event) -> None:
@@ -39,10 +39,10 @@ class Tally:
         self.problems: dict[str, tuple[int, float]] = {}
 
     def done(self, kind: str, outcome: str, seconds: float | None, behind_s: float) -> None:
-        """Counts a request that went as it should.
+        """Counts a request that had the expected outcome.
 
         Args:
-          seconds: None where its time is of no interest.
+          seconds: the response time; None if it shall not be recorded.
         """
         with self._lock:
             self._window.requests[kind] += 1
@@ -52,7 +52,7 @@ class Tally:
                 self._window.seconds.append(seconds)
 
     def failed(self, kind: str, why: str) -> None:
-        """Counts a failure, unless the run is being interrupted: Ctrl-C reaches the server too."""
+        """Counts a failure, unless the run is being interrupted, because Ctrl-C also interrupts the server."""
         if self._interrupted.wait(0.3):
             return
         why = " ".join(f"{kind}: {why}".split())[:_MAX_LENGTH]
@@ -62,8 +62,8 @@ class Tally:
             count, first = self.problems.get(why, (0, time.time()))
             self.problems[why] = (count + 1, first)
 
-    def take(self) -> Window:
-        """Returns what was counted since the last call."""
+    def next_window(self) -> Window:
+        """Returns the counts since the last call, and starts a new window."""
         with self._lock:
             window, self._window = self._window, Window()
         return window

@@ -1,4 +1,4 @@
-"""Rows that are changed while the server answers from their table, and looked at until all see the change."""
+"""Changes rows while the server answers from their table, and reads each until all answers show the change."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from loadtest.soak.tally import Tally
 
 _TABLE, _FEATURE = "user", "user"
 _PATIENCE_S = 30.0
-# So many answers in a row, each over a connection of its own, must have the change.
+# Number of consecutive answers, each over a new connection, that must show the change.
 _LOOKS = 4
 _KIND = "upsert"
 
 
 def free_row(data: Data) -> int:
-    """Returns a row of the table that no other request of the soak asks for."""
+    """Returns a row of the table that no other request of the soak test looks up."""
     used = {int(i) for name in WORKLOADS for inputs in data.requests(name) for i in inputs.get(_FEATURE, [])}
     return next(row for row in range(data.sizes.tables[_TABLE][0]) if row not in used)
 
@@ -30,7 +30,7 @@ def run(admin: str, address: str, data: Data, tally: Tally, stop: threading.Even
     """Changes one row every interval_s until stop is set.
 
     Args:
-      admin, address: of the admin listener and of the other one, host:port.
+      admin, address: host:port of the admin listener and of the HTTP listener.
     """
     row, dim = free_row(data), data.sizes.tables[_TABLE][1]
     number = 0
@@ -50,7 +50,7 @@ def run(admin: str, address: str, data: Data, tally: Tally, stop: threading.Even
 
 
 def _seen(address: str, row: int, wanted: list[float], stop: threading.Event) -> str:
-    """Waits until the row is what it was set to; says how, "" for never."""
+    """Waits until the row has the written value; returns the outcome in words, "" if it never has."""
     end_s = time.monotonic() + _PATIENCE_S
     in_a_row = 0
     versions = _versions(address)
@@ -61,7 +61,7 @@ def _seen(address: str, row: int, wanted: list[float], stop: threading.Event) ->
             return "seen"
         if not in_a_row:
             if _versions(address) != versions:
-                # A version that was copied before the change and is served now does not have it.
+                # The version served now was copied before the change, so it does not have the change.
                 return "overtaken by a version"
             time.sleep(0.05)
     return ""

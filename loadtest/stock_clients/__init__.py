@@ -1,1 +1,1 @@
-"""Stock clients against a running server, each on its own terms: `python -m loadtest.stock_clients`."""
+"""Calls a running server with unmodified clients of other projects: `python -m loadtest.stock_clients`."""

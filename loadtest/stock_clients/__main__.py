@@ -1,4 +1,4 @@
-"""Shows each stock client working against a server started for it: one line per call, exit status 1 on a failure.
+"""Starts a server and calls it with each stock client: prints one line per call; the exit status is 1 on a failure.
 
 python -m loadtest.stock_clients                                     on a tiny model, trained and exported now
 python -m loadtest.stock_clients --model_base_path models/movielens
@@ -18,7 +18,7 @@ from pathlib import Path
 from loadtest.live_server import served_model
 from loadtest.model_samples import ask
 from loadtest.stock_clients import curl, health_probe, own_client, reflected, serving_api, triton
-from loadtest.stock_clients.outcome import Check, Place, tell
+from loadtest.stock_clients.outcome import Check, Place, run_checks
 
 _CLIENTS: dict[str, Callable[[Place], Iterable[Check]]] = {
     "serving_api": serving_api.checks,
@@ -31,7 +31,7 @@ _CLIENTS: dict[str, Callable[[Place], Iterable[Check]]] = {
 
 
 def main() -> int:
-    """Returns 1 where a client failed."""
+    """Runs all checks; returns 1 if a call failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model_name", default="movielens")
     parser.add_argument("--model_base_path", type=Path, help="default: a tiny model, trained and exported now")
@@ -45,7 +45,7 @@ def main() -> int:
         model = dataclasses.replace(ask(server.http, options.model_name), called=called)
         place = Place(server.http, server.grpc, base_path, model, options.example)
         chosen = [_CLIENTS[name] for name in options.clients.split(",")]
-        failed = tell(itertools.chain.from_iterable(checks(place) for checks in chosen))
+        failed = run_checks(itertools.chain.from_iterable(checks(place) for checks in chosen))
         for fault, count in server.faults.most_common():
             sys.stdout.write(f"the server logged {count} times: {fault}\n")
         return 1 if failed or server.faults else 0

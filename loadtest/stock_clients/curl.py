@@ -1,4 +1,4 @@
-"""curl against every REST route that the server documents."""
+"""Calls every REST route of the server's OpenAPI document with curl."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TIMEOUT_S = 60
 
 
 def checks(place: Place) -> Iterator[Check]:
-    """Yields a check for each route of the OpenAPI document, and some beside them."""
+    """Yields a check for each route of the OpenAPI document, and checks of errors."""
     with urllib.request.urlopen(f"{place.http}/openapi.json", timeout=_TIMEOUT_S) as response:
         document = json.load(response)
     for path, operations in document["paths"].items():
@@ -110,11 +110,11 @@ def _curl(place: Place, url: str, body: str | None = None) -> tuple[int, Any]:
 
 
 def _run(place: Place, url: str, *options: str) -> str:
-    """Returns the status, a line break and the body, or what options ask for."""
+    """Runs curl; returns the status, a line break and the body, or the output that the options produce."""
     binary = shutil.which("curl")
     if binary is None:
         raise Skip("curl is not on PATH")
-    # The status goes before the body, which may end in anything: -D - would bring all headers.
+    # Prints the status before the body, because the body may end in any bytes; -D - would print all headers.
     command = [binary, "-sS", *(options or ()), f"{place.http}{url}"]
     if not any(option.startswith("-w") for option in options):
         command += ["-w", "\n%{http_code}"]

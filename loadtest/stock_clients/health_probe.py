@@ -1,4 +1,4 @@
-"""grpc.health.v1 as probes use it: Check and Watch, and the probe that Kubernetes setups ship."""
+"""Calls grpc.health.v1 as probes do: Check and Watch, and the program grpc_health_probe of Kubernetes setups."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Result of a check of one call, and its line in the report."""
+"""Checks of single calls, their results, and their lines in the report."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ _MAX_ANSWER = 100
 
 
 class Skip(Exception):
-    """The call can not be made here; the message says what is missing."""
+    """The call can not be made on this machine or model; the message says what is missing."""
 
 
 class Failed(Exception):
-    """The answer is not what it must be."""
+    """The answer to a call is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where the server is and what it serves.
+    """The addresses of the server, and the model that it serves.
 
-    example: features of the tf.Example that is classified and regressed, as JSON has it.
+    example: features of the tf.Example for Classify and Regress, in JSON form.
     """
 
     http: str
@@ -37,7 +37,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One call of one client; run returns what was answered, in a few words, and raises where that is wrong."""
+    """A check of one call of one client. run: returns the answer in a few words; raises if the answer is wrong."""
 
     client: str
     call: str
@@ -45,13 +45,13 @@ class Check:
 
 
 def require(is_so: bool, otherwise: str) -> None:
-    """Raises Failed with a text where something is not so."""
+    """Raises Failed with a text unless a condition is true."""
     if not is_so:
         raise Failed(otherwise)
 
 
-def tell(checks: Iterable[Check]) -> int:
-    """Runs checks, prints a line for each and a summary; returns how many failed."""
+def run_checks(checks: Iterable[Check]) -> int:
+    """Runs checks, prints a line for each and a summary; returns the number of failed ones."""
     counts = {"ok": 0, "skipped": 0, "FAILED": 0}
     for check in checks:
         verdict, answer = _outcome(check)
@@ -71,5 +71,5 @@ def _outcome(check: Check) -> tuple[str, str]:
     except Skip as reason:
         return "skipped", str(reason)
     except Exception as error:
-        # Whatever a stock client raises is its verdict.
+        # Any exception of a stock client counts as a failure of the check.
         return "FAILED", "".join(traceback.format_exception_only(error))

@@ -1,4 +1,4 @@
-"""The project's own client, over both wires, which must agree to the last bit."""
+"""Calls the server with the project's own client over both wires, whose answers must be equal to the bit."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TIMEOUT_S = 60
 
 
 def checks(place: Place) -> Iterator[Check]:
-    """Yields checks of each wire, and of one against the other."""
+    """Yields checks of each wire, and comparisons of both."""
     for wire, target in (("grpc", place.grpc), ("http", place.http)):
         yield Check(CLIENT, f"{wire}: status, metadata, rows", partial(_describe, place, target))
     for signature in place.model.predicted():
@@ -25,7 +25,7 @@ def checks(place: Place) -> Iterator[Check]:
 
 
 def _open(place: Place, target: str) -> EmbeddingClient:
-    # gRPC has no rows; the client reads those over HTTP.
+    # The method rows() needs HTTP, so a gRPC client gets an HTTP address too.
     http_target = None if target.startswith("http") else place.http
     return EmbeddingClient(target, model=place.model.name, timeout_s=_TIMEOUT_S, http_target=http_target)
 

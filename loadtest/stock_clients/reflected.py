@@ -1,4 +1,4 @@
-"""gRPC reflection as grpcurl uses it: list, describe, and calls from nothing but the descriptors that came back."""
+"""Uses gRPC reflection like grpcurl: lists and describes services, and calls them by the returned descriptors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from loadtest.stock_clients.outcome import Check, Place, Skip, require
 CLIENT = "reflection"
 _STATUS_METHOD = ("tensorflow.serving.ModelService", "GetModelStatus")
 _TIMEOUT_S = 60
-# Services that reflection must tell of; more may be there.
+# Services that reflection must list; there may be more.
 _EXPECTED = {
     "grpc.health.v1.Health",
     "grpc.reflection.v1alpha.ServerReflection",
@@ -29,7 +29,7 @@ _EXPECTED = {
 
 
 def checks(place: Place) -> Iterator[Check]:
-    """Yields what a dynamic client does, in its order, then grpcurl itself where it is installed."""
+    """Yields the steps of a dynamic client in order, then grpcurl itself if it is installed."""
     dynamic = _Dynamic(place)
     yield Check(CLIENT, "list", dynamic.list_services)
     for service in sorted(_EXPECTED):
@@ -44,7 +44,7 @@ def checks(place: Place) -> Iterator[Check]:
 
 
 class _Dynamic:
-    """A client that starts from nothing but an address."""
+    """A client that knows the server's address only, no message types."""
 
     def __init__(self, place: Place) -> None:
         self._model = place.model
@@ -60,7 +60,7 @@ class _Dynamic:
     def describe(self, service: str) -> str:
         methods = self._pool.FindServiceByName(service).methods
         for method in methods:
-            # As grpcurl does: what a method takes and gives must be found too, with all that those hold.
+            # As in grpcurl: a method's request and response types must be found, with all types that they use.
             message_factory.GetMessageClass(method.input_type)
             message_factory.GetMessageClass(method.output_type)
         require(bool(methods), "no methods")
@@ -82,7 +82,7 @@ class _Dynamic:
         signature = self._model.predicted()[0]
         inputs = {}
         for name, tensor in signature.tensors().items():
-            # tensor_content would spare the fields, but a person at a terminal writes values.
+            # Values are in typed fields, as a person writes them, not in tensor_content.
             field = {"i": "int64_val" if tensor.itemsize == 8 else "int_val", "f": "float_val", "O": "string_val"}
             if tensor.dtype.kind not in field:
                 raise Skip(f"no JSON form here for {tensor.dtype}")

@@ -1,4 +1,4 @@
-"""tensorflow-serving-api's own stubs and messages, which bring TensorFlow with them."""
+"""Calls the server with the stubs and messages of tensorflow-serving-api, which import TensorFlow."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TIMEOUT_S = 60
 
 
 def checks(place: Place) -> Iterator[Check]:
-    """Yields a check for each method that the model can be asked for."""
+    """Yields a check for each method that the model supports."""
     try:
         stubs = _Stubs(place)
     except ImportError as error:
@@ -45,7 +45,7 @@ def _skip(reason: str) -> str:
 
 
 class _Stubs:
-    """The stubs on one channel."""
+    """The stubs of tensorflow-serving-api on one channel."""
 
     def __init__(self, place: Place) -> None:
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")

@@ -1,4 +1,4 @@
-"""tritonclient, over HTTP and gRPC, where the server speaks the Open Inference Protocol."""
+"""Calls the server's Open Inference Protocol with tritonclient, over HTTP and gRPC."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CLIENT = "tritonclient"
 
 
 def checks(place: Place) -> Iterator[Check]:
-    """Yields checks of both wires."""
+    """Yields checks of tritonclient over HTTP and over gRPC."""
     for wire, address in (("http", place.http.removeprefix("http://")), ("grpc", place.grpc)):
         yield Check(CLIENT, f"{wire}: live, ready, metadata", partial(_describe, place, wire, address))
         yield Check(CLIENT, f"{wire}: infer", partial(_infer, place, wire, address))

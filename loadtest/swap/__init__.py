@@ -1,1 +1,1 @@
-"""Versions of gigabytes swapped in under a steady load: what requests, memory and answers show of it."""
+"""Swaps versions of gigabytes under a steady load, and measures the effect on requests and memory."""

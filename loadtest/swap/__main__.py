@@ -1,9 +1,9 @@
-"""Swaps versions of gigabytes under a steady load and prints what requests and memory show of it.
+"""Swaps versions of gigabytes under a steady load and prints response times and memory.
 
 python -m loadtest.swap --gigabytes=4 --folder=/some/disk --seconds=45 --every=8 [flags of the server]
 
-Two versions are written first and deleted at the end; they come and go by rename, as an exporter's do. A request is
-one of a swap if it was due between the rename and the end of the old version.
+Two versions are written first and deleted at the end; they are added and removed by rename, as an exporter does it. A
+request belongs to a swap if it was due between the rename and the unloading of the old version.
 """
 
 from __future__ import annotations
@@ -31,10 +31,11 @@ _PATIENCE_S = 60.0
 
 @dataclass(slots=True)
 class Run:
-    """Observations of a run.
+    """The observations of a run.
 
-    swaps: from the rename to the old version's end, each on the monotonic clock, and when the new one answered.
-    memory: seconds, MiB resident, MiB of it that are files' pages, and how many versions are mapped.
+    swaps: times of each swap on the monotonic clock: the rename, the old version's end, and the new version's first
+        answer.
+    memory: samples of (seconds, resident MiB, MiB of file pages among them, number of mapped versions).
     """
 
     swaps: list[tuple[float, float, float]] = field(default_factory=list)
@@ -42,7 +43,7 @@ class Run:
 
 
 def main() -> int:
-    """Runs; returns 1 where a request failed or an answer was of two versions."""
+    """Runs the test; returns 1 if a request failed or an answer mixed two versions."""
     parser = argparse.ArgumentParser(prog="python -m loadtest.swap")
     parser.add_argument("--gigabytes", type=float, default=0.25)
     parser.add_argument("--folder", type=Path, help="where the versions are written; default: the temporary folder")
@@ -76,19 +77,19 @@ def _measure(scratch: Path, options: argparse.Namespace, flags: list[str]) -> in
         command = [
             sys.executable,
             "-m",
-            "loadtest.swap.asker",
+            "loadtest.swap.steady_load",
             port,
             *rows,
             str(options.rate),
             str(options.connections),
         ]
-        asker = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        load = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         try:
             run = _swap(server, base, scratch, options)
-            asked = json.loads(asker.communicate(timeout=_PATIENCE_S)[0])
+            asked = json.loads(load.communicate(timeout=_PATIENCE_S)[0])
         finally:
-            asker.kill()
-            asker.wait()
+            load.kill()
+            load.wait()
             for folder in base.iterdir():
                 folder.rename(scratch / f"spare-{(int(folder.name) - 1) % _VERSIONS + 1}")
         return _report(run, asked, options, server)
@@ -100,7 +101,7 @@ def _swap(server: LiveServer, base: Path, scratch: Path, options: argparse.Names
     next_s, version = started_s + options.every, 1
     while (now_s := time.monotonic()) - started_s < options.seconds:
         _remember(server, run)
-        # As often as in a swap, for it is a load too.
+        # As often as during a swap, because reading the state is load too.
         _states(server)
         if now_s >= next_s:
             _one_swap(server, base, scratch, version, run)
@@ -110,7 +111,7 @@ def _swap(server: LiveServer, base: Path, scratch: Path, options: argparse.Names
 
 
 def _one_swap(server: LiveServer, base: Path, scratch: Path, old: int, run: Run) -> None:
-    # Contents take turns: version v holds the number (v - 1) % 2 + 1.
+    # Two contents alternate: version v holds the number (v - 1) % 2 + 1 everywhere.
     begun_s = time.monotonic()
     (scratch / f"spare-{old % _VERSIONS + 1}").rename(base / str(old + 1))
     answers_s = 0.0
@@ -134,7 +135,7 @@ def _states(server: LiveServer) -> dict[int, str]:
 
 
 def _remember(server: LiveServer, run: Run) -> None:
-    # Not smaps: adding up its pages holds the lock that page faults wait for.
+    # Not smaps: the kernel computes it under the lock that page faults need.
     lines = Path(f"/proc/{server.pid}/status").read_text().splitlines()
     kib = {line.partition(":")[0]: int(line.split()[1]) for line in lines if line.startswith(("VmRSS", "RssFile"))}
     run.memory.append((time.monotonic(), kib["VmRSS"] / 1024, kib["RssFile"] / 1024))
@@ -143,7 +144,7 @@ def _remember(server: LiveServer, run: Run) -> None:
 def _report(run: Run, asked: dict[str, Any], options: argparse.Namespace, server: LiveServer) -> int:
     answers = np.array(asked["answers"]).reshape(-1, 3)
     due, ms = answers[:, 0], 1000 * answers[:, 1]
-    # A second at the start is everybody's first.
+    # The first second is left out, in which connections and caches are cold.
     is_settled = due > due.min() + 1
     during = np.zeros(len(due), bool)
     for begun_s, _, ended_s in run.swaps:

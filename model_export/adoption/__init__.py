@@ -1,1 +1,1 @@
-"""Finds out how a SavedModel that another program wrote looks up its tables; changes no file."""
+"""Finds the embedding lookups in a SavedModel that another program wrote, and describes them in a manifest."""

@@ -61,12 +61,14 @@ def adopt(
 
     Args:
       saved_model: the folder that holds saved_model.pb.
-      spec: TOML file. None: adopt searches the graph for lookups. A file of names, as print_spec writes it: adopt
+      spec: a TOML file. None: adopt searches the graph for lookups. A file of names, as print_spec writes it: adopt
         searches, and uses these names. A file of tables and features, as adopt_example.SPEC_EXAMPLE: no search.
-      out: folder of the versions; None: the one that saved_model is a version of.
+      out: the model's folder, which holds its versions; None: the parent of saved_model, which then is a version
+          itself.
       version: a new number; None takes the one after the highest that out holds, or 1.
-      measure: time each signature that TensorFlow still runs, whole and with its lookups cut out, and serve it the
-        faster way; otherwise lookups are cut out.
+      measure: time each predict signature twice, as the whole graph in TensorFlow and with its lookups cut out of the
+          graph,
+        and serve it in the faster way; False: always cut the lookups out.
       allow_rounding: accept a lookup whose sums differ from TensorFlow's in the last bits; otherwise TensorFlow
         computes such sums.
       allow_nonfinite: adopt a table that holds NaN or infinity; the manifest then says how many.
@@ -75,7 +77,8 @@ def adopt(
 
     Raises:
       ExportError: the folder is no SavedModel, or has a manifest already; no signature reads rows of a variable; the
-        graph contradicts the spec; or a table holds NaN or infinity and may not. Nothing is left in out then.
+        graph contradicts the spec; or a table holds NaN or infinity without allow_nonfinite. `out` then gets no
+        version.
     """
     folder = Path(saved_model)
     base = _base(folder, out)
@@ -120,7 +123,7 @@ def print_spec(saved_model: str | Path, *, allow_rounding: bool = False) -> str:
 
 
 class _Copy:
-    """The copy of a SavedModel, on its way to becoming a version."""
+    """A copy of a SavedModel for which a manifest is being made."""
 
     def __init__(self, artifact: Path, opened: OpenedGraph, plan: AdoptPlan, provenance: Mapping[str, object]) -> None:
         self._artifact, self._opened, self._plan, self._provenance = artifact, opened, plan, provenance
@@ -129,7 +132,7 @@ class _Copy:
         _write_vocabularies(artifact, plan)
 
     def described(self, say: Say, *, measure: bool) -> tuple[Manifest, dict[str, Served]]:
-        """Returns the manifest after the comparison with the oracle, and how each signature is served."""
+        """Compares the lookups with the oracle; returns the manifest and how each signature is served."""
         say("comparing lookups with an oracle")
         signatures, why = self._proven(self._plan.signatures)
         added = self._added(signatures)
@@ -150,7 +153,10 @@ class _Copy:
         return dataclasses.replace(manifest, parity=parity.manifest_json()), served
 
     def _proven(self, signatures: Mapping[str, SignatureEntry]) -> tuple[dict[str, SignatureEntry], dict[str, str]]:
-        """Returns the entries and, by name, the oracle's fault of each lookup that became a predict because of it."""
+        """Returns the manifest's entries and, for each lookup that the oracle contradicts, the difference by its name.
+
+        Such a lookup becomes a predict.
+        """
         lookups = {name: entry for name, entry in signatures.items() if entry.kind == "lookup"}
         found, why = dict(signatures), {}
         if self._faults(lookups) is not None:
@@ -211,7 +217,7 @@ def _base(folder: Path, out: str | Path | None) -> Path:
     if out is not None:
         return Path(out)
     if not folder.resolve().name.isdecimal():
-        raise ExportError(f"{folder} is not a version of a model; say where the copy goes (out, --out)")
+        raise ExportError(f"{folder} is not a version of a model; name the folder for the copy (out, --out)")
     return folder.resolve().parent
 
 
@@ -226,7 +232,7 @@ def _write_vocabularies(artifact: Path, plan: AdoptPlan) -> None:
 def _write_whole_tables(
     artifact: Path, tables: Mapping[str, str], variables: Mapping[str, BundleEntry]
 ) -> dict[str, str]:
-    # A partitioned variable lies in parts that need not follow each other; a table has to be one piece to be mapped.
+    # The parts of a partitioned variable need not be adjacent in the checkpoint, but a table is mapped as one piece.
     index = {}
     for table, key in tables.items():
         entry = variables[key]

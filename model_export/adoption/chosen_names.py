@@ -37,7 +37,7 @@ def with_names(found: Discovery, names: Names) -> Discovery:
     """Returns the discovery with tables and features renamed.
 
     Raises:
-      ExportError: a name was not found, or two things would have one name.
+      ExportError: `names` renames a table or feature that was not found, or gives two tables or two features one name.
     """
     _check("table", names.tables, list(found.tables.values()))
     _check("feature", names.features, list(found.features))

@@ -21,7 +21,7 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class NamedFeature:
-    """A feature of the manifest. table: key of its variable in the checkpoint; keys: its vocabulary, None for ids."""
+    """A feature for the manifest. table: its variable's checkpoint key; keys: its vocabulary, None if it takes ids."""
 
     table: str
     keys: FoundKeys | None
@@ -29,11 +29,11 @@ class NamedFeature:
 
 @dataclass(frozen=True, slots=True)
 class FoundSignature:
-    """One signature of the SavedModel, as the search found it.
+    """One signature of the SavedModel, and whether the search found it to be a lookup.
 
-    entry: its entry for the manifest.
+    entry: the signature's entry for the manifest.
     reason: why the signature is no lookup, "" for a lookup.
-    is_exact: whether the kernels gave the same bits as the graph for every feature of entry.
+    is_exact: whether our kernels gave the same bits as the graph for every feature of the entry.
     """
 
     name: str
@@ -63,7 +63,8 @@ def discover(artifact: Path, progress: Progress = lambda text: None, *, allow_ro
       allow_rounding: accept a lookup whose sums differ from the graph's in the last bits.
 
     Raises:
-      ExportError: it is no SavedModel, or no signature reads a table row by row; the message lists its variables.
+      ExportError: the folder is no SavedModel, or no signature reads rows of a variable; the message lists the
+      variables.
     """
     opened = open_graph(artifact)
     graphs: dict[str, SignatureGraph] = {}

@@ -1,4 +1,4 @@
-"""Runs a graph on chosen requests to find the lookup behind one read of a table: inputs, combiner and policies."""
+"""Finds the lookup (inputs, combiner, policies) behind one read of a table, by running chosen requests."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from service.tables.plan import compile_signature
 from service.types import Array, Tensors
 
 _COMBINERS: tuple[Combiner, ...] = ("sum", "mean", "sqrtn")
-# Number of ids in each row of the requests. A graph may add the vectors of a long row in another order.
+# Ids per row of each trial request. Long rows are among them, because a graph may sum their vectors in another order.
 _LENGTHS = ((3, 0, 1, 2), (0, 0, 5, 1, 9, 0), (40, 2, 0, 17, 1), (1,), (0, 0), (8, 16, 24, 10))
 _SEED = 31
-# Number of keys that are hashed to find one for each row; number of rows that are searched for a default row.
+# At most so many keys are hashed to find a key for each row, and so many rows compared to find the default row.
 _HASHED_KEYS = 4096
 _SEARCHED_ROWS = 1 << 16
 
@@ -43,7 +43,7 @@ class FoundFeature:
 
     tensor: the graph's tensor with the result: [B, D], or any shape if the ids are not combined.
     read: the read of the table whose rows the lookup uses.
-    is_exact: whether the kernels gave the same bits as the graph.
+    is_exact: whether our kernels gave the same bits as the graph.
     """
 
     roles: Roles
@@ -57,7 +57,7 @@ class FoundFeature:
 def find_feature(
     probe: Probe, graph: SignatureGraph, read: Read, *, allow_rounding: bool = False
 ) -> FoundFeature | None:
-    """Returns the lookup that a read belongs to, up to the last tensor that is still a lookup; None if there is none.
+    """Returns the lookup that ends farthest from a read of a table; None if the read belongs to no lookup.
 
     Args:
       allow_rounding: accept a lookup whose sums differ from the graph's in the last bits.
@@ -75,7 +75,7 @@ def find_feature(
 
 
 def _is_lookup_alone(graph: SignatureGraph, read: Read, tensor: str) -> bool:
-    """Says whether a tensor depends on the read's rows and on the request only, and on no other variable."""
+    """Says whether a tensor depends on nothing but the read's rows and the request: on no other variable."""
     for name in graph.flat.ancestors([tensor], cut=read.rows, follow=graph.follow):
         node = graph.flat.nodes[name]
         if node.op in ("VarHandleOp", "VariableV2", "Variable", "ReadVariableOp", "ResourceGather"):
@@ -84,7 +84,7 @@ def _is_lookup_alone(graph: SignatureGraph, read: Read, tensor: str) -> bool:
 
 
 class _Trial:
-    """Compares one tensor of the graph with the lookups that its inputs allow, each input in a given role."""
+    """Compares one tensor of the graph with all lookups that are possible for the given roles of the inputs."""
 
     def __init__(self, probe: Probe, graph: SignatureGraph, read: Read, tensor: str, roles: Roles) -> None:
         self._probe, self._graph, self._read, self._tensor, self._roles = probe, graph, read, tensor, roles
@@ -92,14 +92,16 @@ class _Trial:
         self._size = self._table.info.vocabulary_size
         self._random = np.random.default_rng(_SEED)
         self._keys: FoundKeys | None = None
-        # Row of the table -> the key that reads it; empty where ids are sent.
+        # Row of the table -> the key that reads it; empty if the input takes ids.
         self._key_of: dict[int, Any] = {}
 
     def found(self, before: FoundFeature | None) -> FoundFeature | None:
         """Returns the lookup that computes the tensor; None if no lookup does.
 
         Args:
-          before: the lookup of a tensor nearer to the rows. After it, a tensor whose ids are not combined is no lookup.
+          before: the lookup of a tensor nearer to the table's rows; None if there is none yet. A later tensor counts
+              only if
+            it combines the vectors of a row.
         """
         if self._roles.row_splits is None:
             if before is not None:
@@ -169,7 +171,7 @@ class _Trial:
         return [n for n in _constants(self._graph, self._tensor).floats if 1e-6 < n < 1e6 and n != 1.0] + [1.0]
 
     def _agrees(self, feature: LookupFeature) -> bool | None:
-        """Returns whether graph and lookup give the same bits; None where sums differ by more than rounding."""
+        """Returns whether graph and lookup give the same bits; None if sums differ by more than rounding."""
         entry = SignatureEntry("lookup", {"it": replace(feature, output="it")})
         plan = compile_signature(entry, {"it": self._read.key}, self._probe.tables)
         is_exact = True
@@ -189,7 +191,7 @@ class _Trial:
         return is_exact
 
     def _requests(self, feature: LookupFeature) -> Iterator[tuple[dict[str, Array], Tensors]]:
-        """Yields pairs: a request as the graph gets it, and the same request with row numbers in place of keys."""
+        """Yields pairs of requests: one for the graph, and the same one with row numbers in place of its keys."""
         bad = {"error": [], "wrap": [-1, -self._size], "drop_negative": [-1, -7]}.get(
             feature.on_bad_id, [-1, -7, self._size, self._size + 9]
         )
@@ -229,9 +231,9 @@ class _Trial:
         return "default_row", row, trailing
 
     def _policy(self, outcome: Callable[[Any], Outcome | None]) -> tuple[Any, int] | None:
-        """Returns on_bad_id and default_row."""
+        """Finds the on_bad_id and default_row that explain the graph's outcomes; None if no policy does."""
         if self._keys is not None:
-            # Known keys always become rows of the table. Only an unknown key may get an id outside the table.
+            # Known keys always become rows of the table; only unknown keys need a trial.
             entry = self._keys.entry
             if entry.num_oov_buckets or entry.oov_id is not None or not entry.size:
                 return "error", 0
@@ -268,7 +270,8 @@ class _Trial:
             probe_rows = [[0] * self._width, [min(1, self._size - 1)] * self._width]
             ids = self._probe.ids(self._graph, self._read, self._roles.request(self._graph.spec, probe_rows))
             if len(self._read.gathers) > 1:
-                # The graph maps an id to a part and a row of it. _single and _combined compare the rows that it gives.
+                # A table saved in parts: the graph maps an id to a part and a row in it, so its ids can not be compared
+                # with rows here. _single and _combined compare the vectors.
                 return True
             if (
                 ids is not None
@@ -289,7 +292,7 @@ class _Trial:
         return True
 
     def _draw(self, count: int) -> Array:
-        """Returns the numbers of random rows, [N] int64; with a vocabulary, only rows that a known key reads."""
+        """Draws the numbers of random rows, [N] int64; with a vocabulary, only rows that a known key reads."""
         if self._keys is None:
             return self._random.integers(0, self._size, count)
         return self._random.choice(np.fromiter(self._key_of, np.int64), count)

@@ -1,4 +1,4 @@
-"""Exports a Keras model without TPU embedding layers: Keras saves it, and `adopt` finds and describes its lookups."""
+"""Exports a Keras model without TPU embedding layers: Keras saves the model, and adopt() describes its lookups."""
 
 from __future__ import annotations
 
@@ -32,26 +32,26 @@ def export_keras(
     measure: bool = True,
     say: Say = lambda line: None,
 ) -> Path:
-    """Writes base/<version>/ and returns that folder.
+    """Exports a built Keras model to base/<version>/ and returns that folder.
 
     Args:
       model: a built model of Keras 3 or tf_keras. The version keeps its serving_default, and gets a `lookup`
         signature where no signature of the model is a lookup.
       inputs: tf.TensorSpecs of the model's inputs, as a dict, a list or alone; needed for a subclassed model.
-      measure, say: see adopt.
+      measure, say: as in adopt().
 
     Raises:
-      ExportError: the model is not built, Keras can not save it, or it looks up no table.
+      ExportError: the model is not built, Keras can not save it, or the model looks up no table.
     """
     what = f"{type(model).__name__} {model.name!r}"
     _check(model, what, inputs)
     with tempfile.TemporaryDirectory() as temporary:
-        # adopt records this name.
+        # adopt() records the folder's name in the manifest as the source.
         folder = Path(temporary) / valid(model.name)
         try:
             _save(model, folder, inputs)
         except Exception as error:
-            # Keras raises errors of many types for the parts that it can not save.
+            # Keras raises exceptions of many types for layers that it can not save.
             raise ExportError(
                 f"Keras can not save {what}: {error}\nLeave that part out of the exported model, for example with a "
                 "second keras.Model over the same layers"
@@ -82,7 +82,7 @@ def _check(model: Any, what: str, inputs: Any) -> None:
             f"{what} runs on {backend!r}, whose SavedModels hold compiled code and no lookups: save its weights, and "
             "load them in a process with KERAS_BACKEND=tensorflow"
         )
-    # For a subclassed model, Keras 3 stores the shapes of one batch, and exports each input as float32.
+    # Keras 3 would export a subclassed model with the shapes of one batch and with every input as float32.
     tensors = tf.nest.flatten(getattr(model, "inputs", None) or [])
     if inputs is None and (not tensors or any(tensor.shape[0] is not None for tensor in tensors)):
         raise ExportError(f"{what} does not tell its inputs; {_INPUTS_HINT}")
@@ -97,7 +97,7 @@ def _save(model: Any, folder: Path, inputs: Any) -> None:
     if _is_keras3(model):
         model.export(str(folder), verbose=False, input_signature=signature)
         return
-    # tf_keras prints what it has saved, and its export takes no signature.
+    # tf_keras has export() too, but it prints a report and takes no input signature.
     with contextlib.redirect_stdout(io.StringIO()):
         if signature is None:
             model.export(str(folder))
@@ -109,7 +109,7 @@ def _save(model: Any, folder: Path, inputs: Any) -> None:
 
 
 def _named(inputs: Any) -> Any:
-    """Returns the specs, each of a dict's specs renamed to its key."""
+    """Returns the input specs as a list; a spec from a dict is renamed to its key."""
     if not isinstance(inputs, Mapping):
         return inputs
     return {name: tf.TensorSpec(spec.shape, spec.dtype, name) for name, spec in inputs.items()}

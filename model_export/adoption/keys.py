@@ -1,4 +1,4 @@
-"""Finds the vocabulary or the hash by which a graph maps keys to rows: exports its lookup tables and sends it keys."""
+"""Finds the vocabulary or hash by which a graph maps keys to rows, from its lookup tables and from trial keys."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from model_export.parity.fingerprint import fingerprint64
 from service.artifact.manifest import KeyDtype, OovPolicy, VocabularyEntry
 from service.types import Array
 
-# Keys that a vocabulary may lack. Upper and lower case, spaces, signs and digits show a graph that changes keys first.
+# Trial keys that a vocabulary probably lacks. Case, spaces, signs and digits reveal a graph that normalizes keys.
 _STRANGERS = (
     *(
         "no such key",
@@ -40,16 +40,17 @@ _HASHES = ("StringToHashBucketFast",)
 
 @dataclass(frozen=True, slots=True)
 class FoundKeys:
-    """A vocabulary as the graph has it: key i of lines is row entry.first_id + i; entry.file is to be filled in."""
+    """A vocabulary found in a graph: key i of lines is row entry.first_id + i. The caller fills in entry.file."""
 
     entry: VocabularyEntry
     lines: tuple[bytes, ...]
 
 
 def find_keys(probe: Probe, graph: SignatureGraph, read: Read, roles: Roles) -> FoundKeys | None:
-    """Returns the vocabulary or hash that turns the ids input into the ids of a read; None where there is neither.
+    """Returns the vocabulary or hash that maps the signature's input to the ids of a read; None if there is neither.
 
-    An unknown key without a row is an error in the returned entry; feature_search tries whether the graph drops it.
+    The returned entry says that an unknown key without a row is an error; feature_search then tries whether the graph
+    drops it.
     """
     tensor = graph.spec.inputs[roles.ids]
     if tensor.dtype not in ("string", "int64"):
@@ -125,7 +126,7 @@ class _Search:
         return FoundKeys(replace(entry, empty_key_id=row), lines) if 0 <= row < self._size else None
 
     def _strangers(self, lines: set[bytes]) -> tuple[int | None, int, OovPolicy] | None:
-        """Returns the first row that unknown keys get, the number of such rows, and on_oov; None: no rule found."""
+        """Returns the first row that unknown keys read, the number of such rows, and on_oov; None if no rule fits."""
         keys = [key for key in self._unknown(lines) if _line(key) not in lines]
         rows = self._rows(np.array(keys, object if self._key_dtype == "string" else np.int64))
         if rows is None or not ((rows >= 0) & (rows < self._size)).any():
@@ -152,10 +153,10 @@ class _Search:
         return sorted({int(node.attr["num_buckets"].i) for node in nodes if node.op in _HASHES})
 
     def _rows(self, keys: Array) -> Array | None:
-        """Returns the [N] ids that the graph computes from N keys; None where it refuses or gives another count."""
+        """Returns the [N] ids that the graph computes from N keys; None if it fails or gives another number of ids."""
         found = self._ask(keys.tolist())
         if found is None and 1 < len(keys) <= _MOST_SINGLY:
-            # A graph may look each distinct id up once, so that there are fewer of them than keys.
+            # A graph may look up each distinct id once, and so compute fewer ids than keys were sent.
             singly = [self._ask([key]) for key in keys.tolist()]
             found = None if any(ids is None for ids in singly) else np.concatenate([i for i in singly if i is not None])
         return found

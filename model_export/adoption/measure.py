@@ -16,12 +16,12 @@ from service.errors import ServiceError
 from service.process.trial import Trial
 from service.types import Array, SignatureSpec
 
-# Rows of the timed requests; the summary shows the times of the largest.
+# Numbers of rows of the timed requests; the summary shows the times of the largest request.
 _ROWS = (1, 32, 256)
-# Rows of further requests, whose answers are compared but not timed.
+# Numbers of rows of further requests, whose answers are compared but not timed.
 _COMPARED_ROWS = (2, 7, 20, 64, 130)
 _IDS_PER_ROW = 5
-# A signature runs whole if, at any size, its cut rate is below this share of the whole graph's rate.
+# A signature is served whole if the cut graph's rate is below this share of the whole graph's rate at any request size.
 _LEAST_RATIO = 0.97
 _TURNS = 5
 _SEED = 37
@@ -32,8 +32,8 @@ def measured(
 ) -> dict[str, Served]:
     """Returns the signatures with their times; sets run to "whole" for each predict whose whole graph is faster.
 
-    Requests are timed from a request's bytes to an answer's bytes, as the server works. The graph's run alone is a
-    third of that, and a cut signature may need none of the arrays and checks that the whole graph needs.
+    The timed work is the server's: from a request's bytes to an answer's bytes. The graph's run alone is a third of
+    that time, and a cut signature may skip arrays and checks that the whole graph needs.
 
     A signature that refuses the random requests keeps its entry and gets no times.
     """
@@ -60,7 +60,7 @@ def measured(
 def _compared(
     trial: Trial, name: str, requests: Mapping[int, Mapping[str, Array]]
 ) -> tuple[float | None, Times | None]:
-    """Returns the smallest ratio of rates over all sizes, and the times at the largest."""
+    """Returns the smallest ratio of the cut graph's rate to the whole graph's, and the times of the largest request."""
     try:
         rates = trial.rates(name, requests, turns=_TURNS)
     except ServiceError:
@@ -70,7 +70,7 @@ def _compared(
 
 
 def _differs(trial: Trial, name: str, requests: Iterable[Mapping[str, Array]]) -> bool:
-    """Says whether a cut signature and its whole graph differ in any bit of an answer, or only one of them answers."""
+    """Says whether the cut signature and the whole graph differ in a bit of an answer, or in whether they answer."""
     for request in requests:
         cut, whole = trial.outputs(name, request)
         if cut.keys() != whole.keys() or any(cut[o].tobytes() != whole[o].tobytes() for o in cut):
@@ -100,7 +100,7 @@ def _drawn(
     rows: int,
     random: np.random.Generator,
 ) -> dict[str, Array]:
-    """Returns random ids or keys of one feature."""
+    """Draws random ids or keys of one feature, as inputs of a request."""
     shape = (rows * _IDS_PER_ROW,) if lookup.row_splits else _filler(spec, lookup.ids, rows).shape
     feature = manifest.features[name]
     vocabulary = manifest.vocabularies.get(feature.vocabulary or "")

@@ -17,10 +17,10 @@ _NAMELESS_INPUT = re.compile(r"(keras_tensor|inputs?|input_layer|args)(_\d+)*$")
 
 
 def table_names(keys: Iterable[str], variables: Mapping[str, str]) -> dict[str, str]:
-    """Returns key in the checkpoint -> a name for its table; no two are alike.
+    """Returns a distinct table name for each checkpoint key.
 
     Args:
-      variables: key -> what the graph calls the variable.
+      variables: checkpoint key -> the variable's name in the graph.
 
     >>> table_names(["_operations/2/_embeddings/.ATTRIBUTES/VARIABLE_VALUE"],
     ...             {"_operations/2/_embeddings/.ATTRIBUTES/VARIABLE_VALUE": "user_emb/embeddings_1"})
@@ -38,7 +38,7 @@ def table_names(keys: Iterable[str], variables: Mapping[str, str]) -> dict[str, 
 
 
 def unique(name: str, taken: set[str]) -> str:
-    """Returns the name; if it is taken, the name with a number appended."""
+    """Returns the name, with a number appended if `taken` has it already."""
     number, found = 2, name
     while found in taken:
         found, number = f"{name}_{number}", number + 1
@@ -55,7 +55,7 @@ def is_nameless_input(name: str) -> bool:
 
 
 def valid(name: str) -> str:
-    """Returns a name of letters, digits and _ that begins with a letter.
+    """Makes a name of letters, digits and _ that starts with a letter.
 
     >>> valid("user id"), valid("2nd")
     ('user_id', 'n2nd')

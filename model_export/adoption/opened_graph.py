@@ -28,7 +28,7 @@ _INIT_OP = "__saved_model_init_op"
 
 @dataclass(frozen=True, slots=True)
 class RowRead:
-    """A gather of one table: its ids, and the rows that it gives, as tensors of the graph."""
+    """One gather op on a table: the names of its ids tensor and of its rows tensor in the graph."""
 
     ids: str
     rows: str
@@ -37,7 +37,7 @@ class RowRead:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """One lookup of a variable: a single gather, or one of each part of a variable that is saved in parts.
+    """One read of a variable's rows: a single gather, or one gather per part if the variable is saved in parts.
 
     key: of the variable in the checkpoint.
     """
@@ -47,7 +47,7 @@ class Read:
 
     @property
     def rows(self) -> frozenset[str]:
-        """The tensors that hold the rows."""
+        """Names of the tensors that hold the gathered rows."""
         return frozenset(gather.rows for gather in self.gathers)
 
 
@@ -58,7 +58,7 @@ class SignatureGraph:
     outputs: name of the output -> its tensor in the flat graph.
     needed: the nodes that the outputs depend on.
     reads: every read of the tables that the signature reads row by row.
-    otherwise: key of a variable -> why its reads in this signature are no lookups.
+    otherwise: checkpoint key of a variable -> why its reads in this signature are no lookups.
     """
 
     spec: SignatureSpec
@@ -71,15 +71,15 @@ class SignatureGraph:
     follow: Any = field(repr=False)
 
     def behind(self, read: Read) -> list[str]:
-        """Returns the tensors that every path from the read's rows to the outputs passes, nearest first.
+        """Returns the tensors that lie on every path from the read's rows to the outputs, nearest to the rows first.
 
-        The outputs of the signature come last.
+        The signature's outputs come last.
         """
         found = bottlenecks(self.flat, self.needed, self.outputs.values(), read.gathers[0].rows, self.follow)
         return found + [tensor for tensor in self.outputs.values() if tensor not in found]
 
     def placeholders(self) -> dict[str, str]:
-        """Returns node of the graph -> the input of the signature that it is fed from."""
+        """Returns the placeholder nodes of the graph, each with the signature's input that is fed to it."""
         nodes = {node_of(tensor.tensor_name): name for name, tensor in self.spec.inputs.items() if tensor.tensor_name}
         for names in self.sparse.values():
             values = nodes[node_of(names.values)]
@@ -88,7 +88,7 @@ class SignatureGraph:
         return nodes
 
     def sources(self, tensor: str) -> set[str]:
-        """Returns the inputs of the signature that a tensor depends on."""
+        """Returns the names of the signature's inputs that a tensor depends on."""
         nodes = self.placeholders()
         return {nodes[name] for name in self.flat.ancestors([tensor], follow=self.follow) if name in nodes}
 
@@ -98,7 +98,7 @@ class OpenedGraph:
     """The {serve} MetaGraph of a SavedModel.
 
     bundle: key in the checkpoint -> entry. variables: the entries that the graph restores and that may be tables.
-    handles: node of the graph -> the tensor of the checkpoint that it is restored from.
+    handles: variable node of the graph -> the checkpoint tensor that the node is restored from.
     repaired: number of handles that nothing restored until repair_handles replaced them.
     """
 
@@ -111,16 +111,16 @@ class OpenedGraph:
     repaired: int
 
     def handles_of(self, key: str) -> list[str]:
-        """Returns the nodes that hold a variable, its parts in the order of their rows."""
+        """Returns the graph nodes of a variable; the nodes of a variable in parts are in the order of their rows."""
         found = [(saved.part, handle) for handle, saved in self.handles.items() if saved.key == key]
         return [handle for _, handle in sorted(found, key=lambda item: _first_row(item[0]))]
 
     def variable_names(self) -> dict[str, str]:
-        """Returns key in the checkpoint -> the name that the program gave the variable, where the graph still knows."""
+        """Returns the program's variable names by checkpoint key, for the variables whose names the graph still has."""
         return variable_names(self.meta_graph, self.artifact)
 
     def alias(self, key: str) -> str:
-        """Returns the key that the graph restores, if a program saved the same numbers under two keys; else key."""
+        """Returns the key that the graph restores, if the same numbers are saved under two keys; else `key`."""
         if key in self.variables:
             return key
         entry = self.bundle.get(key)
@@ -128,7 +128,7 @@ class OpenedGraph:
         return next(same, key)
 
     def signatures(self) -> Iterator[tuple[SignatureSpec, SignatureGraph | str]]:
-        """Yields every signature with its graph, or the reason why it can not be taken apart."""
+        """Yields every signature with its flat graph, or with the reason why adopt can not analyse it."""
         sparse = read_sparse_names(self.meta_graph)
         for name, spec in self.specs.items():
             try:
@@ -172,10 +172,10 @@ class OpenedGraph:
 
 
 def open_graph(artifact: Path) -> OpenedGraph:
-    """Reads a SavedModel's graph; no variable is loaded.
+    """Reads a SavedModel's {serve} graph without loading any variable.
 
     Raises:
-      ExportError: it is no SavedModel, or TensorFlow can not read it.
+      ExportError: the folder is no SavedModel, or TensorFlow can not read it.
     """
     from tensorflow.python.saved_model.loader_impl import SavedModelLoader
 
@@ -203,5 +203,5 @@ def _content(entry: BundleEntry) -> tuple[object, ...]:
 
 
 def _first_row(part: str) -> int:
-    # A part reads like "20 4 5,5:0,4": the variable's shape, then start and length of the part in each dimension.
+    # The text "20 4 5,5:0,4" of a part is the variable's shape, then the part's start and length in each dimension.
     return int(part.split(" ")[-1].partition(",")[0]) if part else 0

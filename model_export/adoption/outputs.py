@@ -1,4 +1,4 @@
-"""Finds the outputs of a signature that hold only looked-up features, alone or side by side."""
+"""Finds the signature outputs that hold only looked-up features: one feature, or several concatenated."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from model_export.adoption.opened_graph import SignatureGraph
 from model_export.tensorflow_setup import tf
 from service.graph.flat_graph import node_of
 
-# Ops that change a shape and no number.
+# Ops that may change a tensor's shape but none of its numbers.
 _RESHAPES = ("Identity", "Reshape", "Squeeze", "ExpandDims")
-# For what TensorFlow runs: reading and passing on is no work worth naming.
+# Ops that only read or pass on a tensor: the reason why an output is no lookup does not name them.
 _PLUMBING = frozenset(
     {*_RESHAPES, "Const", "Placeholder", "NoOp", "ReadVariableOp", "VarHandleOp", "Shape", "StridedSlice"}
 )
 
 
 def find_outputs(graph: SignatureGraph, tensors: Mapping[str, str]) -> dict[str, list[str]] | str:
-    """Returns output -> the features side by side in it; or a sentence that names an output which computes more.
+    """Returns the features that each output concatenates; or the reason why an output is more than a lookup.
 
     Args:
       tensors: tensor of the graph -> name of the feature that it holds.
@@ -32,7 +32,7 @@ def find_outputs(graph: SignatureGraph, tensors: Mapping[str, str]) -> dict[str,
 
 
 def _parts(graph: SignatureGraph, tensor: str, tensors: Mapping[str, str]) -> list[str] | str:
-    """Returns the features that a tensor holds side by side; or the name of the op that computes with them."""
+    """Returns the features that a tensor concatenates; or the name of the op that computes something else."""
     if tensor in tensors:
         return [tensors[tensor]]
     node = graph.flat.nodes[node_of(tensor)]
@@ -52,5 +52,5 @@ def _parts(graph: SignatureGraph, tensor: str, tensors: Mapping[str, str]) -> li
 
 def _is_last_axis(graph: SignatureGraph, tensor: str, axis: str) -> bool:
     node = graph.flat.nodes[node_of(axis)]
-    # Axis 1 is the last one: an output that joins several features has rank 2.
+    # Axis 1 is the last axis, because an output that concatenates features has rank 2.
     return node.op == "Const" and int(tf.make_ndarray(node.attr["value"].tensor)) in (1, -1)

@@ -20,7 +20,7 @@ from service.artifact.manifest import FeatureEntry, LookupDevice, LookupFeature,
 
 @dataclass(frozen=True, slots=True)
 class PlannedVocabulary:
-    """A vocabulary of the manifest, and its keys, line by line."""
+    """A vocabulary for the manifest, with its keys, one per line of the future file."""
 
     entry: VocabularyEntry
     lines: tuple[bytes, ...] = ()
@@ -28,13 +28,13 @@ class PlannedVocabulary:
 
 @dataclass(frozen=True, slots=True)
 class AdoptPlan:
-    """The parts of a manifest that is not compared with the oracle yet.
+    """The contents of a manifest before its lookups are compared with the oracle.
 
-    tables: name -> key in the checkpoint. vocabularies: by name; features that have the same keys share one.
+    tables: name -> checkpoint key. vocabularies: by name; features that have the same keys share one.
     reasons: signature -> why it is no lookup. inexact: signatures whose sums differ in the last bits.
     required: signatures that must be lookups; any other lookup that fails the comparison becomes a predict.
-    added: devices to add a lookup signature for; None: "cpu" where no signature is a lookup.
-    added_model: tables and features of the added signatures; None: none can be added.
+    added: devices to add a lookup signature for; None: "cpu" if no signature of the SavedModel is a lookup.
+    added_model: tables and features of the added signatures; None if no lookup signature can be added.
     """
 
     tables: Mapping[str, str]
@@ -50,12 +50,12 @@ class AdoptPlan:
 
 
 def vocabulary_path(feature: str) -> str:
-    """Returns the path of a feature's vocabulary in an adopted artifact; the model's own files are in assets/."""
+    """Returns the path, within an adopted artifact, of a vocabulary file that adopt writes for a feature."""
     return f"assets.extra/vocabulary_{feature}.txt"
 
 
 def plan_of_discovery(found: Discovery) -> AdoptPlan:
-    """Returns the plan for the lookups that were found in a graph."""
+    """Plans the manifest for the lookups that discover() found in the graph."""
     features, vocabularies = {}, {}
     named: dict[FoundKeys, str] = {}
     for name, feature in found.features.items():
@@ -77,14 +77,16 @@ def plan_of_discovery(found: Discovery) -> AdoptPlan:
 
 
 def plan_of_spec(spec: AdoptSpec, inputs: Mapping[str, Mapping[str, InputInfo]], opened: OpenedGraph) -> AdoptPlan:
-    """Returns the plan of a spec file.
+    """Plans the manifest that a user's spec file declares.
 
     Args:
-      inputs: of every signature of the SavedModel.
-      opened: its graph; of several keys with the same numbers, the one that the graph reads is taken.
+      inputs: signature -> its inputs, for every signature of the SavedModel.
+      opened: the SavedModel's graph. If the same numbers are saved under several keys, the plan uses the key that the
+          graph
+        restores.
 
     Raises:
-      ExportError: the spec names a signature that there is not.
+      ExportError: the spec names a signature that the SavedModel lacks.
     """
     signatures: dict[str, SignatureEntry] = {}
     for name, fitting in spec.fitting.items():
@@ -128,7 +130,7 @@ def plan_of_spec(spec: AdoptSpec, inputs: Mapping[str, Mapping[str, InputInfo]],
 def _model(
     found: Discovery, features: Mapping[str, FeatureEntry], vocabularies: Mapping[str, PlannedVocabulary]
 ) -> ModelSpec | None:
-    """Returns the tables and features of an added lookup: float32 tables, read by ids or by string keys."""
+    """Returns the tables and features that an added lookup can have: float32 tables, read by ids or by string keys."""
     lookups: dict[str, LookupFeature] = {}
     for one in found.signatures:
         for name, lookup in one.entry.features.items():

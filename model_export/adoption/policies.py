@@ -1,4 +1,4 @@
-"""Finds the policy of a graph for ids without a row in the table, from the outcome of a few bad ids."""
+"""Finds a graph's policy for ids outside the table by trying a few such ids."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ import numpy as np
 from service.artifact.manifest import BadIdPolicy
 from service.types import Array
 
-# The graph's reaction to one id: it refused the request, dropped the id, or read the row of this number.
+# The graph's reaction to one id: it refused the request, dropped the id, or read the row with this number.
 Outcome = Literal["refused", "dropped"] | int
 
 
 @dataclass(frozen=True, slots=True)
 class IdPolicy:
-    """A policy for bad ids; both fields are as in manifest.LookupFeature."""
+    """A policy for ids outside the table; both fields are those of manifest.LookupFeature."""
 
     on_bad_id: BadIdPolicy
     default_row: int = 0
 
 
 def find_policy(outcome: Callable[[int], Outcome | None], vocabulary_size: int, largest: int) -> IdPolicy | None:
-    """Returns the policy that explains the outcomes of ids outside [0, V); None where no policy does.
+    """Returns the policy that explains the outcomes of ids outside [0, V); None if no policy does.
 
     Args:
-      outcome: tries one id. It returns None where the id's vector is neither a row of the table nor an empty row's.
+      outcome: tries one id. It returns None if the vector is neither a row of the table nor the vector of an empty row.
       largest: the largest id to try, beyond the table.
     """
     size = vocabulary_size
@@ -50,6 +50,6 @@ def find_policy(outcome: Callable[[int], Outcome | None], vocabulary_size: int, 
 
 
 def row_of(vector: Array, rows: Array) -> int | None:
-    """Returns the number of the row of a [V, D] table that equals a [D] vector; None where no row does."""
+    """Returns the number of the row of a [V, D] table that equals a [D] vector; None if no row does."""
     found = np.flatnonzero((rows == vector).all(axis=1))
     return int(found[0]) if found.size else None

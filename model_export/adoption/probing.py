@@ -1,4 +1,4 @@
-"""Runs parts of a foreign graph without loading its tables: rows of a random table are fed in place of theirs."""
+"""Runs parts of a foreign graph without loading its tables: feeds rows of random tables in place of the real rows."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from service.graph.tower import request_feed
 from service.tables.table import MappedTable, open_tables
 from service.types import Array, TableInfo
 
-# A larger table is mapped and its own rows are fed, on the assumption that no two of them are equal.
+# A table above this size is mapped and its own rows are fed, on the assumption that no two rows are equal.
 _MOST_RANDOM_BYTES = 64 << 20
 _SEED = 29
 
 
 class Probe:
-    """One session with the graphs of all signatures; every run feeds the rows. Concurrency: one caller at a time."""
+    """A TensorFlow session of all signatures' graphs, fed with the tables' rows. Concurrency: one caller at a time."""
 
     def __init__(self, opened: OpenedGraph, graphs: Iterable[SignatureGraph]) -> None:
         self._opened = opened
@@ -45,15 +45,15 @@ class Probe:
         except (NotProven, ArtifactError, tf.errors.OpError) as error:
             raise ExportError(f"TensorFlow can not run the graph of {opened.artifact}: {error}") from error
 
-        # An input that nothing reads is not in the session's graph.
+        # The session's graph lacks inputs that no node reads.
         self._known = {operation.name for operation in self.session.graph.get_operations()}
 
     def close(self) -> None:
-        """Frees the session."""
+        """Closes the TensorFlow session."""
         self.session.close()
 
     def feed(self, graph: SignatureGraph, request: Mapping[str, Array]) -> dict[str, Array]:
-        """Returns tensor name -> array to feed for a request; inputs that the session's graph lacks are left out."""
+        """Returns a request's arrays by tensor name, without the inputs that the session's graph lacks."""
         to_feed, names = request_feed(graph.spec, graph.sparse)
         fed = dict(zip(names, to_feed(request), strict=True))
         return {tensor: array for tensor, array in fed.items() if node_of(tensor) in self._known}
@@ -61,7 +61,7 @@ class Probe:
     def run(
         self, graph: SignatureGraph, request: Mapping[str, Array], read: Read, tensors: Sequence[str]
     ) -> list[Array] | None:
-        """Returns the values of tensors that need the rows of a read; None where the graph refuses the request."""
+        """Computes tensors that depend on the rows of a read; None if the graph refuses the request."""
         fed, table = self.feed(graph, request), self.tables[read.key]
         try:
             found = self.session.run([gather.ids for gather in read.gathers], fed)
@@ -72,7 +72,7 @@ class Probe:
             return None
 
     def ids(self, graph: SignatureGraph, read: Read, request: Mapping[str, Array]) -> Array | None:
-        """Returns the ids that the graph looks up for a request; None where it refuses it or the table has parts."""
+        """Computes the ids that the graph looks up for a request; None if it refuses them or the table has parts."""
         if len(read.gathers) > 1:
             return None
         try:
@@ -81,7 +81,7 @@ class Probe:
             return None
 
     def exported_tables(self, graph: SignatureGraph, tensor: str) -> list[Array]:
-        """Returns the keys of every lookup table that a tensor depends on."""
+        """Returns the keys and values of every TensorFlow lookup table that a tensor depends on."""
         found = []
         for name in sorted(graph.flat.ancestors([tensor], follow=graph.follow)):
             node = graph.flat.nodes[name]
@@ -105,13 +105,13 @@ def _table(opened: OpenedGraph, key: str) -> MappedTable:
 def _rows(table: MappedTable, ids: Array) -> Array:
     if table.info.dtype == "float32":
         return rows_of(ids, table)
-    # Called only because it refuses ids outside the table.
+    # Called for its error only: it raises for ids outside the table.
     rows_of(ids, table)
     return table.stored_rows(ids.reshape(-1)).reshape(*ids.shape, table.info.embedding_dim)
 
 
 def _random(key: str, entry: BundleEntry) -> MappedTable:
-    # Random numbers: equal rows of a trained table could make a wrong description look right.
+    # Random numbers, because equal rows of a trained table could hide a wrong description.
     numbers = np.random.default_rng(_SEED).standard_normal(entry.shape, np.float32)
     is_bfloat16 = entry.dtype == "bfloat16"
     rows: Array = (numbers.view(np.uint32) >> 16).astype(np.uint16) if is_bfloat16 else numbers.astype(entry.dtype)

@@ -18,7 +18,7 @@ _SPLITS = ("int64", "int32")
 
 @dataclass(frozen=True, slots=True)
 class Roles:
-    """Names of the inputs of one lookup. Without row_splits, each id is looked up by itself and nothing is combined."""
+    """Names of the inputs of one lookup. Without row_splits, a row's ids are looked up but not combined."""
 
     ids: str
     row_splits: str | None = None
@@ -27,11 +27,11 @@ class Roles:
     def request(
         self, spec: SignatureSpec, rows: Sequence[Sequence[Any]], weights: Array | None = None
     ) -> dict[str, Array]:
-        """Returns a request with these rows of ids or keys; all other inputs hold zeros for as many rows.
+        """Builds a request with these rows of ids or keys; all other inputs hold zeros for the same number of rows.
 
         Args:
-          rows: one list per row; without row_splits each has as many ids as the input's shape says.
-          weights: one per id; None: 1 for each.
+          rows: one list of ids per row; without row_splits each list has the length that the input's shape demands.
+          weights: one per id; None means 1 for each id.
         """
         flat = [item for row in rows for item in row]
         request = {name: _filler(tensor, len(rows)) for name, tensor in spec.inputs.items()}
@@ -55,15 +55,15 @@ class Roles:
 
 
 def width_of(tensor: TensorSpec) -> int:
-    """Returns how many ids a row of an input holds; 2 where its shape leaves that open."""
+    """Returns how many ids a row of an input holds; 2 if the input's shape does not fix it."""
     return int(np.prod([size or 2 for size in (tensor.shape or (None,))[1:]]))
 
 
 def possible_roles(graph: SignatureGraph, tensor: str, ids_tensors: Sequence[str]) -> Iterator[Roles]:
-    """Yields the possible roles of the inputs that a tensor depends on, likely ones first.
+    """Yields the possible Roles of the inputs that a tensor depends on, the likely ones first.
 
     Args:
-      ids_tensors: tensors of the ids that read the table; all depend on the input of ids.
+      ids_tensors: the ids tensors of the table's gathers; all of them depend on the input that holds ids.
     """
     of_ids = set().union(*(graph.sources(ids) for ids in ids_tensors))
     spec, names = graph.spec, graph.sources(tensor)
@@ -85,7 +85,7 @@ def possible_roles(graph: SignatureGraph, tensor: str, ids_tensors: Sequence[str
 
 
 def feature_name(roles: Roles) -> str:
-    """Returns a feature's name: the name of its ids input, or what the names of ids and row splits begin with.
+    """Returns a feature's name: the name of its ids input, or the common prefix of its ids and row_splits inputs.
 
     >>> feature_name(Roles("tag_values", "tag_splits")), feature_name(Roles("genres__values", "genres__row_splits"))
     ('tag', 'genres')

@@ -36,10 +36,10 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class FittingSignature:
-    """A signature of the SavedModel that is a lookup already.
+    """A signature of the SavedModel that the spec file declares to be a lookup.
 
-    outputs: feature -> output; empty: each by its feature's name.
-    inputs: feature -> {"ids", "row_splits", "weights"} -> input, where they are not named after the feature.
+    outputs: feature -> output; empty: each output has its feature's name.
+    inputs: feature -> {"ids", "row_splits", "weights"} -> input, for inputs that are not named after the feature.
     """
 
     outputs: Mapping[str, str] = field(default_factory=dict)
@@ -49,10 +49,11 @@ class FittingSignature:
 
 @dataclass(frozen=True, slots=True)
 class AdoptSpec:
-    """A spec file, read.
+    """The contents of a user's spec file of tables and features.
 
-    variables: table -> key in the index. fitting: signatures that the file names. added: devices to add a lookup for;
-    None: decided by whether a signature fits.
+    variables: table -> checkpoint key. fitting: signatures that the file declares to be lookups. added: devices to add
+        a
+    lookup signature for; None: "cpu" if `fitting` is empty.
     """
 
     model: ModelSpec
@@ -64,17 +65,17 @@ class AdoptSpec:
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """New names of a user: the name that adopt found -> the name to use."""
+    """Names chosen by the user for tables and features: the name that adopt found -> the name to use."""
 
     tables: Mapping[str, str] = field(default_factory=dict)
     features: Mapping[str, str] = field(default_factory=dict)
 
 
 def read_names(path: Path) -> Names | None:
-    """Reads a file of names; None where it is a spec of tables and features.
+    """Reads a file of names; returns None if the file is a spec of tables and features.
 
     Raises:
-      ExportError: the file can not be read, is no TOML, or holds other keys beside names.
+      ExportError: the file can not be read, is no TOML, or holds other keys beside [names].
     """
     data = _parsed(path)
     names = data.get("names")
@@ -90,10 +91,10 @@ def read_names(path: Path) -> Names | None:
 
 
 def read_spec(path: Path, variables: Mapping[str, BundleEntry]) -> AdoptSpec:
-    """Reads a spec file against the variables of a SavedModel.
+    """Reads a spec file and finds its tables among the variables of a SavedModel.
 
     Raises:
-      ExportError: it is no TOML, has a key that there is not, or names a variable that is no table.
+      ExportError: the file is no TOML, has an unknown key, or names a variable that is no table.
     """
     data = _parsed(path)
     _refuse_unknown(path, "", data, ("tables", "features", "signatures", "lookup"))
@@ -120,10 +121,10 @@ def read_spec(path: Path, variables: Mapping[str, BundleEntry]) -> AdoptSpec:
 
 
 def find_variable(name: str, variables: Mapping[str, BundleEntry], *, dtypes: Collection[str] = _SERVED_DTYPES) -> str:
-    """Returns the key of the one matrix of dtypes that name is, or is the end of.
+    """Returns the checkpoint key of the one matrix whose key equals `name` or ends in it.
 
     Raises:
-      ExportError: none or several; lists all candidates.
+      ExportError: no variable fits, or several do; the message lists all candidates.
     """
     plain = {key: key.removesuffix("/.ATTRIBUTES/VARIABLE_VALUE") for key in variables}
     exact = [key for key, short in plain.items() if name in (key, short)]
@@ -140,12 +141,12 @@ def find_variable(name: str, variables: Mapping[str, BundleEntry], *, dtypes: Co
 
 
 def is_table(entry: BundleEntry, dtypes: Collection[str] = _SERVED_DTYPES) -> bool:
-    """Says whether a variable is a matrix of one of the dtypes; the default: those that are served where they lie."""
+    """Says whether a variable is a matrix of one of the dtypes; the default ones can be served from a mapped file."""
     return entry.dtype in dtypes and len(entry.shape) == 2
 
 
 def candidate_lines(variables: Mapping[str, BundleEntry]) -> list[str]:
-    """Returns name, shape and dtype of every variable, tables first, the largest of them first."""
+    """Lists name, shape and dtype of every variable, one per line: tables first, the largest table first."""
 
     def order(item: tuple[str, BundleEntry]) -> tuple[bool, int]:
         size = 1
@@ -184,7 +185,8 @@ def _feature(path: Path, name: str, entry: Mapping[str, Any]) -> FeatureSpec:
         except (OSError, UnicodeDecodeError) as error:
             raise ExportError(f"{path}: features.{name}.vocabulary.file: {error}") from error
         options["vocabulary"] = _built(path, f"features.{name}.vocabulary", VocabularySpec, keys, **rest)
-        # The graph takes rows and our server strings too: nothing has to be initialized in a graph that is not ours.
+        # An added signature takes row numbers; the server itself maps strings to rows. So the foreign graph gets no
+        # vocabulary that a loader would have to initialize.
         options["sends_rows"] = True
     return _built(path, f"features.{name}", FeatureSpec, name, **options)
 

@@ -1,4 +1,4 @@
-"""A spec file of `model-export adopt`, as its help shows it; a test reads it."""
+"""The example of a spec file that `model-export adopt --help` prints; a test parses it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prints how an adopted model is served, as a table for the user's terminal."""
+"""Writes the summary of `adopt` for the terminal: how each signature of the model is served."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Times(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """The way one signature is served.
+    """How the server will run one signature of an adopted model.
 
-    reason: why it is no lookup, "" where it is one.
-    is_inexact: whether its sums may differ from the graph's in the last bits.
-    times: None where it was not measured.
+    reason: why the signature is no lookup; "" for a lookup.
+    is_inexact: whether the lookup's sums may differ from the graph's in the last bits.
+    times: None if the signature was not measured.
     """
 
     entry: SignatureEntry
@@ -35,7 +35,7 @@ class Served:
 
 
 def summary_lines(plan: AdoptPlan, served: Mapping[str, Served]) -> list[str]:
-    """Returns the lines of a table of signatures, then lines that say why a signature is no lookup."""
+    """Returns the lines of a table of signatures, then one line per signature that is no lookup, with the reason."""
     rows = [("signature", "served", "by TensorFlow", "us before", "us now", "features")]
     for name, one in served.items():
         rows.append((name, _kind(one), _rest(one), *_times(one.times), ", ".join(one.entry.features) or "-"))

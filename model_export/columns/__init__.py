@@ -1,1 +1,1 @@
-"""Feature columns of TPU embeddings, as tf.compat.v1.tpu.experimental makes them, with the lookup that they ask for."""
+"""Feature columns of TPU embeddings as tf.compat.v1.tpu.experimental has them, with lookups that run on any machine."""

@@ -1,7 +1,8 @@
-"""Checks the arguments of both column functions; the errors have TensorFlow's own words where it refuses the same.
+"""Checks the arguments of both column functions; an argument that TensorFlow refuses too gets TensorFlow's error text.
 
 Source: the messages are those of TensorFlow 2.21, python/tpu/feature_column_v2.py and feature_column.py, which old code
-and its tests may match on. What TensorFlow forgets to check, or finds only when the lookup is built, is refused here.
+and its tests may match on. Arguments that TensorFlow forgets to check, or checks only when it builds the
+lookup, are refused here at once.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ TENSOR_CORE = "tpu_tensor_core"
 
 
 def check_categorical_column(column: Any, function: str) -> None:
-    """Refuses what is no categorical column, and the kinds that have no fixed meaning for a row of the table.
+    """Refuses an argument that is no categorical column, and the column kinds that do not assign one key to one row.
 
     Args:
       function: "embedding_column" or " shared_embedding_columns" (TensorFlow's text has that blank).
 
     Raises:
-      TypeError: not one of the supported kinds.
+      TypeError: the column is not of a supported kind.
     """
     if not isinstance(column, tensorflow_columns.CategoricalColumn):
         raise TypeError(f"categorical_column for tpu {function} must be type CategoricalColumn, got {type(column)}.")
@@ -33,14 +34,14 @@ def check_categorical_column(column: Any, function: str) -> None:
 
 
 def innermost(column: Any) -> Any:
-    """Returns the column that turns a feature into ids: below weights and below a sequence."""
+    """Returns the column that turns a feature into ids, without the weighted and sequence columns around it."""
     while isinstance(column, (tensorflow_columns.WeightedColumn, tensorflow_columns.SequenceColumn)):
         column = column.categorical_column
     return column
 
 
 def checked_dimension(dimension: Any) -> int:
-    """Returns dimension as an int. Raises ValueError where it is not an integer above 0."""
+    """Returns dimension as an int; raises ValueError if it is not an integer above 0."""
     try:
         number = operator.index(dimension)
     except TypeError:
@@ -51,13 +52,13 @@ def checked_dimension(dimension: Any) -> int:
 
 
 def check_shape_size(shape: Any) -> None:
-    """Refuses a tensor_core_shape that is not two sizes."""
+    """Refuses a tensor_core_shape that does not consist of two sizes."""
     if shape and len(shape) != 2:
         raise ValueError(f"tensor_core_shape must be size 2. Got {shape}.")
 
 
 def check_initializer(initializer: Any, column: str | None) -> None:
-    """Refuses an initializer that can not be called; column is named where there is one."""
+    """Refuses an initializer that can not be called; the error names the column, if one is given."""
     if initializer is not None and not callable(initializer):
         which = "" if column is None else f"Embedding of column_name: {column}"
         raise ValueError(f"initializer must be callable if specified. {which}")
@@ -76,7 +77,7 @@ def check_device(device: Any, shape: Any, columns: Sequence[Any]) -> None:
 
 
 def check_max_sequence_length(length: Any, column: Any) -> None:
-    """Refuses a length below 1 for a sequence column, any but 0 for another, and what is not an integer."""
+    """Refuses a length that is no integer, one below 1 for a sequence column, and any but 0 for other columns."""
     is_sequence = isinstance(column, tensorflow_columns.SequenceColumn)
     try:
         number = operator.index(length)
@@ -94,7 +95,7 @@ def check_max_sequence_length(length: Any, column: Any) -> None:
 
 
 def checked_combiner(combiner: Any, device: Any) -> Combiner:
-    """Returns the combiner, None being mean as in TensorFlow. Raises ValueError for one the device does not compute."""
+    """Returns the combiner, None being "mean"; raises ValueError for a combiner that the device can not compute."""
     if combiner is None:
         return "mean"
     if combiner not in get_args(Combiner):
@@ -112,7 +113,7 @@ def check_learning_rate_fn(function: Callable[..., Any] | None, column: str) -> 
 
 
 def checked_shape(shape: Any) -> tuple[int | None, int] | None:
-    """Returns [rows or None, ids per row] as a tuple, the rows None where they are dynamic.
+    """Returns (rows, ids per row); rows is None if the number of rows is dynamic.
 
     Raises:
       ValueError: the rows are not None, -1 or a positive integer, or the ids per row not a positive integer.
@@ -132,7 +133,7 @@ def checked_shape(shape: Any) -> tuple[int | None, int] | None:
 
 
 def check_same_buckets(sorted_columns: Sequence[Any]) -> int:
-    """Returns the number of buckets that all columns have. Raises ValueError where they differ."""
+    """Returns the number of buckets that all columns share; raises ValueError if the columns differ."""
     first = sorted_columns[0]
     for column in sorted_columns[1:]:
         if column.num_buckets != first.num_buckets:

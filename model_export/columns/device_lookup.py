@@ -1,4 +1,4 @@
-"""Looks ids up in a table for both kinds of embedding column, by device."""
+"""The mixin that both kinds of embedding column look ids up with, according to their lookup device."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ _asks_cpu: ContextVar[bool] = ContextVar("asks_cpu", default=False)
 
 @contextmanager
 def cpu_lookups() -> Iterator[None]:
-    """Makes columns of device tpu_tensor_core look up as TensorFlow's CPU does, in graphs built inside.
+    """Makes columns of device tpu_tensor_core use TensorFlow's CPU lookup in graphs that the `with` block builds.
 
-    The {serve} graph of a TPUEstimator is built so: no padding, no cut at K, a mean divided by the sum of the weights.
+    The {serve} graph of a TPUEstimator is built this way: no padding, no cut at K, a mean divided by the sum of
+    weights.
 
     Concurrency: holds for the thread, or task, that enters it.
     """
@@ -38,7 +39,7 @@ _BY_NAME = {
 
 
 class DeviceLookup:
-    """Mixed into a column class of TensorFlow's: its own device and shape, and the lookup that they ask for.
+    """Mixin for a column class of TensorFlow: stores the column's lookup device and shape, and does its lookup.
 
     Outside a TPU: device tpu_tensor_core computes the tensor-core lookup; cpu, tpu_embedding_core and None compute
     TensorFlow's CPU lookup, in training as in serving.
@@ -49,30 +50,30 @@ class DeviceLookup:
     use_safe_embedding_lookup: bool
 
     def _set_device(self, device: str | None, shape: tuple[int | None, int] | None) -> None:
-        # TensorFlow's own methods read these two names, and only inside a TPU context.
+        # Attribute names that TensorFlow's own column methods read, inside a TPU context only.
         self._embedding_lookup_device = _BY_NAME[device]
         self._tensor_core_shape = shape
         self._device_name = device
 
     @property
     def embedding_lookup_device(self) -> str | None:
-        """The device asked for: cpu, tpu_tensor_core, tpu_embedding_core or None."""
+        """The lookup device that the user chose: cpu, tpu_tensor_core, tpu_embedding_core or None."""
         return self._device_name
 
     @property
     def tensor_core_shape(self) -> tuple[int | None, int] | None:
-        """[B or None, K] of the padded lookup, where one was given."""
+        """[B or None, K] of the padded lookup; None if the user gave none."""
         return self._tensor_core_shape
 
     @property
     def learning_rate_fn(self) -> Callable[..., Any] | None:
-        """Global step -> learning rate of the table, where one was given."""
+        """The function from global step to the table's learning rate; None if the user gave none."""
         function: Callable[..., Any] | None = self.get_learning_rate_fn()  # type: ignore[attr-defined]
         return function
 
     @property
     def max_sequence_length(self) -> int:
-        """L of a sequence; 0 for another column."""
+        """L of a sequence column; 0 for other columns."""
         length: int = self.get_max_sequence_length()  # type: ignore[attr-defined]
         return length
 
@@ -81,7 +82,7 @@ class DeviceLookup:
         return self._device_name == TENSOR_CORE
 
     def _lookup(self, pair: Any, table: Any) -> Any:
-        # pair: ids and weights as the categorical column gives them, so after vocabulary and default value.
+        # pair: ids and weights from the categorical column, with its vocabulary and default value applied.
         ids, weights = pair.id_tensor, pair.weight_tensor
         if self._is_padded and not _asks_cpu.get():
             return tensor_core.combined(table, *self._padded(ids, weights), self.combiner)
@@ -95,14 +96,14 @@ class DeviceLookup:
         return _with_all_rows(tf.nn.embedding_lookup_sparse(table, ids, weights, combiner=self.combiner), ids)
 
     def _padded(self, ids: Any, weights: Any) -> tuple[Any, Any]:
-        assert self._tensor_core_shape is not None  # checked with the device, at construction
+        assert self._tensor_core_shape is not None  # check_device() refused a padded lookup without a shape
         return tensor_core.padded(
             ids, weights, self._tensor_core_shape[1], drops_negative=self.use_safe_embedding_lookup
         )
 
     def _tpu_serving_lookup(self, transformation_cache: Any, state_manager: Any, table: Any) -> Any:
-        # As TensorFlow splits it: ids are padded on the host, gathered and combined on the tensor core. TensorFlow pads
-        # the feature itself, here the ids have been through the categorical column.
+        # The same split as in TensorFlow: ids are padded on the host, and rows gathered and combined on the tensor
+        # core. TensorFlow pads the raw feature; this method pads the ids that the categorical column made of it.
         def on_host() -> Any:
             pair = self.categorical_column.get_sparse_tensors(transformation_cache, state_manager)
             values, mask = self._padded(pair.id_tensor, pair.weight_tensor)
@@ -115,7 +116,8 @@ class DeviceLookup:
         return pair._replace(sequence_length=sequence.cut_lengths(pair.sequence_length, self.max_sequence_length))
 
     def _device_config(self) -> dict[str, Any]:
-        # A function stays itself, for the same function means the same rate; the JSON encoder of Keras writes its name.
+        # The function object itself, because columns with the same function share a learning rate; the JSON encoder of
+        # Keras writes its name.
         return {
             "max_sequence_length": self.max_sequence_length,
             "learning_rate_fn": self.learning_rate_fn,
@@ -126,10 +128,10 @@ class DeviceLookup:
 
 
 def learning_rate_from_config(config: Any, custom_objects: Any) -> Callable[..., Any] | None:
-    """Returns a configuration's learning_rate_fn, or the one among custom_objects that it names.
+    """Returns the learning_rate_fn of a configuration, which may be a function or its name among custom_objects.
 
     Raises:
-      ValueError: a name that custom_objects lack.
+      ValueError: custom_objects lack the name.
     """
     if isinstance(config, str) and config not in (custom_objects or {}):
         raise ValueError(f"learning_rate_fn {config!r} is not among custom_objects")
@@ -138,6 +140,6 @@ def learning_rate_from_config(config: Any, custom_objects: Any) -> Callable[...,
 
 
 def _with_all_rows(vectors: Any, ids: Any) -> Any:
-    # TensorFlow's unchecked lookup leaves out empty rows at the end; every column of a layer must give B rows.
+    # TensorFlow's unsafe lookup leaves out empty rows at the end, but every column of a layer must give B rows.
     missing = tf.cast(ids.dense_shape[0], tf.int32) - tf.shape(vectors)[0]
     return tf.pad(vectors, [[0, missing], [0, 0]])

@@ -25,7 +25,7 @@ def embedding_column(
 ) -> TPUEmbeddingColumn:
     """Makes a dense column [B, D], or a sequence [B, L, D], of a categorical column, with a table of its own.
 
-    It goes wherever TensorFlow's own goes: DenseFeatures (both), SequenceFeatures, input_layer; the table is the
+    Works wherever TensorFlow's own column works: DenseFeatures (both), SequenceFeatures, input_layer; the table is the
     variable `<layer>/<column>_embedding/embedding_weights`, [V, D] float32.
 
     Args:
@@ -38,16 +38,16 @@ def embedding_column(
       max_sequence_length: L of a sequence column: shorter sequences end in zeros, longer ones are cut. 0 for others.
       learning_rate_fn: global step -> learning rate of the table; the same function means the same rate.
       embedding_lookup_device: "tpu_tensor_core" computes the padded lookup of tensor_core_shape on any machine; "cpu",
-        "tpu_embedding_core" and None compute TensorFlow's CPU lookup, in training too. Inside a TPU context each is
-        what TensorFlow has for it: None and "tpu_embedding_core" the embedding cores (in serving None is the host),
-        "cpu" the host in serving and an error in training.
+          "tpu_embedding_core" and None compute TensorFlow's CPU lookup, in training too. Inside a TPU context
+        TensorFlow decides: None and "tpu_embedding_core" are the embedding cores (None is the host when serving), and
+        "cpu" is the host when serving and an error in training.
       tensor_core_shape: [B or None or -1, K]: K ids per row are looked up, further columns are cut.
       use_safe_embedding_lookup: leaves out ids below 0 and, unless the combiner is "sum", weights of 0 or less (the
         padded lookup counts those). False: an id below 0 is an error, every weight counts. A sequence is always safe.
 
     Raises:
-      TypeError: no categorical column, or a hashed, bucketized or crossed one, also below weights.
-      ValueError: an argument that is not as said above; the text is TensorFlow's where it has one.
+      TypeError: the argument is no categorical column, or a hashed, bucketized or crossed one, weighted or not.
+      ValueError: another argument is invalid; the text is TensorFlow's if TensorFlow refuses it too.
 
     Source: TensorFlow 2.21, python/tpu/feature_column_v2.py.
     """
@@ -88,14 +88,14 @@ def shared_embedding_columns(
     The table is the variable of the collection's name, [V, D] float32, outside any layer's scope.
 
     Args:
-      categorical_columns: as in embedding_column, at least one, all of the same number of buckets.
+      categorical_columns: as in embedding_column; at least one, and all with the same number of buckets.
       shared_embedding_collection_name: name of the table; None: the sorted names of the columns joined by _, and
         `_shared_embedding`.
       max_sequence_lengths: max_sequence_length of each column; None or empty: 0 for all.
       The others are those of embedding_column, the same for all columns.
 
     Raises:
-      TypeError, ValueError: as embedding_column; also lengths or buckets that do not agree, or no column at all.
+      TypeError, ValueError: as embedding_column; also if there is no column, or lengths or numbers of buckets differ.
 
     Source: TensorFlow 2.21, python/tpu/feature_column_v2.py.
     """

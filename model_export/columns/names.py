@@ -1,7 +1,7 @@
-"""Names of tables and features: what a SavedModel's inputs may be called, made of column keys.
+"""Makes names of tables and features, which SavedModel inputs can have, from the keys of columns.
 
-A character that is no letter, digit or _ becomes _, a run of _ becomes one, _ at either end goes, and a name that would
-not begin with a letter gets a prefix. Two keys that become one name are refused.
+A character that is no letter, digit or _ becomes _, a run of _ becomes one, _ at either end is removed, and a name that
+would not start with a letter gets a prefix. Two keys that would become the same name are refused.
 
 >>> safe_name("user/id", "feature"), safe_name("a__b.", "feature"), safe_name("2nd", "feature")
 ('user_id', 'a_b', 'feature_2nd')
@@ -17,19 +17,19 @@ from model_export.columns import tensorflow_columns
 
 
 def safe_name(key: str, prefix: str) -> str:
-    """Returns a key as a name of letters, digits and single _."""
+    """Makes a name of letters, digits and single _ from a column key."""
     name = re.sub(r"_+", "_", re.sub(r"[^a-zA-Z0-9]", "_", key)).strip("_")
     return name if re.match("[a-zA-Z]", name) else f"{prefix}_{name}".strip("_")
 
 
 def checked_columns(feature_columns: Any) -> list[Any]:
-    """Returns embedding columns as a list.
+    """Checks that all columns are TPU embedding columns, and returns them as a list.
 
     Args:
       feature_columns: one column or several, of model_export's functions or of tf.compat.v1.tpu.experimental's.
 
     Raises:
-      TypeError: something else among them.
+      TypeError: one of them is another kind of column.
     """
     kinds = (tensorflow_columns.TpuEmbeddingColumn, tensorflow_columns.TpuSharedColumn)
     columns = [feature_columns] if isinstance(feature_columns, kinds) else list(feature_columns)
@@ -42,10 +42,10 @@ def checked_columns(feature_columns: Any) -> list[Any]:
 
 
 def feature_names(feature_columns: Any) -> Mapping[str, Any]:
-    """Returns feature name -> column, in the given order. The key of a weighted column is that of its ids.
+    """Returns the columns by feature name, in the given order. A weighted column is named by the key of its ids.
 
     Raises:
-      ValueError: two columns read one feature, or two keys become one name.
+      ValueError: two columns read one feature, or two keys become the same name.
     """
     names: dict[str, Any] = {}
     for column in checked_columns(feature_columns):
@@ -61,10 +61,10 @@ def feature_names(feature_columns: Any) -> Mapping[str, Any]:
 
 
 def table_names(feature_columns: Any) -> Mapping[str, Sequence[Any]]:
-    """Returns table name -> the columns that read it; named by the collection, or by the categorical column.
+    """Returns the columns of each table by table name, made of the collection's or the categorical column's name.
 
     Raises:
-      ValueError: columns that share no table would share a name.
+      ValueError: two different tables would have the same name.
     """
     names: dict[str, list[Any]] = {}
     for column in checked_columns(feature_columns):

@@ -1,4 +1,4 @@
-"""Sequences cut and padded to max_sequence_length, which TensorFlow leaves to the embedding cores of a TPU."""
+"""Cuts and pads sequences to max_sequence_length; TensorFlow itself does so only on the embedding cores of a TPU."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def cut(sequences: Any, length: int) -> Any:
       length: L.
 
     Returns:
-      SparseTensor [B, L, M], whose shape is L also where T is less: a lookup of it gives [B, L, D], zeros where a step
-      has no id.
+      SparseTensor [B, L, M], even if T is less than L: a lookup of it gives [B, L, D], with zeros for a step without
+      ids.
     """
     rows, _, width = tf.unstack(sequences.dense_shape, num=3)
     kept = tf.sparse.slice(sequences, [0, 0, 0], tf.stack([rows, tf.constant(length, tf.int64), width]))
@@ -24,5 +24,5 @@ def cut(sequences: Any, length: int) -> Any:
 
 
 def cut_lengths(lengths: Any, length: int) -> Any:
-    """Returns [B] int64 lengths, none above L."""
+    """Limits [B] lengths of sequences to L; returns int64."""
     return tf.minimum(lengths, tf.cast(length, lengths.dtype))

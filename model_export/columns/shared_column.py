@@ -12,14 +12,14 @@ from model_export.tensorflow_setup import tf
 
 
 class SharedTable:
-    """The table of shared columns: a variable of the collection's name, one in each v1 graph and one outside graphs.
+    """The table of shared columns: one variable per v1 graph, and one outside of graphs, named after the collection.
 
-    It stands where TensorFlow has its SharedEmbeddingColumnCreator, which makes the variables of v1 graphs here too.
-    That one is trackable, so that a layer wraps shared columns, and can then not be saved.
+    It replaces TensorFlow's SharedEmbeddingColumnCreator, which still makes the variables of v1 graphs. The creator is
+    trackable: a layer would wrap it together with the shared columns, and then could not be saved.
     """
 
     def __init__(self, name: str, num_buckets: int, dimension: int, initializer: Any) -> None:
-        self._name = name  # TensorFlow's method for the embedding cores reads it
+        self._name = name  # read by TensorFlow's method for the embedding cores
         self.num_buckets = num_buckets
         self.dimension = dimension
         self._initializer = initializer
@@ -36,15 +36,15 @@ class SharedTable:
 
     @property
     def embedding_weights(self) -> Any:
-        """The [V, D] float32 variable."""
+        """The table's [V, D] float32 variable in the current graph, or outside of graphs."""
         with tf.init_scope():
             if tf.executing_eagerly():
                 return self._eager_weights()
         return self._in_graphs.embedding_weights
 
     def _eager_weights(self) -> Any:
-        # get_variable would keep what a tf.function makes by its name for good, and a second model with a table of that
-        # name fail. A variable made outside the function belongs to this object alone.
+        # Not get_variable: within a tf.function it keeps each variable by name forever, so a second model with a table
+        # of the same name would fail. A variable made outside of the function belongs to this object alone.
         if self._outside_graphs is None:
             with tf.compat.v1.name_scope(""):
                 numbers = self._initializer((self.num_buckets, self.dimension), tf.float32)
@@ -52,7 +52,8 @@ class SharedTable:
         return self._outside_graphs
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SharedTable:
-        # Columns copied together go on sharing, for deepcopy copies an object once. Variables stay behind.
+        # Columns that are copied together still share their table, because deepcopy copies an object once. The copy
+        # gets no variables.
         return SharedTable(self._name, self.num_buckets, self.dimension, copy.deepcopy(self._initializer, memo))
 
 
@@ -60,12 +61,12 @@ class SharedTable:
 class TPUSharedEmbeddingColumn(DeviceLookup, tensorflow_columns.TpuSharedDeviceColumn):  # type: ignore[misc]
     """A shared TPU embedding column of TensorFlow's that also looks up outside a TPU; made by shared_embedding_columns.
 
-    Inside a TPU context TensorFlow's own methods answer, but for the tensor-core lookup in serving, whose ids have been
-    through the categorical column.
+    Inside a TPU context TensorFlow's own methods run, except the tensor-core lookup when serving: it pads the ids that
+    the categorical column gives.
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """Makes the tuple; TensorFlow's own would set device and shape on the class, for all columns."""
+        """Makes the named tuple only: TensorFlow's __new__ would set device and shape on the class, for all columns."""
         of_tensorflow = {
             key: kwargs[key] for key in kwargs if key not in ("embedding_lookup_device", "tensor_core_shape")
         }
@@ -76,7 +77,7 @@ class TPUSharedEmbeddingColumn(DeviceLookup, tensorflow_columns.TpuSharedDeviceC
         tensorflow_columns.TpuSharedColumn.__init__(self, *args, **kwargs)
 
     def __getnewargs__(self) -> tuple[Any, ...]:
-        # TensorFlow's leaves out the last.
+        # TensorFlow's own method leaves out the last argument.
         return (*super().__getnewargs__(), self.use_safe_embedding_lookup)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
@@ -93,23 +94,23 @@ class TPUSharedEmbeddingColumn(DeviceLookup, tensorflow_columns.TpuSharedDeviceC
         return name
 
     def create_state(self, state_manager: Any) -> None:
-        """Adds the table to the layer's variables outside of v1 graphs; TensorFlow's own layer does not train it."""
+        """Lists the table among the layer's variables outside of v1 graphs; TensorFlow's column leaves it untrained."""
         with tf.init_scope():
             if not tf.executing_eagerly() or tensorflow_columns.is_on_tpu():
                 return
         layer = getattr(state_manager, "_layer", None)
         if layer is not None:
-            # Keras tracks a variable that is set as an attribute, each once.
+            # Keras tracks a variable that is an attribute of the layer, and each variable once.
             name = re.sub(r"\W", "_", self.shared_embedding_collection_name)
             setattr(layer, f"shared_table_{name}", self.shared_embedding_column_creator.embedding_weights)
 
     def get_dense_tensor(self, transformation_cache: Any, state_manager: Any) -> Any:
-        """Returns [B, D] float32; an empty row gives zeros."""
-        # TensorFlow's checks that this is no sequence, and ends in _get_dense_tensor_internal.
+        """Returns the combined embeddings, [B, D] float32; an empty row gives zeros."""
+        # TensorFlow's method checks that this column is no sequence, then calls _get_dense_tensor_internal.
         return tensorflow_columns.SharedEmbeddingColumn.get_dense_tensor(self, transformation_cache, state_manager)
 
     def get_sequence_dense_tensor(self, transformation_cache: Any, state_manager: Any) -> Any:
-        """Returns [B, L, D] float32 and [B] int64 lengths; a shorter sequence ends in zeros, a longer one is cut."""
+        """Returns a sequence of embeddings, [B, L, D] float32, padded with zeros or cut, and [B] int64 lengths."""
         tpu = tensorflow_columns.TpuSharedColumn
         return self._cut_lengths(tpu.get_sequence_dense_tensor(self, transformation_cache, state_manager))
 
@@ -120,7 +121,7 @@ class TPUSharedEmbeddingColumn(DeviceLookup, tensorflow_columns.TpuSharedDeviceC
         if tensorflow_columns.is_tpu_inference():
             if self._is_padded:
                 return self._tpu_serving_lookup(transformation_cache, state_manager, table.embedding_weights)
-            if self.embedding_lookup_device != "tpu_embedding_core":  # which TensorFlow refuses by name
+            if self.embedding_lookup_device != "tpu_embedding_core":  # which TensorFlow's method refuses
                 return tensorflow_columns.on_host(lambda: self._sparse_lookup(transformation_cache, state_manager))
         is_plain = self.embedding_lookup_device is None
         owner = tensorflow_columns.TpuSharedColumn if is_plain else tensorflow_columns.TpuSharedDeviceColumn
@@ -131,7 +132,7 @@ class TPUSharedEmbeddingColumn(DeviceLookup, tensorflow_columns.TpuSharedDeviceC
         return self._lookup(pair, self.shared_embedding_column_creator.embedding_weights)
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the arguments of shared_embedding_columns for this column; TensorFlow's has none."""
+        """Returns this column's arguments of shared_embedding_columns; TensorFlow's shared column has no get_config."""
         return {
             "categorical_column": tensorflow_columns.column_config(self.categorical_column),
             "dimension": self.shared_embedding_column_creator.dimension,
@@ -143,10 +144,9 @@ class TPUSharedEmbeddingColumn(DeviceLookup, tensorflow_columns.TpuSharedDeviceC
 
     @classmethod
     def from_config(cls, config: Any, custom_objects: Any = None, columns_by_name: Any = None) -> Any:
-        """Returns the column of get_config's object; functions may stand in it by name, found in custom_objects.
+        """Makes the column from get_config's dict, in which functions may be names of custom_objects.
 
-        It shares the table of a column among columns_by_name that is of the same collection, and makes one if there is
-        none.
+        The column shares its table with a column of the same collection in columns_by_name; else it gets a new table.
         """
         column = tensorflow_columns.column_from_config(config["categorical_column"], custom_objects, columns_by_name)
         name, shape = config["shared_embedding_collection_name"], config["tensor_core_shape"]

@@ -13,12 +13,12 @@ from model_export.columns.device_lookup import DeviceLookup, learning_rate_from_
 class TPUEmbeddingColumn(DeviceLookup, tensorflow_columns.TpuDeviceColumn):  # type: ignore[misc]
     """A TPU embedding column of TensorFlow's that also looks up outside a TPU; made by embedding_column.
 
-    Inside a TPU context TensorFlow's own methods answer, but for the tensor-core lookup in serving, whose ids have been
-    through the categorical column.
+    Inside a TPU context TensorFlow's own methods run, except the tensor-core lookup when serving: it pads the ids that
+    the categorical column gives.
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """Makes the tuple; TensorFlow's own would set device and shape on the class, for all columns."""
+        """Makes the named tuple only: TensorFlow's __new__ would set device and shape on the class, for all columns."""
         of_tensorflow = {
             key: kwargs[key] for key in kwargs if key not in ("embedding_lookup_device", "tensor_core_shape")
         }
@@ -37,7 +37,7 @@ class TPUEmbeddingColumn(DeviceLookup, tensorflow_columns.TpuDeviceColumn):  # t
 
     def create_state(self, state_manager: Any) -> None:
         """Creates the table as `embedding_weights`, except where the embedding cores of a TPU have it in training."""
-        # In serving the host looks up where no device is asked for; TensorFlow's own makes no variable for it to read.
+        # When serving, the host looks up columns without a device, but TensorFlow's method makes no variable for them.
         is_hosts = self.embedding_lookup_device is None and tensorflow_columns.is_tpu_inference()
         if is_hosts or not tensorflow_columns.is_on_tpu():
             tensorflow_columns.EmbeddingColumn.create_state(self, state_manager)
@@ -45,7 +45,7 @@ class TPUEmbeddingColumn(DeviceLookup, tensorflow_columns.TpuDeviceColumn):  # t
             self._of_tensorflow.create_state(self, state_manager)
 
     def get_dense_tensor(self, transformation_cache: Any, state_manager: Any) -> Any:
-        """Returns [B, D] float32; an empty row gives zeros."""
+        """Returns the combined embeddings, [B, D] float32; an empty row gives zeros."""
         if not tensorflow_columns.is_on_tpu():
             return tensorflow_columns.EmbeddingColumn.get_dense_tensor(self, transformation_cache, state_manager)
         if self._is_padded and tensorflow_columns.is_tpu_inference():
@@ -54,12 +54,12 @@ class TPUEmbeddingColumn(DeviceLookup, tensorflow_columns.TpuDeviceColumn):  # t
         return self._of_tensorflow.get_dense_tensor(self, transformation_cache, state_manager)
 
     def get_sequence_dense_tensor(self, transformation_cache: Any, state_manager: Any) -> Any:
-        """Returns [B, L, D] float32 and [B] int64 lengths; a shorter sequence ends in zeros, a longer one is cut."""
+        """Returns a sequence of embeddings, [B, L, D] float32, padded with zeros or cut, and [B] int64 lengths."""
         tpu = tensorflow_columns.TpuEmbeddingColumn
         return self._cut_lengths(tpu.get_sequence_dense_tensor(self, transformation_cache, state_manager))
 
     def _get_dense_tensor(self, inputs: Any, weight_collections: Any = None, trainable: Any = None) -> Any:
-        # The way of tf.compat.v1.feature_column.input_layer.
+        # Called by tf.compat.v1.feature_column.input_layer.
         owner = tensorflow_columns.EmbeddingColumn
         if tensorflow_columns.is_on_tpu():
             owner = self._of_tensorflow
@@ -70,17 +70,17 @@ class TPUEmbeddingColumn(DeviceLookup, tensorflow_columns.TpuDeviceColumn):  # t
         return self._cut_lengths(tpu._get_sequence_dense_tensor(self, inputs, weight_collections, trainable))
 
     def _get_dense_tensor_internal_helper(self, sparse_tensors: Any, embedding_weights: Any) -> Any:
-        # Every lookup of TensorFlow's class that is not one of the embedding cores ends here.
+        # All lookups of TensorFlow's class, except those of the embedding cores, end in this method.
         return self._lookup(sparse_tensors, embedding_weights)
 
     @property
     def _of_tensorflow(self) -> Any:
-        # Which of its two classes TensorFlow would have made.
+        # The TensorFlow class, of two, whose methods this column uses inside a TPU context.
         is_plain = self.embedding_lookup_device is None
         return tensorflow_columns.TpuEmbeddingColumn if is_plain else tensorflow_columns.TpuDeviceColumn
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the arguments of embedding_column; TensorFlow's loses the last five."""
+        """Returns the arguments of embedding_column; TensorFlow's own method leaves out five of them."""
         return {
             "categorical_column": tensorflow_columns.column_config(self.categorical_column),
             "dimension": self.dimension,
@@ -91,7 +91,7 @@ class TPUEmbeddingColumn(DeviceLookup, tensorflow_columns.TpuDeviceColumn):  # t
 
     @classmethod
     def from_config(cls, config: Any, custom_objects: Any = None, columns_by_name: Any = None) -> Any:
-        """Returns the column of get_config's object; functions may stand in it by name, found in custom_objects."""
+        """Makes the column from get_config's dict, in which functions may be names of custom_objects."""
         shape = config["tensor_core_shape"]
         return cls(
             tensorflow_columns.column_from_config(config["categorical_column"], custom_objects, columns_by_name),

@@ -1,6 +1,7 @@
-"""The parts of TensorFlow's feature columns that no public name reaches.
+"""Wraps the private parts of TensorFlow's feature columns.
 
-Columns import from below `tensorflow.python` here only, so that a change of TensorFlow's insides shows in one place.
+Only this module of the columns imports private modules (`tensorflow.python...`), so that one file adapts to a changed
+TensorFlow.
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ from typing import Any
 
 from model_export.tensorflow_setup import tf
 
+# The import above chooses TensorFlow's Keras, so it must come first.
 # isort: split
-# Only now: the line above says which Keras TensorFlow is to choose.
 from tensorflow.python.feature_column import feature_column_v2 as _columns
 from tensorflow.python.feature_column import serialization as _serialization
 from tensorflow.python.ops import init_ops as _init_ops
@@ -40,38 +41,38 @@ register = _serialization.register_feature_column
 
 
 def is_on_tpu() -> bool:
-    """Says whether the graph being built is one for a TPU: in a shard context, or in TPU inference."""
+    """Says whether the current graph is for a TPU: in a shard context, or in TPU inference."""
     return _tpu_function.get_tpu_context().number_of_shards is not None or is_tpu_inference()
 
 
 def is_tpu_inference() -> bool:
-    """Says whether the graph being built is one for serving on a TPU."""
+    """Says whether the current graph is for serving on a TPU."""
     return bool(_tpu.under_tpu_inference_context())
 
 
 def on_host(computation: Any) -> Any:
-    """Runs a computation on the host of a TPU; outside a TPU graph, where it stands."""
+    """Places a computation on the host of a TPU; outside of a TPU graph, just calls it."""
     return tf.compat.v1.tpu.outside_compilation(computation)
 
 
 def column_config(column: Any) -> dict[str, Any]:
-    """Returns a categorical column as class name and configuration."""
+    """Serializes a categorical column to its class name and configuration."""
     config: dict[str, Any] = _serialization.serialize_feature_column(column)
     return config
 
 
 def column_from_config(config: Any, custom_objects: Any, columns_by_name: Any) -> Any:
-    """Returns the categorical column of column_config's object."""
+    """Makes the categorical column that column_config() serialized."""
     return _serialization.deserialize_feature_column(config, custom_objects, columns_by_name)
 
 
 def initializer_config(initializer: Any) -> Any:
-    """Returns an initializer as class name and configuration; a plain function as it is."""
+    """Serializes an initializer to its class name and configuration; returns a plain function unchanged."""
     return _serialization._serialize_keras_object(initializer) if hasattr(initializer, "get_config") else initializer
 
 
 def initializer_from_config(config: Any, custom_objects: Any) -> Any:
-    """Returns the initializer of initializer_config's object, or of a name among custom_objects."""
+    """Makes the initializer that initializer_config() serialized, or returns the one of that name in custom_objects."""
     if callable(config):
         return config
     known = {name: value for name, value in vars(_init_ops).items() if isinstance(value, type)}

@@ -1,7 +1,7 @@
-"""Embedding columns as a ModelSpec: which tables and features they are, and by what policies they look up.
+"""Describes embedding columns as a ModelSpec: their tables, their features and their policies for odd ids and weights.
 
-The policies are those of TensorFlow's CPU lookup of the column (safe_embedding_lookup_sparse, or
-embedding_lookup_sparse where use_safe_embedding_lookup is off):
+The policies are those of TensorFlow's CPU lookup of the column: safe_embedding_lookup_sparse, or
+embedding_lookup_sparse if use_safe_embedding_lookup is off.
 
 | column | on_bad_id | on_nonpositive_weight |
 |---|---|---|
@@ -9,10 +9,10 @@ embedding_lookup_sparse where use_safe_embedding_lookup is off):
 | safe, and every sequence | drop_negative | drop, with sum keep |
 | unsafe | error | keep |
 
-A column of device tpu_tensor_core keeps weights of 0 or less, as that lookup does; a mean over weights below 0 is the
-one case where its CPU lookup then differs from TensorFlow's. A longer row than tensor_core_shape allows is cut by the
-padded lookup (on_too_many_ids "truncate"), TensorFlow's rule; without such a shape TensorFlow has no padded lookup, and
-a longer row than max_ids_per_row is an error.
+A column of device tpu_tensor_core keeps weights of 0 or less, as the padded lookup does; its CPU lookup therefore
+differs from TensorFlow's for a mean over weights below 0. The padded lookup cuts a row that is longer than
+tensor_core_shape allows (on_too_many_ids "truncate"), as in TensorFlow. TensorFlow has no padded lookup without that
+shape; then a row of more than max_ids_per_row ids is an error.
 
 Source: TensorFlow 2.21, python/ops/embedding_ops.py and python/tpu/feature_column_v2.py.
 """
@@ -31,15 +31,15 @@ from service.artifact.manifest import BadIdPolicy, Combiner
 
 
 def model_spec(feature_columns: Any, *, max_ids_per_row: int = 32) -> ModelSpec:
-    """Returns tables and features of embedding columns, with the policies that the columns look up by.
+    """Returns the tables and features of embedding columns, with the policies of the columns' lookups.
 
     Args:
-      feature_columns: made by embedding_column and shared_embedding_columns, ours or TensorFlow's.
-      max_ids_per_row: K of columns that were given no tensor_core_shape.
+      feature_columns: made by embedding_column and shared_embedding_columns, of model_export or of TensorFlow.
+      max_ids_per_row: K of columns without a tensor_core_shape.
 
     Raises:
-      TypeError: another kind of column, or an own kind of categorical column.
-      ValueError: names collide (names.py), or a vocabulary can not be read.
+      TypeError: one is another kind of column, or its categorical column is of an unknown class.
+      ValueError: two names collide, or a vocabulary can not be read.
     """
     tables = tuple(_table(name, columns[0]) for name, columns in table_names(feature_columns).items())
     features = tuple(_feature(name, column, max_ids_per_row) for name, column in feature_names(feature_columns).items())
@@ -47,7 +47,7 @@ def model_spec(feature_columns: Any, *, max_ids_per_row: int = 32) -> ModelSpec:
 
 
 def device_of(column: Any) -> str | None:
-    """Returns the embedding_lookup_device of a column, ours or TensorFlow's, as it was asked for."""
+    """Returns the embedding_lookup_device that a column of model_export or TensorFlow was made with."""
     device = getattr(column, "_embedding_lookup_device", None)
     return None if device is None else EmbeddingDevice(device).name.lower()
 

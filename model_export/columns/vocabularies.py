@@ -1,4 +1,4 @@
-"""The vocabulary of a categorical column as a VocabularySpec."""
+"""Converts the vocabulary of a categorical column to a VocabularySpec."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from model_export.tensorflow_setup import tf
 
 
 def vocabulary_of(column: Any, *, is_safe: bool) -> VocabularySpec | None:
-    """Returns what turns keys into rows; None for a column that takes rows.
+    """Returns the vocabulary of a categorical column; None for an identity column, whose ids are rows.
 
     Args:
       column: an identity, vocabulary-file or vocabulary-list column.
-      is_safe: drops a key outside the vocabulary that has neither default nor bucket, which TensorFlow gives an id
-        below 0; else it is an error, as a lookup of that id is.
+      is_safe: whether use_safe_embedding_lookup is on. TensorFlow gives a key outside the vocabulary, without default
+          or
+        bucket, an id below 0: a safe lookup drops that id, and another lookup fails.
 
     Raises:
-      ValueError: the file can not be read as the column says.
+      ValueError: the vocabulary file does not fit the column.
     """
     if isinstance(column, tensorflow_columns.VocabularyFileColumn):
         lines = _lines(column)
@@ -41,7 +42,7 @@ def _lines(column: Any) -> list[bytes]:
         lines = [record.numpy() for record in tf.data.TFRecordDataset(column.vocabulary_file, "GZIP")]
     else:
         with tf.io.gfile.GFile(column.vocabulary_file, "rb") as file:
-            # TensorFlow's reader leaves every carriage return out, and needs no newline at the end.
+            # TensorFlow's reader ignores every carriage return, and needs no newline at the end of the file.
             lines = file.read().replace(b"\r", b"").removesuffix(b"\n").split(b"\n")
     size = int(column.vocabulary_size)
     if len(lines) < size:

@@ -1,1 +1,1 @@
-"""The next version of an artifact: deltas folded into its tables, tables reduced to fewer bits."""
+"""Makes the next version of an artifact: folds deltas into its tables, and reduces tables to fewer bits."""

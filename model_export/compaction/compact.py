@@ -1,7 +1,7 @@
-"""Makes the next version of an artifact of what it holds: deltas folded into its tables, tables reduced to fewer bits.
+"""Makes the next version of an artifact from its own files: with deltas folded in, or tables of fewer bits, or both.
 
-The new version is the old one's files but for the rows, their checksums in the index and in the manifest, and what was
-recorded of the old rows' answers. Servers start it without deltas. Folding alone needs no TensorFlow.
+The new version has the files of the old one, with other rows, their checksums in index and manifest, and without the
+recorded answers of the old rows. A server loads it without deltas. Folding alone needs no TensorFlow.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from model_export.statistics.table_health import Progress
 from service.artifact.delta_file import DELTAS_FOLDER, Delta
 from service.artifact.manifest import Manifest
 
-# In provenance: which version the rows were folded into, and how far.
+# Key in the manifest's provenance: the version that was compacted, and its last delta that was folded in.
 COMPACTED_KEY = "compacted"
-# TensorFlow's note on a SavedModel's checkpoint; it would be one on another's.
+# TensorFlow's fingerprint of a SavedModel's checkpoint, wrong for the new checkpoint.
 _FINGERPRINT = "fingerprint.pb"
 _UNAFFECTED = "not affected: they read the trained tables"
 
@@ -46,22 +46,24 @@ def compact(
     table_dtype: str | Mapping[str, str] | None = None,
     progress: Callable[[str], Progress] = lambda what: lambda done, rows: None,
 ) -> Path:
-    """Writes a new version whose tables have a version's deltas, or fewer bits, or both; returns its folder.
+    """Writes a new version of an artifact whose tables have its deltas, or fewer bits, or both; returns its folder.
 
     Args:
       artifact: the version folder; it is not changed.
-      out: folder of the versions; None: the one that artifact is in.
-      version: its number; None: the next.
-      journal: of the version's upserts.
-      without_journal: leave a journal's upserts out, also where one is found beside the model.
-      skip_refused: leave out what a server refuses, too.
-      table_dtype: what the lookups of the new version read tables as, one dtype for all or by table, as export() takes
-        it. Deltas are folded into the trained tables first, so predictions have them, too.
-      progress: called with what is read next; returns what is told (rows done, rows).
+      out: folder of the new version's model; None: the parent of `artifact`.
+      version: number of the new version; None: the next.
+      journal: file of the upserts that the server made to this version; None: there is none.
+      without_journal: leave upserts out, even if their journal is found beside the model.
+      skip_refused: leave out the deltas that a server refuses, instead of raising.
+      table_dtype: dtype of the tables that lookups of the new version read, one for all or by table, as in export().
+          Deltas are folded into the trained tables first, so predictions have them, too.
+      progress: called with the name of the table that is read next; returns a function that is called with
+        (rows done, rows).
 
     Raises:
-      ExportError: there is nothing to fold or to reduce, a delta that a server refuses, upserts that would be dropped,
-        or a lookup that can not read another table.
+      ExportError: there is nothing to fold or to reduce; a server refuses a delta; the new version would lack upserts;
+      or
+        a lookup can not read another table.
     """
     folder = Path(artifact).absolute()
     check_described(folder)
@@ -81,11 +83,15 @@ def compact(
     temporary = Path(tempfile.mkdtemp(prefix=".tmp-", dir=base))
     try:
         copy = temporary / target.name
-        # Recorded answers of the old rows are wrong for the new rows.
+        # The answers recorded at export are wrong for the new rows.
         recorded = [Path(RECORDED_PATH).name] if deltas else []
         shutil.copytree(folder, copy, ignore=shutil.ignore_patterns(DELTAS_FOLDER, _FINGERPRINT, *recorded))
         tables = write_deltas(copy, manifest, deltas)
-        provenance = {**manifest.provenance, "version": int(target.name), **_told(folder, deltas, reduction)}
+        provenance = {
+            **manifest.provenance,
+            "version": int(target.name),
+            **_provenance(folder, deltas, reduction),
+        }
         folded = dataclasses.replace(manifest, tables=tables, provenance=provenance, parity={})
         if reduction is not None:
             folded = _reduced(copy, folded, reduction, progress)
@@ -105,19 +111,19 @@ def _check_journal(folder: Path, journal: str | os.PathLike[str] | None, *, with
         )
 
 
-def _told(folder: Path, deltas: list[Delta], reduction: Reduction | None) -> dict[str, Any]:
-    told: dict[str, Any] = {}
+def _provenance(folder: Path, deltas: list[Delta], reduction: Reduction | None) -> dict[str, Any]:
+    record: dict[str, Any] = {}
     if deltas:
-        told[COMPACTED_KEY] = {"of": folder.name, "deltas": len(deltas), "last_sequence": deltas[-1].sequence}
+        record[COMPACTED_KEY] = {"of": folder.name, "deltas": len(deltas), "last_sequence": deltas[-1].sequence}
     if reduction is not None:
         predictions = "none: the version holds lookups only" if reduction.is_alone else _UNAFFECTED
-        told[REDUCED_FROM_KEY] = {"of": folder.name, "predictions": predictions}
-    return told
+        record[REDUCED_FROM_KEY] = {"of": folder.name, "predictions": predictions}
+    return record
 
 
 def _reduced(copy: Path, manifest: Manifest, reduction: Reduction, progress: Callable[[str], Progress]) -> Manifest:
     made = reduce_tables(copy, manifest, reduction, progress=progress)
-    # Late, since it starts TensorFlow.
+    # Imported late, because it starts TensorFlow.
     from model_export.parity.verify import check_parity
 
     made = dataclasses.replace(made, files=file_sizes(copy))

@@ -1,4 +1,4 @@
-"""Writes delta files: rows of a version that change while it is served."""
+"""Writes delta files, which change rows of a version while it is served."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ def write_delta(
     sequence: int | None = None,
     force: bool = False,
 ) -> Path:
-    """Writes new values for rows of a table into a version's folder, where servers find them; returns the file.
+    """Writes new values for rows of a table as a delta file into the version's folder; returns the file.
 
     Args:
       artifact: the version folder.
-      ids: [N] int64, none twice; rows: [N, D] float32, rounded by the server where the table has fewer bits.
-      sequence: of two deltas for a row the higher one counts; None: the one after the highest that is there.
-      force: apply it also where a signature answers from TensorFlow's own copy of the table.
+      ids: [N] int64, without duplicates; rows: [N, D] float32, which the server rounds if the table has fewer bits.
+      sequence: number of the delta; of two deltas for a row the higher one counts. None: one above the highest present.
+      force: write the delta even if a signature answers from TensorFlow's own copy of the table.
 
     Raises:
-      ExportError: it does not fit the version, or there is another one of that number.
+      ExportError: the delta does not fit the version, or the version has a delta of that number.
     """
     folder = Path(artifact)
     tables, fingerprint = read_tables(folder), fingerprint_of(folder)
@@ -61,16 +61,16 @@ def write_delta(
         except DeltaFault as fault:
             raise ExportError(str(fault)) from fault
         except FileExistsError as error:
-            # Without a number of its own it takes the next one: another writer was faster.
+            # Another writer took the number first. Without an explicit sequence, try the next number.
             if sequence is not None:
                 raise ExportError(f"{target} has a delta of number {number} already") from error
 
 
 def read_tables(artifact: Path) -> dict[str, TableInfo]:
-    """Returns what deltas are held against; raises ExportError where there is no manifest."""
+    """Reads the tables that a delta must fit from the manifest; raises ExportError if there is no manifest."""
     check_described(artifact)
     manifest = Manifest.read(artifact)
-    assert manifest is not None  # check_described has looked
+    assert manifest is not None  # check_described() found the manifest
     return {
         name: TableInfo(name, entry.vocabulary_size, entry.embedding_dim, entry.dtype, entry.nbytes, ())
         for name, entry in manifest.tables.items()

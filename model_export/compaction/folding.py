@@ -1,4 +1,4 @@
-"""Writes the deltas of a version into a copy of it: rows, their checksums in the index and in the manifest."""
+"""Writes the deltas of a version into a copy of it: rows, and their checksums in the index and in the manifest."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _CHUNK_BYTES = 16 << 20
 
 
 def read_deltas(folder: Path, journal: Path | None) -> tuple[list[Delta], list[str]]:
-    """Returns the deltas that a server would apply, in their order, and what it would refuse."""
+    """Reads a version's deltas: those that a server would apply, in order, and a fault for each of the others."""
     faults: list[str] = []
     tables, fingerprint = read_tables(folder), fingerprint_of(folder)
 
@@ -35,11 +35,12 @@ def read_deltas(folder: Path, journal: Path | None) -> tuple[list[Delta], list[s
 
     found: list[tuple[int, Delta]] = []
 
-    def take(deltas: Iterable[Delta], *, is_journaled: bool) -> None:
+    def collect(deltas: Iterable[Delta], *, is_journaled: bool) -> None:
         for delta in deltas:
             try:
                 check_delta(delta, tables, fingerprint)
-                # As in service.deltas.version_deltas: what was acknowledged counts more.
+                # The same order as in service.deltas.version_deltas: upserts that were acknowledged win over delta
+                # files.
                 found.append((2 * delta.sequence + is_journaled, delta))
             except DeltaFault as fault:
                 refused(fault, f"delta {delta.sequence} of table {delta.table!r}")
@@ -49,15 +50,15 @@ def read_deltas(folder: Path, journal: Path | None) -> tuple[list[Delta], list[s
             raise ExportError(f"{journal} is no journal")
         upserts = Journal(journal, max_bytes=_UNLIMITED, max_record_bytes=_UNLIMITED, refused=refused)
         try:
-            take(upserts.read(_UNLIMITED), is_journaled=True)
+            collect(upserts.read(_UNLIMITED), is_journaled=True)
         finally:
             upserts.close()
-    take(Inbox(folder, max_bytes=_UNLIMITED, refused=refused).read(_UNLIMITED), is_journaled=False)
+    collect(Inbox(folder, max_bytes=_UNLIMITED, refused=refused).read(_UNLIMITED), is_journaled=False)
     return [delta for _, delta in sorted(found, key=lambda item: item[0])], faults
 
 
 def write_deltas(artifact: Path, manifest: Manifest, deltas: Sequence[Delta]) -> dict[str, TableEntry]:
-    """Writes the rows of deltas, one after the other; returns the tables with their new checksums."""
+    """Writes the rows of deltas, one delta after the other; returns the manifest's tables with new checksums."""
     for delta in deltas:
         _write(artifact, manifest.tables[delta.table], delta)
     return _with_checksums(artifact, manifest, {delta.table for delta in deltas})

@@ -1,7 +1,7 @@
-"""Looks for the journal of a version's upserts, whose place only the server's settings name.
+"""Searches for the journal of a version's upserts, whose folder only the server's settings name.
 
-A server keeps it as <--delta_journal_dir>/<model>/<version>-<fingerprint>.journal. The folder is often beside the
-model's or the repository's, so the search goes there; a journal elsewhere is not found.
+A server keeps it as <--delta_journal_dir>/<model>/<version>-<fingerprint>.journal. That folder is often beside the
+model's folder or the repository; the search looks there only.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from pathlib import Path
 from service.artifact.delta_file import fingerprint_of
 from service.artifact.delta_journal import journal_path
 
-# A journal's own folder, its model's folder in it, and that folder below another one.
+# Patterns below the searched folder: the journal itself, in the folder of its model, and one folder deeper.
 _DEPTHS = ("", "*/", "*/*/")
 
 
 def find_journal(folder: Path) -> Path | None:
-    """Returns a journal with upserts of a version, None where none is found.
+    """Returns the path of a journal with upserts of a version; None if none is found.
 
-    The name holds the version's fingerprint, so a journal that is found belongs to this version.
+    The file's name holds the version's fingerprint, so it is a journal of exactly this version.
 
     Args:
       folder: the version folder, below the model's folder.
@@ -29,7 +29,7 @@ def find_journal(folder: Path) -> Path | None:
     name = journal_path(Path(), "", int(folder.name), fingerprint_of(folder)).name
     for root in dict.fromkeys([*folder.parents[:3], Path.cwd()]):
         for path in _found(root, name):
-            # An empty journal was opened and never written to.
+            # An empty journal holds no upserts: a server opened it and never wrote to it.
             if path.stat().st_size:
                 return path
     return None
@@ -40,5 +40,5 @@ def _found(root: Path, name: str) -> Iterator[Path]:
         try:
             yield from sorted(path for path in root.glob(depth + name) if path.is_file())
         except OSError:
-            # A folder that may not be read holds no journal that could be folded from here.
+            # No permission to read the folder: then its journals could not be folded either.
             continue

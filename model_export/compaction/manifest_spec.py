@@ -1,4 +1,4 @@
-"""The spec of a lookup that a manifest describes, to build its graph again; no TensorFlow here."""
+"""Derives a ModelSpec from a lookup's manifest entry, so that its graph can be built again. Needs no TensorFlow."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from service.artifact.manifest import LookupFeature, Manifest, SignatureEntry
 
 
 def lookup_spec(artifact: Path, manifest: Manifest, entry: SignatureEntry, id_dtypes: Mapping[str, str]) -> ModelSpec:
-    """Returns the tables and features that a lookup reads.
+    """Returns the tables and features that a manifest's lookup reads, as a ModelSpec.
 
     Args:
-      id_dtypes: feature -> dtype of its ids input, which says whether clients send keys or rows.
+      id_dtypes: feature -> dtype of its ids input; it decides whether clients send keys or rows.
 
     Raises:
       ExportError: a feature is not one that the exporter could have written.

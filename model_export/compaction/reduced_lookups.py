@@ -1,11 +1,10 @@
-"""Lookup signatures of a saved_model.pb written anew, so that they read tables of fewer bits.
+"""Rewrites the lookup signatures of a saved_model.pb, so that they read tables of fewer bits.
 
-A lookup is built from its manifest entry again (ADR 0007), with variables of its own. The rest of the graph, and the
-trained tables that its predictions read, stay as they are; a SavedModel of nothing but lookups gets a graph of its own
-without them.
+Each lookup is built again from its manifest entry (ADR 0007), with its own variables. The rest of the graph stays, with
+the trained tables that predictions read; a SavedModel that has only lookups gets a new graph without those tables.
 
-The graph becomes one of TensorFlow 1: its object graph, which knows the old lookups only, is left out. TensorFlow
-Serving reads the SignatureDefs in any case, and so does `tf.saved_model.load` then.
+The object graph is left out, since it describes the old lookups, so the SavedModel becomes one of TensorFlow 1.
+`tf.saved_model.load` then reads the SignatureDefs, as TensorFlow Serving always does.
 """
 
 from __future__ import annotations
@@ -39,8 +38,9 @@ def rewrite_lookups(artifact: Path, manifest: Manifest, rebuilt: Mapping[str, An
     """Rewrites artifact/saved_model.pb.
 
     Args:
-      manifest: with the tables as they are now in the checkpoint.
-      rebuilt: name -> manifest entry of the lookups to build again; is_alone: of all signatures that there are.
+      manifest: describes the tables that the checkpoint holds now.
+      rebuilt: name -> manifest entry of the lookups to build again; is_alone: whether the artifact has no other
+          signatures.
 
     Raises:
       ExportError: a table's variable is not in the graph.
@@ -69,10 +69,10 @@ class _Lookups:
 
 
 class _Vocabulary:
-    """A vocabulary's table in the graph, filled from an asset. init: the operation that fills it."""
+    """A vocabulary's lookup table in the graph. init: the operation that fills the table from its asset file."""
 
     def __init__(self, asset: Any, content: bytes) -> None:
-        # By content: tf.saved_model.load shares tables of one name within a process.
+        # Named by its content, because tf.saved_model.load shares tables of the same name within a process.
         shared = f"vocabulary_{hashlib.sha256(content).hexdigest()[:16]}"
         self._handle = tf.raw_ops.HashTableV2(key_dtype=tf.string, value_dtype=tf.int64, shared_name=shared)
         whole_line, line_number = tf.lookup.TextFileIndex.WHOLE_LINE, tf.lookup.TextFileIndex.LINE_NUMBER
@@ -81,7 +81,7 @@ class _Vocabulary:
         )
 
     def lookup(self, keys: Any) -> Any:
-        """Returns the lines of string keys, -1 of others."""
+        """Returns the line number of each string key; -1 for a key that the vocabulary lacks."""
         missing = tf.constant(-1, tf.int64)
         lines = tf.raw_ops.LookupTableFindV2(table_handle=self._handle, keys=keys, default_value=missing)
         return tf.ensure_shape(lines, keys.shape)
@@ -128,10 +128,10 @@ def _rewrite(artifact: Path, meta_graph: Any, manifest: Manifest, lookups: _Look
 
 
 class _Variables:
-    """The tables of lookups in the current graph: variables that are there, or new ones.
+    """The tables that lookups read in the current graph: its own variables, or new ones.
 
     Args:
-      present: key in the checkpoint -> handles of the graph's own variables, parts of one in order of their rows.
+      present: checkpoint key -> handles of the graph's own variable, one for each part, in the order of rows.
     """
 
     def __init__(self, manifest: Manifest, present: Mapping[str, list[Any]]) -> None:
@@ -140,7 +140,7 @@ class _Variables:
         self._tables: dict[str, Any] = {}
 
     def table(self, name: str) -> Any:
-        """Returns what build_lookup takes for a table."""
+        """Returns the variable, parts or reduced table that build_lookup needs for a table's name."""
         if name not in self._tables:
             entry = self._manifest.tables[name]
             shape = (entry.vocabulary_size, stored_columns(entry.dtype, entry.embedding_dim))
@@ -155,7 +155,7 @@ class _Variables:
         return self._tables[name]
 
     def saver(self, old: Any) -> Any:
-        """Adds what restores the new variables; returns the SaverDef of a graph that has the old one."""
+        """Adds operations that restore the new variables to the graph's saver; returns the new SaverDef."""
         v1 = tf.compat.v1
         definition = v1.train.SaverDef(version=v1.train.SaverDef.V2, max_to_keep=1)
         if old is None:
@@ -188,7 +188,7 @@ class _Variables:
     def _values(self, entry: TableEntry, key: str, dtype: Any, shape: tuple[int, int], crc32c: int) -> list[Any]:
         handles = self._present.get(key)
         if handles is None:
-            # By content: tf.saved_model.load shares variables of one name within a process.
+            # Named by its content, because tf.saved_model.load shares variables of the same name within a process.
             shared = f"{_SCOPE}/{key}/{crc32c:08x}"
             handle = tf.raw_ops.VarHandleOp(dtype=dtype, shape=shape, shared_name=shared, name=_node_name(key))
             self._new[key] = (handle, dtype)
@@ -203,9 +203,9 @@ class _Variables:
 
 
 class _Vocabularies:
-    """The vocabularies of lookups in the current graph, filled from the graph's own assets or from new ones.
+    """The vocabularies that lookups read in the current graph, filled from its own asset files or from added ones.
 
-    added: file below assets/ -> tensor that a loader feeds its path to.
+    added: file below assets/ -> the string tensor to which a loader feeds the file's path.
     """
 
     def __init__(self, artifact: Path, manifest: Manifest, present: Mapping[str, str]) -> None:
@@ -214,7 +214,7 @@ class _Vocabularies:
         self.added: dict[str, str] = {}
 
     def table(self, feature: str) -> _Vocabulary:
-        """Returns the vocabulary of a feature."""
+        """Returns the lookup table of a feature's vocabulary, added to the graph at the first call."""
         file = Path(self._manifest.vocabularies[self._manifest.features[feature].vocabulary or ""].file)
         if file.name not in self._tables:
             if file.parent != Path("assets"):
@@ -229,7 +229,7 @@ class _Vocabularies:
         return self._tables[file.name]
 
     def init(self, old: str) -> str:
-        """Adds what fills all of them; returns the operation's name, "" where there is nothing to do."""
+        """Adds an operation that fills all vocabularies; returns its name, or "" if there is nothing to fill."""
         if not self._tables:
             return old
         graph = tf.compat.v1.get_default_graph()
@@ -242,7 +242,8 @@ def _handles(meta_graph: Any) -> dict[str, list[Any]]:
     graph = tf.compat.v1.get_default_graph()
     found: dict[str, list[tuple[int, Any]]] = {}
     for node, saved in saved_tensors(meta_graph).items():
-        # A part says "rows columns first,count:first,count"; a whole variable says nothing.
+        # The shape_and_slices text of a part is "rows columns first,count:first,count"; of a whole variable it is
+        # empty.
         start = int(saved.part.split()[-1].partition(",")[0]) if saved.part else 0
         found.setdefault(saved.key, []).append((start, graph.get_tensor_by_name(f"{node}:0")))
     return {key: [handle for _, handle in sorted(parts, key=lambda part: part[0])] for key, parts in found.items()}

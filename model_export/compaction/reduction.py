@@ -24,7 +24,7 @@ from service.artifact.manifest import Manifest, SignatureEntry, TableEntry
 from service.artifact.protos import message_class
 from service.types import TABLE_DTYPES, Array, packed_dim, saved_dtype
 
-# In provenance: the lookups that were built again, whose nodes do not have the names that adopt gives.
+# Key in the manifest's provenance: the lookups that compact built again. Their nodes have other names than adopt's.
 REBUILT_KEY = "rebuilt_lookups"
 
 
@@ -32,8 +32,9 @@ REBUILT_KEY = "rebuilt_lookups"
 class Reduction:
     """The planned reduction of an artifact.
 
-    dtypes: table -> what lookups are to read it as. rebuilt: the lookups that read one of them, or all.
-    is_alone: those are all signatures, so the trained tables are left out.
+    dtypes: table -> dtype that lookups shall read. rebuilt: the lookups to build again: those that read such a table,
+        or all
+    lookups. is_alone: whether there are no other signatures, so that the trained tables are left out.
     """
 
     dtypes: Mapping[str, TableDtype]
@@ -42,10 +43,10 @@ class Reduction:
 
 
 def plan_reduction(artifact: Path, manifest: Manifest, table_dtype: str | Mapping[str, str]) -> Reduction:
-    """Returns what to do for a table_dtype as export() takes it.
+    """Plans the reduction for a table_dtype, which has the form that export() takes.
 
     Raises:
-      ExportError: there is no such table or dtype, a table is reduced already, or a lookup is the model's own.
+      ExportError: a table or dtype is unknown, a table is reduced already, or a lookup is the model's own graph.
     """
     dtypes = {}
     wanted = chosen_dtypes(table_dtype, list(manifest.tables))
@@ -60,8 +61,8 @@ def plan_reduction(artifact: Path, manifest: Manifest, table_dtype: str | Mappin
             )
         dtypes[name] = dtype
     if not dtypes:
-        told = {name: entry.dtype for name, entry in manifest.tables.items()}
-        raise ExportError(f"table_dtype {table_dtype!r} changes no table; they are {told}")
+        present_dtypes = {name: entry.dtype for name, entry in manifest.tables.items()}
+        raise ExportError(f"table_dtype {table_dtype!r} changes no table; the tables are {present_dtypes}")
     definitions = _signature_definitions(artifact)
     own = [
         name
@@ -92,31 +93,34 @@ def reduce_tables(
     *,
     progress: Callable[[str], Progress] = lambda what: lambda done, rows: None,
 ) -> Manifest:
-    """Writes the checkpoint and the graph of an artifact anew; returns the manifest of its new tables.
+    """Rewrites the checkpoint and the graph of an artifact; returns a manifest with the reduced tables.
 
-    files and parity are for the caller to fill in.
+    The caller fills in the manifest's `files` and `parity`.
 
     Args:
-      artifact: a copy that is no version yet; it is changed.
-      progress: called with what is read next; returns what is told (rows done, rows).
+      artifact: a copy that is no version yet; this function changes its files.
+      progress: called with the name of the table that is read next; returns a function that is called with
+        (rows done, rows).
 
     Raises:
-      ExportError: a table has numbers that a dtype has no place for, or the graph can not be built.
+      ExportError: a table has numbers that a dtype can not hold, or the graph can not be built.
     """
-    told: dict[str, dict[str, Any]] = {}
+    records: dict[str, dict[str, Any]] = {}
     places: dict[str, tuple[str, str | None]] = {}
     trained = {manifest.tables[name].variable for name in reduction.dtypes}
     kept = {entry.variable for name, entry in manifest.tables.items() if name not in reduction.dtypes}
     kept |= {entry.scale.variable for entry in manifest.tables.values() if entry.scale is not None}
     old, new = artifact / VARIABLES_PREFIX, artifact / "reduced_variables" / "variables"
     with BundleWriter(new) as writer:
-        # In an artifact of lookups alone, no node reads another variable.
+        # An artifact that has only lookups needs no other variable.
         writer.copy(old, (lambda key: key in kept) if reduction.is_alone else (lambda key: True))
         for name, dtype in reduction.dtypes.items():
             entry = manifest.tables[name]
-            places[name], told[name] = _write_table(artifact, name, entry, dtype, writer, progress)
+            places[name], records[name] = _write_table(artifact, name, entry, dtype, writer, progress)
     for name in reduction.dtypes:
-        told[name] |= _neighbours(artifact, manifest.tables[name], new, places[name], told[name]["dtype"], progress)
+        records[name] |= _neighbours(
+            artifact, manifest.tables[name], new, places[name], records[name]["dtype"], progress
+        )
     shutil.rmtree(old.parent)
     new.parent.rename(old.parent)
     _remove_parts(artifact, manifest, trained)
@@ -125,11 +129,11 @@ def reduce_tables(
         tables=_tables(artifact, manifest, reduction.dtypes, places),
         provenance={
             **manifest.provenance,
-            REDUCED_KEY: {**manifest.provenance.get(REDUCED_KEY, {}), **told},
+            REDUCED_KEY: {**manifest.provenance.get(REDUCED_KEY, {}), **records},
             REBUILT_KEY: sorted({*manifest.provenance.get(REBUILT_KEY, ()), *reduction.rebuilt}),
         },
     )
-    # Late, since it starts TensorFlow.
+    # Imported late, because it starts TensorFlow.
     from model_export.compaction.reduced_lookups import rewrite_lookups
 
     rewrite_lookups(artifact, reduced_manifest, reduction.rebuilt, is_alone=reduction.is_alone)
@@ -152,7 +156,7 @@ def _is_own(manifest: Manifest, name: str, entry: SignatureEntry, definition: An
         return False
     if "adopted_from" not in manifest.provenance or name in manifest.provenance.get(REBUILT_KEY, ()):
         return True
-    # As adopt_graph.add_lookups names what it adds.
+    # graphs.added_lookups.add_lookups names placeholders and outputs in this way, so the lookup is ours.
     return (
         name in SIGNATURE_OF_DEVICE.values()
         and all(info.name == f"{name}_{key}:0" for key, info in definition.inputs.items())
@@ -188,8 +192,12 @@ def _write_table(
         scale_key = f"reduced/{name}/scales"
         writer.add(scale_key, "float32", scales)
         nbytes += 4 * rows
-    told = losses.to_json() | {"error_bound": rounding.error_bound, "bytes_before": entry.nbytes, "bytes_after": nbytes}
-    return (key, scale_key), told
+    record = losses.to_json() | {
+        "error_bound": rounding.error_bound,
+        "bytes_before": entry.nbytes,
+        "bytes_after": nbytes,
+    }
+    return (key, scale_key), record
 
 
 def _neighbours(
@@ -237,7 +245,7 @@ def _tables(
 
 
 def _remove_parts(artifact: Path, manifest: Manifest, trained: set[str]) -> None:
-    # Tables that adopt wrote apart, because the graph has them in parts: nothing reads the copy now.
+    # adopt wrote whole copies of tables that the graph has in parts; now no signature reads those copies.
     for entry in manifest.tables.values():
         prefix = prefix_of(artifact / entry.file)
         if entry.variable in trained and prefix != artifact / VARIABLES_PREFIX:

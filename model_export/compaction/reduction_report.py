@@ -1,6 +1,6 @@
-"""Measures the loss of a reduced table: errors of its numbers, angles of its rows, neighbours.
+"""Measures how much a table loses by fewer bits: errors of its numbers, angles of its rows, changed neighbours.
 
-Rows with NaN or infinity, and angles of rows of zeros, are left out. Relative errors are of numbers that are not 0.
+Rows with NaN or infinity, and angles of rows of zeros, are left out. Relative errors leave out numbers that are 0.
 
 >>> losses = Losses("int8")
 >>> losses.add(np.float32([[3, 4], [0, 0]]), np.float32([[3, 3], [0, 0]]))
@@ -21,7 +21,7 @@ from model_export.statistics.table_health import Progress
 from service.artifact.manifest import Manifest
 from service.types import Array
 
-# In provenance: which version was reduced, and whether its predictions are others now.
+# Key in the manifest's provenance: the version that was reduced, and whether its predictions changed.
 REDUCED_FROM_KEY = "reduced_from"
 
 MOST_QUERIES = 2_000
@@ -29,15 +29,15 @@ MOST_CANDIDATES = 100_000
 NEIGHBOURS = 10
 _SEED = 0
 _BLOCK_ROWS = 100
-# Cosines that are equal but for their rounding count as equal.
+# Two cosines count as equal if they differ by no more than their rounding.
 _TIE = 1e-6
 
 
 @dataclass(slots=True)
 class Losses:
-    """Sums over the rows of one table. Concurrency: one caller at a time.
+    """Sums of the errors over the rows of one table. Concurrency: one caller at a time.
 
-    add() takes its rows, a few at a time.
+    Pass the table's rows to add(), a block at a time.
     """
 
     dtype: str
@@ -47,7 +47,7 @@ class Losses:
     _counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("error", "relative", "cosine"), 0))
 
     def add(self, trained: Array, stored: Array) -> None:
-        """Counts rows; trained and stored: [N, D] float32."""
+        """Adds a block of rows to the sums: trained and stored are [N, D] float32, before and after the reduction."""
         is_finite = np.isfinite(trained).all(axis=1)
         exact, found = trained[is_finite].astype(np.float64), stored[is_finite].astype(np.float64)
         if not exact.size:
@@ -61,18 +61,18 @@ class Losses:
         self._count("relative", relative)
         lengths = np.linalg.norm(exact, axis=1)
         products = lengths * np.linalg.norm(found, axis=1)
-        # A row that became zeros has no angle left: it counts as 0, not as left out.
+        # A row that became all zeros has no angle; its cosine counts as 0.
         cosines = np.divide((exact * found).sum(axis=1), products, out=np.zeros_like(products), where=products > 0)
         self._count("cosine", np.minimum(cosines[lengths > 0], 1.0))
 
     @property
     def mean_error(self) -> float:
-        """Mean of the absolute errors."""
+        """Mean absolute error of the numbers; NaN and infinity are left out."""
         return self._mean("error", 0.0)
 
     @property
     def mean_relative_error(self) -> float:
-        """Mean of the relative errors."""
+        """Mean relative error of the numbers that are not 0."""
         return self._mean("relative", 0.0)
 
     @property
@@ -81,7 +81,7 @@ class Losses:
         return self._mean("cosine", 1.0)
 
     def to_json(self) -> dict[str, Any]:
-        """Returns what provenance keeps."""
+        """Returns the losses as the JSON object that the manifest's provenance keeps."""
         return {
             "dtype": self.dtype,
             "largest_error": self.largest_error,
@@ -100,7 +100,7 @@ class Losses:
 
 
 def sample_rows(vocabulary_size: int) -> Array:
-    """Returns [N] ascending ids of the rows that neighbours are looked for among: all, or a seeded sample."""
+    """Returns [N] ascending ids of the rows among which neighbours are searched: all rows, or a seeded sample."""
     if vocabulary_size <= MOST_CANDIDATES:
         return np.arange(vocabulary_size)
     random = np.random.default_rng(_SEED)
@@ -114,32 +114,32 @@ def neighbours_kept(
     vocabulary_size: int | None = None,
     progress: Progress = lambda done, rows: None,
 ) -> dict[str, Any]:
-    """Returns the share of the nearest neighbours by cosine that stay such, exactly, for at most MOST_QUERIES rows.
+    """Returns the share of nearest neighbours by cosine that stay nearest, exactly, for at most MOST_QUERIES rows.
 
-    A neighbour in the stored rows is a hit if it is as near in the trained ones as the last of the trained neighbours,
-    so equal rows do not count against a table.
+    A neighbour among the stored rows is a hit if, among the trained rows, it is at least as near as the last of the
+    trained neighbours. So equal rows do not count as losses.
 
     Args:
       trained, stored: [N, D] float32, of the same ids.
-      vocabulary_size: of the table that they were taken from; None: they are all of it.
+      vocabulary_size: V of the table that the rows are a sample of; None: the rows are the whole table.
       progress: called with (queries done, queries).
 
     Returns:
-      recall_at_10 (None where there are not two rows), queries, candidates, rows (of the table), neighbours.
+      recall_at_10 (None if there are fewer than two rows), queries, candidates, rows (of the table), neighbours.
     """
     is_used = np.isfinite(trained).all(axis=1) & (np.abs(trained).max(axis=1) > 0)
     exact, found = _unit(trained[is_used]), _unit(stored[is_used])
     candidates = len(exact)
     neighbours = min(NEIGHBOURS, candidates - 1)
-    told = {
+    record = {
         "queries": min(MOST_QUERIES, candidates),
         "candidates": candidates,
         "rows": len(trained) if vocabulary_size is None else vocabulary_size,
         "neighbours": max(neighbours, 0),
     }
     if neighbours < 1:
-        return {"recall_at_10": None, **told}
-    queries = np.random.default_rng(_SEED).choice(candidates, told["queries"], replace=False)
+        return {"recall_at_10": None, **record}
+    queries = np.random.default_rng(_SEED).choice(candidates, record["queries"], replace=False)
     hits = 0
     for start in range(0, len(queries), _BLOCK_ROWS):
         block = queries[start : start + _BLOCK_ROWS]
@@ -148,36 +148,42 @@ def neighbours_kept(
         chosen = np.argpartition(_others(found[block] @ found.T, block), -neighbours, axis=1)[:, -neighbours:]
         hits += int((np.take_along_axis(near, chosen, axis=1) >= last[:, None] - _TIE).sum())
         progress(min(start + _BLOCK_ROWS, len(queries)), len(queries))
-    return {"recall_at_10": hits / (len(queries) * neighbours), **told}
+    return {"recall_at_10": hits / (len(queries) * neighbours), **record}
 
 
 def reduction_lines(manifest: Manifest) -> list[str]:
-    """Returns what a terminal shows of a version whose tables were reduced."""
+    """Returns the terminal's lines about a version whose tables were reduced."""
     lines = [f"reduced from version {manifest.provenance[REDUCED_FROM_KEY]['of']}"]
-    for name, told in manifest.provenance[REDUCED_KEY].items():
-        first, *rest = report_lines(name, told)
+    for name, record in manifest.provenance[REDUCED_KEY].items():
+        first, *rest = report_lines(name, record)
         lines += [f"  {first}", *(f"    {line}" for line in rest)]
     return [*lines, f"  predictions: {manifest.provenance[REDUCED_FROM_KEY]['predictions']}"]
 
 
-def report_lines(name: str, told: Mapping[str, Any]) -> list[str]:
-    """Returns what a terminal shows of one table; told: what provenance keeps of it."""
+def report_lines(name: str, record: Mapping[str, Any]) -> list[str]:
+    """Returns the terminal's lines about one reduced table; record: its entry in the manifest's provenance."""
     lines = []
-    if "bytes_before" in told:
-        before, after = told["bytes_before"], told["bytes_after"]
-        lines.append(f"{name}  {told['dtype']}, {before:,} bytes before, {after:,} after ({after / before:.1%})")
-    lines.append(f"error: at most {told['largest_error']:.3g} (bound of {told['dtype']}: {told['error_bound']:.3g})")
-    if "mean_error" in told:
-        lines[-1] += f", mean {told['mean_error']:.3g}"
+    if "bytes_before" in record:
+        before, after = record["bytes_before"], record["bytes_after"]
+        lines.append(f"{name}  {record['dtype']}, {before:,} bytes before, {after:,} after ({after / before:.1%})")
+    lines.append(
+        f"error: at most {record['largest_error']:.3g} (bound of {record['dtype']}: {record['error_bound']:.3g})"
+    )
+    if "mean_error" in record:
+        lines[-1] += f", mean {record['mean_error']:.3g}"
         lines.append(
-            f"relative error: at most {told['largest_relative_error']:.3g}, mean {told['mean_relative_error']:.3g}"
+            f"relative error: at most {record['largest_relative_error']:.3g}, mean {record['mean_relative_error']:.3g}"
         )
-        lines.append(f"mean cosine between trained and reduced rows: {told['mean_cosine']:.6f}")
-    if told.get("recall_at_10") is not None:
-        what = "all rows" if told["queries"] == told["candidates"] else f"a seeded sample of {told['queries']:,} rows"
+        lines.append(f"mean cosine between trained and reduced rows: {record['mean_cosine']:.6f}")
+    if record.get("recall_at_10") is not None:
+        what = (
+            "all rows"
+            if record["queries"] == record["candidates"]
+            else f"a seeded sample of {record['queries']:,} rows"
+        )
         lines.append(
-            f"recall@{told['neighbours']}: {told['recall_at_10']:.4f} of the nearest neighbours (cosine, exact) of "
-            f"{what}, looked for among {told['candidates']:,} of {told['rows']:,}"
+            f"recall@{record['neighbours']}: {record['recall_at_10']:.4f} of the nearest neighbours (cosine, exact) of "
+            f"{what}, looked for among {record['candidates']:,} of {record['rows']:,}"
         )
     return lines
 
@@ -189,6 +195,6 @@ def _unit(rows: Array) -> Array:
 
 
 def _others(cosines: Array, block: Array) -> Array:
-    # No row is its own neighbour.
+    # A row is not its own neighbour.
     cosines[np.arange(len(block)), block] = -np.inf
     return cosines

@@ -14,14 +14,15 @@ _ROUNDS = 20
 
 
 def rmse(prediction: Array, rating: Array) -> float:
-    """Returns the root mean squared error of [B] predictions."""
+    """Returns the root mean squared error of [B] predicted ratings."""
     return float(np.sqrt(np.mean(np.square(np.asarray(prediction, np.float64) - rating))))
 
 
 def baseline_rmse(train: Examples, held_out: Examples) -> Mapping[str, float]:
-    """Fits both baselines on the training part and returns their held-out errors.
+    """Fits both baselines on the training part and returns their RMSE on the held-out part.
 
-    global_mean: one number for all. user_film_bias: mean + b_user + b_film, by alternating ridge means.
+    global_mean: the mean rating for every user and film. user_film_bias: mean + b_user + b_film, by alternating ridge
+        means.
 
     Source: Koren, Bell, Volinsky, "Matrix Factorization Techniques for Recommender Systems", Computer 42(8), 2009,
     eq. 3.

@@ -1,4 +1,4 @@
-"""Checkpoints of a run: model, both optimizers and the number of epochs done."""
+"""Checkpoints of a training run: model, both optimizers and the number of finished epochs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _KEPT = 2
 
 
 class Checkpoints:
-    """The newest checkpoints of a run's folder. Concurrency: one caller at a time."""
+    """Writes and restores the newest checkpoints in a training run's folder. Concurrency: one caller at a time."""
 
     def __init__(self, folder: Path, model: Any, table_optimizer: Any, dense_optimizer: Any) -> None:
         self._epoch = tf.Variable(0, dtype=tf.int64, trainable=False)
@@ -22,12 +22,12 @@ class Checkpoints:
         self._manager = tf.train.CheckpointManager(self._checkpoint, str(folder), max_to_keep=_KEPT)
 
     def save(self, epoch: int) -> None:
-        """Writes the state after an epoch."""
+        """Writes a checkpoint of the state after an epoch."""
         self._epoch.assign(epoch)
         self._manager.save(checkpoint_number=epoch)
 
     def restore(self) -> int:
-        """Reads the newest state, everything in it; returns its epoch, 0 where there is none."""
+        """Restores the newest checkpoint, with optimizers; returns its epoch, or 0 if there is no checkpoint."""
         if self._manager.latest_checkpoint is None:
             return 0
         self._checkpoint.restore(self._manager.latest_checkpoint).assert_consumed()
@@ -46,5 +46,5 @@ def restore_weights(folder: Path, model: Any) -> int:
     epoch = tf.Variable(0, dtype=tf.int64, trainable=False)
     status = tf.train.Checkpoint(model=model, epoch=epoch).restore(latest)
     status.assert_existing_objects_matched()
-    status.expect_partial()  # the optimizers stay behind
+    status.expect_partial()  # the checkpoint's optimizer variables are not restored
     return int(epoch)

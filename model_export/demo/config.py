@@ -16,8 +16,8 @@ class TrainConfig:
 
     table_learning_rate, dense_learning_rate: Adagrad of the tables, Adam of the tower.
     dropout: share of hidden units dropped while training.
-    unknown_rate: share of ids replaced by row 0 while training, so that row 0 answers sensibly for strangers.
-    held_out: "test" for the reported numbers; "validation" is for choosing settings without looking at the test part.
+    unknown_rate: share of ids replaced by row 0 while training, so that row 0 is a useful vector for unknown ids.
+    held_out: "test" for the reported errors; "validation" to choose settings without using the test part.
 
     The defaults, the number of epochs included, were chosen on MovieLens 100K with held_out="validation": RMSE 0.948
     there, user and film biases 0.976. A penalty on the vectors did not help, so there is none.
@@ -42,10 +42,10 @@ class TrainConfig:
             raise ValueError(f"held_out is {self.held_out!r}, expected one of {get_args(HeldOut)}")
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the configuration as a JSON object."""
+        """Returns the settings as a JSON object."""
         return dataclasses.asdict(self)
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> TrainConfig:
-        """Builds from to_json's object."""
+        """Makes a TrainConfig of to_json's object."""
         return TrainConfig(**{**data, "hidden": tuple(data["hidden"])})

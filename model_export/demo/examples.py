@@ -12,13 +12,13 @@ from model_export.spec.features import ModelSpec
 from service.types import Array, RaggedIds
 
 HeldOut = Literal["test", "validation"]
-_TEST_SHARE = 5  # one fifth
-_VALIDATION_SHARE = 10  # one tenth of what is left
+_TEST_SHARE = 5  # the test part is one fifth of a user's ratings
+_VALIDATION_SHARE = 10  # the validation part is one tenth of the ratings without the test part
 
 
 @dataclass(frozen=True, slots=True)
 class Examples:
-    """B examples.
+    """B training examples: the ids of their features, and their ratings.
 
     ids: feature -> [B] int64, one id per row.
     ragged: feature -> RaggedIds of B rows.
@@ -32,12 +32,12 @@ class Examples:
     def __len__(self) -> int:
         return len(self.rating)
 
-    def take(self, rows: Array) -> Examples:
-        """Returns the examples at [n] int64 (or a [B] bool mask), in that order."""
+    def select(self, rows: Array) -> Examples:
+        """Returns the examples at the positions `rows`, [n] int64 or a [B] bool mask, in that order."""
         index = np.flatnonzero(rows) if rows.dtype == bool else rows
         return Examples(
             ids={name: ids[index] for name, ids in self.ids.items()},
-            ragged={name: take_rows(ids, index) for name, ids in self.ragged.items()},
+            ragged={name: select_rows(ids, index) for name, ids in self.ragged.items()},
             rating=self.rating[index],
         )
 
@@ -60,7 +60,7 @@ def build_examples(data: RatingData, spec: ModelSpec) -> Examples:
             "occupation": occupation_of_user[data.user_id],
         },
         ragged={
-            "genres": take_rows(genres_of_film, data.film_id),
+            "genres": select_rows(genres_of_film, data.film_id),
             "recent_films": recent_films(data, spec.feature("recent_films").max_ids_per_row),
         },
         rating=data.rating,
@@ -70,8 +70,8 @@ def build_examples(data: RatingData, spec: ModelSpec) -> Examples:
 def recent_films(data: RatingData, limit: int) -> RaggedIds:
     """Returns, per rating, the last films (up to limit, oldest first) that its user rated strictly earlier.
 
-    Ratings with the same timestamp do not see each other, since their true order is unknown; so nothing of the future
-    is ever looked at.
+    Of ratings with the same timestamp none counts as earlier, because their order is unknown. So no example holds a
+    film of the future.
     """
     rows = np.arange(len(data.user_id))
     is_new_user = np.r_[True, data.user_id[1:] != data.user_id[:-1]]
@@ -91,19 +91,19 @@ def held_out_rows(data: RatingData) -> Array:
 def split(examples: Examples, data: RatingData, held_out: HeldOut) -> tuple[Examples, Examples]:
     """Returns (training examples, held-out examples).
 
-    "test" holds out each user's last 20%. "validation" drops those and holds out the last 10% of what is left: settings
-    are chosen there, so that the test part is not used to choose anything.
+    "test" holds out each user's last 20%. "validation" drops these ratings and holds out the last 10% of the
+    others, so that settings can be chosen without the test part.
     """
     is_test = held_out_rows(data)
     if held_out == "test":
-        return examples.take(~is_test), examples.take(is_test)
+        return examples.select(~is_test), examples.select(is_test)
     rest = np.flatnonzero(~is_test)
     is_validation = _last_share(data.user_id[rest], _VALIDATION_SHARE)
-    return examples.take(rest[~is_validation]), examples.take(rest[is_validation])
+    return examples.select(rest[~is_validation]), examples.select(rest[is_validation])
 
 
 def ragged(rows: list[list[int]]) -> RaggedIds:
-    """Returns the rows laid end to end.
+    """Makes RaggedIds of a list of rows.
 
     >>> ragged([[3], [], [1, 2]]).row_splits.tolist()
     [0, 1, 1, 3]
@@ -113,8 +113,8 @@ def ragged(rows: list[list[int]]) -> RaggedIds:
     return RaggedIds(values, np.r_[0, np.cumsum(lengths)].astype(np.int64))
 
 
-def take_rows(ids: RaggedIds, index: Array) -> RaggedIds:
-    """Returns the rows at index, in that order, without weights."""
+def select_rows(ids: RaggedIds, index: Array) -> RaggedIds:
+    """Returns the rows of RaggedIds at the positions `index`, in that order, without weights."""
     start = ids.row_splits[index]
     lengths = ids.row_splits[index + 1] - start
     return RaggedIds(ids.values[_ranges(start, lengths)], np.r_[0, np.cumsum(lengths)].astype(np.int64))

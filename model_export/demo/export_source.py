@@ -1,7 +1,7 @@
-"""The rating model as what the exporter asks for: a plain tf.Module of tables, tower and vocabularies.
+"""Exports the rating model: wraps a training run as an ExportSource, and its tables and tower as a plain tf.Module.
 
 A plain module with a dict `tables` gives the variables readable names (`tables/film`) in the SavedModel; a Keras model
-would number them, and bring its optimizer slots along.
+would number the variables, and add its optimizer slots.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _VARIABLE_SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
 
 
 class RatingSource:
-    """An ExportSource of a finished run. Concurrency: one caller at a time."""
+    """The ExportSource of a finished training run. Concurrency: one caller at a time."""
 
     def __init__(self, run: Run, model: RatingModel) -> None:
         self._run = run
@@ -39,7 +39,7 @@ class RatingSource:
 
     @staticmethod
     def of_run(folder: Path) -> RatingSource:
-        """Restores the newest checkpoint of a run. Raises ExportError: none, or one that was interrupted."""
+        """Restores the newest checkpoint of a run; raises ExportError if there is none or the run was interrupted."""
         run = Run.read(folder)
         model = RatingModel(
             run.spec, run.config, mean_rating=run.mean_rating, rating_range=RATING_RANGE, table_optimizer=None
@@ -51,12 +51,12 @@ class RatingSource:
 
     @property
     def spec(self) -> ModelSpec:
-        """Tables and features."""
+        """The tables and features of the rating model."""
         return self._run.spec
 
     @property
     def provenance(self) -> Mapping[str, Any]:
-        """Data, settings, history and errors of the run."""
+        """The training run's data, settings, history and errors, for the manifest."""
         run = self._run
         return {
             "dataset": dict(run.dataset),
@@ -73,11 +73,11 @@ class RatingSource:
 
     @property
     def predict_names(self) -> Sequence[str]:
-        """A prediction from ids, and one from serialized tf.Examples."""
+        """Two predict signatures: one takes ids, the other serialized tf.Examples."""
         return (PREDICT, PREDICT_EXAMPLES)
 
     def save(self, folder: Path, plan: LookupPlan, predict: Sequence[str]) -> SavedParts:
-        """Writes the SavedModel; its {serve,tpu} MetaGraph holds the padded lookups."""
+        """Writes the SavedModel; its {serve,tpu} MetaGraph, if planned, holds the padded lookups."""
         module = _ServingModule(self.spec, self._model, plan, predict)
         tf.saved_model.save(module, str(folder), signatures=module.functions(plan, predict))
         if plan.export_to_tpu:
@@ -91,12 +91,12 @@ class RatingSource:
         )
 
     def table_rows(self, table: str, start: int, stop: int) -> Array:
-        """Returns [stop - start, D] rows of a trained table."""
+        """Returns the rows [start, stop) of a trained table: [stop - start, D] float32."""
         rows: Array = self._model.tables[table][start:stop].numpy()
         return rows
 
     def predict(self, signature: str, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
-        """Returns the model's [B] ratings."""
+        """Returns the [B] ratings that the model in memory predicts."""
         given = _ids_of_examples(self.spec, inputs[EXAMPLES_INPUT]) if signature == PREDICT_EXAMPLES else inputs
         ids = {f.name: _feature_ids(f, given) for f in self.spec.features}
         return {RATING_OUTPUT: self._model.tower.clipped(self._model.embedding(ids)).numpy()}
@@ -106,10 +106,10 @@ class _ServingModule(tf.Module):  # type: ignore[misc]
     def __init__(self, spec: ModelSpec, model: RatingModel, plan: LookupPlan, predict: Sequence[str]) -> None:
         super().__init__()
         self.reduced = ReducedVariables(plan.reduced)
-        # The trained variables themselves: a copy of a table may not fit.
+        # The trained variables themselves, because a copy of a table may not fit into memory.
         self.tables = {**model.tables, **self.reduced.tables}
         self.scales = self.reduced.scales
-        # Predictions read what was trained.
+        # Predictions read the trained tables, even if lookups read tables of fewer bits.
         self.trained = {name: model.tables[name] for name in plan.reduced} if predict else {}
         self.tower = model.tower
         self.vocabularies = vocabulary_tables(spec, plan.vocabulary_files)
@@ -180,7 +180,7 @@ def _feature_ids(feature: FeatureSpec, inputs: Mapping[str, Any]) -> Any:
 
 
 def _example_field(feature: FeatureSpec) -> Any:
-    # A field that an Example leaves out is an unknown id (row 0), an unknown string, or an empty row.
+    # A field that a tf.Example lacks means an unknown id (row 0), an unknown string, or an empty row.
     dtype = tf.int64 if feature.vocabulary is None else tf.string
     if feature.is_ragged:
         return tf.io.RaggedFeature(dtype, row_splits_dtype=tf.int64)
@@ -188,7 +188,7 @@ def _example_field(feature: FeatureSpec) -> Any:
 
 
 def _ids_of_examples(spec: ModelSpec, examples: Array) -> dict[str, Array]:
-    # Read one by one in Python, so that the parsing in the graph is held against something else.
+    # Parsed in Python, so that the parity check compares the graph's parsing with an independent one.
     messages = [tf.train.Example.FromString(example) for example in examples]
     inputs: dict[str, Array] = {}
     for feature in spec.features:

@@ -1,7 +1,7 @@
-"""The model as it is trained: TFRS's TPUEmbedding layer over TableConfig and FeatureConfig, and the tower.
+"""The rating model as it is trained: TFRS's TPUEmbedding layer over TableConfig and FeatureConfig, and the tower.
 
-On a TPU the layer would put the tables in the embedding cores; on a CPU it looks them up with TensorFlow's
-serving_embedding_lookup, which is what the exported `lookup` signature runs too.
+On a TPU the layer would put the tables into the embedding cores. On a CPU it uses TensorFlow's
+serving_embedding_lookup, as the exported `lookup` signature does.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def feature_config(spec: ModelSpec, seed: int = 0) -> dict[str, Any]:
 
 
 class RatingModel(tf.Module):  # type: ignore[misc]
-    """Embedding layer and tower, built; table_optimizer None leaves the slot variables out, for export."""
+    """Embedding layer and tower, with all variables; without a table_optimizer no slot variables, for export."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class RatingModel(tf.Module):  # type: ignore[misc]
             rating_range=rating_range,
             seed=config.seed,
         )
-        # One call creates the tables, so that a checkpoint can be restored into them.
+        # Call the layer once: that creates the tables, into which a checkpoint can then be restored.
         self.embedding(
             {
                 f.name: tf.ragged.constant([[0]], dtype=tf.int64) if f.is_ragged else tf.zeros([1], tf.int64)
@@ -66,5 +66,5 @@ class RatingModel(tf.Module):  # type: ignore[misc]
 
     @property
     def tables(self) -> dict[str, Any]:
-        """Table name -> [V, D] variable."""
+        """The [V, D] variable of each table, by name."""
         return {config.name: variable for config, variable in self.embedding.embedding_tables.items()}

@@ -1,7 +1,7 @@
-"""The training loop: separate optimizers for tables and tower, a checkpoint per epoch, resumable.
+"""The demo's training loop: separate optimizers for tables and tower, a checkpoint per epoch, resumable.
 
-An epoch's order and its id dropout depend only on the seed and the epoch's number, so a run that was stopped and
-resumed sees the same batches as one that was not.
+An epoch's order and its id dropout depend only on the seed and the epoch's number, so a resumed run sees the same
+batches as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from model_export.spec.features import ModelSpec
 from model_export.tensorflow_setup import tf
 from service.types import Array, RaggedIds
 
-# Steps per call into the compiled loop: few enough for a lively progress bar, many enough to hide Python.
+# Steps per call of the compiled loop: few enough to report progress often, many enough that Python's cost is small.
 _STEPS_PER_CALL = 20
 
 
@@ -36,11 +36,11 @@ class EpochResult:
 
 
 class Trainer:
-    """Trains one model on one split.
+    """Trains the rating model on one split of the ratings.
 
     Args:
-      folder: where checkpoints go.
-      on_steps: called with (steps done in this call, mean loss of them).
+      folder: of the checkpoints.
+      on_steps: called with (number of steps just done, their mean loss).
 
     Concurrency: one caller at a time.
     """
@@ -73,7 +73,7 @@ class Trainer:
             rating_range=rating_range,
             table_optimizer=self._table_optimizer,
         )
-        # Everything that a checkpoint holds must exist before a restore; optimizers make theirs at the first step.
+        # A restore needs every variable of the checkpoint, but optimizers create theirs at the first step only.
         self._table_optimizer._create_all_weights(list(self.model.tables.values()))
         self._dense_optimizer._create_all_weights(self.model.tower.trainable_variables)
         self._checkpoints = Checkpoints(folder, self.model, self._table_optimizer, self._dense_optimizer)
@@ -82,24 +82,24 @@ class Trainer:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Full batches per epoch; the rest of the shuffled examples waits for another epoch."""
+        """Full batches per epoch. Each epoch leaves out the last examples of its shuffled order, fewer than a batch."""
         return len(self._train) // self._batch_size
 
     @property
     def global_step(self) -> int:
-        """Steps since the first."""
+        """Number of training steps done in all epochs."""
         return int(self._dense_optimizer.iterations)
 
     def resume(self) -> int:
-        """Restores the newest checkpoint, if any; returns the epochs done."""
+        """Restores the newest checkpoint, if any; returns the number of finished epochs."""
         return self._checkpoints.restore()
 
     def save(self, epoch: int) -> None:
-        """Writes the checkpoint of an epoch."""
+        """Writes a checkpoint after an epoch."""
         self._checkpoints.save(epoch)
 
     def run_epoch(self, epoch: int) -> EpochResult:
-        """Trains epoch (counting from 1) and measures the held-out part."""
+        """Trains the epoch with this number (from 1) and measures the RMSE on the held-out part."""
         tensors = self._epoch_tensors(epoch)
         total = 0.0
         seed = tf.constant([self._config.seed, epoch * self.steps_per_epoch], tf.int64)
@@ -118,7 +118,7 @@ class Trainer:
 
     def _epoch_tensors(self, epoch: int) -> dict[str, Any]:
         rng = np.random.default_rng([self._config.seed, epoch])
-        examples = self._train.take(rng.permutation(len(self._train)))
+        examples = self._train.select(rng.permutation(len(self._train)))
         rate = self._config.unknown_rate
 
         def forget(ids: Array) -> Array:
@@ -156,7 +156,7 @@ class Trainer:
 
 
 def _tensors(examples: Examples, spec: ModelSpec) -> dict[str, Any]:
-    # Ragged features as padded ids and lengths: the compiled loop then cuts batches by row.
+    # Ragged features become padded ids and lengths, so that the compiled loop can gather a batch's rows.
     tensors = {name: tf.constant(ids) for name, ids in examples.ids.items()}
     for name, ids in examples.ragged.items():
         lengths = np.diff(ids.row_splits)

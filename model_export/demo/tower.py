@@ -1,4 +1,4 @@
-"""The dense part of the rating model: combined vectors in, a rating out. Shared by training and export."""
+"""The dense part of the rating model, from combined vectors to a rating. Training and export share it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from model_export.tensorflow_setup import tf
 
 
 class Dense(tf.Module):  # type: ignore[misc]
-    """x @ kernel + bias, with variables that a checkpoint names as such."""
+    """A dense layer, x @ kernel + bias, whose variables a checkpoint names `kernel` and `bias`."""
 
     def __init__(self, *, inputs: int, outputs: int, seed: int) -> None:
         super().__init__()
@@ -24,10 +24,10 @@ class Dense(tf.Module):  # type: ignore[misc]
 
 
 class RatingTower(tf.Module):  # type: ignore[misc]
-    """rating = mean + b_user + b_film + (p_user + W h) . q_film + mlp(all vectors)
+    """The model's formula: rating = mean + b_user + b_film + (p_user + W h) . q_film + mlp(all vectors).
 
-    Column 0 of the user and film vectors is the bias b, the rest is p and q; h is the mean vector of the recent films,
-    so a user without a trained row still gets a taste from what they watched.
+    Column 0 of the user and film vectors is the bias b, the other columns are p and q. h is the mean vector of the
+    recent films, so that a user without a trained row still gets ratings that depend on the films they watched.
 
     Source: the asymmetric term W h follows SVD++ (Koren, "Factorization Meets the Neighborhood", KDD 2008, eq. 15),
     with one film table for both roles.
@@ -52,11 +52,11 @@ class RatingTower(tf.Module):  # type: ignore[misc]
         self.output = Dense(inputs=widths[-1], outputs=1, seed=seed + len(widths))
 
     def __call__(self, vectors: Mapping[str, Any], dropout: float = 0.0, dropout_seed: Any = None) -> Any:
-        """Returns [B] float32 of feature -> [B, D] vectors, not clipped.
+        """Computes [B] float32 ratings, not clipped, from each feature's [B, D] vectors.
 
         Args:
           dropout: share of hidden units dropped, while training only.
-          dropout_seed: [2] int64, which units; needed where dropout > 0.
+          dropout_seed: [2] int64, decides which units are dropped; needed if dropout > 0.
         """
         user, film, recent = vectors["user_id"], vectors["film_id"], vectors["recent_films"]
         taste = user[:, 1:] + tf.matmul(recent, self.taste)
@@ -69,5 +69,5 @@ class RatingTower(tf.Module):  # type: ignore[misc]
         return self.mean_rating + bias + tf.reduce_sum(taste * film[:, 1:], axis=1) + self.output(x)[:, 0]
 
     def clipped(self, vectors: Mapping[str, Any]) -> Any:
-        """Returns [B] float32 within the range of ratings: what is served and measured."""
+        """Computes [B] float32 ratings clipped to the range of ratings, as they are served and measured."""
         return tf.clip_by_value(self(vectors), self.rating_range[0], self.rating_range[1])

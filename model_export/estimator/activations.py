@@ -1,4 +1,4 @@
-"""Looked-up vectors in place of ids: what model_fn finds among its features with feature_to_config_dict.
+"""Replaces ids by looked-up vectors in the features that model_fn gets, for features of feature_to_config_dict.
 
 Source: tensorflow_estimator/python/estimator/tpu/_tpu_estimator_embedding.py, split_inputs, at 2.15.
 """
@@ -20,18 +20,18 @@ SEQUENCE_LENGTH_SUFFIX = "_seq_length_"
 def with_activations(spec: EmbeddingConfigSpec, features: Any, recorder: TableRecorder) -> dict[str, Any]:
     """Returns the features with each configured one replaced by its vectors; creates the tables.
 
-    A feature of a table that combines becomes [B, D]; a sequence becomes [B, L, D], cut at L and padded with zeros, and
-    <name>_seq_length_: [B] int64 says how many of them are ids. Without a combiner [B] ids become [B, D].
+    A feature of a table with a combiner becomes [B, D]. A sequence becomes [B, L, D], cut at L and padded with zeros;
+    its lengths are the feature <name>_seq_length_: [B] int64. Without a combiner, [B] ids become [B, D].
 
     Args:
-      features: dict of [B, K] sparse or ragged ids, or dense ones, where 0 is padding if the table has a combiner.
+      features: dict of [B, K] sparse or ragged ids, or of dense ids, in which 0 is padding if the table has a combiner.
 
     Raises:
-      ValueError: a feature or its weights are missing, or ids are no integers.
+      ValueError: a feature or its weights are missing, or ids are not integers.
     """
     if not isinstance(features, Mapping):
         raise ValueError(f"features is {type(features)}; feature_to_config_dict needs a dict with an entry per feature")
-    assert spec.feature_to_config_dict and spec.table_to_config_dict  # callers have looked
+    assert spec.feature_to_config_dict and spec.table_to_config_dict  # callers check this
     tables = {}
     for name, config in spec.table_to_config_dict.items():
         tables[name] = recorder.add(name, create_table(name, config))
@@ -55,10 +55,10 @@ def with_activations(spec: EmbeddingConfigSpec, features: Any, recorder: TableRe
 
 
 def feature_ids(name: str, config: FeatureConfig, table: TableConfig, features: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Returns a feature's ids, sparse but for dense ids of a table without combiner, and its weights or None.
+    """Returns a feature's ids (sparse; dense only for a table without combiner) and its weights or None.
 
     Raises:
-      ValueError: as with_activations.
+      ValueError: the ids or weights are invalid, as in with_activations.
     """
     ids = _sparse(features[name])
     if not ids.dtype.is_integer:
@@ -80,7 +80,7 @@ def feature_ids(name: str, config: FeatureConfig, table: TableConfig, features: 
         return ids, weights
     if table.combiner is None and not config.max_sequence_length:
         return ids, None
-    # As TPUEstimator: a dense matrix of ids has no other way to say that a row is short.
+    # As in TPUEstimator, 0 is padding: a dense matrix has no other way to hold a short row.
     return tf.sparse.from_dense(ids), None
 
 

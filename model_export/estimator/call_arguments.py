@@ -1,4 +1,4 @@
-"""Which arguments a user's function takes: model_fn and input_fn are called with those only."""
+"""Calls model_fn and input_fn with only those arguments that the user's function declares."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _MODEL_FN_ARGUMENTS = {"features", "labels", "mode", "params", "config"}
 
 
 def argument_names(function: Callable[..., Any]) -> tuple[str, ...]:
-    """Returns the names that a function, method, partial or callable object can be called with."""
+    """Returns the argument names of a function, method, partial or callable object."""
     if isinstance(function, functools.partial):
         bound = {*argument_names(function.func)[: len(function.args)], *function.keywords}
         return tuple(name for name in argument_names(function.func) if name not in bound)
@@ -20,7 +20,7 @@ def argument_names(function: Callable[..., Any]) -> tuple[str, ...]:
 
 
 def takes_any_number(function: Callable[..., Any]) -> bool:
-    """Says whether a function has a *args."""
+    """Says whether a function accepts any number of positional arguments (*args)."""
     parameters = inspect.signature(function).parameters.values()
     return any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters)
 
@@ -42,7 +42,7 @@ def check_model_fn(model_fn: Any) -> None:
 
 
 def call_input_fn(input_fn: Callable[..., Any], *, params: dict[str, Any], config: Any, mode: str) -> Any:
-    """Calls input_fn with the arguments it takes; it must take params."""
+    """Calls input_fn with the arguments that it declares; `params` must be one of them."""
     names = argument_names(input_fn)
     if "params" not in names:
         raise ValueError(
@@ -54,7 +54,7 @@ def call_input_fn(input_fn: Callable[..., Any], *, params: dict[str, Any], confi
 def call_model_fn(
     model_fn: Callable[..., Any], features: Any, labels: Any, *, params: dict[str, Any], config: Any, mode: str
 ) -> Any:
-    """Calls model_fn with the arguments it takes."""
+    """Calls model_fn with the arguments that it declares."""
     names = argument_names(model_fn)
     if labels is not None and "labels" not in names:
         raise ValueError("model_fn does not take labels, but input_fn returns labels.")

@@ -1,4 +1,4 @@
-"""Reads a model_dir: the newest checkpoint, its variables and step, and the losses of the run."""
+"""Reads an estimator's model_dir: the newest checkpoint, its variables and step, and the losses of the training."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from model_export.tensorflow_setup import tf
 
 
 def latest_checkpoint(model_dir: str) -> str | None:
-    """Returns the path of the newest complete checkpoint, without ending; None where there is none."""
+    """Returns the path of the newest complete checkpoint, without ".index"; None if there is none."""
     path: str | None = tf.train.latest_checkpoint(model_dir)
     return path
 
 
 def trained_checkpoint(model_dir: str, checkpoint_path: str | None = None) -> str:
-    """Returns a checkpoint's path, the newest where none is named. Raises ValueError where there is none."""
+    """Returns checkpoint_path, or the newest checkpoint's path if it is None; raises ValueError if there is none."""
     path = checkpoint_path or latest_checkpoint(model_dir)
     if path is None:
         raise ValueError(f"Could not find trained model in model_dir: {model_dir}.")
@@ -25,7 +25,7 @@ def trained_checkpoint(model_dir: str, checkpoint_path: str | None = None) -> st
 
 
 def variable_names(model_dir: str) -> list[str]:
-    """Returns the names of all variables of the newest checkpoint. Raises ValueError where there is none."""
+    """Returns the names of all variables of the newest checkpoint; raises ValueError if there is none."""
     return [name for name, _ in tf.train.list_variables(trained_checkpoint(model_dir))]
 
 
@@ -42,16 +42,17 @@ def variable_value(model_dir: str, name: str) -> Any:
 
 
 def global_step(checkpoint: str | None) -> int:
-    """Returns the step at which a checkpoint was saved; 0 without one."""
+    """Returns the global step at which a checkpoint was saved; 0 if `checkpoint` is None."""
     if checkpoint is None:
         return 0
     return int(tf.train.load_checkpoint(checkpoint).get_tensor(tf.compat.v1.GraphKeys.GLOBAL_STEP))
 
 
 def remove_unfinished(model_dir: str) -> None:
-    """Removes what a killed process left of a checkpoint that it did not finish.
+    """Removes the temporary files of a checkpoint that a killed process did not finish.
 
-    A checkpoint is written beside, renamed, and named in the file `checkpoint` last; so what is left is never read.
+    TensorFlow writes a checkpoint to temporary files, renames them, and only then names it in the file `checkpoint`; so
+    no reader needs the temporary files.
     """
     for folder in Path(model_dir).glob("model.ckpt-*_temp*"):
         shutil.rmtree(folder, ignore_errors=True)

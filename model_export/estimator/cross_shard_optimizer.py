@@ -1,7 +1,7 @@
-"""Trains with the optimizer inside a tf.compat.v1.tpu.CrossShardOptimizer, which old TPU scripts wrap around theirs.
+"""Trains with the optimizer inside a tf.compat.v1.tpu.CrossShardOptimizer, the wrapper that old TPU scripts use.
 
-TensorFlow's wrapper adds gradients up over TPU cores by CrossReplicaSum, an operation without a CPU kernel. An
-estimator has one replica, whose gradient is the sum.
+TensorFlow's wrapper sums gradients over TPU cores with the operation CrossReplicaSum, which has no CPU kernel. Our
+estimator has one replica, whose gradient already is the sum.
 
 Source: tensorflow/python/tpu/tpu_optimizer.py at v2.21.0.
 """
@@ -23,7 +23,7 @@ _WRAPPER = tf.compat.v1.tpu.CrossShardOptimizer
 
 @dataclass(slots=True)
 class _Unwrapping:
-    """The state of one `unwrapped` block: TPUConfig.num_shards, and whether the log line was written."""
+    """The state of one `with unwrapped(...)` block: TPUConfig.num_shards, and whether the log line was written."""
 
     num_shards: int | None
     is_logged: bool = False
@@ -32,7 +32,7 @@ class _Unwrapping:
 class _PatchedMethods:
     """Replaces two methods of CrossShardOptimizer while any thread is inside `unwrapped`.
 
-    TensorFlow has no hook for this. Threads outside of `unwrapped` run the original methods meanwhile.
+    TensorFlow has no hook for this. Threads that are not inside `unwrapped` still run the original methods.
     """
 
     def __init__(self) -> None:
@@ -43,13 +43,13 @@ class _PatchedMethods:
 
     @property
     def active(self) -> _Unwrapping | None:
-        """The innermost `unwrapped` block of this thread."""
+        """The state of this thread's innermost `unwrapped` block; None outside of one."""
         found: _Unwrapping | None = getattr(self._thread, "active", None)
         return found
 
     @contextmanager
     def installed(self, state: _Unwrapping) -> Iterator[None]:
-        """Has this thread's CrossShardOptimizers unwrapped."""
+        """Replaces CrossShardOptimizer's methods for this thread while the `with` block runs."""
         outer = self.active
         with self._lock:
             if not self._users:
@@ -83,9 +83,9 @@ _METHODS = _PatchedMethods()
 
 @contextmanager
 def unwrapped(num_shards: int | None) -> Iterator[None]:
-    """Makes every CrossShardOptimizer that is used inside, by this thread, train as the optimizer it wraps.
+    """Makes every CrossShardOptimizer that this thread uses in the `with` block train as the optimizer that it wraps.
 
-    One line in the log says so.
+    Writes one log line when this happens.
 
     Args:
       num_shards: TPUConfig.num_shards.

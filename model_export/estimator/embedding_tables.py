@@ -1,8 +1,8 @@
-"""Takes embedding tables out of model_fn's own optimizer, as on a TPU, where they are no variables of the model at all.
+"""Hides embedding tables from model_fn's own optimizer; on a TPU they are not variables of the model at all.
 
-While model_fn runs, each table's variable is recognised when a column creates it, and leaves the collection of
-trainable variables; an optimizer's minimize() then does not see it. Afterwards it is trainable again, for warm starts
-and for the gradients that model_export.training.table_optimizers wants.
+While model_fn runs, each table's variable is recognised when a column creates it, and is removed from the collection of
+trainable variables, so that an optimizer's minimize() does not see it. Afterwards the variable is trainable again, for
+warm starts and for the gradients that model_export.training.table_optimizers needs.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ ANCHOR = "embedding_tables_anchor"
 
 
 def embedding_columns(spec: EmbeddingConfigSpec) -> list[Any]:
-    """Returns the columns of a spec that hold a table; numeric ones do not."""
+    """Returns the embedding columns of a spec, without its numeric columns."""
     return [column for column in spec.feature_columns or () if hasattr(column, "categorical_column")]
 
 
 def table_key(column: Any) -> str:
-    """Returns the table's name in the model's ModelSpec, which columns of one table have in common."""
+    """Returns the name of a column's table in the model's ModelSpec; columns that share a table have the same name."""
     own_name = getattr(column, "get_embedding_var_name", None)
     return safe_name(column.name if own_name is None else own_name(), "table")
 
 
 def is_shared(column: Any) -> bool:
-    """Says whether a column's table belongs to other columns too."""
+    """Says whether a column shares its table with other columns."""
     return hasattr(column, "shared_embedding_column_creator") or hasattr(column, "shared_embedding_collection_name")
 
 
 class TableRecorder:
-    """Knows the variables of a spec's tables in the current graph. Concurrency: one caller at a time.
+    """Records the variables of a spec's tables in the current graph. Concurrency: one caller at a time.
 
     Args:
-      spec: None has no tables.
-      keeps_from_optimizer: whether the tables leave the trainable variables while recording.
+      spec: None means that there are no tables.
+      keeps_from_optimizer: whether tables are hidden from the trainable variables while recording.
     """
 
     def __init__(self, spec: EmbeddingConfigSpec | None, *, keeps_from_optimizer: bool) -> None:
@@ -53,7 +53,7 @@ class TableRecorder:
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Recognises tables among the variables that are created inside."""
+        """Records the tables among the variables that the `with` block creates."""
         if self._keeps:
             self._anchor = _anchor()
         with tf.compat.v1.variable_creator_scope(self._create):
@@ -71,7 +71,8 @@ class TableRecorder:
         """Returns table -> its variable.
 
         Raises:
-          ValueError: model_fn used a table's columns not at all, or in layers that made a variable each.
+          ValueError: model_fn did not use a table's columns, or used them in several layers, each with its own
+          variable.
         """
         missing = sorted(set(self._columns) - set(self._found))
         if missing:
@@ -88,15 +89,15 @@ class TableRecorder:
         return {key: variables[0] for key, variables in self._found.items()}
 
     def trained_tables(self) -> list[TrainedTable]:
-        """Returns every table with what trains it, in the order of their names. Raises ValueError as variables()."""
-        assert self._spec is not None  # callers have looked
+        """Returns every table, by name, with its variable and optimizer; raises ValueError as variables()."""
+        assert self._spec is not None  # callers check this
         trained = []
         for key, variable in sorted(self.variables().items()):
             if self._spec.table_to_config_dict:
                 trained.append(TrainedTable.of_config(self._spec, self._spec.table_to_config_dict[key], variable))
             else:
                 parameters = self._spec.optimization_parameters
-                assert parameters is not None  # the spec has checked
+                assert parameters is not None  # EmbeddingConfigSpec checks this
                 rate = _learning_rate_fn(self._columns[key])
                 trained.append(TrainedTable(variable, parameters, learning_rate_fn=rate))
         return trained
@@ -113,8 +114,8 @@ class TableRecorder:
         if not self._keeps:
             return
         _remove(tf.compat.v1.GraphKeys.TRAINABLE_VARIABLES, lambda other: other is variable)
-        # A model may have no other variables, and then an optimizer would refuse to minimize. So every lookup depends
-        # on one number too, whose gradient is zero; TPUEstimator had such dummy variables for the same reason.
+        # An optimizer refuses to minimize a model without other variables. So every lookup also depends on one number,
+        # the anchor, whose gradient is zero; TPUEstimator had dummy variables for the same reason.
         read = variable.sparse_read
         variable.sparse_read = lambda *args, **named: _tied(read(*args, **named), self._anchor.read_value())
 
@@ -122,7 +123,7 @@ class TableRecorder:
         v1 = tf.compat.v1
         keys = v1.GraphKeys
         _remove(keys.TRAINABLE_VARIABLES, lambda variable: variable is self._anchor)
-        # What the optimizer keeps for the anchor is not part of the model: it must not get into checkpoints.
+        # The optimizer's slots for the anchor are not part of the model, so they must not get into checkpoints.
         slots = _remove(keys.GLOBAL_VARIABLES, lambda variable: variable.op.name.startswith(f"{ANCHOR}/"))
         for slot in slots:
             v1.add_to_collection(keys.LOCAL_VARIABLES, slot)
@@ -154,7 +155,7 @@ def _is_table_of(variable: str, column: Any) -> bool:
     if is_shared(column):
         names = [column.get_embedding_var_name()]
     else:
-        # Keras layers take a column's name as it is; v1's input_layer makes a scope's name of it.
+        # Keras layers use a column's name unchanged; v1's input_layer converts it to a valid scope name.
         scopes = (column.name, re.sub(r"[^A-Za-z0-9_.\-]", "_", column.name))
         names = [f"{scope}/embedding_weights" for scope in scopes]
     return any(variable == name or variable.endswith(f"/{name}") for name in names)

@@ -30,19 +30,20 @@ class EmbeddingEstimator:
     Tables of embedding_config_spec are trained by its optimization parameters, everything else by model_fn's optimizer.
     Checkpoints have the names and shapes that TPUEstimator gave them, and each continues the other's.
 
-    model_fn(features, labels, mode, config, params) takes what it names of these and returns an EstimatorSpec.
-    input_fn(params, config, mode) returns a tf.data.Dataset, or tensors: features, or (features, labels). Both run in a
-    v1 graph. params["batch_size"] is the batch size of the mode, params["use_tpu"] False but in {serve,tpu} exports.
+    model_fn(features, labels, mode, config, params) gets those of these arguments that it declares, and returns an
+    EstimatorSpec. input_fn(params, config, mode) returns a tf.data.Dataset, or tensors: features, or (features,
+    labels). Both run in a v1 graph. params["batch_size"] is the batch size of the mode, params["use_tpu"] False but in
+    {serve,tpu} exports.
 
     Args:
-      model_dir: folder of checkpoints and summaries; None: config's, or a temporary one.
+      model_dir: folder of checkpoints and summaries; None: that of config, or a temporary one.
       config: RunConfig; needed.
-      params: dict that is handed to input_fn and model_fn, as a copy.
-      use_tpu: True checks the batch sizes that a TPU needs. Nothing runs on one.
-      train_batch_size, eval_batch_size, predict_batch_size: given to the functions; what input_fn returns decides.
-      batch_axis, eval_on_tpu: how a TPU's batch is split, and whether it evaluates; without effect.
-      export_to_tpu, export_to_cpu: MetaGraphs that export_saved_model writes: {serve,tpu} and {serve}.
-      warm_start_from: checkpoint, its folder, a SavedModel, or WarmStartSettings; read while model_dir has none.
+      params: dict of which input_fn and model_fn get a copy.
+      use_tpu: True checks that the batch sizes suit a TPU. Nothing runs on a TPU.
+      train_batch_size, eval_batch_size, predict_batch_size: passed on in params; input_fn decides the true size.
+      batch_axis, eval_on_tpu: how a TPU splits a batch, and whether it evaluates; without effect here.
+      export_to_tpu, export_to_cpu: whether export_saved_model writes a {serve,tpu} and a {serve} MetaGraph.
+      warm_start_from: checkpoint, its folder, a SavedModel, or WarmStartSettings; read if model_dir has no checkpoint.
       embedding_config_spec: EmbeddingConfigSpec; None lets model_fn's optimizer train everything.
       export_saved_model_api_version: ExportSavedModelApiVersion, or 1 or 2.
 
@@ -99,7 +100,7 @@ class EmbeddingEstimator:
     @property
     def model_dir(self) -> str:
         """Folder of checkpoints and summaries."""
-        assert self._config.model_dir is not None  # set when made
+        assert self._config.model_dir is not None  # __init__ set it
         return self._config.model_dir
 
     @property
@@ -114,7 +115,7 @@ class EmbeddingEstimator:
 
     @property
     def model(self) -> Model:
-        """Returns the parts from which graphs are built."""
+        """Returns the Model (functions, params and batch sizes) from which graphs are built."""
         return self._model
 
     @property
@@ -148,16 +149,16 @@ class EmbeddingEstimator:
         max_steps: int | None = None,
         saving_listeners: Sequence[Any] | None = None,
     ) -> EmbeddingEstimator:
-        """Trains from the newest checkpoint on, and saves one at the end. Returns self.
+        """Trains, starting at the newest checkpoint, and saves one at the end. Returns self.
 
         Args:
-          steps: steps to make; None: until the input ends.
-          max_steps: step to stop at, counting those of the checkpoint; excludes steps.
+          steps: number of steps to train; None: until the input ends.
+          max_steps: global step to stop at, which counts the checkpoint's steps too; excludes `steps`.
           saving_listeners: CheckpointSaverListeners.
 
         Raises:
-          ValueError: both numbers of steps, or one that is not positive.
-          TypeError: hooks or listeners of another type.
+          ValueError: steps and max_steps are both given, or one is not positive.
+          TypeError: a hook or listener is of another type.
           NanLossDuringTrainingError: the loss is NaN.
         """
         if steps is not None and max_steps is not None:
@@ -196,12 +197,12 @@ class EmbeddingEstimator:
         """Returns metric -> value of a checkpoint, with "loss", the mean over batches, and "global_step".
 
         Args:
-          steps: batches; None: until the input ends.
-          checkpoint_path: None: the newest, or initial values where there is none.
-          name: of the folder of summaries, eval_<name>.
+          steps: number of batches; None: until the input ends.
+          checkpoint_path: None: the newest checkpoint, or initial values if there is none.
+          name: suffix of the summaries' folder, eval_<name>.
 
         Raises:
-          ValueError: steps is not positive, or a metric is called loss or global_step.
+          ValueError: steps is not positive, or a metric is named loss or global_step.
         """
         if steps is not None and steps <= 0:
             raise ValueError(f"Must specify steps > 0, given: {steps}")
@@ -223,15 +224,15 @@ class EmbeddingEstimator:
         checkpoint_path: str | None = None,
         yield_single_examples: bool = True,
     ) -> Iterator[Any]:
-        """Yields predictions until the input ends; read it to its end, or close it.
+        """Yields predictions until the input ends. Exhaust or close the generator, since it holds a session.
 
         Args:
           predict_keys: names of predictions; None: all.
-          checkpoint_path: None: the newest, or initial values where there is none.
+          checkpoint_path: None: the newest checkpoint, or initial values if there is none.
           yield_single_examples: False yields whole batches.
 
         Raises:
-          ValueError: none of predict_keys exists, or predictions of different lengths are to be split into rows.
+          ValueError: none of predict_keys exists, or predictions that shall be split into rows differ in length.
         """
         return session_prediction.predict(
             self._model,
@@ -255,17 +256,17 @@ class EmbeddingEstimator:
         """Writes export_dir_base/<seconds since 1970>/ and returns that folder.
 
         The version holds the heads of model_fn and the lookups of embedding_config_spec's tables, checked and described
-        by a manifest as model_export.export writes them; its arguments give more choice.
+        by a manifest as model_export.export() does; export() has more options.
 
         Args:
           assets_extra: path within assets.extra/ -> file to copy there.
-          as_text: write saved_model.pbtxt. Refused: no server here reads it.
-          checkpoint_path: None: the newest.
+          as_text: True is refused, because no server reads saved_model.pbtxt.
+          checkpoint_path: None: the newest checkpoint.
           experimental_mode: ModeKeys.PREDICT; other modes are refused.
 
         Raises:
-          ValueError: no receiver function, no checkpoint, or neither of export_to_cpu and export_to_tpu.
-          ExportError: the model can not be exported as asked.
+          ValueError: there is no receiver function or no checkpoint, or export_to_cpu and export_to_tpu are both False.
+          ExportError: the model can not be exported with these arguments.
         """
         from model_export.estimator.timestamped_export import export_timestamped
 
@@ -280,15 +281,15 @@ class EmbeddingEstimator:
         )
 
     def latest_checkpoint(self) -> str | None:
-        """Returns the newest checkpoint's path without ending; None where there is none."""
+        """Returns the newest checkpoint's path without ".index"; None if there is none."""
         return checkpoints.latest_checkpoint(self.model_dir)
 
     def get_variable_names(self) -> list[str]:
-        """Returns the variables' names in the estimator's newest checkpoint. Raises ValueError where there is none."""
+        """Returns the variable names of the newest checkpoint in model_dir; raises ValueError if there is none."""
         return checkpoints.variable_names(self.model_dir)
 
     def get_variable_value(self, name: str) -> Any:
-        """Returns a variable of the newest checkpoint as an array. Raises ValueError where there is none."""
+        """Returns a variable's array from the newest checkpoint in model_dir; raises ValueError if there is none."""
         return checkpoints.variable_value(self.model_dir, name)
 
     def eval_dir(self, name: str | None = None) -> str:

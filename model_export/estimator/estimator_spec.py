@@ -1,4 +1,4 @@
-"""The result of a model_fn: the fields of TPUEstimatorSpec, checked.
+"""Defines EstimatorSpec, the result of a model_fn: the fields of TPUEstimatorSpec, checked.
 
 Source: tensorflow_estimator/python/estimator/model_fn.py and tpu/tpu_estimator.py at 2.15.
 """
@@ -29,24 +29,26 @@ class _Fields(NamedTuple):
 
 
 class EstimatorSpec(_Fields):
-    """Tensors and ops of one call of model_fn; a named tuple, so `_replace` works and checks again.
+    """The tensors and ops that one call of model_fn returns; a named tuple whose `_replace` checks again.
 
     Args:
       mode: the mode that model_fn was called with.
       predictions: tensor or dict of tensors; needed to predict and export.
       loss: scalar, or one number in any shape; needed to train and evaluate. Embedding tables that the estimator trains
         (EmbeddingConfigSpec) follow the gradient of this tensor.
-      train_op: op or tensor that makes one step and raises the global step; needed to train.
-      eval_metrics: (metric_fn, tensors): metric_fn is called with the tensors, by position where they are a list and by
-        name where they are a dict, and returns name -> (value, update op) or Keras metric.
+      train_op: op or tensor that trains one step and increments the global step; needed to train.
+      eval_metrics: (metric_fn, tensors): metric_fn is called with the tensors, by position if they are a list and by
+          name
+        if they are a dict, and returns name -> (value, update op) or Keras metric.
       export_outputs: name -> ExportOutput, one of them "serving_default"; None exports all predictions.
       scaffold_fn: function without arguments that returns a tf.compat.v1.train.Scaffold.
-      host_call: (function, tensors), called likewise; what it returns runs with every training and evaluation step.
+      host_call: (function, tensors): the function is called like metric_fn; the ops that it returns run with every
+        training and evaluation step.
       training_hooks, evaluation_hooks, prediction_hooks: SessionRunHooks.
 
     Raises:
-      ValueError: what the mode needs is missing, a tensor is of another graph, or loss is not one number.
-      TypeError: an argument of another type.
+      ValueError: a field that the mode needs is missing, a tensor is of another graph, or loss is not one number.
+      TypeError: an argument is of another type.
       RuntimeError: metric_fn or host_call's function takes another number of tensors.
     """
 
@@ -98,7 +100,7 @@ class EstimatorSpec(_Fields):
 
 
 def call_on_host(call: Any) -> Any:
-    """Returns what eval_metrics' or host_call's function answers for its tensors."""
+    """Calls the function of eval_metrics or host_call with its tensors, and returns its result."""
     function, tensors = call
     return function(**tensors) if isinstance(tensors, dict) else function(*tensors)
 

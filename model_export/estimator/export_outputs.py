@@ -1,6 +1,6 @@
-"""Heads of an exported model, each a signature: the classes of tf.estimator.export, which TensorFlow 2.16 dropped.
+"""Heads of an exported model, one signature each: the classes of tf.estimator.export, which TensorFlow 2.16 removed.
 
-Source: tensorflow/python/saved_model/model_utils/export_output.py, for the names of inputs and outputs.
+Source of the names of inputs and outputs: tensorflow/python/saved_model/model_utils/export_output.py.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ SERVING_DEFAULT = "serving_default"
 
 
 class ExportOutput:
-    """One head. Subclasses give method_name and outputs."""
+    """One head of a model. A subclass defines method_name and outputs."""
 
     method_name: str
     outputs: dict[str, Any]
 
     def signature_def(self, receiver_tensors: Mapping[str, Any]) -> Any:
-        """Returns the head's SignatureDef; raises ValueError where the method does not take those inputs."""
+        """Returns the head's SignatureDef; raises ValueError if its method can not have these inputs."""
         saved_model = tf.compat.v1.saved_model
         return saved_model.build_signature_def(
             {name: saved_model.build_tensor_info(tensor) for name, tensor in receiver_tensors.items()},
@@ -30,10 +30,10 @@ class ExportOutput:
 
 
 class PredictOutput(ExportOutput):
-    """Any tensors: method tensorflow/serving/predict.
+    """A head of any tensors, with the method tensorflow/serving/predict.
 
     Args:
-      outputs: name -> tensor; a tensor alone is called "output".
+      outputs: name -> tensor; a single tensor gets the name "output".
 
     Raises:
       ValueError: a name is no string, or a value no tensor.
@@ -53,7 +53,7 @@ class PredictOutput(ExportOutput):
 
 
 class _ExamplesOutput(ExportOutput):
-    # Classify and Regress carry tf.Examples, so their one input is a string tensor under the name "inputs".
+    # Classify and Regress requests hold tf.Examples, so the one input is a string tensor named "inputs".
     def signature_def(self, receiver_tensors: Mapping[str, Any]) -> Any:
         if len(receiver_tensors) != 1:
             raise ValueError(
@@ -67,7 +67,7 @@ class _ExamplesOutput(ExportOutput):
 
 
 class ClassificationOutput(_ExamplesOutput):
-    """Scores, classes or both: method tensorflow/serving/classify.
+    """A head of scores, classes or both, with the method tensorflow/serving/classify.
 
     Args:
       scores: [B, C] float, one score per class.
@@ -92,13 +92,13 @@ class ClassificationOutput(_ExamplesOutput):
 
 
 class RegressionOutput(_ExamplesOutput):
-    """One number per row: method tensorflow/serving/regress.
+    """A head of one number per row, with the method tensorflow/serving/regress.
 
     Args:
       value: [B] or [B, 1] float.
 
     Raises:
-      ValueError: it is no float tensor.
+      ValueError: the value is no float tensor.
     """
 
     method_name = "tensorflow/serving/regress"
@@ -111,11 +111,13 @@ class RegressionOutput(_ExamplesOutput):
 
 
 def checked_export_outputs(export_outputs: Any, predictions: Any) -> dict[str, ExportOutput]:
-    """Returns the heads of a PREDICT spec: those given, or one of all predictions; one is named serving_default.
+    """Returns the heads of a PREDICT spec: export_outputs, or one head of all predictions if that is None.
+
+    One of the heads is named serving_default.
 
     Raises:
-      TypeError: no dict, or a value that is no ExportOutput.
-      ValueError: several heads, none of them named serving_default.
+      TypeError: export_outputs is no dict, or a value in it is no ExportOutput.
+      ValueError: there are several heads, and none is named serving_default.
     """
     if export_outputs is None:
         return {SERVING_DEFAULT: PredictOutput(predictions)}
@@ -137,9 +139,9 @@ def checked_export_outputs(export_outputs: Any, predictions: Any) -> dict[str, E
 def signature_defs(
     export_outputs: Mapping[str, ExportOutput], receiver_tensors: Mapping[str, Any], alternatives: Any = None
 ) -> dict[str, Any]:
-    """Returns name -> SignatureDef of every head, for the receiver tensors and for each of their alternatives.
+    """Returns the SignatureDefs of all heads by name, for the receiver tensors and for each of their alternatives.
 
-    A head that can not take a receiver's inputs is left out for it; an alternative's signature is named
+    A head is left out for receiver tensors that it can not have as inputs. The signature of an alternative is named
     <alternative>:<head>.
     """
     definitions = {}
@@ -149,7 +151,7 @@ def signature_defs(
             try:
                 definitions[name] = output.signature_def(tensors)
             except ValueError:
-                # As TensorFlow: classify and regress need tf.Examples; the other heads serve the raw inputs.
+                # As in TensorFlow: classify and regress need tf.Examples; the other heads accept the raw inputs.
                 if len(export_outputs) == 1 and alternative is None:
                     raise
     return definitions

@@ -1,4 +1,4 @@
-"""A trained EmbeddingEstimator as what the exporter asks for."""
+"""Wraps a trained EmbeddingEstimator as an ExportSource."""
 
 from __future__ import annotations
 
@@ -26,23 +26,24 @@ from service.artifact.bundle import BundleEntry, read_bundle
 from service.types import Array
 
 if TYPE_CHECKING:
-    # Imports this module when it exports.
+    # For types only: estimator.py imports this module when it exports.
     from model_export.estimator.estimator import EmbeddingEstimator
 
 SERVE, TPU = "serve", "tpu"
 
 
 class EstimatorSource:
-    """An ExportSource of one checkpoint. Concurrency: one caller at a time.
+    """The ExportSource of one checkpoint of an estimator. Concurrency: one caller at a time.
 
     Args:
-      serving_input_receiver_fn: without arguments, returns a ServingInputReceiver or TensorServingInputReceiver.
-      checkpoint_path: None: the newest of the estimator's model_dir, or what it is to be warm-started from.
-      max_ids_per_row: K of features that name none, for a padded lookup.
+      serving_input_receiver_fn: function without arguments that returns a ServingInputReceiver or
+        TensorServingInputReceiver.
+      checkpoint_path: None: the newest checkpoint of the estimator's model_dir, or else its warm-start checkpoint.
+      max_ids_per_row: K in a padded lookup for features that have no max_ids_per_row of their own.
 
     Raises:
-      ValueError: no receiver function, no checkpoint, or columns that have no place in a SavedModel.
-      ExportError: partition_strategy "mod".
+      ValueError: there is no receiver function or no checkpoint, or a column can not be described in a manifest.
+      ExportError: partition_strategy is "mod".
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class EstimatorSource:
             refuse_mod_export(embedding.partition_strategy, model_dir=estimator.model_dir)
         self._spec = ModelSpec((), ()) if embedding is None else lookup_spec(embedding, max_ids_per_row=max_ids_per_row)
         self._tables: dict[str, Array] = {}
-        # The model in memory, which answers predict().
+        # Graph and session of the model in memory, for predict().
         self._graph = tf.Graph()
         with self._graph.as_default():
             self._serving = cpu_serving_graph(estimator.model, serving_input_receiver_fn)
@@ -74,14 +75,14 @@ class EstimatorSource:
 
     @property
     def spec(self) -> ModelSpec:
-        """Tables and features; none without an EmbeddingConfigSpec."""
+        """The estimator's tables and features; none without an EmbeddingConfigSpec."""
         return self._spec
 
     @property
     def provenance(self) -> Mapping[str, Any]:
-        """Returns the provenance that the training's folder records."""
+        """Returns the provenance of the training: checkpoint, step, losses and optimizer."""
         embedding = self._estimator.model.embedding
-        told: dict[str, Any] = {
+        record: dict[str, Any] = {
             "trained_by": "EmbeddingEstimator",
             "checkpoint": Path(self._checkpoint).name,
             "step": checkpoints.global_step(self._checkpoint),
@@ -89,18 +90,18 @@ class EstimatorSource:
             "history": checkpoints.loss_history(self._estimator.model_dir),
         }
         if embedding is not None and embedding.optimization_parameters is not None:
-            told["table_optimizer"] = repr(embedding.optimization_parameters)
-        return told
+            record["table_optimizer"] = repr(embedding.optimization_parameters)
+        return record
 
     @property
     def predict_names(self) -> Sequence[str]:
-        """The heads of model_fn."""
+        """The names of the signatures that model_fn's heads become."""
         return tuple(sorted(self._definitions))
 
     def save(self, folder: Path, plan: LookupPlan, predict: Sequence[str]) -> SavedParts:
-        """Writes {serve}, and with plan.export_to_tpu {serve,tpu}, over one set of variables.
+        """Writes a {serve} MetaGraph and, with plan.export_to_tpu, a {serve,tpu} one over the same variables.
 
-        The {serve,tpu} MetaGraph holds the heads only; lookups are a server's own work.
+        The {serve,tpu} MetaGraph holds the heads only, no lookup signatures.
         """
         v1 = tf.compat.v1
         with _quiet():
@@ -109,7 +110,7 @@ class EstimatorSource:
             serving = cpu_serving_graph(self._estimator.model, self._receiver_fn)
             definitions = {name: definition for name, definition in serving.definitions().items() if name in predict}
             vocabularies = vocabulary_tables(self._spec, plan.vocabulary_files)
-            # Only now are there variables that no checkpoint has.
+            # Restore first: reduced tables, added later, are variables that the checkpoint lacks.
             session = self._restored(serving)
             reduced = ReducedGraphVariables(plan.reduced)
             tables = reduced.for_lookups(serving.tables)
@@ -132,9 +133,9 @@ class EstimatorSource:
         )
 
     def save_tpu_only(self, folder: Path) -> None:
-        """Writes {serve,tpu} alone, with its variables: what TPUEstimator did with export_to_cpu=False."""
+        """Writes the {serve,tpu} MetaGraph alone, with its variables, as TPUEstimator did with export_to_cpu=False."""
         self.save(folder, LookupPlan({}, {}, export_to_tpu=True), self.predict_names)
-        # A graph for a TPU does not run here, not even to save its variables: the {serve} graph had to write them.
+        # A TPU graph can not run here, not even to save its variables, so the {serve} graph saved them.
         file = folder / "saved_model.pb"
         saved_model = read_saved_model(folder)
         kept = [graph for graph in saved_model.meta_graphs if TPU in graph.meta_info_def.tags]
@@ -143,13 +144,13 @@ class EstimatorSource:
         file.write_bytes(saved_model.SerializeToString())
 
     def table_rows(self, table: str, start: int, stop: int) -> Array:
-        """Returns rows of the checkpoint's table."""
+        """Reads rows [start, stop) of a table in the checkpoint."""
         if table not in self._tables:
             self._tables[table] = _mapped(read_bundle(Path(self._checkpoint))[self._table_names[table]])
         return self._tables[table][start:stop]
 
     def predict(self, signature: str, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
-        """Answers with the checkpoint's variables in the graph that save() writes."""
+        """Runs a head on the checkpoint's variables, in the graph that save() writes."""
         definition = self._definitions[signature]
         feed = {definition.inputs[name].name: array for name, array in inputs.items()}
         fetches = {name: info.name for name, info in definition.outputs.items()}
@@ -189,7 +190,7 @@ class EstimatorSource:
         for key in strings:
             fields = example_fields(self._graph.get_tensor_by_name(inputs[key].name))
             if fields is not None:
-                # No ids travel as inputs of their own then.
+                # The signature takes tf.Examples, so no feature has an input of its own.
                 return PredictSignature((), key, _float_fields(fields), self._weight_fields(fields))
         return PredictSignature(features)
 
@@ -242,7 +243,7 @@ def _is_plain(value: Any) -> bool:
 
 
 class _quiet(warnings.catch_warnings):
-    # The v1 builder is deprecated for code that could use tf.saved_model.save; this code writes v1 graphs.
+    # Silences a warning: the v1 builder is deprecated in favour of tf.saved_model.save, which can not write v1 graphs.
     def __enter__(self) -> Any:
         entered = super().__enter__()
         warnings.simplefilter("ignore", DeprecationWarning)

@@ -1,4 +1,4 @@
-"""Features and labels of what an input_fn returned."""
+"""Gets features and labels from the result of an input_fn."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from model_export.tensorflow_setup import tf
 
 
 def features_and_labels(result: Any) -> tuple[Any, Any, list[Any]]:
-    """Returns features, labels or None, and the hooks that start the input.
+    """Returns features, labels (or None) and the hooks that initialize the input.
 
     Args:
       result: a tf.data.Dataset of features or of (features, labels), or such tensors.
 
     Raises:
-      ValueError: a tuple or list of another length.
+      ValueError: the result is a tuple or list that does not have two elements.
     """
     hooks: list[Any] = []
     if isinstance(result, tf.data.Dataset):

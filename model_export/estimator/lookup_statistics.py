@@ -1,4 +1,4 @@
-"""Statistics of the ids that a training looks up, written to EmbeddingConfigSpec.profile_data_directory."""
+"""Collects statistics of the ids that a training looks up, for EmbeddingConfigSpec.profile_data_directory."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from model_export.tensorflow_setup import tf
 
 
 def statistics_hooks(spec: EmbeddingConfigSpec | None, features: Mapping[str, Any]) -> list[Any]:
-    """Returns the hook that observes a training; none where no statistics are asked for.
+    """Returns the hook that counts a training's ids; an empty list if the spec asks for no statistics.
 
     Args:
-      features: what input_fn returned, in the current graph.
+      features: the features that input_fn returned, in the current graph.
     """
     if spec is None or spec.profile_data_directory is None:
         return []
@@ -52,7 +52,7 @@ class _Observe(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
 
     def _rows_read(self, name: str, ids: Any) -> tuple[Any, Any]:
         values, splits = ids_and_splits(ids)
-        # An unknown key is -1 here; lookups drop it, so it is no row that is read.
+        # An unknown key is -1 here. Lookups drop it, so it reads no row.
         is_row = (values >= 0) & (values < self._rows[name])
         if splits is None:
             return values[is_row], None

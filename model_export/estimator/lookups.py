@@ -1,4 +1,4 @@
-"""The lookups of an EmbeddingConfigSpec: as a ModelSpec, and the ids they read of a batch."""
+"""Describes the lookups of an EmbeddingConfigSpec as a ModelSpec, and finds the ids that they read from a batch."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ DEFAULT_MAX_IDS_PER_ROW = 32
 
 
 def lookup_spec(spec: EmbeddingConfigSpec, *, max_ids_per_row: int = DEFAULT_MAX_IDS_PER_ROW) -> ModelSpec:
-    """Returns tables and features of a spec, with the policies that training looks up by.
+    """Returns the tables and features of a spec, with the policies of the lookups in training.
 
     Args:
-      max_ids_per_row: K of features that name none.
+      max_ids_per_row: K of features that have no max_ids_per_row of their own.
 
     Raises:
-      TypeError, ValueError: columns or names that have no place in a SavedModel, as model_export.columns.to_spec.
+      TypeError, ValueError: a column or name can not be described in a manifest (model_export.columns.to_spec).
     """
     if spec.feature_columns:
         return to_spec.model_spec(embedding_columns(spec), max_ids_per_row=max_ids_per_row)
     tables, features = spec.table_to_config_dict, spec.feature_to_config_dict
-    assert tables and features  # the spec has checked
+    assert tables and features  # EmbeddingConfigSpec checks this
     return ModelSpec(
         tuple(_table(name, table) for name, table in tables.items()),
         tuple(_feature(name, config, tables[config.table_id], max_ids_per_row) for name, config in features.items()),
@@ -39,10 +39,10 @@ def lookup_spec(spec: EmbeddingConfigSpec, *, max_ids_per_row: int = DEFAULT_MAX
 
 
 def looked_up_ids(spec: EmbeddingConfigSpec, features: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns feature of lookup_spec -> its rows for a batch: sparse, or dense where there is one per example.
+    """Returns the row numbers that each feature of lookup_spec reads for a batch: sparse, or dense if one per example.
 
     Args:
-      features: what input_fn returned; a graph's.
+      features: the features that input_fn returned, in the current graph.
     """
     if spec.feature_columns:
         from tensorflow.python.feature_column.feature_column_v2 import FeatureTransformationCache
@@ -53,7 +53,7 @@ def looked_up_ids(spec: EmbeddingConfigSpec, features: Mapping[str, Any]) -> dic
             for name, column in columns.items()
         }
     tables, configs = spec.table_to_config_dict, spec.feature_to_config_dict
-    assert tables and configs  # the spec has checked
+    assert tables and configs  # EmbeddingConfigSpec checks this
     return {
         safe_name(name, "feature"): feature_ids(name, config, tables[config.table_id], features)[0]
         for name, config in configs.items()
@@ -61,7 +61,7 @@ def looked_up_ids(spec: EmbeddingConfigSpec, features: Mapping[str, Any]) -> dic
 
 
 def weight_keys(spec: EmbeddingConfigSpec) -> dict[str, str]:
-    """Returns feature of lookup_spec -> the key of its weights, where it is weighted."""
+    """Returns the key of the weights of each weighted feature of lookup_spec."""
     if spec.feature_columns:
         columns = feature_names(embedding_columns(spec)).items()
         keys = {name: getattr(column.categorical_column, "weight_feature_key", None) for name, column in columns}
@@ -95,7 +95,7 @@ def _feature(name: str, config: FeatureConfig, table: TableConfig, max_ids_per_r
 
 
 def ids_and_splits(ids: Any) -> tuple[Any, Any]:
-    """Returns values and row_splits of fetched ids; row_splits None for dense ones, which have one per example."""
+    """Returns values and row_splits of fetched ids; row_splits is None for dense ids, one per example."""
     if not isinstance(ids, tf.compat.v1.SparseTensorValue):
         return ids.reshape(-1), None
     lengths = np.bincount(ids.indices[:, 0], minlength=ids.dense_shape[0])

@@ -1,4 +1,4 @@
-"""Calls model_fn and puts what trains the embedding tables beside what it returns."""
+"""Calls model_fn in a graph, and adds the ops that train the embedding tables."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from model_export.training.table_optimizers import TableTraining, train_tables
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """Arguments of an estimator, as its graphs need them.
+    """The functions and settings of an estimator that its graphs are built from.
 
-    batch_sizes: mode -> params["batch_size"]; modes without one leave it out.
+    batch_sizes: mode -> params["batch_size"]; a mode without one has no such parameter.
     """
 
     model_fn: Callable[..., Any]
@@ -33,7 +33,7 @@ class Model:
     batch_sizes: Mapping[str, int]
 
     def params_for(self, mode: str, *, is_export: bool = False, use_tpu: bool | None = False) -> dict[str, Any]:
-        """Returns a copy of params to give away, with what the estimator adds; use_tpu None adds nothing for it."""
+        """Returns a copy of params for a user's function, with batch_size and, unless use_tpu is None, use_tpu."""
         params = copy.deepcopy(dict(self.params))
         if not is_export and mode in self.batch_sizes:
             params["batch_size"] = self.batch_sizes[mode]
@@ -44,11 +44,11 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class ModelGraph:
-    """One call of model_fn in the current graph.
+    """The result of one call of model_fn in the current graph, with the training of its tables.
 
     tables: embedding table -> its variable.
-    train_op: one step of the model's optimizer and of the tables'; None in other modes.
-    step: scalar int64 that the tables' optimizers read; feed it the global step before the training step.
+    train_op: one step of the model's optimizer and of the tables' optimizers; None unless the mode is TRAIN.
+    step: scalar int64 placeholder for the tables' optimizers; feed it the global step before the training step.
     """
 
     spec: EstimatorSpec
@@ -64,7 +64,7 @@ def build_model_graph(
     """Calls model_fn in the current graph, which has a global step.
 
     Raises:
-      ValueError: model_fn returned something else, or its tables are not those of the EmbeddingConfigSpec.
+      ValueError: model_fn returned no EstimatorSpec, or did not create the tables of the EmbeddingConfigSpec.
     """
     embedding = model.embedding
     recorder = TableRecorder(embedding, keeps_from_optimizer=mode == ModeKeys.TRAIN)
@@ -76,8 +76,8 @@ def build_model_graph(
     if mode != ModeKeys.TRAIN:
         return ModelGraph(spec, recorder.variables())
     tables = recorder.trained_tables()
-    # The tables of this graph were read before they are updated, since their gradients depend on the loss. The step has
-    # no such order with train_op, which raises it, so it is fed.
+    # The tables' updates run after their reads, because their gradients depend on the loss. But nothing orders a read
+    # of the global step before train_op, which increments it, so the step is fed.
     step = tf.compat.v1.placeholder_with_default(tf.compat.v1.train.get_global_step().read_value(), [])
     gradients = tf.gradients(spec.loss, [table.variable for table in tables])
     training = train_tables(embedding, tables, gradients, step)
@@ -85,7 +85,7 @@ def build_model_graph(
 
 
 def model_features(model: Model, features: Any, recorder: TableRecorder) -> Any:
-    """Returns what model_fn gets: the features, with vectors in place of ids where feature_to_config_dict says so."""
+    """Returns the features for model_fn, in which vectors replace the ids of feature_to_config_dict's features."""
     if model.embedding is None or not model.embedding.feature_to_config_dict:
         return features
     return with_activations(model.embedding, features, recorder)
@@ -94,7 +94,7 @@ def model_features(model: Model, features: Any, recorder: TableRecorder) -> Any:
 def call_model(
     model: Model, features: Any, labels: Any, mode: str, *, is_export: bool = False, use_tpu: bool = False
 ) -> EstimatorSpec:
-    """Calls model_fn with copies of params and config. Raises ValueError unless it returns a spec of the mode."""
+    """Calls model_fn with copies of params and config; raises ValueError if it returns no EstimatorSpec of the mode."""
     with unwrapped(model.config.tpu_config.num_shards):
         spec = call_model_fn(
             model.model_fn,

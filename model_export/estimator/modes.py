@@ -6,7 +6,7 @@ import enum
 
 
 class ModeKeys:
-    """Values of model_fn's mode: the strings that TensorFlow's Estimator has."""
+    """The values of model_fn's `mode`: the strings of TensorFlow's Estimator."""
 
     TRAIN = "train"
     EVAL = "eval"
@@ -14,10 +14,10 @@ class ModeKeys:
 
 
 class ExportSavedModelApiVersion(enum.Enum):
-    """The API that places a {serve,tpu} graph on the TPU.
+    """The API version by which an exported {serve,tpu} graph is placed on the TPU.
 
     V1: the estimator wraps the whole model_fn, called with params["use_tpu"] = True.
-    V2: model_fn does it itself where params["use_tpu"] is True; its graph is written as it is.
+    V2: model_fn itself places ops on the TPU if params["use_tpu"] is True; its graph is written unchanged.
     """
 
     V1 = 1

@@ -1,4 +1,4 @@
-"""Where an exported model's inputs come in: the receivers and builders of tf.estimator.export.
+"""Defines the inputs of an exported model: the receivers of tf.estimator.export and the functions that build them.
 
 Source: tensorflow_estimator/python/estimator/export/export.py at 2.15.
 """
@@ -21,12 +21,13 @@ class ServingInputReceiver(_Receiver):
     """The result of a serving_input_receiver_fn.
 
     Args:
-      features: what model_fn gets: name -> tensor, sparse or ragged tensor; a tensor alone comes as {"feature": it}.
-      receiver_tensors: what clients feed: input name -> placeholder; a placeholder alone is called "input".
-      receiver_tensors_alternatives: name -> other receiver tensors that may be fed instead; each gives a signature.
+      features: model_fn's features: name -> tensor, sparse or ragged tensor; a single tensor becomes {"feature":
+          tensor}.
+      receiver_tensors: the clients' inputs: name -> placeholder; a single placeholder gets the name "input".
+      receiver_tensors_alternatives: name -> other receiver tensors that may be fed instead; each becomes a signature.
 
     Raises:
-      ValueError: nothing given, a name that is no string, or a value that is no tensor.
+      ValueError: there are no features or tensors, a name is no string, or a value is no tensor.
     """
 
     __slots__ = ()
@@ -43,7 +44,7 @@ class ServingInputReceiver(_Receiver):
 
 
 class TensorServingInputReceiver(_Receiver):
-    """As ServingInputReceiver, for a model_fn whose features are one tensor rather than a dict."""
+    """A ServingInputReceiver for a model_fn whose `features` is one tensor rather than a dict."""
 
     __slots__ = ()
 
@@ -67,8 +68,8 @@ def build_parsing_serving_input_receiver_fn(
     """Returns a receiver function of one input, "examples": [B] string, serialized tf.Examples.
 
     Args:
-      feature_spec: as tf.io.parse_example takes it.
-      default_batch_size: B; None leaves it open.
+      feature_spec: the argument `features` of tf.io.parse_example.
+      default_batch_size: B; None: any number of rows.
     """
 
     def serving_input_receiver_fn() -> ServingInputReceiver:
@@ -84,8 +85,8 @@ def build_raw_serving_input_receiver_fn(
     """Returns a receiver function with one input per feature.
 
     Args:
-      features: name -> tensor or tf.TensorSpec that says dtype and shape; its first dimension becomes B.
-      default_batch_size: B; None leaves it open.
+      features: name -> tensor or tf.TensorSpec with the input's dtype and shape; the first dimension becomes B.
+      default_batch_size: B; None: any number of rows.
     """
     specs = {name: (tensor.dtype, tensor.shape[1:]) for name, tensor in features.items()}
 

@@ -1,7 +1,7 @@
-"""RunConfig and TPUConfig: how long, how often and where to, as TPUEstimator takes them.
+"""RunConfig and TPUConfig, with the arguments that TPUEstimator's classes of these names have.
 
-Everything runs in one process on the CPU. What only a TPU or a cluster can do is checked, kept for model_fn to read,
-and otherwise without effect; what would change the result is refused.
+Everything runs in one process on the CPU. Settings for a TPU or a cluster are checked and kept for model_fn to read,
+but have no effect; settings that would change the result are refused.
 
 Source: tensorflow_estimator/python/estimator/run_config.py and tpu/tpu_config.py at 2.15.
 """
@@ -25,7 +25,7 @@ _CORES = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 class InputPipelineConfig:
-    """How input_fn would be called on TPU hosts."""
+    """The ways in which TPU hosts would call input_fn; without effect here."""
 
     PER_SHARD_V1 = 1
     PER_HOST_V1 = 2
@@ -44,11 +44,11 @@ def check_positive_integer(value: Any, name: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class TPUConfig:
-    """TPU part of a RunConfig.
+    """The TPU settings of a RunConfig.
 
-    iterations_per_loop: steps after which TPUEstimator came back to the host, or a time such as "60s". Here every step
-      comes back, so it is checked and without effect.
-    The other fields describe TPU hosts and cores: checked, and without effect.
+    iterations_per_loop: steps, or a time such as "60s", after which TPUEstimator returned to the host. Checked, but
+        without effect, because here every step returns.
+    The other fields describe TPU hosts and cores; they are checked, but have no effect.
     """
 
     iterations_per_loop: int | str = 2
@@ -94,24 +94,25 @@ class TPUConfig:
 
 
 class RunConfig:
-    """How an estimator runs.
+    """The settings of an estimator's runs: folder, seed, checkpoints, summaries and session.
 
     Args:
       model_dir: folder of checkpoints and summaries.
-      tf_random_seed: of every graph; same seed, same initial values.
-      save_summary_steps, log_step_count_steps: how often summaries are written and the loss is logged; None: never.
-      save_checkpoints_steps, save_checkpoints_secs: either; both unset: every 600 s; both None: no checkpoints.
+      tf_random_seed: seed of every graph; the same seed gives the same initial values.
+      save_summary_steps, log_step_count_steps: steps between summaries and between log lines of the loss; None: never.
+      save_checkpoints_steps, save_checkpoints_secs: interval of checkpoints, by one of the two; both unset: 600 s;
+        both None: no checkpoints.
       session_config: tf.compat.v1.ConfigProto.
-      keep_checkpoint_max: newest checkpoints that stay; None or 0: all.
+      keep_checkpoint_max: how many of the newest checkpoints are kept; None or 0: all.
       keep_checkpoint_every_n_hours, device_fn, session_creation_timeout_secs, checkpoint_save_graph_def: as in
         tf.compat.v1.train.Saver and MonitoredTrainingSession.
       tpu_config: TPUConfig.
-      master, evaluation_master, cluster, train_distribute, eval_distribute, experimental_distribute: of a cluster.
-        Refused unless they mean this process.
-      protocol, experimental_max_worker_delay_secs: of a cluster; without effect.
+      master, evaluation_master, cluster, train_distribute, eval_distribute, experimental_distribute: settings of a
+        cluster; refused unless they mean this process.
+      protocol, experimental_max_worker_delay_secs: settings of a cluster; without effect.
 
     Raises:
-      ValueError: a value TensorFlow refuses too, or a cluster.
+      ValueError: TensorFlow refuses the value too, or a setting asks for a cluster.
     """
 
     _FIELDS = (
@@ -174,7 +175,7 @@ class RunConfig:
         self.checkpoint_save_graph_def = checkpoint_save_graph_def
         self._check()
 
-    # What model_fn may read; one process is its own chief.
+    # Attributes that model_fn may read; a single process is its own chief.
     is_chief = True
     task_type = "worker"
     task_id = 0
@@ -183,7 +184,7 @@ class RunConfig:
     cluster_spec = None
 
     def replace(self, **changes: Any) -> RunConfig:
-        """Returns a copy with other values; setting one of the two checkpoint intervals unsets neither."""
+        """Returns a copy with other values; setting one of the two checkpoint intervals does not unset the other."""
         return RunConfig(**{name: copy.copy(getattr(self, name)) for name in self._FIELDS} | changes)
 
     def _check(self) -> None:

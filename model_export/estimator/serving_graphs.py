@@ -1,4 +1,4 @@
-"""The graphs of an exported model: receiver, model_fn in mode PREDICT, and its heads, for a CPU and for a TPU."""
+"""Builds the graphs of an exported model, for CPU and TPU: receiver, model_fn in mode PREDICT, and its heads."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from model_export.tensorflow_setup import tf
 
 @dataclass(frozen=True, slots=True)
 class ServingGraph:
-    """A serving graph, built into the current one.
+    """The parts of a serving graph that was built in the current tf.Graph.
 
-    heads: name -> output of model_fn, one named serving_default.
+    heads: name -> ExportOutput of model_fn; one is named serving_default.
     tables: embedding table -> its variable.
     scaffold_fn: model_fn's, or None.
     """
@@ -36,13 +36,13 @@ class ServingGraph:
     scaffold_fn: Callable[[], Any] | None
 
     def definitions(self) -> dict[str, Any]:
-        """Returns signature name -> SignatureDef of all heads, for the receiver and its alternatives."""
+        """Returns the SignatureDefs of all heads by signature name, for the receiver tensors and their alternatives."""
         alternatives = getattr(self.receiver, "receiver_tensors_alternatives", None)
         return signature_defs(self.heads, self.receiver.receiver_tensors, alternatives)
 
 
 def cpu_serving_graph(model: Model, receiver_fn: Callable[[], Any]) -> ServingGraph:
-    """Builds the {serve} graph: every column looks up as TensorFlow's CPU does."""
+    """Builds the {serve} graph, in which every column does TensorFlow's CPU lookup."""
     _start(model)
     receiver = receiver_fn()
     with cpu_lookups():
@@ -53,7 +53,7 @@ def cpu_serving_graph(model: Model, receiver_fn: Callable[[], Any]) -> ServingGr
 def tpu_serving_graph(
     model: Model, receiver_fn: Callable[[], Any], api_version: ExportSavedModelApiVersion
 ) -> ServingGraph:
-    """Builds the {serve,tpu} graph: V1 puts all of model_fn on the TPU, V2 what model_fn itself puts there."""
+    """Builds the {serve,tpu} graph: API V1 places all of model_fn on the TPU, V2 leaves the placement to model_fn."""
     _start(model)
     receiver = receiver_fn()
     recorder = TableRecorder(model.embedding, keeps_from_optimizer=False)

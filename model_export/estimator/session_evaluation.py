@@ -1,4 +1,4 @@
-"""Evaluates a checkpoint: metrics over batches, the mean loss, and the step they belong to."""
+"""Evaluates a checkpoint: computes the metrics over all batches and the mean loss, and reads the global step."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def evaluate(
     warm_start_settings: WarmStartSettings | None,
     summary_dir: str,
 ) -> dict[str, Any]:
-    """Returns metric -> value, with "loss" and "global_step".
+    """Evaluates a checkpoint and returns its metrics by name, with "loss" and "global_step".
 
     Args:
-      steps: batches; None: until the input ends.
+      steps: number of batches; None: until the input ends.
       checkpoint: None evaluates the initial values.
-      summary_dir: where the values are written as summaries too.
+      summary_dir: folder into which the values are also written, as summaries.
     """
     v1 = tf.compat.v1
     config = model.config

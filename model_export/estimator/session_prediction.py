@@ -1,4 +1,4 @@
-"""Predicts with a checkpoint, batch by batch."""
+"""Predicts with an estimator's checkpoint, batch by batch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def predict(
     yield_single_examples: bool,
 ) -> Iterator[Any]:
     """Yields predictions, one row or one batch at a time, until the input ends."""
-    # A generator may be left and resumed while other graphs are the default, so each step enters its own.
+    # The caller may change the default graph between two items of the generator, so each step enters its graph anew.
     v1 = tf.compat.v1
     config = model.config
     graph = tf.Graph()

@@ -1,4 +1,4 @@
-"""The training loop: a v1 session, the checkpoints of a model_dir, and the hooks of everyone who has some."""
+"""The estimator's training loop: a v1 session with checkpoints in model_dir and with all hooks."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def train(
     saving_listeners: Sequence[Any],
     warm_start_settings: WarmStartSettings | None,
 ) -> float | None:
-    """Trains from the newest checkpoint of model_dir until a hook or the end of the input stops it.
+    """Trains, starting at the newest checkpoint of model_dir, until a hook requests a stop or the input ends.
 
     Returns:
-      The last loss, None where no step was made.
+      The last step's loss; None if no step was made.
     """
     v1 = tf.compat.v1
     config = model.config
@@ -76,7 +76,7 @@ def train(
         for listener in saving_listeners:
             _listeners(savers[0]).append(listener)
         if built.training is not None:
-            # First of all listeners: theirs, and the saver, shall see tables that hold nothing back.
+            # Flush pending gradients into the tables before all other listeners and the saver read the tables.
             for saver in savers:
                 _listeners(saver).insert(0, _Flush(built.training.flush))
             all_hooks.append(_TableSteps(built))
@@ -85,11 +85,11 @@ def train(
             scaffold=scaffold,
             hooks=all_hooks,
             chief_only_hooks=chief_hooks,
-            save_checkpoint_secs=0,  # its own saver hook would not know the listeners
+            save_checkpoint_secs=0,  # no saver hook of the session: it would not call the listeners
             save_summaries_steps=config.save_summary_steps,
             config=config.session_config,
             max_wait_secs=config.session_creation_timeout_secs,
-            log_step_count_steps=None,  # ours counts without a false alarm
+            log_step_count_steps=None,  # StepRateHook replaces the session's own step counter
             save_graph_def=config.checkpoint_save_graph_def,
         ) as session:
             loss = None
@@ -102,7 +102,7 @@ def train(
 
 
 class _TableSteps(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
-    """Feeds the tables' optimizers the step that a run starts from, and leaves no gradient held back at the end."""
+    """Feeds the global step to the tables' optimizers, and applies their pending gradients at the end."""
 
     def __init__(self, built: ModelGraph) -> None:
         self._placeholder, self._training = built.step, built.training
@@ -116,11 +116,11 @@ class _TableSteps(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         return tf.compat.v1.train.SessionRunArgs(None, {self._placeholder: self._step})
 
     def after_run(self, run_context: Any, run_values: Any) -> None:
-        # Fetched with the step itself it might be the value before or after.
+        # A separate run: fetched together with the train_op it could be the value before or after the increment.
         self._step = run_context.session.run(self._global_step)
 
     def end(self, session: Any) -> None:
-        assert self._training is not None  # else there is no such hook
+        assert self._training is not None  # the hook is added only if tables are trained
         session.run(self._training.flush)
 
 
@@ -133,13 +133,13 @@ class _Flush(tf.compat.v1.train.CheckpointSaverListener):  # type: ignore[misc]
 
 
 class RunEachStep(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
-    """Runs tensors or operations with every step."""
+    """Evaluates tensors or operations in every training step."""
 
     def __init__(self, fetches: Any) -> None:
         self._fetches = fetches
 
     def before_run(self, run_context: Any) -> Any:
-        """Returns the tensors that each step fetches for the hook."""
+        """Adds the tensors or operations to the session's next run."""
         return tf.compat.v1.train.SessionRunArgs(self._fetches)
 
 
@@ -148,7 +148,7 @@ def _host_call_hooks(spec: Any) -> list[Any]:
 
 
 def _listeners(saver: Any) -> list[Any]:
-    listeners: list[Any] = saver._listeners  # there is no public way to add one
+    listeners: list[Any] = saver._listeners  # CheckpointSaverHook has no public method to add a listener
     return listeners
 
 

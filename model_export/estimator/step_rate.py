@@ -1,4 +1,4 @@
-"""Steps per second, logged and summarized, without a false alarm about a step that stands still."""
+"""Logs and summarizes steps per second, without TensorFlow's false warning that the global step does not increase."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ from model_export.tensorflow_setup import tf
 
 
 class StepRateHook(tf.compat.v1.train.StepCounterHook):  # type: ignore[misc]
-    """StepCounterHook, which warns of a global step that was not increased only where that is so.
+    """A StepCounterHook that warns of a global step that does not increase only if that is true.
 
-    TensorFlow fetches the step with the run that increases it, so it gets the value from before or after, and takes
-    "after, then before" for a step that stands still. Over two runs the values of a growing step always differ.
+    TensorFlow fetches the step in the same run that increments it, so it gets the value before or after the increment.
+    "After" followed by "before" then looks like a step that did not increase. Over two runs the values always differ if
+    the step increases.
     """
 
     _last_global_step: int | None
     _earlier: int | None = None
 
     def after_run(self, run_context: Any, run_values: Any) -> None:
-        """Counts a step with the global step of the run before, which the base class compares with."""
+        """Checks over two runs whether the global step increased."""
         newest, self._last_global_step = self._last_global_step, self._earlier
         super().after_run(run_context, run_values)
         self._earlier = newest

@@ -1,4 +1,4 @@
-"""export_saved_model: the exporter's artifact under TPUEstimator's kind of version number, seconds since 1970."""
+"""Implements export_saved_model: the version number is the seconds since 1970, as TPUEstimator's was."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from model_export.exporter.versions import existing_versions
 from service.artifact.manifest import LookupDevice
 
 if TYPE_CHECKING:
-    # Imports this module when it exports.
+    # For types only: estimator.py imports this module when it exports.
     from model_export.estimator.estimator import EmbeddingEstimator
 
 
@@ -33,7 +33,7 @@ def export_timestamped(
     mode: str,
     clock: Callable[[], float] = time.time,
 ) -> str:
-    """Does export_saved_model's work; its docstring has arguments and errors."""
+    """Exports an estimator as EmbeddingEstimator.export_saved_model() documents; `clock` returns seconds since 1970."""
     if serving_input_receiver_fn is None:
         raise ValueError("An input_receiver_fn must be defined.")
     if mode != ModeKeys.PREDICT:
@@ -44,7 +44,7 @@ def export_timestamped(
         raise ValueError("One of export_to_cpu and export_to_tpu must be true.")
     _check_extra(assets_extra)
     source = EstimatorSource(estimator, serving_input_receiver_fn, checkpoint_path=checkpoint_path)
-    # Of a second one in the same second: the number after it, as versions only ever grow.
+    # A second export in the same second gets the next number: versions must increase.
     version = max(int(clock()), *(number + 1 for number in existing_versions(base)), 1)
     if not estimator.export_to_cpu:
         return str(_export_tpu_only(source, base / str(version), assets_extra))
@@ -65,7 +65,7 @@ def _devices(estimator: EmbeddingEstimator, source: EstimatorSource) -> list[Loo
     embedding = estimator.model.embedding
     devices: list[LookupDevice] = ["cpu"]
     if embedding is not None and embedding.tensor_core_feature_columns:
-        # Nobody asked for the padded lookup where no column has that device, and it has no sqrtn.
+        # Padded lookups only if a column has that device: they can not combine by sqrtn.
         if all(source.spec.combiner_of(feature) != "sqrtn" for feature in source.spec.features):
             devices.append("tpu_tensor_core")
     return devices

@@ -1,4 +1,4 @@
-"""Initial values from another checkpoint or SavedModel, for a model_dir that has no checkpoint yet."""
+"""Reads initial values from another checkpoint or SavedModel, for a model_dir that has no checkpoint yet."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from model_export.tensorflow_setup import tf
 
 @dataclass(frozen=True, slots=True)
 class WarmStartSettings:
-    """Variables to read, and their checkpoint; tf.compat.v1.train.warm_start documents the fields.
+    """The variables to initialize, and their checkpoint; tf.compat.v1.train.warm_start documents the fields.
 
-    vars_to_warm_start: ".*" or another expression takes trainable variables, embedding tables among them, and no
-      optimizer slots; a list of expressions takes any variable, so [".*"] goes on as if never stopped.
+    vars_to_warm_start: ".*" or another regular expression selects trainable variables, with embedding tables but
+        without optimizer slots; a list of expressions selects any variables, so [".*"] restores the slots too.
     var_name_to_vocab_info: variable -> tf.compat.v1.train.VocabInfo, to reorder a table for a new vocabulary.
     """
 
@@ -30,10 +30,10 @@ class WarmStartSettings:
 
 
 def warm_start_settings(warm_start_from: Any) -> WarmStartSettings | None:
-    """Returns the settings meant by an estimator's warm_start_from: a checkpoint, its folder, or a SavedModel.
+    """Makes WarmStartSettings of an estimator's warm_start_from: a checkpoint, its folder, or a SavedModel.
 
     Raises:
-      ValueError: it is neither a path nor WarmStartSettings.
+      ValueError: warm_start_from is neither a path nor WarmStartSettings.
     """
     if warm_start_from is None or isinstance(warm_start_from, WarmStartSettings):
         return warm_start_from
@@ -47,7 +47,7 @@ def warm_start_settings(warm_start_from: Any) -> WarmStartSettings | None:
 
 
 def warm_start(settings: WarmStartSettings) -> None:
-    """Makes the current graph's initializers read the settings' checkpoint; call it after model_fn."""
+    """Makes the initializers of the current graph read the settings' checkpoint. Call it after model_fn."""
     tf.compat.v1.train.warm_start(
         settings.ckpt_to_initialize_from,
         settings.vars_to_warm_start,

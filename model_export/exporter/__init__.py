@@ -1,1 +1,1 @@
-"""From trained variables to a verified artifact: signatures, manifest, numpy oracle; knows no data set."""
+"""Writes verified artifacts from trained models: signatures, manifest, comparison with the numpy oracle."""

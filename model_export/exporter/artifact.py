@@ -1,6 +1,6 @@
-"""Writes an artifact: into a temporary folder, verified there, then one rename makes it a version.
+"""Writes an artifact into a temporary folder, verifies it there, and renames the folder to the version's name.
 
-A server that watches the folder of versions therefore never sees a half-written or a wrong one.
+So a server that watches the model's folder never sees a half-written or wrong version.
 """
 
 from __future__ import annotations
@@ -62,26 +62,28 @@ def write_artifact(
     """Exports a trained model as base/<version>/ and returns that folder.
 
     Args:
-      created: when, for provenance.
-      version: None takes the number after the highest that base has, or 1.
-      lookup_devices: which lookups to write.
-      signatures: names of those to write, lookups and predictions; None: all.
+      created: the time that provenance records.
+      version: number of the version; None: one above the highest in `base`, or 1.
+      lookup_devices: devices to write a lookup signature for.
+      signatures: names of the lookup and predict signatures to write; None: all.
       batch_sizes: ascending static sizes of the tensor-core lookup.
-      export_to_tpu: a {serve,tpu} MetaGraph too.
+      export_to_tpu: write a {serve,tpu} MetaGraph too.
       allow_nonfinite: export a table that holds NaN or infinity; how many is then recorded in provenance.
       warmup: write TensorFlow Serving's warm-up requests.
       extra_files: path within assets.extra -> file to copy there.
-      table_dtype: what lookups read tables as, one for all or by table; None: float32.
+      table_dtype: dtype of the tables that lookups read, one for all or by table; None: float32.
 
     Raises:
-      ExportError: a signature that there is not, a version that exists, a table with NaN, saved bytes that are not the
-        trained table, or an answer that differs from its reference. Nothing is left in base then.
+      ExportError: a signature is unknown, the version exists, a table holds NaN, the saved bytes differ from the
+      trained
+        table, or an output differs from its reference. `base` then gets no version.
     """
     target = new_version_folder(base, version)
     dtypes = chosen_dtypes(table_dtype, [table.name for table in source.spec.tables])
     lookups, predict = _chosen(source, lookup_devices, signatures, batch_sizes)
     base.mkdir(parents=True, exist_ok=True)
-    # Same file system as the target, so that the rename is one step; no server takes the name for a version.
+    # The temporary folder is on the target's file system, so that the rename is atomic; its name is no number, so no
+    # server loads it.
     temporary = Path(tempfile.mkdtemp(prefix=".tmp-", dir=base))
     try:
         files = vocabulary_files(source.spec, temporary / "vocabularies")
@@ -139,7 +141,7 @@ def _chosen(
 
 
 def vocabulary_files(spec: ModelSpec, folder: Path) -> dict[str, Path]:
-    """Writes the vocabularies into a new folder, one key a line; returns feature -> file."""
+    """Writes the vocabularies into a new folder, one key a line; returns the file of each feature."""
     folder.mkdir()
     files = {}
     for feature in spec.features:
@@ -151,7 +153,8 @@ def vocabulary_files(spec: ModelSpec, folder: Path) -> dict[str, Path]:
 
 
 def _add_missing_vocabularies(artifact: Path, files: Mapping[str, Path]) -> None:
-    # TensorFlow copies those that a graph reads; the server reads the others too, for clients that send strings.
+    # TensorFlow copies only the vocabularies that a graph reads. The server needs the others too, for clients that send
+    # strings.
     for feature, file in files.items():
         asset = artifact / vocabulary_file(feature)
         if not asset.exists():
@@ -162,7 +165,7 @@ def _add_missing_vocabularies(artifact: Path, files: Mapping[str, Path]) -> None
 
 
 def add_extra_files(artifact: Path, files: Mapping[str, Path]) -> None:
-    """Copies files below assets.extra, by their paths there. Raises ExportError for a path outside or taken."""
+    """Copies files to paths below assets.extra; raises ExportError if a path lies outside of it or exists."""
     for name, file in files.items():
         target = artifact / "assets.extra" / name
         is_below = not Path(name).is_absolute() and ".." not in Path(name).parts
@@ -188,7 +191,7 @@ def _reduced_tables(source: ExportSource, dtypes: Mapping[str, TableDtype]) -> d
 def _check_tables(
     artifact: Path, manifest: Manifest, source: ExportSource, reduced: Mapping[str, ReducedTable]
 ) -> None:
-    # Chunk by chunk: a table may fill most of the memory.
+    # Compared chunk by chunk, because a table may fill most of the memory.
     for name, entry in manifest.tables.items():
         few_bits = reduced.get(name)
         scales = read_scales(artifact, entry)
@@ -204,7 +207,7 @@ def _check_tables(
 
 
 def base_provenance(version: int, created: datetime) -> dict[str, Any]:
-    """Returns what every artifact tells of its making."""
+    """Returns the provenance that every artifact records: time, version and the programs that wrote it."""
     return {
         "created": created.isoformat(timespec="seconds"),
         "version": version,

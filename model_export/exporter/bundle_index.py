@@ -1,4 +1,4 @@
-"""Writes the index of a checkpoint: its records, a table of them, an index with other checksums of some tensors.
+"""Writes the index file of a checkpoint: makes records of tensors, joins them to an index, replaces checksums in one.
 
 Source: tensorflow/core/lib/io/table_builder.cc, format.cc and tensorflow/core/protobuf/tensor_bundle.proto
 (TensorFlow 2.21).
@@ -30,12 +30,12 @@ def new_header() -> bytes:
 
 
 def header_of_one_shard(header: bytes) -> bytes:
-    """Returns a header record that differs from another in its number of data shards, 1."""
+    """Returns a copy of a header record whose number of data shards is 1."""
     return _field(_NUM_SHARDS, 1) + _without_fields(header, {_NUM_SHARDS})
 
 
 def new_record(entry: BundleEntry) -> bytes:
-    """Returns the record of a whole tensor in the only data shard."""
+    """Makes the record of a whole tensor in the only data shard."""
     number = next(number for number, name in DTYPES.items() if name == entry.dtype)
     dims = b"".join(_message(_DIM, _field(_DIM_SIZE, size)) for size in entry.shape)
     return (
@@ -48,12 +48,12 @@ def new_record(entry: BundleEntry) -> bytes:
 
 
 def moved_record(record: bytes, offset: int) -> bytes:
-    """Returns a tensor's record with another place: an offset in the only data shard."""
+    """Returns a copy of a tensor's record with another offset, in the only data shard."""
     return _without_fields(record, {_SHARD, _OFFSET}) + _field(_OFFSET, offset)
 
 
 def replace_checksums(index: bytes, checksums: Mapping[str, int]) -> bytes:
-    """Returns an index; checksums: masked, by the key of a tensor that it holds."""
+    """Returns a copy of an index with other checksums: masked CRC32C values by the key of the tensor."""
     records = read_records(index)
     for name, checksum in checksums.items():
         if name.encode() not in records:
@@ -64,10 +64,10 @@ def replace_checksums(index: bytes, checksums: Mapping[str, int]) -> bytes:
 
 
 def new_index(records: Mapping[bytes, bytes]) -> bytes:
-    """Returns an index of records by key, uncompressed."""
+    """Makes an uncompressed index file of records by key."""
     rows = sorted(records.items())
     out = bytearray()
-    # One block of all records, which readers take whatever its size.
+    # One block for all records: readers accept blocks of any size.
     data = _append(out, _block(rows))
     meta = _append(out, _block([]))
     index = _append(out, _block([(rows[-1][0], data)]))
@@ -116,13 +116,13 @@ def _without_fields(message: bytes, tags: Collection[int]) -> bytes:
 
 def _append(out: bytearray, block: bytes) -> bytes:
     handle = _varint(len(out)) + _varint(len(block))
-    # A block is followed by its kind, 0 for "not compressed", and the checksum of both.
+    # After a block come its compression type, 0 for none, and the checksum of both.
     out += block + b"\0" + struct.pack("<I", masked_of(block + b"\0"))
     return handle
 
 
 def _block(records: Sequence[tuple[bytes, bytes]]) -> bytes:
-    # No key shares a prefix with the one before it: an index is small.
+    # Keys are written whole, without prefix compression, because an index is small.
     out, restarts = bytearray(), [0]
     for i, (key, value) in enumerate(records):
         if i and i % _RESTART_EVERY == 0:

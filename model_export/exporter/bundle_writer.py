@@ -1,6 +1,6 @@
-"""Writes a checkpoint tensor by tensor: new ones from pieces, and those of another checkpoint byte for byte.
+"""Writes a checkpoint tensor by tensor: new tensors from arrays, and tensors of another checkpoint byte for byte.
 
-No tensor has to fit in memory.
+No tensor needs to fit into memory.
 
 Source: tensorflow/core/util/tensor_bundle/tensor_bundle.cc, BundleWriter (TensorFlow 2.21).
 """
@@ -19,7 +19,7 @@ from service.artifact.crc32c import crc32c_of, masked
 from service.artifact.sorted_table import read_records
 from service.types import Array
 
-# TensorFlow promises none. A row that begins with a cache line is read with the fewest of them.
+# TensorFlow's checkpoints guarantee no alignment. A row that starts at a cache line takes the fewest cache lines.
 _ALIGNMENT = 64
 _CHUNK_BYTES = 16 << 20
 
@@ -27,10 +27,10 @@ _CHUNK_BYTES = 16 << 20
 class BundleWriter:
     """Writes PREFIX.data-00000-of-00001, and PREFIX.index when the `with` block ends without an exception.
 
-    Concurrency: one caller at a time. Raises OSError where the disk is full.
+    Concurrency: one caller at a time. All methods raise OSError if the disk is full.
 
     Args:
-      prefix: path of a new checkpoint without ".index"; its folder is made.
+      prefix: path of the new checkpoint without ".index"; its folder is created.
     """
 
     def __init__(self, prefix: Path) -> None:
@@ -46,7 +46,7 @@ class BundleWriter:
 
         Args:
           dtype: a name of service.artifact.bundle.DTYPES.
-          pieces: its rows in order, one or more [n, ...] arrays, little-endian; of bfloat16 their bits.
+          pieces: the tensor's rows in order, one or more little-endian [n, ...] arrays; for bfloat16 their bits.
         """
         start, crc, rows = self._begin_tensor(), 0, 0
         columns: tuple[int, ...] = ()
@@ -64,7 +64,7 @@ class BundleWriter:
         """Copies tensors of another checkpoint, and its header.
 
         Args:
-          source: its path without ".index".
+          source: path of the other checkpoint without ".index".
           is_kept: called with the key of each tensor; says whether to copy it.
         """
         records = read_records(source.with_name(source.name + ".index").read_bytes())
@@ -91,7 +91,7 @@ class BundleWriter:
         return self._end
 
     def _append_file(self, entry: BundleEntry) -> None:
-        # A partitioned tensor's own record has no bytes.
+        # The record of a partitioned tensor has no bytes of its own; its parts have.
         if not entry.nbytes:
             return
         with entry.file.open("rb") as file:
@@ -106,6 +106,6 @@ class BundleWriter:
 
     def _write(self, octets: memoryview) -> None:
         self._end += len(octets)
-        # A write of more than 2 GB takes less than was given.
+        # write() of more than 2 GB may write only part of the bytes.
         while octets:
             octets = octets[self._file.write(octets) or 0 :]

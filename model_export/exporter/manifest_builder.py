@@ -1,4 +1,4 @@
-"""The manifest of a saved artifact: what the spec declares, joined with where the files really are."""
+"""Builds the manifest of a saved artifact: joins the spec's declarations with the places of tables in the files."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def build_manifest(
     """Describes a SavedModel that was just written.
 
     Args:
-      table_variables: table -> its key in an index.
-      table_index: table -> the index (without ".index", relative to the artifact) that has it, where it is not the one
-        of variables/.
+      table_variables: table -> its key in a checkpoint index.
+      table_index: table -> the index that holds it (without ".index", relative to the artifact), if not that of
+          variables/.
       table_scales: table -> key of its scales in the same index.
-      table_dtypes: table -> what it was to be saved as, where that is not float32.
+      table_dtypes: table -> dtype that it must be saved as, if not float32.
 
     Raises:
-      ExportError: its files do not fit the spec.
+      ExportError: the artifact's files do not fit the spec.
     """
     indices = table_index or {}
     return Manifest(

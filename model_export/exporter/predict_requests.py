@@ -1,4 +1,4 @@
-"""Requests for the signatures that run a model's own graph: tensors, or serialized tf.Examples."""
+"""Generates requests for signatures that run a model's own graph: tensors, or serialized tf.Examples."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def predict_requests(
     """Yields requests of 1, 17 and 64 rows, or of the number of rows that the signature's shapes fix.
 
     Args:
-      described: what the source says of the signature; inputs: what saved_model.pb does.
-      keys: vocabularies of the features, by feature.
+      described: the signature as the ExportSource describes it; inputs: the inputs in saved_model.pb.
+      keys: the vocabulary of each feature that has one.
 
     Raises:
-      ExportError: an input can not be fed, because it is no single tensor.
+      ExportError: an input is sparse or composite, so no request can hold it.
     """
     fed_by_us = {name for name, info in inputs.items() if info.default is None}
     if composite := sorted(name for name in fed_by_us if not inputs[name].dtype):
@@ -67,7 +67,7 @@ def _travels(feature: FeatureSpec) -> LookupFeature:
 
 
 def _length(spec: ModelSpec, name: str, request: Mapping[str, Array], rows: int) -> int:
-    # Weights have one number per id, anything else one per row.
+    # Inputs that are weights have one number per id; other inputs have one per row.
     owner = next((f for f in spec.features if f.weights_input == name and f.ids_input in request), None)
     return rows if owner is None else len(request[owner.ids_input])
 
@@ -104,7 +104,7 @@ def _ids_of_row(ids: Ids, row: int) -> list[Any]:
 
 
 def _field(feature: FeatureSpec, items: list[Any]) -> Any:
-    # In an Example, strings are strings, also of a feature whose other signatures take rows.
+    # A tf.Example holds a feature's string keys, even if the feature's tensor inputs are row numbers.
     if feature.vocabulary is not None and feature.vocabulary.key_dtype == "string":
         return tf.train.Feature(bytes_list=tf.train.BytesList(value=items))
     return tf.train.Feature(int64_list=tf.train.Int64List(value=items))

@@ -1,4 +1,4 @@
-"""Records of an artifact's export: the trained model's answers to generated requests, and warm-up requests."""
+"""Records, with an artifact, the trained model's answers to generated requests, and warm-up requests."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from service.types import Array
 def record_requests(
     artifact: Path, manifest: Manifest, source: ExportSource, parts: SavedParts, *, warmup: bool
 ) -> Manifest:
-    """Asks the model in memory, and writes its answers and the warm-up requests beside the manifest.
+    """Runs generated requests on the model in memory; writes its answers and warm-up requests into the artifact.
 
     Returns:
-      The manifest, its predict entries now with the inputs that the SavedModel really has.
+      The manifest, whose predict entries now hold the inputs that the SavedModel has.
     """
     inputs = read_signature_inputs(artifact)
     signatures = dict(manifest.signatures)
@@ -49,7 +49,7 @@ def record_requests(
 
 
 def _id_dtypes(source: ExportSource, inputs: Mapping[str, InputInfo]) -> dict[str, str]:
-    # A feature that travels in a tf.Example has no input of its own; its keys are strings there.
+    # A feature within a tf.Example has no input of its own; its keys are strings.
     dtypes = {}
     for feature in source.spec.features:
         info = inputs.get(feature.ids_input)
@@ -60,7 +60,7 @@ def _id_dtypes(source: ExportSource, inputs: Mapping[str, InputInfo]) -> dict[st
 def lookup_requests(
     artifact: Path, manifest: Manifest, entry: SignatureEntry, inputs: Mapping[str, InputInfo]
 ) -> list[dict[str, Array]]:
-    """Returns the warm-up requests of a lookup; inputs: those that its signature has in the SavedModel."""
+    """Returns the warm-up requests of a lookup; inputs: those of its signature in the SavedModel."""
     id_dtypes = {name: inputs[feature.ids].dtype for name, feature in entry.features.items()}
     writer = CaseWriter(manifest, entry, read_keys(artifact, manifest, id_dtypes), id_dtypes)
     return list(lookup_warmup(writer, {name: info.dtype for name, info in inputs.items()}))

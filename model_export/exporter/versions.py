@@ -1,4 +1,4 @@
-"""Version folders: positive integers below a model's base folder, the largest being the newest."""
+"""Version folders of a model: their names are positive integers, and the largest is the newest."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from model_export.folder_checks import check_writable
 
 
 def existing_versions(base: Path) -> list[int]:
-    """Returns the versions that base holds, ascending."""
+    """Returns the version numbers in a model's folder, ascending."""
     names = [path.name for path in base.iterdir()] if base.is_dir() else []
     return sorted(int(name) for name in names if name.isdecimal())
 
 
 def new_version_folder(base: Path, version: int | None) -> Path:
-    """Returns the folder of a version to be written; None takes the number after the highest, or 1.
+    """Returns the folder of a new version; version None means one above the highest, or 1.
 
     Raises:
-      ExportError: version is not positive, or exists, or base can not be written to.
+      ExportError: the version is not positive or exists, or `base` can not be written to.
     """
     if version is None:
         version = 1 + max(existing_versions(base), default=0)

@@ -1,6 +1,6 @@
-"""Warm-up requests: TensorFlow Serving replays them when it loads a version, before it serves it.
+"""Writes warm-up requests, which TensorFlow Serving replays when it loads a version, before it serves that version.
 
-One per signature, and one per static batch size of a padded lookup, so that what XLA compiles is compiled then.
+There is one per signature, and one per static batch size of a padded lookup, so that XLA compiles all of them then.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ def write_warmup(artifact: Path, requests: Mapping[str, list[Mapping[str, Array]
     """Writes the artifact's warm-up file; returns the number of requests.
 
     Args:
-      requests: signature -> requests that it answers; TensorFlow Serving refuses a version whose warm-up fails.
+      requests: signature -> valid requests; TensorFlow Serving refuses a version whose warm-up fails.
     """
     predictions = [LoggedPrediction(name, inputs) for name, several in requests.items() for inputs in several]
     return write_predictions(artifact / WARMUP_PATH, predictions[:MAX_WARMUP_RECORDS])
 
 
 def lookup_warmup(writer: CaseWriter, dtypes: Mapping[str, str]) -> Iterator[dict[str, Array]]:
-    """Yields requests of a lookup: of 1 row, or of each of its static sizes. Weights are sent empty.
+    """Yields warm-up requests of a lookup: one of 1 row, or one of each static batch size. Weights are empty.
 
     Args:
-      dtypes: of the signature's inputs.
+      dtypes: dtype of each input of the signature.
     """
     for case in writer.predict_cases(writer.signature.batch_sizes or (1,)):
         inputs = case.inputs(writer.signature)

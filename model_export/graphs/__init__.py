@@ -1,1 +1,1 @@
-"""The TensorFlow graphs of an artifact: lookups for both devices, vocabularies, {serve, tpu} MetaGraphs."""
+"""Builds the TensorFlow graphs of an artifact: lookups for both devices, vocabularies, {serve, tpu} MetaGraphs."""

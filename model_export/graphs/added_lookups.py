@@ -1,8 +1,8 @@
 """Adds lookup signatures to a foreign SavedModel: appends nodes, and leaves the nodes of its graph unchanged.
 
-The nodes read the model's own variables. They and their SignatureDefs go into saved_model.pb, where TensorFlow Serving
-and our server find signatures; `tf.saved_model.load(...).signatures` of TensorFlow 2 looks elsewhere and does not show
-them.
+The nodes read the model's own variables. Nodes and SignatureDefs go into saved_model.pb, where TensorFlow Serving and
+our server find signatures. `tf.saved_model.load(...).signatures` of TensorFlow 2 reads the object graph instead, so it
+does not show the added signatures.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ def add_lookups(
     """Rewrites artifact/saved_model.pb with the lookups added; no variable is loaded.
 
     Args:
-      handles: table of the spec -> nodes of the graph that hold its parts by rows in order (one where it is whole).
+      handles: table of the spec -> nodes of its variable, one per part in order of rows (a single one if it is whole).
 
     Raises:
-      ExportError: a signature of that name exists, or no node of the graph holds a table.
+      ExportError: a signature of the same name exists, or no node of the graph holds a table.
     """
     saved_model = read_saved_model(artifact)
     meta_graph = _serving(saved_model)
@@ -56,7 +56,7 @@ def add_lookups(
 
 
 def write_graph(artifact: Path, meta_graph: Any) -> None:
-    """Puts a changed {serve} MetaGraph into artifact/saved_model.pb."""
+    """Replaces the {serve} MetaGraph in artifact/saved_model.pb."""
     saved_model = read_saved_model(artifact)
     _serving(saved_model).ParseFromString(meta_graph.SerializeToString())
     _write(artifact, saved_model)
@@ -69,7 +69,7 @@ def _serving(saved_model: Any) -> Any:
 
 def _write(artifact: Path, saved_model: Any) -> None:
     (artifact / "saved_model.pb").write_bytes(saved_model.SerializeToString())
-    # The fingerprint was computed from the old saved_model.pb.
+    # fingerprint.pb is removed, because it was computed from the old saved_model.pb.
     (artifact / "fingerprint.pb").unlink(missing_ok=True)
 
 
@@ -84,7 +84,7 @@ def _value(graph: Any, node: str) -> Any:
 
 
 def append_nodes(meta_graph: Any, extended: Any, before: Collection[str]) -> None:
-    """Adds the nodes, functions and ops of an extended MetaGraph that the first has not; before: names of its nodes."""
+    """Copies the nodes, functions and ops that meta_graph lacks from `extended`; before: meta_graph's node names."""
     functions = {function.signature.name for function in meta_graph.graph_def.library.function}
     for node in extended.graph_def.node:
         if node.name not in before:

@@ -1,4 +1,4 @@
-"""Treats ids outside the table and weights of 0 or less in a graph, before rows are gathered."""
+"""Applies a feature's policy for ids outside the table within a graph, before rows are gathered."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from service.artifact.manifest import LookupFeature
 
 
 def placed(lookup: LookupFeature, ids: Any, vocabulary_size: int) -> tuple[Any, Any | None]:
-    """Returns ids that lie in [0, V) as far as the policy moves them, and which to keep (None: all).
+    """Applies the policy on_bad_id; returns ids in [0, V), and a mask of the ids to keep (None: all).
 
-    Ids that the policy makes an error stay as they are; bad_id_checks finds them.
+    Ids that the policy refuses stay unchanged; bad_id_checks() finds them.
 
     Args:
       ids: [N] int64 or int32.
@@ -33,7 +33,7 @@ def placed(lookup: LookupFeature, ids: Any, vocabulary_size: int) -> tuple[Any, 
 
 
 def bad_id_checks(lookup: LookupFeature, ids: Any, vocabulary_size: int) -> list[Any]:
-    """Returns assertions that no id is one that the policy refuses: gathers compiled by XLA would clamp it."""
+    """Returns assertions that the policy refuses no id. Without them a gather compiled by XLA would clamp bad ids."""
     checks = []
     if lookup.on_bad_id == "error":
         checks.append(tf.debugging.assert_non_negative(ids, f"{lookup.ids}: an id is negative"))
@@ -47,7 +47,7 @@ def bad_id_checks(lookup: LookupFeature, ids: Any, vocabulary_size: int) -> list
 
 
 def too_many_checks(lookup: LookupFeature, ids: Any) -> list[Any]:
-    """Returns an assertion that no row of ragged ids is longer than K, where a longer one is to be refused."""
+    """Returns an assertion that no row of ragged ids is longer than K; none if longer rows are cut."""
     if lookup.max_ids_per_row is None or lookup.on_too_many_ids != "error":
         return []
     width = tf.constant(lookup.max_ids_per_row, tf.int64)
@@ -56,10 +56,10 @@ def too_many_checks(lookup: LookupFeature, ids: Any) -> list[Any]:
 
 
 def gathered(table: Any, ids: Any) -> Any:
-    """Returns the vectors of ids of any shape.
+    """Gathers the vectors of ids of any shape.
 
     Args:
-      table: a variable, a tensor, its parts by rows in order, or one of fewer bits.
+      table: a variable, a tensor, a list of its parts in order of rows, or a GraphTable of fewer bits.
     """
     if isinstance(table, GraphTable):
         return table.gather(ids)

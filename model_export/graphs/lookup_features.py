@@ -1,4 +1,4 @@
-"""Turns a FeatureSpec into inputs and outputs of a signature, for each lookup device; imports no TensorFlow.
+"""Derives a signature's manifest entry from a ModelSpec, for each lookup device; imports no TensorFlow.
 
 >>> from model_export.spec.features import TableSpec
 >>> spec = ModelSpec((TableSpec("film", 9, 2),), (FeatureSpec("seen", "film", is_ragged=True, max_ids_per_row=4),))
@@ -29,11 +29,11 @@ def lookup_entry(
     """Returns the manifest entry of a lookup signature.
 
     Args:
-      batch_sizes: ascending static sizes of the padded lookup; the cpu lookup has none.
-      features: which ones; None: all.
+      batch_sizes: ascending static sizes of the padded lookup; ignored by the cpu lookup.
+      features: names of the features; None: all.
 
     Raises:
-      ExportError: the sizes are not ascending, or the tensor core can not combine a feature as it says.
+      ExportError: the sizes are not ascending, or a feature's combiner is sqrtn on the tensor core.
     """
     chosen = [f for f in spec.features if features is None or f.name in features]
     if device == "cpu":
@@ -45,11 +45,11 @@ def lookup_entry(
 
 
 def predict_entry(spec: ModelSpec, features: Sequence[str], inputs: Sequence[str] = ()) -> SignatureEntry:
-    """Returns the manifest entry of a signature that runs the model's graph.
+    """Returns the manifest entry of a predict signature, which runs the model's graph.
 
     Args:
-      features: those whose ids it takes.
-      inputs: its inputs by name; a feature's weights are described where they are among them.
+      features: names of the features whose ids are inputs.
+      inputs: the signature's inputs by name; a feature has weights if its weights input is among them.
     """
     entries = {}
     for feature in (spec.feature(name) for name in features):
@@ -59,12 +59,12 @@ def predict_entry(spec: ModelSpec, features: Sequence[str], inputs: Sequence[str
 
 
 def tensor_features(signature: PredictSignature) -> tuple[str, ...]:
-    """Returns the features that a signature takes as tensors: none where they come in a tf.Example."""
+    """Returns the names of the features that are tensor inputs: none if the signature takes tf.Examples."""
     return () if signature.examples_input is not None else signature.features
 
 
 def id_dtype(feature: FeatureSpec, device: LookupDevice | None) -> WireDtype:
-    """Returns what the ids of a feature travel as: keys as they are, rows as int32 on the tensor core, else int64."""
+    """Returns the dtype of a feature's ids input: its keys' dtype; for row numbers int32 (tensor core) or int64."""
     if feature.vocabulary is not None and not feature.sends_rows:
         return feature.vocabulary.key_dtype
     return "int32" if device == "tpu_tensor_core" else "int64"
@@ -89,7 +89,7 @@ def _tensor_core(spec: ModelSpec, feature: FeatureSpec) -> LookupFeature:
         on_bad_id=feature.on_bad_id,
         default_row=feature.default_id,
         mean_divisor="at_least_one",
-        # A sequence is cut at its own length, so K has nothing left to say there.
+        # A sequence has no K: it is cut at max_sequence_length.
         max_ids_per_row=None if feature.max_sequence_length else feature.max_ids_per_row,
         on_too_many_ids=feature.on_too_many_ids,
         on_nonpositive_weight=feature.on_nonpositive_weight,

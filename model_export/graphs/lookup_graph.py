@@ -1,8 +1,8 @@
 """The TensorFlow graph of a lookup signature, built from its manifest entry.
 
-The entry is the one description of a lookup (ADR 0007): the server's kernels and the numpy oracle read the same. Order
-of work in a row: keys become rows, a row of ids is cut at K or L, ids outside the table meet their policy, weights of 0
-or less theirs, the rest is combined.
+The entry is the one description of a lookup (ADR 0007): the server's kernels and the numpy oracle read the same entry.
+Steps for each row of a request: keys become row numbers, the ids are cut at K or L, the policies for ids outside the
+table and for weights of 0 or less are applied, and the vectors of the rest are combined.
 
 Source (TensorFlow 2.21): tpu.experimental.embedding.serving_embedding_lookup combines on device cpu.
 """
@@ -24,7 +24,7 @@ from service.artifact.manifest import LookupFeature, SignatureEntry
 
 @dataclass(frozen=True, slots=True)
 class LookupGraph:
-    """A lookup, to be put into a graph. Concurrency: one caller at a time."""
+    """A lookup signature that can be built in any graph. Concurrency: one caller at a time."""
 
     entry: SignatureEntry
     spec: ModelSpec
@@ -33,7 +33,7 @@ class LookupGraph:
     compiled: Compile = by_xla
 
     def input_specs(self) -> dict[str, Any]:
-        """Returns the TensorSpec of every input, by name; all are of rank 1."""
+        """Returns the TensorSpec of every input by name; all inputs have rank 1."""
         specs = {}
         for name, lookup in self.entry.features.items():
             dtype = tf.as_dtype(id_dtype(self.spec.feature(name), self.entry.device))
@@ -45,13 +45,13 @@ class LookupGraph:
         return specs
 
     def weight_inputs(self) -> list[str]:
-        """Returns the inputs that a request may leave out: the default, an empty vector, means 1 for every id."""
+        """Returns the names of the weights inputs. Requests may leave them out: the empty default means 1 per id."""
         return [lookup.weights for lookup in self.entry.features.values() if lookup.weights is not None]
 
     def outputs(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns output name -> [B, D] float32, or [B, L, D] of a sequence, for a tensor per input.
+        """Builds the lookup of one tensor per input; returns [B, D] or, of a sequence, [B, L, D] float32 by output.
 
-        Usable in a tf.function and in a v1 graph.
+        Works in a tf.function and in a v1 graph.
         """
         rows = {name: self._rows(name, lookup, inputs) for name, lookup in self.entry.features.items()}
         weights = {
@@ -68,9 +68,9 @@ class LookupGraph:
         return {lookup.output or name: vectors[name] for name, lookup in self.entry.features.items()}
 
     def function(self) -> Any:
-        """Returns the tf.function to pass to tf.saved_model.save as a signature; its weights may be left out."""
-        # tf.saved_model.save turns the tensors among a tf.function's Python defaults into SignatureDef.defaults, so
-        # that TensorFlow Serving and ours accept requests without them; None is no default.
+        """Returns a tf.function that tf.saved_model.save writes as a signature; requests may leave its weights out."""
+        # tf.saved_model.save writes default arguments that are tensors as SignatureDef.defaults, so that TensorFlow
+        # Serving and our server accept requests without them. A default of None is not written.
         specs = self.input_specs()
         optional = set(self.weight_inputs())
         defaults = {name: tf.zeros([0]) if name in optional else None for name in specs}
@@ -87,7 +87,7 @@ class LookupGraph:
             key: v1.placeholder(spec.dtype, spec.shape, f"{name}_{key}") for key, spec in self.input_specs().items()
         }
         outputs = {key: tf.identity(vectors, f"{name}_{key}_vectors") for key, vectors in self.outputs(inputs).items()}
-        # Filled by hand: TensorFlow's own helper says at each call that it is deprecated.
+        # TensorFlow's helper for this logs at each call that it is deprecated.
         method = v1.saved_model.signature_constants.PREDICT_METHOD_NAME
         definition = v1.saved_model.build_signature_def(method_name=method)
         for infos, tensors in ((definition.inputs, inputs), (definition.outputs, outputs)):
@@ -119,14 +119,15 @@ def build_lookup(
     """Returns the graph of a lookup.
 
     Args:
-      entry: of lookup_features.lookup_entry, or of a manifest.
-      spec: of the model that the entry was made from.
+      entry: the signature's entry, from lookup_features.lookup_entry or a manifest.
+      spec: the ModelSpec that the entry was made from.
       tables: table name -> [V, D] variable or tensor, a list of its parts by rows in order (partitioned variables), or
         a reduced_graph.GraphTable.
       vocabularies: feature -> table of vocabulary_graph.vocabulary_tables, for those that take keys; features that
         send rows (FeatureSpec.sends_rows) are left out by this function.
-      compiled: makes the dense part of a padded lookup run where it should; for the lookups
-        of a {serve,tpu} MetaGraph: `lambda combine: partial(tpu_call, combine)`.
+      compiled: wraps the dense part of a padded lookup, so that XLA compiles it or, in a {serve,tpu} MetaGraph, it runs
+          on
+        the TPU: `lambda combine: partial(tpu_call, combine)`.
     """
     keyed = {
         name: table for name, table in (vocabularies or {}).items() if name in entry.features and _is_keyed(spec, name)
@@ -138,8 +139,8 @@ def build_lookup(
 
 
 def with_default_weights(lookup: LookupFeature, inputs: Mapping[str, Any]) -> Any:
-    """Returns [N] float32 weights; the empty default becomes ones, any other length than N is an error of the graph."""
-    assert lookup.weights is not None  # callers have looked
+    """Returns [N] float32 weights; the empty default becomes ones. Another length than N fails when the graph runs."""
+    assert lookup.weights is not None  # callers check this
     values, weights = inputs[lookup.ids], inputs[lookup.weights]
     ones = tf.ones(tf.shape(values), tf.float32)
     weights = tf.cond(tf.equal(tf.size(weights), 0), lambda: ones, lambda: weights)

@@ -1,4 +1,4 @@
-"""SavedModels of more than one MetaGraph over one `variables/` folder."""
+"""Handles SavedModels with several MetaGraphs over one `variables/` folder."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from model_export.errors import ExportError
 from model_export.graphs.signature_names import INIT_OP
 from model_export.tensorflow_setup import tf
 
-# Object-based checkpoints keep the description of their keys as one more string.
+# The extra key of object-based checkpoints, whose value describes the object graph.
 _OBJECT_GRAPH_KEY = "_CHECKPOINTABLE_OBJECT_GRAPH"
 
-# Beside INIT_OP, where a graph's initialiser is named: TensorFlow 2 and late 1, early 1.
+# Collections that name a graph's initialiser, beside the signature INIT_OP: of TensorFlow 2 and late 1, and of early 1.
 _INIT_COLLECTION, _LEGACY_COLLECTION = "saved_model_main_op", "legacy_init_op"
 
 
 def merge_meta_graphs(folder: Path, meta_graph: Any) -> None:
-    """Adds a MetaGraphDef to a SavedModel whose variables it shares; the file is replaced at once or not at all.
+    """Adds a MetaGraphDef to a SavedModel whose variables it shares; replaces saved_model.pb atomically.
 
     Raises:
-      ExportError: the folder holds no SavedModel, has a MetaGraph of these tags, lacks an asset, or its MetaGraphs
-        restore other variables.
+      ExportError: the folder holds no SavedModel, already has a MetaGraph with these tags, lacks an asset, or its
+        MetaGraphs restore other variables.
     """
     file = folder / "saved_model.pb"
     if not file.is_file():
@@ -54,8 +54,8 @@ def merge_meta_graphs(folder: Path, meta_graph: Any) -> None:
 
 def hide_initialiser(meta_graph: Any) -> None:
     """Moves the name of the graph's initialiser from the signatures to the collection that every loader reads."""
-    # tf.saved_model.load takes a folder of two MetaGraphs for one of TensorFlow 1: it would make a signature of the
-    # initialiser and fail where that reads an asset. The collection that names it too is what every loader then takes.
+    # tf.saved_model.load treats a SavedModel with two MetaGraphs as one of TensorFlow 1: it would load the initialiser
+    # as a signature, and fail if that reads an asset. Every loader finds the initialiser in the collection instead.
     if INIT_OP in meta_graph.signature_def:
         operation = meta_graph.signature_def[INIT_OP].outputs[INIT_OP].name.partition(":")[0]
         set_initialiser(meta_graph, operation)
@@ -63,7 +63,7 @@ def hide_initialiser(meta_graph: Any) -> None:
 
 
 def initialiser_of(meta_graph: Any) -> str:
-    """Returns the operation that a loader runs last, "" where there is none; after hide_initialiser."""
+    """Returns the operation that a loader runs last; "" if there is none. Call hide_initialiser() first."""
     for key in (_INIT_COLLECTION, _LEGACY_COLLECTION):
         names = meta_graph.collection_def[key].node_list.value if key in meta_graph.collection_def else []
         if names:
@@ -72,7 +72,7 @@ def initialiser_of(meta_graph: Any) -> str:
 
 
 def set_initialiser(meta_graph: Any, operation: str) -> None:
-    """Names the operation that a loader runs last."""
+    """Sets the operation that a loader runs last."""
     meta_graph.collection_def[_INIT_COLLECTION].node_list.value[:] = [operation]
 
 

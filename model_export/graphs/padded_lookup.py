@@ -1,4 +1,4 @@
-"""The lookup of device tpu_tensor_core: rows padded to a fixed size, combined by a compiled function of static shape.
+"""Builds the lookup of device tpu_tensor_core: pads rows of ids to fixed sizes, combines them in compiled functions.
 
 Source: the arithmetic of pad_sparse_embedding_lookup_indices and sparse_embedding_aggregate_slice in
 python/tpu/feature_column_v2.py (TensorFlow 2.21).
@@ -18,7 +18,7 @@ Compile = Callable[[Callable[..., dict[str, Any]]], Callable[..., Mapping[str, A
 
 
 def by_xla(function: Callable[..., dict[str, Any]]) -> Callable[..., Mapping[str, Any]]:
-    """Returns a function that XLA compiles, for whichever device runs it."""
+    """Wraps a function so that XLA compiles it, for any device."""
     compiled: Callable[..., Mapping[str, Any]] = tf.function(function, autograph=False, jit_compile=True)
     return compiled
 
@@ -32,14 +32,15 @@ def padded_lookup(
     *,
     compiled: Compile = by_xla,
 ) -> dict[str, Any]:
-    """Returns feature -> [B, D] float32, or [B, L, D] of a sequence; arguments as ragged_lookup has them.
+    """Builds the padded lookup; returns [B, D] or, of a sequence, [B, L, D] float32 by feature.
 
-    compiled makes the function that gathers and combines, of (padded ids, mask), run where it should.
+    `compiled` wraps the function of (padded ids, mask) that gathers and combines, so that XLA compiles it or a TPU runs
+    it.
 
     Rows are padded on the host to [b, K] ids and mask (id 0, mask 0), b being the smallest of the entry's batch_sizes
-    that holds them; one compiled function of static shape per size gathers and combines; the padding is cut off again.
-    Errors of the graph: an id that the policy refuses (XLA itself would clamp it), a row of more than K ids unless it
-    is to be cut, features of different numbers of rows, more rows than the last size.
+    that holds them. For each size one compiled function of static shape gathers and combines; then the padding is cut
+    off. The graph fails on an id that the policy refuses (XLA itself would clamp it), on a row of more than K ids
+    unless the policy cuts it, on features with different numbers of rows, and on more rows than the last batch size.
     """
     sizes = entry.batch_sizes
     ids = {name: _int32(part) for name, part in rows.items()}
@@ -60,11 +61,11 @@ def padded_lookup(
         used = ids[name]
         if lookup.row_splits is not None:
             checks += too_many_checks(lookup, used)
-            # What is cut off is not looked at: a bad id there is no error.
+            # Ids that are cut off are not checked: a bad id among them is no error.
             used = used[:, : _width(lookup)].flat_values
         checks += bad_id_checks(lookup, used, shapes[name].vocabulary_size)
     with tf.control_dependencies(checks):
-        # The choice of a size hangs on count, so no padding is tried before the checks have passed.
+        # count depends on the checks, so the padding waits until they have passed.
         count = tf.identity(count)
         prepared = {
             name: _prepared(lookup, ids[name], weights.get(name), shapes[name].vocabulary_size)
@@ -83,7 +84,7 @@ def padded_lookup(
 
 def _width(lookup: LookupFeature) -> int:
     width = lookup.max_sequence_length or lookup.max_ids_per_row
-    assert width is not None  # lookup_features sets one of them for every ragged feature
+    assert width is not None  # lookup_features sets K or L for every ragged feature
     return width
 
 
@@ -92,14 +93,14 @@ def _num_rows(ids: Any) -> Any:
 
 
 def _int32(ids: Any) -> Any:
-    # Rows of a table fit int32; a vocabulary has given them as int64.
+    # A vocabulary gives int64 row numbers, which fit int32.
     if isinstance(ids, tf.RaggedTensor):
         return ids.with_flat_values(tf.cast(ids.flat_values, tf.int32))
     return tf.cast(ids, tf.int32)
 
 
 def _prepared(lookup: LookupFeature, ids: Any, weights: Any, vocabulary_size: int) -> tuple[Any, Any | None]:
-    # Ids inside the table and a mask, both of the shape of ids; no mask where each row has one id that counts.
+    # Returns ids inside the table and a mask, both of the shape of ids; None for the mask if every id counts as 1.
     if lookup.row_splits is None:
         inside, is_kept = placed(lookup, ids, vocabulary_size)
         return inside, None if is_kept is None else tf.cast(is_kept, tf.float32)
@@ -122,7 +123,7 @@ def _pad(lookup: LookupFeature, rows: Any, size: int) -> Any:
 def _reduced(lookup: LookupFeature, vectors: Any, mask: Any) -> Any:
     if mask is None:
         return vectors
-    # A plain product would let NaN or infinity in row 0 into every padded row.
+    # A plain product would bring NaN or infinity of the table's row 0 into every padded row.
     vectors = tf.math.multiply_no_nan(vectors, mask[..., None])
     if lookup.combiner is None:
         return vectors

@@ -1,4 +1,4 @@
-"""The lookup of device cpu: rows of any length, combined by TensorFlow's serving_embedding_lookup."""
+"""Builds the lookup of device cpu: rows of any length, combined by TensorFlow's serving_embedding_lookup."""
 
 from __future__ import annotations
 
@@ -21,12 +21,14 @@ def ragged_lookup(
     rows: Mapping[str, Any],
     weights: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Returns feature -> [B, D] float32, or [B, L, D] of a sequence. Each feature may have its own number of rows.
+    """Builds the ragged lookup; returns [B, D] float32, or [B, L, D] of a sequence, by feature.
+
+    Each feature may have its own number of rows.
 
     Args:
-      shapes, tables: feature -> its table.
+      shapes, tables: feature -> its TableSpec, and its variable, parts or GraphTable.
       rows: feature -> ids, [B] or ragged [B, (K)].
-      weights: feature -> [N] float32, for those that have them.
+      weights: feature -> [N] float32, for weighted features only.
     """
     return {
         name: _vectors(lookup, shapes[name], tables[name], rows[name], weights.get(name))
@@ -51,7 +53,7 @@ def _one_per_row(lookup: LookupFeature, shape: TableSpec, table: Any, ids: Any) 
 
 def _sequence(lookup: LookupFeature, shape: TableSpec, table: Any, ids: Any) -> Any:
     length = lookup.max_sequence_length
-    # What is cut off is not looked at: a bad id there is no error.
+    # Ids that are cut off are not checked: a bad id among them is no error.
     ids = ids[:, :length]
     with tf.control_dependencies(bad_id_checks(lookup, ids.flat_values, shape.vocabulary_size)):
         inside, is_kept = placed(lookup, ids.flat_values, shape.vocabulary_size)
@@ -88,8 +90,8 @@ def _combined(lookup: LookupFeature, shape: TableSpec, table: Any, ids: Any, wei
 
 def _tensorflows(shape: TableSpec, combiner: Any, table: Any, ids: Any, weights: Any) -> Any:
     if isinstance(table, list | tuple | GraphTable):
-        # serving_embedding_lookup would take the parts for one by modulo, and knows no dtype but float32; only whole
-        # tables of float32 go through it.
+        # serving_embedding_lookup accepts whole float32 tables only: it would read parts as interleaved by modulo. So
+        # the vectors are gathered first, and looked up as a table of their own.
         vectors = gathered(table, ids.flat_values)
         ids, table = ids.with_flat_values(tf.range(tf.shape(ids.flat_values, tf.int64)[0])), vectors
     rows = embedding.TableConfig(shape.vocabulary_size, shape.embedding_dim, combiner=combiner, name=shape.name)

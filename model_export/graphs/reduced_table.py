@@ -1,9 +1,9 @@
-"""Tables of fewer bits than they were trained in: how they are rounded, how far off that is, how they are read again.
+"""Rounds tables to fewer bits, measures the error, and converts stored numbers back to float32.
 
-float16, bfloat16: each number goes to the nearest one, of two as near to the even one. int8: row r is scale[r] times
-whole numbers from -127 to 127, scale[r] = max|row| / 127; a row of zeros has scale 0. int4: the same with numbers from
--7 to 7, two of them a byte. No table dtype changes what a prediction computes: only lookups read the table of fewer
-bits.
+float16, bfloat16: each number is rounded to the nearest one, and to the even one of two that are equally near. int8:
+row r is scale[r] times whole numbers from -127 to 127, scale[r] = max|row| / 127; a row of zeros has scale 0. int4: the
+same with numbers from -7 to 7, two of them a byte. No table dtype changes what a prediction computes: only lookups read
+the table of fewer bits.
 
 >>> rows = np.array([[0.5, -1.0, 0.26], [0, 0, 0]], np.float32)
 >>> table = reduced("film", "int8", 2, lambda start, stop: rows[start:stop])
@@ -26,22 +26,22 @@ from service.artifact.rounding import LARGEST, STEPS, rounded, unpacked
 from service.types import SCALED_DTYPES, TABLE_DTYPES, Array, stored_columns
 
 TableDtype = Literal["float32", "float16", "bfloat16", "int8", "int4"]
-# In provenance: table -> what Rounding.to_json says, and more of a table that was reduced after its export.
+# Key in the manifest's provenance: table -> Rounding.to_json(), and the losses of a table that compact reduced.
 REDUCED_KEY = "reduced_tables"
 
 _CHUNK_BYTES = 16 << 20
-# Half the distance between neighbours, of a number between 1 and 2, and of one too small to be normal.
+# Half the distance between two neighbouring numbers: between 1 and 2, and among subnormal numbers.
 _HALF_STEP = {"float16": (2.0**-11, 2.0**-25), "bfloat16": (2.0**-8, 2.0**-134)}
 
 
 @dataclass(frozen=True, slots=True)
 class ReducedTable:
-    """A table as it is to be saved.
+    """A rounded table, in the form in which it is saved.
 
     numbers: [V, D] as TABLE_DTYPES reads the dtype; of bfloat16 its bits, of int4 [V, ceil(D / 2)] bytes.
     scales: [V, 1] float32 of an int8 or int4 table.
     largest_error: the largest difference from the trained table.
-    error_bound: what no difference can be larger than, by the numbers and the dtype alone.
+    error_bound: the largest difference that rounding these numbers to the dtype can cause.
     """
 
     dtype: TableDtype
@@ -52,18 +52,18 @@ class ReducedTable:
     error_bound: float
 
     def to_json(self) -> dict[str, str | float]:
-        """Returns what provenance keeps of it."""
+        """Returns the table's entry for the manifest's provenance."""
         return _provenance(self.dtype, self.largest_error, self.error_bound)
 
 
 def chosen_dtypes(table_dtype: str | Mapping[str, str] | None, tables: Sequence[str]) -> dict[str, TableDtype]:
-    """Returns table -> dtype for those that are not to stay float32.
+    """Returns the dtype of each table that does not stay float32.
 
     Args:
       table_dtype: one for all tables, or by table.
 
     Raises:
-      ExportError: there is no such table, or no such dtype.
+      ExportError: a table or a dtype is unknown.
     """
     if table_dtype is None:
         return {}
@@ -80,10 +80,10 @@ def reduced(name: str, dtype: TableDtype, vocabulary_size: int, rows: Callable[[
     """Rounds a table, a few megabytes at a time.
 
     Args:
-      rows: gives [stop - start, D] float32.
+      rows: returns the rows [start, stop) as [stop - start, D] float32.
 
     Raises:
-      ExportError: a number is too large for the dtype; or NaN or infinite, for which int8 and int4 have no place.
+      ExportError: a number is too large for the dtype, or the dtype is int8 or int4 and a number is NaN or infinite.
     """
     dim = rows(0, 1).shape[1]
     numbers = np.empty((vocabulary_size, stored_columns(dtype, dim)), TABLE_DTYPES[dtype])
@@ -99,7 +99,7 @@ def reduced(name: str, dtype: TableDtype, vocabulary_size: int, rows: Callable[[
 
 
 class Rounding:
-    """Rounds the rows of one table, some at a time, in their order; keeps how far off they are.
+    """Rounds the rows of one table, block by block in order, and keeps the largest error.
 
     Concurrency: one caller at a time.
     """
@@ -109,10 +109,10 @@ class Rounding:
         self._name, self._dtype, self._done = name, dtype, 0
 
     def add(self, rows: Array) -> tuple[Array, Array | None]:
-        """Rounds the next [n, D] float32 rows; raises as `reduced`.
+        """Rounds the next [n, D] float32 rows; raises the errors of reduced().
 
         Returns:
-          Their numbers as ReducedTable has them, and of int8 and int4 their [n, 1] float32 scales.
+          The numbers, in ReducedTable's form, and for int8 and int4 their [n, 1] float32 scales.
         """
         _check(self._name, self._dtype, rows, self._done)
         numbers, scales = rounded(rows, self._dtype)
@@ -123,17 +123,17 @@ class Rounding:
         return numbers, scales
 
     def to_json(self) -> dict[str, str | float]:
-        """Returns what provenance keeps of the table."""
+        """Returns the rounded table's entry for the manifest's provenance."""
         return _provenance(self._dtype, self.largest_error, self.error_bound)
 
 
 def widened(numbers: Array, dtype: str, scales: Array | None = None, *, embedding_dim: int | None = None) -> Array:
-    """Returns the float32 that stored numbers stand for.
+    """Converts stored numbers of a table to float32.
 
     Args:
       numbers: [..., D] as TABLE_DTYPES reads the dtype; [..., ceil(D / 2)] of int4.
       scales: [..., 1] float32 of int8 and int4.
-      embedding_dim: D of int4; None: one more number where D is odd.
+      embedding_dim: D of an int4 table; None: the result has one number too many if D is odd.
     """
     if dtype == "bfloat16":
         return (numbers.astype(np.uint32) << 16).view(np.float32)
@@ -170,7 +170,8 @@ def _errors(trained: Array, stored: Array, dtype: TableDtype, scales: Array | No
     exact = np.where(is_finite, trained, 0).astype(np.float64)
     error = float(np.abs(np.where(is_finite, stored, 0).astype(np.float64) - exact).max())
     if scales is not None:
-        # Half a step, and what a scale and a product of float32 are rounded by, of all steps at most.
+        # The bound is half a quantization step, plus the float32 rounding errors of the scale and of scale * number,
+        # for the largest number.
         return error, float(scales.max()) * (0.5 + 2 * STEPS[dtype] * 2.0**-24)
     relative, smallest = _HALF_STEP[dtype]
     largest = float(np.abs(exact).max())

@@ -1,4 +1,4 @@
-"""Names an artifact's signatures and its files of requests, and the batch sizes of its padded lookup."""
+"""The names of an artifact's signatures and request files, and the default batch sizes of padded lookups."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ PREDICT = "serving_default"
 PREDICT_EXAMPLES = "serve_examples"
 RATING_OUTPUT = "rating"
 EXAMPLES_INPUT = "examples"
-# TensorFlow 2 names the graph's initialiser among the signatures.
+# The signature under which TensorFlow 2 names the graph's initialiser.
 INIT_OP = "__saved_model_init_op"
 DEFAULT_BATCH_SIZES = (1, 8, 64, 512)
-# A file of requests and answers of the trained model.
+# The file of recorded requests and answers of the trained model.
 RECORDED_PATH = "assets.extra/recorded_predictions"
 
 
 def lookup_devices(lookup_device: Any) -> tuple[LookupDevice, ...]:
-    """Returns the devices that an argument or a configuration names. Raises ExportError."""
+    """Returns the lookup devices that an argument or a configuration names; raises ExportError for an unknown one."""
     named = (lookup_device,) if isinstance(lookup_device, str) else tuple(lookup_device)
     choices: tuple[LookupDevice, ...] = get_args(LookupDevice)
     if named == ("both",):

@@ -1,7 +1,7 @@
 """Runs the signatures of a SavedModel as TensorFlow Serving does: in one session, fed and fetched by tensor name.
 
-A session, not tf.saved_model.load: it takes TensorFlow 1 and 2 exports alike, signatures that only the SignatureDef
-map knows, and a {serve,tpu} MetaGraph once it is lowered for a CPU.
+A session, not tf.saved_model.load: it can run exports of TensorFlow 1 and 2, signatures that only the SignatureDef map
+has, and a {serve,tpu} MetaGraph after it is lowered for a CPU.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ SERVE_TPU = ("serve", "tpu")
 
 
 class GraphRefusedError(Exception):
-    """The graph refused a request; the message is TensorFlow's first line."""
+    """A TensorFlow graph refused a request; the message is the first line of TensorFlow's error."""
 
 
 @dataclass(frozen=True, slots=True)
 class InputInfo:
-    """One input: numpy's name of its dtype or "string", its shape (None: unknown), its default (None: none)."""
+    """One input of a signature: dtype (numpy's name or "string"), shape (None: unknown), default (None: none)."""
 
     dtype: str
     shape: tuple[int | None, ...] | None
@@ -39,7 +39,7 @@ class InputInfo:
 
 
 class SignatureRunner:
-    """The signatures of one MetaGraph, loaded. Concurrency: one caller at a time."""
+    """The signatures of one loaded MetaGraph. Concurrency: one caller at a time."""
 
     def __init__(self, session: Any, signature_defs: Mapping[str, Any]) -> None:
         self._session = session
@@ -47,7 +47,7 @@ class SignatureRunner:
 
     @property
     def names(self) -> list[str]:
-        """Signatures, sorted."""
+        """The sorted names of the signatures."""
         return sorted(self._definitions)
 
     def inputs(self, signature: str) -> dict[str, InputInfo]:
@@ -56,14 +56,14 @@ class SignatureRunner:
         return {key: _input_info(info, definition.defaults.get(key)) for key, info in definition.inputs.items()}
 
     def output_ranks(self, signature: str) -> dict[str, int | None]:
-        """Returns how many dimensions each output of a signature has by its SignatureDef; None where that is open."""
+        """Returns the rank of each output of a signature by its SignatureDef; None for an unknown rank."""
         infos = self._definitions[signature].outputs
         return {
             key: None if info.tensor_shape.unknown_rank else len(info.tensor_shape.dim) for key, info in infos.items()
         }
 
     def run(self, signature: str, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Returns all outputs. Raises GraphRefusedError; ValueError for an input that the signature does not have."""
+        """Runs a signature and returns all outputs; raises GraphRefusedError, or ValueError for an unknown input."""
         definition = self._definitions[signature]
         defaults = {name: tf.make_ndarray(value) for name, value in definition.defaults.items()}
         given = {**defaults, **inputs}
@@ -81,12 +81,12 @@ class SignatureRunner:
 
 
 def meta_graph_tags(artifact: Path) -> list[tuple[str, ...]]:
-    """Returns the sorted tags of each MetaGraph."""
+    """Returns the sorted tags of each MetaGraph in an artifact."""
     return [tuple(sorted(graph.meta_info_def.tags)) for graph in read_saved_model(artifact).meta_graphs]
 
 
 def read_saved_model(artifact: Path) -> Any:
-    """Returns the SavedModel message (of the private pool) of saved_model.pb. Raises ExportError."""
+    """Parses saved_model.pb to a SavedModel message (of our private descriptor pool); raises ExportError."""
     message = message_class("tensorflow.SavedModel")()
     try:
         message.ParseFromString((artifact / "saved_model.pb").read_bytes())
@@ -96,7 +96,7 @@ def read_saved_model(artifact: Path) -> Any:
 
 
 def read_signature_inputs(artifact: Path) -> dict[str, dict[str, InputInfo]]:
-    """Returns the inputs of each signature of the {serve} MetaGraph, without loading it. Raises ExportError."""
+    """Returns the inputs of each signature of the {serve} MetaGraph without loading it; raises ExportError."""
     for graph in read_saved_model(artifact).meta_graphs:
         if set(graph.meta_info_def.tags) == set(SERVE):
             return {
@@ -109,10 +109,10 @@ def read_signature_inputs(artifact: Path) -> dict[str, dict[str, InputInfo]]:
 
 @contextmanager
 def open_signatures(artifact: Path, tags: Sequence[str] = SERVE) -> Iterator[SignatureRunner]:
-    """Loads one MetaGraph; one that is tagged tpu is lowered first.
+    """Loads the MetaGraph with these tags; a MetaGraph tagged "tpu" is first lowered for a CPU.
 
     Raises:
-      ExportError: TensorFlow can not load it, in TensorFlow's words.
+      ExportError: TensorFlow can not load the MetaGraph; the message holds TensorFlow's error.
     """
     with tempfile.TemporaryDirectory() as temporary:
         folder, wanted = artifact, tuple(tags)
@@ -129,7 +129,7 @@ def open_signatures(artifact: Path, tags: Sequence[str] = SERVE) -> Iterator[Sig
 
 
 def _lowered(artifact: Path, tags: tuple[str, ...], folder: Path) -> Path:
-    # The same variables and assets, by link: lowering changes the graph only.
+    # Link to the same variables and assets, because lowering changes the graph only.
     saved_model = read_saved_model(artifact)
     graphs = [graph for graph in saved_model.meta_graphs if set(graph.meta_info_def.tags) == set(tags)]
     if not graphs:
@@ -147,14 +147,14 @@ def _lowered(artifact: Path, tags: tuple[str, ...], folder: Path) -> Path:
 def _input_info(info: Any, default: Any) -> InputInfo:
     shape = info.tensor_shape
     sizes = None if shape.unknown_rank else tuple(None if dim.size < 0 else dim.size for dim in shape.dim)
-    # A sparse or composite input has several tensors and can not be fed by one name.
+    # A sparse or composite input consists of several tensors, so it can not be fed by one name.
     dtype = tf.as_dtype(info.dtype).name if info.name else ""
     return InputInfo(dtype, sizes, None if default is None else tf.make_ndarray(default))
 
 
 @contextmanager
 def quiet_loader() -> Iterator[None]:
-    """Keeps back what TensorFlow says at every load: that the only loader that feeds by name is deprecated."""
+    """Silences TensorFlow's warning, at every load, that the only loader which feeds by name is deprecated."""
     logger = logging.getLogger("tensorflow")
     level = logger.level
     logger.setLevel(logging.ERROR)

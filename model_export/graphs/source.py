@@ -1,7 +1,7 @@
-"""Interface between the exporter and a trained model, however it was trained.
+"""The interface between the exporter and a trained model of any kind.
 
-A source writes the SavedModel and answers for its own predictions; manifest, lookups' parity, warm-up requests and the
-rename into a version are the exporter's work and the same for all of them.
+A source writes the SavedModel and computes reference predictions. The exporter does the rest, in the same way for every
+source: manifest, parity of lookups, warm-up requests and the rename to a version.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from service.types import Array
 class PredictSignature:
     """A signature that runs the model's own graph.
 
-    features: those whose ids it takes, under the input names and dtypes of their FeatureSpec.
-    examples_input: the input that takes serialized tf.Example instead; each feature is then a field of its own name.
-    dense_fields: float fields of such an Example, and their length.
-    weight_fields: feature -> float field of such an Example that holds one weight per id.
-    Any other input is fed numbers of its dtype when the signature is checked.
+    features: names of the features whose ids are inputs, with the input names and dtypes of their FeatureSpec.
+    examples_input: the input of serialized tf.Examples, if the signature has one; each feature is then a field of its
+        own name.
+    dense_fields: float fields of such a tf.Example -> their length.
+    weight_fields: feature -> float field of such a tf.Example that holds one weight per id.
+    The exporter's check of the signature feeds random numbers of the right dtype to any other input.
     """
 
     features: tuple[str, ...] = ()
@@ -36,10 +37,10 @@ class PredictSignature:
 
 @dataclass(frozen=True, slots=True)
 class SavedParts:
-    """Description of the SavedModel that a source wrote.
+    """The places of the tables and signatures in the SavedModel that a source wrote.
 
     table_variables: table of the spec -> its key in variables/variables.index.
-    table_scales: the same of the scales of int8 and int4 tables.
+    table_scales: the same for the scales of int8 and int4 tables.
     """
 
     table_variables: Mapping[str, str]
@@ -49,12 +50,12 @@ class SavedParts:
 
 @dataclass(frozen=True, slots=True)
 class LookupPlan:
-    """The lookup signatures that a source has to write beside its own.
+    """The lookup signatures that a source must write beside its predict signatures.
 
-    lookups: signature name -> its manifest entry; export.lookup_graph builds the graph of one.
-    vocabulary_files: feature -> file with one key per line, to become an asset of that name.
+    lookups: signature name -> its manifest entry; graphs.lookup_graph builds a lookup's graph from it.
+    vocabulary_files: feature -> file with one key per line, which becomes an asset of the same name.
     export_to_tpu: write a {serve,tpu} MetaGraph too, over the same variables.
-    reduced: tables that lookups are to read with fewer bits; predictions read the trained table.
+    reduced: tables of fewer bits for the lookups to read; predictions read the trained tables.
     """
 
     lookups: Mapping[str, SignatureEntry]
@@ -64,35 +65,35 @@ class LookupPlan:
 
 
 class ExportSource(Protocol):
-    """A trained model. Concurrency: one caller at a time."""
+    """A trained model that the exporter can write and check. Concurrency: one caller at a time."""
 
     @property
     def spec(self) -> ModelSpec:
-        """Tables and features."""
+        """The model's tables and features."""
         ...
 
     @property
     def provenance(self) -> Mapping[str, Any]:
-        """Returns the provenance of its training, JSON values only: data, settings, history, error."""
+        """Returns the provenance of the model's training, JSON values only: data, settings, history, errors."""
         ...
 
     @property
     def predict_names(self) -> Sequence[str]:
-        """Signatures that save() can write beside the lookups."""
+        """Names of the predict signatures that save() can write."""
         ...
 
     def save(self, folder: Path, plan: LookupPlan, predict: Sequence[str]) -> SavedParts:
-        """Writes a stock SavedModel into folder, with the lookups and the named predict signatures.
+        """Writes a stock SavedModel into a folder, with the plan's lookups and the named predict signatures.
 
         Raises:
-          ExportError: the model can not be served as asked.
+          ExportError: the model can not be exported as planned.
         """
         ...
 
     def table_rows(self, table: str, start: int, stop: int) -> Array:
-        """Returns [stop - start, D] rows of the trained table: what the saved bytes are held against."""
+        """Returns rows [start, stop) of a trained table, [stop - start, D], to compare with the saved bytes."""
         ...
 
     def predict(self, signature: str, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
-        """Answers a request with the model in memory: what the saved signature is held against."""
+        """Runs a request on the model in memory, to compare with the answer of the saved signature."""
         ...

@@ -1,11 +1,11 @@
-"""{serve, tpu} MetaGraphs: the form in which a model is served from a TPU, as TPUEstimator exported it until 2.15.
+"""Writes {serve, tpu} MetaGraphs: the form in which a TPU serves a model, as TPUEstimator exported it until 2.15.
 
 The dense part of the model becomes a function for the TPU's own compiler, called by TPUPartitionedCall; parsing,
 vocabularies and padding stay on the host. A SavedModel holds such a MetaGraph beside the {serve} one, and both read the
-same variables. It runs on a TPU host as it is, and on a CPU once `service.artifact.tpu_lowering` has taken the TPU's
-ops off, which our server does by itself.
+same variables. A TPU host runs it unchanged. On a CPU it runs after `service.artifact.tpu_lowering` has replaced the
+TPU's ops; our server does that when it loads the version.
 
-NOTE: with two MetaGraphs, `tf.saved_model.load` wants to know which: `tags=["serve"]`.
+NOTE: for a SavedModel of two MetaGraphs `tf.saved_model.load` needs the argument `tags=["serve"]`.
 
 Source: the layout of the graph is what TPUEstimator of TensorFlow 2.15 wrote (export_to_tpu=True).
 """
@@ -26,25 +26,26 @@ TPU_TAGS = ("serve", "tpu")
 
 
 def tpu_call(build: Callable[..., Mapping[str, Any]], *features: Any) -> dict[str, Any]:
-    """Runs the dense part of a model on a TPU core, wherever the graph around it is built.
+    """Adds a call to the current graph that runs the dense part of a model on a TPU core.
 
-    For a v1 graph, in which build may create variables with `get_variable` (they become variables of that graph), and
-    for the body of a tf.function, in which build uses variables that exist. Tensors that build closes over become
-    arguments of the call. While build runs, TPU embedding columns (TensorFlow's and model_export's) take their padded
-    tensor-core lookup and place its string work on the host; strings of your own belong before this call.
+    The current graph is a v1 graph, in which build may create variables with `get_variable` (they become variables of
+    that graph), or the body of a tf.function, in which build uses existing variables. Tensors that build closes over
+    become arguments of the call. While build runs, TPU embedding columns (TensorFlow's and model_export's) use their
+    padded tensor-core lookup and place its string operations on the host. Place your own string operations before this
+    call.
 
-    NOTE: a machine without a TPU runs nothing of a v1 graph with such a call, not even its initializers: save the
+    NOTE: a machine without a TPU can run no part of a v1 graph with such a call, not even its initializers: save the
     variables from the {serve} graph.
 
     Args:
       build: returns name -> tensor, computed by ops that XLA compiles; called once.
-      features: what build is called with; any structure of tensors.
+      features: the arguments of build; any structure of tensors.
 
     Returns:
-      name -> tensor, with the static shapes that build's tensors had.
+      name -> tensor, with the static shapes of build's tensors.
 
     Raises:
-      ExportError: not within a graph, or build returns nothing.
+      ExportError: there is no current graph, or build returns no outputs.
     """
     if tf.executing_eagerly():
         raise ExportError("tpu_call: a call for a TPU is part of a graph: use it within a tf.function or a v1 graph")
@@ -72,9 +73,9 @@ def tpu_call(build: Callable[..., Mapping[str, Any]], *features: Any) -> dict[st
 
 @contextmanager
 def tpu_inference() -> Iterator[None]:
-    """Marks what is built inside as served from a TPU, which is what TPU embedding columns go by; tpu_call does it too.
+    """Tells TPU embedding columns that a TPU serves the graph which this `with` block builds; tpu_call does so too.
 
-    For a model function that calls for the TPU by itself.
+    Use it for a model function that places ops on the TPU itself.
     """
     from tensorflow.python.tpu import tpu
 
@@ -87,23 +88,23 @@ def tpu_inference() -> Iterator[None]:
 
 
 def add_tpu_meta_graph(folder: Path, module: Any, signatures: Mapping[str, Any]) -> None:
-    """Adds a {serve, tpu} MetaGraph to the SavedModel that tf.saved_model.save wrote of the same module.
+    """Adds a {serve, tpu} MetaGraph to the SavedModel that tf.saved_model.save wrote for the same module.
 
     Args:
       folder: the SavedModel; its variables are neither read nor written again.
-      module: the trackable it was saved from, with nothing attached or taken off since but functions.
-      signatures: name -> tf.function with an input signature, of its own (a function that {serve} has traced would
-        bring that trace), which runs its dense part in tpu_call.
+      module: the trackable that was saved; since then only functions may have been attached or removed.
+      signatures: name -> tf.function with an input signature, which runs its dense part in tpu_call. Use new functions:
+        one that was traced for {serve} would bring that trace along.
 
     Raises:
-      ExportError: as merge_meta_graphs.
+      ExportError: merge_meta_graphs() refuses the MetaGraph.
     """
     from tensorflow.python.saved_model.save import export_meta_graph
 
     with tempfile.TemporaryDirectory() as scratch:
         file = Path(scratch) / "meta_graph.pb"
         options = tf.saved_model.SaveOptions(extra_tags=[TPU_TAGS[1]])
-        # Unlike tf.saved_model.save it leaves the variables, which are already there.
+        # Unlike tf.saved_model.save, this does not write the variables, which are already there.
         export_meta_graph(module, str(file), dict(signatures), options)
         meta_graph = tf.compat.v1.MetaGraphDef.FromString(file.read_bytes())
     merge_meta_graphs(folder, meta_graph)
@@ -113,14 +114,14 @@ def _call_from_v1_graph(rewritten: Callable[[], Any]) -> list[Any]:
     from tensorflow.python.framework import function
     from tensorflow.python.tpu.tpu import prune_unconnected_ops_from_xla
 
-    # A Defun, for it hands variables that are created inside on to the graph around it.
+    # A Defun, because it creates variables of its body in the graph around it.
     @function.Defun(capture_resource_var_by_value=False)  # type: ignore[untyped-decorator]
     def tpu_subgraph() -> Any:
         outputs = rewritten()
         prune_unconnected_ops_from_xla(tf.compat.v1.get_default_graph())
         return outputs
 
-    # Asking for the captures is what builds it.
+    # Reading captured_inputs builds the function.
     captures = tpu_subgraph.captured_inputs
     dtypes = [output.type for output in tpu_subgraph.definition.signature.output_arg]
     return _partitioned_call(tpu_subgraph, captures, dtypes)

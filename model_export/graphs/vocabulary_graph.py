@@ -1,4 +1,4 @@
-"""Vocabularies inside a graph: keys that clients send to rows of a table, before anything is looked up or padded."""
+"""Maps the keys that clients send to rows of a table within a graph, before ids are padded or looked up."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ from typing import Any
 from model_export.spec.features import FeatureSpec, ModelSpec, VocabularySpec
 from model_export.tensorflow_setup import tf
 
-# What a key is that the vocabulary drops; any id below 0 would do.
+# The id of a key that the vocabulary drops. Any negative number would do.
 DROPPED = -1
 
 
 def vocabulary_tables(spec: ModelSpec, files: Mapping[str, Path]) -> dict[str, Any]:
-    """Returns TensorFlow's lookup table of each feature that has one of files; its file becomes an asset.
+    """Makes TensorFlow's lookup table for each feature that has a file; the file becomes an asset.
 
-    Usable eagerly (attach them to the module that is saved) and inside a v1 graph (which gets their initializers).
-    NOTE: TensorFlow names a table after its file's path and shares tables of one name within a process, so two
-    versions loaded side by side stay apart only because their files lie in folders of different names.
+    Works eagerly (attach the tables to the module that is saved) and in a v1 graph (which gets their initializers).
+    NOTE: TensorFlow names a table after its file's path, and shares tables of the same name within a process. Two
+    loaded versions stay separate only because their files lie in folders of different names.
     """
     return {feature.name: _file_table(files[feature.name]) for feature in spec.features if feature.name in files}
 
 
 def rows_of_keys(feature: FeatureSpec, keys: Any, table: Any) -> Any:
-    """Returns the int64 rows of keys of any shape; DROPPED for those that the vocabulary drops.
+    """Maps keys of any shape to int64 rows; a key that the vocabulary drops becomes DROPPED.
 
-    Source: fingerprint and buckets as in IdTableWithHashBuckets of tensorflow/python/ops/lookup_ops.py (2.21), so
-    they are TensorFlow's categorical columns' own.
+    Source: fingerprint and buckets are those of IdTableWithHashBuckets in tensorflow/python/ops/lookup_ops.py (2.21),
+    which TensorFlow's categorical columns use.
 
     Args:
       keys: string or integer tensor.
-      table: of vocabulary_tables.
+      table: the feature's lookup table from vocabulary_tables().
     """
     vocabulary = feature.vocabulary
-    assert vocabulary is not None  # callers have looked
+    assert vocabulary is not None  # callers check this
     strings = keys if keys.dtype == tf.string else tf.strings.as_string(keys)
     lines = table.lookup(strings)
     is_known = lines >= 0
@@ -58,7 +58,7 @@ def _other(feature: FeatureSpec, vocabulary: VocabularySpec, strings: Any, is_kn
 
 
 def _file_table(path: Path) -> Any:
-    # Keys are strings whatever travels: TensorFlow reads whole lines as strings only, and so do its own columns.
+    # The table's keys are strings even if clients send integers, because TensorFlow reads whole lines as strings only.
     whole_line, line_number = tf.lookup.TextFileIndex.WHOLE_LINE, tf.lookup.TextFileIndex.LINE_NUMBER
     lines = tf.lookup.TextFileInitializer(str(path), tf.string, whole_line, tf.int64, line_number)
     return tf.lookup.StaticHashTable(lines, default_value=-1)

@@ -1,5 +1,5 @@
-"""Reads tables from files of numbers, one module per format, and writes them as a served model.
+"""Imports tables from files of numbers (one module per format) and writes them as a model that the server can serve.
 
-A reader yields chunks of rows and knows nothing of TensorFlow or of the artifact. Only this package may import the
+A reader yields chunks of rows; it uses neither TensorFlow nor the artifact's format. Only this package may import the
 libraries of the extra `import`.
 """

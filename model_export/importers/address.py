@@ -1,4 +1,4 @@
-"""Where a table lies: PATH[:NAME][?OPTION=VALUE&...].
+"""Parses the address of a table to import: PATH[:NAME][?OPTION=VALUE&...].
 
 >>> address = Address.parse("vectors.parquet?key=user_id&vector=embedding")
 >>> address.path.name, address.name, dict(address.options)
@@ -22,10 +22,10 @@ _OPTIONS = re.compile(r"\w+=[^?]*")
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """A parsed address.
+    """The parsed address of a table to import.
 
-    name: the array or variable in the file; None where the address has none.
-    scratch: folder for temporary files, on the disk that the model is written to; None: the system's.
+    name: the array or variable in the file; None if the address has no name.
+    scratch: folder for temporary files, on the disk that the model is written to; None: the system's default.
     """
 
     text: str
@@ -36,7 +36,7 @@ class Address:
 
     @staticmethod
     def parse(text: str, scratch: Path | None = None) -> Address:
-        """Parses an address; %26, %3D and the like in an option stand for characters. Raises ExportError."""
+        """Parses an address, and decodes %26, %3D and the like in its options; raises ExportError."""
         rest, separator, query = text.rpartition("?")
         options: dict[str, str] = {}
         if separator and _OPTIONS.fullmatch(query):
@@ -47,14 +47,14 @@ class Address:
                 options[key] = unquote(value)
         else:
             rest = text
-        # A path may have a colon of its own.
+        # A colon may also be part of the path.
         path, _, name = ("", "", rest) if Path(rest).exists() else rest.rpartition(":")
         if not path:
             return Address(text, Path(rest), None, options, scratch)
         return Address(text, Path(path), name, options, scratch)
 
     def chosen(self, names: Sequence[str], what: str) -> str:
-        """Returns the name in the address; without one, the only name in the file.
+        """Returns the name in the address; if it has none, the only name in the file.
 
         Raises:
           ExportError: the file has no such name, or has several and the address names none; lists the names.

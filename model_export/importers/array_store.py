@@ -1,7 +1,7 @@
-"""Arrays that tensorstore reads: Orbax checkpoints (OCDBT or a folder per array) and zarr folders.
+"""Reads arrays with tensorstore: Orbax checkpoints (OCDBT or a folder per array) and zarr folders.
 
-An array is stored in blocks that are read as a whole. Blocks that are larger than a chunk are written to an
-uncompressed temporary file first, one at a time, so that memory holds one of them and not all.
+An array is stored in blocks, and tensorstore reads whole blocks. If a block is larger than a chunk of rows, the array
+is first written to an uncompressed temporary file, block by block, so that memory holds one block at a time.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from model_export.importers.stacked_tables import StackMember, find_member
 from model_export.importers.table_reader import CHUNK_BYTES, Chunk, TableReader, missing_library, rows_per_chunk
 from service.types import Array
 
-# Last part of the key under which a store describes an array -> tensorstore's driver for such arrays.
+# Last part of the key of an array's description in a store -> tensorstore's driver for such arrays.
 _DESCRIPTIONS = {".zarray": "zarr", "zarr.json": "zarr3"}
-# CheckpointManager saves a state below the step's folder by this name.
+# Orbax's CheckpointManager saves a state in a folder of this name below the step's folder.
 _ORBAX_ITEMS = ("default", "state")
 _FLOATS = ("float16", "float32", "float64", "bfloat16")
 
@@ -68,7 +68,7 @@ def _candidates(folder: Path) -> list[Path]:
 
 
 def _root(folder: Path) -> dict[str, Any] | None:
-    # The key-value store that holds the arrays of a folder.
+    # Returns tensorstore's key-value store of a folder's arrays.
     location = {"driver": "file", "path": f"{folder.absolute()}/"}
     if (folder / "manifest.ocdbt").is_file():
         return {"driver": "ocdbt", "base": location}
@@ -80,7 +80,7 @@ def _root(folder: Path) -> dict[str, Any] | None:
 
 
 def _arrays(folder: Path) -> dict[str, str]:
-    # Array -> driver. A folder that is itself an array has the name "".
+    # Returns array name -> driver. If the folder itself is an array, its name is "".
     import tensorstore
 
     root = tensorstore.KvStore.open(_root(folder)).result()
@@ -97,7 +97,7 @@ def _opened(folder: Path, name: str, driver: str) -> Any:
 
     root = dict(_root(folder) or {})
     root["path"] = (root.get("path") or "") + (f"{name}/" if name else "")
-    # Blocks that two chunks share are decoded once.
+    # A cache, so that a block which two chunks share is decoded once.
     context = tensorstore.Context({"cache_pool": {"total_bytes_limit": 2 * CHUNK_BYTES}})
     return tensorstore.open({"driver": driver, "kvstore": root}, read=True, context=context).result()
 
@@ -118,7 +118,8 @@ class _Stored:
             if _block_bytes(source) > CHUNK_BYTES:
                 spool = stack.enter_context(_Spool(self.store, self.scratch))
                 source = spool.array
-            # A member's rows are read alike from every shard, so a chunk is a whole number of rows of each.
+            # Every shard gives a chunk the same number of rows, so a chunk's size is a multiple of the number of
+            # shards.
             shards = 1 if self.member is None else self.member.num_shards
             dim = int(self.store.shape[-1])
             step = -(-rows_per_chunk(dim) // shards) * shards
@@ -147,7 +148,7 @@ def _read(views: list[Any]) -> list[Array]:
         return [np.array(view) for view in views]
     futures = [view.read() for view in views]
     arrays = [future.result() for future in futures]
-    # ml_dtypes' bfloat16, which tensorstore brings, becomes float32 without loss.
+    # tensorstore returns ml_dtypes.bfloat16, which float32 holds without loss.
     return [array.astype(np.float32) if array.dtype.name == "bfloat16" else array for array in arrays]
 
 
@@ -156,7 +157,7 @@ def _block_bytes(store: Any) -> int:
 
 
 class _Spool:
-    """An array as a map of a temporary file. Concurrency: one caller at a time."""
+    """An array in a mapped temporary file. Concurrency: one caller at a time."""
 
     def __init__(self, store: Any, scratch: Path | None) -> None:
         dtype = np.dtype(np.float32) if store.dtype.name == "bfloat16" else store.dtype.numpy_dtype
@@ -172,12 +173,12 @@ class _Spool:
             self.forget()
 
     def forget(self) -> None:
-        """Takes the file's pages out of the process's memory; the file keeps them."""
+        """Removes the file's pages from the process's memory; the file keeps them."""
         self._map.madvise(mmap.MADV_DONTNEED)
 
     def __enter__(self) -> _Spool:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # The map goes with the array: a view of it may still be in a caller's hands.
+        # No close() of the map, because a caller may still hold a view of it; the last view frees it.
         del self.array

@@ -1,4 +1,4 @@
-"""Chooses the reader of an address: by the option format=, else by what the path is or ends with."""
+"""Chooses the reader of a table's address: by the option format=, or else by the path's ending or folder contents."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from model_export.importers.table_reader import TableReader
 
 @dataclass(frozen=True, slots=True)
 class _Format:
-    """A file format. open: makes its reader; options: their names; has_names: an address may be PATH:NAME."""
+    """A file format. open: makes the reader; options: allowed options; has_names: an address may be PATH:NAME."""
 
     open: Callable[[Address], TableReader]
     suffixes: tuple[str, ...] = ()
@@ -44,10 +44,10 @@ _FORMATS: Mapping[str, _Format] = {
 
 
 def open_table(text: str, scratch: Path | None = None) -> TableReader:
-    """Opens the table at an address; scratch: folder for temporary files.
+    """Opens the table at an address and returns its reader; scratch: folder for temporary files.
 
     Raises:
-      ExportError: there is no such file, its format is not known, or it is not what its format says.
+      ExportError: the file does not exist, its format is unknown, or its contents do not fit the format.
       ArtifactError: the index of a TensorFlow checkpoint can not be read.
     """
     address = Address.parse(text, scratch)

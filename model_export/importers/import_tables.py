@@ -1,7 +1,7 @@
 """Makes a served model from files of numbers, table by table and chunk by chunk.
 
-Rows go from their file into the checkpoint of a stock SavedModel; TensorFlow builds the graph around it and never
-holds a table. The model appears in one step, after its graph has been compared with the numpy oracle.
+Rows are copied from their file into the checkpoint of a stock SavedModel; TensorFlow builds the graph, but never holds
+a table. The version appears by one rename, after its graph was compared with the numpy oracle.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from model_export.parity.parity_report import ParityReport
 from model_export.spec.features import ModelSpec
 from service.artifact.manifest import Manifest
 
-# Larger models are compared with the oracle by their first rows.
+# Of tables larger than this, only the first rows are compared with the oracle.
 _WHOLE_CHECK_BYTES = 64 << 20
 _COMPARED_ROWS = 1000
-# In provenance: how many rows of each table were compared, where it was not all of them.
+# Key in the manifest's provenance: table -> number of compared rows, if not all rows were compared.
 COMPARED_ROWS_KEY = "compared_rows"
 
 
@@ -52,23 +52,24 @@ def import_tables(
     clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     progress: Callable[[str], Progress] | None = None,
 ) -> Path:
-    """Writes out/<version>/, a stock SavedModel with a lookup manifest, and returns that folder.
+    """Imports tables into out/<version>/, a stock SavedModel with a lookup manifest, and returns that folder.
 
     Args:
       tables: name -> PATH[:NAME][?OPTION=VALUE&...] of its rows (docs/import.md).
-      features: name -> TABLE (one id a row) or TABLE:COMBINER (any number of ids a row); a table that none reads has
-        one of its own name, one id a row.
-      keys: table -> file of what clients call its rows, in their order: text, one key a line, or .npy.
-      oov: table -> what an unknown key or an id beyond the table does: "error" (the default), "zero", "row:N", or
-        "mean", which adds a row.
+      features: name -> TABLE (one id a row) or TABLE:COMBINER (any number of ids a row); a table that no feature reads
+        gets a feature of its own name, one id a row.
+      keys: table -> file of the rows' keys, in order of rows: text, one key a line, or .npy.
+      oov: table -> vector of an unknown key or an id beyond the table: "error" (refuse the request; the default),
+          "zero",
+        "row:N", or "mean", which adds a row.
       table_dtype: "float16", "bfloat16", "int8", "int4" or "float32", one for all tables or by table.
-      version: a new number; None takes the one after the highest that out holds, or 1.
+      version: a new number; None: one above the highest in `out`, or 1.
       allow_nonfinite: import NaN and infinity; the manifest then says how many.
-      clock: gives the time that the manifest records.
-      progress: called with a table's name before it is read; gives what is told how far it is.
+      clock: returns the time that the manifest records.
+      progress: called with a table's name before it is read; returns a function that is called with (rows done, rows).
 
     Raises:
-      ExportError: a file, a key, a name or a number is at fault. Nothing is left in out then.
+      ExportError: a file, key, name or number is invalid. `out` then gets no version.
       ArtifactError: the index of a TensorFlow checkpoint can not be read.
     """
     base = Path(out)
@@ -76,7 +77,8 @@ def import_tables(
     plan = _Plan.of(tables, features or {}, keys or {}, oov or {}, table_dtype, allow_nonfinite=allow_nonfinite)
     made_base = not base.exists()
     base.mkdir(parents=True, exist_ok=True)
-    # Same file system as the target, so that the rename is one step; no server takes the name for a version.
+    # The temporary folder is on the target's file system, so that the rename is atomic; its name is no number, so no
+    # server loads it.
     temporary = Path(tempfile.mkdtemp(prefix=".tmp-", dir=base))
     try:
         copied = plan.copy(temporary, progress or (lambda _: lambda done, total: None))
@@ -106,7 +108,7 @@ class _Plan:
         *,
         allow_nonfinite: bool,
     ) -> _Plan:
-        """Checks everything that can be checked before a file is read."""
+        """Checks all arguments that can be checked before a file is read, and makes a plan of them."""
         if not tables:
             raise ExportError("no tables to import; name one with --table NAME=FILE")
         for name in tables:
@@ -130,8 +132,8 @@ class _Plan:
         return _Plan(copies, {name: Path(path) for name, path in keys.items()}, chosen, policies)
 
     def copy(self, temporary: Path, progress: Callable[[str], Progress]) -> list[CopiedTable]:
-        """Writes the checkpoint below temporary."""
-        # All are opened before the first is copied, for an early refusal.
+        """Writes the checkpoint with all tables below the folder `temporary`."""
+        # Open all files before copying the first, so that a bad one is refused early.
         readers: dict[str, TableReader] = {copy.name: open_table(copy.source, temporary) for copy in self.copies}
         keys = {name: read_keys(path) for name, path in self.keys.items()}
         try:
@@ -145,7 +147,7 @@ class _Plan:
 
 
 def _finish(temporary: Path, target: Path, spec: ModelSpec, tables: list[CopiedTable], created: datetime) -> None:
-    # Late, since it starts TensorFlow: a file at fault is told at once.
+    # Imported late, because it starts TensorFlow: bad files were reported before.
     from model_export.exporter.artifact import base_provenance
     from model_export.exporter.finishing import finish
     from model_export.parity.verify import check_parity

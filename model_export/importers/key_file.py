@@ -1,4 +1,4 @@
-"""Keys of a table's rows from a file of their own: a text file with one a line, or a .npy of integers or strings."""
+"""Reads the keys of a table's rows from a separate file: text with one key a line, or a .npy of integers or strings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from model_export.parity.oracle import vocabulary_lines
 
 
 def read_keys(path: Path) -> Keys:
-    """Returns the keys in the order of the rows. Raises ExportError."""
+    """Returns the keys in the order of the rows; raises ExportError if the file can not be read."""
     try:
         if path.suffix == ".npy":
             return _numpy_keys(path)

@@ -1,4 +1,4 @@
-"""NumPy's .npy and .npz files, without pickle.
+"""Reads NumPy's .npy and .npz files, without pickle.
 
 Source: numpy/lib/_format_impl.py (NumPy 2.4), "Format Version 1.0" to "3.0"; APPNOTE.TXT 4.3.7 for the local header of
 a zip member.
@@ -32,14 +32,14 @@ class _Header:
 
 
 def open_npy(address: Address) -> TableReader:
-    """Opens PATH.npy. Raises ExportError."""
+    """Opens the matrix of PATH.npy; raises ExportError."""
     with address.path.open("rb") as file:
         header = _read_header(file, str(address.path))
     return _raw_matrix(address, address.path, 0, header, str(address.path))
 
 
 def open_npz(address: Address) -> TableReader:
-    """Opens PATH.npz:NAME. Raises ExportError."""
+    """Opens the matrix of PATH.npz:NAME; raises ExportError."""
     try:
         with zipfile.ZipFile(address.path) as archive:
             members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
@@ -98,7 +98,7 @@ def _read_header(file: IO[bytes], what: str) -> _Header:
     try:
         version = np.lib.format.read_magic(file)
         if version not in readers:
-            # Version 3 is written for field names beyond Latin-1 alone, and fields are no numbers.
+            # NumPy writes version 3 only for structured dtypes with field names beyond Latin-1, which hold no matrix.
             raise ExportError(f"{what} has .npy format {version}, which is for records; a table is a matrix of floats")
         shape, is_fortran, dtype = readers[version](file)
     except (ValueError, EOFError) as error:
@@ -118,7 +118,7 @@ def _number_type(address: Address, header: _Header, what: str) -> NumberType:
     said = address.options.get("dtype")
     if said not in (None, "bfloat16"):
         raise ExportError(f"{what}: dtype={said}; only ?dtype=bfloat16 is an option, files name other dtypes")
-    # np.save writes arrays of ml_dtypes.bfloat16 as two bytes of no type.
+    # np.save writes ml_dtypes.bfloat16 as the untyped dtype V2, two bytes.
     if dtype == np.dtype("V2") or (said and dtype.kind in "uV" and dtype.itemsize == 2):
         return NumberType(np.dtype("<u2") if dtype.kind == "V" else dtype, is_bfloat16=True)
     if dtype.kind != "f" or dtype.itemsize > 8:

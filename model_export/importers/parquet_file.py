@@ -1,4 +1,4 @@
-"""Parquet files and folders of part files: a key column becomes the vocabulary, vector columns become rows.
+"""Reads Parquet files and folders of part files: a key column becomes the vocabulary, vector columns become rows.
 
 pyarrow decodes a batch of rows at a time, from buffered reads of the row group that holds them.
 """
@@ -17,13 +17,13 @@ from model_export.importers.address import Address
 from model_export.importers.table_reader import Chunk, Keys, TableReader, missing_library, rows_per_chunk
 from service.types import Array
 
-# Rows of a batch where the length of a vector is known only from the data.
+# Rows of a batch if the vectors' length is not known before the data is read.
 _BATCH_ROWS = 8192
 _BUFFER_BYTES = 1 << 20
 
 
 def open_parquet(address: Address) -> TableReader:
-    """Opens PATH?key=COLUMN&vector=COLUMN[,COLUMN...]. Raises ExportError."""
+    """Opens the table at PATH?key=COLUMN&vector=COLUMN[,COLUMN...]; raises ExportError."""
     try:
         import pyarrow  # noqa: F401
     except ImportError as error:
@@ -119,7 +119,7 @@ def _vector_columns(address: Address, schema: Any, key: str | None) -> list[str]
     import pyarrow
 
     if said := address.options.get("vector"):
-        # One column may have a comma in its name.
+        # A comma may also be part of a single column's name.
         return [said] if said in schema.names else said.split(",")
     lists = [field.name for field in schema if pyarrow.types.is_nested(field.type) and field.name != key]
     if len(lists) != 1:
@@ -161,7 +161,7 @@ def _list_rows(column: Any, path: Path, done: int, name: str) -> Array:
         raise ExportError(
             f"{path}, row {done + row}: {name!r} has {lengths[row]} numbers, expected {dim} as in row {done}"
         )
-    # flatten() leaves out what a slice of the column does not show.
+    # flatten() respects the slice of the column; `values` would not.
     return _numbers(column.flatten(), path, done, name, dim).reshape(-1, dim)
 
 

@@ -1,6 +1,6 @@
-"""A matrix that lies uncompressed in a file, read in chunks; not mapped, since pages of a map count as memory in use.
+"""Reads an uncompressed matrix of a file in chunks; it is not mapped, because mapped pages count as used memory.
 
-C order is read as it lies. Fortran order is read column by column for the rows of a chunk, and transposed.
+C order is read directly. Fortran order is read column by column for the rows of a chunk, and transposed.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from service.types import Array
 
 @dataclass(frozen=True, slots=True)
 class NumberType:
-    """How a number is stored. dtype: numpy's, with its byte order; of bfloat16 (numpy has none) the 16 bits."""
+    """The stored form of a number. dtype: numpy's, with byte order; for bfloat16, which numpy lacks, its 16 bits."""
 
     dtype: np.dtype[np.generic]
     is_bfloat16: bool = False
 
     def numbers(self, stored: Array) -> Array:
-        """Returns stored numbers as floats; those of bfloat16 as float32."""
+        """Converts stored numbers to floats; bfloat16 becomes float32."""
         return widened(stored, "bfloat16") if self.is_bfloat16 else stored
 
 
@@ -35,7 +35,7 @@ class NumberType:
 class RawMatrix:
     """A TableReader of [num_rows, dim] numbers at an offset of a file.
 
-    crc32c: masked checksum of the bytes, compared as they are read from first to last; None: there is none.
+    crc32c: masked checksum of the bytes, compared while all rows are read in order; None: there is none.
     """
 
     path: Path
@@ -47,7 +47,7 @@ class RawMatrix:
     crc32c: int | None = None
 
     def chunks(self) -> Iterator[Chunk]:
-        """Yields all rows. Raises ExportError where the file is too short or its checksum is another."""
+        """Yields all rows; raises ExportError if the file is too short or its checksum differs."""
         self.check_size()
         step, crc = rows_per_chunk(self.dim), 0
         with self.path.open("rb", buffering=0) as file:
@@ -60,12 +60,12 @@ class RawMatrix:
             raise ExportError(f"{self.path} is damaged: its numbers do not have the checksum that was saved with them")
 
     def read(self, start: int, stop: int) -> Array:
-        """Returns rows start to stop."""
+        """Reads rows [start, stop)."""
         with self.path.open("rb", buffering=0) as file:
             return self.number.numbers(self._stored(file, start, stop))
 
     def check_size(self) -> None:
-        """Raises ExportError where the file ends before the matrix does."""
+        """Raises ExportError if the file is too short for the matrix."""
         end = self.offset + self.num_rows * self.dim * self.number.dtype.itemsize
         size = self.path.stat().st_size
         if size < end:
@@ -88,7 +88,7 @@ class RawMatrix:
         return np.ascontiguousarray(columns.T)
 
     def _fill(self, file: BinaryIO, numbers: Array) -> None:
-        # A read of more than 2 GB returns less than was asked for.
+        # A read of more than 2 GB may return only part of the bytes.
         view = numbers.reshape(-1).view(np.uint8).data
         while view:
             count = file.readinto(view)  # type: ignore[attr-defined]

@@ -1,6 +1,6 @@
-"""Safetensors files, whole or sharded by an index, read from the header on without the library.
+"""Reads safetensors files, whole or sharded by an index, without the safetensors library.
 
-The library maps the file, and its slices for numpy know no bfloat16.
+The library would map the file, and its slices for numpy do not support bfloat16.
 
 Source: huggingface/safetensors README.md "Format": 8 bytes little-endian N, N bytes of JSON, the tensors row-major.
 """
@@ -18,7 +18,7 @@ from model_export.importers.address import Address
 from model_export.importers.raw_matrix import NumberType, RawMatrix
 from model_export.importers.table_reader import TableReader
 
-# As the library: a larger header is no header.
+# The safetensors library has the same limit on the header.
 _MAX_HEADER_BYTES = 100_000_000
 _NUMBERS = {
     "F16": NumberType(np.dtype("<f2")),
@@ -29,14 +29,14 @@ _NUMBERS = {
 
 
 def open_safetensors(address: Address) -> TableReader:
-    """Opens PATH.safetensors:NAME. Raises ExportError."""
+    """Opens the tensor at PATH.safetensors:NAME; raises ExportError."""
     header, first_byte = _read_header(address.path)
     name = address.chosen(sorted(header), "tensors")
     return _matrix(address.path, name, header[name], first_byte)
 
 
 def open_sharded(address: Address) -> TableReader:
-    """Opens PATH.safetensors.index.json:NAME. Raises ExportError."""
+    """Opens the tensor at PATH.safetensors.index.json:NAME in its shard; raises ExportError."""
     try:
         shards = json.loads(address.path.read_bytes())["weight_map"]
         names = sorted(shards)

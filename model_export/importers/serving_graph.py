@@ -1,4 +1,4 @@
-"""The stock SavedModel around a checkpoint that is already written: lookups of variables that are never filled here."""
+"""Writes a stock SavedModel around an existing checkpoint: lookups of variables that this process never fills."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def write_saved_model(
     """Writes a SavedModel of one {serve} MetaGraph.
 
     Args:
-      folder: a new one.
-      variables: folder of the checkpoint `variables`, which moves into it.
+      folder: a new folder.
+      variables: folder of the checkpoint `variables`, which this function moves into `folder`.
       vocabularies: feature -> file of its keys, which becomes an asset.
     """
     v1 = tf.compat.v1
     with warnings.catch_warnings(), tf.Graph().as_default():
-        # TensorFlow advises tf.saved_model.save, which wants every table in memory.
+        # Silences TensorFlow's advice to use tf.saved_model.save, which needs every table in memory.
         warnings.simplefilter("ignore", DeprecationWarning)
         builder = _builder(folder)
         os.rename(variables, folder / "variables")
@@ -69,6 +69,6 @@ def _graph_table(table: CopiedTable, shape: tuple[int, int]) -> Any:
 
 def _builder(folder: Path) -> Any:
     builder = tf.compat.v1.saved_model.Builder(str(folder))
-    # The checkpoint lies there already; the builder would save it from a session, whole in memory.
+    # The checkpoint exists already; the builder would save it from a session, with all tables in memory.
     builder._has_saved_variables = True
     return builder

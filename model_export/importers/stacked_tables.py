@@ -1,7 +1,7 @@
-"""Reads one table out of a SparseCore stack: an array of several tables whose rows are spread over shards.
+"""Finds one table in a SparseCore stack: an array that holds several tables, whose rows are spread over shards.
 
-Row i of a member lies in shard (i % num_shards + shard_rotation) % num_shards, at row i // num_shards +
-row_offset_in_shard of that shard; shards lie one behind the other in the array. A JSON file describes each member:
+Row i of a table lies in shard (i % num_shards + shard_rotation) % num_shards, at row i // num_shards +
+row_offset_in_shard of that shard; the array holds one shard after the other. A JSON file describes each table:
 
     {"format": 1,
      "stacks": {
@@ -32,16 +32,16 @@ from model_export.importers.address import Address
 
 DESCRIPTION_NAME = "stacked_tables.json"
 _FORMAT = 1
-# Rows of a shard that a table takes are a multiple of this.
+# The number of rows of a table in a shard is a multiple of this.
 _ROW_MULTIPLE = 8
 
 
 @dataclass(frozen=True, slots=True)
 class StackMember:
-    """Where one table lies in the array of its stack.
+    """The place of one table in the array of its stack.
 
-    array: name in the checkpoint. num_shards: devices times SparseCores of a device.
-    vocabulary_size, embedding_dim: without padding.
+    array: the array's name in the checkpoint. num_shards: number of devices times SparseCores per device.
+    vocabulary_size, embedding_dim: the table's size without padding.
     row_offset_in_shard, shard_rotation: as in jax-tpu-embedding's TableSettingInStack.
     """
 
@@ -54,12 +54,12 @@ class StackMember:
 
     @property
     def rows_in_shard(self) -> int:
-        """Rows that the table takes in each shard, padding included."""
+        """Number of rows of the table in each shard, with padding."""
         step = _ROW_MULTIPLE * self.num_shards
         return -(-self.vocabulary_size // step) * _ROW_MULTIPLE
 
     def check_array(self, what: str, shape: tuple[int, ...]) -> None:
-        """Raises ExportError where the member does not fit in an array of this shape, [V, D] or [shards, V, D]."""
+        """Raises ExportError if the table does not fit in an array of this shape, [V, D] or [shards, V, D]."""
         rows = shape[0] if len(shape) == 2 else shape[0] * shape[1] if len(shape) == 3 else 0
         rows_of_shard, rest = divmod(rows, self.num_shards)
         if not rows or rest or (len(shape) == 3 and shape[0] != self.num_shards):
@@ -75,7 +75,7 @@ class StackMember:
 
         Args:
           start: a multiple of num_shards.
-          shape: of the array.
+          shape: shape of the array.
         """
         rows_of_shard = shape[0] // self.num_shards if len(shape) == 2 else shape[1]
         first = start // self.num_shards + self.row_offset_in_shard
@@ -91,13 +91,13 @@ class StackMember:
 
 
 def find_member(address: Address, folder: Path) -> StackMember | None:
-    """Returns the stacked table that an address means; None where it means an array.
+    """Returns the stacked table that an address names; None if it names an array.
 
     The description is the file of the option stacks=, or stacked_tables.json in the checkpoint's folder or the one
     above it.
 
     Raises:
-      ExportError: the description can not be read, or the one that stacks= names has no such table.
+      ExportError: the description can not be read, or the file named by stacks= does not describe the table.
     """
     said = address.options.get("stacks")
     beside = [path for path in (folder / DESCRIPTION_NAME, folder.parent / DESCRIPTION_NAME) if path.is_file()]
@@ -115,12 +115,12 @@ def find_member(address: Address, folder: Path) -> StackMember | None:
 def describe_stacked_tables(
     table_specs: Iterable[Any], num_shards: int, arrays: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """Returns the description of a trained model's tables, to be written as JSON beside its checkpoint.
+    """Describes the stacked tables of a trained model, for a JSON file beside its checkpoint.
 
     Args:
       table_specs: jax-tpu-embedding's TableSpecs after stacking, each with its setting_in_stack.
-      num_shards: devices times SparseCores of a device.
-      arrays: stack -> its array in the checkpoint; a stack that is not named: an array of the stack's name.
+      num_shards: number of devices times SparseCores per device.
+      arrays: stack -> name of its array in the checkpoint; default: the stack's name.
     """
     stacks: dict[str, Any] = {}
     for spec in table_specs:

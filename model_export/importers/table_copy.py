@@ -15,16 +15,16 @@ from model_export.importers.table_options import ReadTable
 from model_export.importers.table_reader import Chunk, Keys, TableReader
 from service.types import Array, saved_dtype
 
-# rows done, rows in all (None: not known).
+# Called with (rows done, rows in all; None if not known).
 Progress = Callable[[int, int | None], None]
 
 
 @dataclass(frozen=True, slots=True)
 class CopiedTable:
-    """A table as it was written.
+    """A table that was copied into the checkpoint.
 
-    source: its address. nonfinite: how many of its numbers are NaN or infinite.
-    key, scale_key: of the checkpoint; rounding: what provenance keeps of a table of fewer bits.
+    source: address of the file. nonfinite: how many numbers are NaN or infinite.
+    key, scale_key: keys in the checkpoint; rounding: provenance entry of a table of fewer bits.
     """
 
     read: ReadTable
@@ -38,9 +38,9 @@ class CopiedTable:
 
 @dataclass(frozen=True, slots=True)
 class TableCopy:
-    """How a table is to be copied.
+    """The options by which a table is copied.
 
-    source: its address, for messages. adds_mean: one more row, the mean of all.
+    source: address of the file, for messages. adds_mean: append a row that is the mean of all rows.
     """
 
     name: str
@@ -50,10 +50,10 @@ class TableCopy:
     allow_nonfinite: bool = False
 
     def run(self, reader: TableReader, keys: Keys | None, writer: BundleWriter, progress: Progress) -> CopiedTable:
-        """Writes all rows. Raises ExportError: the file, its keys or a number is at fault.
+        """Copies all rows into the checkpoint; raises ExportError if the file, a key or a number is invalid.
 
         Args:
-          keys: of a file of their own; None: as the reader has them.
+          keys: keys from a separate file; None: use the reader's keys.
         """
         return _Run(self, writer).run(reader, keys, progress)
 
@@ -92,7 +92,7 @@ class _Run:
             yield self._stored((self._sum / self._rows).astype(np.float32)[None, :])
 
     def _chunks(self, reader: TableReader) -> Iterator[Chunk]:
-        # Readers raise what their libraries raise; only their part is inside.
+        # Only the reader runs in this `try`: its library may raise OSError or ValueError.
         chunks = reader.chunks()
         while True:
             try:
@@ -121,7 +121,7 @@ class _Run:
     def _float32(self, given: Array) -> Array:
         with np.errstate(over="ignore"):
             rows: Array = np.ascontiguousarray(given, "<f4")
-        # A sum is finite unless a number is not, or the numbers are huge; only then is each looked at.
+        # A finite sum means that all numbers are finite, so each number is checked only if the sum is not finite.
         with np.errstate(over="ignore", invalid="ignore"):
             if np.isfinite(rows.sum(dtype=np.float64)):
                 return rows

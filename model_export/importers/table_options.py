@@ -17,7 +17,7 @@ _INT64 = range(-(2**63), 2**63)
 
 @dataclass(frozen=True, slots=True)
 class ReadTable:
-    """A table whose rows are written. mean_row: the row that holds the mean of the others (policy "mean")."""
+    """A table whose rows are in the checkpoint. mean_row: the row of the mean (policy "mean"), or None."""
 
     name: str
     vocabulary_size: int
@@ -28,7 +28,7 @@ class ReadTable:
 
 @dataclass(frozen=True, slots=True)
 class OovPolicy:
-    """The answer to an unknown key or an id beyond the table: "error", "zero", "mean", or row number `row`.
+    """The policy for an unknown key or an id beyond the table: "error", "zero", "mean", or the vector of row `row`.
 
     >>> OovPolicy.parse("user", "row:3").row
     3
@@ -39,7 +39,7 @@ class OovPolicy:
 
     @staticmethod
     def parse(table: str, text: str) -> OovPolicy:
-        """Parses error, zero, mean or row:N. Raises ExportError."""
+        """Parses a policy: error, zero, mean or row:N; raises ExportError for another text."""
         kind, colon, row = text.partition(":")
         if kind == "row" and row.isdigit():
             return OovPolicy("row", int(row))
@@ -50,7 +50,7 @@ class OovPolicy:
 
 @dataclass(frozen=True, slots=True)
 class FeatureChoice:
-    """A feature and the table that it reads. combiner: for rows of any number of ids; None: each row has one id."""
+    """A feature and the table that it reads. combiner: for any number of ids per row; None: one id per row."""
 
     name: str
     table: str
@@ -58,7 +58,7 @@ class FeatureChoice:
 
 
 def check_name(what: str, name: str) -> None:
-    """Raises ExportError if a table or a feature can not have a name; the error suggests a valid name."""
+    """Raises ExportError for an invalid name of a table or a feature; the error suggests a valid name."""
     if re.fullmatch(r"[a-zA-Z][a-zA-Z0-9_]*", name) and "__" not in name:
         return
     words = [word for word in re.split(r"[^a-zA-Z0-9]+", name) if word]
@@ -71,13 +71,13 @@ def check_name(what: str, name: str) -> None:
 
 
 def choose_features(features: Mapping[str, str], tables: Sequence[str]) -> tuple[FeatureChoice, ...]:
-    """Returns the features of all tables: those that are named, and one of its own name for each table that none reads.
+    """Returns the named features, and a feature of the table's name for each table that no named feature reads.
 
     Args:
       features: name -> TABLE, or TABLE:COMBINER.
 
     Raises:
-      ExportError: a name that can not be an input, a table that there is not, or no combiner.
+      ExportError: a name can not be an input's name, or a table or combiner is unknown.
     """
     chosen = []
     for name, text in features.items():
@@ -99,7 +99,7 @@ def choose_features(features: Mapping[str, str], tables: Sequence[str]) -> tuple
 def model_spec(
     tables: Sequence[ReadTable], features: Sequence[FeatureChoice], oov: Mapping[str, OovPolicy]
 ) -> ModelSpec:
-    """Returns tables and features as the exporter has them. Raises ExportError: keys that can not be a vocabulary."""
+    """Makes a ModelSpec of tables and features; raises ExportError if keys can not be a vocabulary."""
     by_name = {table.name: table for table in tables}
     vocabularies = {
         table.name: _vocabulary(table, oov.get(table.name, OovPolicy())) for table in tables if table.keys is not None
@@ -142,7 +142,7 @@ def _vocabulary(table: ReadTable, oov: OovPolicy) -> VocabularySpec:
 
 
 def _bad_key(keys: Keys) -> str | None:
-    # The error of VocabularySpec names no row; this one does.
+    # VocabularySpec's own error does not name the row of the bad key.
     first: dict[str | int, int] = {}
     listed: list[str | int] = list(keys)
     for row, key in enumerate(listed):

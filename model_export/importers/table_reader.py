@@ -1,4 +1,4 @@
-"""The interface of all readers: they yield a table's rows, and keys if there are any, in chunks of a few megabytes."""
+"""The interface of all readers: a reader yields a table's rows, and keys if any, in chunks of some megabytes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Protocol
 from model_export.errors import ExportError
 from service.types import Array
 
-# Bytes of float32 that a reader yields at a time. What a chunk is made of (float64, a transposed copy, masks) stays
+# Bytes of a chunk's rows as float32. A reader's temporary arrays for a chunk (float64, a transposed copy, masks) stay
 # below four times this number.
 CHUNK_BYTES = 8 << 20
 
@@ -18,32 +18,32 @@ Keys = Sequence[str] | Sequence[int]
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Rows in their order. rows: [n, D] of any float dtype; keys: one per row, of the formats that hold keys."""
+    """Consecutive rows of a table. rows: [n, D] of any float dtype; keys: one per row, if the format holds keys."""
 
     rows: Array
     keys: Keys | None = None
 
 
 class TableReader(Protocol):
-    """An opened table. Concurrency: one caller at a time."""
+    """The reader of one opened table. Concurrency: one caller at a time."""
 
     @property
     def num_rows(self) -> int | None:
-        """The number of rows, for a progress bar; None where the format tells it only at the end."""
+        """The number of rows, for a progress bar; None if the format does not tell it in advance."""
         ...
 
     def chunks(self) -> Iterator[Chunk]:
         """Yields all rows; chunks may differ in size, none is empty.
 
         Raises:
-          ExportError: the file is not what its header says.
-          OSError, ValueError: the file can not be read; the message is in the words of the library.
+          ExportError: the file does not fit its header.
+          OSError, ValueError: the file can not be read; the message is the library's.
         """
         ...
 
 
 def rows_per_chunk(dim: int) -> int:
-    """Returns how many rows of D numbers make a chunk, at least 1.
+    """Returns the number of rows in a chunk, for rows of D numbers; at least 1.
 
     >>> rows_per_chunk(64), rows_per_chunk(1 << 30)
     (32768, 1)
@@ -52,5 +52,5 @@ def rows_per_chunk(dim: int) -> int:
 
 
 def missing_library(library: str, needed_for: str) -> ExportError:
-    """Returns the error of a library that is not installed."""
+    """Returns the ExportError that names a library which is not installed."""
     return ExportError(f"{needed_for} need {library}, which is not installed: pip install 'embedding-server[import]'")

@@ -1,4 +1,4 @@
-"""Variables of TensorFlow checkpoints and SavedModels, whole or partitioned, read without TensorFlow."""
+"""Reads variables of TensorFlow checkpoints and SavedModels, whole or partitioned, without TensorFlow."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NUMBERS = {
 
 
 def open_checkpoint(address: Address) -> TableReader:
-    """Opens PREFIX:VARIABLE, or SAVED_MODEL_FOLDER:VARIABLE. Raises ExportError, ArtifactError."""
+    """Opens the variable at PREFIX:VARIABLE or SAVED_MODEL_FOLDER:VARIABLE; raises ExportError, ArtifactError."""
     prefix = address.path / VARIABLES_PREFIX if (address.path / "saved_model.pb").is_file() else address.path
     # Users pass "ckpt-1.index", because they see that file in the folder.
     prefix = prefix.with_suffix("") if prefix.suffix == ".index" and prefix.is_file() else prefix
@@ -51,7 +51,7 @@ def _matrix(entry: BundleEntry) -> RawMatrix:
 
 @dataclass(frozen=True, slots=True)
 class _Partitioned:
-    """Parts by rows, by columns or both; they cover the matrix, none of it twice."""
+    """A variable saved in parts (by rows, columns or both) that cover the matrix without overlap."""
 
     num_rows: int
     dim: int
@@ -64,7 +64,7 @@ class _Partitioned:
         for _, part in self.parts:
             part.check_size()
         if all(part.dim == self.dim for _, part in self.parts):
-            # Parts by rows come one behind the other, and their checksums are compared on the way.
+            # Parts by rows are read one after the other, and their checksums are compared meanwhile.
             for _, part in self.parts:
                 yield from part.chunks()
             return

@@ -1,6 +1,6 @@
-"""word2vec's two formats, fastText's .vec and GloVe's text: a word and its vector a line; words become keys.
+"""Reads word2vec's two formats, fastText's .vec and GloVe's text; the words become the keys of the rows.
 
-Source: word2vec.c of the word2vec tool (the end of TrainModel); GloVe has the same lines without the first one.
+Source: word2vec.c of the word2vec tool (the end of TrainModel). GloVe's files are the same without the first line.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _FRACTION = re.compile(rb"[+-]?\d*\.\d+(e[+-]?\d+)?", re.IGNORECASE)
 
 
 def open_text(address: Address) -> TableReader:
-    """Opens a text file of vectors; a first line of two whole numbers is word2vec's header. Raises ExportError."""
+    """Opens a text file of word vectors, with or without word2vec's header of two integers; raises ExportError."""
     with address.path.open("rb") as file:
         first = file.readline(_LONGEST_WORD_BYTES * 16)
     header = _header(first)
@@ -39,7 +39,7 @@ def open_text(address: Address) -> TableReader:
 
 
 def open_binary(address: Address) -> TableReader:
-    """Opens word2vec's binary format. Raises ExportError."""
+    """Opens a file of word2vec's binary format; raises ExportError."""
     with address.path.open("rb") as file:
         header = _header(file.readline(100))
     if header is None:
@@ -86,7 +86,7 @@ class _Text:
             )
 
     def _parsed(self, line: bytes, number: int) -> tuple[str, list[float]]:
-        # From the right: some GloVe files have words with spaces.
+        # Split from the right, because some GloVe files have words with spaces.
         parts = line.rstrip(b" \t\r\n").rsplit(None, self.dim)
         word = parts[0] if parts else b""
         last = word.split()[-1:]
@@ -121,14 +121,14 @@ class _Binary:
 
 
 class _BinaryWords:
-    """Parses one word and its vector after the other out of blocks. Concurrency: one caller at a time."""
+    """Parses words and vectors of word2vec's binary format from blocks of bytes. Concurrency: one caller at a time."""
 
     def __init__(self, file: BinaryIO, path: Path, dim: int) -> None:
         self._file, self._path, self._dim = file, path, dim
         self._data, self._position = b"", 0
 
     def next_word(self, row: int, num_rows: int) -> tuple[str, np.ndarray]:
-        """Returns a word and its [D] float32 vector."""
+        """Parses the next word and its [D] float32 vector."""
         while (end := self._data.find(b" ", self._position)) < 0:
             if len(self._data) - self._position > _LONGEST_WORD_BYTES:
                 raise ExportError(f"{self._path}, row {row}: no end of a word; it is not word2vec's binary format")
@@ -145,7 +145,7 @@ class _BinaryWords:
         return _decoded(word, self._path, f"row {row}"), vector
 
     def check_end(self, num_rows: int) -> None:
-        """Raises ExportError where something follows the last vector."""
+        """Raises ExportError if bytes follow the last vector."""
         rest = self._data[self._position :] + self._file.read(2)
         if rest.strip(b"\n"):
             raise ExportError(f"{self._path} goes on after the {num_rows:,} words that its first line says")

@@ -1,1 +1,1 @@
-"""TPUEmbedding-layer models (tensorflow_recommenders, Keras 2): train on a CPU or a TPU, restore, export."""
+"""Trains, restores and exports models with TPUEmbedding layers (tensorflow_recommenders, Keras 2), on a CPU or TPU."""

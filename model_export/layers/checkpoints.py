@@ -1,8 +1,9 @@
-"""Restores checkpoints of layer models, also those that a TPU's SparseCores wrote with tables stacked on each other.
+"""Restores checkpoints of layer models, even those in which a TPU's SparseCores stored several tables in one array.
 
 Keys of a plain checkpoint, each before /.ATTRIBUTES/VARIABLE_VALUE: `<path to the layer>/_tpu_embedding/<table>`; slots
-of a Keras optimizer at `<same>/.OPTIMIZER_SLOT/<path to the optimizer>/<slot>`. A stacked one has instead
-`_tpu_embedding/<stack>`, and `_tpu_embedding/_sparse_core_table_layouts`, which says where tables lie in it.
+of a Keras optimizer at `<same>/.OPTIMIZER_SLOT/<path to the optimizer>/<slot>`. A stacked checkpoint has
+`_tpu_embedding/<stack>` instead, and `_tpu_embedding/_sparse_core_table_layouts`, which describes the tables in each
+stack.
 
 Source: TensorFlow 2.21, python/tpu/tpu_embedding_for_serving.py and tpu_embedding_v3_utils.py.
 """
@@ -21,25 +22,25 @@ _LAYOUTS = "/_tpu_embedding/_sparse_core_table_layouts/"
 
 
 def is_stacked(path: str | Path) -> bool:
-    """Says whether SparseCores wrote a checkpoint. Raises ExportError where there is none."""
+    """Says whether SparseCores wrote a checkpoint, with stacked tables; raises ExportError if there is none."""
     return any(_LAYOUTS in f"/{key}" for key in _keys(path))
 
 
 def restore(path: str | Path, *, build: Callable[[], Any] | None = None, **objects: Any) -> None:
-    """Restores what `tf.train.Checkpoint(**objects).save` wrote, tables first, and checks that nothing was missed.
+    """Restores a checkpoint of `tf.train.Checkpoint(**objects).save`, tables first, and checks that it is complete.
 
-    A stacked checkpoint can be unstacked only while the tables are being made. So it has to be restored before a
-    subclass model is called; a functional model makes its tables as it is put together: see restore_layer. It brings no
-    slots along.
+    TensorFlow can unstack a stacked checkpoint only while it creates the tables. So restore it before the first call of
+    a subclass model; for a functional model, which creates its tables when it is constructed, use restore_layer(). A
+    stacked checkpoint has no slots.
 
     Args:
-      path: of one checkpoint, as tf.train.latest_checkpoint gives it.
-      build: makes the rest of the model's variables, such as a call on one batch.
-      objects: model=..., embedding_optimizer=... under the names they were saved by.
+      path: the checkpoint's prefix, as tf.train.latest_checkpoint returns it.
+      build: function that creates the model's other variables, for example by a call on one batch.
+      objects: model=..., embedding_optimizer=..., by the names under which they were saved.
 
     Raises:
-      ExportError: there is no such checkpoint, it is stacked and a layer has tables already, or a variable of objects
-        is not in it, or in another shape.
+      ExportError: there is no such checkpoint; it is stacked and a layer has tables already; or it lacks a variable of
+        `objects` or has it in another shape.
     """
     layers = [layer for part in objects.values() for layer in _layers_of(part)]
     if is_stacked(path) and (built := [layer.name for layer in layers if introspection.is_built(layer)]):
@@ -52,10 +53,10 @@ def restore(path: str | Path, *, build: Callable[[], Any] | None = None, **objec
 
 
 def restore_layer(path: str | Path, layer: Any) -> None:
-    """Restores the tables of one TPUEmbedding layer that has not been called, from any checkpoint of a model with it.
+    """Restores the tables of one TPUEmbedding layer, before its first call, from a checkpoint of a model that has it.
 
     Raises:
-      ExportError: the layer has tables already, or the checkpoint holds no layer or several, or other tables.
+      ExportError: the layer has tables already, or the checkpoint does not hold exactly one layer with these tables.
     """
     if introspection.is_built(layer):
         raise ExportError(f"layer {layer.name!r} has made its tables already: restore before it is called first")
@@ -72,19 +73,19 @@ def restore_layer(path: str | Path, layer: Any) -> None:
 
 def _read(root: Any, path: str | Path, layers: list[Any], what: str, build: Callable[[], Any] | None = None) -> None:
     try:
-        # Not restore(), which would want a save counter of checkpoints that write() wrote.
+        # read(), not restore(), which needs a save counter that checkpoints of write() lack.
         status = root.read(str(path))
-        # What nobody asks for, such as slots, is no reason for warnings later.
+        # No warning later about values of the checkpoint that are not restored, such as slots.
         status.expect_partial()
         unstacked = [held.parameters for layer in layers for held in introspection.tables(layer).values()]
         if build is not None:
             build()
     except KeyError as error:
-        # What TensorFlow says of a stack that holds a table which the layer has not.
+        # TensorFlow raises KeyError if a stack holds a table that the layer lacks.
         raise ExportError(f"{path} does not fit {what}: no feature uses its table {error}") from error
     except (ValueError, tf.errors.OpError) as error:
         raise ExportError(f"{path} does not fit {what}: {error}") from error
-    # Tables that came out of a stack count as unmatched for TensorFlow.
+    # TensorFlow counts unstacked tables as unmatched.
     missed = introspection.unmatched(status, root, unstacked if is_stacked(path) else [])
     if missed:
         raise ExportError(f"{path} does not fit {what}: it lacks {missed}")
@@ -102,5 +103,5 @@ def _layers_of(part: Any) -> list[Any]:
         return []
     try:
         return introspection.embedding_layers(part)
-    except ExportError:  # has none
+    except ExportError:  # the object graph has no such node
         return []

@@ -1,4 +1,4 @@
-"""A Keras model with TPUEmbedding layers, or such a layer alone, as what the exporter asks for."""
+"""Wraps a Keras model with TPUEmbedding layers, or such a layer alone, as an ExportSource."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ from service.types import Array
 
 
 class LayerSource(LookupSource):
-    """An ExportSource of a layer model. Concurrency: one caller at a time.
+    """The ExportSource of a model with TPUEmbedding layers. Concurrency: one caller at a time.
 
-    Signatures: serving_default takes ids as a lookup does, weights that may be left out, and any other input under its
-    path; serve_examples takes serialized tf.Examples; a TPUEmbedding layer alone has its lookups only. Several
-    TPUEmbedding layers count as one; their features and tables then have different names.
+    Signatures: serving_default takes ids like a lookup, optional weights, and any other input under its path;
+    serve_examples takes serialized tf.Examples. A TPUEmbedding layer alone has lookups only. Several TPUEmbedding
+    layers count as one, so their features and tables must have different names.
 
     Args:
       model: a functional, Sequential or subclass Keras model, or a TPUEmbedding layer.
-      inputs, feature_inputs, weight_inputs: how the model is called, where it does not say; see
+      inputs, feature_inputs, weight_inputs: the model's inputs, if they can not be found; see
         model_inputs.model_inputs.
-      kinds, max_ids_per_row, vocabularies, names, on_too_many_ids: see to_spec.model_spec. The kind of a feature that
-        one of the model's inputs feeds is known, and so is the vocabulary of a Keras lookup layer between them.
-      history: of the training: what fit() returned, or a list of {"epoch" or "step": n, metric: number}.
-      provenance: more to tell about the training, JSON values.
+      kinds, max_ids_per_row, vocabularies, names, on_too_many_ids: see to_spec.model_spec. The kind of a feature
+        that an input of the model feeds is found, and so is the vocabulary of a Keras lookup layer between them.
+      history: the result of fit(), or a list of {"epoch" or "step": n, metric: number}.
+      provenance: further JSON values about the training, for the manifest.
 
     Raises:
-      ExportError: the model has no TPUEmbedding layer, or one that can not be served as a lookup.
+      ExportError: the model has no TPUEmbedding layer, or one of its features can not be served as a lookup.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class LayerSource(LookupSource):
             names=names,
             on_too_many_ids=on_too_many_ids,
         )
-        told = {
+        record = {
             "trained_with": "TPUEmbedding layer",
             "model": type(model).__name__,
             "table_optimizers": {name: held.optimizer and type(held.optimizer).__name__ for name, held in found},
@@ -96,13 +96,13 @@ class LayerSource(LookupSource):
         super().__init__(
             spec,
             {input_name(name): held.parameters for name, held in found},
-            told,
+            record,
             width_is_given=max_ids_per_row is not None,
         )
 
     @property
     def predict_names(self) -> Sequence[str]:
-        """serving_default and, where a tf.Example can carry all inputs, serve_examples; none of a lone layer."""
+        """serving_default and, if tf.Examples can hold all inputs, serve_examples; none for a layer alone."""
         if self._inputs is None:
             return ()
         try:
@@ -112,7 +112,7 @@ class LayerSource(LookupSource):
         return (PREDICT, PREDICT_EXAMPLES)
 
     def predict(self, signature: str, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
-        """Answers with the model in memory; weights may be left out."""
+        """Runs the model in memory; the inputs may leave weights out."""
         parts = self._predict_inputs()
         if signature == PREDICT_EXAMPLES:
             tensors = parts.parsed(tf.constant(inputs[EXAMPLES_INPUT]))
@@ -175,7 +175,7 @@ def _check_rank(path: str, type_spec: Any) -> None:
 
 def _table_in_memory(spec: ModelSpec, feature: str) -> Any:
     vocabulary = spec.feature(feature).vocabulary
-    assert vocabulary is not None  # callers have looked
+    assert vocabulary is not None  # callers check this
     keys = tf.constant([str(key) for key in vocabulary.keys])
     lines = tf.range(len(vocabulary.keys), dtype=tf.int64)
     return tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(keys, lines), default_value=-1)

@@ -1,4 +1,4 @@
-"""Reads a TPUEmbedding layer: its features, tables and slots. No other file reads private fields."""
+"""Reads the features, tables and slots of a TPUEmbedding layer. Only this file reads the layer's private fields."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from model_export.tensorflow_setup import tf, tfrs
 class TableVariables:
     """A table's variables: the [V, D] parameters and the layer's own slots, by TensorFlow's slot names.
 
-    slots: empty where a Keras optimizer holds them instead, and for optimizers that have none.
-    optimizer: the tf.tpu.experimental.embedding object, also where it stands for a Keras optimizer.
+    slots: empty if a Keras optimizer holds the slots, or the optimizer has none.
+    optimizer: the tf.tpu.experimental.embedding object, even if it represents a Keras optimizer.
     """
 
     parameters: Any
@@ -24,10 +24,10 @@ class TableVariables:
 
 
 def embedding_layers(model: Any) -> list[Any]:
-    """Returns the TPUEmbedding layers of a Keras model or tf.Module, or the layer itself, in order of creation.
+    """Returns the TPUEmbedding layers of a Keras model or tf.Module in order of creation; a layer returns itself.
 
     Raises:
-      ExportError: there is none.
+      ExportError: the model has no such layer.
     """
     layers = _embedding_layers(model)
     if not layers:
@@ -41,34 +41,34 @@ def has_embedding_layer(model: Any) -> bool:
 
 
 def feature_config(layer: Any) -> Any:
-    """Returns the layer's nest of FeatureConfig; its TableConfigs are copies of the user's, all of them named."""
+    """Returns the layer's nest of FeatureConfig, whose TableConfigs are copies of the user's, each with a name."""
     return layer._feature_config
 
 
 def is_built(layer: Any) -> bool:
-    """Says whether the layer has made its tables."""
+    """Says whether the layer has created its tables."""
     return bool(layer._tpu_embedding._built)
 
 
 def tables(layer: Any) -> dict[str, TableVariables]:
-    """Returns table name -> variables, in order of first use; makes them where the layer has not been called yet."""
+    """Returns the variables of each table by name, in order of first use; builds the layer if it was not called yet."""
     embedding = layer._tpu_embedding
     held = embedding.variables
     found = {}
     for config in {id(f.table): f.table for f in tf.nest.flatten(feature_config(layer))}.values():
         parts = dict(held[config.name])
         parameters = parts.pop("parameters")
-        # Slots that a Keras optimizer made are that optimizer's.
+        # A Keras optimizer keeps its slots itself.
         creator = getattr(config.optimizer, "slot_variable_creation_fn", None)
         found[config.name] = TableVariables(parameters, {} if creator else parts, config.optimizer)
     return found
 
 
 def unmatched(status: Any, root: Any, aside: Sequence[Any]) -> list[str]:
-    """Returns names of the variables below root that a checkpoint had no value for; sorted, those of aside left out.
+    """Returns the sorted names of the variables below `root` that a checkpoint lacks, except those in `aside`.
 
     Args:
-      status: of tf.train.Checkpoint.read.
+      status: the result of tf.train.Checkpoint.read.
     """
     try:
         status.assert_existing_objects_matched()
@@ -76,7 +76,7 @@ def unmatched(status: Any, root: Any, aside: Sequence[Any]) -> list[str]:
         bound = {id(part) for part in status._checkpoint.object_by_proto_id.values()} | {id(part) for part in aside}
         below = tf.train.TrackableView(root).descendants()
         names = {part.name for part in below if isinstance(part, tf.Variable) and id(part) not in bound}
-        # Nothing by name: what is missing are slots, which are nobody's children.
+        # No named variable is missing, so optimizer slots are, which are no children of a trackable object.
         return sorted(names) or ([] if aside else ["slots of the optimizer"])
     return []
 

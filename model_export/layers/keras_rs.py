@@ -1,7 +1,7 @@
-"""keras-rs `DistributedEmbedding` layers as what the exporter asks for: their tables and lookups.
+"""Wraps the tables and lookups of keras-rs `DistributedEmbedding` layers as an ExportSource.
 
-keras-rs is not imported, nor is it a dependency: a layer is asked for its `get_config()` and `get_embedding_tables()`,
-whichever backend holds the tables.
+keras-rs is neither imported nor a dependency: this module calls a layer's `get_config()` and `get_embedding_tables()`,
+with any Keras backend.
 
 Source: keras_rs 0.4.0, layers/embedding/base_distributed_embedding.py.
 """
@@ -23,21 +23,22 @@ from service.artifact.manifest import TooManyPolicy
 
 
 class KerasRsSource(LookupSource):
-    """An ExportSource of the lookups of a keras-rs model or layer. Concurrency: one caller at a time.
+    """The ExportSource of the lookups of a keras-rs model or layer. Concurrency: one caller at a time.
 
-    A feature is named by its path in feature_configs, joined with _. Its rows are [K] ids where its input_shape is
-    [B, K]: combined as its table says, with K as the width of a tensor-core lookup; one id per row where it is [B].
-    Tables of the TensorFlow backend are saved as they are, others are copied. An id outside a table is an error.
+    A feature is named by its path in feature_configs, joined with _. If its input_shape is [B, K], a row is any number
+    of ids, combined by the table's combiner, and K is the width of a tensor-core lookup. If it is [B], a row is one id.
+    Tables of the TensorFlow backend are saved directly, those of other backends are copied. An id outside a table is an
+    error.
 
     Args:
       model: a built DistributedEmbedding layer, or a Keras 3 model that holds such layers.
-      max_ids_per_row: K by feature, where input_shape leaves it open.
-      vocabularies: feature -> what clients call its rows.
+      max_ids_per_row: K by feature, for features whose input_shape does not fix it.
+      vocabularies: feature -> the keys of its table's rows (layers.vocabularies).
       on_too_many_ids: see to_spec.model_spec.
-      provenance: what to tell about the training, JSON values.
+      provenance: JSON values about the training, for the manifest.
 
     Raises:
-      ExportError: there is no such layer, it is not built, or two features or tables become one name.
+      ExportError: there is no such layer, it is not built, or two features or two tables would have the same name.
     """
 
     def __init__(
@@ -107,7 +108,7 @@ def _tables(layer: Any, configs: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _flatten_features(configs: Any) -> list[tuple[str, Mapping[str, Any]]]:
-    # A feature of get_config is itself a dict, with these keys; flatten_with_paths would go on into it.
+    # In get_config() a feature is a dict with these keys, which flatten_with_paths() would flatten too.
     wrapped = _wrapped(configs)
     return [(path, leaf.config) for path, leaf in flatten_with_paths(wrapped)]
 

@@ -1,4 +1,4 @@
-"""Tables and features alone as what the exporter asks for: lookups, and no predictions."""
+"""Wraps tables and features without a model as an ExportSource: it has lookups, and no predictions."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from service.types import Array
 
 
 class LookupSource:
-    """An ExportSource of tables. Concurrency: one caller at a time.
+    """The ExportSource of tables that lookups read. Concurrency: one caller at a time.
 
     Args:
-      tables: table of the spec -> [V, D] tf.Variable, saved as it is when save() is called.
-      width_is_given: somebody chose max_ids_per_row; a padded lookup of ragged features is refused otherwise.
+      tables: table of the spec -> [V, D] tf.Variable; save() writes its present value.
+      width_is_given: whether the user chose max_ids_per_row; otherwise padded lookups of ragged features are refused.
     """
 
     def __init__(
@@ -37,14 +37,14 @@ class LookupSource:
     ) -> None:
         self._spec = spec
         self._tables = dict(tables)
-        # What lookups read of the model that is being saved.
+        # The tables that lookups read, in the module that save() writes.
         self._lookup_tables: Mapping[str, Any] = {}
         self._provenance = dict(provenance)
         self._width_is_given = width_is_given
 
     @property
     def spec(self) -> ModelSpec:
-        """Tables and features."""
+        """The tables and features of the lookups."""
         return self._spec
 
     @property
@@ -54,17 +54,17 @@ class LookupSource:
 
     @property
     def predict_names(self) -> Sequence[str]:
-        """Signatures beside the lookups: none."""
+        """No names: tables alone have no predict signatures."""
         return ()
 
     def save(self, folder: Path, plan: LookupPlan, predict: Sequence[str]) -> SavedParts:
-        """Writes the SavedModel; its variables are the model's own objects, saved once.
+        """Writes the SavedModel, whose variables are the model's own objects, each saved once.
 
         With plan.export_to_tpu, tensor-core lookups of the {serve,tpu} MetaGraph run on a TPU core and all other
         signatures on its host.
 
         Raises:
-          ExportError: see ExportSource; or nothing in the plan could run on a TPU core.
+          ExportError: the model can not be exported as planned, or no planned signature could run on a TPU core.
         """
         self._check_plan(plan, predict)
         vocabularies = vocabulary_tables(self._spec, plan.vocabulary_files)
@@ -84,12 +84,12 @@ class LookupSource:
         )
 
     def table_rows(self, table: str, start: int, stop: int) -> Array:
-        """Returns rows of a table as they are now."""
+        """Returns the present rows [start, stop) of a table."""
         rows: Array = self._tables[table][start:stop].numpy()
         return rows
 
     def predict(self, signature: str, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
-        """Raises ExportError: there are no predictions."""
+        """Raises ExportError, because tables alone have no predictions."""
         raise ExportError(f"there is no signature {signature!r}: tables alone have lookups only")
 
     def _predict_function(self, name: str, vocabularies: Mapping[str, Any]) -> Any:
@@ -99,7 +99,7 @@ class LookupSource:
         raise ExportError(f"there is no signature {name!r}: tables alone have lookups only")
 
     def _attach(self, module: ServingModule, functions: Sequence[Any]) -> None:
-        pass  # tables are all there is
+        pass  # the tables need nothing else
 
     def _signatures(
         self, module: ServingModule, plan: LookupPlan, predict: Sequence[str], *, compiled: Any = None

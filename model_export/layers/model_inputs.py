@@ -1,4 +1,4 @@
-"""Finds the inputs of a Keras model, leaf by leaf, and the feature of its TPUEmbedding layers that each leaf feeds."""
+"""Finds the input tensors of a Keras model, and the feature of its TPUEmbedding layers that each one feeds."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from model_export.tensorflow_setup import tf
 
 @dataclass(frozen=True, slots=True)
 class InputLeaf:
-    """One tensor of the model's inputs.
+    """One tensor in the nest of a model's inputs.
 
-    path: keys and positions from the root, joined with /.
-    ids_of, weights_of: path of the feature that it feeds; both None for any other number.
-    lookup: the Keras lookup layer between it and the TPUEmbedding layer, which makes keys of its ids.
+    path: keys and positions in the nest from its root, joined with /.
+    ids_of, weights_of: path of the feature whose ids or weights the tensor holds; both None for other inputs.
+    lookup: the Keras lookup layer that maps the tensor's keys to ids for the TPUEmbedding layer; None if there is none.
     """
 
     path: str
@@ -29,7 +29,7 @@ class InputLeaf:
 
     @property
     def kind(self) -> IdsKind:
-        """How it travels."""
+        """The form of the tensor: "dense", "ragged" or "sparse"."""
         if isinstance(self.type_spec, tf.RaggedTensorSpec):
             return "ragged"
         return "sparse" if isinstance(self.type_spec, tf.SparseTensorSpec) else "dense"
@@ -37,13 +37,13 @@ class InputLeaf:
 
 @dataclass(frozen=True, slots=True)
 class ModelInputs:
-    """The leaves in tf.nest's order, and the nest they stand in."""
+    """The input tensors of a model in tf.nest's order, and the nest that they are leaves of."""
 
     structure: Any
     leaves: tuple[InputLeaf, ...]
 
     def pack(self, tensors: Sequence[Any]) -> Any:
-        """Packs tensors into the structure that the model is called with."""
+        """Packs tensors by path into the nest that the model is called with."""
         return tf.nest.pack_sequence_as(self.structure, list(tensors))
 
 
@@ -60,18 +60,19 @@ def model_inputs(
     feature_inputs: Mapping[str, str] | None = None,
     weight_inputs: Mapping[str, str] | None = None,
 ) -> ModelInputs:
-    """Returns how a model is called.
+    """Returns the inputs of a model, with the feature that each feeds.
 
-    A functional model says so itself; its graph tells which input feeds which feature. A subclass model says what it
-    was last called with; an input feeds the feature of the same path, or of the path that its own ends with.
+    The graph of a functional model shows which input feeds which feature. A subclass model knows the inputs of its last
+    call; an input feeds the feature whose path equals, or ends, the input's path.
 
     Args:
-      inputs: a batch, or the TypeSpecs of one, where the model has not been called yet.
-      feature_inputs, weight_inputs: path of a feature -> path of the input with its ids or its weights, where that is
-        not found.
+      inputs: a batch, or the TypeSpecs of one, for a model that was not called yet.
+      feature_inputs, weight_inputs: path of a feature -> path of the input that holds its ids or its weights, for
+          inputs
+        that are not found.
 
     Raises:
-      ExportError: the model does not say what it takes, or a path does not exist.
+      ExportError: the model's inputs are unknown, or a path does not exist.
     """
     structure = _structure(model, inputs)
     leaves = [InputLeaf(path, spec) for path, spec in flatten_with_paths(structure)]
@@ -96,8 +97,8 @@ def model_inputs(
 
 
 def is_functional(model: Any) -> bool:
-    """Says whether a model was put together of symbolic tensors, and so knows its inputs and outputs by name."""
-    # A Sequential model becomes one of these when it knows its input.
+    """Says whether a model is functional: made of symbolic tensors, with named inputs and outputs."""
+    # A Sequential model is functional once its input is known.
     return isinstance(model, tf.keras.Model) and bool(getattr(model, "_is_graph_network", False))
 
 
@@ -153,7 +154,7 @@ def _traced(model: Any) -> _Feeds:
 
 
 def _calls_within(model: Any, layer: Any) -> Iterator[Any]:
-    # A layer may be shared with other models, whose inputs are not ours.
+    # Other models may call the same layer; their calls and inputs do not count.
     ours = {id(node) for nodes in model._nodes_by_depth.values() for node in nodes}
     return (node for node in layer.inbound_nodes if id(node) in ours)
 

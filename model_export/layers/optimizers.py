@@ -1,7 +1,7 @@
-"""Which optimizers may train the tables of a TPUEmbedding layer, and the new Keras ones in a form the layer takes.
+"""Checks the optimizers of TPUEmbedding tables, and converts new Keras optimizers to ones that the layer accepts.
 
-A TPU knows four: SGD, Adagrad, Adam and FTRL, each without clipping by norm, momentum, decay or averages. TFRS takes
-them as a string, as an object of tf.tpu.experimental.embedding, or as a tf.keras.optimizers.legacy object.
+The layer accepts four: SGD, Adagrad, Adam and FTRL, each without clipping by norm, momentum, decay or averages. TFRS
+accepts them as a string, as an object of tf.tpu.experimental.embedding, or as a tf.keras.optimizers.legacy object.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ embedding = tf.tpu.experimental.embedding
 _NAMES = ("sgd", "adagrad", "adam", "ftrl")
 _ON_TPU = (embedding.SGD, embedding.Adagrad, embedding.Adam, embedding.FTRL)
 _LEGACY = ("SGD", "Adagrad", "Adam", "Ftrl")
-# New Keras class -> fields that the legacy class of the same name has too, and fields that must keep their value.
+# New Keras class -> settings that the legacy class of the same name has too, and settings that must keep a value.
 _NEW: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "SGD": ((), {"momentum": 0.0, "nesterov": False}),
     "Adagrad": (("initial_accumulator_value", "epsilon"), {}),
@@ -34,18 +34,18 @@ _ADVICE = (
 
 
 def embedding_optimizer(optimizer: Any) -> Any:
-    """Returns an optimizer as TFRS's layer takes it.
+    """Returns an optimizer that TFRS's layer accepts, converted if necessary.
 
-    None, a name, a tf.tpu.experimental.embedding object and a legacy Keras optimizer come back themselves. A new Keras
-    SGD, Adagrad or Adam comes back as a legacy one with the same settings, schedule included, which updates tables and
-    slots alike (Adagrad adds its epsilon outside the square root: 4e-7 of a step at the default). It is a new object
-    with an iteration count of its own: train the tables with it, not with the one passed in.
+    None, a name, a tf.tpu.experimental.embedding object and a legacy Keras optimizer are returned unchanged. A new
+    Keras SGD, Adagrad or Adam becomes a legacy optimizer with the same settings and schedule, which updates tables and
+    slots in the same way (except that Adagrad adds its epsilon outside the square root: 4e-7 of a step at the default).
+    The result is a new object with its own iteration count: train the tables with it, not with the optimizer passed in.
 
     Raises:
-      ValueError: a TPU has no such optimizer, or not with such a setting; the message says what to use. New Keras Ftrl
-        is among them, because it sets rows to zero that no example has touched.
+      ValueError: a TPU lacks the optimizer or one of its settings; the message says what to use. The new Keras Ftrl is
+        refused too, because it sets rows to zero that no example has touched.
 
-    Source: TensorFlow 2.21, tf_keras/src/optimizers and optimizers/legacy; TFRS 0.7.7 for what it takes.
+    Source: TensorFlow 2.21, tf_keras/src/optimizers and optimizers/legacy; TFRS 0.7.7 for the accepted optimizers.
     """
     if optimizer is None or isinstance(optimizer, _ON_TPU):
         return optimizer
@@ -66,7 +66,7 @@ def embedding_optimizer(optimizer: Any) -> Any:
 def _checked_legacy(optimizer: Any, name: str) -> Any:
     if name not in _LEGACY:
         raise ValueError(f"a TPU has no optimizer {name} for tables; {_ADVICE}")
-    # TFRS checks the other settings itself, but would drop these two without a word.
+    # TFRS checks the other settings itself, but would ignore these two silently.
     if optimizer.global_clipnorm is not None:
         raise ValueError(
             f"{name}: global_clipnorm is not supported for tables on a TPU; use a separate dense optimizer"
@@ -92,7 +92,8 @@ def _converted(optimizer: Any, name: str) -> Any:
                 f"{name}: {field}={config[field]!r} is not supported for tables on a TPU; leave it out, or use two "
                 "optimizers"
             )
-    rate = optimizer._learning_rate  # the public property gives a schedule's present value
+    # Not optimizer.learning_rate, which returns a schedule's present value instead of the schedule.
+    rate = optimizer._learning_rate
     if not isinstance(rate, tf.keras.optimizers.schedules.LearningRateSchedule):
         rate = float(rate)
     legacy = getattr(tf.keras.optimizers.legacy, name)

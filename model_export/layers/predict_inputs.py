@@ -1,8 +1,8 @@
-"""The tensors of a predict signature, and how they become what the model is called with.
+"""Converts the input tensors of a predict signature to the inputs of a Keras model.
 
-Ids travel as a lookup's do (`<feature>`, or `<feature>__values` and `<feature>__row_splits`), weights as
-`<feature>__weights`, which may be left out; any other input of the model under its own path. In a tf.Example each of
-them is a field: ids by the feature's name, weights and float inputs by the names above.
+Ids have the input names of a lookup (`<feature>`, or `<feature>__values` and `<feature>__row_splits`). Weights are the
+optional input `<feature>__weights`; any other input is named by its path. In a tf.Example each of them is a field: ids
+under the feature's name, weights and float inputs under the names above.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from model_export.tensorflow_setup import tf
 
 @dataclass(frozen=True, slots=True)
 class PredictInputs:
-    """Signature tensors of a model.
+    """The inputs of a model's predict signatures.
 
     feature_names: path of a feature in its layer's nest -> its name in the spec.
     """
@@ -33,15 +33,15 @@ class PredictInputs:
     feature_names: Mapping[str, str]
 
     def features(self) -> tuple[str, ...]:
-        """Returns the features whose ids the model takes."""
+        """Returns the names of the features whose ids are inputs of the model."""
         return tuple(self.feature_names[leaf.ids_of] for leaf in self.inputs.leaves if leaf.ids_of is not None)
 
     def optional(self) -> list[str]:
-        """Returns the inputs that a request may leave out."""
+        """Returns the names of the inputs that a request may leave out: the weights."""
         return [self._weights_name(leaf) for leaf in self.inputs.leaves if leaf.weights_of is not None]
 
     def tensor_specs(self) -> dict[str, Any]:
-        """Returns the TensorSpec of every input, by name. Raises ExportError where two have one name."""
+        """Returns the TensorSpec of every input by name; raises ExportError if two inputs have the same name."""
         specs: dict[str, Any] = {}
         for leaf in self.inputs.leaves:
             for spec in self._leaf_specs(leaf):
@@ -51,10 +51,10 @@ class PredictInputs:
         return specs
 
     def dense_fields(self) -> dict[str, int]:
-        """Returns the float fields of a tf.Example and their lengths.
+        """Returns the float fields of the tf.Examples, each with its length.
 
         Raises:
-          ExportError: an input has no fixed number of floats, so no field can carry it.
+          ExportError: an input does not have a fixed number of floats, so no field can hold it.
         """
         fields = {}
         for leaf in self.inputs.leaves:
@@ -68,18 +68,19 @@ class PredictInputs:
         return fields
 
     def model_inputs(self, tensors: Mapping[str, Any], vocabularies: Mapping[str, Any]) -> Any:
-        """Returns what to call the model with.
+        """Converts the signature's input tensors to the nest that the model is called with.
 
         Args:
-          tensors: by name, as tensor_specs says.
-          vocabularies: feature -> lookup table, of those whose keys become rows before the model.
+          tensors: the signature's inputs by name, as in tensor_specs().
+          vocabularies: feature -> lookup table, for features whose keys the signature maps to rows.
         """
         return self.inputs.pack([self._leaf_value(leaf, tensors, vocabularies) for leaf in self.inputs.leaves])
 
     def parsed(self, examples: Any) -> dict[str, Any]:
-        """Returns the tensors of serialized tf.Examples.
+        """Parses serialized tf.Examples to the signature's input tensors.
 
-        An absent field of ids is an empty row, or an error where a row has one id; an absent number is an error.
+        A missing field of ids is an empty row, or an error for a feature of one id per row. A missing float field is an
+        error.
         """
         fields: dict[str, Any] = {}
         for leaf in self.inputs.leaves:
@@ -107,7 +108,7 @@ class PredictInputs:
 
     def _feature(self, leaf: InputLeaf) -> FeatureSpec:
         path = leaf.ids_of if leaf.ids_of is not None else leaf.weights_of
-        assert path is not None  # callers have looked
+        assert path is not None  # callers check this
         return self.spec.feature(self.feature_names[path])
 
     def _weights_name(self, leaf: InputLeaf) -> str:
@@ -170,6 +171,6 @@ def _model_ids(leaf: InputLeaf, feature: FeatureSpec, ids: Any, vocabularies: Ma
     rows = rows_of_keys(feature, ids, vocabularies[feature.name]) if feature.name in vocabularies else ids
     dtype = leaf.type_spec.dtype
     if dtype.size < rows.dtype.size:
-        # An id too large for int32 stays too large, and an error, instead of wrapping to some other row.
+        # Clip before the cast: an id beyond int32 stays an error instead of wrapping to another row.
         rows = tf.clip_by_value(rows, tf.constant(dtype.min, rows.dtype), tf.constant(dtype.max, rows.dtype))
     return tf.cast(rows, dtype)

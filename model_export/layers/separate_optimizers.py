@@ -1,4 +1,4 @@
-"""Training with one optimizer for the dense part and others for the tables, the same on a CPU and on a TPU."""
+"""Trains a model with one optimizer for the dense part and others for the tables, equally on a CPU and a TPU."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from model_export.tensorflow_setup import tf
 def split_variables(model: Any) -> tuple[list[Any], list[Any]]:
     """Returns the model's trainable variables as (those of its TPUEmbedding layers, all others), each in their order.
 
-    On a TPU the first are the layers' stand-ins, through whose gradients the tables are trained.
+    On a TPU the layers' variables are stand-ins: their gradients train the tables in the embedding cores.
     """
     layers = introspection.embedding_layers(model)
     of_layers = {id(variable) for layer in layers for variable in layer.trainable_variables}
@@ -33,14 +33,14 @@ def apply_gradients(
     """Applies the gradients of model.trainable_variables: tables by their optimizers, the rest by dense_optimizer.
 
     Args:
-      gradients: one per trainable variable, in the model's order; None where there is none.
-      dense_optimizer: any Keras optimizer. Where it is a table's optimizer too, it counts the step once.
-      embedding_optimizer: the Keras optimizer given to the layer, for all tables. None: each table by its own, as a
-        model_export.layers TPUEmbedding knows them; one of tf.tpu.experimental.embedding, or a name, then trains by a
-        TPU's rules, and its slots are the layer's.
+      gradients: one per trainable variable, in the model's order; None for a variable without gradient.
+      dense_optimizer: any Keras optimizer. If it trains tables too, it counts the step once.
+      embedding_optimizer: the Keras optimizer that was given to the layer, for all tables. None: each table's own
+        optimizer, which a TPUEmbedding of model_export.layers records; an optimizer of tf.tpu.experimental.embedding,
+        or a name, then trains by a TPU's rules, with slots in the layer.
 
     Raises:
-      ExportError: a table has no optimizer, or it is not known which Keras optimizer holds its slots.
+      ExportError: a table has no optimizer, or a Keras optimizer holds its slots and was not given.
     """
     by_variable = {id(v): g for v, g in zip(model.trainable_variables, gradients, strict=True) if g is not None}
     _, dense = split_variables(model)
@@ -62,13 +62,13 @@ def apply_gradients(
 def train_step(
     model: Any, loss: Callable[[Any, Any], Any], dense_optimizer: Any, embedding_optimizer: Any = None
 ) -> Any:
-    """Returns a tf.function (features, labels) -> loss that does one step with both optimizers.
+    """Returns a tf.function (features, labels) -> loss that trains one step with both optimizers.
 
-    It adds the model's own losses (regularizers) to loss(labels, predictions). On a TPU, run it as
+    The loss is loss(labels, predictions) plus the model's own losses (regularizers). On a TPU, run it as
     `strategy.run(step, args=(features, labels))` within a tf.function.
 
     Args:
-      dense_optimizer, embedding_optimizer: see apply_gradients.
+      dense_optimizer, embedding_optimizer: as in apply_gradients().
     """
     takes_training = "training" in inspect.signature(model.call).parameters
     arguments: Mapping[str, Any] = {"training": True} if takes_training else {}
@@ -85,7 +85,7 @@ def train_step(
 
 
 def _optimizers(layer: Any, given: Any) -> Iterable[tuple[Any, Any, Any]]:
-    # (variable, its optimizer, the table's variables): the last is None for a stand-in on a TPU.
+    # Returns (variable, its optimizer, the table's variables); the last is None for a stand-in on a TPU.
     tables = introspection.tables(layer)
     on_cpu = {id(held.parameters) for held in tables.values()}
     known = layer.table_optimizers if isinstance(layer, TPUEmbedding) else {}
@@ -93,7 +93,7 @@ def _optimizers(layer: Any, given: Any) -> Iterable[tuple[Any, Any, Any]]:
         yield held.parameters, given if given is not None else known.get(name, held.optimizer), held
     for variable in layer.trainable_variables:
         if id(variable) not in on_cpu:
-            # Its gradient is zero; the optimizer only has to count the step, for a schedule's sake.
+            # The stand-in's gradient is zero, but the optimizer must count the step for its schedule.
             keras = [optimizer for optimizer in (given, *known.values()) if _is_keras(optimizer)]
             yield variable, keras[0] if keras else None, None
 

@@ -1,7 +1,7 @@
-"""Module of a layer model's artifact: a plain tf.Module of tables, other variables and signatures.
+"""The plain tf.Module that a layer model is saved as: its tables, other variables and signatures.
 
-The variables are the model's own objects, not copies, under readable names (`tables/film`, `dense/logits_kernel`), by
-which the manifest finds them; a Keras model would number them and bring its optimizers along.
+The variables are the model's own objects, not copies, under readable names (`tables/film`, `dense/logits_kernel`) that
+the manifest refers to. A saved Keras model would number its variables and include its optimizers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from model_export.tensorflow_setup import tf
 
 
 class ServingModule(tf.Module):  # type: ignore[misc]
-    """Tables, vocabularies, and whatever else the added signatures turn out to use."""
+    """The module that is saved: tables, vocabularies, and the other variables that the attached signatures use."""
 
     def __init__(self, tables: Mapping[str, Any], vocabularies: Mapping[str, Any]) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class ServingModule(tf.Module):  # type: ignore[misc]
         self.resources: list[Any] = []
 
     def attach(self, model: Any, functions: Sequence[Any]) -> None:
-        """Keeps what the functions read from a model, so that it is saved: variables and lookup tables.
+        """Keeps references to the variables and lookup tables that functions read from a model, so that they are saved.
 
         Args:
           functions: tf.functions with an input signature.
@@ -45,9 +45,9 @@ class ServingModule(tf.Module):  # type: ignore[misc]
 
 
 def predict_function(model: Any, inputs: PredictInputs, vocabularies: Mapping[str, Any]) -> Any:
-    """Returns the tf.function of a model's predictions for ids and numbers as tensors."""
+    """Returns a tf.function that computes a model's predictions from tensors of ids and numbers."""
     specs = inputs.tensor_specs()
-    # As for a lookup: a Python default becomes the signature's, so that weights may be left out.
+    # As in a lookup, a Python default argument becomes the signature's default, so weights may be left out.
     defaults = {name: tf.zeros([0]) if name in inputs.optional() else None for name in specs}
     outputs = output_namer(model)
 
@@ -58,7 +58,7 @@ def predict_function(model: Any, inputs: PredictInputs, vocabularies: Mapping[st
 
 
 def examples_function(model: Any, inputs: PredictInputs, vocabularies: Mapping[str, Any]) -> Any:
-    """Returns the tf.function of a model's predictions for serialized tf.Examples."""
+    """Returns a tf.function that computes a model's predictions from serialized tf.Examples."""
     outputs = output_namer(model)
 
     def predict(examples: Any) -> dict[str, Any]:
@@ -68,8 +68,9 @@ def examples_function(model: Any, inputs: PredictInputs, vocabularies: Mapping[s
 
 
 def output_namer(model: Any) -> Callable[[Any], dict[str, Any]]:
-    """Returns what names a model's outputs, as Keras does: a dict's keys, a functional model's output names, or
-    output_1, output_2.
+    """Returns a function that names a model's outputs as Keras does.
+
+    The names are a dict's keys, a functional model's output names, or output_1, output_2.
     """
     declared = list(model.output_names) if is_functional(model) else []
 

@@ -1,4 +1,4 @@
-"""Where a model trains: on a TPU when there is one, else where TensorFlow would train anyway."""
+"""Chooses the tf.distribute strategy of a training: a TPU if there is one, else TensorFlow's default."""
 
 from __future__ import annotations
 
@@ -14,24 +14,25 @@ _logger = logging.getLogger(__name__)
 _METADATA_SERVER = ("metadata.google.internal", 80)
 _WORKER_PORT = 8470
 _CONNECT_TIMEOUT_S = 3.0
-# What a gRPC client says first, with an empty SETTINGS frame; a server answers with its own (RFC 9113, section 3.4).
+# The first bytes of an HTTP/2 client: preface and empty SETTINGS frame. A server replies with its SETTINGS (RFC 9113,
+# 3.4).
 _HTTP2_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 
 
 def tpu_strategy(tpu: str | None = None) -> Any:
-    """Returns a tf.distribute.TPUStrategy, or the default strategy where no TPU is attached.
+    """Returns a tf.distribute.TPUStrategy, or the default strategy if no TPU is attached.
 
-    Make layers and optimizers under its scope(); without a TPU that scope changes nothing, and tables are plain
-    variables on the CPU, checkpoint-compatible with a TPU's. Logs one line on what was chosen. Asks neither a metadata
-    server nor the environment unless tpu says so, and then only after somebody answered within 3 s: TensorFlow's own
-    resolver waits without a limit.
+    Create layers and optimizers in the strategy's scope(). Without a TPU the scope changes nothing, and tables are
+    plain variables on the CPU, with the same checkpoints as on a TPU. One log line names the choice. The metadata
+    server and the environment are read only if `tpu` names a TPU, and only after its address accepted a connection
+    within 3 s, because TensorFlow's own resolver waits without a limit.
 
     Args:
-      tpu: None takes a TPU attached to this machine, if any. "local" insists on it; a name (often in the variable
-        TPU_NAME) or "grpc://host:port" insists on that one.
+      tpu: None: a TPU attached to this machine, if any. "local" requires such a TPU; a name (often in the variable
+        TPU_NAME) or "grpc://host:port" requires that one.
 
     Raises:
-      ExportError: tpu was given and can not be used.
+      ExportError: `tpu` names a TPU that can not be used.
     """
     if tpu is None and not _is_attached():
         strategy = tf.distribute.get_strategy()
@@ -56,7 +57,7 @@ def tpu_strategy(tpu: str | None = None) -> Any:
 
 
 def _is_attached() -> bool:
-    # TensorFlow lists the chips of a TPU machine as physical devices before it starts the TPU's runtime.
+    # TensorFlow lists a machine's TPU chips as physical devices before it starts the TPU's runtime.
     return any(device.device_type in ("TPU", "TPU_SYSTEM") for device in tf.config.list_physical_devices())
 
 
@@ -68,7 +69,7 @@ def _check_reachable(name: str) -> None:
     try:
         with socket.create_connection((host, port), timeout=_CONNECT_TIMEOUT_S) as connection:
             if name.startswith("grpc://"):
-                # TensorFlow would wait for ever for an answer of whatever else listens there.
+                # If another program listens on this port, TensorFlow would wait for its answer forever.
                 connection.sendall(_HTTP2_HELLO)
                 if not connection.recv(1):
                     raise OSError("it does not speak gRPC")

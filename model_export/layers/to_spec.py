@@ -1,6 +1,6 @@
-"""Turns a layer's feature_config into a ModelSpec whose lookups answer as serving_embedding_lookup does.
+"""Converts a layer's feature_config to a ModelSpec whose lookups give the results of serving_embedding_lookup.
 
-Which policies that takes depends on how ids reach the layer:
+The policies depend on the form in which the layer gets its ids:
 
 | ids | id < 0 | id >= V | weight <= 0 |
 |---|---|---|---|
@@ -23,7 +23,7 @@ from model_export.spec.features import FeatureSpec, ModelSpec, TableSpec
 from model_export.tensorflow_setup import tf
 from service.artifact.manifest import TooManyPolicy
 
-# How a feature's ids reach the layer: [B] (or [B, 1]), a RaggedTensor or a SparseTensor of [B, (N)].
+# The form in which a layer gets a feature's ids: [B] (or [B, 1]), a RaggedTensor or a SparseTensor of [B, (N)].
 IdsKind = Literal["dense", "ragged", "sparse"]
 
 
@@ -36,16 +36,17 @@ def model_spec(
     names: Mapping[str, str] | None = None,
     on_too_many_ids: TooManyPolicy = "error",
 ) -> ModelSpec:
-    """Returns tables and features of a nest of FeatureConfig.
+    """Makes a ModelSpec of a nest of FeatureConfig.
 
     A feature is named by its path in the nest, joined with _: {"user": {"id": ...}} gives user_id. Characters that a
     SavedModel's inputs can not have become _.
 
     Args:
-      kinds: feature -> how its ids reach the layer; ragged where nothing is said.
-      max_ids_per_row: K of the tensor-core lookup, of all ragged features or by name. A sequence has its own length.
-      vocabularies: feature -> what clients call its rows.
-      names: feature -> another name for it; the other arguments use the new one.
+      kinds: feature -> form of its ids; default: ragged.
+      max_ids_per_row: K of the tensor-core lookup, one for all ragged features or by feature. A sequence has its own
+        length.
+      vocabularies: feature -> the keys of its table's rows (layers.vocabularies).
+      names: feature -> new name; the other arguments use the new names.
       on_too_many_ids: what the tensor-core lookup does with more than K ids: "error", or "truncate" as a TPU would.
 
     Raises:
@@ -79,12 +80,12 @@ def model_spec(
 
 
 def named_features(feature_config: Any, names: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Returns name -> FeatureConfig in the nest's order. Raises ExportError where two get the same name."""
+    """Returns the FeatureConfigs by name, in the nest's order; raises ExportError if two get the same name."""
     found: dict[str, Any] = {}
     paths: dict[str, str] = {}
     renamed = dict(names or {})
     for path, config in flatten_with_paths(feature_config):
-        # A lone FeatureConfig has no path.
+        # A FeatureConfig that is no part of a nest has an empty path.
         name = input_name(path or config.name or config.table.name or "feature")
         name = renamed.pop(name, name)
         if name in found:
@@ -96,7 +97,7 @@ def named_features(feature_config: Any, names: Mapping[str, str] | None = None) 
 
 
 def table_names(feature_config: Any) -> dict[int, str]:
-    """Returns id of a TableConfig -> its name in the spec; one without a name gets TFRS's, table_<position>."""
+    """Returns the spec's table names by id() of the TableConfig; one without a name gets TFRS's, table_<position>."""
     names: dict[int, str] = {}
     for config in tf.nest.flatten(feature_config):
         if id(config.table) not in names:
@@ -107,7 +108,7 @@ def table_names(feature_config: Any) -> dict[int, str]:
 
 
 def flatten_with_paths(nest: Any) -> list[tuple[str, Any]]:
-    """Returns (path, leaf) in tf.nest's order (dicts by key), keys and positions joined with /; "" for a lone leaf."""
+    """Returns (path, leaf) pairs in tf.nest's order; a path is keys and positions joined with /, "" for the root."""
     if isinstance(nest, Mapping):
         entries = [(str(key), nest[key]) for key in sorted(nest)]
     elif isinstance(nest, tuple) and hasattr(nest, "_fields"):
@@ -122,7 +123,7 @@ def flatten_with_paths(nest: Any) -> list[tuple[str, Any]]:
 
 
 def input_name(path: str) -> str:
-    """Returns a name for signatures: letters, digits and single _, a letter first."""
+    """Makes a name for a signature's input of a path: letters, digits and single _, a letter first."""
     name = re.sub(r"[^a-zA-Z0-9]+", "_", path).strip("_")
     return name if name[:1].isalpha() else f"feature_{name}"
 

@@ -1,4 +1,4 @@
-"""The TPUEmbedding layer: tensorflow_recommenders' own, with new Keras optimizers and earlier errors."""
+"""The TPUEmbedding layer of tensorflow_recommenders, extended by new Keras optimizers and earlier errors."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from model_export.tensorflow_setup import tf, tfrs
 
 
 class TPUEmbedding(tfrs.layers.embedding.TPUEmbedding):  # type: ignore[misc]
-    """Looks up and combines embeddings; tables lie in a TPU's embedding cores, or in plain variables elsewhere.
+    """Keras layer that looks up and combines embeddings, in a TPU's embedding cores or in plain variables elsewhere.
 
-    Adds to the layer of tensorflow_recommenders: new Keras optimizers where a TPU computes the same
-    (`embedding_optimizer`), errors that name the table at fault, and `table_optimizers`.
+    Adds to the layer of tensorflow_recommenders: new Keras optimizers, if a TPU can compute the same
+    (`embedding_optimizer`); errors that name the invalid table; and the property `table_optimizers`.
 
     Args:
       feature_config: nest (dict, list, tuple or one) of tf.tpu.experimental.embedding.FeatureConfig. Inputs have the
         same nest.
-      optimizer: trains tables that have none of their own; None leaves slots out, for export.
+      optimizer: trains the tables without an optimizer of their own; None leaves slots out, for export.
       pipeline_execution_with_tensor_core: on a TPU, overlap lookups with the dense part, one step late. No effect on a
         CPU.
       batch_size: deprecated in TFRS; no effect on a CPU.
-      embedding_feature, sparse_core_embedding_config: which TPU hardware is used, and how; as in TFRS.
+      embedding_feature, sparse_core_embedding_config: choice and settings of the TPU hardware; as in TFRS.
 
-    Calling it with (features, weights=None, serving_config=None) gives the nest of features: [B, D] float32 each,
+    A call with (features, weights=None, serving_config=None) returns a nest of vectors: [B, D] float32 per feature,
     [B, L, D] for a sequence. weights match sparse and ragged features in type and shape.
 
     Raises:
-      ValueError: an optimizer that a TPU does not have, or two tables of one name.
+      ValueError: a TPU lacks an optimizer, or two tables have the same name.
 
     Source: tensorflow_recommenders 0.7.7, layers/embedding/tpu_embedding_layer.py.
     """
@@ -49,7 +49,7 @@ class TPUEmbedding(tfrs.layers.embedding.TPUEmbedding):  # type: ignore[misc]
         twice = sorted(name for name, count in Counter(t.name for t in configs if t.name).items() if count > 1)
         if twice:
             raise ValueError(f"different tables are named {twice}; features that share a table share its TableConfig")
-        # One object stays one object, so that tables which share an optimizer share its iteration count.
+        # Each optimizer object is converted once, so that tables which share it share its iteration count.
         given = {id(o): o for o in (optimizer, *(table.optimizer for table in configs))}
         taken = {key: _taken(value, optimizer, configs) for key, value in given.items()}
         with _table_optimizers_replaced(configs, taken):
@@ -61,7 +61,7 @@ class TPUEmbedding(tfrs.layers.embedding.TPUEmbedding):  # type: ignore[misc]
                 embedding_feature,
                 sparse_core_embedding_config,
             )
-        # A plain attribute would make the optimizers part of every checkpoint of the layer.
+        # Hidden from Keras's tracking: as a plain attribute the optimizers would be in every checkpoint of the layer.
         names = [table.name or f"table_{position}" for position, table in enumerate(configs)]
         by_table = {
             name: taken[id(optimizer if table.optimizer is None else table.optimizer)]
@@ -71,7 +71,7 @@ class TPUEmbedding(tfrs.layers.embedding.TPUEmbedding):  # type: ignore[misc]
 
     @property
     def table_optimizers(self) -> Mapping[str, Any]:
-        """Table name -> the optimizer that trains it, as the layer took it."""
+        """The optimizer of each table by name, after conversion by embedding_optimizer()."""
         return self._get_table_optimizers()
 
 
@@ -85,8 +85,8 @@ def _taken(optimizer: Any, default: Any, configs: list[Any]) -> Any:
 
 @contextmanager
 def _table_optimizers_replaced(configs: list[Any], taken: Mapping[int, Any]) -> Iterator[None]:
-    # TFRS copies the TableConfigs, but answers embedding_tables and serving_config by the user's own objects: they can
-    # not be exchanged, so their optimizers are, while it copies.
+    # TFRS copies the TableConfigs in its constructor, but embedding_tables and serving_config use the user's objects as
+    # keys. So those objects must stay, and get other optimizers only while the constructor copies them.
     before = [table.optimizer for table in configs]
     try:
         for table in configs:

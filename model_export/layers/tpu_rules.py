@@ -1,7 +1,7 @@
-"""Trains a layer's tables on a CPU by the rules of a TPU, where its optimizer is one of tf.tpu.experimental.embedding.
+"""Trains a layer's tables on a CPU by a TPU's update rules, for optimizers of tf.tpu.experimental.embedding.
 
-TensorFlow itself applies these optimizers on a TPU only; on a CPU the layer just makes their slots. The rules are those
-of the estimator path (training/table_updates.py).
+TensorFlow applies these optimizers on a TPU only; on a CPU the layer merely creates their slots. The rules are in
+training/table_updates.py, which EmbeddingEstimator uses too.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from model_export.training.table_updates import apply_gradient
 
 embedding = tf.tpu.experimental.embedding
 
-# Order of the slots in training/table_updates.py.
+# The slots in the order of training/table_updates.py.
 _SLOTS: dict[type, tuple[str, ...]] = {
     StochasticGradientDescentParameters: (),
     AdagradParameters: ("accumulators",),
@@ -33,10 +33,10 @@ _SLOTS: dict[type, tuple[str, ...]] = {
 
 
 def apply_tpu_optimizer(table: TableVariables, gradient: Any) -> None:
-    """Updates a table and its slots by one batch's gradient, an IndexedSlices or a [V, D] tensor.
+    """Updates a table and its slots by the gradient of one batch, an IndexedSlices or a [V, D] tensor.
 
     Raises:
-      ExportError: the table has no optimizer, or its slots are held by a Keras optimizer, which has to be given then.
+      ExportError: the table has no optimizer, or a Keras optimizer holds its slots and must be given.
     """
     if table.optimizer is None:
         raise ExportError(f"table {table.parameters.name!r} has no optimizer, so it can not be trained")
@@ -53,12 +53,12 @@ def apply_tpu_optimizer(table: TableVariables, gradient: Any) -> None:
 
 
 def learning_rate(optimizer: Any) -> Any:
-    """Returns the present learning rate of a tf.tpu optimizer, a number or what its callable gives."""
+    """Returns the present learning rate of a tf.tpu optimizer: its number, or the result of its callable."""
     return optimizer.learning_rate() if callable(optimizer.learning_rate) else optimizer.learning_rate
 
 
 def optimization_parameters(optimizer: Any) -> OptimizationParameters:
-    """Returns the constants of a tf.tpu optimizer; a callable learning rate stands as 0 there."""
+    """Returns the constants of a tf.tpu optimizer, with a learning rate of 0 if that is a callable."""
     shared = {
         "learning_rate": 0.0 if callable(optimizer.learning_rate) else optimizer.learning_rate,
         "use_gradient_accumulation": optimizer.use_gradient_accumulation,

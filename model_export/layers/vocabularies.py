@@ -1,4 +1,4 @@
-"""Reads a vocabulary from what people have: a list of keys, a Keras lookup layer, or a VocabularySpec."""
+"""Makes a VocabularySpec of a list of keys, a Keras lookup layer, or a VocabularySpec."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from model_export.errors import ExportError
 from model_export.spec.features import VocabularySpec
 from model_export.tensorflow_setup import tf
 
-# A VocabularySpec, keys of which the first is row 0, or a StringLookup or IntegerLookup layer.
+# A VocabularySpec, a sequence of keys (the first is row 0), or a StringLookup or IntegerLookup layer.
 Vocabulary = VocabularySpec | Sequence[str] | Sequence[int] | Any
 
 
 def vocabulary_spec(feature: str, vocabulary: Vocabulary) -> VocabularySpec:
     """Returns the VocabularySpec of a feature.
 
-    A list of keys has no place for others: any other key is an error. A Keras lookup layer is read as it maps: its
-    unknown key's row (num_oov_indices=1) becomes oov_id; with num_oov_indices=0 any other key is an error.
+    With a list of keys any other key is an error. With a Keras lookup layer the row of unknown keys (num_oov_indices=1)
+    becomes oov_id; with num_oov_indices=0 an unknown key is an error.
 
     Raises:
-      ExportError: the layer does what a VocabularySpec can not say (a mask, several unknown rows, one-hot output).
+      ExportError: a VocabularySpec can not describe the layer (a mask, several unknown rows, one-hot output).
     """
     if isinstance(vocabulary, VocabularySpec):
         return vocabulary

@@ -1,1 +1,1 @@
-"""Expected answers of every signature, and the checks of an artifact against them."""
+"""Computes the expected answers of an artifact's signatures, and compares the artifact with them."""

@@ -1,4 +1,4 @@
-"""Answers held against what they should be, over many cases."""
+"""Compares a signature's answers with the expected ones over many requests."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import numpy as np
 from model_export.parity.parity_report import OutputParity
 from service.types import Array
 
-# float32 sums of tens of terms against float64: a wrong row or divisor is off by far more.
+# Tolerance for float32 sums of tens of terms, compared with float64. A wrong row or divisor differs by far more.
 RELATIVE_TOLERANCE = 1e-5
-# Below this, an error is held against this and not against the expected values themselves.
+# If the expected values are smaller than this, an error is relative to this number instead.
 _SMALLEST_SCALE = 1e-3
 
 
 class Comparison:
-    """Collects the errors of one signature's outputs, and the faults: differences beyond the tolerance."""
+    """Collects the errors of one signature's outputs, and as faults the differences beyond the tolerance."""
 
     def __init__(self, signature: str, reference: str) -> None:
         self._signature = signature
@@ -26,7 +26,7 @@ class Comparison:
         self.faults: list[str] = []
 
     def add(self, got: Mapping[str, Array], expected: Mapping[str, Array]) -> None:
-        """Compares one case. Expected numbers that are NaN or infinite (allowed in a table) are passed over."""
+        """Compares one request's outputs; skips expected numbers that are NaN or infinite, which a table may hold."""
         if set(got) != set(expected):
             self._fault(f"answers {sorted(got)}, expected {sorted(expected)}")
             return
@@ -45,7 +45,7 @@ class Comparison:
             self.outputs[output] = OutputParity(rows, before.max_absolute_error, before.max_relative_error)
             return
         error, scale = largest_error(actual, wanted)
-        # Written so that a NaN fails it.
+        # `not <=` instead of `>`, so that NaN is a fault.
         if not error <= RELATIVE_TOLERANCE * max(scale, _SMALLEST_SCALE):
             self._fault(f"output {output!r} differs from the {self._reference} by {error:.3g}")
         relative = error / scale if scale else 0.0
@@ -60,7 +60,7 @@ class Comparison:
 
 
 def largest_error(actual: Array, wanted: Array) -> tuple[float, float]:
-    """Returns the largest difference and the largest magnitude, of the numbers that are expected to be finite."""
+    """Returns the largest difference and the largest magnitude among numbers whose expected value is finite."""
     is_finite = np.isfinite(wanted)
     found, expected = _float64(actual)[is_finite], _float64(wanted)[is_finite]
     if not expected.size:
@@ -69,7 +69,7 @@ def largest_error(actual: Array, wanted: Array) -> tuple[float, float]:
 
 
 def differing_rows(one: Array, other: Array) -> Array:
-    """Returns which rows of two [B, ...] answers differ by more than the tolerance, where both are finite; [B] bool."""
+    """Returns a [B] bool mask of the rows in which the finite numbers of two answers differ beyond the tolerance."""
     if not one.size:
         return np.zeros(len(one), bool)
     is_finite = np.isfinite(one) & np.isfinite(other)

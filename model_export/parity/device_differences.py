@@ -1,4 +1,4 @@
-"""Where the cpu and the tensor-core lookup of one artifact answer differently, and which option makes them."""
+"""Finds where the cpu and the tensor-core lookup of an artifact give different results, and which option causes it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from model_export.parity.saved_table import Rows
 from service.artifact.manifest import LookupFeature, Manifest
 from service.types import Array, RaggedIds
 
-# Options that belong together, and how a difference between them is told.
+# Groups of related options of LookupFeature: two features that differ in a group get one reason for it.
 _OPTIONS = (
     ("mean_divisor",),
     ("max_ids_per_row", "on_too_many_ids"),
@@ -35,7 +35,7 @@ class _Found:
 
 
 class DeviceComparison:
-    """Runs the cases of one lookup through another one too, feature by feature."""
+    """Compares two lookups of an artifact, feature by feature, on the requests of the first one."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class DeviceComparison:
         self.faults: list[str] = []
 
     def differences(self, cases: Iterable[Case]) -> tuple[DeviceDifference, ...]:
-        """Returns what differs, per feature and reason."""
+        """Runs the requests and returns the differences by feature and reason."""
         for case in cases:
             if case.refused:
                 self._compare_refusal(case)

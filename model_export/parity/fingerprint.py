@@ -1,4 +1,4 @@
-"""FarmHash's Fingerprint64, by which TensorFlow puts unknown keys into buckets; in plain Python, for the oracle.
+"""FarmHash's Fingerprint64, by which TensorFlow assigns unknown keys to buckets, in plain Python for the oracle.
 
 Source: farmhashna::Hash64 of google/farmhash (src/farmhash.cc), which tf.strings.to_hash_bucket_fast uses.
 

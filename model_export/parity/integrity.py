@@ -1,4 +1,4 @@
-"""Agreement of an artifact's manifest with its index, its files and its vocabularies; no TensorFlow here."""
+"""Checks that an artifact's manifest agrees with its index, files and vocabularies. Needs no TensorFlow."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from service.artifact.delta_file import DELTAS_FOLDER
 from service.artifact.manifest import MANIFEST_PATH, Manifest, TableEntry, TableScale
 from service.types import TABLE_DTYPES, Array, saved_dtype, stored_columns
 
-# In provenance: table -> how many of its numbers are NaN or infinite, where the export was told to allow them.
+# Key in the manifest's provenance: table -> how many of its numbers are NaN or infinite, if the export allowed them.
 NONFINITE_KEY = "nonfinite_values"
 VARIABLES_PREFIX = "variables/variables"
 _CHUNK_BYTES = 16 << 20
 
 
 def integrity_faults(artifact: Path, manifest: Manifest) -> list[str]:
-    """Returns every disagreement; raises ArtifactError where the index can not be read."""
+    """Returns every disagreement of an artifact with its manifest; raises ArtifactError if an index can not be read."""
     faults = [
         *_file_faults(artifact, manifest),
         *_table_faults(artifact, manifest),
@@ -36,14 +36,14 @@ def integrity_faults(artifact: Path, manifest: Manifest) -> list[str]:
 
 
 def check_integrity(artifact: Path, manifest: Manifest) -> None:
-    """Raises ExportError listing every disagreement; ArtifactError where the index can not be read."""
+    """Raises an ExportError that lists every disagreement; ArtifactError if an index can not be read."""
     faults = integrity_faults(artifact, manifest)
     if faults:
         raise ExportError(f"{artifact}: " + "; ".join(faults))
 
 
 def file_sizes(artifact: Path) -> dict[str, int]:
-    """Returns the size of every file but the manifest and the deltas, which come later, by path in the artifact."""
+    """Returns the size of every file by its path in the artifact; leaves out manifest and deltas, written later."""
     paths = sorted(path for path in artifact.rglob("*") if path.is_file())
     names = {path.relative_to(artifact): path for path in paths}
     sizes = {name.as_posix(): path.stat().st_size for name, path in names.items() if name.parts[0] != DELTAS_FOLDER}
@@ -52,9 +52,9 @@ def file_sizes(artifact: Path) -> dict[str, int]:
 
 
 def table_chunks(artifact: Path, entry: TableEntry) -> Iterator[tuple[int, Array]]:
-    """Yields (first row, rows) of a saved table, a few megabytes at a time, so that no second copy is made.
+    """Yields (first row, rows) of a saved table, a few megabytes at a time, so that memory never holds a second copy.
 
-    Rows are as TABLE_DTYPES reads the table; those of int4 [n, ceil(D / 2)] bytes.
+    Rows have the numpy dtype of TABLE_DTYPES; those of an int4 table are [n, ceil(D / 2)] bytes.
     """
     row_bytes = entry.nbytes // entry.vocabulary_size
     step = max(1, _CHUNK_BYTES // row_bytes)
@@ -67,7 +67,7 @@ def table_chunks(artifact: Path, entry: TableEntry) -> Iterator[tuple[int, Array
 
 
 def saved_rows(entry: BundleEntry, start: int, stop: int) -> Array:
-    """Returns rows start to stop of a saved matrix."""
+    """Returns rows [start, stop) of a saved matrix."""
     row_bytes = entry.nbytes // entry.shape[0]
     with entry.file.open("rb") as file:
         file.seek(entry.offset + start * row_bytes)
@@ -82,11 +82,11 @@ def table_entry(
     *,
     packed_dim: int | None = None,
 ) -> TableEntry:
-    """Returns the manifest's words for a whole matrix of an index.
+    """Returns the manifest's entry for a whole matrix of a checkpoint index.
 
     Args:
-      scale: key and entry of its scales.
-      packed_dim: D of an int4 table, of which the index tells the bytes only.
+      scale: checkpoint key and index entry of the matrix's scales.
+      packed_dim: D of an int4 table, for which the index has only the number of bytes per row.
     """
     return TableEntry(
         variable=variable,
@@ -167,10 +167,10 @@ def _vocabulary_faults(artifact: Path, manifest: Manifest) -> list[str]:
 
 
 def with_nonfinite(artifact: Path, manifest: Manifest, *, allow: bool) -> Manifest:
-    """Returns the manifest, which says of each table how many of its numbers are NaN or infinity, if any are.
+    """Returns the manifest with the number of NaN and infinite numbers of each table that holds any.
 
     Raises:
-      ExportError: there are some, and they are not allowed.
+      ExportError: a table holds NaN or infinity, and `allow` is False.
     """
     found = {}
     for name, entry in manifest.tables.items():
@@ -198,10 +198,10 @@ def _number_faults(artifact: Path, manifest: Manifest) -> list[str]:
         scales = read_scales(artifact, entry)
         if scales is not None and not (np.isfinite(scales) & (scales >= 0)).all():
             faults.append(f"table {name!r} has a scale that is negative, NaN or infinity")
-        told = manifest.provenance.get(REDUCED_KEY, {}).get(name)
-        if told and not told["largest_error"] <= told["error_bound"]:
+        losses = manifest.provenance.get(REDUCED_KEY, {}).get(name)
+        if losses and not losses["largest_error"] <= losses["error_bound"]:
             faults.append(
-                f"table {name!r} differs from the trained one by {told['largest_error']:.3g}, {entry.dtype} by no more "
-                f"than {told['error_bound']:.3g}"
+                f"table {name!r} differs from the trained one by {losses['largest_error']:.3g}; the bound of "
+                f"{entry.dtype} is {losses['error_bound']:.3g}"
             )
     return faults

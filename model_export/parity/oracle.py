@@ -1,7 +1,7 @@
-"""Computes the expected answer of every lookup in numpy, from the manifest's formulas alone and not from the graphs.
+"""Computes the expected answer of every lookup in numpy, from the manifest alone, without TensorFlow's graphs.
 
-Computes in float64 on the bytes that the manifest points at, so that a comparison also shows that those bytes are the
-tables.
+The oracle computes in float64 on the bytes that the manifest refers to, so that a comparison also shows that these
+bytes are the tables.
 
 >>> table = np.array([[0, 0], [1, 2], [3, 6]], np.float32)
 >>> bag = LookupFeature("g__values", "g__row_splits", combiner="mean")
@@ -22,25 +22,25 @@ from model_export.parity.saved_table import Rows
 from service.artifact.manifest import LookupFeature, Manifest, VocabularyEntry
 from service.types import Array, RaggedIds
 
-# Ids of one feature: [B] for one id per row, RaggedIds otherwise; rows of the table, or keys (object arrays of bytes,
-# or integers of a vocabulary of integers).
+# Ids of one feature: [B] for one id per row, else RaggedIds. They are row numbers of the table, or keys (object arrays
+# of bytes, or integers of a vocabulary of integers).
 Ids = Array | RaggedIds
 
 
 class RefusedError(Exception):
-    """The lookup has no answer: an id or a key has no row, or a row is too long."""
+    """The lookup refuses a request: an id or a key has no row, or a row has too many ids."""
 
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """A vocabulary and its file's lines; sends_rows: the signature takes rows all the same."""
+    """A vocabulary and the lines of its file. sends_rows: the signature takes row numbers despite the vocabulary."""
 
     entry: VocabularyEntry
     lines: tuple[bytes, ...]
     sends_rows: bool = False
 
     def rows_of(self, keys: Array) -> Array:
-        """Returns int64 rows of keys, -1 for a dropped one. Raises RefusedError for an unknown one that is an error."""
+        """Maps keys to int64 rows, a dropped key to -1; raises RefusedError for a key that the vocabulary refuses."""
         if self.sends_rows:
             return keys.astype(np.int64)
         line_of = {line: number for number, line in enumerate(self.lines)}
@@ -63,15 +63,15 @@ class Keys:
 
 
 def looked_up(table: Rows, feature: LookupFeature, ids: Ids, keys: Keys | None = None) -> Array:
-    """Returns [B, D] float64, or [B, L, D] of a sequence, of a [V, D] table; an empty row gives zeros.
+    """Looks up ids in a [V, D] table; returns [B, D] float64, or [B, L, D] of a sequence. An empty row gives zeros.
 
     sum: sum(w v). mean: sum(w v) / sum(w), or / max(sum(w), 1) with "at_least_one". sqrtn: sum(w v) / sqrt(sum(w w)).
-    A divisor of 0 gives zeros. A row is cut before its ids are looked at; vectors are bounded before they are weighted.
-    Ids of shape [B, K] give [B, K, D]. A row that no id counts in gives what the manifest says, or is cut off at the
-    end.
+    A divisor of 0 gives zeros. A row is cut before its ids are checked; vectors are clipped before they are weighted.
+    Ids of shape [B, K] give [B, K, D]. A row in which no id counts gives the manifest's vector of empty rows, or is cut
+    off at the end.
 
     Raises:
-      RefusedError: the manifest makes an id, a key or a row's length an error.
+      RefusedError: by the manifest an id, a key or the length of a row is an error.
     """
     if not isinstance(ids, RaggedIds):
         flat = ids.reshape(-1)
@@ -79,7 +79,7 @@ def looked_up(table: Rows, feature: LookupFeature, ids: Ids, keys: Keys | None =
         vectors = [_vector(table, feature, int(row)) for row in rows]
         found = np.array([np.zeros(table.shape[1]) if v is None else v for v in vectors])
         return found.reshape(*ids.shape, table.shape[1])
-    # Keys are mapped before a row is cut, so an unknown one is an error wherever it stands.
+    # Keys are mapped before a row is cut, so an unknown key is an error at any position.
     values = ids.values if keys is None else keys.rows_of(ids.values)
     length = feature.max_sequence_length
     out = np.zeros((len(ids.row_splits) - 1, *([] if length is None else [length]), table.shape[1]))
@@ -115,7 +115,8 @@ def read_keys(artifact: Path, manifest: Manifest, id_dtypes: Mapping[str, str]) 
     """Returns the vocabularies of features, by feature.
 
     Args:
-      id_dtypes: feature -> dtype of its ids input: integers of a feature with a vocabulary of strings are rows.
+      id_dtypes: feature -> dtype of its ids input. If the vocabulary holds strings and the dtype is an integer, the ids
+        are row numbers.
     """
     keys = {}
     for feature, dtype in id_dtypes.items():
@@ -130,13 +131,13 @@ def read_keys(artifact: Path, manifest: Manifest, id_dtypes: Mapping[str, str]) 
 
 
 def vocabulary_lines(path: Path) -> tuple[bytes, ...]:
-    """Returns the keys of a vocabulary file; only a newline, or CR LF, ends a line."""
+    """Reads the keys of a vocabulary file; only a newline, or CR LF, ends a line."""
     content = path.read_bytes().removesuffix(b"\n")
     return tuple(line.removesuffix(b"\r") for line in content.split(b"\n"))
 
 
 def _vector(table: Rows, feature: LookupFeature, row: int) -> Array | None:
-    # None is an id that is dropped.
+    # Returns None for an id that is dropped.
     policy = feature.on_bad_id
     if not 0 <= row < table.shape[0]:
         if policy == "drop" or (policy == "drop_negative" and row < 0):
@@ -155,7 +156,7 @@ def _vector(table: Rows, feature: LookupFeature, row: int) -> Array | None:
 def _combined(
     table: Rows, feature: LookupFeature, rows: Array, weights: Sequence[float] | Array | None
 ) -> Array | None:
-    # None is a row that no id counts in.
+    # Returns None for a row in which no id counts.
     most = feature.max_ids_per_row
     if most is not None and len(rows) > most:
         if feature.on_too_many_ids == "error":

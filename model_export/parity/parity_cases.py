@@ -1,4 +1,4 @@
-"""Requests that signatures are compared on: edges first, then seeded random rows; no TensorFlow here."""
+"""Generates the requests on which signatures are compared: edge cases, then seeded random rows. Needs no TensorFlow."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from service.types import Array, RaggedIds
 _LONGEST_ROW = 12
 _SEED = 20
 _OPEN_SIZE = 3
-# Sizes of the fingerprint's branches; the first bytes differ, so no two are one key.
+# Unknown keys, one for each branch of Fingerprint64, which depends on the length. Their first bytes differ.
 _STRANGERS = tuple(f"{size} no such key ".ljust(size, "~").encode() for size in (0, 20, 40, 70))
 _FAR = {"int32": 2**31 - 1, "int64": 2**40 + 1}
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One request, by feature; refused: what about it has to be an error, "" if nothing."""
+    """One request: the ids of each feature. refused: why the signature must refuse it; "" if it must not."""
 
     features: Mapping[str, Ids]
     refused: str = ""
 
     def inputs(self, signature: SignatureEntry) -> dict[str, Array]:
-        """Returns the tensors of the request; weights that are not sent are an empty vector."""
+        """Returns the request's input tensors for a signature; an empty vector for weights that are not sent."""
         tensors: dict[str, Array] = {}
         for name, feature in signature.features.items():
             ids = self.features[name]
@@ -43,10 +43,10 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class CaseWriter:
-    """Draws requests for one signature of a manifest.
+    """Generates requests for one signature of a manifest.
 
-    keys: vocabularies by feature; id_dtypes: feature -> dtype of its ids input; id_shapes: feature -> its shape, [B]
-      where it is not there.
+    keys: vocabularies by feature; id_dtypes: feature -> dtype of its ids input; id_shapes: feature -> shape of its
+    ids input; default: [B].
     """
 
     manifest: Manifest
@@ -56,10 +56,12 @@ class CaseWriter:
     id_shapes: Mapping[str, tuple[int | None, ...]] = field(default_factory=dict)
 
     def lookup_cases(self) -> Iterator[Case]:
-        """Yields requests of a lookup, with and without weights: 0 rows, 1 row, both sides of every batch size; empty
-        first, middle and last rows; rows of K - 1 and K ids (of L - 1, L and L + 1), and of K + 1 where they are cut;
-        repeated ids, the first and the last id of a table; ids outside it and unknown keys where they are no errors;
-        negative weights, weights that sum to 0 and to less than 1. Then, one at a time, whatever is to be refused.
+        """Yields requests of a lookup, with and without weights.
+
+        They have 0 rows, 1 row, and one more and one less than every batch size; empty first, middle and last rows;
+        rows of K - 1 and K ids (of L - 1, L and L + 1), and of K + 1 if the policy cuts them; repeated ids, the first
+        and the last id of a table; ids outside of it and unknown keys if the policies accept them; negative weights,
+        weights that sum to 0 and to less than 1. Then follow, one at a time, ids that the lookup must refuse.
         """
         rng = np.random.default_rng(_SEED)
         sizes = {0, 1, 2, 7, *self.signature.batch_sizes, *(size + 1 for size in self.signature.batch_sizes[:-1])}
@@ -71,15 +73,17 @@ class CaseWriter:
             yield from self._single_values(rng)
 
     def predict_cases(self, sizes: tuple[int, ...] = (1, 17, 64)) -> Iterator[Case]:
-        """Yields requests of a predict signature, without weights: ids inside their tables, known and unknown keys that
-        are no errors, row 0 and empty rows among them.
+        """Yields requests of a predict signature, without weights.
+
+        Their ids are inside the tables, row 0 among them; keys are known, or unknown if the policy accepts that; some
+        rows are empty.
         """
         rng = np.random.default_rng(_SEED)
         for rows in sizes:
             yield Case({name: self._ids(rng, name, rows, False, is_inside=True) for name in self.signature.features})
 
     def _single_values(self, rng: np.random.Generator) -> Iterator[Case]:
-        # Whatever is outside a table or a limit, alone in a row of its own: the answer is then its alone.
+        # Each id beyond the table or a limit is alone in its row, so that the row's result depends on it alone.
         plain = {name: self._ids(rng, name, 2, False, is_inside=True) for name in self.signature.features}
         for name, feature in self.signature.features.items():
             ids = plain[name]
@@ -114,7 +118,7 @@ class CaseWriter:
     ) -> Ids:
         feature = self.signature.features[name]
         if feature.row_splits is None:
-            # Ids of shape [B, K]: any K where the signature leaves it open.
+            # Ids of shape [B, K], with any K if the signature does not fix it.
             inner = tuple(_OPEN_SIZE if size is None else size for size in self.id_shapes.get(name, (None,))[1:])
             return self._draw(rng, name, rows * math.prod(inner), is_inside=is_inside).reshape(rows, *inner)
         lengths = _lengths(rng, feature, rows, is_inside)
@@ -132,14 +136,14 @@ class CaseWriter:
         if count > 3:
             values[:4] = [vocabulary_size - 1, 0, 1 % vocabulary_size, 1 % vocabulary_size]
         bad = [] if is_inside else self._tolerated(name)
-        # From the end, so that rows of every length meet them.
+        # Placed from the end, so that rows of every length get such ids.
         for position, bad_id in enumerate(bad):
             if count > 2 * len(bad):
                 values[-2 - 2 * position] = bad_id
         return values
 
     def _tolerated(self, name: str) -> list[int]:
-        # Ids outside the table that are no errors.
+        # Returns ids outside the table that the feature's policy accepts.
         keys, policy = self.keys.get(name), self.signature.features[name].on_bad_id
         if policy == "error" or (keys is not None and not keys.sends_rows):
             return []
@@ -177,7 +181,7 @@ def _weights(rng: np.random.Generator, feature: LookupFeature, lengths: Array, r
     weights[::7] = -0.125
     filled = np.flatnonzero(lengths > 0)
     if len(filled):
-        # A sum of 0.5 tells the two divisors of a mean apart.
+        # Weights with a sum of 0.5 give different means for the two mean_divisors.
         first = slice(row_splits[filled[0]], row_splits[filled[0] + 1])
         weights[first] = 0.5 / min(lengths[filled[0]], _limit(feature) or _LONGEST_ROW)
     if len(filled) > 1:
@@ -187,7 +191,7 @@ def _weights(rng: np.random.Generator, feature: LookupFeature, lengths: Array, r
 
 def _draw_keys(rng: np.random.Generator, keys: Keys, count: int) -> Array:
     if not keys.lines:
-        # Hashed keys: any is as good as another.
+        # Hashed keys have no file: any key will do.
         return np.resize(_strangers(keys, len(_STRANGERS)), count)
     is_strict = not keys.entry.num_oov_buckets and keys.entry.oov_id is None and keys.entry.on_oov == "error"
     positions = rng.integers(0, len(keys.lines), count)

@@ -1,6 +1,6 @@
-"""Result of a comparison: each signature's distance from its expected answers, and differences of two devices.
+"""The results of parity checks: each signature's errors, and the differences between two devices' lookups.
 
-These objects go into the manifest (`parity`) and out of `model-export verify`; nothing here imports TensorFlow.
+The manifest holds them under `parity`, and `model-export verify` prints them. This module needs no TensorFlow.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ Reference = Literal["oracle", "recorded answers", "nothing"]
 
 @dataclass(frozen=True, slots=True)
 class OutputParity:
-    """How far one output is from what it should be, over all cases.
+    """The errors of one output over all requests that were compared.
 
-    max_relative_error: the largest difference of a case over the largest value expected in it.
-    rows: how many were compared.
+    max_relative_error: the largest difference in a request, divided by the request's largest expected value.
+    rows: number of compared rows.
     """
 
     rows: int = 0
@@ -30,13 +30,13 @@ class OutputParity:
 
 @dataclass(frozen=True, slots=True)
 class DeviceDifference:
-    """Rows of one feature that two lookups, or two MetaGraphs, answer differently, and the reason that they share.
+    """Rows of one feature for which two lookups, or two MetaGraphs, give different results for the same reason.
 
-    reason: in words, naming the option of the manifest that makes the difference, e.g. "cut at 4 ids".
-    other: the signature (or MetaGraph) that it is compared with.
-    rows, of_rows: how many differ, of how many compared.
-    max_absolute: the largest difference of a number.
-    example: ids (and weights) of one such row, JSON values.
+    reason: a text that names the manifest's option which causes the difference, e.g. "cut at 4 ids".
+    other: the signature (or MetaGraph) that was compared with this one.
+    rows, of_rows: number of rows that differ, and of rows compared.
+    max_absolute: the largest absolute difference.
+    example: ids (and weights) of one differing row, JSON values.
     """
 
     feature: str
@@ -50,12 +50,12 @@ class DeviceDifference:
 
 @dataclass(frozen=True, slots=True)
 class SignatureParity:
-    """One signature held against its reference.
+    """The comparison of one signature with its reference.
 
-    reference: the numpy oracle for lookups; the trained model's own answers for predictions; "nothing" where none were
-      recorded, so that it was only run.
-    cases: how many requests were compared; refused: how many were to be refused, and were.
-    outputs: by output name (of a lookup: one per feature).
+    reference: the numpy oracle for lookups; the trained model's recorded answers for predictions; "nothing" if there
+        are no recorded answers, so that the signature was only run.
+    cases: number of compared requests; refused: number of requests that the signature rightly refused.
+    outputs: errors by output name (a lookup has one output per feature).
     """
 
     kind: Literal["lookup", "predict"]
@@ -78,11 +78,11 @@ class SignatureParity:
 
 @dataclass(frozen=True, slots=True)
 class ParityReport:
-    """All signatures of an artifact, by name.
+    """The comparisons of all signatures of an artifact, by name.
 
-    lowered: the signatures of its {serve,tpu} MetaGraph, run on a CPU with the tensor-core arithmetic kept; empty where
-      it has none. Their differences are against the {serve} signature of the same name.
-    notes: what was not checked, and why.
+    lowered: the signatures of the {serve,tpu} MetaGraph, run on a CPU with tensor-core arithmetic; empty if there is no
+        such MetaGraph. Their differences are from the {serve} signature of the same name.
+    notes: one sentence per check that was not done, with the reason.
     """
 
     signatures: Mapping[str, SignatureParity]
@@ -90,7 +90,7 @@ class ParityReport:
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Returns a JSON object with everything."""
+        """Returns the whole report as a JSON object."""
         return {
             "signatures": {name: _signature_json(entry) for name, entry in self.signatures.items()},
             "lowered": {name: _signature_json(entry) for name, entry in self.lowered.items()},
@@ -98,7 +98,7 @@ class ParityReport:
         }
 
     def manifest_json(self) -> dict[str, Any]:
-        """Returns the manifest's parity object: signature -> what was found."""
+        """Returns the manifest's `parity` object: each signature's comparison by name."""
         return {name: _signature_json(entry) for name, entry in self.signatures.items()}
 
 
@@ -112,9 +112,9 @@ def _signature_json(parity: SignatureParity) -> dict[str, Any]:
 
 
 class Disagreements(ExportError):
-    """An artifact is not what it says.
+    """An artifact contradicts its manifest.
 
-    lines: every fault found, each a sentence; report: what was compared all the same, None where nothing could be.
+    lines: one sentence per fault; report: the comparisons that were possible despite the faults, or None.
     """
 
     def __init__(self, lines: Sequence[str], report: ParityReport | None = None) -> None:

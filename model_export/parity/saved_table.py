@@ -1,7 +1,7 @@
-"""A table of an artifact, read row by row: neither mapped nor copied, so that checking a large one costs no memory.
+"""Reads a table of an artifact row by row, neither mapped nor copied, so that large tables need little memory.
 
-A mapped table would do, but each row that is touched then keeps 64 KB of the file resident: 290 MB for a table of
-256 MB after the cases of two lookups.
+In a mapped table each row that is read would keep 64 KB of the file in memory: 290 MB for a table of 256 MB after the
+requests for two lookups.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from service.types import TABLE_DTYPES, Array
 
 
 class Rows(Protocol):
-    """Interface of a table that the oracle reads; arrays and SavedTable have it."""
+    """The interface of a table that the oracle reads, which arrays and SavedTable implement."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -26,7 +26,7 @@ class Rows(Protocol):
 
 
 class SavedTable:
-    """A [V, D] table where the manifest says it lies. Concurrency: one caller at a time."""
+    """A [V, D] table in the file that the manifest names. Concurrency: one caller at a time."""
 
     def __init__(self, artifact: Path, entry: TableEntry) -> None:
         self.shape = (entry.vocabulary_size, entry.embedding_dim)
@@ -36,7 +36,7 @@ class SavedTable:
         self._scales = read_scales(artifact, entry)
 
     def __getitem__(self, rows: int | Array) -> Array:
-        """Returns the [D] row, or the [N, D] rows, of ids inside the table: float64 as it is, all else as float32."""
+        """Reads the [D] row, or [N, D] rows, of ids inside the table: float64 unchanged, others as float32."""
         if isinstance(rows, np.ndarray):
             dtype = np.float64 if self._entry.dtype == "float64" else np.float32
             return np.array([self[int(row)] for row in rows], dtype).reshape(-1, self.shape[1])
@@ -49,18 +49,18 @@ class SavedTable:
         return widened(numbers, self._entry.dtype, scales, embedding_dim=self.shape[1])
 
     def widened(self, start: int, numbers: Array) -> Array:
-        """Returns the float32 of stored rows, of which start is the first."""
+        """Converts consecutive stored rows to float32; start is the number of the first one."""
         scales = None if self._scales is None else self._scales[start : start + len(numbers)]
         return widened(numbers, self._entry.dtype, scales, embedding_dim=self.shape[1])
 
 
 def read_tables(artifact: Path, manifest: Manifest) -> dict[str, SavedTable]:
-    """Returns all tables of an artifact, by name."""
+    """Opens all tables of an artifact, by name."""
     return {name: SavedTable(artifact, entry) for name, entry in manifest.tables.items()}
 
 
 def read_scales(artifact: Path, entry: TableEntry) -> Array | None:
-    """Returns the [V, 1] float32 scales of an int8 or int4 table, mapped; None of any other."""
+    """Maps the [V, 1] float32 scales of an int8 or int4 table; returns None for other dtypes."""
     if entry.scale is None:
         return None
     return np.memmap(artifact / entry.scale.file, "<f4", "r", entry.scale.offset, (entry.vocabulary_size, 1))

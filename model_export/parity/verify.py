@@ -1,5 +1,7 @@
-"""Checks an artifact: files against manifest and index, lookups against the numpy oracle, predictions against the
-answers that the trained model gave when it was exported.
+"""Checks an artifact against its manifest, the numpy oracle and the recorded predictions.
+
+Files are compared with manifest and index, lookups with the oracle, and predictions with the answers that the trained
+model gave at export.
 """
 
 from __future__ import annotations
@@ -42,12 +44,12 @@ def verify_artifact(artifact: Path) -> ParityReport:
     """Runs all checks on a finished artifact.
 
     Raises:
-      Disagreements: files, index, vocabularies or answers are not what they should be; all that was found.
-      ExportError, ArtifactError: there is no manifest, or it can not be read.
+      Disagreements: files, index, vocabularies or answers are wrong; the exception lists all faults.
+      ExportError, ArtifactError: the manifest is missing or can not be read.
     """
     check_described(artifact)
     manifest = Manifest.read(artifact)
-    assert manifest is not None  # check_described has looked
+    assert manifest is not None  # check_described() found the manifest
     faults = integrity_faults(artifact, manifest)
     if faults:
         raise Disagreements([f"{artifact}: {fault}" for fault in faults])
@@ -58,8 +60,10 @@ def check_parity(artifact: Path, manifest: Manifest) -> ParityReport:
     """Loads the SavedModel and compares every signature of the manifest with its reference.
 
     Raises:
-      Disagreements: a signature is missing, is not what the manifest says so that a server would leave it to its graph,
-        fails, answers what it should refuse, or differs by more than 1e-5 of the largest expected value.
+      Disagreements: a signature is missing; has other inputs than its manifest entry, so that a server would run its
+      graph
+        instead; fails; answers a request that it must refuse; or differs by more than 1e-5 of the largest expected
+        value.
     """
     faults: list[str] = []
     unfit = signature_faults(manifest, read_signatures(artifact / "saved_model.pb"))
@@ -145,7 +149,7 @@ class _Checks:
         return SignatureParity("predict", "recorded answers", len(predictions), comparison.outputs)
 
     def with_device_differences(self, signatures: Mapping[str, SignatureParity]) -> dict[str, SignatureParity]:
-        """Holds each padded lookup against the first one of device cpu."""
+        """Compares each padded lookup with the first lookup of device cpu, and adds the differences."""
         entries = self._manifest.signatures
         cpu = next((n for n, e in entries.items() if e.kind == "lookup" and e.device == "cpu"), None)
         result = dict(signatures)
@@ -172,7 +176,7 @@ class _Checks:
         return CaseWriter(self._manifest, entry, keys, dtypes, shapes)
 
     def _check_empty_rows(self, name: str, got: Mapping[str, Array], expected: Mapping[str, Array]) -> None:
-        # A comparison passes over what is expected to be NaN, for a table may hold it.
+        # Comparison skips numbers whose expected value is NaN, because a table may hold NaN. So check NaN rows here.
         if all(feature.on_empty_row != "nan" for feature in self._manifest.signatures[name].features.values()):
             return
         for output, wanted in expected.items():
@@ -194,7 +198,7 @@ class _Checks:
         return {key: a if infos[key].dtype == "string" else a.astype(infos[key].dtype) for key, a in inputs.items()}
 
     def _expected(self, name: str, writer: CaseWriter, case: Case) -> dict[str, Array]:
-        """Returns what each output should be; nothing where the features of one differ in their number of rows."""
+        """Computes each output with the oracle; {} if the features of an output differ in their number of rows."""
         entry, ranks = self._manifest.signatures[name], self._runner.output_ranks(name)
         found = {}
         for key, feature in entry.features.items():
@@ -206,20 +210,20 @@ class _Checks:
         parts = {feature.output: (key,) for key, feature in entry.features.items() if feature.output is not None}
         outputs = {**parts, **entry.concatenated}
         if any(len({len(found[key]) for key in keys}) > 1 for keys in outputs.values()):
-            # The last rows of one are left out, and the graph can not join them.
+            # A feature lacks its last, empty rows, so the graph can not concatenate the features.
             return {}
         return {output: _joined([found[key] for key in keys], ranks.get(output)) for output, keys in outputs.items()}
 
 
 def _joined(parts: Sequence[Array], rank: int | None) -> Array:
     if rank == 2:
-        # [B, K, D] may be answered as [B, K * D].
+        # A graph may return [B, K, D] as [B, K * D].
         parts = [part.reshape(len(part), math.prod(part.shape[1:])) for part in parts]
     return np.concatenate(parts, axis=-1)
 
 
 def _with_other_features(case: Case, writer: CaseWriter) -> Case:
-    # A lookup of more features than the case has needs something for them.
+    # Requests of another lookup may lack features of this one: add ids for them.
     missing = set(writer.signature.features) - set(case.features)
     if not missing:
         return case
@@ -245,8 +249,8 @@ def _check_lowered(
 def _lowered_predictions(
     runner: SignatureRunner, name: str, predictions: Sequence[LoggedPrediction], faults: list[str]
 ) -> SignatureParity:
-    # The tensor core cuts rows and bounds divisors, so its predictions may differ from {serve}: that is told, and is
-    # no fault. Failing to answer is one.
+    # The tensor core cuts rows and bounds divisors, so its predictions may differ from {serve}: a difference is
+    # reported, but only a failure is a fault.
     rows: dict[str, int] = {}
     differing: dict[str, int] = {}
     largest: dict[str, float] = {}

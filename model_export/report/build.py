@@ -1,4 +1,4 @@
-"""Reads an artifact into an ArtifactReport; no TensorFlow here."""
+"""Builds an ArtifactReport of an artifact. Needs no TensorFlow."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from model_export.statistics.table_health import Progress, TableRows, table_heal
 from service.artifact.manifest import MANIFEST_PATH, Manifest
 from service.errors import ArtifactError
 
-# Which rows of a sample a picture shows must not change from one report to the next.
+# A fixed seed, so that the pictures of two reports show the same sample of rows.
 _SEED = 0
 
 
 @dataclass(frozen=True, slots=True)
 class ReportOptions:
-    """Options of a report: files to read beside the artifact's own description.
+    """Options of a report: how much of the tables is read, and further files to read.
 
-    reads_tables: read every byte of every table for its health.
-    has_projections: project every table, not only those with labels.
+    reads_tables: whether to read all tables completely, for their health.
+    has_projections: whether to project every table to two dimensions, not only tables with labels.
     labels: files of labels, at most one per table.
     statistics: folder of lookup statistics; None: the artifact's own, if it has some.
     run: folder of the training run, for its curves; None: those of the provenance, if it has some.
@@ -51,14 +51,14 @@ def build_report(
     *,
     progress: Callable[[str], Progress] = lambda table: lambda done, rows: None,
 ) -> ArtifactReport:
-    """Reads an artifact, with or without a manifest of ours.
+    """Builds the report of an artifact, with or without a lookup manifest.
 
     Args:
-      progress: called with a table's name before it is read; returns what is told (rows done, rows).
+      progress: called with a table's name before it is read; returns a function that is called with (rows done, rows).
 
     Raises:
-      ExportError: artifact is no SavedModel, or an option names something that is not there.
-      ArtifactError: its description can not be read. A table that can not be read is a finding, not an error.
+      ExportError: the artifact is no SavedModel, or an option names a file or table that does not exist.
+      ArtifactError: the manifest or graph can not be read. A table that can not be read is a finding, not an error.
     """
     options = options or ReportOptions()
     manifest = Manifest.read(artifact)
@@ -146,7 +146,7 @@ def _names(artifact: Path, manifest: Manifest | None, table: str, rows: tuple[in
     try:
         return vocabulary_names(table_vocabularies(artifact, manifest, table), rows)
     except ArtifactError:
-        return {}  # the file is a finding already; a picture without names is better than none
+        return {}  # the bad file is a finding already, and the picture is useful without names
 
 
 def _features(manifest: Manifest) -> Iterator[FeatureReport]:
@@ -177,4 +177,4 @@ def _notes(
         yield "Tables were not read, as asked (--fast): nothing is known of their health."
     for name, found in labels.items():
         if found.unmatched:
-            yield f"Labels of table {name!r}: {found.unmatched:,} lines name no row of it."
+            yield f"Labels of table {name!r}: {found.unmatched:,} lines name no row of the table."

@@ -1,6 +1,6 @@
-"""The commands `inspect` and `verify`: what goes to stdout, to a file, and to whoever waits at the terminal.
+"""Implements the commands `model-export inspect` and `model-export verify`: output to stdout, file and terminal.
 
-With --json stdout holds the document and nothing else; progress and remarks go to stderr.
+With --json stdout holds the JSON document only; progress and messages go to stderr.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from model_export.statistics.table_health import Progress
 
 
 def inspect(arguments: argparse.Namespace) -> None:
-    """Shows an artifact. Raises ExportError or ArtifactError where it can not be read, whatever its health."""
+    """Prints the report of an artifact; raises ExportError or ArtifactError only if it can not be read."""
     options = ReportOptions(
         reads_tables=not arguments.fast,
         has_projections=arguments.html is not None,
@@ -46,13 +46,13 @@ def inspect(arguments: argparse.Namespace) -> None:
 
 
 def verify(arguments: argparse.Namespace) -> None:
-    """Checks an artifact and shows what was compared.
+    """Verifies an artifact and prints the comparisons.
 
     Raises:
-      ExportError: it does not agree with itself, after every disagreement was shown; or it can not be checked.
-      ArtifactError: it can not be read.
+      ExportError: the artifact has faults, all of which were printed; or it can not be checked.
+      ArtifactError: the artifact can not be read.
     """
-    check_described(arguments.artifact)  # before the slow part
+    check_described(arguments.artifact)  # read the manifest before the slow part, so that a bad one is refused early
     _remark(arguments, "starting TensorFlow")
     from model_export.parity.verify import verify_artifact
 
@@ -82,7 +82,7 @@ def _build(artifact: Path, options: ReportOptions) -> ArtifactReport:
 
 
 def rows_shown(bar: tqdm[NoReturn]) -> Callable[[str], Progress]:
-    """Returns what names on a bar what is read next, and gives what is told (rows done, rows) of it."""
+    """Returns a progress function for a bar: call it with a table's name, then its result with (rows done, rows)."""
 
     def progress(what: str) -> Progress:
         bar.set_description(what)

@@ -1,4 +1,4 @@
-"""Everything there is to tell about an artifact, as one tree that each renderer walks."""
+"""The data of a report on an artifact: one tree of dataclasses that the text, JSON and HTML renderers read."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from service.artifact.manifest import LookupFeature, TableScale, VocabularyEntry
 
 @dataclass(frozen=True, slots=True)
 class TensorReport:
-    """An input or output of a signature; a size is None where it may vary, shape where even the rank may."""
+    """An input or output of a signature. A size that may vary is None; shape is None if the rank may vary."""
 
     name: str
     dtype: str
@@ -27,8 +27,8 @@ class TensorReport:
 class SignatureReport:
     """One signature of one MetaGraph.
 
-    kind: "lookup" or "predict" as the manifest says; "graph" where no manifest knows it.
-    features: how each feature travels and which policies hold for it; empty without a manifest.
+    kind: "lookup" or "predict" by the manifest; "graph" for a signature without a manifest entry.
+    features: each feature's inputs and policies; empty without a manifest.
     """
 
     name: str
@@ -43,9 +43,9 @@ class SignatureReport:
 
 @dataclass(frozen=True, slots=True)
 class MetaGraphReport:
-    """One graph of the SavedModel: a server picks it by its tags.
+    """One MetaGraph of the SavedModel, which a server selects by its tags.
 
-    tensorflow_version: what wrote it, "" where it does not say.
+    tensorflow_version: version of the TensorFlow that wrote the graph; "" if unknown.
     """
 
     tags: tuple[str, ...]
@@ -57,11 +57,11 @@ class MetaGraphReport:
 class TableReport:
     """One table, or any 2-D variable of a SavedModel without a manifest.
 
-    name: the manifest's; without one, the variable's.
-    features: those that read it.
-    slices: in how many parts it was saved; file and offset are then of none of them. 0: whole.
-    scale: where the float32 lie that the rows of an int8 or int4 table are multiplied by.
-    unread: why health is None.
+    name: the table's name in the manifest; without a manifest, the variable's key.
+    features: names of the features that read the table.
+    slices: number of parts in which the table was saved, 0 for a whole table; with parts, file and offset are unused.
+    scale: place of the float32 scales of an int8 or int4 table.
+    unread: why the table was not read, so that health is None; "" if it was read.
     """
 
     name: str
@@ -82,7 +82,7 @@ class TableReport:
 
 @dataclass(frozen=True, slots=True)
 class FeatureReport:
-    """A feature of the manifest; vocabulary is None where clients send rows."""
+    """A feature of the manifest; vocabulary is None if clients send row numbers."""
 
     name: str
     table: str
@@ -92,10 +92,10 @@ class FeatureReport:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """One metric over training.
+    """The curve of one metric over a training.
 
     x_name: "epoch" or "step".
-    points: (x, value), x ascending; a value that is no number is left out.
+    points: (x, value) by ascending x; values that are not finite numbers are left out.
     """
 
     name: str
@@ -105,13 +105,13 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class ArtifactReport:
-    """The whole of it.
+    """The whole report on one artifact.
 
-    findings: what someone should look at, most important first; empty where all is well.
-    notes: what the report leaves out, and why.
-    files: size in bytes by path relative to the folder.
-    parity: of the last verification: the one in the manifest, or the one just run; None without either.
-    disagreements: what a verification that was just run found wrong; None where none was run.
+    findings: sentences about problems, the most important first; empty if there are none.
+    notes: sentences about parts that the report leaves out, with reasons.
+    files: size in bytes of each file, by path relative to the folder.
+    parity: result of the last verification: the one just run, or the manifest's; None without either.
+    disagreements: faults that the verification just run has found; None if none was run.
     """
 
     folder: str
@@ -130,5 +130,5 @@ class ArtifactReport:
 
     @property
     def nbytes(self) -> int:
-        """Size of all files."""
+        """Total size of the artifact's files."""
         return sum(self.files.values())

@@ -1,4 +1,4 @@
-"""Finds the parts of a report that need attention; writes one sentence for each."""
+"""Finds the problems in a report's data, and writes one sentence for each."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from model_export.report.document import ArtifactReport, TableReport
 from model_export.statistics.table_health import Rows, TableHealth
 from service.artifact.manifest import MANIFEST_PATH, Manifest
 
-# Below this share dead or equal rows are what a vocabulary with a few unused ids looks like.
+# A smaller share of dead or equal rows is normal: a vocabulary has some unused ids.
 _MANY = 0.1
-# The fullest partition of a table over the mean of all.
+# Imbalance above which a table is a finding: ids of its fullest partition over the mean of all partitions.
 _UNEVEN = 2.0
 
 
 def findings(report: ArtifactReport, manifest: Manifest | None) -> Iterator[str]:
-    """Yields what is wrong with an artifact, then what may be."""
+    """Yields sentences about an artifact's faults, then about possible faults."""
     yield from _file_findings(report, manifest)
     present = {signature.name for graph in report.meta_graphs for signature in graph.signatures}
     for name in sorted(set() if manifest is None else set(manifest.signatures) - present):
-        yield f"signature {name!r} stands in the manifest and not in saved_model.pb"
+        yield f"signature {name!r} is in the manifest, but not in saved_model.pb"
     for table in report.tables:
         if table.unread is not None:
             yield f"table {table.name!r} was not read: {table.unread}"
@@ -35,7 +35,7 @@ def findings(report: ArtifactReport, manifest: Manifest | None) -> Iterator[str]
 
 
 def first_ids(rows: Rows) -> str:
-    """Returns the ids of rows in words: "rows 3, 5, 8, ..."."""
+    """Returns the first ids of rows as text: "rows 3, 5, 8, ..."."""
     text = ", ".join(map(str, rows.first_ids))
     more = ", ..." if rows.count > len(rows.first_ids) else ""
     return f"{'row' if rows.count == 1 else 'rows'} {text}{more}"

@@ -1,4 +1,4 @@
-"""Curves of a training run: from the provenance of a manifest, or from the run.json of a run's folder."""
+"""Reads the curves of a training: from the provenance of a manifest, or from the run.json of a run's folder."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _RUN_FILE = "run.json"
 
 
 def read_run_history(folder: Path) -> Any:
-    """Returns the history that run.json of a run's folder holds; raises ExportError where there is none."""
+    """Returns the history in the run.json of a training run's folder; raises ExportError if there is none."""
     path = folder / _RUN_FILE
     try:
         return json.loads(path.read_text(encoding="utf-8"))["history"]
@@ -25,11 +25,11 @@ def read_run_history(folder: Path) -> Any:
 
 
 def curves(history: Any) -> tuple[Curve, ...]:
-    """Returns one curve per metric; what is not understood is left out, provenance being free-form.
+    """Returns one curve per metric; skips entries of another form, because provenance is free-form.
 
     Args:
-      history: a list of objects, {"epoch": 1, "loss": 0.9}, or an object of lists, {"loss": [0.9, 0.8]}, as Keras has
-        it; the n-th entry is epoch n where none is named.
+      history: a list of objects, {"epoch": 1, "loss": 0.9}, or an object of lists, {"loss": [0.9, 0.8]}, as Keras
+        returns it; the n-th entry is epoch n unless it names an epoch or step.
 
     >>> curves([{"step": 10, "loss": 1.5}, {"step": 20, "loss": 1.25}])[0].points
     ((10.0, 1.5), (20.0, 1.25))

@@ -1,6 +1,6 @@
-"""The report as one HTML page that needs nothing else: no script, no network, pictures inline, light and dark.
+"""Renders a report as one HTML page without scripts or network, with inline pictures, for light and dark screens.
 
-Everything that comes from an artifact is escaped, and the page's own policy forbids scripts and loads besides.
+All text from an artifact is escaped, and the page's Content-Security-Policy also forbids scripts and loading.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _CURVES_PER_CHART = 3
 
 
 def to_html(report: ArtifactReport) -> str:
-    """Returns the whole page."""
+    """Returns the HTML page of a report."""
     sections = (
         _attention(report),
         _overview(report),
@@ -59,7 +59,7 @@ def _attention(report: ArtifactReport) -> str:
         parts.append('<p class="good">Nothing stands out in the files and tables that were read.</p>')
     if report.notes:
         parts.append(_list("note", report.notes))
-    return section("What to look at", *parts)
+    return section("Needs attention", *parts)
 
 
 def _list(kind: str, lines: Iterable[str]) -> str:
@@ -140,7 +140,8 @@ def _rows_list(health: TableHealth) -> str:
 
 
 def _curves(curves: Sequence[Curve]) -> str:
-    # Curves of one kind of metric, train_loss and held_out_loss, share a chart; others differ in scale.
+    # Curves whose names have the same ending, such as train_loss and held_out_loss, share a chart; others differ in
+    # scale.
     charts: dict[tuple[str, str], list[Curve]] = {}
     for curve in curves:
         charts.setdefault((curve.name.rsplit("_", 1)[-1], curve.x_name), []).append(curve)
@@ -215,7 +216,7 @@ def _files(report: ArtifactReport) -> str:
 
 
 def parity_section(report: ArtifactReport) -> str:
-    """Returns errors per output, then the rows that two lookups answer differently; "" where nothing was verified."""
+    """Returns HTML of errors per output and of rows for which two lookups differ; "" if nothing was verified."""
     if report.parity is None:
         return ""
     errors = table(
@@ -228,7 +229,7 @@ def parity_section(report: ArtifactReport) -> str:
         for name, entry in _signatures(report.parity)
         for difference in entry.differences
     ]
-    found = table(("signature", "what it answers differently, and why"), differences) if differences else ""
+    found = table(("signature", "difference and reason"), differences) if differences else ""
     notes = "".join(f'<p class="note">{escape(note)}</p>' for note in report.parity.notes)
     when = "verified now" if report.disagreements is not None else "as the exporter found it"
     return section(f"Parity, {when}", errors, found, notes)

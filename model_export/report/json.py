@@ -1,4 +1,4 @@
-"""The report as JSON: the fields of model_export.report.document by their names, strict, for programs.
+"""Renders a report as strict JSON for programs, with the field names of model_export.report.document.
 
     artifact                  the folder; has_manifest, nbytes, files {path: bytes}
     meta_graphs[]             tags, tensorflow_version, signatures[]: name, kind, method, device, batch_sizes,
@@ -9,10 +9,10 @@
     curves[]                  name, x_name, points [[x, value]]
     statistics[]              TableStatistics
     parity                    signatures {name: ...}, lowered {name: ...}, notes: ParityReport.to_json
-    disagreements             null, or after `verify` a list, empty where everything agrees
+    disagreements             null, or after `verify` a list, empty if there are no faults
     provenance, findings[], notes[]
 
-A number that is NaN or infinite is null. Keys are only ever added while report_version stays the same.
+A number that is NaN or infinite becomes null. Within one report_version keys may be added, but never removed.
 """
 
 from __future__ import annotations

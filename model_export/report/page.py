@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 
 from model_export.report.svg import escape
 
-# Each colour has a shade for light and one for dark, at least 3:1 against its background; .other is the rest of a plot.
+# Each colour has a shade for light and one for dark screens, with a contrast of at least 3:1. .other colours the points
+# of a plot that have no group.
 _STYLE = """
 :root{color-scheme:light dark;--back:#fff;--card:#f6f7f9;--ink:#1c2330;--soft:#59616e;--line:#d5d9e0;
 --bad:#b3261e;--good:#1a6e3c;--other:#a3a9b3;--c0:#0b62a8;--c1:#c2500a;--c2:#17804d;--c3:#b3267e;--c4:#6b4fc4;
@@ -45,10 +46,10 @@ svg g{fill:currentColor}svg .point{fill-opacity:.78;stroke:var(--card);stroke-wi
 
 
 def page(title: str, summary: str, sections: Iterable[str]) -> str:
-    """Returns a whole document; sections are HTML, title and summary plain text."""
+    """Returns a whole HTML document; sections are HTML, title and summary plain text."""
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        # Whatever might get past the escaping still can not run or load anything.
+        # A second defence: HTML that escaping missed still can not run or load anything.
         '<meta http-equiv="Content-Security-Policy" '
         "content=\"default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'\">\n"
         '<meta name="viewport" content="width=device-width,initial-scale=1">\n'
@@ -60,24 +61,24 @@ def page(title: str, summary: str, sections: Iterable[str]) -> str:
 
 
 def section(title: str, *parts: str) -> str:
-    """Returns a titled section; parts are HTML."""
+    """Returns the HTML of a titled section; parts are HTML."""
     return f"<section><h2>{escape(title)}</h2>{''.join(parts)}</section>"
 
 
 def figure(title: str, caption: str, drawing: str, *, is_wide: bool = False) -> str:
-    """Returns a picture under its title and a line of words; drawing is HTML. A wide one has a row to itself."""
+    """Returns the HTML of a picture with title and caption; drawing is HTML. A wide picture fills a row of the page."""
     words = f"<figcaption><b>{escape(title)}</b><span>{escape(caption)}</span></figcaption>"
     kind = ' class="wide"' if is_wide else ""
     return f"<figure{kind}>{words}{drawing}</figure>"
 
 
 def details(title: str, body: str) -> str:
-    """Returns HTML that opens when its title is clicked."""
+    """Returns HTML of a section that opens when its title is clicked."""
     return f"<details><summary>{escape(title)}</summary>{body}</details>"
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]], align: str = "") -> str:
-    """Returns a table of plain texts; align has "r" for each column to be flush right."""
+    """Returns the HTML of a table of plain texts; align has an "r" for each right-aligned column."""
 
     def cell(tag: str, column: int, content: str) -> str:
         kind = ' class="r"' if align[column : column + 1] == "r" else ""

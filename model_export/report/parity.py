@@ -1,4 +1,4 @@
-"""The parity that a manifest holds, as the objects it was written from."""
+"""Reads a manifest's `parity` object back into a ParityReport."""
 
 from __future__ import annotations
 
@@ -9,12 +9,10 @@ from model_export.parity.parity_report import DeviceDifference, OutputParity, Pa
 
 
 def parity_from_json(data: Mapping[str, Any]) -> ParityReport | None:
-    """Reads a manifest's parity object: signature -> what was found.
+    """Parses a manifest's `parity` object: signature -> its comparison.
 
-    A manifest says of itself that nothing interprets it, so what is not understood is left out, never an error. Format
-    1 has one figure per signature and none per output.
-
-    Returns: None where it tells of no signature.
+    The manifest's format does not define this object, so unknown entries are skipped, never an error. Format 1 has one
+    figure per signature instead of one per output. Returns None if no signature is described.
     """
     found = {str(name): _signature(entry) for name, entry in data.items() if isinstance(entry, Mapping)}
     return ParityReport(found) if found else None

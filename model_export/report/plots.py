@@ -1,4 +1,4 @@
-"""The pictures of a report, each a function from numbers to inline SVG."""
+"""Draws the pictures of a report: each function converts numbers to inline SVG."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from model_export.statistics.table_health import Histogram
 _WIDTH, _HEIGHT = 560, 250
 _WIDE, _LEGEND_WIDTH = 860, 190
 _MAX_NAMED_POINTS = 60
-# Room of a frame for the numbers and titles of its axes.
+# Margins of a plot, in pixels, for the numbers and titles of its axes.
 _LEFT, _RIGHT, _TOP, _BOTTOM = 56, 14, 26, 42
 
 
 def norm_histogram(table: str, histogram: Histogram) -> str:
-    """Draws how many rows have which norm."""
+    """Draws the histogram of the norms of a table's rows."""
     counts, edges = histogram.counts, histogram.edges
     frame = _frame(_WIDTH, _HEIGHT, (edges[0], edges[-1]), (0, max(counts)))
     bars = []
     for low, high, count in zip(edges[:-1], edges[1:], counts, strict=True):
-        # One bin of equal norms has no width of its own.
+        # If all norms are equal, the only bin has width 0.
         left, right = (frame.px(low), frame.px(high)) if high > low else (frame.left + 180, frame.right - 180)
         title = f"{count:,} rows, norm {short(low)} to {short(high)}"
         bars.append(_bar(left + 0.5, frame.py(count), right - left - 1, frame.bottom - frame.py(count), title))
@@ -37,7 +37,7 @@ def norm_histogram(table: str, histogram: Histogram) -> str:
 
 
 def line_chart(curves: Sequence[Curve]) -> str:
-    """Draws curves over the same x with a legend; at least one, each with at least one point."""
+    """Draws one or more curves over the same x, with a legend; each has at least one point."""
     xs = [x for curve in curves for x, _ in curve.points]
     ys = [y for curve in curves for _, y in curve.points]
     margin = 0.06 * (max(ys) - min(ys))
@@ -46,7 +46,7 @@ def line_chart(curves: Sequence[Curve]) -> str:
     for index, curve in enumerate(curves):
         points = [(frame.px(x), frame.py(y)) for x, y in curve.points]
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-        # Points of a long run would touch: the line alone is clearer.
+        # No markers on a long curve, where they would overlap.
         dots = zip(points, curve.points, strict=True) if len(points) <= 60 else ()
         drawn = "".join(
             marker(index, px, py, f"{curve.name} {value:.6g} at {curve.x_name} {x:g}") for (px, py), (x, value) in dots
@@ -56,15 +56,15 @@ def line_chart(curves: Sequence[Curve]) -> str:
             f'<g class="c{index % NUM_COLOURS}"><polyline class="line" points="{path}"/>{drawn}{marker(index, at, 14)}'
             f"</g>{text(at + 10, 18, clip(curve.name, 22), kind='legend')}"
         )
-    told = "; ".join(f"{c.name} from {c.points[0][1]:.4g} to {c.points[-1][1]:.4g}" for c in curves)
-    description = f"Curves over {curves[0].x_name}: {told}"
+    described = "; ".join(f"{c.name} from {c.points[0][1]:.4g} to {c.points[-1][1]:.4g}" for c in curves)
+    description = f"Curves over {curves[0].x_name}: {described}"
     return picture(_WIDTH, _HEIGHT, description, frame.axes(curves[0].x_name, "") + "".join(lines))
 
 
 def scatter(table: str, projection: Projection) -> str:
-    """Draws the two principal components, coloured by label with a legend of the eight commonest."""
+    """Draws a table's rows on two principal components, coloured by label; the legend has the eight commonest."""
     spans = [max(axis) - min(axis) or 1.0 for axis in zip(*projection.points, strict=True)]
-    # Both axes in the same unit, so that distances are those of the projection.
+    # The same scale on both axes, so that distances in the picture are those of the projection.
     width = _WIDE if projection.labels else _WIDTH
     inner = width - _LEFT - _RIGHT
     height = min(520.0, max(240.0, inner * spans[1] / spans[0])) + _TOP + _BOTTOM
@@ -78,7 +78,7 @@ def scatter(table: str, projection: Projection) -> str:
         group = label if label in drawn else _rest(legend)
         title = " · ".join(part for part in (f"row {row}", name, label or "") if part)
         drawn[group].append(marker(legend[group], frame.px(x), frame.py(y), title, radius))
-    # The commonest first, so that the rare are drawn upon it; what has no colour of its own lies at the bottom.
+    # Points without a colour are drawn first, then the commonest labels, so that rare labels are on top.
     order = sorted(drawn, key=lambda group: (legend[group] != _OTHER, legend[group]))
     body = "".join(f'<g class="{_class(legend[group])} point">{"".join(drawn[group])}</g>' for group in order)
     body += _point_names(frame, projection)
@@ -88,13 +88,13 @@ def scatter(table: str, projection: Projection) -> str:
         width += _LEGEND_WIDTH
     shares = [f"{share:.0%}" for share in projection.explained]
     axes = frame.axes(f"first component ({shares[0]} of the variance)", f"second component ({shares[1]})")
-    told = ", ".join(f"{len(drawn[group]):,} {group}" for group in legend)
-    description = f"{len(projection.ids):,} rows of table {table} on their first two principal components: {told}"
+    described = ", ".join(f"{len(drawn[group]):,} {group}" for group in legend)
+    description = f"{len(projection.ids):,} rows of table {table} on their first two principal components: {described}"
     return picture(width, height, description, axes + body)
 
 
 def columns(title: str, x_title: str, y_title: str, values: Sequence[tuple[int, int]]) -> str:
-    """Draws one bar per (x, count), in order of x."""
+    """Draws vertical bars, one per (x, count), in order of x."""
     xs = [x for x, _ in values]
     frame = _frame(_WIDTH, 190, (min(xs) - 0.5, max(xs) + 0.5), (0, max(count for _, count in values)))
     pixel = frame.px(1) - frame.px(0)
@@ -109,7 +109,7 @@ def columns(title: str, x_title: str, y_title: str, values: Sequence[tuple[int, 
 
 
 def ranking(title: str, values: Sequence[tuple[str, int]]) -> str:
-    """Draws one bar per (name, count), lying, in the order given."""
+    """Draws horizontal bars, one per (name, count), in the given order."""
     height = 22 * len(values) + 8
     top = max(count for _, count in values) or 1
     lines = []
@@ -118,8 +118,8 @@ def ranking(title: str, values: Sequence[tuple[str, int]]) -> str:
         lines.append(text(190, 22 * i + 18, clip(name, 28), anchor="end", kind="legend"))
         lines.append(f'<g class="c0">{_bar(198, 22 * i + 6, length, 15, f"{name}: {count:,}")}</g>')
         lines.append(text(204 + length, 22 * i + 18, f"{count:,}"))
-    told = ", ".join(f"{name} {count:,}" for name, count in values)
-    return picture(_WIDTH, height, f"{title}: {told}", "".join(lines))
+    described = ", ".join(f"{name} {count:,}" for name, count in values)
+    return picture(_WIDTH, height, f"{title}: {described}", "".join(lines))
 
 
 _OTHER = NUM_COLOURS
@@ -127,7 +127,7 @@ _OTHER_LABELS, _NO_LABEL = "other labels", "no label"
 
 
 def _groups(projection: Projection) -> dict[str, int]:
-    # Legend entry -> index of its colour and shape.
+    # Returns legend entry -> index of its colour and shape.
     counts = Counter(label for label in projection.labels if label is not None)
     if not counts:
         return {"rows": 0}
@@ -155,7 +155,7 @@ def _legend_line(left: float, i: int, group: str, index: int, count: int) -> str
 
 
 def _point_names(frame: Frame, projection: Projection) -> str:
-    # Few points are named beside them; a name that would cover another is left to its point's title.
+    # Names are written beside points if there are few; a name that would cover another is in the point's tooltip only.
     if len(projection.names) > _MAX_NAMED_POINTS:
         return ""
     taken: list[tuple[float, float, float]] = []
@@ -179,7 +179,7 @@ def _limits(projection: Projection) -> tuple[tuple[float, float], tuple[float, f
 
 
 def _same_unit(frame: Frame) -> Frame:
-    # Widens the axis that has pixels to spare until one unit is as long on both.
+    # Extends the limits of one axis until a unit has the same length in pixels on both axes.
     width, height = frame.right - frame.left, frame.bottom - frame.top
     unit = max((frame.x[1] - frame.x[0]) / width, (frame.y[1] - frame.y[0]) / height)
     centres = sum(frame.x) / 2, sum(frame.y) / 2

@@ -1,4 +1,4 @@
-"""How a feature's lookup is told in words, the same in every rendering."""
+"""Describes features, signatures and tensors in words, the same in every rendering of a report."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _BAD_ID = {
 
 
 def lookup_words(feature: LookupFeature) -> str:
-    """Returns inputs, combination and policies: "genres__values genres__row_splits: mean, at most 8 ids, ..."."""
+    """Describes a feature's inputs and policies: "genres__values genres__row_splits: mean, at most 8 ids, ..."."""
     inputs = " ".join(name for name in (feature.ids, feature.row_splits, feature.weights) if name)
     parts = [_combination(feature)]
     if feature.max_ids_per_row is not None and feature.combiner:
@@ -31,7 +31,7 @@ def lookup_words(feature: LookupFeature) -> str:
 
 
 def vocabulary_words(feature: FeatureReport) -> str:
-    """Returns what clients send for a feature."""
+    """Describes the keys or row numbers that clients send for a feature."""
     entry = feature.vocabulary
     if entry is None:
         return "rows"
@@ -40,14 +40,14 @@ def vocabulary_words(feature: FeatureReport) -> str:
 
 
 def signature_words(signature: SignatureReport) -> str:
-    """Returns what runs a signature and where: "lookup on cpu", "predict", ..."""
+    """Describes a signature's kind and device: "lookup on cpu", "predict", ..."""
     device = f" on {signature.device}" if signature.device else ""
     sizes = f", padded to {', '.join(map(str, signature.batch_sizes))} rows" if signature.batch_sizes else ""
     return f"{signature.kind}{device}{sizes}"
 
 
 def tensor_words(tensor: TensorReport) -> str:
-    """Returns dtype and shape, "?" for a size that may vary: "int64 [?, 3]"."""
+    """Describes a tensor's dtype and shape, with "?" for a size that may vary: "int64 [?, 3]"."""
     if tensor.shape is None:
         shape = "[...]"
     else:
@@ -56,7 +56,7 @@ def tensor_words(tensor: TensorReport) -> str:
 
 
 def bytes_words(size: int) -> str:
-    """Returns a size for a person: "120.8 kB"."""
+    """Formats a size in bytes with a unit: "120.8 kB"."""
     number = float(size)
     for unit in ("B", "kB", "MB", "GB"):
         if number < 1000:

@@ -1,4 +1,4 @@
-"""A table in two dimensions: the two directions in which a sample of its rows varies most.
+"""Projects a sample of a table's rows to two dimensions: the directions in which the sample varies most.
 
 >>> import numpy as np
 >>> line = project(np.array([[i, 2 * i] for i in range(5)], np.float32), np.arange(5))
@@ -20,15 +20,15 @@ MAX_POINTS = 2000
 
 @dataclass(frozen=True, slots=True)
 class Projection:
-    """Principal components of some rows.
+    """A sample of rows on their first two principal components.
 
-    ids: row of each point; points: its two coordinates.
+    ids: row number of each point; points: two coordinates of each point.
     explained: share of the sample's variance along each of the two axes.
-    labels: what to colour each point by, None where the row has none; () where there are no labels at all.
-    names: what each row stands for, "" where nothing tells.
-    label_title: what the labels are, such as the column they came from.
-    agreement: share of labelled points whose nearest neighbour in the table (cosine) has the same label; chance is what
-      neighbours drawn by lot would give. None without labels.
+    labels: label of each point, by which it is coloured, None for a row without one; () if no row has a label.
+    names: name of each row, such as its key; "" for a row without a name.
+    label_title: what the labels mean, such as the name of their column.
+    agreement: share of labelled points whose nearest neighbour in the table (cosine) has the same label; chance: the
+        same share for random neighbours. None without labels.
     """
 
     ids: tuple[int, ...]
@@ -42,7 +42,7 @@ class Projection:
 
 
 def sample_ids(num_rows: int, *, seed: int, candidates: Array | None = None, limit: int = MAX_POINTS) -> Array:
-    """Returns at most limit row ids, ascending, drawn without repetition.
+    """Draws at most `limit` distinct row ids; returns them in ascending order.
 
     Args:
       candidates: [N] distinct ids to draw from; None: all rows.
@@ -56,14 +56,14 @@ def sample_ids(num_rows: int, *, seed: int, candidates: Array | None = None, lim
 
 
 def project(rows: Array, ids: Array) -> Projection:
-    """Projects rows on their first two principal components.
+    """Projects rows on their first two principal components, computed from these rows.
 
     Args:
       rows: [N, D] of a float type; rows that are not finite are left out.
-      ids: [N] their ids.
+      ids: [N] row numbers.
 
-    Returns: points in the order of ids. The sign of an axis is such that its largest weight is positive, so the same
-      rows always give the same picture. Fewer than two rows, or D = 1, leave an axis at 0.
+    Returns the points in the order of ids. The sign of an axis makes its largest weight positive, so the same rows
+    always give the same picture. With fewer than two rows, or D = 1, an axis is all 0.
     """
     finite = np.isfinite(rows).all(axis=1)
     values = rows[finite].astype(np.float64)
@@ -88,10 +88,10 @@ def project(rows: Array, ids: Array) -> Projection:
 
 
 def label_agreement(rows: Array, labels: Sequence[str | None]) -> tuple[float, float] | None:
-    """Returns how often a row's nearest neighbour has its label, and how often chance would.
+    """Returns the share of rows whose nearest neighbour has the same label, and the share for random neighbours.
 
     Args:
-      rows: [N, D] finite; labels: N of them; rows labelled None are left out.
+      rows: [N, D] finite numbers; labels: one per row; rows labelled None are left out.
 
     Returns: (share, chance), or None for fewer than two labelled rows.
     """

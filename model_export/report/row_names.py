@@ -1,8 +1,8 @@
 """Names the rows of tables: keys of vocabularies, and labels from a file that the user gives.
 
-A label file is CSV, or TSV by its name. Each line: a key of the table's vocabulary, or a row number where it has none;
-a label; perhaps a name. With a header, `TABLE=FILE#COLUMN` picks the label's column by its name. Of a label such as
-"Action|Comedy" the first part counts. An empty label is none.
+A label file is CSV, or TSV if its name ends so. Each line has a key of the table's vocabulary (a row number if there is
+no vocabulary), a label, and perhaps a name. If the file has a header, `TABLE=FILE#COLUMN` selects the label's column.
+Of a label such as "Action|Comedy" the first part counts. A row with an empty label has no label.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from service.errors import ArtifactError
 
 @dataclass(frozen=True, slots=True)
 class LabelFile:
-    """The value of one `--labels`; column is None for the second."""
+    """The value of one flag `--labels`. column: name of the labels' column; None for the second column."""
 
     table: str
     path: Path
@@ -27,13 +27,13 @@ class LabelFile:
 
     @staticmethod
     def parse(text: str) -> LabelFile:
-        """Reads "TABLE=FILE" or "TABLE=FILE#COLUMN".
+        """Parses "TABLE=FILE" or "TABLE=FILE#COLUMN".
 
         >>> LabelFile.parse("film=films.csv#genres").column
         'genres'
 
         Raises:
-          ValueError: there is no table or no file in it.
+          ValueError: the text lacks the table or the file.
         """
         table, _, rest = text.partition("=")
         path, _, column = rest.partition("#")
@@ -46,7 +46,7 @@ class LabelFile:
 class Labels:
     """Labels of a table's rows.
 
-    labels, names: by row. title: what the labels are. unmatched: lines of the file whose key is no row.
+    labels, names: by row number. title: what the labels mean. unmatched: number of lines whose key is no row.
     """
 
     labels: Mapping[int, str]
@@ -59,10 +59,10 @@ def read_labels(file: LabelFile, num_rows: int, vocabularies: Mapping[Path, Voca
     """Reads a label file.
 
     Args:
-      vocabularies: those of the table, by the path of their file.
+      vocabularies: the table's vocabularies by the path of their file.
 
     Raises:
-      ExportError: it can not be read, has no such column, or none of its keys is a row.
+      ExportError: the file can not be read, lacks the column, or none of its keys is a row.
     """
     try:
         records = list(_records(file.path))
@@ -74,7 +74,7 @@ def read_labels(file: LabelFile, num_rows: int, vocabularies: Mapping[Path, Voca
     rows = _rows_of_keys({record[0].strip() for record in records}, num_rows, vocabularies)
     header = records[0] if records[0][0].strip() not in rows else None
     label_at = _column(file, header)
-    # A column that is not asked for as label, next to the key, is as good a name as any: id,title,genres.
+    # If the label's column is a later one, the column next to the key is used as name: id,title,genres.
     name_at = next(i for i in (1, 2) if i != label_at)
     labels, names, unmatched = {}, {}, 0
     for record in records[header is not None :]:
@@ -94,15 +94,15 @@ def read_labels(file: LabelFile, num_rows: int, vocabularies: Mapping[Path, Voca
 
 
 def table_vocabularies(artifact: Path, manifest: Manifest, table: str) -> dict[Path, VocabularyEntry]:
-    """Returns the vocabularies that turn keys into rows of a table, by the path of their file."""
+    """Returns the vocabularies that map keys to rows of a table, by the path of their file."""
     names = sorted({f.vocabulary for f in manifest.features.values() if f.table == table and f.vocabulary is not None})
     entries = [manifest.vocabularies[name] for name in names]
-    # Hashed keys have no file, and nobody knows what they were.
+    # Hashed keys have no file, so their names are unknown.
     return {artifact / entry.file: entry for entry in entries if entry.file}
 
 
 def vocabulary_names(vocabularies: Mapping[Path, VocabularyEntry], rows: Collection[int]) -> dict[int, str]:
-    """Returns the keys of some rows, reading line by line, so that a vocabulary of millions is never in memory.
+    """Returns the keys of some rows. Reads the file line by line, so that a large vocabulary is never in memory.
 
     Raises:
       ArtifactError: a vocabulary's file can not be read.
@@ -127,7 +127,7 @@ def _rows_of_keys(keys: set[str], num_rows: int, vocabularies: Mapping[Path, Voc
         for row, key in _keys(path, entry):
             if key in keys:
                 found.setdefault(key, row)
-    # Beside integer keys a number is a key, known or not; beside strings it can only be a row.
+    # With a vocabulary of integers a number is a key; with one of strings an integer must be a row number.
     if all(entry.key_dtype == "string" for entry in vocabularies.values()):
         numbers = {key: int(key) for key in keys if key.isdecimal() and key not in found}
         found |= {key: row for key, row in numbers.items() if row < num_rows}
@@ -140,7 +140,7 @@ def _keys(path: Path, entry: VocabularyEntry) -> Iterator[tuple[int, str]]:
             for i, line in enumerate(lines):
                 key = line.removesuffix(b"\n").removesuffix(b"\r")
                 yield entry.first_id + i, key.decode(errors="backslashreplace")
-    except (OSError, ValueError) as error:  # ValueError: no file can have that name
+    except (OSError, ValueError) as error:  # ValueError: the path is invalid, e.g. has a null byte
         raise ArtifactError(f"cannot read vocabulary {str(path)!r}: {error}") from error
 
 

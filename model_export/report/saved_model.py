@@ -22,11 +22,11 @@ def read_meta_graphs(artifact: Path, manifest: Manifest | None) -> tuple[MetaGra
     """Returns every MetaGraph, {serve} first.
 
     Args:
-      manifest: says what its signatures are for; those of {serve} only, which is the one a server loads.
+      manifest: gives the kind and features of the signatures in {serve}, the only MetaGraph that a server loads.
 
     Raises:
       ExportError: the folder is no SavedModel.
-      ArtifactError: its saved_model.pb is corrupt.
+      ArtifactError: saved_model.pb is corrupt.
     """
     path = artifact / SAVED_MODEL
     check_saved_model(artifact)
@@ -41,7 +41,7 @@ def read_meta_graphs(artifact: Path, manifest: Manifest | None) -> tuple[MetaGra
         tuple(sorted(graph.meta_info_def.tags)): str(graph.meta_info_def.tensorflow_version)
         for graph in message.meta_graphs
     }
-    del message  # a graph may be large, and the next lines read it anew
+    del message  # free the parsed graph, which may be large, before it is parsed again below
     return tuple(
         MetaGraphReport(tags, versions[tags], _signatures(path, tags, manifest if tags == _SERVE else None))
         for tags in sorted(versions, key=lambda tags: (tags != _SERVE, tags))

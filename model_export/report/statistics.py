@@ -1,4 +1,4 @@
-"""Statistics of lookups as a report shows them: how many ids an example had, which are hot, how even the load is."""
+"""Statistics of lookups in a training, for a report: ids per example, hot ids, and balance of partitions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from model_export.errors import ExportError
 from model_export.statistics import table_statistics
 from model_export.statistics.files import StatisticsFileError, read_statistics
 
-# Where an artifact carries the statistics of its training.
+# Folder of an artifact with the lookup statistics of its training.
 STATISTICS_FOLDER = Path("assets.extra") / "statistics"
 _HOT_IDS = 20
 
@@ -21,13 +21,15 @@ _HOT_IDS = 20
 class TableStatistics:
     """Samples of one table's lookups during training.
 
-    rows: V of the table. features: those that read it.
-    steps, sampled_steps: steps that were trained, and those of them that were looked at.
-    examples: looked at; ids: in all of them, repetitions included; bad_ids: those outside the table, beside ids.
-    mean_ids, max_ids: per example; ids_per_example: (ids, examples with so many), ascending; 1024 stands for more too.
-    distinct_ids: how many different ones, within about 2% unless distinct_is_exact.
+    rows: V of the table. features: names of the features that read it.
+    steps, sampled_steps: number of trained steps, and of steps in the sample.
+    examples: number in the sample; ids: number of ids in them, with repetitions; bad_ids: ids outside the table, which
+        `ids` does not count.
+    mean_ids, max_ids: ids per example; ids_per_example: (number of ids, number of examples), ascending; 1024 means 1024
+        or more.
+    distinct_ids: number of distinct ids, within about 2% unless distinct_is_exact.
     hot_ids: (id, times), hottest first, twenty at most.
-    partitions: strategy ("div", "mod") -> ids that fell to each partition of the table.
+    partitions: strategy ("div", "mod") -> number of ids in each partition of the table.
     """
 
     table: str
@@ -47,16 +49,16 @@ class TableStatistics:
     partitions: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     def imbalance(self, strategy: str) -> float | None:
-        """Returns the fullest partition over the mean of all, 1.0 being even; None where nothing fell to any."""
+        """Returns the fullest partition's ids over the mean of all; 1.0 is even. None if no partition has ids."""
         loads = self.partitions.get(strategy, ())
         return max(loads) * len(loads) / sum(loads) if sum(loads) else None
 
 
 def find_statistics(artifact: Path, folder: Path | None) -> tuple[TableStatistics, ...]:
-    """Reads the statistics in folder, or where that is None those that the artifact carries, if any.
+    """Reads the lookup statistics in a folder; None: those within the artifact, if any.
 
     Raises:
-      ExportError: folder holds none, or a file can not be read.
+      ExportError: the folder holds no statistics, or a file can not be read.
     """
     place = artifact / STATISTICS_FOLDER if folder is None else folder
     if folder is not None and not folder.is_dir():

@@ -1,4 +1,4 @@
-"""Small pieces of SVG: escaped text, axes with round numbers, markers. Colours are classes that the page's style sets.
+"""Writes small pieces of SVG: escaped text, axes with round numbers, markers. Colours are classes of the page's style.
 
 >>> ticks(0.0, 1.0, 5)
 [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
@@ -13,23 +13,23 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-# As many classes .c0, .c1, ... the page's style has.
+# Number of colour classes (.c0, .c1, ...) in the page's style.
 NUM_COLOURS = 8
 
 
 def escape(text: object) -> str:
-    """Returns text that is safe in HTML and SVG, inside an attribute too; control characters become visible."""
+    """Escapes text for HTML and SVG, even within attributes; control characters become visible."""
     shown = "".join(char if char.isprintable() or char == "\n" else f"\\x{ord(char):02x}" for char in str(text))
     return html.escape(shown, quote=True)
 
 
 def clip(text: str, length: int) -> str:
-    """Returns text cut to a length, an ellipsis telling of it."""
+    """Cuts text to a length; a cut text ends in an ellipsis."""
     return text if len(text) <= length else text[: length - 1] + "…"
 
 
 def short(value: float) -> str:
-    """Returns a number in few characters."""
+    """Formats a number in few characters."""
     size = abs(value)
     if size and (size < 0.001 or size >= 1e12):
         return f"{value:.1e}"
@@ -40,14 +40,14 @@ def short(value: float) -> str:
 
 
 def ticks(low: float, high: float, about: int) -> list[float]:
-    """Returns round numbers from low to high, some `about` of them."""
+    """Returns about `about` round numbers from low to high, for an axis."""
     span = high - low
     if not math.isfinite(span) or span <= 0:
         return [low]
     power = 10.0 ** math.floor(math.log10(span / about))
     step = next(power * factor for factor in (1, 2, 5, 10) if span / (power * factor) <= about)
     first = math.ceil(low / step - 1e-9)
-    # Rounded to the step's own digits: 3 * 0.1 is not to be shown as 0.30000000000000004.
+    # Rounded to the step's digits, so that 3 * 0.1 is not shown as 0.30000000000000004.
     digits = max(0, -math.floor(math.log10(step)))
     return [round(i * step, digits) for i in range(first, math.floor(high / step + 1e-9) + 1)]
 
@@ -72,7 +72,7 @@ class Frame:
         return self.bottom - (self.bottom - self.top) * _share(value, self.y)
 
     def axes(self, x_title: str, y_title: str, *, x_ticks: Sequence[float] | None = None) -> str:
-        """Draws both axes with grid lines; x_ticks None takes round numbers, [] none."""
+        """Draws both axes with grid lines; x_ticks None: round numbers, []: no numbers."""
         parts = []
         for value in ticks(*self.y, max(4, round((self.bottom - self.top) / 70))):
             at = self.py(value)
@@ -94,7 +94,7 @@ def text(x: float, y: float, content: str, *, anchor: str = "start", kind: str =
 
 
 def picture(width: float, height: float, description: str, body: str) -> str:
-    """Wraps shapes into an inline picture; description is read to whoever can not see it."""
+    """Wraps shapes into an inline SVG picture; screen readers read the description."""
     return (
         f'<svg role="img" aria-label="{escape(description)}" viewBox="0 0 {width:g} {height:g}" '
         f'style="max-width:{width:g}px" xmlns="http://www.w3.org/2000/svg">{body}</svg>'
@@ -102,7 +102,7 @@ def picture(width: float, height: float, description: str, body: str) -> str:
 
 
 def marker(index: int, x: float, y: float, title: str = "", radius: float = 3.2) -> str:
-    """Draws a point in the shape of its group, so that colour is not all that tells groups apart."""
+    """Draws a point in the shape of its group, so that groups differ in more than colour."""
     inside = f"<title>{escape(title)}</title>" if title else ""
     shape = _SHAPES[index % len(_SHAPES)](x, y, radius)
     tag = shape.split(" ", 1)[0]

@@ -1,4 +1,4 @@
-"""Where an artifact's tables lie, and a view of their bytes, with or without a manifest."""
+"""Finds an artifact's tables, with or without a manifest, and maps their bytes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from service.types import TABLE_DTYPES, Array, stored_columns
 
 _PREFIX = Path("variables") / "variables"
 _KEY_SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
-# The bundle's name -> what numpy reads it as.
+# Checkpoint dtype -> numpy dtype that its bytes are read as.
 _READABLE: Mapping[str, str] = {"float16": "<f2", "float32": "<f4", "float64": "<f8", "bfloat16": "<u2"}
 
 
@@ -43,10 +43,10 @@ def declared_tables(manifest: Manifest) -> list[TableReport]:
 
 
 def matrix_variables(artifact: Path) -> list[TableReport]:
-    """Returns every 2-D float variable of a SavedModel, the largest first; [] where it has no variables.
+    """Returns every 2-D float variable of a SavedModel, the largest first; [] if it has no variables.
 
     Raises:
-      ArtifactError: variables/variables.index is there and can not be read.
+      ArtifactError: variables/variables.index exists, but can not be read.
     """
     if not (artifact / _PREFIX).with_suffix(".index").exists():
         return []
@@ -59,9 +59,9 @@ def matrix_variables(artifact: Path) -> list[TableReport]:
 
 
 class SlicedRows:
-    """A [V, D] table that was saved in parts by rows, read like an array: `rows[start:stop]`, `rows[ids]`.
+    """A [V, D] table that was saved in parts by rows; indexed like an array: `rows[start:stop]`, `rows[ids]`.
 
-    parts: [V1, D], [V2, D] ... in order, of one dtype.
+    parts: arrays [V1, D], [V2, D], ... in order of rows, of one dtype.
     """
 
     def __init__(self, parts: Sequence[Array]) -> None:
@@ -84,9 +84,9 @@ class SlicedRows:
 
 
 class WidenedRows:
-    """A [V, D] table of bfloat16, int8 or int4 that is read as the float32 it stands for.
+    """A [V, D] table of bfloat16, int8 or int4 whose rows are converted to float32 when they are read.
 
-    scales: [V, 1] of int8 and int4. rows: of int4 [V, ceil(D / 2)] bytes.
+    scales: [V, 1] for int8 and int4. rows: the stored rows; for int4 [V, ceil(D / 2)] bytes.
     """
 
     dtype: np.dtype[Any] = np.dtype(np.float32)
@@ -104,10 +104,10 @@ class WidenedRows:
 
 
 def map_table(artifact: Path, table: TableReport) -> TableRows:
-    """Returns the table's [V, D] numbers, mapped read-only, perhaps unaligned.
+    """Maps a table's [V, D] numbers read-only; the map may be unaligned.
 
     Raises:
-      ArtifactError: it can not be read: its file is missing or short, or its numbers are of another kind.
+      ArtifactError: the table's file is missing or too short, or its dtype can not be read.
     """
     dtype = TABLE_DTYPES.get(table.dtype) if table.scale is not None else _READABLE.get(table.dtype)
     if dtype is None:
@@ -144,7 +144,7 @@ def _map(path: Path, dtype: str, offset: int, nbytes: int, shape: tuple[int, ...
     if nbytes == 0 or nbytes != math.prod(shape) * np.dtype(dtype).itemsize:
         raise ArtifactError(f"{nbytes:,} bytes do not hold {' x '.join(map(str, shape))} of {np.dtype(dtype).name}")
     size = path.stat().st_size
-    # Checked before mapping: reading a mapping beyond the file's end would end the process.
+    # Checked before mapping, because a read of a map beyond the file's end kills the process (SIGBUS).
     if offset + nbytes > size:
         raise ArtifactError(f"it ends at byte {offset + nbytes:,} of {path.name}, which has {size:,}")
     return np.memmap(path, dtype, "r", offset, shape)

@@ -1,4 +1,4 @@
-"""The report for a terminal: at most 100 columns, plain text, what needs attention first."""
+"""Renders a report as plain text for a terminal, at most 100 columns wide, with its findings first."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ _BARS = " ▁▂▃▄▅▆▇█"
 
 
 def to_text(report: ArtifactReport) -> str:
-    """Returns the report as lines, each ended by a newline. Control characters of the artifact become visible."""
+    """Returns the report as lines that end in a newline; control characters in the artifact's texts become visible."""
     sections = (_head, _attention, _tables, _features, _meta_graphs, _parity, _curves, _statistics, _provenance)
     lines = [line for section in sections for line in section(report)]
     return "".join(f"{_printable(line)}\n" for line in lines)
 
 
 def verification_text(artifact: Path, parity: ParityReport | None, faults: Sequence[str]) -> str:
-    """Returns what a verification compared, then each fault on a line of its own, or that there is none."""
+    """Returns the comparisons of a verification, then one line per fault, or a line that there is none."""
     lines = [] if parity is None else list(_parity_lines(parity))
     if faults:
         lines += ["", "DISAGREEMENTS", *(f"  ! {fault}" for fault in faults)]
     else:
-        # Unwrapped: a script may look for it, however long the path is.
+        # The path's line is not wrapped, because a script may search for it.
         lines += [f"{artifact}: {agreement_words(parity)}"]
     return "".join(f"{_printable(line)}\n" for line in lines)
 
@@ -48,7 +48,7 @@ def _parity_lines(parity: ParityReport) -> Iterator[str]:
 
 
 def agreement_words(parity: ParityReport | None) -> str:
-    """Returns what a verification without faults has shown, naming the signatures that it could not compare."""
+    """Returns the summary of a verification without faults; names the signatures that could not be compared."""
     signatures = {} if parity is None else {**parity.signatures, **parity.lowered}
     unchecked = [name for name, entry in signatures.items() if entry.reference == "nothing" or not entry.cases]
     if not unchecked:
@@ -70,7 +70,7 @@ def _attention(report: ArtifactReport) -> Iterator[str]:
             yield from _wrap(line, "  ! ", "    ")
         if not report.disagreements:
             yield from _wrap(agreement_words(report.parity), "  ", "    ")
-    yield from ("", "WHAT TO LOOK AT")
+    yield from ("", "NEEDS ATTENTION")
     for finding in report.findings:
         yield from _wrap(finding, "  ! ", "    ")
     if not report.findings:
@@ -87,9 +87,9 @@ def _tables(report: ArtifactReport) -> Iterator[str]:
         shape = f"{table.vocabulary_size:,} x {table.embedding_dim:,} {table.dtype}"
         nbytes = table.nbytes + (table.scale.nbytes if table.scale else 0)
         yield from _wrap(f"{table.name}  {shape}, {bytes_words(nbytes)}", "  ", "    ")
-        told = report.provenance.get(REDUCED_KEY, {}).get(table.name)
-        if told:
-            for line in report_lines("differs from the trained table", told):
+        losses = report.provenance.get(REDUCED_KEY, {}).get(table.name)
+        if losses:
+            for line in report_lines("differs from the trained table", losses):
                 yield from _wrap(line, "    ", "      ")
         if table.features:
             yield from _wrap(f"read by {', '.join(table.features)}", "    ", "      ")
@@ -135,7 +135,7 @@ def _counts(health: TableHealth) -> Iterator[str]:
 
 def _spark(histogram: Histogram) -> Iterator[str]:
     top = max(histogram.counts) or 1
-    # A bin that is not empty is never shown as empty.
+    # A bin with any rows gets at least the smallest bar.
     bars = "".join(_BARS[-(-8 * count // top)] for count in histogram.counts)
     beyond = f", {histogram.above:,} rows above" if histogram.above else ""
     yield f"    {short(histogram.edges[0])} |{bars}| {short(histogram.edges[-1])}{beyond}"
@@ -194,9 +194,9 @@ def _signature_parity(name: str, parity: SignatureParity) -> Iterator[str]:
 
 
 def difference_words(difference: DeviceDifference) -> str:
-    """Returns one difference between two lookups as a sentence."""
+    """Describes one difference between two lookups in a sentence."""
     example = f"; such as {provenance_words(difference.example)}" if difference.example else ""
-    # Where one of the two refuses, there are no numbers to differ.
+    # If one of the two lookups refuses the row, there is no numeric difference.
     amount = f" by up to {difference.max_absolute:.3g}" if difference.max_absolute else ""
     return (
         f"{difference.feature} differs from {difference.other} in {difference.rows:,} of {difference.of_rows:,} "
@@ -229,7 +229,7 @@ def _statistics(report: ArtifactReport) -> Iterator[str]:
 
 
 def statistics_words(entry: TableStatistics) -> str:
-    """Returns the figures of one table's statistics in a line."""
+    """Returns one table's lookup statistics as parts of a line."""
     about = "" if entry.distinct_is_exact else "about "
     balance = [
         f"fullest of {len(loads)} partitions ({strategy}) {imbalance:.2f} x the mean"
@@ -256,7 +256,7 @@ def _provenance(report: ArtifactReport) -> Iterator[str]:
 
 
 def provenance_words(value: Any) -> str:
-    """Returns a value of the provenance on one line."""
+    """Formats a value of the provenance on one line."""
     if isinstance(value, Mapping):
         return ", ".join(f"{key} {provenance_words(entry)}" for key, entry in value.items())
     if isinstance(value, list):

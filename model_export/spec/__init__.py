@@ -1,1 +1,1 @@
-"""Declarations: what the user writes about tables and features, checked when it is built; no TensorFlow here."""
+"""The classes by which users declare tables, features and optimizers, checked at construction; no TensorFlow here."""

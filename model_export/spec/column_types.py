@@ -20,16 +20,16 @@ _CLASSES = (
     (_V1, "_SharedEmbeddingColumn"),
 )
 SUPPORTED_COLUMNS = tuple(_TENSORFLOW + ".".join(names) for names in _CLASSES)
-"""Classes that an EmbeddingConfigSpec takes; the columns of this package are subclasses of theirs."""
+"""Column classes that an EmbeddingConfigSpec accepts; this package's columns are subclasses of them."""
 
 
 def is_supported_column(column: Any) -> bool:
-    """Says whether an EmbeddingConfigSpec takes a column: an embedding column, or a numeric one."""
+    """Says whether an EmbeddingConfigSpec accepts a column: an embedding column, or a numeric one."""
     return any(f"{base.__module__}.{base.__name__}" in SUPPORTED_COLUMNS for base in type(column).__mro__)
 
 
 def uses_tensor_core(column: Any) -> bool:
     """Says whether a column was built with embedding_lookup_device="tpu_tensor_core"."""
     device = getattr(column, "embedding_lookup_device", None) or getattr(column, "_embedding_lookup_device", None)
-    # TensorFlow keeps an enum of its own, whose members are named like the strings.
+    # TensorFlow stores the device as an enum, whose members have the names of the strings.
     return str(getattr(device, "name", device)).lower() == "tpu_tensor_core"

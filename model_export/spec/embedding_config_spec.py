@@ -1,4 +1,4 @@
-"""Which tables an estimator has and how they are trained: EmbeddingConfigSpec, as TensorFlow 2.15 had it.
+"""Defines EmbeddingConfigSpec, as TensorFlow 2.15 had it: an estimator's tables and how they are trained.
 
 >>> EmbeddingConfigSpec(partition_strategy="div")
 Traceback (most recent call last):
@@ -24,24 +24,25 @@ PartitionStrategy = Literal["div", "mod"]
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingConfigSpec:
-    """Says which columns, or which features and tables, an estimator trains as embedding tables, and how.
+    """Declares the columns, or the features and tables, that an estimator trains as embedding tables, and how.
 
     Args:
-      feature_columns: embedding columns of this package or of TensorFlow; numeric columns pass, they hold no table.
-      optimization_parameters: trains every table; with the two dicts, those tables that name none themselves.
+      feature_columns: embedding columns of this package or of TensorFlow; numeric columns are accepted and ignored.
+      optimization_parameters: optimizer of every table; with the two dicts, of the tables without one of their own.
       clipping_limit: gradients of all tables are cut to [-clipping_limit, clipping_limit].
       pipeline_execution_with_tensor_core: a step's lookups see the tables as they were before the previous step's
         update, as on a TPU that overlaps the two.
       experimental_gradient_multiplier_fn: global step -> factor on the gradients of all tables.
       feature_to_config_dict, table_to_config_dict: in place of columns; names -> FeatureConfig and TableConfig.
-      partition_strategy: how rows lie on the hosts of a TPU. A CPU trains both alike; "mod" is refused at export.
-      profile_data_directory: where statistics of the looked-up ids go; None: none are taken.
+      partition_strategy: placement of rows on the hosts of a TPU. It does not change training on a CPU; exports refuse
+        "mod".
+      profile_data_directory: folder for statistics of the looked-up ids; None: no statistics.
 
     Raises:
-      ValueError: columns and dicts both, in part or not at all; a strategy that is neither "div" nor "mod"; columns
-        without optimization_parameters; a feature without its table, or a table without a feature; a limit that is not
-        positive.
-      TypeError: a column, config or function of another type.
+      ValueError: not exactly one of columns and the two dicts is given; the strategy is neither "div" nor "mod";
+      columns
+        have no optimization_parameters; a feature lacks its table, or a table has no feature; a limit is not positive.
+      TypeError: a column, config or function is of another type.
     """
 
     feature_columns: Sequence[Any] | None = None
@@ -56,7 +57,7 @@ class EmbeddingConfigSpec:
 
     def __post_init__(self) -> None:
         features, tables = self.feature_to_config_dict, self.table_to_config_dict
-        # TensorFlow lets a single dict beside columns pass and ignores it.
+        # TensorFlow accepts a single dict beside columns and ignores it.
         if (features or tables) if self.feature_columns else not (features and tables):
             raise ValueError(
                 "Exactly one of `feature_columns` and the pair `feature_to_config_dict` and `table_to_config_dict` "
@@ -83,19 +84,19 @@ class EmbeddingConfigSpec:
 
     @property
     def tensor_core_feature_columns(self) -> tuple[Any, ...]:
-        """The columns looked up on the tensor core; 2.15 takes them out of feature_columns, here they stay in it."""
+        """The columns looked up on the tensor core; TensorFlow 2.15 removes them from feature_columns, we do not."""
         return tuple(column for column in self.feature_columns or () if uses_tensor_core(column))
 
     @property
     def embedding_core_feature_columns(self) -> tuple[Any, ...]:
-        """All other columns."""
+        """The columns that are not looked up on the tensor core."""
         return tuple(column for column in self.feature_columns or () if not uses_tensor_core(column))
 
     def parameters_of(self, config: TableConfig) -> OptimizationParameters:
-        """Returns what trains a table of table_to_config_dict.
+        """Returns the optimization parameters of a table of table_to_config_dict.
 
         Raises:
-          ValueError: neither the table nor the spec names any.
+          ValueError: neither the table nor the spec has optimization parameters.
         """
         parameters = config.optimization_parameters or self.optimization_parameters
         if parameters is None:

@@ -1,7 +1,7 @@
-"""Tables and features of a model, as TensorFlow's TableConfig and FeatureConfig have them.
+"""Describes the tables and features of a model, like TensorFlow's TableConfig and FeatureConfig.
 
-A table is a [V, D] matrix with one combiner; features read tables and may share one. Row 0 of every table stands for
-"unknown".
+A table is a [V, D] matrix with one combiner; features read tables and may share one. By convention row 0 of a table is
+for unknown keys.
 
 >>> films = TableSpec("film", vocabulary_size=4, embedding_dim=2)
 >>> spec = ModelSpec((films,), (FeatureSpec("film_id", "film"), FeatureSpec("recent", "film", is_ragged=True)))
@@ -37,10 +37,10 @@ _NAME = re.compile(r"[a-zA-Z][a-zA-Z0-9_]*")
 
 @dataclass(frozen=True, slots=True)
 class VocabularySpec:
-    """Keys by which clients name rows: key i is row first_id + i of the table.
+    """The keys that clients send for rows of a table: key i is row first_id + i.
 
-    keys: all str, or all int; none twice.
-    oov_id, num_oov_buckets, on_oov: what any other key does, as in service.artifact.manifest.VocabularyEntry.
+    keys: all str, or all int, without duplicates.
+    oov_id, num_oov_buckets, on_oov: policy for any other key, as in service.artifact.manifest.VocabularyEntry.
     """
 
     keys: tuple[str, ...] | tuple[int, ...]
@@ -75,8 +75,8 @@ class VocabularySpec:
 class TableSpec:
     """One embedding table.
 
-    combiner: of the features that do not name their own.
-    initial_stddev: standard deviation of the truncated normal that rows start from.
+    combiner: combiner of the features that do not have their own.
+    initial_stddev: standard deviation of the truncated normal from which rows are initialized.
     """
 
     name: str
@@ -94,15 +94,15 @@ class TableSpec:
 
 @dataclass(frozen=True, slots=True)
 class FeatureSpec:
-    """One id input.
+    """One feature: an input of ids, and the table and policies by which they are looked up.
 
     is_ragged: any number of ids per row; otherwise one id per row, not combined.
     max_ids_per_row: K of the padded tensor-core lookup; 1 unless ragged.
-    combiner: how a ragged row is combined; None: as its table says.
+    combiner: combiner of a ragged feature; None: the table's.
     max_sequence_length: L > 0 makes it a sequence: [B, L, D], not combined, cut and padded with zeros; K is then L.
     vocabulary: maps the keys that clients send to rows; None: ids are rows.
-    sends_rows: signatures take rows (int64) although there is a vocabulary of strings; our server takes both.
-    default_id: row that an id outside [0, V) reads where on_bad_id is "default_row".
+    sends_rows: the signature's input is row numbers (int64) despite a vocabulary of strings; our server accepts both.
+    default_id: row that an id outside [0, V) reads if on_bad_id is "default_row".
     on_bad_id, on_nonpositive_weight: policies of both lookups, on_too_many_ids of the padded one, as in
       service.artifact.manifest.LookupFeature.
     """
@@ -142,17 +142,17 @@ class FeatureSpec:
 
     @property
     def ids_input(self) -> str:
-        """Input that carries the ids."""
+        """Name of the input that holds the ids."""
         return self.name + VALUES_SUFFIX if self.is_ragged else self.name
 
     @property
     def row_splits_input(self) -> str | None:
-        """Input that says where rows end; None for one id per row."""
+        """Name of the input that holds the row splits; None for one id per row."""
         return self.name + ROW_SPLITS_SUFFIX if self.is_ragged else None
 
     @property
     def weights_input(self) -> str | None:
-        """Input of one factor per id; None where nothing is combined."""
+        """Name of the input that holds one weight per id; None if ids are not combined."""
         return self.name + WEIGHTS_SUFFIX if self.is_ragged and not self.max_sequence_length else None
 
     @property
@@ -163,7 +163,7 @@ class FeatureSpec:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """All tables and features of a model; every feature's table exists and every table is used."""
+    """All tables and features of a model. Every feature's table exists, and every table has a feature."""
 
     tables: tuple[TableSpec, ...]
     features: tuple[FeatureSpec, ...]
@@ -190,15 +190,15 @@ class ModelSpec:
             raise ValueError(f"no feature uses tables {unused}")
 
     def table(self, name: str) -> TableSpec:
-        """Returns a table by name."""
+        """Returns the table of this name; raises StopIteration if there is none."""
         return next(table for table in self.tables if table.name == name)
 
     def feature(self, name: str) -> FeatureSpec:
-        """Returns a feature by name."""
+        """Returns the feature of this name; raises StopIteration if there is none."""
         return next(feature for feature in self.features if feature.name == name)
 
     def combiner_of(self, feature: FeatureSpec) -> Combiner | None:
-        """Returns how the rows of a feature are combined; None for one id per row and for sequences."""
+        """Returns the combiner of a feature; None for one id per row and for sequences."""
         if not feature.is_ragged or feature.max_sequence_length:
             return None
         return feature.combiner or self.table(feature.table).combiner
@@ -213,7 +213,7 @@ class ModelSpec:
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> ModelSpec:
-        """Builds from to_json's object, with all checks."""
+        """Makes a ModelSpec of to_json's object, with all checks."""
         features = []
         for entry in data["features"]:
             words = entry["vocabulary"]

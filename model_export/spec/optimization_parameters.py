@@ -1,8 +1,8 @@
-"""The optimizers that a TPU offers for embedding tables, with their constants: what a user writes, no arithmetic.
+"""The optimizers that a TPU has for embedding tables, with their constants, as users declare them.
 
-Arguments, order, defaults and error texts are those of TensorFlow 2.15, the last that had them: in
-tf.compat.v1.tpu.experimental, and MomentumParameters in tensorflow.python.tpu.tpu_embedding alone.
-model_export.training.table_optimizers does the training.
+Arguments, order, defaults and error texts are those of TensorFlow 2.15, the last version that had these classes: in
+tf.compat.v1.tpu.experimental, and MomentumParameters only in tensorflow.python.tpu.tpu_embedding. The update rules are
+in model_export.training.
 
 >>> AdagradParameters(0.1, initial_accumulator=0)
 Traceback (most recent call last):
@@ -22,21 +22,22 @@ from typing import TypeAlias
 
 @dataclass(frozen=True, slots=True)
 class AdagradParameters:
-    """Adagrad: a row's step shrinks with the squares of all its gradients.
+    """Adagrad: divides a row's step by the root of the sum of its squared gradients.
 
     Args:
-      learning_rate: where neither the table's config nor its column names another.
-      initial_accumulator: what the sum of squares starts from.
+      learning_rate: default for tables whose config or column has no learning rate of its own.
+      initial_accumulator: initial value of the sum of squares.
       use_gradient_accumulation: True sums the gradients of an id over the batch and updates its row once; False updates
         the row once per occurrence, in batch order.
-      clip_weight_min, clip_weight_max: limits of a row after its update; None: none.
-      weight_decay_factor: share of a row taken off at each of its updates; None: nothing.
-      multiply_weight_decay_factor_by_learning_rate: that share times the learning rate.
-      clip_gradient_min, clip_gradient_max: limits of the summed gradient; None: none.
+      clip_weight_min, clip_weight_max: limits of a row's numbers after its update; None: no limit.
+      weight_decay_factor: share of a row subtracted at each of its updates; None: no decay.
+      multiply_weight_decay_factor_by_learning_rate: whether the share is multiplied by the learning rate.
+      clip_gradient_min, clip_gradient_max: limits of the summed gradient; None: no limit.
 
     Raises:
-      ValueError: initial_accumulator is not positive, gradients are to be clipped but not accumulated, or (not checked
-        by TensorFlow) the learning rate is no number or a minimum is above its maximum.
+      ValueError: initial_accumulator is not positive, gradients shall be clipped but not accumulated, or (not checked
+      by
+        TensorFlow) the learning rate is no number or a minimum is above its maximum.
     """
 
     learning_rate: float
@@ -59,17 +60,18 @@ class AdagradParameters:
 
 @dataclass(frozen=True, slots=True)
 class AdamParameters:
-    """Adam as a TPU has it: without the correction for the first steps, which a learning_rate_fn can give.
+    """Adam as a TPU computes it: without bias correction in the first steps, which a learning_rate_fn can provide.
 
     Args:
       beta1, beta2: decay of the first and second moment, in [0, 1).
       epsilon: keeps the divisor away from zero.
-      lazy_adam: True touches only the rows of the batch; False gives every other row a gradient of zero.
+      lazy_adam: True updates only the rows of the batch; False updates all others too, with a gradient of zero.
       sum_inside_sqrt: divides by sqrt(v + epsilon^2) rather than sqrt(v) + epsilon.
-      The others are those of AdagradParameters.
+      The other arguments are those of AdagradParameters.
 
     Raises:
-      ValueError: a number outside its range, lazy_adam=False without gradient accumulation, or as AdagradParameters.
+      ValueError: a number is outside its range, lazy_adam is False without gradient accumulation, or an error of
+        AdagradParameters.
     """
 
     learning_rate: float
@@ -99,20 +101,21 @@ class AdamParameters:
 
 @dataclass(frozen=True, slots=True)
 class FtrlParameters:
-    """FTRL-proximal: rows that L1 regularization leaves exactly zero.
+    """FTRL-proximal: L1 regularization makes small numbers exactly zero.
 
     Args:
       learning_rate_power: at most 0; 0 is a fixed learning rate.
-      initial_accumulator_value: what the sum of squares starts from; 0 needs allow_zero_accumulator.
+      initial_accumulator_value: initial value of the sum of squares; 0 needs allow_zero_accumulator.
       l1_regularization_strength, l2_regularization_strength: at least 0.
-      multiply_linear_by_learning_rate: the linear slot holds linear * learning_rate, which stays finite where the
-        learning rate starts at 0.
-      beta: as 2 * learning_rate more of L2.
+      multiply_linear_by_learning_rate: the linear slot holds linear * learning_rate, which is finite even if the
+          learning
+        rate starts at 0.
+      beta: adds beta / (2 * learning_rate) to the L2 strength.
       allow_zero_accumulator: lets accumulators be zero.
-      The others are those of AdagradParameters.
+      The other arguments are those of AdagradParameters.
 
     Raises:
-      ValueError: a number outside its range, or as AdagradParameters.
+      ValueError: a number is outside its range, or an error of AdagradParameters.
     """
 
     learning_rate: float
@@ -152,10 +155,10 @@ class MomentumParameters:
     Args:
       momentum: decay of the sum, at least 0; a plain number.
       use_nesterov: the step adds the gradient once more to the decayed sum, as TensorFlow's MomentumOptimizer does.
-      The others are those of AdagradParameters.
+      The other arguments are those of AdagradParameters.
 
     Raises:
-      ValueError: momentum is no finite number or negative (not checked by TensorFlow), or as AdagradParameters.
+      ValueError: momentum is negative or not finite (not checked by TensorFlow), or an error of AdagradParameters.
     """
 
     learning_rate: float
@@ -177,7 +180,7 @@ class MomentumParameters:
 
 @dataclass(frozen=True, slots=True)
 class StochasticGradientDescentParameters:
-    """Plain gradient descent, without a slot. Arguments and errors are those of AdagradParameters."""
+    """Plain gradient descent, without slots. Arguments and errors are those of AdagradParameters."""
 
     learning_rate: float
     use_gradient_accumulation: bool = True
@@ -206,7 +209,7 @@ def _check_shared(parameters: OptimizationParameters) -> None:
         )
     clips_gradient = parameters.clip_gradient_min is not None or parameters.clip_gradient_max is not None
     if not parameters.use_gradient_accumulation and clips_gradient:
-        # Two spaces, as TensorFlow has it: code that matches the text goes on matching.
+        # Two spaces, as in TensorFlow's text, which old code may match.
         raise ValueError("When using gradient clipping limits, gradient  accumulation must be enabled.")
     for what in ("clip_weight", "clip_gradient"):
         lower, upper = getattr(parameters, f"{what}_min"), getattr(parameters, f"{what}_max")

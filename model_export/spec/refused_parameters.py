@@ -1,4 +1,4 @@
-"""The optimizers of tensorflow.python.tpu.tpu_embedding that train no table here: each refuses, and names another.
+"""Optimizers of tensorflow.python.tpu.tpu_embedding that are not supported: each raises an error that names another.
 
 >>> RMSPropParameters(0.1, rho=0.9, momentum=0.0, epsilon=1e-8)
 Traceback (most recent call last):
@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 
 class _Refused:
-    """Parameters that can not be made. `advice` says what to use instead."""
+    """Base of parameter classes whose constructor always raises; `advice` names the class to use instead."""
 
     advice: ClassVar[str]
 
@@ -24,13 +24,13 @@ class _Refused:
 
 
 class AdagradMomentumParameters(_Refused):
-    """Adagrad with momentum: refused."""
+    """Adagrad with momentum; not supported."""
 
     advice = "use AdagradParameters, or MomentumParameters for the momentum alone"
 
 
 class FrequencyEstimatorParameters(_Refused):
-    """How often an id is looked up, as a table: refused."""
+    """A table that counts how often each id is looked up; not supported."""
 
     advice = (
         "it trains no vectors; EmbeddingConfigSpec(profile_data_directory=...) counts how often each id is looked up"
@@ -38,18 +38,18 @@ class FrequencyEstimatorParameters(_Refused):
 
 
 class ProximalAdagradParameters(_Refused):
-    """Adagrad with L1 and L2 regularization: refused."""
+    """Adagrad with L1 and L2 regularization; not supported."""
 
     advice = "use FtrlParameters, which has l1_regularization_strength and l2_regularization_strength too"
 
 
 class ProximalYogiParameters(_Refused):
-    """Yogi, an Adam whose second moment grows slowly: refused."""
+    """Yogi, an Adam whose second moment grows slowly; not supported."""
 
     advice = "use AdamParameters"
 
 
 class RMSPropParameters(_Refused):
-    """RMSProp: refused."""
+    """RMSProp; not supported."""
 
     advice = "use AdamParameters, which also divides by the root of a decaying mean of squared gradients"

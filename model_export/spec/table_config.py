@@ -1,4 +1,4 @@
-"""Tables and features named by dicts rather than columns, as tensorflow.python.tpu.tpu_embedding of 2.15 had them.
+"""Configures tables and features without columns, as tensorflow.python.tpu.tpu_embedding of TensorFlow 2.15 did.
 
 Source: tensorflow/python/tpu/tpu_embedding.py at v2.15.1.
 """
@@ -16,20 +16,21 @@ from service.artifact.manifest import Combiner
 
 @dataclass(frozen=True, slots=True)
 class TableConfig:
-    """One [vocabulary_size, dimension] table.
+    """The configuration of one [vocabulary_size, dimension] table.
 
     Args:
-      initializer: function of a shape that gives its first rows; None: a truncated normal of mean 0 and standard
-        deviation initial_stddev.
-      combiner: how the vectors of a row's ids become one; None: one id per row.
-      hot_id_replication: kept for a TPU, which may then hold copies of rows that are asked for often. No value changes.
-      learning_rate: of this table only. 0 holds it still, where TensorFlow takes 0 for not given.
-      learning_rate_fn: global step -> learning rate; tables that name the same function share one rate.
-      optimization_parameters: of this table only.
+      initializer: function from a shape to the initial rows; None: a truncated normal with mean 0 and standard
+          deviation
+        initial_stddev.
+      combiner: combines the vectors of a row's ids; None: one id per row.
+      hot_id_replication: lets a TPU hold copies of rows that are looked up often; it changes no value.
+      learning_rate: learning rate of this table. 0 means no training; TensorFlow treats 0 as not given.
+      learning_rate_fn: global step -> learning rate; tables with the same function share one rate.
+      optimization_parameters: optimizer of this table; None: the spec's.
 
     Raises:
-      ValueError: a size that is not positive, an initializer or learning_rate_fn that is no function, another combiner,
-        both learning rates, or parameters of another type.
+      ValueError: a size is not positive, initializer or learning_rate_fn is no function, the combiner is unknown, both
+        learning rates are given, or the parameters are of another type.
     """
 
     vocabulary_size: int
@@ -66,21 +67,21 @@ class TableConfig:
 
     @property
     def initial_stddev(self) -> float:
-        """Standard deviation of the first rows where no initializer is given."""
+        """Standard deviation of the initial rows if no initializer is given."""
         return 1 / math.sqrt(self.dimension)
 
 
 @dataclass(frozen=True, slots=True)
 class FeatureConfig:
-    """One id input of a table.
+    """The configuration of one feature: an input of ids that reads a table.
 
     Args:
-      table_id: name of its table in table_to_config_dict.
-      max_sequence_length: L > 0 makes it a sequence, cut and padded to L; 0: combined.
-      weight_key: input that holds one factor per id; None: all 1.
+      table_id: name of the feature's table in table_to_config_dict.
+      max_sequence_length: L > 0: the feature is a sequence, cut and padded to L; 0: its vectors are combined.
+      weight_key: name of the input that holds one weight per id; None: all weights are 1.
 
     Raises:
-      ValueError: max_sequence_length is negative or no integer.
+      ValueError: max_sequence_length is negative or not an integer.
     """
 
     table_id: str

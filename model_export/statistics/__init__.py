@@ -1,1 +1,1 @@
-"""Statistics of the ids that training looks up: numpy only, for any training loop."""
+"""Collects statistics of the ids that a training looks up, with numpy only, for any training loop."""

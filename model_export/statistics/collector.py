@@ -1,4 +1,4 @@
-"""Looks at a sample of a training's steps and keeps statistics of the ids they look up."""
+"""Samples the steps of a training and collects statistics of the ids that they look up."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from model_export.statistics.table_statistics import TableDescription, TableStat
 from service.types import Array
 
 SAMPLE_RATE = 0.03
-"""Share of the steps that are looked at, as TPUEstimator's documentation says."""
+"""Share of the steps in the sample, the value in TPUEstimator's documentation."""
 _BLOCK = 100
 
 
 class LookupStatistics:
-    """Statistics of the tables of one training.
+    """Collects the lookup statistics of all tables of one training.
 
-    Of every hundred steps the same number is looked at, which of them is drawn by the seed, so a step is or is not
-    looked at whichever process asks. The first step of all is looked at too, so that a short run says something.
+    The sample has the same number of steps from every hundred, drawn by the seed, so every process samples the same
+    steps. It also has the very first step, so that a short run has statistics.
 
     Args:
-      directory: where files are kept; those that are there for the same tables are added to.
-      partitions: number of hosts that the balance is worked out for.
-      sample_rate: in (0, 1].
-      capacity: number of ids per table whose counts are kept.
+      directory: folder of the statistics files; counts are added to existing files of the same tables.
+      partitions: number of hosts for which the balance is computed.
+      sample_rate: share of steps in the sample, in (0, 1].
+      capacity: maximum number of ids per table whose counts are kept.
 
     Raises:
-      ValueError: a rate or number out of range, or two tables of one name.
+      ValueError: a rate or number is out of range, or two tables have the same name.
       StatisticsFileError: a file in the directory is damaged or of a newer format.
 
     Concurrency: one caller at a time.
@@ -51,7 +51,7 @@ class LookupStatistics:
             raise ValueError(f"sample_rate is {sample_rate}, expected a number above 0 and up to 1")
         if len({table.name for table in tables}) != len(tables):
             raise ValueError("two tables have the same name")
-        # Before a long training rather than after it.
+        # Read existing files now, so that a damaged one fails before a long training and not after it.
         read_statistics(directory)
         self._directory = directory
         self._empty = {
@@ -73,7 +73,7 @@ class LookupStatistics:
         partitions: int = 8,
         seed: int = 0,
     ) -> LookupStatistics:
-        """Builds for all tables and features of a model."""
+        """Makes a LookupStatistics for all tables and features of a model."""
         tables = [
             TableDescription(
                 name=table.name,
@@ -88,7 +88,7 @@ class LookupStatistics:
         return LookupStatistics(directory, tables, partitions=partitions, seed=seed)
 
     def wants(self, step: int) -> bool:
-        """Says whether observe looks at a step; its ids need not be fetched where not."""
+        """Says whether a step is in the sample, so that observe() needs its ids."""
         if step == 0:
             return True
         block, place = divmod(step, _BLOCK)
@@ -98,14 +98,15 @@ class LookupStatistics:
         return place in self._chosen
 
     def observe(self, step: int, lookups: Mapping[str, tuple[Array, Array | None]]) -> None:
-        """Counts a step, to be called once for each; looks at its ids if wants(step).
+        """Counts a step, and its ids if wants(step); call it once for each step.
 
         Args:
-          lookups: feature -> rows of its table, [N] integers, and row_splits, [B + 1], or None where every example has
-            one id. Nothing is read where the step is not wanted.
+          lookups: feature -> ([N] row numbers, [B + 1] row_splits, or None if every example has one id). Ignored for a
+              step
+        outside of the sample.
 
         Raises:
-          KeyError: a feature that no table has.
+          KeyError: a feature belongs to no table.
         """
         is_sampled = self.wants(step)
         for name, statistics in self._unsaved.items():
@@ -118,7 +119,7 @@ class LookupStatistics:
             self._unsaved[table] = self._unsaved[table].with_rows(values, splits)
 
     def save(self) -> list[Path]:
-        """Adds what was seen since the last save to the files, and returns their paths."""
+        """Adds the counts since the last save to the files, and returns the files' paths."""
         paths = [add_to_file(self._directory, statistics) for statistics in self._unsaved.values()]
         self._unsaved = dict(self._empty)
         return paths

@@ -1,4 +1,4 @@
-"""Estimates how many distinct ids came, in 4096 bytes whatever their number.
+"""Estimates the number of distinct ids in a stream, in 4096 bytes of state.
 
 Source: Flajolet et al., "HyperLogLog: the analysis of a near-optimal cardinality estimation algorithm" (2007), with its
 linear counting for small numbers; the hash is splitmix64's finalizer (Steele et al., OOPSLA 2014).
@@ -16,17 +16,17 @@ REGISTERS = 1 << _BITS
 
 
 def empty_registers() -> Array:
-    """Returns the state before any id came: [REGISTERS] uint8."""
+    """Returns the state of an empty stream: [REGISTERS] uint8."""
     return np.zeros(REGISTERS, np.uint8)
 
 
 def with_ids(registers: Array, ids: Array) -> Array:
-    """Returns the state after these ids, [n] integers, came too. Two states merge by their maximum."""
+    """Returns the state with [n] more ids counted. Two states merge by their elementwise maximum."""
     hashes = _hashed(np.asarray(ids, np.int64).astype(np.uint64))
     register = (hashes >> np.uint64(64 - _BITS)).astype(np.int64)
     rest = hashes << np.uint64(_BITS)
-    # Leading zeros of the other bits, plus one: 64 minus the exponent that frexp gives of them. Rounding to a double
-    # can add one to the exponent of a number of all ones, which is one hash in 2**53.
+    # The number of leading zeros of the other bits, plus one, is 64 minus their exponent in frexp. Rounding to a double
+    # can add one to the exponent if the bits are almost all ones, which happens to one hash in 2**53.
     _, exponent = np.frexp(rest.astype(np.float64))
     rank = np.where(rest == 0, 64 - _BITS + 1, 65 - exponent)
     after = registers.copy()
@@ -35,7 +35,7 @@ def with_ids(registers: Array, ids: Array) -> Array:
 
 
 def estimate(registers: Array) -> int:
-    """Returns about how many distinct ids a state has seen."""
+    """Returns the estimated number of distinct ids that a state has counted."""
     empty = int(np.count_nonzero(registers == 0))
     raw = 0.7213 / (1 + 1.079 / REGISTERS) * REGISTERS**2 / float(np.sum(2.0 ** -registers.astype(np.float64)))
     if raw <= 2.5 * REGISTERS and empty:

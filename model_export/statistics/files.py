@@ -1,4 +1,4 @@
-"""Statistics on disk: one JSON file per table, named by a hash of the table's configuration."""
+"""Stores lookup statistics on disk: one JSON file per table, named by a hash of the table's configuration."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class StatisticsFileError(ValueError):
 
 
 def statistics_path(directory: Path, table: TableDescription, partitions: int) -> Path:
-    """Returns where the statistics of a table lie."""
+    """Returns the path of a table's statistics file."""
     return directory / f"{_PREFIX}{table.key(partitions)}.json"
 
 
 def read_statistics(directory: Path) -> list[TableStatistics]:
-    """Reads all statistics of a directory, ordered by the tables' names; none where there is no such directory.
+    """Reads all statistics of a directory, in order of table names; [] if the directory does not exist.
 
     Raises:
       StatisticsFileError: a file is damaged or of a newer format.
@@ -40,14 +40,14 @@ def read_statistics(directory: Path) -> list[TableStatistics]:
 
 
 def add_to_file(directory: Path, added: TableStatistics) -> Path:
-    """Adds statistics to the file of their table, made if need be, and returns its path.
+    """Adds statistics to the file of their table, which is created if necessary, and returns its path.
 
-    A reader sees the file as it was or as it is after, never a part.
+    A reader sees the old file or the new one, never a part of it.
 
     Raises:
       StatisticsFileError: the file there is damaged or of a newer format.
 
-    Concurrency: one caller at a time for each directory; of two at once, one's numbers may be lost.
+    Concurrency: one caller at a time for each directory. Of two concurrent calls, one's counts may be lost.
     """
     directory.mkdir(parents=True, exist_ok=True)
     path = statistics_path(directory, added.table, added.partitions)
@@ -66,7 +66,7 @@ def add_to_file(directory: Path, added: TableStatistics) -> Path:
 
 
 def to_json(statistics: TableStatistics) -> dict[str, Any]:
-    """Returns a JSON object that holds everything; the histogram without the zeros at its end."""
+    """Returns all statistics of a table as a JSON object; the histogram without its trailing zeros."""
     histogram = np.trim_zeros(statistics.ids_per_example_histogram, "b")
     return {
         "format_version": FORMAT_VERSION,
@@ -91,7 +91,7 @@ def to_json(statistics: TableStatistics) -> dict[str, Any]:
 
 
 def from_json(data: Any) -> TableStatistics:
-    """Builds from to_json's object. Raises ValueError, KeyError or TypeError where it is none."""
+    """Makes TableStatistics of to_json's object; raises ValueError, KeyError or TypeError for another object."""
     if data["format_version"] != FORMAT_VERSION:
         raise ValueError(f"format {data['format_version']!r} is not the one this version reads ({FORMAT_VERSION})")
     histogram = np.zeros(HISTOGRAM_BINS, np.int64)

@@ -1,7 +1,7 @@
-"""Counts of the commonest ids in a bounded space.
+"""Counts the commonest ids of a stream in bounded memory.
 
-Counts are exact until more than `capacity` distinct ids came. From then on they are those of Misra and Gries: a count
-is too low by at most `undercount`, and an id left out came no more often than that.
+Counts are exact up to `capacity` distinct ids. With more ids they are the counts of Misra and Gries: too low by at most
+`undercount`, and an id without a count came at most `undercount` times.
 
 >>> counts = IdCounts(capacity=2).with_ids(np.array([7, 7, 7, 5, 9]))
 >>> counts.ids, counts.counts, counts.undercount
@@ -25,11 +25,11 @@ def _none() -> Array:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class IdCounts:
-    """How often ids came.
+    """The counts of the commonest ids of a stream.
 
-    capacity: most ids that are kept.
+    capacity: maximum number of ids with a count.
     ids: [n] int64, ascending. counts: [n] int64, each above 0.
-    undercount: by how much a count may be too low.
+    undercount: upper bound on how much a count is too low.
     """
 
     capacity: int
@@ -38,18 +38,18 @@ class IdCounts:
     undercount: int = 0
 
     def with_ids(self, ids: Array) -> IdCounts:
-        """Returns the counts after these came too. ids: [n] integers, repeats counted."""
+        """Returns the counts with [n] more ids counted, repetitions included."""
         found, counts = np.unique(np.asarray(ids, np.int64), return_counts=True)
         return self.merged(IdCounts(self.capacity, found, counts))
 
     def merged(self, other: IdCounts) -> IdCounts:
-        """Returns the counts of both."""
+        """Returns the counts of both streams together."""
         ids, position = np.unique(np.concatenate([self.ids, other.ids]), return_inverse=True)
         counts = np.zeros(len(ids), np.int64)
         np.add.at(counts, position, np.concatenate([self.counts, other.counts]))
         undercount = self.undercount + other.undercount
         if len(ids) > self.capacity:
-            # The largest count that does not fit is taken off all: what then is 0 was among the rarest.
+            # Subtract the largest count beyond `capacity` from all counts; the ids with 0 left are dropped.
             off = int(np.partition(counts, -(self.capacity + 1))[-(self.capacity + 1)])
             kept = counts > off
             ids, counts, undercount = ids[kept], counts[kept] - off, undercount + off

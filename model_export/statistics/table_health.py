@@ -1,4 +1,4 @@
-"""Whether a table looks trained: norms of its rows, and the rows that are NaN, infinite, zero or the same.
+"""Checks whether a table looks trained: norms of its rows, and rows that hold NaN or infinity, are zero, or are equal.
 
 >>> import numpy as np
 >>> health = table_health(np.array([[3, 4], [0, 0], [np.nan, 1], [3, 4]], np.float32))
@@ -17,13 +17,13 @@ import numpy as np
 
 from service.types import Array
 
-# Big enough that numpy's per-call cost is nothing, small enough to stay out of the way of everything else in memory.
+# Bytes of a chunk in float64: large enough that numpy's cost per call is small, and small compared with free memory.
 _CHUNK_BYTES = 16 << 20
 _MAX_BINS = 40
 _FIRST_IDS = 10
-# Of the median norm: below it a row says next to nothing in a mean of typical rows.
+# Share of the median norm. A row with a smaller norm hardly changes a mean with typical rows.
 _NEAR_ZERO = 0.01
-# Looking for equal rows takes 24 bytes per row while it lasts.
+# Rows up to which equal rows are searched, which needs 24 bytes of memory per row.
 _MAX_ROWS_FOR_DUPLICATES = 50_000_000
 _PERCENTILES = (1.0, 5.0, 25.0, 50.0, 75.0, 95.0, 99.0)
 
@@ -31,16 +31,16 @@ Progress = Callable[[int, int], None]
 
 
 class TableRows(Protocol):
-    """A [V, D] matrix of which rows can be read: an array, mapped or not, or parts of one."""
+    """The interface of a [V, D] matrix whose rows can be read: an array, mapped or not, or parts of one."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """(V, D)."""
+        """The table's size, (V, D)."""
         ...
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """A float type."""
+        """The numpy dtype of the rows, a float type."""
         ...
 
     def __getitem__(self, rows: Any, /) -> Array: ...
@@ -48,7 +48,7 @@ class TableRows(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Some rows of a table: how many, and the ids of the first ten."""
+    """A set of a table's rows: their number, and the ids of the first ten."""
 
     count: int = 0
     first_ids: tuple[int, ...] = ()
@@ -56,7 +56,7 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Norms:
-    """Euclidean norms of the rows that hold finite numbers only, zeros included.
+    """Statistics of the Euclidean norms of all finite rows, rows of zeros included.
 
     percentiles: (p, norm) for p = 1, 5, 25, 50, 75, 95, 99, interpolated linearly.
     """
@@ -74,9 +74,9 @@ class Norms:
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """counts[i] norms lie in [edges[i], edges[i + 1]), the last bin closed on both sides.
+    """A histogram of norms: counts[i] norms lie in [edges[i], edges[i + 1]); the last bin includes its upper edge.
 
-    above: norms beyond the last edge: the few that would squeeze all others into one bin.
+    above: number of norms beyond the last edge, a few outliers that would squeeze all others into one bin.
     """
 
     edges: tuple[float, ...]
@@ -86,14 +86,14 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True)
 class TableHealth:
-    """Findings about a [V, D] table, of which every row was read.
+    """The health of a [V, D] table, found by reading every row.
 
     norms, histogram: None where no row is finite.
-    nan, inf: rows with at least one such number; nan_values, inf_values: how many numbers.
-    dead: rows of zeros only. They add nothing to a lookup: never trained from an initializer of zeros, or reset.
+    nan, inf: rows with at least one such number; nan_values, inf_values: number of such numbers.
+    dead: rows of zeros only, which add nothing to a lookup: initialized to zeros and never trained, or reset.
     near_zero: rows that are not dead, with a norm below 1% of the median norm.
-    duplicates: rows that equal an earlier row bit for bit, dead rows aside: with a constant initializer, rows that were
-      never trained. None: not looked for, the table having more than 50 million rows.
+    duplicates: rows other than dead ones that equal an earlier row bit for bit: with a constant initializer, rows that
+        were never trained. None for a table of more than 50 million rows, in which they are not searched.
     """
 
     rows: int
@@ -110,18 +110,18 @@ class TableHealth:
 
     @property
     def is_finite(self) -> bool:
-        """Whether every number of the table is one."""
+        """Whether every number of the table is finite."""
         return not self.nan.count and not self.inf.count
 
 
 def table_health(table: TableRows, *, progress: Progress = lambda done, rows: None) -> TableHealth:
-    """Reads a table once, in chunks.
+    """Computes the health of a table by reading it once, in chunks.
 
     Args:
       table: [V, D] of a float type, perhaps mapped and unaligned; V and D at least 1.
       progress: called with (rows done, V) after each chunk.
 
-    Memory: one chunk of 16 MiB in float64, and 8 bytes per row (24 while equal rows are looked for).
+    Memory: one chunk of 16 MiB in float64, and 8 bytes per row (24 while equal rows are searched).
     """
     rows, dim = table.shape
     norms = np.empty(rows)
@@ -134,7 +134,7 @@ def table_health(table: TableRows, *, progress: Progress = lambda done, rows: No
         values = chunk.astype(np.float64)
         with np.errstate(over="ignore", invalid="ignore"):
             part = np.sqrt(np.einsum("ij,ij->i", values, values))
-        # Only rows whose norm is odd are looked at number by number.
+        # Only rows with a norm that is NaN, infinite or 0 are checked number by number.
         odd = np.flatnonzero(~np.isfinite(part))
         is_nan, is_inf = np.isnan(values[odd]), np.isinf(values[odd])
         nan_values += int(is_nan.sum())
@@ -181,14 +181,14 @@ def row_chunks(rows: int, dim: int) -> Iterator[tuple[int, int]]:
 
 
 def _large_norms(values: Array) -> Array:
-    # Rows whose squares overflow; the bound leaves the sums and the bins of norms finite too.
+    # Norms of rows whose squares overflow, bounded so that sums and bins of norms stay finite.
     largest = np.abs(values).max(axis=1, initial=1.0, keepdims=True)
     norms = np.minimum(largest[:, 0], 1e290) * np.linalg.norm(values / largest, axis=1)
     return np.asarray(norms)
 
 
 class _Ids:
-    """Counts row ids, keeping the first few."""
+    """Counts row ids, and keeps the first ten."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -221,14 +221,14 @@ def _histogram(norms: Array, summary: Norms) -> Histogram:
     typical = dict(summary.percentiles)[99.0]
     if high - low > 3 * (typical - low) > 0:
         high = low + 1.5 * (typical - low)
-    # Rice's rule: few rows do not fill many bins.
+    # Number of bins by Rice's rule, so that few rows get few bins.
     bins = min(_MAX_BINS, math.ceil(2 * norms.size ** (1 / 3)))
     counts, edges = np.histogram(norms, bins, (low, high))
     return Histogram(tuple(edges.tolist()), tuple(counts.tolist()), int((norms > high).sum()))
 
 
 def _hash_factors(table: TableRows) -> Array:
-    # Any fixed odd numbers will do: equal hashes are only candidates, compared byte by byte afterwards.
+    # Any fixed odd numbers will do, because rows with equal hashes are compared byte by byte afterwards.
     num_bytes = table.shape[1] * table.dtype.itemsize
     words = num_bytes // _word(num_bytes).itemsize
     factors: Array = np.random.default_rng(0).integers(0, 1 << 63, words, np.uint64) * np.uint64(2) + np.uint64(1)
@@ -242,7 +242,7 @@ def _word(num_bytes: int) -> np.dtype[np.generic]:
 def _row_hashes(chunk: Array, factors: Array) -> Array:
     words = chunk.view(_word(chunk.shape[1] * chunk.dtype.itemsize))
     hashes = np.zeros(len(chunk), np.uint64)
-    # Column by column: uint64 matrix products have no fast path, and a product of the whole chunk would be a copy.
+    # Column by column: numpy's uint64 matrix product is slow, and an elementwise product would copy the whole chunk.
     for column, factor in enumerate(factors):
         hashes += words[:, column] * factor
     return hashes
@@ -253,7 +253,7 @@ def _duplicates(table: TableRows, hashes: Array, ids: Array) -> Rows:
     same = np.flatnonzero(hashes[order[1:]] == hashes[order[:-1]]) + 1
     if not same.size:
         return Rows()
-    # The first row of each run of equal hashes, which a stable sort leaves in order of id, is the earlier row.
+    # A stable sort keeps rows of equal hash in order of id, so the first row of each run is the earlier one.
     starts = np.ones(len(order), bool)
     starts[same] = False
     first = order[np.maximum.accumulate(np.where(starts, np.arange(len(order)), 0))[same]]

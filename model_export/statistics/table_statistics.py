@@ -29,10 +29,10 @@ HISTOGRAM_BINS = 1025
 
 @dataclass(frozen=True, slots=True)
 class TableDescription:
-    """The configuration of a table, which its file is named by.
+    """The configuration of a table, whose hash names the statistics file.
 
-    features: those that read the table, in any order.
-    partition_strategy: how the spec asks for its rows to be laid out.
+    features: names of the features that read the table, in any order.
+    partition_strategy: placement of the table's rows on hosts, from the spec.
     """
 
     name: str
@@ -46,14 +46,14 @@ class TableDescription:
         object.__setattr__(self, "features", tuple(sorted(self.features)))
 
     def key(self, partitions: int) -> str:
-        """Returns 16 hexadecimal digits that are the same for the same configuration, in any process."""
+        """Returns a hash of the configuration, 16 hexadecimal digits, the same in any process."""
         config = {**asdict(self), "partitions": partitions}
         return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True, slots=True)
 class HotId:
-    """An id that came often. share: of all ids."""
+    """An id that was looked up often. share: its share of all looked-up ids."""
 
     id: int
     count: int
@@ -64,13 +64,13 @@ class HotId:
 class TableStatistics:
     """Counts of the ids that the sampled steps looked up in one table.
 
-    An example is one row of one feature. Everything but steps is of sampled steps only.
+    An example is one row of one feature. All counts but `steps` are of sampled steps only.
 
-    steps, sampled_steps: steps that were trained, and those of them that were looked at.
-    ids: those within the table; bad_ids: those outside it, which no other number counts but ids_per_example.
+    steps, sampled_steps: number of trained steps, and of steps in the sample.
+    ids: number of ids within the table; bad_ids: number of ids outside of it, which only ids_per_example counts too.
     ids_per_example_histogram: [HISTOGRAM_BINS] int64. max_ids_per_example: exact for long rows too.
-    counts: how often ids came. distinct_registers: state of the distinct count.
-    partition_loads: strategy -> ids per partition, of one number of partitions.
+    counts: counts of the commonest ids. distinct_registers: state of the estimate of distinct ids.
+    partition_loads: strategy -> number of ids in each partition.
     """
 
     table: TableDescription
@@ -91,7 +91,7 @@ class TableStatistics:
         """Returns the statistics before any step.
 
         Args:
-          capacity: number of ids whose counts are kept; up to it, counts and distinct_ids are exact.
+          capacity: maximum number of ids with a count; up to it, counts and distinct_ids are exact.
         """
         if partitions < 1 or capacity < 1:
             raise ValueError(f"partitions is {partitions} and capacity {capacity}, expected 1 or more")
@@ -111,7 +111,7 @@ class TableStatistics:
         )
 
     def with_rows(self, values: Array, row_splits: Array) -> TableStatistics:
-        """Returns the statistics after one feature's rows of a step. values: [N]; row_splits: [B + 1]."""
+        """Returns the statistics with one feature's ids of a step added. values: [N]; row_splits: [B + 1]."""
         lengths = np.diff(row_splits)
         ids = np.asarray(values, np.int64)
         inside = ids[(ids >= 0) & (ids < self.table.vocabulary_size)]
@@ -131,11 +131,11 @@ class TableStatistics:
         )
 
     def with_step(self, *, is_sampled: bool) -> TableStatistics:
-        """Returns the statistics after one more step."""
+        """Returns the statistics with one more step counted."""
         return replace(self, steps=self.steps + 1, sampled_steps=self.sampled_steps + is_sampled)
 
     def merged(self, other: TableStatistics) -> TableStatistics:
-        """Returns the statistics of both. Raises ValueError where they are of different tables or partitions."""
+        """Returns the sum of two statistics; raises ValueError if their tables or partitions differ."""
         if (self.table, self.partitions) != (other.table, other.partitions):
             raise ValueError(f"statistics of {other.table} do not add to those of {self.table}")
         return TableStatistics(
@@ -158,7 +158,7 @@ class TableStatistics:
 
     @property
     def mean_ids_per_example(self) -> float:
-        """Ids, bad ones too, per example; 0 without examples."""
+        """Mean number of ids per example, bad ids included; 0 without examples."""
         return (self.ids + self.bad_ids) / self.examples if self.examples else 0.0
 
     def quantile(self, share: float) -> int:
@@ -174,7 +174,7 @@ class TableStatistics:
 
     @property
     def distinct_ids(self) -> int:
-        """Number of distinct ids, within about 2% where it is not exact, and never above the table's rows."""
+        """Number of distinct ids, at most the table's rows; within about 2% if it is not exact."""
         if self.distinct_is_exact:
             return len(self.counts.ids)
         return min(distinct_ids.estimate(self.distinct_registers), self.table.vocabulary_size)
@@ -184,7 +184,7 @@ class TableStatistics:
         return [HotId(id, count, count / self.ids) for id, count in self.counts.top(n)]
 
     def imbalance(self, strategy: PartitionStrategy) -> float:
-        """Returns the busiest partition's ids over the mean: 1 is even, the number of partitions is all in one."""
+        """Returns the ids of the fullest partition over the mean of all partitions; 1 means even."""
         loads = self.partition_loads[strategy]
         return max(loads) * len(loads) / sum(loads) if sum(loads) else 1.0
 

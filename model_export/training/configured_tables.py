@@ -1,4 +1,4 @@
-"""The variables of tables that a spec names by dicts."""
+"""Creates the variables of tables that an EmbeddingConfigSpec declares by table_to_config_dict."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from model_export.tensorflow_setup import tf
 
 
 def create_table(name: str, config: TableConfig) -> Any:
-    """Adds a table's variable to the current graph, under its own name whatever the scope.
+    """Adds a table's variable to the current graph, under the table's name without the current scope.
 
     Args:
-      name: key of table_to_config_dict; a TPU checkpoint has the table under it.
+      name: key in table_to_config_dict, which is also the table's key in a TPU's checkpoint.
 
     Returns:
       A resource variable, [vocabulary_size, dimension] float32.
 
     Raises:
-      ValueError: the graph has a variable of that name.
+      ValueError: the graph already has a variable of that name.
     """
     v1 = tf.compat.v1
     initializer = config.initializer

@@ -1,7 +1,7 @@
-"""How the rows of a table lie on N hosts: in runs ("div") or dealt out in turn ("mod").
+"""Computes the placement of a table's rows on N hosts: consecutive runs ("div") or in turn ("mod").
 
-A checkpoint that a TPU with N hosts wrote holds the parts one after the other, so under "mod" its rows are not in the
-order of their ids, and nothing in the checkpoint says so. A CPU trains one part, where both are the same.
+The checkpoint of a TPU with N hosts holds the parts one after the other. With "mod" its rows are therefore not in the
+order of their ids, and the checkpoint does not record that. A CPU trains one part, for which both are the same.
 
 >>> split_table(np.arange(7), 3, "mod")
 [array([0, 3, 6]), array([1, 4]), array([2, 5])]
@@ -24,14 +24,14 @@ from service.types import Array
 
 
 def locate_rows(rows: Array, vocabulary_size: int, partitions: int, strategy: PartitionStrategy) -> tuple[Array, Array]:
-    """Says where rows of a table lie.
+    """Returns the partition and the place of each row of a table.
 
     Args:
       rows: [N] integers in [0, vocabulary_size).
       partitions: 1 or more; the first vocabulary_size % partitions hold one row more than the others.
 
     Returns:
-      partition: [N] int64, and place: [N] int64, the row within its partition.
+      partition: [N] int64, and place: [N] int64, the row number within its partition.
     """
     rows = np.asarray(rows, np.int64)
     if strategy == "mod":
@@ -39,14 +39,14 @@ def locate_rows(rows: Array, vocabulary_size: int, partitions: int, strategy: Pa
     length, longer = divmod(vocabulary_size, partitions)
     start_of_shorter = longer * (length + 1)
     in_longer = rows < start_of_shorter
-    # Without shorter partitions (length 0) every row is in a longer one; 1 keeps the unused division defined.
+    # If the shorter partitions have no rows, all rows are in longer ones; max(1, ...) then avoids a division by 0.
     beyond, shorter = rows - start_of_shorter, max(length, 1)
     partition = np.where(in_longer, rows // (length + 1), longer + beyond // shorter)
     return partition, np.where(in_longer, rows % (length + 1), beyond % shorter)
 
 
 def split_table(table: Array, partitions: int, strategy: PartitionStrategy) -> list[Array]:
-    """Returns the parts of a table, [V, ...], as N hosts hold them; parts beyond V are empty."""
+    """Splits a [V, ...] table into the parts of N hosts; if N > V, the last parts are empty."""
     partition, place = locate_rows(np.arange(len(table)), len(table), partitions, strategy)
     order = np.lexsort((place, partition))
     ends = np.cumsum(np.bincount(partition, minlength=partitions))[:-1]
@@ -54,10 +54,10 @@ def split_table(table: Array, partitions: int, strategy: PartitionStrategy) -> l
 
 
 def join_table(parts: Sequence[Array], strategy: PartitionStrategy) -> Array:
-    """Returns the table, rows in the order of their ids, that split_table split.
+    """Joins the parts of split_table() to the table, with rows in the order of their ids.
 
     Raises:
-      ValueError: parts of lengths that no table splits into.
+      ValueError: split_table() never returns parts of these lengths.
     """
     joined = np.concatenate(parts)
     length, longer = divmod(len(joined), len(parts))
@@ -70,10 +70,10 @@ def join_table(parts: Sequence[Array], strategy: PartitionStrategy) -> Array:
 
 
 def refuse_mod_export(strategy: PartitionStrategy, **where: Any) -> None:
-    """Lets "div" pass to an export for CPUs, and refuses "mod".
+    """Refuses partition_strategy "mod" in an export for CPUs.
 
     Args:
-      where: what is exported, name=value, for the message.
+      where: name=value of what is exported, for the message.
 
     Raises:
       ExportError: the strategy is "mod".

@@ -1,6 +1,6 @@
-"""A gradient held back for one step, as on a TPU that looks up the next batch while it still trains on this one.
+"""Delays a gradient by one step, as on a TPU that looks up the next batch while it still trains on this one.
 
-What is held back lies in local variables: a checkpoint has the same names with and without.
+The pending gradient lies in local variables, so checkpoints have the same names with and without it.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ Update = Callable[[RowGradient, Any], Any]
 
 
 class PendingGradient:
-    """The held-back gradient of one table, with the learning rate of its own step.
+    """The pending gradient of one table, with the learning rate of the step that it belongs to.
 
     Args:
-      name: of the table's variable.
-      variable: [V, D].
+      name: name of the table's variable.
+      variable: the [V, D] table.
     """
 
     def __init__(self, name: str, variable: Any) -> None:
@@ -30,8 +30,8 @@ class PendingGradient:
         self._is_held = _local(f"{name}/pending/is_held", tf.constant(False), [])
 
     def exchange(self, gradient: RowGradient, rate: Any, update: Update) -> Any:
-        """Returns the operation that applies the gradient held back, then holds back the given one."""
-        # The new gradient first: this step's lookups have then read the table.
+        """Returns an operation that applies the pending gradient, then makes the given one pending."""
+        # Compute the new gradient first, so that this step's lookups read the table before the update.
         with tf.control_dependencies([gradient.rows, gradient.values, rate]):
             applied = self._apply(update)
         with tf.control_dependencies([applied]):
@@ -43,7 +43,7 @@ class PendingGradient:
             )
 
     def flush(self, update: Update) -> Any:
-        """Returns the operation that applies the gradient held back and holds back none."""
+        """Returns an operation that applies the pending gradient; afterwards none is pending."""
         with tf.control_dependencies([self._apply(update)]):
             return tf.group(self._is_held.assign(False, read_value=False))
 

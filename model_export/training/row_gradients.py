@@ -1,4 +1,4 @@
-"""The gradient of a loss by a table: one vector per occurrence of an id, summed or taken one after the other."""
+"""The gradient of a loss by a table: one vector per occurrence of an id, grouped or summed by row."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from model_export.tensorflow_setup import tf
 
 @dataclass(frozen=True, slots=True)
 class RowGradient:
-    """Gradients of single rows; a row may come more than once.
+    """The gradients of single rows of a table; a row may occur more than once.
 
     rows: [N] int64, rows of the table. values: [N, D].
     """
@@ -20,22 +20,22 @@ class RowGradient:
 
     @staticmethod
     def of(gradient: Any, variable: Any) -> RowGradient:
-        """Takes what tf.gradients gave: IndexedSlices, or a tensor of the table's shape, then all rows."""
+        """Makes a RowGradient of a result of tf.gradients: IndexedSlices, or a tensor of all the table's rows."""
         if isinstance(gradient, tf.IndexedSlices):
             return RowGradient(tf.cast(gradient.indices, tf.int64), gradient.values)
         return RowGradient(tf.range(variable.shape[0], dtype=tf.int64), gradient)
 
     def scaled(self, factor: Any | None) -> RowGradient:
-        """Returns the gradient times a scalar; None leaves it."""
+        """Returns the gradient times a scalar; None means 1."""
         if factor is None:
             return self
         return RowGradient(self.rows, self.values * tf.cast(factor, self.values.dtype))
 
     def occurrences(self) -> Occurrences:
-        """Groups what belongs to one row."""
+        """Groups the gradient's vectors by row, and numbers those of each row."""
         rows, position = tf.unique(self.rows)
         counts = tf.math.bincount(position, minlength=tf.size(rows), dtype=tf.int32)
-        # Which occurrence of its row each one is: its place in its group after a stable sort by row.
+        # The number of an occurrence within its row is its place in the row's group after a stable sort by row.
         order = tf.argsort(position, stable=True)
         starts = tf.cumsum(counts, exclusive=True)
         places = tf.range(tf.size(position)) - tf.gather(starts, tf.gather(position, order))
@@ -50,10 +50,10 @@ class RowGradient:
 
 @dataclass(frozen=True, slots=True)
 class Occurrences:
-    """Occurrences of rows, grouped.
+    """The occurrences of rows in a gradient, grouped by row.
 
     rows: [U] int64, distinct. position: [N] int32, index into rows. rank: [N] int32, 0 for a row's first occurrence.
-    rounds: scalar int32, how often the commonest row comes.
+    rounds: scalar int32, the largest number of occurrences of a row.
     """
 
     rows: Any

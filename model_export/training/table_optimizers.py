@@ -1,10 +1,10 @@
-"""Trains embedding tables in a v1 graph as a TPU would: the table's own optimizer, not the model's.
+"""Trains embedding tables in a v1 graph with a TPU's rules: by the table's own optimizer, not the model's.
 
-Gradients come from tf.gradients over the table variables. Rows that are not in the batch stay as they are, in the table
-and in its slots, except under Adam with lazy_adam=False. Slots carry the names that a TPU checkpoint gives them.
+Gradients come from tf.gradients over the table variables. Rows that are not in the batch keep their values, in the
+table and in its slots, except with Adam and lazy_adam=False. Slots have the names of a TPU's checkpoint.
 
-Each step goes: multiplier, sum over the occurrences of an id, clipping_limit, clip_gradient, weight decay, optimizer,
-clip_weight.
+Order of work in each step: multiplier, sum over the occurrences of an id, clipping_limit, clip_gradient, weight decay,
+optimizer, clip_weight.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ from model_export.training.table_updates import apply_gradient
 
 @dataclass(frozen=True, slots=True)
 class TrainedTable:
-    """A table variable and what trains it.
+    """A table's variable and its optimizer.
 
     Args:
       variable: [V, D] float, a resource variable of the current graph.
-      learning_rate: in place of the parameters' one.
-      learning_rate_fn: global step -> learning rate, in place of both; tables with the same function share one tensor.
+      learning_rate: replaces the learning rate of the parameters; None: use that.
+      learning_rate_fn: global step -> learning rate, which replaces both; tables with the same function share one
+          tensor.
     """
 
     variable: Any
@@ -40,19 +41,19 @@ class TrainedTable:
 
     @staticmethod
     def of_config(spec: EmbeddingConfigSpec, config: TableConfig, variable: Any) -> TrainedTable:
-        """Builds from an entry of table_to_config_dict. Raises ValueError where nothing says how to train it."""
+        """Makes a TrainedTable of an entry of table_to_config_dict; raises ValueError if it has no optimizer."""
         return TrainedTable(variable, spec.parameters_of(config), config.learning_rate, config.learning_rate_fn)
 
 
 @dataclass(frozen=True, slots=True)
 class TableTraining:
-    """Operations that a training loop runs.
+    """The operations on tables that a training loop runs.
 
-    train: one step of all tables. It does not move the global step.
-    flush: applies what a pipelined step has held back; to be run before a checkpoint and at the end. It does nothing
-      where nothing is held back.
+    train: one step of all tables; it does not increment the global step.
+    flush: applies pending gradients of pipelined training; run it before a checkpoint and at the end. Without pending
+        gradients it does nothing.
     slots: name of a table's variable -> its slot variables, in the order of slot_names.
-    learning_rates: name of a table's variable -> its rate at this step, a scalar float32 tensor.
+    learning_rates: name of a table's variable -> its learning rate in this step, a scalar float32 tensor.
     """
 
     train: Any
@@ -64,16 +65,18 @@ class TableTraining:
 def train_tables(
     spec: EmbeddingConfigSpec, tables: Sequence[TrainedTable], gradients: Sequence[Any], global_step: Any
 ) -> TableTraining:
-    """Adds slots and update of every table to the current graph.
+    """Adds the slots and the update of every table to the current graph.
 
     Args:
-      spec: gives clipping_limit, experimental_gradient_multiplier_fn and pipeline_execution_with_tensor_core.
-      gradients: of the loss by each table, in order: IndexedSlices, a [V, D] tensor, or None for a table that the loss
-        does not depend on, which keeps its rows.
-      global_step: scalar, passed to the functions of the step.
+      spec: has clipping_limit, experimental_gradient_multiplier_fn and pipeline_execution_with_tensor_core.
+      gradients: gradient of the loss by each table, in order: IndexedSlices, a [V, D] tensor, or None for a table on
+          which
+        the loss does not depend; its rows stay.
+      global_step: scalar, the argument of learning_rate_fn and of the multiplier function.
 
     Raises:
-      ValueError: gradients that do not pair with tables, or FTRL accumulators of zero that are not allowed for.
+      ValueError: the numbers of gradients and tables differ, or an FTRL accumulator is 0 without
+      allow_zero_accumulator.
     """
     if len(gradients) != len(tables):
         raise ValueError(f"{len(gradients)} gradients for {len(tables)} tables")
@@ -115,7 +118,8 @@ def _check_accumulator(table: TrainedTable) -> None:
         and parameters.initial_accumulator_value == 0
         and not parameters.allow_zero_accumulator
     ):
-        # A TPU's square root of 0 is NaN unless told otherwise; a CPU's is not, so the model would train here only.
+        # On a TPU the square root of 0 is NaN unless allow_zero_accumulator is set; the model would train on a CPU
+        # only.
         raise ValueError(
             f"table {table.variable.op.name}: FtrlParameters has initial_accumulator_value 0, which needs "
             "allow_zero_accumulator=True"

@@ -1,7 +1,7 @@
-"""The update rules of the five optimizers, on rows of a table and of its slots.
+"""The update rules of the five optimizers (Adagrad, Adam, FTRL, Momentum, SGD) for rows of a table and its slots.
 
-Source: tensorflow/core/protobuf/tpu/optimization_parameters.proto at v2.15.1 says where a TPU's rules differ from those
-of TensorFlow's CPU kernels; weight decay is the decoupled one of Loshchilov and Hutter (arXiv 1711.05101); FTRL is that
+Source: tensorflow/core/protobuf/tpu/optimization_parameters.proto at v2.15.1 describes how a TPU's rules differ from
+TensorFlow's CPU kernels; weight decay is the decoupled one of Loshchilov and Hutter (arXiv 1711.05101); FTRL is that
 of McMahan et al., "Ad Click Prediction: a View from the Trenches" (KDD 2013).
 """
 
@@ -28,7 +28,7 @@ def apply_gradient(
     rate: Any,
     clipping_limit: float | None,
 ) -> Any:
-    """Returns the operation that updates a table and its slots by one batch's gradient."""
+    """Returns an operation that updates a table and its slots by the gradient of one batch."""
     rate = tf.cast(rate, variable.dtype.base_dtype)
     state = (variable, *slots)
     if not parameters.use_gradient_accumulation:
@@ -49,9 +49,9 @@ def updated_rows(
     """Returns the new rows of the table and of each slot.
 
     Args:
-      state: rows of the table, then of its slots, each [R, D].
+      state: rows of the table, then of each slot, each [R, D].
       gradient: [R, D].
-      rate: scalar.
+      rate: learning rate, scalar.
     """
     weights, *slots = state
     if parameters.weight_decay_factor:
@@ -95,7 +95,7 @@ def _ftrl(
     old, new = _power(slots[0], parameters), _power(accumulator, parameters)
     l1, l2 = parameters.l1_regularization_strength, parameters.l2_regularization_strength
     if parameters.multiply_linear_by_learning_rate:
-        # Everything times the rate: nothing is divided by a rate of 0.
+        # All terms multiplied by the rate, so that there is no division by a rate of 0.
         linear = slots[1] + rate * gradient - (new - old) * weights
         threshold = l1 * rate
         quadratic = new + parameters.beta + 2 * l2 * rate
@@ -124,8 +124,8 @@ def _power(accumulator: Any, parameters: FtrlParameters) -> Any:
 def _one_by_one(
     parameters: OptimizationParameters, state: tuple[Any, ...], gradient: RowGradient, rate: Any
 ) -> tuple[Any, tuple[Any, ...]]:
-    # Round k takes the k-th occurrence of every row that has one. The rows of the batch are worked on apart from the
-    # table and stored once, so a round costs what it updates.
+    # Round k applies the k-th occurrence of every row that has one. The rounds update a copy of the batch's rows, which
+    # is stored in the table once, so the cost of a round depends on its number of rows only.
     found = gradient.occurrences()
 
     def one_round(number: Any, *current: Any) -> tuple[Any, ...]:

@@ -1,1 +1,1 @@
-"""One table of requests and answers, held against the engine and both wires."""
+"""Conformance tests: one table of requests and answers, run on the engine and on every wire."""

@@ -1,4 +1,4 @@
-"""One engine over both toy models, behind every wire."""
+"""Fixtures of the conformance tests: one engine over two toy models, and a client for every wire."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from tests.toy_policies import write_policy_model
 
 @pytest.fixture(scope="session")
 def policy_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A version folder of model "policies"; not to be changed."""
+    """Writes a version folder of model "policies"; tests must not change it."""
     return write_policy_model(tmp_path_factory.mktemp("policies") / "1")
 
 
 @pytest.fixture(scope="session")
 def shared_engine(toy_model: Path, policy_model: Path) -> Engine:
-    """Version 1 of models "toy" and "policies", lookups only."""
+    """Makes an engine of version 1 of models "toy" and "policies", with lookups only."""
     registry = serving(toy_model)
     registry.add_model("policies")
     registry.start("policies", 1)
@@ -39,14 +39,14 @@ def shared_engine(toy_model: Path, policy_model: Path) -> Engine:
 
 @pytest.fixture(scope="session")
 def http(shared_engine: Engine) -> Iterator[HttpClient]:
-    """A client of the HTTP application."""
+    """Makes a client of the HTTP application over shared_engine."""
     with http_client(shared_engine) as client:
         yield client
 
 
 @pytest.fixture(scope="session")
 def wires(shared_engine: Engine, http: HttpClient) -> Iterator[dict[str, Wire]]:
-    """Every way in, by name."""
+    """Makes a client for every wire, by name."""
     with grpc_channel(shared_engine) as channel:
         yield {
             "engine": EngineWire(shared_engine),
@@ -63,7 +63,7 @@ def wires(shared_engine: Engine, http: HttpClient) -> Iterator[dict[str, Wire]]:
 
 @pytest.fixture(scope="session")
 def contract_engine(tf: Any, tmp_path_factory: pytest.TempPathFactory) -> Engine:
-    """Both versions of model "half", and "kinds", run by TensorFlow."""
+    """Makes an engine of both versions of model "half" and of "kinds", which TensorFlow runs."""
     base = tmp_path_factory.mktemp("contract")
     write_half(tf, base / "half" / "1", added=100.0)
     write_half(tf, base / "half" / "2")
@@ -80,13 +80,13 @@ def contract_engine(tf: Any, tmp_path_factory: pytest.TempPathFactory) -> Engine
 
 @pytest.fixture(scope="session")
 def contract_http(contract_engine: Engine) -> Iterator[HttpClient]:
-    """A client of the HTTP application over contract_engine."""
+    """Makes a client of the HTTP application over contract_engine."""
     with http_client(contract_engine) as client:
         yield client
 
 
 @pytest.fixture(scope="session")
 def contract_channel(contract_engine: Engine) -> Iterator[grpc.Channel]:
-    """A connection to a gRPC server over contract_engine."""
+    """Opens a channel to a gRPC server over contract_engine."""
     with grpc_channel(contract_engine) as channel:
         yield channel

@@ -1,8 +1,8 @@
-"""One call of the contract's case table as gRPC and REST have it, and its answer in one form for both.
+"""Sends a case of the contract's table over gRPC or REST, and converts the answer to one form for both.
 
-A case has: call (predict, classify, regress, multi, status or metadata), spec (None: the request has none), what is
-sent (inputs, dtypes and filter; or examples, context and tasks) and what comes: outputs, results, answer or error.
-"on" says what is otherwise on one of the wires; null there: it has no form for this case.
+A case has: call (predict, classify, regress, multi, status or metadata), spec (None: the request has none), the
+contents of the request (inputs, dtypes and filter; or examples, context and tasks) and the expected outputs, results,
+answer or error. "on" holds the differences of one wire; null means that the wire has no form for the case.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ METHODS = {
     "status": ("GetModelStatus", "GetModelStatusRequest", "GetModelStatusResponse"),
     "metadata": ("GetModelMetadata", "GetModelMetadataRequest", "GetModelMetadataResponse"),
 }
-# Number and field of a TensorProto by our names of dtypes.
+# Our dtype name -> DataType number and TensorProto field.
 FIELDS = {
     "float": (1, "float_val", "<f4"),
     "double": (2, "double_val", "<f8"),
@@ -49,14 +49,14 @@ HTTP_STATUS = {
 
 @dataclass(frozen=True)
 class Refused:
-    """An error: the canonical code on gRPC, the status on REST."""
+    """An error answer: the canonical code on gRPC, the status on REST."""
 
     code: str | int
     text: str
 
 
 def wires_of(case: Case) -> list[str]:
-    """Returns the forms that a case can be sent in."""
+    """Returns the wire forms in which a case can be sent."""
     if case["call"] == "multi" or case.get("spec") is None or not case["spec"].get("name"):
         wires = ["grpc"]
     elif case["call"] != "predict":
@@ -72,7 +72,7 @@ def wires_of(case: Case) -> list[str]:
 
 
 def expected(case: Case, wire: str) -> Any:
-    """Returns what a wire answers to a case."""
+    """Returns the expected answer of a wire to a case."""
     answer: Mapping[str, Any] = {**case, **case.get("on", {}).get(wire, {})}
     if answer.get("error"):
         error = answer["error"]
@@ -81,7 +81,7 @@ def expected(case: Case, wire: str) -> Any:
 
 
 def send_grpc(channel: grpc.Channel, case: Case, *, as_content: bool = False) -> Any:
-    """Returns what a case's outputs, results or answer would be, or Refused."""
+    """Sends a case over gRPC; returns its outputs, results or answer, or Refused."""
     method, request_type, response_type = METHODS[case["call"]]
     service = SERVICES.get(case["call"], "PredictionService")
     call = channel.unary_unary(f"/tensorflow.serving.{service}/{method}")
@@ -100,7 +100,7 @@ def send_grpc(channel: grpc.Channel, case: Case, *, as_content: bool = False) ->
 
 
 def send_rest(http: HttpClient, case: Case, layout: str = "") -> Any:
-    """Returns what a case's outputs, results or answer would be, or Refused; layout is "columns" or "rows"."""
+    """Sends a case over REST; returns its outputs, results or answer, or Refused. layout is "columns" or "rows"."""
     spec = case["spec"]
     path = f"/v1/models/{spec['name']}"
     if "version" in spec:
@@ -170,7 +170,7 @@ def _request(case: Case, request: Any, as_content: bool) -> Any:
 
 
 def fill_tensor(tensor: Any, value: Any, dtype: str, *, as_content: bool) -> None:
-    """Fills a TensorProto with a nested list, in its own field or in tensor_content."""
+    """Fills a TensorProto with a nested list, in the dtype's field or in tensor_content."""
     number, field, numpy_dtype = FIELDS[dtype]
     array = np.array(value, numpy_dtype)
     tensor.dtype = number
@@ -210,7 +210,7 @@ def _fill_example(example: Any, features: Mapping[str, Any]) -> None:
 
 
 def read_tensor(tensor: Any) -> Any:
-    """Returns a TensorProto of float or string as a nested list."""
+    """Converts a TensorProto of floats or strings to a nested list."""
     shape = [dim.size for dim in tensor.tensor_shape.dim]
     if tensor.dtype == FIELDS["string"][0]:
         return np.array([item.decode() for item in tensor.string_val], object).reshape(shape).tolist()

@@ -1,7 +1,7 @@
-"""Models that TensorFlow Serving's contract is checked on; each answer can be worked out in one's head.
+"""Writes the models on which TensorFlow Serving's contract is checked; their answers are easy to compute by hand.
 
-half: half plus two in every form that a signature can have. Versions 1 and 2; version 1 adds 100.
-kinds: one signature per dtype, which gives back what it gets.
+half: x / 2 + 2, with a signature of every kind. It has versions 1 and 2; version 1 adds 100.
+kinds: one signature per dtype, which returns its input.
 """
 
 from __future__ import annotations

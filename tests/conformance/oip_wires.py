@@ -1,6 +1,6 @@
-"""The Open Inference Protocol's ways into the server, for the case table.
+"""Sends requests of the case table over the Open Inference Protocol.
 
-Written from the specification alone; it shares no code with service.wire.oip_*.
+This module is written from the specification alone; it shares no code with service.wire.oip_*.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ def raw_bytes(array: np.ndarray) -> bytes:
 
 
 class OipHttpWire:
-    """POST /v2/models/M/infer, with tensors in JSON or behind it."""
+    """Sends POST /v2/models/M/infer, with tensors in the JSON document or as binary data after it."""
 
     def __init__(self, client: HttpClient, *, is_binary: bool) -> None:
         self._client, self._is_binary = client, is_binary
 
     def code(self, canonical: str) -> int:
-        """Is the status."""
+        """Returns the HTTP status of a canonical code."""
         return HTTP_STATUS_OF_CODE[canonical]
 
     def send(self, request: Request) -> dict[str, np.ndarray]:
-        """Posts the tensors."""
+        """Posts a request's tensors; returns the outputs or raises Failure."""
         inputs, binary = [], b""
         for name, array in request.arrays().items():
             tensor: dict[str, Any] = {
@@ -79,17 +79,17 @@ class OipHttpWire:
 
 
 class OipGrpcWire:
-    """ModelInfer, with raw contents or typed ones."""
+    """Calls ModelInfer, with tensors in raw or in typed contents."""
 
     def __init__(self, channel: grpc.Channel, *, is_raw: bool) -> None:
         self._infer, self._is_raw = channel.unary_unary(INFER), is_raw
 
     def code(self, canonical: str) -> str:
-        """Is the canonical code."""
+        """Returns the canonical code itself, which gRPC sends."""
         return canonical
 
     def send(self, request: Request) -> dict[str, np.ndarray]:
-        """Sends the tensors."""
+        """Sends a request's tensors; returns the outputs or raises Failure."""
         message = message_class("inference.ModelInferRequest")()
         message.model_name, message.id = request.model, "i"
         message.parameters["signature_name"].string_param = request.signature

@@ -1,7 +1,7 @@
 """Draws random calls of a model's lookup signatures from its manifest, and encodes each for every wire.
 
-Most calls are valid; some hold an id without a row, a missing input, wrong row splits or a wrong dtype. Two servers
-that are sent the same bytes must send the same bytes back.
+Most calls are valid; some hold an id without a row, lack an input, or have wrong row splits or a wrong dtype. Tests
+send the same bytes to two servers and compare the bytes of their answers.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _CODES = (100, -5, 7, 0, 12345678901)
 class Call:
     """One request in the bytes of one wire.
 
-    path: of the gRPC method, or of the HTTP route.
+    path: path of the gRPC method or of the HTTP route.
     """
 
     wire: str
@@ -46,7 +46,7 @@ class Call:
 class Drawn:
     """A request before it is encoded.
 
-    arrays: by input name. nested: ids, or lists of ids, by the name that JSON has; weights the same.
+    arrays: tensors by input name. nested, weights: ids and weights, flat or in lists, by their names in JSON.
     """
 
     model: str
@@ -58,10 +58,10 @@ class Drawn:
 
 
 class RandomCalls:
-    """Calls of one model version.
+    """Generates random calls of one model version.
 
     Args:
-      ids_per_row: K of an input with ids of shape [B, K], by its name; 0: K differs from call to call.
+      ids_per_row: input name -> K, for inputs with ids of shape [B, K]; 0: a random K in each call.
     """
 
     def __init__(self, model: str, artifact: Path, ids_per_row: Mapping[str, int] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""The ways into the server, each behind one call: a request as the case table has it, to arrays or to an error."""
+"""Sends requests of the case table over each wire; returns arrays or raises Failure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.grpc_servers import grpc_server
 from tests.oracle import ragged
 
 PREDICT = "/tensorflow.serving.PredictionService/Predict"
-# The canonical codes that share a status are told apart on gRPC only.
+# Canonical code -> HTTP status. Some codes share a status, so only gRPC distinguishes them.
 HTTP_STATUS_OF_CODE = {
     "INVALID_ARGUMENT": 400,
     "FAILED_PRECONDITION": 400,
@@ -37,9 +37,9 @@ HTTP_STATUS_OF_CODE = {
 class Request:
     """One request of the case table.
 
-    features, weights: what :lookup takes: ids per row, or a list of ids per row.
-    inputs: raw tensors in their place, as flat lists; for what :lookup can not say.
-    id_dtype: of the tensors of ids; None: as the signature of the toy model has them, or string where strings are sent.
+    features, weights: for :lookup: an id per row, or a list of ids per row.
+    inputs: raw tensors instead, as flat lists, for requests that :lookup can not express.
+    id_dtype: dtype of the id tensors; None: that of the toy model's signature, or string for strings.
     """
 
     signature: str
@@ -52,7 +52,7 @@ class Request:
 
     @property
     def path(self) -> str:
-        """Returns the model's path."""
+        """Returns the HTTP path of the model and version."""
         return f"/v1/models/{self.model}" + ("" if self.version is None else f"/versions/{self.version}")
 
     def arrays(self) -> dict[str, np.ndarray]:
@@ -78,7 +78,7 @@ WIRES = ("engine", "http :lookup", "http columns", "http rows", "grpc", *OIP_WIR
 
 
 def takes(wire_name: str, request: Request) -> bool:
-    """Says whether a request has a form on a wire: raw tensors only as columns, rows only of equal, positive number."""
+    """Says whether a wire has a form for a request: raw tensors need columns, rows need equal positive counts."""
     if wire_name in ("engine", "grpc", *OIP_WIRES):
         return True
     if request.inputs is not None:
@@ -87,7 +87,7 @@ def takes(wire_name: str, request: Request) -> bool:
 
 
 class Failure(Exception):
-    """An error as a client meets it."""
+    """An error answer: its code on the wire, and its text."""
 
     def __init__(self, code: str | int, text: str) -> None:
         super().__init__(code, text)
@@ -95,17 +95,17 @@ class Failure(Exception):
 
 
 class Wire(Protocol):
-    """One way in."""
+    """The interface of a wire that sends requests of the case table."""
 
     def send(self, request: Request) -> dict[str, np.ndarray]:
-        """Returns the outputs; raises Failure."""
+        """Sends a request and returns the outputs; raises Failure."""
 
     def code(self, canonical: str) -> str | int:
-        """Returns what Failure.code is for a canonical code."""
+        """Returns the value of Failure.code on this wire for a canonical code."""
 
 
 def is_ragged(rows: Any) -> bool:
-    """Says whether a feature of the case table has a list of ids per row."""
+    """Says whether a feature's rows in the case table are lists of ids."""
     return any(isinstance(row, list) for row in rows)
 
 
@@ -120,7 +120,7 @@ def _array(name: str, value: Any, id_dtype: str) -> np.ndarray:
 
 
 class EngineWire:
-    """No wire at all."""
+    """Calls the engine directly, without a wire."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -130,7 +130,7 @@ class EngineWire:
         return canonical
 
     def send(self, request: Request) -> dict[str, np.ndarray]:
-        """Binds and runs."""
+        """Binds a request in the engine and runs it."""
         try:
             ref = ModelRef(request.model, request.version)
             with self._engine.bind(ref, request.signature, Call("test")) as bound:
@@ -140,7 +140,7 @@ class EngineWire:
 
 
 class GrpcWire:
-    """Predict over a loopback connection."""
+    """Calls Predict over a gRPC channel on the loopback interface."""
 
     def __init__(self, channel: grpc.Channel) -> None:
         self._predict = channel.unary_unary(PREDICT)
@@ -150,7 +150,7 @@ class GrpcWire:
         return canonical
 
     def send(self, request: Request) -> dict[str, np.ndarray]:
-        """Sends tensors, ids packed or as strings."""
+        """Sends a request's tensors to Predict; returns the outputs or raises Failure."""
         message = message_class("tensorflow.serving.PredictRequest")()
         message.model_spec.name = request.model
         message.model_spec.signature_name = request.signature
@@ -168,7 +168,7 @@ class GrpcWire:
 
 
 def fill_tensor(tensor: Any, array: np.ndarray) -> None:
-    """Fills a TensorProto."""
+    """Fills a TensorProto with an array."""
     numbers = {"float32": 1, "int32": 3, "object": 7, "int64": 9}
     fields = {"float32": "float_val", "int32": "int_val", "object": "string_val", "int64": "int64_val"}
     tensor.dtype = numbers[array.dtype.name]
@@ -179,14 +179,14 @@ def fill_tensor(tensor: Any, array: np.ndarray) -> None:
 
 
 def read_tensor(tensor: Any) -> np.ndarray:
-    """Returns a float TensorProto's array."""
+    """Converts a float TensorProto to an array."""
     assert tensor.dtype == 1
     shape = [dim.size for dim in tensor.tensor_shape.dim]
     return np.array(tensor.float_val, np.float32).reshape(shape)
 
 
 class HttpWire:
-    """One JSON form over the ASGI application.
+    """Sends one JSON form to the ASGI application.
 
     layout: "lookup" (:lookup), "columns" (:predict with inputs) or "rows" (:predict with instances).
     """
@@ -199,7 +199,7 @@ class HttpWire:
         return HTTP_STATUS_OF_CODE[canonical]
 
     def send(self, request: Request) -> dict[str, np.ndarray]:
-        """Posts the body of this layout."""
+        """Posts a request in this layout; returns the outputs or raises Failure."""
         weights = {f"{name}__weights": rows for name, rows in request.weights.items()}
         if self._layout == "lookup":
             method, body = "lookup", {"features": request.features, "weights": request.weights}
@@ -225,14 +225,14 @@ class HttpWire:
         if self._layout == "rows" and isinstance(outputs[0], dict):
             outputs = {name: [row[name] for row in outputs] for name in outputs[0]}
         if not isinstance(outputs, dict):
-            # A single output loses its name.
+            # JSON leaves out the name of a single output.
             (name,) = {name.split("__")[0] for name in request.arrays()}
             outputs = {name: outputs}
         return {name: np.array(rows, np.float32) for name, rows in outputs.items()}
 
 
 class HttpClient:
-    """The application without a socket, for tests that are not asynchronous."""
+    """A blocking client of the HTTP application, without a socket."""
 
     def __init__(self, app: Any, runner: asyncio.Runner) -> None:
         self._app, self._runner = app, runner
@@ -250,7 +250,7 @@ class HttpClient:
     def exchange(
         self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None
     ) -> httpx.Response:
-        """Returns the whole answer."""
+        """Sends a request and returns the whole answer."""
 
         async def send() -> httpx.Response:
             transport = httpx.ASGITransport(self._app)
@@ -262,7 +262,7 @@ class HttpClient:
 
 @contextmanager
 def http_client(engine: Engine, **more: Any) -> Iterator[HttpClient]:
-    """Gives a client of the application over an engine."""
+    """Yields a client of the HTTP application over an engine."""
     options = {"max_body_bytes": 1 << 20, "rest_api_timeout_s": 60, "graph_threads": 1} | more
     app = create_http_app(engine, metrics=lambda: (b"", "text/plain"), **options)
     with asyncio.Runner() as runner:
@@ -271,7 +271,7 @@ def http_client(engine: Engine, **more: Any) -> Iterator[HttpClient]:
 
 @contextmanager
 def grpc_channel(engine: Engine) -> Iterator[grpc.Channel]:
-    """Gives a channel to a server over an engine."""
+    """Yields a channel to a gRPC server over an engine."""
     server = grpc_server(engine)
     port = server.start()
     try:

@@ -1,1 +1,1 @@
-"""Real processes and real sockets."""
+"""Integration tests, with real server processes and real sockets."""

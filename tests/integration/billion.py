@@ -1,4 +1,4 @@
-"""Small requests that ask for a billion rows: by a shape, by splits, by one value that stands for many."""
+"""Sends small requests that claim a billion rows: by a shape, by row splits, or by one value that is repeated."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _INT64 = 9
 
 
 def refusals(server: ServerProcess) -> list[tuple[str, object]]:
-    """Sends them all; returns the wire and the status of each."""
+    """Sends all of these requests; returns the wire and the status of each."""
     return [
         ("HTTP", _infer(server, [ROWS], [1])),
         ("HTTP", _infer(server, [ROWS, ROWS], [])),
@@ -38,7 +38,7 @@ def _predict(server: ServerProcess, sizes: dict[str, int]) -> str:
         tensor = request.inputs[name]
         tensor.dtype = _INT64
         tensor.tensor_shape.dim.add().size = size
-        # A last value stands for all that follow.
+        # In a TensorProto the last value is repeated to fill the shape.
         tensor.int64_val.append(0)
     call = server.channel.unary_unary("/tensorflow.serving.PredictionService/Predict")
     try:

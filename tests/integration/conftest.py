@@ -1,4 +1,4 @@
-"""A model folder to change, and a server over it."""
+"""Fixtures of the integration tests: a model folder that tests may change, and servers over it."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ Serve = Callable[..., ServerProcess]
 
 @pytest.fixture
 def base(tmp_path: Path) -> Path:
-    """A model folder with version 1 of the toy model."""
+    """Makes a model folder with version 1 of the toy model."""
     write_toy_model(tmp_path / "model" / "1")
     return tmp_path / "model"
 
 
 @pytest.fixture
 def serve(base: Path) -> Iterator[Serve]:
-    """Starts servers over the model folder, lookups only unless told otherwise, and stops them."""
+    """Returns a function that starts servers over the model folder, with lookups only by default; stops them later."""
     with ExitStack() as stack:
 
         def start(*flags: str, **settings: object) -> ServerProcess:
@@ -39,7 +39,7 @@ def serve(base: Path) -> Iterator[Serve]:
 
 
 def add_version(base: Path, version: int, **options: object) -> Path:
-    """Adds a version the way an exporter does: written elsewhere, then renamed into place."""
+    """Adds a version as an exporter does: writes it to another folder, then renames that."""
     hidden = base.parent / f"incoming-{version}"
     write_toy_model(hidden, **options)  # type: ignore[arg-type]
     os.rename(hidden, base / str(version))

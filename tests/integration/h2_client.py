@@ -1,4 +1,4 @@
-"""A client that speaks HTTP/2 frame by frame, on a library that shares nothing with the server's."""
+"""A gRPC client that sends HTTP/2 frame by frame, with a library that the server does not use."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PREDICT = "/tensorflow.serving.PredictionService/Predict"
 
 @dataclass
 class Answer:
-    """The answer on one stream."""
+    """The answer on one stream: headers, data, trailers, or a reset."""
 
     headers: dict[str, str] = field(default_factory=dict)
     data: bytes = b""
@@ -35,23 +35,23 @@ class Answer:
 
     @property
     def message(self) -> bytes:
-        """The one message, which came uncompressed."""
+        """The answer's only message, which must be uncompressed."""
         assert self.data[:1] == b"\0" and int.from_bytes(self.data[1:5], "big") == len(self.data) - 5
         return self.data[5:]
 
     @property
     def status(self) -> int:
-        """gRPC's."""
+        """The gRPC status of the answer."""
         return int(self.headers["grpc-status"])
 
 
 def framed(message: bytes) -> bytes:
-    """Returns a message behind its length."""
+    """Returns a message with gRPC's prefix: not compressed, and the length."""
     return b"\0" + len(message).to_bytes(4, "big") + message
 
 
 class H2Client:
-    """One connection. window: how much of an answer may come before it is asked for; None: all."""
+    """One HTTP/2 connection. window: initial size of the streams' receive windows; None: the largest."""
 
     def __init__(self, port: int, window: int | None = None) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port), timeout=30)
@@ -67,11 +67,11 @@ class H2Client:
         self.flush()
 
     def flush(self) -> None:
-        """Sends what is queued."""
+        """Sends the queued frames."""
         self.socket.sendall(self.h2.data_to_send())
 
     def begin(self, path: str = PREDICT, **more: str) -> int:
-        """Queues a call's headers; returns its stream. more: headers, "_" for "-"."""
+        """Queues the HEADERS frame of a call; returns the stream's number. more: further headers, "_" for "-"."""
         stream_id = self.h2.get_next_available_stream_id()
         headers = {
             ":method": "POST",
@@ -86,7 +86,7 @@ class H2Client:
         return stream_id
 
     def send(self, stream_id: int, data: bytes, *, is_last: bool = True) -> None:
-        """Sends data as far as the windows allow, and waits for them to open; stops at the end of the answer."""
+        """Sends data as the flow-control windows allow; stops early if the answer ends."""
         at = 0
         while at < len(data):
             if self.answers[stream_id].is_over:
@@ -103,25 +103,25 @@ class H2Client:
         self.flush()
 
     def call(self, message: bytes, path: str = PREDICT, **more: str) -> Answer:
-        """Sends a message and returns the whole answer."""
+        """Calls a method with one message and returns the whole answer."""
         stream_id = self.begin(path, **more)
         self.send(stream_id, framed(message))
         return self.answer(stream_id)
 
     def answer(self, stream_id: int) -> Answer:
-        """Waits for the end of an answer."""
+        """Waits for the end of a stream's answer and returns it."""
         answer = self.answers[stream_id]
         self.until(lambda: answer.is_over)
         return answer
 
     def until(self, is_so: Callable[[], bool]) -> None:
-        """Reads until something is so, or the connection has ended."""
+        """Reads frames until a condition is true; fails if the connection ends before."""
         while not is_so() and not self.is_closed:
             self.receive()
         assert is_so(), "the connection ended before"
 
     def receive(self) -> None:
-        """Takes what comes next."""
+        """Reads from the socket once and handles the received frames."""
         try:
             data = self.socket.recv(1 << 20)
         except ConnectionError:
@@ -132,7 +132,7 @@ class H2Client:
         try:
             events = self.h2.receive_data(data)
         except ProtocolError:
-            # It refuses frames behind a GOAWAY.
+            # The h2 library refuses frames after a GOAWAY.
             self.is_closed = True
             return
         for event in events:
@@ -153,7 +153,7 @@ class H2Client:
             answer.is_over = True
 
     def frames(self) -> Iterator[bytes]:
-        """Yields frames as they come, to the end of the connection, without the library's help."""
+        """Yields received frames until the end of the connection, parsed without the h2 library."""
         data = b""
         while chunk := self.socket.recv(1 << 20):
             data += chunk
@@ -163,7 +163,7 @@ class H2Client:
                 data = data[length:]
 
     def of_kind(self, kind: type[Event]) -> list[Any]:
-        """Returns the events of a kind that came so far."""
+        """Returns the h2 events of a kind that were received so far."""
         return [event for event in self.events if isinstance(event, kind)]
 
     def __enter__(self) -> H2Client:

@@ -1,4 +1,4 @@
-"""Servers with less than they would like: files they can not write, descriptors and memory they do not get."""
+"""Starts servers with resource limits: on file size, descriptors or memory."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def limited(
     stderr: IO[Any] | int = subprocess.DEVNULL,
     **settings: object,
 ) -> Iterator[tuple[subprocess.Popen[bytes], httpx.Client]]:
-    """Starts a server that answers, with limits of resource.RLIMIT_* and a log that goes somewhere; ends it.
+    """Starts a server with limits of resource.RLIMIT_*, waits until it answers, and stops it at the end.
 
-    Its ports are chosen here, for nobody reads its log.
+    The ports are chosen here, because the log, which names them, goes to `stderr`.
     """
     http_port, grpc_port = unused_ports(2)
     given = {
@@ -49,8 +49,8 @@ def limited(
 
     command = [sys.executable, "-m", "service", *(f"--{name}={value}" for name, value in given.items())]
     if limits:
-        # By a program in between: between fork and exec gRPC, which tests use, would run what it does there, and that
-        # may log, or abort.
+        # An intermediate program sets the limits. With preexec_fn, grpcio's fork handlers of this process would run
+        # under the limits, and could log or abort.
         command = [sys.executable, "-c", _LIMIT, json.dumps(list(limits.items())), *command]
     process = subprocess.Popen(
         command,
@@ -70,7 +70,7 @@ def limited(
 
 
 def is_ready(http: httpx.Client) -> bool:
-    """Says whether a server answers from its model."""
+    """Says whether a server's /readyz answers 200."""
     try:
         return http.get("/readyz").status_code == 200
     except httpx.TransportError:
@@ -78,20 +78,20 @@ def is_ready(http: httpx.Client) -> bool:
 
 
 def lookup(http: httpx.Client, ids: list[int]) -> Any:
-    """Returns the rows of ids of the toy model's table."""
+    """Looks up ids in the toy model's table `user`."""
     response = http.post(LOOKUP, json={"features": {"user": ids}})
     assert response.status_code == 200, response.text
     return response.json()["embeddings"]["user"]
 
 
 def cpu_s(pid: int) -> float:
-    """Returns the processor time that a process has used."""
+    """Returns the processor seconds that a process has used."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def used_while_idle_s(pid: int, seconds: float) -> float:
-    """Returns the processor time that a process uses while nobody asks for anything."""
+    """Returns the processor seconds that an idle server uses in some seconds."""
     before = cpu_s(pid)
     time.sleep(seconds)
     return cpu_s(pid) - before

@@ -1,4 +1,4 @@
-"""A collector of spans: real servers for OTLP over gRPC and over HTTP, which keep what they are sent."""
+"""A collector of spans: real OTLP servers over gRPC and HTTP, which keep the received spans."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _EXPORT = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
 
 
 class Collector:
-    """Both servers, on free ports. spans: (resource attributes, span) of all that came."""
+    """Both OTLP servers, on free ports. spans: (resource attributes, span) of all received spans."""
 
     def __init__(self) -> None:
         self._messages = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
@@ -30,7 +30,7 @@ class Collector:
                 if self.headers.get("Content-Encoding") == "gzip":
                     body = gzip.decompress(body)
                 collector.paths.append(self.path)
-                collector.take(body)
+                collector.receive(body)
                 self.send_response(200)
                 self.send_header("Content-Type", "application/x-protobuf")
                 self.send_header("Content-Length", "0")
@@ -48,21 +48,21 @@ class Collector:
         self._grpc_port = self._grpc.add_insecure_port("127.0.0.1:0")
 
     def endpoint(self, protocol: str) -> str:
-        """Returns where a server's OTEL_EXPORTER_OTLP_ENDPOINT is to point."""
+        """Returns the value for OTEL_EXPORTER_OTLP_ENDPOINT."""
         return f"http://127.0.0.1:{self._grpc_port if protocol == 'grpc' else self._http.server_address[1]}"
 
-    def take(self, body: bytes) -> None:
+    def receive(self, body: bytes) -> None:
         """Keeps the spans of an ExportTraceServiceRequest."""
         for resource in self._messages.ExportTraceServiceRequest.FromString(body).resource_spans:
             named = attributes(resource.resource)
             self.spans += [(named, span) for scope in resource.scope_spans for span in scope.spans]
 
     def named(self, name: str, **wanted: Any) -> list[Any]:
-        """Returns the spans of a name that have these attributes."""
+        """Returns the spans with this name and these attributes."""
         return [s for _, s in self.spans if s.name == name and wanted.items() <= attributes(s).items()]
 
     def _export(self, body: bytes, context: grpc.ServicerContext) -> bytes:
-        self.take(body)
+        self.receive(body)
         return b""
 
     def __enter__(self) -> Collector:
@@ -80,5 +80,5 @@ class Collector:
 
 
 def attributes(holder: Any) -> dict[str, Any]:
-    """Returns the attributes of a span or a resource."""
+    """Returns the attributes of a span or a resource as a dict."""
     return {one.key: getattr(one.value, one.value.WhichOneof("value")) for one in holder.attributes}

@@ -1,4 +1,4 @@
-"""A server in a process of its own, and clients that speak to it over real sockets."""
+"""Starts server processes, with clients that call them over real sockets."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from service.artifact.protos import message_class
 from tests.conformance.wires import fill_tensor, read_tensor
 
 ROOT = Path(__file__).parents[2]
-# Long enough for a slow machine to import TensorFlow; nothing waits for it in a good run.
+# Seconds to wait: enough for a slow machine to import TensorFlow. A passing test never waits so long.
 PATIENCE_S = 120
-# What can answer here: the native core only where it is built.
+# Data planes that exist on this machine: the native one only if it is built.
 DATA_PLANES = ("native", "python") if importlib.util.find_spec("service._native") else ("python",)
 
 
 def environment(**more: str) -> dict[str, str]:
-    """Returns this process's environment without any setting of the server."""
+    """Returns this process's environment without the server's variables."""
     return {name: value for name, value in os.environ.items() if not name.startswith("EMB_")} | more
 
 
 @contextmanager
 def stopped(pid: int) -> Iterator[None]:
-    """Holds a process still: no thread of it runs inside, for SIGSTOP reaches those of another core only in a while."""
+    """Stops a process with SIGSTOP and waits until none of its threads runs, which takes a moment on other cores."""
     os.kill(pid, signal.SIGSTOP)
     try:
         threads = [Path(f"/proc/{pid}/task", thread, "stat") for thread in os.listdir(f"/proc/{pid}/task")]
@@ -49,9 +49,9 @@ def stopped(pid: int) -> Iterator[None]:
 
 
 class ServerProcess:
-    """`python -m service`, stopped at the end whatever happens.
+    """A process of `python -m service`; the `with` block always stops it.
 
-    records: its log lines, parsed.
+    records: the parsed lines of its log.
     """
 
     def __init__(self, *flags: str, **settings: object) -> None:
@@ -87,7 +87,7 @@ class ServerProcess:
             self._news.notify_all()
 
     def wait_for_log(self, message: str, **fields: object) -> dict[str, Any]:
-        """Returns the first log record with this message and these fields, once there is one."""
+        """Waits for a log record with this message and these fields, and returns the first one."""
 
         def find() -> dict[str, Any] | None:
             for record in self.records:
@@ -102,7 +102,7 @@ class ServerProcess:
         return found
 
     def answering(self) -> ServerProcess:
-        """Waits until it listens."""
+        """Waits until the server has logged its ports; returns the server."""
         listening = self.wait_for_log("listening")
         self.http_port, self.grpc_port = listening["http_port"], listening["grpc_port"]
         self.admin_port: int | None = listening.get("admin_port")
@@ -111,23 +111,23 @@ class ServerProcess:
         return self
 
     def ready(self) -> ServerProcess:
-        """Waits until it answers from a model."""
+        """Waits until the server answers requests to its models; returns the server."""
         self.answering().wait_for_log("loaded")
         until(lambda: self.http.get("/readyz").status_code == 200)
         return self
 
     def signal(self, number: int) -> None:
-        """Sends a signal to this process alone."""
+        """Sends a signal to the main process of the server."""
         self._process.send_signal(number)
 
     def exit_code(self) -> int:
-        """Waits for the end."""
+        """Waits for the end of the process and returns its exit code."""
         code = self._process.wait(PATIENCE_S)
         self._reader.join(PATIENCE_S)
         return code
 
     def text(self) -> str:
-        """Returns all log messages and reasons."""
+        """Returns all log messages and their reasons as one text."""
         return "\n".join(f"{record['message']} {record.get('reason', '')}" for record in self.records)
 
     def __enter__(self) -> ServerProcess:
@@ -147,7 +147,7 @@ class ServerProcess:
         self._process.stderr.close()
 
     def lookup(self, features: Mapping[str, Any], weights: Mapping[str, Any] | None = None, **more: Any) -> Any:
-        """Posts a lookup to the model and returns its embeddings."""
+        """Posts a lookup and returns the embeddings; fails on an error answer."""
         response = self.http.post(
             f"/v1/models/{more.pop('model', 'default')}:lookup",
             json={"features": features} | ({"weights": weights} if weights else {}) | more,
@@ -156,13 +156,13 @@ class ServerProcess:
         return response.json()["embeddings"]
 
     def tells(self, features: Mapping[str, Any], embeddings: Mapping[str, Any], *, model: str = "default") -> bool:
-        """Says whether a lookup is answered with these embeddings; it may be refused between two versions."""
+        """Says whether a lookup returns these embeddings; False also for status 503, as between two versions."""
         response = self.http.post(f"/v1/models/{model}:lookup", json={"features": features})
         assert response.status_code in (200, 503), response.text
         return bool(response.status_code == 200 and response.json()["embeddings"] == embeddings)
 
     def predict_grpc(self, inputs: Mapping[str, Any], signature: str, *, model: str = "default") -> dict[str, Any]:
-        """Calls Predict and returns the arrays."""
+        """Calls Predict and returns the float outputs."""
         return predict_grpc(self.channel, inputs, signature, model=model)
 
 
@@ -182,7 +182,7 @@ def predict_grpc(
 
 
 def unused_ports(count: int) -> list[int]:
-    """Returns ports to listen on, none of those that the system gives to connections and to listeners on port 0."""
+    """Returns free ports outside the range that the system assigns to connections and to port 0."""
     lowest_given = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     ports: list[int] = []
     while len(ports) < count:
@@ -198,7 +198,7 @@ def unused_ports(count: int) -> list[int]:
 
 
 def is_running(pid: int) -> bool:
-    """Says whether a process is there and has not ended."""
+    """Says whether a process exists and is no zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -206,7 +206,7 @@ def is_running(pid: int) -> bool:
 
 
 def until(is_so: Any) -> None:
-    """Waits until a callable gives true."""
+    """Waits until a callable returns true; fails after PATIENCE_S."""
     end_s = time.monotonic() + PATIENCE_S
     while not is_so():
         assert time.monotonic() < end_s, "it never came"

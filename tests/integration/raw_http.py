@@ -1,4 +1,4 @@
-"""HTTP as bytes over a socket: what no client library would send, and what comes back."""
+"""Sends HTTP as raw bytes over a socket, also bytes that no client library would send."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BODY = b'{"features": {"user": [1, 2]}}'
 
 
 def connect(server: ServerProcess, receive_bytes: int | None = None) -> socket.socket:
-    """Opens a connection; receive_bytes: of its buffer."""
+    """Opens a TCP connection; receive_bytes: size of its receive buffer."""
     sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     if receive_bytes is not None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
@@ -25,12 +25,12 @@ def connect(server: ServerProcess, receive_bytes: int | None = None) -> socket.s
 
 
 def post(body: bytes, *headers: bytes, start: bytes = LOOKUP) -> bytes:
-    """Returns a request."""
+    """Returns the bytes of a POST request."""
     return start + b"".join(header + b"\r\n" for header in headers) + b"content-length: %d\r\n\r\n" % len(body) + body
 
 
 def send(sock: socket.socket, pieces: Iterable[bytes], pause_s: float = 0.0) -> None:
-    """Sends piece after piece until the server does not want any more."""
+    """Sends pieces until all are sent or the server has closed the connection."""
     try:
         for piece in pieces:
             sock.sendall(piece)
@@ -41,7 +41,7 @@ def send(sock: socket.socket, pieces: Iterable[bytes], pause_s: float = 0.0) -> 
 
 
 def rest(sock: socket.socket) -> bytes:
-    """Returns what comes until the server closes the connection; fails where it does not."""
+    """Reads until the server closes the connection; fails if it does not."""
     data = b""
     try:
         while more := sock.recv(1 << 16):
@@ -52,7 +52,7 @@ def rest(sock: socket.socket) -> bytes:
 
 
 def answer(server: ServerProcess, *pieces: bytes, pause_s: float = 0.0) -> bytes:
-    """Sends pieces on a new connection and returns all that comes until the server closes it."""
+    """Sends pieces on a new connection and returns all bytes that the server sends before it closes."""
     with connect(server) as sock:
         sender = threading.Thread(target=send, args=(sock, pieces, pause_s), daemon=True)
         sender.start()
@@ -62,18 +62,18 @@ def answer(server: ServerProcess, *pieces: bytes, pause_s: float = 0.0) -> bytes
 
 
 def status(data: bytes) -> int:
-    """Returns an answer's status; 0 where there is none."""
+    """Returns the HTTP status of an answer; 0 if there is none."""
     return int(data.split(b" ", 2)[1]) if data.startswith(b"HTTP/1.1 ") else 0
 
 
 def endless(piece: bytes) -> Iterator[bytes]:
-    """Gives a piece again and again, for as long as anybody wants it; a gigabyte at most."""
+    """Yields a piece again and again, up to a gigabyte in all."""
     for _ in range((1 << 30) // len(piece)):
         yield piece
 
 
 class Load:
-    """Asks a lookup again and again on one connection, beside what a test does: each answer must be right."""
+    """Sends lookups in a thread while a test runs; each answer must be right."""
 
     def __init__(self, server: ServerProcess, connections: int = 2) -> None:
         self._server = server

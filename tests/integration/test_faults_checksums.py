@@ -6,9 +6,9 @@ import os
 from pathlib import Path
 
 from tests.exposition import read_exposition
-from tests.integration.asking import Asking
 from tests.integration.conftest import Serve
 from tests.integration.process import ServerProcess, until
+from tests.integration.steady_clients import SteadyClients
 from tests.integration.test_faults_files import lost
 from tests.integration.test_reload import versions
 from tests.toy_model import SHARD, write_toy_model
@@ -32,13 +32,13 @@ def verified(server: ServerProcess, version: int, name: str = "tables_verified")
 def test_a_new_version_with_a_flipped_bit_never_answers(serve: Serve, base: Path, tmp_path: Path) -> None:
     server = serve().ready()
     until(lambda: verified(server, 1) == 1)
-    with Asking(server) as asking:
-        until(lambda: asking.told[1] > 20 or asking.wrong)
+    with SteadyClients(server) as clients:
+        until(lambda: clients.counts[1] > 20 or clients.wrong)
         os.rename(flipped(tmp_path / "incoming", scale=2), base / "2")
         assert "have the checksum" in lost(server, 2)
-        before = asking.told[1]
-        until(lambda: asking.told[1] > before + 20 or asking.wrong)
-    assert (asking.wrong, asking.told.keys()) == ([], {1})
+        before = clients.counts[1]
+        until(lambda: clients.counts[1] > before + 20 or clients.wrong)
+    assert (clients.wrong, clients.counts.keys()) == ([], {1})
     # A good one is verified before it answers.
     write_toy_model(tmp_path / "good", scale=3)
     os.rename(tmp_path / "good", base / "3")

@@ -6,9 +6,9 @@ import os
 import shutil
 from pathlib import Path
 
-from tests.integration.asking import Asking
 from tests.integration.conftest import Serve, add_version
 from tests.integration.process import ServerProcess, until
+from tests.integration.steady_clients import SteadyClients
 from tests.integration.test_reload import versions
 from tests.toy_model import SHARD, TAG_STRINGS, write_toy_model
 
@@ -22,17 +22,17 @@ def lost(server: ServerProcess, version: int) -> str:
 def test_a_tables_file_that_is_cut_short_costs_one_version_and_no_wrong_answer(serve: Serve, base: Path) -> None:
     add_version(base, 2, scale=2)
     server = serve().ready()
-    with Asking(server) as asking:
-        until(lambda: asking.told[2] > 20 or asking.wrong)
+    with SteadyClients(server) as clients:
+        until(lambda: clients.counts[2] > 20 or clients.wrong)
         os.truncate(base / "2" / SHARD, 0)
         lost(server, 2)
-        until(lambda: asking.told[1] > 20 or asking.wrong)
+        until(lambda: clients.counts[1] > 20 or clients.wrong)
         # What is written later is served as ever.
         add_version(base, 3, scale=3)
-        until(lambda: asking.told[3] > 20 or asking.wrong)
-    assert asking.wrong == []
+        until(lambda: clients.counts[3] > 20 or clients.wrong)
+    assert clients.wrong == []
     # UNAVAILABLE: between one version and the other.
-    assert asking.told.keys() <= {1, 2, 3, "DATA_LOSS", "UNAVAILABLE"}, asking.told
+    assert clients.counts.keys() <= {1, 2, 3, "DATA_LOSS", "UNAVAILABLE"}, clients.counts
     assert list(versions(server)) == [3, 2]
 
 
@@ -77,15 +77,15 @@ def test_a_tables_file_that_is_written_to_is_taken_out_within_a_poll(serve: Serv
 def test_a_file_swapped_by_rename_or_deleted_changes_nothing(serve: Serve, base: Path, tmp_path: Path) -> None:
     server = serve().ready()
     write_toy_model(tmp_path / "other", scale=5)
-    with Asking(server) as asking:
-        until(lambda: asking.told[1] > 20 or asking.wrong)
+    with SteadyClients(server) as clients:
+        until(lambda: clients.counts[1] > 20 or clients.wrong)
         os.replace(tmp_path / "other" / SHARD, base / "1" / SHARD)
-        before = asking.told[1]
-        until(lambda: asking.told[1] > before + 200 or asking.wrong)
+        before = clients.counts[1]
+        until(lambda: clients.counts[1] > before + 200 or clients.wrong)
         shutil.rmtree(base / "1" / "variables")
-        before = asking.told[1]
-        until(lambda: asking.told[1] > before + 200 or asking.wrong)
-    assert (asking.wrong, asking.told.keys()) == ([], {1})
+        before = clients.counts[1]
+        until(lambda: clients.counts[1] > before + 200 or clients.wrong)
+    assert (clients.wrong, clients.counts.keys()) == ([], {1})
 
 
 def test_a_vocabulary_that_is_cut_short_is_found_too(serve: Serve, base: Path) -> None:

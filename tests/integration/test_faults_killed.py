@@ -11,9 +11,9 @@ import httpx
 import numpy as np
 import pytest
 
-from tests.integration.asking import FEATURES
 from tests.integration.conftest import Serve
 from tests.integration.process import DATA_PLANES, PATIENCE_S, until
+from tests.integration.steady_clients import FEATURES
 
 URL = "/v1/models/default:lookup"
 ANSWER = {"user": [[3, 30]], "tags_sum": [[6, 14, 3]]}

@@ -1,1 +1,1 @@
-"""One test file per source file; no socket, no sleep, TensorFlow only under the marker `tf`."""
+"""Unit tests: one test file per source file, without sockets or sleeps, with TensorFlow only under the marker `tf`."""

@@ -1,4 +1,4 @@
-"""Asks a server from an event loop."""
+"""The asyncio client: AsyncEmbeddingClient sends requests to an embedding server from an event loop."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class AsyncEmbeddingClient:
         self._clock = clock
         self._sleep = sleep
         self._random = random
-        # Checks the timeout now, not at the first call.
+        # Attempts checks timeout_s: a bad value fails here, not at the first call.
         self._attempts(None)
         self._transports: dict[Target, _Transport] = {}
         self._is_closed = False
@@ -74,7 +74,7 @@ class AsyncEmbeddingClient:
         outputs: Sequence[str] | None = None,
         timeout_s: float | None = None,
     ) -> Outputs:
-        """Looks embeddings up, as EmbeddingClient.lookup."""
+        """Looks embeddings up, with the arguments and errors of EmbeddingClient.lookup."""
         flow = self._methods.lookup(
             features, weights, version=version, label=label, signature=signature, outputs=outputs
         )
@@ -90,14 +90,14 @@ class AsyncEmbeddingClient:
         outputs: Sequence[str] | None = None,
         timeout_s: float | None = None,
     ) -> Outputs:
-        """Runs any signature, as EmbeddingClient.predict."""
+        """Runs any signature, with the arguments and errors of EmbeddingClient.predict."""
         flow = self._methods.predict(inputs, version=version, label=label, signature=signature, outputs=outputs)
         return await self._run(flow, self._methods.target, timeout_s)
 
     async def tables(
         self, version: int | None = None, label: str | None = None, *, timeout_s: float | None = None
     ) -> tuple[TableDescription, ...]:
-        """Returns the embedding tables, as EmbeddingClient.tables."""
+        """Returns the model's embedding tables by name, with the errors of EmbeddingClient.tables."""
         target = self._methods.tables_target or self._methods.target
         return await self._run(self._methods.tables(version, label), target, timeout_s)
 
@@ -110,22 +110,22 @@ class AsyncEmbeddingClient:
         label: str | None = None,
         timeout_s: float | None = None,
     ) -> Array:
-        """Reads rows of a table, as EmbeddingClient.rows."""
+        """Reads [N, D] float32 rows of a table, with the errors of EmbeddingClient.rows."""
         flow = self._methods.rows(table, ids, version=version, label=label)
         return await self._run(flow, self._methods.tables_target or self._methods.target, timeout_s)
 
     async def status(self, version: int | None = None, *, timeout_s: float | None = None) -> tuple[VersionStatus, ...]:
-        """Returns the states of versions, as EmbeddingClient.status."""
+        """Returns the states of the model's versions; raises EmbeddingError."""
         return await self._run(self._methods.status(version), self._methods.target, timeout_s)
 
     async def metadata(
         self, version: int | None = None, label: str | None = None, *, timeout_s: float | None = None
     ) -> ModelMetadata:
-        """Returns the signatures, as EmbeddingClient.metadata."""
+        """Returns the model's signatures; raises EmbeddingError."""
         return await self._run(self._methods.metadata(version, label), self._methods.target, timeout_s)
 
     async def close(self) -> None:
-        """Closes the connections. Calls in flight may fail; later calls raise RuntimeError."""
+        """Closes this client's connections. Calls in flight may fail; later calls raise RuntimeError."""
         self._is_closed = True
         for transport in self._transports.values():
             await transport.close()
@@ -139,7 +139,7 @@ class AsyncEmbeddingClient:
         await self.close()
 
     def _transport(self, target: Target) -> _Transport:
-        # Not in the constructor, which may run before the event loop.
+        # The transport is opened here, not in the constructor, which may run before the event loop starts.
         transport = self._transports.get(target)
         if transport is None:
             transport = self._transports[target] = _open(target, self._bearer)
@@ -161,18 +161,18 @@ class AsyncEmbeddingClient:
             except StopIteration as end:
                 result: T = end.value
                 return result
-            answer = await self._answer(call, transport, attempts)
+            answer = await self._send_with_retries(call, transport, attempts)
 
-    async def _answer(self, call: Call[T], transport: _Transport, attempts: Attempts) -> T:
+    async def _send_with_retries(self, call: Call[T], transport: _Transport, attempts: Attempts) -> T:
         while True:
             try:
-                return call.read(await transport.send(call, attempts.begin()))
+                return call.read(await transport.send(call, attempts.start_try()))
             except EmbeddingError as error:
                 await self._sleep(attempts.wait_s(error))
 
 
 def _open(target: Target, bearer: Bearer) -> _Transport:
-    # Imported here, because a client needs only the library of its own wire.
+    # Imported here, so that a client over HTTP needs no grpcio, and one over gRPC no httpx.
     if target.wire == "grpc":
         from embedding_client.grpc_transport import AsyncGrpcTransport
 

@@ -5,20 +5,20 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-# No spaces and no line ends: a token must not end its header and begin another.
+# Printable ASCII without spaces: a line end in a token could end the Authorization header and start another one.
 _TOKEN = re.compile(r"[!-~]+")
 
 Token = str | Callable[[], str] | None
 
 
 class Bearer:
-    """The token of a client. Concurrency: any thread, if the callable is.
+    """The bearer token that a client sends. Concurrency: any thread, if the token callable allows it.
 
     Args:
       token: the token, or a callable that returns it for each request; None: no token is sent.
 
     Raises:
-      ValueError: the string is no token; the message does not show it.
+      ValueError: the string can not be a token; the message does not show the string.
     """
 
     __slots__ = ("_token", "_value")
@@ -35,12 +35,12 @@ class Bearer:
         return _value(self._token())
 
     def headers(self, others: dict[str, str]) -> dict[str, str]:
-        """Returns headers, with the Authorization header if there is a token."""
+        """Returns `others` plus the Authorization header; `others` alone if there is no token."""
         value = self.value()
         return others if value is None else {**others, "Authorization": value}
 
     def metadata(self) -> tuple[tuple[str, str], ...] | None:
-        """Returns gRPC's metadata with the token; None if there is no token."""
+        """Returns gRPC metadata that holds the token; None if there is no token."""
         value = self.value()
         return None if value is None else (("authorization", value),)
 

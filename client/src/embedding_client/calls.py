@@ -1,4 +1,4 @@
-"""Describes one request as data, so that both wires and both clients share all but the sending."""
+"""Describes one request as data, so that both wires and both clients share everything but the sending."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ R_co = TypeVar("R_co", covariant=True)
 
 
 class Where(NamedTuple):
-    """The version that a request asks for: a number, a label, or the latest if it has neither."""
+    """The model version that a request asks for: a number, a label, or the latest version if both are None."""
 
     version: int | None = None
     label: str | None = None
 
 
 def where(version: int | None, label: str | None) -> Where:
-    """Checks and returns the two; raises InvalidRequest if both are given."""
+    """Makes a Where of a version number or a label; raises InvalidRequest if both are given."""
     if version is not None and label is not None:
         raise invalid(f"version {version} and label {label!r} were both given; send one or the other.")
     return Where(version, label)
@@ -31,7 +31,7 @@ def where(version: int | None, label: str | None) -> Where:
 class Reply(NamedTuple):
     """The answer to a request that succeeded.
 
-    version: the version of the model that answered, if a header names it.
+    version: the model version that answered, if a response header names it; else None.
     """
 
     body: bytes
@@ -40,11 +40,11 @@ class Reply(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[T]):
-    """One request.
+    """One request to the server, on either wire.
 
-    path: the method's path, or the URL's.
-    body: the bytes to send; None is a GET.
-    decode: reads the answer.
+    path: of the gRPC method, or of the URL.
+    body: the request's bytes; None sends an HTTP GET.
+    decode: makes the result from the Reply.
     """
 
     path: str
@@ -52,40 +52,41 @@ class Call(Generic[T]):
     decode: Callable[[Reply], T]
 
     def read(self, reply: Reply) -> T:
-        """Returns decode(reply); raises ServerFault if the answer is not what the protocol promises."""
+        """Returns decode(reply); raises ServerFault if the reply breaks the protocol."""
         try:
             return self.decode(reply)
         except (LookupError, AttributeError, TypeError, ValueError, OverflowError, RecursionError) as error:
             raise ServerFault("INTERNAL", f"The server's answer to {self.path} can not be read: {error}") from error
 
 
-# A method may need more than one call: it yields each, is sent its decoded answer, and returns its own.
+# A client method as a generator: it yields each Call that it needs, receives the decoded reply of that Call, and
+# returns the method's result.
 Flow = Generator[Call[Any], Any, R_co]
 
 
 class Calls(Protocol):
-    """The methods of one wire. Concurrency: any thread."""
+    """The client's methods as flows of Calls, for one wire (gRPC or HTTP). Concurrency: any thread."""
 
     def lookup(self, ids: Mapping[str, Ids], outputs: Sequence[str], at: Where, signature: str) -> Flow[Outputs]:
-        """Asks for combined embeddings."""
+        """Calls the lookup of ids; the flow returns combined embeddings by output name."""
         ...
 
     def predict(self, inputs: Mapping[str, Array], outputs: Sequence[str], at: Where, signature: str) -> Flow[Outputs]:
-        """Runs any signature."""
+        """Calls any signature; the flow returns its outputs by name."""
         ...
 
     def tables(self, at: Where) -> Flow[tuple[TableDescription, ...]]:
-        """Asks for the list of tables."""
+        """Calls for the list of the model's embedding tables."""
         ...
 
     def rows(self, table: str, ids: Array, at: Where) -> Flow[Array]:
-        """Asks for a table's rows."""
+        """Calls for rows of a table; the flow returns [N, D] float32."""
         ...
 
     def status(self, version: int | None) -> Flow[tuple[VersionStatus, ...]]:
-        """Asks for the states of versions."""
+        """Calls for the states of one version, or of all versions if `version` is None."""
         ...
 
     def metadata(self, at: Where) -> Flow[ModelMetadata]:
-        """Asks for the signatures."""
+        """Calls for the signatures of a version."""
         ...

@@ -1,4 +1,4 @@
-"""Asks a server, and blocks until it answers."""
+"""The blocking client: EmbeddingClient sends requests to an embedding server and waits for the answers."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ class EmbeddingClient:
     Args:
       target: "host:port" or "grpc://host:port" or "unix:/path" speaks gRPC, "http://host:port" HTTP; grpcs:// and
         https:// are the same over TLS.
-      model: its name on the server.
-      timeout_s: for a whole call: all tries and the waits between them.
+      model: the model's name on the server.
+      timeout_s: the limit of a whole call: all tries and the waits between them.
       retries: how often a call is tried again if the server can not be reached or answers UNAVAILABLE; no other error
-        is tried again. A RetryPolicy also says how soon.
-      tls: certificates, if the defaults do not fit.
+        is tried again. A RetryPolicy also sets the waits between tries.
+      tls: certificate files, where the system's authorities do not fit or the server asks for a client certificate.
       token: a bearer token, or a callable that returns it for each request. The client does not encrypt it: send it
         over TLS, or to this machine.
       http_target: "http://host:port" of the same server for `tables` and `rows`, which gRPC lacks.
@@ -74,7 +74,7 @@ class EmbeddingClient:
         self._clock = clock
         self._sleep = sleep
         self._random = random
-        # Checks the timeout now, not at the first call.
+        # Attempts checks timeout_s: a bad value fails here, not at the first call.
         self._attempts(None)
         self._transport = self._open(self._methods.target)
         tables_target = self._methods.tables_target
@@ -99,9 +99,9 @@ class EmbeddingClient:
             RaggedIds is a ragged feature, whatever its lengths. Ids are integers, or strings if the feature has a
             vocabulary.
           weights: for ragged features, one factor per id, nested as the ids or flat.
-          version, label: the version to ask, by number or by label; default: the latest.
+          version, label: the model version, by number or by label; default: the latest.
           outputs: the outputs to return; default: all.
-          timeout_s: in place of the client's.
+          timeout_s: replaces the client's timeout_s for this call.
 
         Raises:
           EmbeddingError: embedding_client.errors lists its classes.
@@ -137,10 +137,10 @@ class EmbeddingClient:
     def tables(
         self, version: int | None = None, label: str | None = None, *, timeout_s: float | None = None
     ) -> tuple[TableDescription, ...]:
-        """Returns the embedding tables of the model, by name; over HTTP only, as rows.
+        """Returns the model's embedding tables by name. This method and `rows` need HTTP: gRPC has no such calls.
 
         Raises:
-          EmbeddingError: Unimplemented if the client has no HTTP address; others as in lookup.
+          EmbeddingError: Unimplemented if the client has no HTTP address; the other classes as in lookup.
         """
         return self._run(self._methods.tables(version, label), self._tables_transport, timeout_s)
 
@@ -153,10 +153,10 @@ class EmbeddingClient:
         label: str | None = None,
         timeout_s: float | None = None,
     ) -> Array:
-        """Returns [N, D] float32: rows of a table, not combined; over HTTP only.
+        """Returns [N, D] float32: the stored rows of N ids, not combined. Needs HTTP, as `tables`.
 
         Raises:
-          EmbeddingError: Unimplemented if the client has no HTTP address; others as in lookup.
+          EmbeddingError: Unimplemented if the client has no HTTP address; the other classes as in lookup.
         """
         flow = self._methods.rows(table, ids, version=version, label=label)
         return self._run(flow, self._tables_transport, timeout_s)
@@ -186,7 +186,7 @@ class EmbeddingClient:
         self.close()
 
     def _open(self, target: Target) -> _Transport:
-        # Imported here, because a client needs only the library of its own wire.
+        # Imported here, so that a client over HTTP needs no grpcio.
         if target.wire == "grpc":
             from embedding_client.grpc_transport import GrpcTransport
 
@@ -210,11 +210,11 @@ class EmbeddingClient:
             except StopIteration as end:
                 result: T = end.value
                 return result
-            answer = self._answer(call, transport, attempts)
+            answer = self._send_with_retries(call, transport, attempts)
 
-    def _answer(self, call: Call[T], transport: _Transport, attempts: Attempts) -> T:
+    def _send_with_retries(self, call: Call[T], transport: _Transport, attempts: Attempts) -> T:
         while True:
             try:
-                return call.read(transport.send(call, attempts.begin()))
+                return call.read(transport.send(call, attempts.start_try()))
             except EmbeddingError as error:
                 self._sleep(attempts.wait_s(error))

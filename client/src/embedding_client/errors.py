@@ -1,9 +1,9 @@
-"""Defines the errors of a call: the same class and code on both wires for the same fault.
+"""Defines the errors of a client call. gRPC and HTTP give the same class and code for the same fault.
 
 EmbeddingError
   InvalidRequest     INVALID_ARGUMENT  FAILED_PRECONDITION  OUT_OF_RANGE   the request can not succeed as it was sent
   NotFound           NOT_FOUND                                             no such model, version or table
-  TooLarge           RESOURCE_EXHAUSTED                                    over a limit of the server's
+  TooLarge           RESOURCE_EXHAUSTED                                    over a limit of the server
   Refused            UNAUTHENTICATED  PERMISSION_DENIED
   Unavailable        UNAVAILABLE                                           no connection, loading, overloaded: try later
   DeadlineExceeded   DEADLINE_EXCEEDED                                     no answer within timeout_s
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 
 class EmbeddingError(Exception):
-    """Base of all errors of a call.
+    """Base class of all errors of a client call.
 
     code: a name of google.rpc.Code.
     message: the server's text, or the client's own if it refused the request.
@@ -34,7 +34,7 @@ class EmbeddingError(Exception):
 
     @property
     def is_retryable(self) -> bool:
-        """Whether the same request may succeed later; the client has then tried as often as it may."""
+        """Whether the same request may succeed later. The client's own retries are used up."""
         return self.code == "UNAVAILABLE"
 
     def __str__(self) -> str:
@@ -47,31 +47,31 @@ class InvalidRequest(EmbeddingError):
 
 
 class NotFound(EmbeddingError):
-    """The server has no such model, version or table."""
+    """The server has no model, version or table of this name."""
 
 
 class TooLarge(EmbeddingError):
-    """The request, or the answer that it asks for, is over a limit."""
+    """The request, or the answer that it asks for, exceeds a limit of the server."""
 
 
 class Refused(EmbeddingError):
-    """The server, or a proxy before it, wants other credentials."""
+    """The server, or a proxy in front of it, did not accept the request's credentials."""
 
 
 class Unavailable(EmbeddingError):
-    """No connection, or the server can not answer now."""
+    """The client could not connect, or the server can not answer now: it loads, drains or is overloaded."""
 
 
 class DeadlineExceeded(EmbeddingError):
-    """No answer in time."""
+    """The server did not answer within timeout_s."""
 
 
 class Unimplemented(EmbeddingError):
-    """The server, or this wire, has no such method."""
+    """The server, or the wire that this client uses, lacks the called method."""
 
 
 class ServerFault(EmbeddingError):
-    """A fault on the server's side, or an answer that can not be read."""
+    """The server failed, or sent an answer that the client can not decode."""
 
 
 _CLASS_OF_CODE: dict[str, type[EmbeddingError]] = {
@@ -89,7 +89,7 @@ _CLASS_OF_CODE: dict[str, type[EmbeddingError]] = {
 
 
 def error_of(code: str, message: str, retry_after_s: float | None = None) -> EmbeddingError:
-    """Returns the error of a code; ServerFault for a code that no other class has.
+    """Returns the exception for a google.rpc code; ServerFault for a code that no other class has.
 
     >>> error_of("NOT_FOUND", "Servable not found for request: Latest(m)")
     NotFound('NOT_FOUND', 'Servable not found for request: Latest(m)', None)
@@ -98,5 +98,5 @@ def error_of(code: str, message: str, retry_after_s: float | None = None) -> Emb
 
 
 def invalid(message: str) -> InvalidRequest:
-    """Returns the error of a request that the client itself refuses."""
+    """Returns the InvalidRequest of a request that the client refuses to send."""
     return InvalidRequest("INVALID_ARGUMENT", message)

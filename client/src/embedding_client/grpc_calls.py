@@ -1,4 +1,4 @@
-"""Calls TensorFlow Serving's gRPC methods: any server of that protocol answers all but `tables` and `rows`."""
+"""Calls TensorFlow Serving's gRPC methods. That protocol has all methods of the client but `tables` and `rows`."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ STATUS = "/tensorflow.serving.ModelService/GetModelStatus"
 
 
 class GrpcCalls:
-    """The methods of one model over gRPC."""
+    """The client's methods for one model, as calls of PredictionService and ModelService over gRPC."""
 
     def __init__(self, model: str) -> None:
         self._model = model
 
     def lookup(self, ids: Mapping[str, Ids], outputs: Sequence[str], at: Where, signature: str) -> Flow[Outputs]:
-        """Predicts a lookup signature."""
+        """Calls Predict with a lookup signature."""
         inputs: dict[str, Array] = {}
         for name, value in ids.items():
             if isinstance(value, RaggedIds):
@@ -32,7 +32,7 @@ class GrpcCalls:
         return self.predict(inputs, outputs, at, signature)
 
     def predict(self, inputs: Mapping[str, Array], outputs: Sequence[str], at: Where, signature: str) -> Flow[Outputs]:
-        """Runs a signature."""
+        """Calls Predict with any signature."""
         spec = messages.encode_model_spec(self._model, at, signature)
         request = messages.encode_predict(spec, inputs, outputs)
         arrays: Outputs = yield Call(PREDICT, request, lambda reply: messages.decode_predict(reply.body))
@@ -49,7 +49,7 @@ class GrpcCalls:
         yield
 
     def status(self, version: int | None) -> Flow[tuple[VersionStatus, ...]]:
-        """Asks ModelService."""
+        """Calls ModelService.GetModelStatus."""
         request = messages.encode_status(messages.encode_model_spec(self._model, Where(version), ""))
         statuses: tuple[VersionStatus, ...] = yield Call(
             STATUS, request, lambda reply: messages.decode_statuses(reply.body)
@@ -57,7 +57,7 @@ class GrpcCalls:
         return statuses
 
     def metadata(self, at: Where) -> Flow[ModelMetadata]:
-        """Asks for the SignatureDefs."""
+        """Calls PredictionService.GetModelMetadata for the SignatureDefs."""
         request = messages.encode_metadata(messages.encode_model_spec(self._model, at, ""))
         metadata: ModelMetadata = yield Call(
             METADATA, request, lambda reply: messages.decode_metadata(self._model, reply.body)

@@ -1,4 +1,4 @@
-"""Sends calls over a gRPC channel: blocking, and on an event loop."""
+"""Sends calls over a gRPC channel: GrpcTransport blocks, AsyncGrpcTransport runs on an event loop."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from embedding_client.errors import EmbeddingError, error_of
 from embedding_client.targets import Target
 
 _OPTIONS: tuple[tuple[str, int], ...] = (
-    # The server's limits are the limits.
+    # Messages of any size: only the server limits them.
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
-    # Back within tenths of a second after a server restarted; gRPC's own first wait is a second, its last two minutes.
+    # Reconnect within tenths of a second after a server restarts. gRPC's defaults wait from 1 s up to 2 minutes.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 2000),
-    # The environment's proxies are meant for the internet; the client's HTTP uses none either.
+    # Ignore http_proxy and the like, which are meant for the internet; the client's HTTP transports ignore them too.
     ("grpc.enable_http_proxy", 0),
 )
 
 
 class GrpcTransport:
-    """One channel, which reconnects by itself. Concurrency: any thread."""
+    """One gRPC channel, which reconnects by itself, used by blocking calls. Concurrency: any thread."""
 
     def __init__(self, target: Target, bearer: Bearer = NO_TOKEN) -> None:
         self._target = target
@@ -40,11 +40,11 @@ class GrpcTransport:
             self._channel = grpc.insecure_channel(target.address, _OPTIONS)
         else:
             self._channel = grpc.secure_channel(target.address, _credentials(target), _OPTIONS)
-        # By path; a call object is cheap to use and expensive to make.
+        # grpcio's callable per method path, kept because making one costs much more than calling it.
         self._methods: dict[str, Any] = {}
 
     def send(self, call: Call[Any], timeout_s: float) -> Reply:
-        """Returns the answer; raises EmbeddingError."""
+        """Sends a call and returns the server's reply; raises EmbeddingError."""
         method = self._methods.get(call.path)
         if method is None:
             method = self._methods[call.path] = self._channel.unary_unary(call.path)
@@ -54,12 +54,12 @@ class GrpcTransport:
             raise _rpc_error(error, self._target, timeout_s) from error
 
     def close(self) -> None:
-        """Ends calls in flight and the connection."""
+        """Closes the channel; calls in flight fail."""
         self._channel.close()
 
 
 class AsyncGrpcTransport:
-    """One channel, which reconnects by itself. Concurrency: event loop only, made there too."""
+    """One grpc.aio channel, which reconnects by itself. Concurrency: one event loop, which also constructs it."""
 
     def __init__(self, target: Target, bearer: Bearer = NO_TOKEN) -> None:
         self._target = target
@@ -71,7 +71,7 @@ class AsyncGrpcTransport:
         self._methods: dict[str, Any] = {}
 
     async def send(self, call: Call[Any], timeout_s: float) -> Reply:
-        """Returns the answer; raises EmbeddingError."""
+        """Sends a call and returns the server's reply; raises EmbeddingError."""
         method = self._methods.get(call.path)
         if method is None:
             method = self._methods[call.path] = self._channel.unary_unary(call.path)
@@ -81,7 +81,7 @@ class AsyncGrpcTransport:
             raise _rpc_error(error, self._target, timeout_s) from error
 
     async def close(self) -> None:
-        """Ends calls in flight and the connection."""
+        """Closes the channel; calls in flight fail."""
         await self._channel.close()
 
 

@@ -1,4 +1,4 @@
-"""Reads an HTTP answer: as a result, or as the error that gRPC would have given."""
+"""Turns an HTTP response into a Reply, or into the error that gRPC would have given."""
 
 from __future__ import annotations
 
@@ -18,24 +18,25 @@ _CODE_OF_STATUS = {
     429: "RESOURCE_EXHAUSTED",
     499: "CANCELLED",
     501: "UNIMPLEMENTED",
-    # A proxy's: nobody behind it.
+    # Bad Gateway: a proxy did not reach the server.
     502: "UNAVAILABLE",
     503: "UNAVAILABLE",
     504: "DEADLINE_EXCEEDED",
 }
-# How TensorFlow Serving and this server begin what is FAILED_PRECONDITION over gRPC and a plain 400 over HTTP.
+# Starts of the error texts that TensorFlow Serving and this server send as FAILED_PRECONDITION over gRPC, but as a
+# plain status 400 over HTTP.
 _PRECONDITIONS = ("Serving signature ", 'Signature "')
 _SHOWN_CHARS = 300
 
 
 def checked(status: int, body: bytes, header: Callable[[str], str | None]) -> Reply:
-    """Returns a good answer.
+    """Returns the Reply of a response with status 200.
 
     Args:
-      header: returns a header's value by its name. A Retry-After that is a date is ignored.
+      header: returns a response header's value by its name. A Retry-After that is a date is ignored.
 
     Raises:
-      EmbeddingError: any other status than 200.
+      EmbeddingError: the status is not 200.
     """
     if status == 200:
         version = header("X-Model-Version")
@@ -44,13 +45,13 @@ def checked(status: int, body: bytes, header: Callable[[str], str | None]) -> Re
 
 
 def _error(status: int, body: bytes, header: Callable[[str], str | None]) -> EmbeddingError:
-    text = _text(body) or f"HTTP status {status} without a text."
+    text = _text(body) or f"HTTP status {status} without an error text."
     code = _CODE_OF_STATUS.get(status)
     if code is None:
         code = "INVALID_ARGUMENT" if 400 <= status < 500 else "INTERNAL" if status == 500 else "UNKNOWN"
     if status == 400 and text.startswith(_PRECONDITIONS):
         code = "FAILED_PRECONDITION"
-    # This server says it; TensorFlow Serving does not.
+    # embedding-server sends the code in X-Error-Code; TensorFlow Serving has no such header.
     code = header("X-Error-Code") or code
     retry_after = header("Retry-After")
     seconds = float(retry_after) if retry_after is not None and retry_after.strip().isdecimal() else None
@@ -61,7 +62,7 @@ def _text(body: bytes) -> str:
     try:
         document = json.loads(body)
     except (ValueError, RecursionError):
-        # A proxy's page.
+        # Not JSON: probably a proxy's error page.
         return body.decode("utf-8", "replace")[:_SHOWN_CHARS]
     error = document.get("error") if isinstance(document, dict) else None
     return error if isinstance(error, str) else body.decode("utf-8", "replace")[:_SHOWN_CHARS]

@@ -15,7 +15,7 @@ from embedding_client.types import Array, RaggedIds
 
 
 def lookup_body(ids: Mapping[str, Ids], signature: str) -> bytes:
-    """Returns the body of `:lookup`."""
+    """Encodes the JSON body of a `:lookup` request."""
     features: dict[str, Any] = {}
     weights: dict[str, Any] = {}
     for name, value in ids.items():
@@ -29,13 +29,13 @@ def lookup_body(ids: Mapping[str, Ids], signature: str) -> bytes:
 
 
 def predict_body(inputs: Mapping[str, Array], signature: str) -> bytes:
-    """Returns the body of `:predict`, by column."""
+    """Encodes the JSON body of a `:predict` request, in the columnar form ("inputs")."""
     columns = {name: _plain(name, array) for name, array in inputs.items()}
     return _dump({"signature_name": signature, "inputs": columns})
 
 
 def rows_body(ids: Array) -> bytes:
-    """Returns the body of `tables/T:rows`."""
+    """Encodes the JSON body of a `tables/T:rows` request."""
     return _dump({"ids": ids.tolist()})
 
 
@@ -45,7 +45,7 @@ def _dump(document: dict[str, Any]) -> bytes:
 
 
 def _plain(name: str, array: Array) -> Any:
-    """Returns an array as lists. A float32 gets all digits of its float64, because the server rounds twice."""
+    """Converts an array to lists. A float32 gets all digits of its float64, because the server rounds twice."""
     if array.dtype == object:
         flat = np.empty(array.size, object)
         flat[:] = [_text(item) for item in array.reshape(-1).tolist()]

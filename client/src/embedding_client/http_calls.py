@@ -1,8 +1,8 @@
-"""Calls TensorFlow Serving's REST routes, and the server's own for lookups, tables and rows.
+"""Calls TensorFlow Serving's REST routes, and embedding-server's own routes for lookups, tables and rows.
 
-JSON says neither dtypes nor, of a single output, the name. A lookup needs none of it: embeddings are float32. For a
-predict the client asks for the signature once per version. A server that does not name the version that answered is
-asked once per version or label of the request, and again if an answer does not fit the signature.
+A JSON answer has no dtypes, and no name for a single output. A lookup does not need them: embeddings are float32. For a
+predict the client fetches the signature, once for each version that answers. If the server does not name that version,
+the client fetches once for each version or label asked for, and again if an answer does not fit the signature.
 """
 
 from __future__ import annotations
@@ -30,25 +30,26 @@ from embedding_client.types import (
     VersionStatus,
 )
 
-# Signatures that are kept; versions come and go.
+# The number of cached signatures: old versions must not fill the memory.
 _MAX_SIGNATURES = 256
 
 
 class HttpCalls:
-    """The methods of one model over HTTP."""
+    """The client's methods for one model, as requests to the server's HTTP routes."""
 
     def __init__(self, model: str) -> None:
         self._path = f"/v1/models/{quote(model, safe='')}"
-        # Threads may both ask for the same signature; then they store equal values.
+        # Needs no lock: two threads that fetch the same signature store equal values.
         self._signatures: dict[tuple[Where, str], SignatureDescription] = {}
 
     def lookup(self, ids: Mapping[str, Ids], outputs: Sequence[str], at: Where, signature: str) -> Flow[Outputs]:
-        """Posts to `:lookup`."""
+        """Posts ids to the model's `:lookup` route."""
         answer: Outputs = yield Call(f"{self._at(at)}:lookup", lookup_body(ids, signature), _embeddings)
         if all(name in answer for name in outputs) and all(array.size for array in answer.values()):
             return _chosen(answer, outputs, answer)
-        # Rare: an output that was not asked for by its feature, or no rows, whose width only the signature tells.
-        described = (yield from self._signature(_answered_at(at, answer.version), signature)).outputs
+        # Rare: `outputs` names an output that the answer lacks, or an answer without rows, whose width only the
+        # signature has.
+        described = (yield from self._signature(_version_answered(at, answer.version), signature)).outputs
         arrays = {
             name: array if array.size or name not in described else with_shape(array, described[name].shape)
             for name, array in answer.items()
@@ -56,9 +57,9 @@ class HttpCalls:
         return _chosen(Outputs(arrays, version=answer.version), outputs, described)
 
     def predict(self, inputs: Mapping[str, Array], outputs: Sequence[str], at: Where, signature: str) -> Flow[Outputs]:
-        """Posts to `:predict`, by column."""
+        """Posts inputs to the model's `:predict` route, in the columnar form."""
         answer, version = yield Call(f"{self._at(at)}:predict", predict_body(inputs, signature), _outputs)
-        at = _answered_at(at, version)
+        at = _version_answered(at, version)
         known = self._signatures.get((at, signature))
         described = (known or (yield from self._signature(at, signature))).outputs
         columns = _columns(answer, described, inputs)
@@ -71,23 +72,23 @@ class HttpCalls:
         return _chosen(Outputs(arrays, version=version), outputs, described)
 
     def tables(self, at: Where) -> Flow[tuple[TableDescription, ...]]:
-        """Gets the list of tables."""
+        """Gets the model's list of tables."""
         tables: tuple[TableDescription, ...] = yield Call(f"{self._at(at)}/tables", None, _tables)
         return tables
 
     def rows(self, table: str, ids: Array, at: Where) -> Flow[Array]:
-        """Posts to the table."""
+        """Posts ids to the `:rows` route of a table."""
         path = f"{self._at(at)}/tables/{quote(table, safe='')}:rows"
         rows: Array = yield Call(path, rows_body(ids), _rows)
         return rows
 
     def status(self, version: int | None) -> Flow[tuple[VersionStatus, ...]]:
-        """Gets the versions."""
+        """Gets the states of the model's versions."""
         statuses: tuple[VersionStatus, ...] = yield Call(self._at(Where(version)), None, _statuses)
         return statuses
 
     def metadata(self, at: Where) -> Flow[ModelMetadata]:
-        """Gets the signatures."""
+        """Gets the signatures of a version."""
         metadata: ModelMetadata = yield Call(f"{self._at(at)}/metadata", None, _metadata)
         return metadata
 
@@ -112,12 +113,12 @@ class HttpCalls:
         return description
 
 
-def _answered_at(at: Where, version: int | None) -> Where:
+def _version_answered(at: Where, version: int | None) -> Where:
     return at if version is None else Where(version)
 
 
 def _chosen(arrays: Outputs, outputs: Sequence[str], known: Mapping[str, object]) -> Outputs:
-    """Keeps the outputs asked for, as gRPC's output_filter does, with its errors."""
+    """Keeps the named outputs; applies the rules and error texts that the server has for gRPC's output_filter."""
     if not outputs:
         return arrays
     for name in outputs:
@@ -134,13 +135,14 @@ def _chosen(arrays: Outputs, outputs: Sequence[str], known: Mapping[str, object]
 def _columns(
     answer: Any, described: Mapping[str, TensorDescription], inputs: Mapping[str, object]
 ) -> Mapping[str, Any] | None:
-    """Names what an answer holds; None where it is not of this signature."""
-    # Bytes are an object too.
+    """Returns a predict answer's outputs by name; None if the answer does not fit the signature's outputs."""
+    # A JSON object holds several outputs by name, unless its only key is "b64": then it is a single output of bytes.
     if isinstance(answer, dict) and answer.keys() != {"b64"}:
         return answer if answer.keys() <= described.keys() else None
     names = list(described)
     if len(names) > 1:
-        # A lookup signature answers the features it is sent; of a single one only the input tells the name.
+        # A lookup signature returns one output per feature sent. JSON leaves out the name of a single output: it is
+        # that of the only feature sent.
         names = [name for name in names if name in inputs or name + VALUES_SUFFIX in inputs]
     return {names[0]: answer} if len(names) == 1 else None
 

@@ -23,25 +23,26 @@ _POST_HEADERS = {"Content-Type": "application/json"}
 
 
 class HttpTransport:
-    """A pool of connections: one for each concurrent request, kept for the next. Concurrency: any thread."""
+    """A pool of HTTP connections: one for each concurrent request, then reused. Concurrency: any thread."""
 
     def __init__(self, target: Target, clock: Callable[[], float], bearer: Bearer = NO_TOKEN) -> None:
         self._target = target
         self._bearer = bearer
         self._clock = clock
         self._context: ssl.SSLContext | None = None if target.tls is None else target.tls.ssl_context()
-        # The server is least likely to have closed the connection that was used last; a deque's ends need no lock.
+        # A stack: the server is least likely to have closed the connection that was used last. append() and pop() of a
+        # deque need no lock.
         self._idle: deque[HTTPConnection] = deque()
         self._is_closed = False
 
     def send(self, call: Call[Any], timeout_s: float) -> Reply:
-        """Returns the answer; raises EmbeddingError."""
+        """Sends a call and returns the server's reply; raises EmbeddingError."""
         deadline_s = self._clock() + timeout_s
         while True:
-            connection = self._kept()
-            is_kept = connection is not None
+            connection = self._pop_idle()
+            is_reused = connection is not None
             if connection is None:
-                connection = self._new()
+                connection = self._connection()
             try:
                 status, header, body = self._exchange(connection, call, deadline_s)
             except TimeoutError as error:
@@ -50,9 +51,9 @@ class HttpTransport:
                 raise DeadlineExceeded("DEADLINE_EXCEEDED", text) from error
             except (OSError, HTTPException) as error:
                 connection.close()
-                if is_kept:
-                    # The server may close an idle connection at any moment, and most likely closed all of them. All
-                    # methods only read, so sending the request again does no harm.
+                if is_reused:
+                    # The server may close an idle connection at any moment, and most likely closed all of them. Every
+                    # method of the client only reads, so the request can be sent again.
                     self._drop_idle()
                     continue
                 reason = f"{type(error).__name__}: {error}"
@@ -60,11 +61,11 @@ class HttpTransport:
             except BaseException:
                 connection.close()
                 raise
-            self._keep(connection)
+            self._return_to_pool(connection)
             return checked(status, body, header)
 
     def close(self) -> None:
-        """Closes idle connections now, and each other one when its request is done."""
+        """Closes idle connections now, and each busy connection when its request is done."""
         self._is_closed = True
         self._drop_idle()
 
@@ -86,36 +87,37 @@ class HttpTransport:
 
     def _remaining(self, deadline_s: float) -> float:
         remaining_s = deadline_s - self._clock()
-        # A socket's timeout of 0 would mean not to wait at all, and to fail as "would block".
+        # settimeout(0) would make the socket non-blocking, and its reads fail.
         if remaining_s <= 0:
             raise TimeoutError
         return remaining_s
 
-    def _kept(self) -> HTTPConnection | None:
+    def _pop_idle(self) -> HTTPConnection | None:
         try:
             return self._idle.pop()
         except IndexError:
             return None
 
-    def _new(self) -> HTTPConnection:
+    def _connection(self) -> HTTPConnection:
         if self._context is None:
             return HTTPConnection(self._target.host, self._target.port)
         return HTTPSConnection(self._target.host, self._target.port, context=self._context)
 
-    def _keep(self, connection: HTTPConnection) -> None:
+    def _return_to_pool(self, connection: HTTPConnection) -> None:
         if self._is_closed or connection.sock is None or len(self._idle) >= _MAX_IDLE:
             connection.close()
         else:
             self._idle.append(connection)
 
     def _drop_idle(self) -> None:
-        while (connection := self._kept()) is not None:
+        while (connection := self._pop_idle()) is not None:
             connection.close()
 
 
 def _response(remaining: Callable[[], float], sock: socket.socket, **options: Any) -> HTTPResponse:
     response = HTTPResponse(sock, **options)
-    # A socket's timeout is for one packet, so a server that sends a byte at a time would never meet it.
+    # A socket's timeout limits each receive. Without this reader a server that sends a byte at a time could exceed
+    # the deadline forever.
     response.fp = BufferedReader(_DeadlineReader(response.fp.detach(), sock, remaining))
     return response
 

@@ -1,7 +1,6 @@
-"""Makes arrays of the ids and tensors that a caller passes.
+"""Converts the ids and tensors that a caller passes to arrays.
 
-For a lookup, one rule tells a feature of one id per row from a ragged one. It looks at the form alone: nested is
-ragged.
+In a lookup, a nested value is a ragged feature, and a flat value is a feature of one id per row, whatever the lengths:
 
     [1, 2], np.array([1, 2]), ["a", "b"]            one id per row
     [[1, 5], []], np.array([[1, 5]]), RaggedIds     ragged
@@ -26,7 +25,7 @@ FeatureIds: TypeAlias = Array | RaggedIds | Sequence[Id] | Sequence[Sequence[Id]
 FeatureWeights: TypeAlias = Array | Sequence[float] | Sequence[Sequence[float]] | Sequence[Array]
 TensorInput: TypeAlias = Array | RaggedIds | Sequence[Any] | Id | float | bool
 
-# [B] ids, one per row, or ragged ids.
+# The ids of one feature: a [B] array, one id per row, or RaggedIds.
 Ids: TypeAlias = Array | RaggedIds
 
 _NESTS = (list, tuple, np.ndarray)
@@ -34,10 +33,10 @@ _LEAVES = frozenset({int, float, str, bytes})
 
 
 def lookup_ids(features: Mapping[str, FeatureIds], weights: Mapping[str, FeatureWeights] | None) -> dict[str, Ids]:
-    """Returns the ids of each feature, weights with the ragged ones.
+    """Returns the ids of each feature; the RaggedIds hold the weights.
 
     Raises:
-      InvalidRequest: there is no feature, a value has none of these forms, or weights do not fit the ids.
+      InvalidRequest: `features` is empty, a value is neither a list nor an array of ids, or weights do not fit the ids.
     """
     if not features:
         raise invalid("a lookup needs at least one feature.")
@@ -55,7 +54,7 @@ def feature_ids(name: str, value: FeatureIds, weights: FeatureWeights | None = N
     [0, 2, 2]
 
     Raises:
-      InvalidRequest: as lookup_ids.
+      InvalidRequest: the value is neither a list nor an array of ids, or weights do not fit the ids.
     """
     ids = _ids(name, value)
     if weights is None:
@@ -68,13 +67,13 @@ def feature_ids(name: str, value: FeatureIds, weights: FeatureWeights | None = N
 
 
 def tensors(inputs: Mapping[str, TensorInput]) -> dict[str, Array]:
-    """Returns the tensors of a predict, by the names of the signature's inputs.
+    """Returns the arrays of a predict request, by the names of the signature's inputs.
 
     RaggedIds and lists of integers or strings two deep are ragged. Every array, and every other list, is a dense
     tensor. Python's floats become float32 and its integers int64.
 
     Raises:
-      InvalidRequest: a value is no tensor.
+      InvalidRequest: a value makes no tensor.
     """
     arrays: dict[str, Array] = {}
     for name, value in inputs.items():
@@ -88,7 +87,7 @@ def tensors(inputs: Mapping[str, TensorInput]) -> dict[str, Array]:
 
 
 def ragged_parts(name: str, ids: RaggedIds) -> dict[str, Array]:
-    """Returns the tensors of a ragged feature, named as signatures name them."""
+    """Returns a ragged feature's arrays as inputs <name>__values, <name>__row_splits and, if any, <name>__weights."""
     parts = {name + VALUES_SUFFIX: ids.values, name + ROW_SPLITS_SUFFIX: ids.row_splits}
     if ids.weights is not None:
         parts[name + WEIGHTS_SUFFIX] = ids.weights
@@ -115,9 +114,9 @@ def _ids(name: str, value: Any) -> Ids:
 
 
 def _flat(what: str, rows: Sequence[Any] | Array) -> tuple[list[Any], Array | None]:
-    """Returns all leaves, and the row splits if the rows are nested."""
+    """Returns all values laid end to end, and the row splits if the rows are nested."""
     kinds = set(map(type, rows))
-    # The plain cases first: most lookups have a row or two, and then every microsecond counts.
+    # Lists of plain types first: most lookups have a row or two, and then this check is a large part of the cost.
     if kinds <= _LEAVES:
         return list(rows), None
     if kinds != {list}:

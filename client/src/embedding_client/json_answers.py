@@ -1,9 +1,9 @@
-"""Decodes JSON numbers and strings to arrays, to the last bit.
+"""Decodes JSON numbers and strings to arrays, so that each float32 is bit for bit the one that the server had.
 
-A float32 is written in the shortest decimal form that reads back as the same float32. Python reads decimals as
-float64, and the way over float64 rounds twice: 7.038531e-26 lies below the middle of two float32, is read as exactly
-that middle, and is then rounded up. So what lands in a middle is compared with its decimal form, which float64 still
-tells.
+The server writes a float32 in the shortest decimal form that reads back as the same float32. Python's json reads
+decimals as float64, so a float32 would be rounded twice: 7.038531e-26 lies below the middle of two float32, is read as
+the float64 of exactly that middle, and is then rounded up. A float64 in such a middle is therefore compared with its
+decimal form, which repr() of the float64 restores.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import numpy as np
 
 from embedding_client.types import Array, TensorDescription
 
-# Of a float64, the bits that a float32 has no room for, and their value in the middle of two normal float32.
+# The low bits of a float64 that a float32 lacks, and their value halfway between two normal float32.
 _LOST_BITS = np.int64((1 << 29) - 1)
 _MIDDLE = np.int64(1 << 28)
 _SMALLEST_NORMAL = np.finfo(np.float32).smallest_normal
 
 
 def parse_object(body: bytes) -> dict[str, Any]:
-    """Returns the object that a body holds, bare NaN and Infinity included; raises ValueError."""
+    """Parses a body that is a JSON object, with bare NaN and Infinity allowed; raises ValueError."""
     document = json.loads(body)
     if not isinstance(document, dict):
         raise ValueError("the document is no object")
@@ -32,7 +32,7 @@ def parse_object(body: bytes) -> dict[str, Any]:
 
 
 def float32_array(value: Any) -> Array:
-    """Returns float32 of JSON's numbers, each the one nearest to its decimal form.
+    """Returns JSON numbers as float32, each the one nearest to its decimal form.
 
     >>> float(float32_array([7.038531e-26])[0]), float(np.float32(7.038531e-26))
     (7.038530691851209e-26, 7.038531308148791e-26)
@@ -41,19 +41,19 @@ def float32_array(value: Any) -> Array:
     with np.errstate(over="ignore"):
         rounded = exact.astype(np.float32)
     is_suspect = (exact.view(np.int64) & _LOST_BITS) == _MIDDLE
-    # Subnormal float32 have fewer bits, and so other middles.
+    # Subnormal float32 have fewer bits, so their halfway points lie elsewhere: check all of them.
     is_suspect |= (np.abs(exact) < _SMALLEST_NORMAL) & (exact != 0)
     if is_suspect.any():
         flat, result = exact.reshape(-1), rounded.reshape(-1)
         for position in np.flatnonzero(is_suspect).tolist():
             result[position] = _nearest(flat[position], result[position])
-        # A scalar's reshape is a copy.
+        # reshape(-1) of a scalar may copy, so `rounded` did not change with `result`.
         rounded = result.reshape(exact.shape)
     return rounded
 
 
 def typed_array(value: Any, description: TensorDescription) -> Array:
-    """Returns an output as gRPC would have given it: its dtype, its shape also where empty, strings as bytes."""
+    """Converts a JSON output to the array that gRPC would give: its dtype and shape, with strings as bytes."""
     dtype = description.dtype
     if dtype == "float32":
         array = float32_array(value)
@@ -66,7 +66,7 @@ def typed_array(value: Any, description: TensorDescription) -> Array:
 
 
 def with_shape(array: Array, shape: tuple[int | None, ...] | None) -> Array:
-    """Returns an array without elements in as many dimensions as it has: lists end where there is nothing in them.
+    """Gives an array without elements its full rank, which empty JSON lists do not show.
 
     >>> with_shape(np.empty((0,)), (None, 8)).shape
     (0, 8)
@@ -79,10 +79,10 @@ def with_shape(array: Array, shape: tuple[int | None, ...] | None) -> Array:
 def _nearest(exact: np.float64, rounded: np.float32) -> np.float32:
     low = rounded if rounded <= exact else np.nextafter(rounded, np.float32(-np.inf))
     high = np.nextafter(low, np.float32(np.inf))
-    # Both sums are exact: float64 has twice the bits.
+    # The sums of two neighbouring float32 are exact in float64, which has twice the bits.
     if float(exact) * 2 != float(low) + float(high):
         return rounded
-    # Of at most nine digits, the decimal form that came is the shortest one of this float64.
+    # The server sent at most nine digits, so repr() of this float64 is the decimal form that the server sent.
     shortest, middle = Decimal(repr(float(exact))), Decimal(float(exact))
     if shortest == middle:
         return rounded

@@ -1,4 +1,4 @@
-"""Makes arrays of Python values, in the dtypes that a request can hold."""
+"""Converts Python values and lists to arrays of the dtypes that a request can hold."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def leaf_array(what: str, flat: list[Any]) -> Array:
     """Returns [N] values of one kind: int64, float32, bool, or object (bytes) for strings; int64 for an empty list.
 
     Args:
-      what: names the values in messages.
+      what: names the values in error texts.
 
     Raises:
-      InvalidRequest: the values are of several kinds, or of another kind.
+      InvalidRequest: the values are of several kinds, or of a kind that no request can hold.
     """
     types = set(map(type, flat))
     if types <= {int}:
@@ -58,7 +58,7 @@ def to_array(what: str, value: Any) -> Array:
     if kind not in "OSU":
         raise invalid(f"{what}: dtype {value.dtype} can not be sent.")
     if is_typed and not value.size:
-        # The dtype of an empty array tells that it is of strings; an empty list has none.
+        # An empty array of strings is known by its dtype; an empty list has no dtype and becomes int64.
         return np.empty(value.shape, object)
     return leaf_array(what, value.reshape(-1).tolist()).reshape(value.shape)
 
@@ -69,7 +69,7 @@ def _objects(what: str, value: Any) -> Array:
         array = np.array(value, object)
     except ValueError as error:
         raise invalid(unequal) from error
-    # Most unequal lists give numpy an array of lists.
+    # Of most unequal lists numpy makes an array whose elements are lists.
     if any(issubclass(kind, (list, tuple)) for kind in set(map(type, array.reshape(-1).tolist()))):
         raise invalid(unequal)
     return array

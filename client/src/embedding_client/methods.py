@@ -1,4 +1,4 @@
-"""Makes a flow of calls from the arguments of a method, for both clients."""
+"""Converts the arguments of a client method to its flow of Calls, for EmbeddingClient and AsyncEmbeddingClient."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from embedding_client.types import Array, ModelMetadata, Outputs, TableDescripti
 
 
 class Methods:
-    """The methods of one model at one server. Concurrency: any thread.
+    """The client's methods for one model of one server, before any Call is sent. Concurrency: any thread.
 
     target: the server, for every method but `tables` and `rows`.
     tables_target: the server for `tables` and `rows`; None if it is target.
@@ -50,7 +50,7 @@ class Methods:
         signature: str,
         outputs: Sequence[str] | None,
     ) -> Flow[Outputs]:
-        """Returns the flow of a lookup; raises InvalidRequest."""
+        """Checks the arguments of lookup() and returns its flow; raises InvalidRequest."""
         return self._calls.lookup(
             lookup_ids(features, weights), _names(outputs), where(version, label), signature or "lookup"
         )
@@ -64,26 +64,26 @@ class Methods:
         signature: str,
         outputs: Sequence[str] | None,
     ) -> Flow[Outputs]:
-        """Returns the flow of a predict; raises InvalidRequest."""
+        """Checks the arguments of predict() and returns its flow; raises InvalidRequest."""
         return self._calls.predict(tensors(inputs), _names(outputs), where(version, label), signature)
 
     def tables(self, version: int | None, label: str | None) -> Flow[tuple[TableDescription, ...]]:
-        """Returns the flow of a list of tables; raises InvalidRequest."""
+        """Checks the arguments of tables() and returns its flow; raises InvalidRequest."""
         return self._tables_calls.tables(where(version, label))
 
     def rows(self, table: str, ids: Any, *, version: int | None, label: str | None) -> Flow[Array]:
-        """Returns the flow of a read of rows; raises InvalidRequest."""
+        """Checks the arguments of rows() and returns its flow; raises InvalidRequest."""
         array = to_array("ids", np.empty(0, np.int64) if isinstance(ids, (list, tuple)) and not ids else ids)
         if array.ndim != 1 or array.dtype.kind not in "iu":
             raise invalid(f"ids: expected a list or an array of integers, got {array.dtype} of rank {array.ndim}.")
         return self._tables_calls.rows(table, array, where(version, label))
 
     def status(self, version: int | None) -> Flow[tuple[VersionStatus, ...]]:
-        """Returns the flow of a status."""
+        """Returns the flow of status()."""
         return self._calls.status(version)
 
     def metadata(self, version: int | None, label: str | None) -> Flow[ModelMetadata]:
-        """Returns the flow of a metadata; raises InvalidRequest."""
+        """Checks the arguments of metadata() and returns its flow; raises InvalidRequest."""
         return self._calls.metadata(where(version, label))
 
 
@@ -92,7 +92,7 @@ def _calls(target: Target, model: str) -> Calls:
 
 
 def _names(outputs: Sequence[str] | None) -> Sequence[str]:
-    # A bare string is a sequence of its letters.
+    # A string is itself a Sequence[str], of its letters, so the type checker does not find this mistake.
     if isinstance(outputs, str):
         raise invalid(f"outputs: expected a list of names, got the string {outputs!r}.")
     return () if outputs is None else outputs

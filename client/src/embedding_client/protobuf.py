@@ -15,13 +15,13 @@ import numpy as np
 
 from embedding_client.types import Array
 
-# A field that is not a number is a part of its message; of a memoryview it is no copy.
+# The bytes of a message or of a field. A field of a memoryview is a view, not a copy.
 Buffer: TypeAlias = bytes | memoryview
 
 VARINT, BYTES = 0, 2
 _FIXED_BYTES = {1: 8, 5: 4}
 _SMALL = 128
-# A varint of 64 bits, seven to a byte.
+# Bytes of the longest varint: 64 bits, 7 in each byte.
 _MAX_VARINT_BYTES = 10
 _MASK64 = (1 << 64) - 1
 
@@ -58,17 +58,18 @@ def field(number: int, data: bytes) -> bytes:
 
 
 def fields(data: Buffer) -> Iterator[tuple[int, int | Buffer]]:
-    """Yields the number and the value of each field of a message: a varint as an integer, all others as a Buffer.
+    """Yields the number and the value of each field of a message: an int for a varint, a Buffer for all others.
 
     >>> list(fields(b"\\x08\\xac\\x02\\x12\\x01x"))
     [(1, 300), (2, b'x')]
 
     Raises:
-      ValueError: the bytes are no message.
+      ValueError: the bytes are no protobuf message.
     """
     position, end = 0, len(data)
     while position < end:
-        # Most varints are of one byte, and read here, because a call takes longer than all the rest.
+        # Varints of one byte, which most are, are read inline: calling read_varint would take longer than the rest of
+        # this loop.
         key = data[position]
         position += 1
         if key >= _SMALL:
@@ -133,7 +134,7 @@ def text(data: Buffer) -> str:
 
 
 def as_int(value: int | Buffer) -> int:
-    """Returns the int64 that a varint stands for; raises ValueError for a field of another kind.
+    """Converts a varint's value to int64; raises ValueError if the field holds bytes.
 
     >>> as_int(2**64 - 1)
     -1
@@ -151,7 +152,7 @@ def as_bytes(value: int | Buffer) -> Buffer:
 
 
 def read_varint(data: Buffer, position: int) -> tuple[int, int]:
-    """Returns the varint at a position and the position behind it; raises ValueError."""
+    """Reads the varint at a position; returns its value and the position after it. Raises ValueError."""
     value = 0
     for shift in range(0, 7 * _MAX_VARINT_BYTES, 7):
         if position >= len(data):
@@ -165,13 +166,13 @@ def read_varint(data: Buffer, position: int) -> tuple[int, int]:
 
 
 def varints(data: Buffer) -> Array:
-    """Returns [N] int64 of varints laid end to end, all at once.
+    """Decodes N varints laid end to end to [N] int64, with numpy instead of a loop.
 
     >>> varints(varint(300) + varint(2**64 - 1)).tolist()
     [300, -1]
 
     Raises:
-      ValueError: the last one is cut off, or one is too long.
+      ValueError: the last varint is cut off, or one is longer than 64 bits.
     """
     raw = np.frombuffer(data, np.uint8)
     ends = np.flatnonzero(raw < _SMALL)

@@ -1,6 +1,6 @@
-"""Decides whether and when to try again: only errors that may pass, after growing waits, within the deadline.
+"""Decides whether and when a call is tried again: only after retryable errors, with growing waits, within the timeout.
 
-It neither loops nor sleeps, so that the blocking and the asynchronous client share it.
+This module neither loops nor sleeps, so that the blocking and the asyncio client share it.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ class RetryPolicy:
     """How often and how soon a call is tried again.
 
     retries: tries after the first.
-    first_wait_s: the wait before the first retry. Waits double up to max_wait_s. Each is shortened by a random part of
-      up to a half, so that clients that failed together do not come back together.
+    first_wait_s: the wait before the first retry. Waits double up to max_wait_s. Each wait is shortened at random, by
+        up
+    to a half, so that clients that failed together do not retry together.
     """
 
     retries: int = 2
@@ -32,12 +33,12 @@ class RetryPolicy:
 
 
 class Attempts:
-    """The tries of one call. Concurrency: one caller at a time.
+    """Counts the tries of one call and computes the waits between them. Concurrency: one caller at a time.
 
     Args:
-      timeout_s: for all of them together, waits included.
-      clock: seconds, monotonic.
-      random: gives [0, 1).
+      timeout_s: the limit of all tries together, waits included.
+      clock: returns monotonic seconds.
+      random: returns a float of [0, 1).
     """
 
     __slots__ = ("_clock", "_deadline_s", "_number", "_policy", "_random")
@@ -53,8 +54,8 @@ class Attempts:
         self._deadline_s = clock() + timeout_s
         self._number = 0
 
-    def begin(self) -> float:
-        """Counts a try and returns how many seconds it has; 0 or less if the time is up."""
+    def start_try(self) -> float:
+        """Counts a new try and returns its timeout in seconds; 0 or less if timeout_s has passed."""
         self._number += 1
         return self._deadline_s - self._clock()
 
@@ -62,7 +63,8 @@ class Attempts:
         """Returns the seconds to wait before the next try: the server's Retry-After if it sent one.
 
         Raises:
-          EmbeddingError: the error itself, if another try is useless, is one too many, or would come too late.
+          EmbeddingError: `error` itself, if it is not retryable, no retries are left, or the wait would exceed
+          timeout_s.
         """
         error.attempts = self._number
         retry = self._number - 1
@@ -71,7 +73,7 @@ class Attempts:
         if error.retry_after_s is not None:
             wait_s = error.retry_after_s
         else:
-            # The exponent is bounded because 2.0**1024 overflows.
+            # The exponent has a bound because 2.0**1024 raises OverflowError.
             longest_s = min(self._policy.first_wait_s * 2.0 ** min(retry, 64), self._policy.max_wait_s)
             wait_s = longest_s * (1 - self._random() / 2)
         if self._clock() + wait_s >= self._deadline_s:

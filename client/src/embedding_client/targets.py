@@ -19,7 +19,7 @@ _FORMS = "host:port, grpc://host:port, http://host:port, grpcs://..., https://..
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """Certificates of a TLS connection, as PEM files.
+    """The PEM files of a TLS connection.
 
     ca_file: authorities that may sign the server's certificate; None: the system's (HTTP) or gRPC's own list (gRPC).
     cert_file, key_file: the client's own certificate for a server that asks for one; both or neither.
@@ -50,9 +50,9 @@ class Tls:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A parsed target.
+    """A parsed server address.
 
-    wire: the protocol.
+    wire: the protocol, "grpc" or "http".
     address: "host:port" or "unix:/path".
     host, port: "" and 0 for a Unix socket.
     """
@@ -68,16 +68,16 @@ class Target:
 
 
 def parse_target(text: str, tls: Tls | None = None) -> Target:
-    """Reads a target.
+    """Parses the address of a server.
 
     >>> parse_target("localhost:8500").wire, parse_target("http://[::1]:8501").host
     ('grpc', '::1')
 
     Args:
-      tls: None is Tls() if the scheme is grpcs or https, else no TLS.
+      tls: None means Tls() if the scheme is grpcs or https, else no TLS.
 
     Raises:
-      ValueError: the text has none of these forms, or asks for TLS over a Unix socket.
+      ValueError: the text is no such address, or asks for TLS over a Unix socket.
     """
     if text.startswith("unix:"):
         if tls is not None:
@@ -92,7 +92,7 @@ def parse_target(text: str, tls: Tls | None = None) -> Target:
         port = parts.port
     except ValueError:
         port = None
-    # A path, a query or a user name would be ignored by one wire or the other.
+    # Refused, because gRPC or HTTP would silently ignore a path, a query or a user name.
     is_plain = parts.path in ("", "/") and not parts.query and not parts.fragment and "@" not in parts.netloc
     if wire is None or not parts.hostname or not port or not is_plain:
         raise ValueError(f"target {text!r}: expected {_FORMS}")

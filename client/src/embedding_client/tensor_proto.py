@@ -25,16 +25,16 @@ from embedding_client.protobuf import (
 from embedding_client.types import Array
 
 try:
-    # Gives numpy bfloat16. It comes with TensorFlow; without it, bfloat16 outputs can not be read.
+    # ml_dtypes gives numpy a bfloat16 dtype, and comes with TensorFlow. Without it, bfloat16 outputs can not be read.
     import ml_dtypes
 except ImportError:
     ml_dtypes = None  # type: ignore[assignment]
 
 STRING = 7
 _BFLOAT16 = 14
-# A variable's reference type is its plain type plus this.
+# DataType has reference types of variables: the number of the plain type plus this offset.
 _REF_OFFSET = 100
-# By number: numpy's name, or the proto's in lower case if numpy has no such type.
+# Names of DataType numbers from 1 on: numpy's name, or the proto's in lower case if numpy has no such dtype.
 _NAMES: dict[int, str] = dict(
     enumerate(
         "float32 float64 int32 uint8 int16 int8 string complex64 int64 bool qint8 quint8 qint32 bfloat16 qint16 "
@@ -50,9 +50,9 @@ _VALUE_FIELDS: dict[int, int] = {
     **dict.fromkeys((3, 4, 5, 6, 17), 7),
     **{1: 5, 2: 6, 7: 8, 8: 9, 9: 10, 10: 11, 14: 13, 18: 12, 19: 13, 22: 16, 23: 17},
 }
-# Dtypes whose values are laid end to end as in memory; all others are varints.
+# DataTypes whose packed values have the layout of the array's memory; all others are varints.
 _FIXED = frozenset({1, 2, 8, 18})
-# Varints that hold the 16 bits of a number.
+# DataTypes of 16-bit floats: each value is a varint that holds its 16 bits.
 _HALVES = frozenset({_BFLOAT16, 19})
 _DTYPES: dict[int, np.dtype[Any]] = {
     number: np.dtype(_NAMES[number]) for number in _VALUE_FIELDS if number not in (STRING, _BFLOAT16)
@@ -61,13 +61,13 @@ if ml_dtypes is not None:
     _DTYPES[_BFLOAT16] = np.dtype(ml_dtypes.bfloat16)
 DTYPE_NUMBERS = {dtype: number for number, dtype in _DTYPES.items()}
 
-# Limit on elements of a tensor whose one value stands for all of them: 4 MiB of float32.
+# The largest tensor that one repeated value may fill: 2**20 elements, 4 MiB of float32.
 _MAX_SPREAD_ELEMENTS = 1 << 20
 _DTYPE, _SHAPE, _CONTENT, _STRING_VAL = 1, 2, 4, 8
 
 
 def dtype_name(number: int) -> str:
-    """Returns the name of a DataType number, for a reference that of its plain type.
+    """Returns the name of a DataType number; a reference type has the name of its plain type.
 
     >>> dtype_name(1), dtype_name(101), dtype_name(7), dtype_name(0)
     ('float32', 'float32', 'string', 'invalid')
@@ -76,7 +76,7 @@ def dtype_name(number: int) -> str:
 
 
 def dtype_of_proto_name(name: str) -> str:
-    """Returns the name of a dtype that JSON spells as the proto does.
+    """Returns the dtype's name for a DataType name such as "DT_FLOAT", which the metadata in JSON holds.
 
     >>> dtype_of_proto_name("DT_FLOAT"), dtype_of_proto_name("DT_INT64")
     ('float32', 'int64')
@@ -85,9 +85,10 @@ def dtype_of_proto_name(name: str) -> str:
 
 
 def decode_tensor(data: Buffer) -> Array:
-    """Returns the array of a TensorProto, writable; strings as objects (bytes).
+    """Decodes a TensorProto to a writable array; strings become objects (bytes).
 
-    Values may be fewer than the shape asks for: the last one is repeated, no value gives zeros, as in TensorFlow.
+    If the values are fewer than the shape's elements, the last value is repeated; without any value the array is zeros,
+    as in TensorFlow.
 
     Raises:
       ValueError: the bytes are no TensorProto, or its values do not fit its shape.
@@ -104,12 +105,12 @@ def decode_tensor(data: Buffer) -> Array:
         elif key == _CONTENT:
             content = as_bytes(value)
         else:
-            # Packed or one by one, the bytes of the values are the same.
+            # A repeated field may be packed or come value by value; joined, the bytes are the same.
             values.setdefault(key, []).append(varint(value) if isinstance(value, int) else value)
     if number != STRING and number not in _DTYPES:
         raise ValueError(f"its dtype {dtype_name(number)} can not be read")
     shape, size = _known_shape(bytes(shape_data))
-    # A value takes a byte at least, so only values that are spread over a shape can meet this limit.
+    # Every value sent takes a byte at least, so only a tensor of repeated values can exceed this limit.
     if size > max(len(data), _MAX_SPREAD_ELEMENTS):
         raise ValueError(f"its shape {list(shape)} has more elements than were sent")
     if number == STRING:
@@ -126,7 +127,7 @@ def decode_tensor(data: Buffer) -> Array:
 def decode_shape(data: Buffer) -> tuple[int | None, ...] | None:
     """Returns the sizes of a TensorShapeProto {dim = 2 {size = 1}, unknown_rank = 3}.
 
-    None stands for an unknown rank, and within the tuple for an unknown size.
+    None instead of the tuple is an unknown rank; None within the tuple is an unknown size.
     """
     if int_field(data, 3):
         return None
@@ -136,7 +137,7 @@ def decode_shape(data: Buffer) -> tuple[int | None, ...] | None:
 
 @lru_cache(maxsize=1024)
 def _known_shape(data: bytes) -> tuple[tuple[int, ...], int]:
-    """Returns the shape and its number of elements. Cached, because a server answers in few shapes."""
+    """Decodes a shape and counts its elements. Cached, because a server's answers have few different shapes."""
     shape = decode_shape(data)
     sizes = tuple(size for size in shape or () if size is not None)
     if shape is None or len(sizes) < len(shape):

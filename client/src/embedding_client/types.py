@@ -1,4 +1,4 @@
-"""Values that the client takes and returns: ragged ids, outputs, and descriptions of models.
+"""Values that the client accepts and returns: ragged ids, outputs, and descriptions of models.
 
 Legend for every shape in this package: B rows of a request, N ids in all its rows, K ids per row, D numbers per
 embedding.
@@ -63,7 +63,7 @@ class Outputs(dict[str, Array]):
 
 
 class State(IntEnum):
-    """State of a version; the numbers are the wire's.
+    """State of a model version, numbered as in ModelVersionStatus.State of the protocol.
 
     Source: tensorflow_serving/apis/get_model_status.proto (9d981c5).
     """
@@ -78,10 +78,10 @@ class State(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class VersionStatus:
-    """State of one version.
+    """State of one model version, and the error of its last load.
 
     code: a name of google.rpc.Code; "OK" unless the last load failed.
-    message: why it failed.
+    message: the error text of the failed load.
     """
 
     version: int
@@ -95,7 +95,7 @@ class TensorDescription:
     """One input or output of a signature.
 
     dtype: numpy's name, or "string".
-    shape: None if the rank is unknown; None within it if a size is.
+    shape: None if the rank is unknown; None in place of an unknown size.
     """
 
     dtype: str
@@ -104,7 +104,7 @@ class TensorDescription:
 
 @dataclass(frozen=True, slots=True)
 class SignatureDescription:
-    """A named callable of a model."""
+    """A named callable of a model, with its inputs and outputs."""
 
     method_name: str
     inputs: Mapping[str, TensorDescription]
@@ -132,8 +132,8 @@ class TableDescription:
 
     vocabulary_size: its number of rows.
     embedding_dim: D, the length of a row.
-    dtype: how the rows are stored; `rows` returns float32 whatever it is.
-    nbytes: its size in memory.
+    dtype: of the stored rows; the method `rows` returns float32 for every dtype.
+    nbytes: the table's size in memory.
     features: the features that look their ids up in it.
     """
 

@@ -1,5 +1,5 @@
-"""Servers to compare with, each a program of its own: `python -m loadtest.bench.baselines.NAME FOLDER`.
+"""Servers to compare with (baselines), each a separate program: `python -m loadtest.bench.baselines.NAME FOLDER`.
 
-Each answers the files of FOLDER named W*.grpc.answer or W*.json.answer, whatever it is asked, and writes its port as
-the first line of its output.
+Each returns the files W*.grpc.answer or W*.json.answer of FOLDER as constant answers, whatever the request's body is,
+and writes its port as the first line of its output.
 """

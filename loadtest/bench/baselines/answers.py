@@ -1,4 +1,4 @@
-"""Answers of the constant servers, by path."""
+"""Reads the constant answers of the baseline servers."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from pathlib import Path
 
 
 def constant_answers(kind: str) -> dict[str, bytes]:
-    """Reads `<workload>.<kind>.answer` of the folder on the command line: "/constant/<workload>" -> bytes."""
+    """Reads `<workload>.<kind>.answer` from the folder in sys.argv; returns bytes by path, "/constant/<workload>"."""
     folder = Path(sys.argv[1])
     return {f"/constant/{file.name.split('.')[0]}": file.read_bytes() for file in folder.glob(f"*.{kind}.answer")}
 
 
 def listening(port: int) -> None:
-    """Tells whoever started this program where it listens."""
+    """Prints the port on which this program listens, for the parent process."""
     sys.stdout.write(f"{port}\n")
     sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""A bare ASGI application under uvicorn: reads requests and returns bytes; under /orjson it parses and encodes too."""
+"""Serves constant answers with a bare ASGI application under uvicorn; the paths /orjson/* also process JSON."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from loadtest.bench.baselines.answers import constant_answers, listening
 
 
 class App:
-    """/constant/W answers bytes; /orjson/W reads JSON, and writes the same answer from float32 arrays each time."""
+    """ASGI application: /constant/W returns bytes; /orjson/W parses JSON and encodes the answer from float32 arrays."""
 
     def __init__(self) -> None:
         self._answers = constant_answers("json")
@@ -26,7 +26,7 @@ class App:
         }
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Answers one request."""
+        """Handles one HTTP request."""
         body = b""
         while True:
             message = await receive()
@@ -48,7 +48,7 @@ def _as_arrays(answer: dict[str, dict[str, Any]]) -> Any:
 
 
 def encode_alone() -> None:
-    """Times orjson's encoding of a workload's arrays: reads how many seconds to try, writes the seconds of one."""
+    """Times orjson's encoding of a workload's arrays: reads a duration from stdin, prints seconds per encoding."""
     arrays = App().arrays[f"/orjson/{sys.argv[2]}"]
     listening(0)
     for line in sys.stdin:
@@ -62,7 +62,7 @@ def encode_alone() -> None:
 
 
 async def serve(app: Any) -> None:
-    """Serves an application as the service serves its own: uvloop, httptools, no access log."""
+    """Serves an application with the service's settings: uvloop, httptools, no access log."""
     config = uvicorn.Config(app, http="httptools", ws="none", lifespan="off", access_log=False, log_config=None)
     listener = socket.create_server(("127.0.0.1", 0), backlog=2048)
     listening(listener.getsockname()[1])

@@ -1,4 +1,4 @@
-"""A FastAPI route that reads the request and returns bytes."""
+"""Serves constant answers with a FastAPI route that reads the request's body."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from loadtest.bench.baselines.asgi_constant import serve
 
 
 def create_app() -> FastAPI:
-    """Returns the application."""
+    """Returns the FastAPI application."""
     app = FastAPI()
     answers = constant_answers("json")
 

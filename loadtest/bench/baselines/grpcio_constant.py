@@ -1,4 +1,4 @@
-"""grpcio's threaded server with a handler that only returns bytes: the floor of any Python gRPC service."""
+"""Serves constant answers with grpcio's threaded server: the lowest cost of any Python gRPC service."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class _Constants(grpc.GenericRpcHandler):
 
 
 def main() -> None:
-    """Serves until killed."""
-    # As many threads as the service's own default, and no limit on sizes.
+    """Serves until the process is killed."""
+    # The service's default number of threads, and no limit on message sizes.
     server = grpc.server(
         ThreadPoolExecutor(8),
         handlers=[_Constants(constant_answers("grpc"))],

@@ -1,4 +1,4 @@
-"""The same answers from Rust: `native/examples/constant.rs`, compiled here on need, in place of this process."""
+"""Serves constant answers from Rust: compiles `native/examples/constant.rs` if necessary and executes it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _NATIVE = Path(__file__).parents[3] / "native"
 
 
 def main() -> None:
-    """Builds the program, then becomes it: FOLDER and KIND come from the command line."""
+    """Builds the program and replaces this process by it; FOLDER and KIND come from the command line."""
     build = ["cargo", "build", "--quiet", "--release", "--locked", "--example", "constant"]
     subprocess.run(build, cwd=_NATIVE, check=True, stdout=sys.stderr)
     target = Path(os.environ.get("CARGO_TARGET_DIR", _NATIVE / "target"))

@@ -1,5 +1,5 @@
-"""A closed-loop load generator: N connections, each with M requests always on their way, compiled by numba.
+"""A closed-loop load generator compiled by numba: N connections, each always with M requests in flight.
 
-One core of it must ask for more than any one core of a server can answer. The loops therefore call the C library
-themselves and hold no Python object; what they know lies in arrays, so that a run can be stopped and gone on with.
+One core of the generator must send more than one core of any server can answer. So the loops call the C library
+directly and use no Python objects; their state is in arrays, so that a run can be stopped and continued.
 """

@@ -23,13 +23,13 @@ def now_ns(clock):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True)
 def receive(fd, buffer):  # type: ignore[no-untyped-def]
-    """Reads what is there into a byte buffer: how many, 0 at the connection's end, -1 where nothing is there."""
+    """Reads into a byte buffer; returns the number of bytes, 0 at the connection's end, -1 if none are there."""
     return _recv(fd, buffer.ctypes.data, buffer.shape[0], _DONT_WAIT)
 
 
 @njit(cache=True, nogil=True)
 def send_some(fd, buffer, begin, end):  # type: ignore[no-untyped-def]
-    """Writes what the kernel takes of buffer[begin:end]; returns where the rest begins."""
+    """Writes as much of buffer[begin:end] as the kernel accepts; returns the start of the rest."""
     sent = _send(fd, buffer.ctypes.data + begin, end - begin, _DONT_WAIT | _NO_SIGNAL)
     return begin + sent if sent > 0 else begin
 

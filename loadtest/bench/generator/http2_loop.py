@@ -1,7 +1,7 @@
-"""The HTTP/2 client's hot loop: gRPC calls with one message each way.
+"""The HTTP/2 client's hot loop: sends unary gRPC calls.
 
-Flow control is kept both ways: requests wait for the server's windows, and the connection's window is given back. Of an
-answer's headers only the end of the stream matters: a call that fails has no message, so its size is the wrong one.
+Flow control works in both directions: requests wait for the server's windows, and the client sends WINDOW_UPDATEs for
+the connection. Answer headers are not parsed: a failed call has no message, so the size of its answer is wrong.
 
 Source: RFC 9113, sections 4.1 (frames), 6 (their types) and 6.9 (flow control).
 """
@@ -25,19 +25,19 @@ from loadtest.bench.generator.latencies import record
 DATA, HEADERS, RESET, SETTINGS, PING, GOAWAY, WINDOW_UPDATE = 0, 1, 3, 4, 6, 7, 8
 _END_STREAM, _ACK = 1, 1
 _INITIAL_WINDOW, _MAX_FRAME = 4, 5
-# What the largest window leaves room for: given back when half of it is used.
+# Received bytes after which the connection's WINDOW_UPDATE is sent: half of the largest window.
 _GIVE_BACK = 1 << 30
 
-# Columns of a connection's row.
+# Columns of a connection's state.
 FD, HAVE, SKIP, ENDING, OUT_BEGIN, OUT_END, WINDOW, PEER_WINDOW, PEER_FRAME, UNRETURNED, NEXT_ID = range(11)
 CONNECTION_COLUMNS = 11
-# Columns of a stream's row.
+# Columns of a stream's state.
 ID, STARTED, VARIANT, SENT, STREAM_WINDOW, RECEIVED = range(6)
 STREAM_COLUMNS = 6
-# What is counted.
+# Positions of the counters.
 DONE, WRONG, BROKEN, IN_FLIGHT, NEXT_VARIANT = range(5)
 NUM_COUNTS = 5
-# Control frames are kept whole; SETTINGS of a hundred entries still fit.
+# Bytes of the buffer for a control frame that came in parts; SETTINGS of a hundred entries fit.
 CARRY_BYTES = 1024
 
 
@@ -67,7 +67,7 @@ def _frame(row, out, length, kind, flags, stream_id):  # type: ignore[no-untyped
 
 @njit(cache=True, nogil=True)
 def _pump(row, stream, out, body, size):  # type: ignore[no-untyped-def]
-    # Sends of a request what the windows take.
+    # Queues as much of a request's DATA as the windows allow.
     while stream[SENT] < size:
         chunk = min(size - stream[SENT], row[PEER_FRAME], row[WINDOW], stream[STREAM_WINDOW])
         if chunk <= 0:
@@ -98,7 +98,7 @@ def _start(row, stream, out, heads, head_sizes, bodies, sizes, counts, now):  # 
     if row[OUT_BEGIN] == row[OUT_END]:
         row[OUT_BEGIN] = row[OUT_END] = 0
     elif row[OUT_BEGIN] > 0:
-        # The room behind what is not sent yet must take all that may come.
+        # Move unsent bytes to the start of the buffer, so that a whole request fits after them.
         waiting = row[OUT_END] - row[OUT_BEGIN]
         for i in range(waiting):
             out[i] = out[row[OUT_BEGIN] + i]
@@ -115,7 +115,7 @@ def _settings(row, streams, out, carry, length, bodies, sizes):  # type: ignore[
     for at in range(9, 9 + length - 5, 6):
         name, value = _get(carry, at, 2), _get(carry, at + 2, 4)
         if name == _MAX_FRAME:
-            # Larger frames than the smallest maximum gain nothing and cost room.
+            # At most 64 KB: larger frames gain nothing and need larger buffers.
             row[PEER_FRAME] = min(value, 65536)
         elif name == _INITIAL_WINDOW:
             for s in range(streams.shape[0]):
@@ -155,7 +155,7 @@ def _finish(row, stream, out, heads, head_sizes, bodies, sizes, expected, counts
 def _read(
     row, streams, out, carry, data, n, heads, head_sizes, bodies, sizes, expected, counts, histogram, now, goes_on
 ):  # type: ignore[no-untyped-def]
-    # Goes through n received bytes; False where the server refused something.
+    # Parses n received bytes; returns False if the server reset a stream or closed the connection.
     at = 0
     while at < n:
         if row[SKIP] > 0:
@@ -230,10 +230,11 @@ def run(
     """Asks and counts for a time; without goes_on until nothing is on its way.
 
     Args:
-      connections: [C, CONNECTION_COLUMNS] int64; streams: [C, M, STREAM_COLUMNS] int64, ID 0 is a free one.
-      outs: [C, room for M requests twice] uint8; carries: [C, CARRY_BYTES] uint8; data: [any] uint8, scratch.
-      waiting: [C, 2] int32, as c_library.wait_for_any has it.
-      heads: [H, longest] uint8 with head_sizes: [H], header blocks that requests have in turn.
+      connections: [C, CONNECTION_COLUMNS] int64; streams: [C, M, STREAM_COLUMNS] int64, ID 0 means unused.
+      outs: [C, bytes of M requests twice] uint8, send buffers; carries: [C, CARRY_BYTES] uint8; data: [any] uint8,
+          scratch.
+      waiting: [C, 2] int32, the argument of c_library.wait_for_any.
+      heads: [H, longest] uint8 with head_sizes: [H], header blocks that requests use in turn.
       bodies: [K, longest] uint8 with sizes: [K]; expected: [K] bytes of DATA.
       counts: [NUM_COUNTS] int64; histogram: [NUM_BUCKETS] int64.
     """

@@ -1,4 +1,4 @@
-"""A histogram of latencies with 32 buckets per doubling, so that any quantile is known to 2.2 %."""
+"""A histogram of latencies with 32 buckets per doubling, so that any quantile is accurate to 2.2 %."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def record(histogram, nanoseconds):  # type: ignore[no-untyped-def]
 
 
 def quantile_ms(histogram: np.ndarray[Any, Any], share: float) -> float:
-    """Returns the latency that a share of all does not exceed, in milliseconds; NaN where there are none."""
+    """Returns a quantile of the latencies in milliseconds; NaN if there are none."""
     total = int(histogram.sum())
     if not total:
         return math.nan

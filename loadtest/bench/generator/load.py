@@ -1,4 +1,4 @@
-"""Drives one server with one kind of request: connects, warms up, measures, and lets what is on its way end."""
+"""Drives one server with one kind of request: connects, warms up, measures, and waits for requests in flight."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ _LARGEST_WINDOW = 2**31 - 1
 
 
 class LoadError(Exception):
-    """The server closed a connection, refused a call, or answered something else than it should."""
+    """The server closed a connection, refused a call, or sent an answer of the wrong size."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Requests of a load, sent again and again, one variant after the other.
+    """The requests of a load, sent again and again, one variant after the other.
 
     Args:
-      bodies: gRPC messages, or HTTP bodies, each asked in turn.
-      expected: how many bytes each of their answers has, as a message or a body.
-      path: the method's.
-      headers: of each body over HTTP, beside host and content-length.
-      fields: over gRPC, more fields of a header block, encoded; requests have them in turn.
+      bodies: gRPC messages or HTTP bodies, one per variant.
+      expected: number of bytes in the answer to each variant, of the message or body.
+      path: path of the gRPC method or HTTP route.
+      headers: HTTP headers of each body in addition to host and content-length.
+      fields: over gRPC, encoded header fields in addition to gRPC's own; requests use them in turn.
     """
 
     is_grpc: bool
@@ -46,7 +46,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Shot:
-    """One measured time. busy: the share of a core that the generator used; at 1 it is what was measured."""
+    """The figures of one measured round. busy: share of a core that the generator used; at 1 it was the bottleneck."""
 
     requests_per_s: float
     p50_ms: float
@@ -66,7 +66,7 @@ def drive(
     warm_s: float,
     server_cpu_s: Callable[[], float],
 ) -> Shot:
-    """Measures one round; raises LoadError at the first answer that is not as long as it should be."""
+    """Measures one round; raises LoadError at the first answer of a wrong size."""
     sockets = [socket.create_connection(("127.0.0.1", port)) for _ in range(connections)]
     try:
         for sock in sockets:
@@ -126,7 +126,7 @@ def _http2(ask: Ask, sockets: list[socket.socket], streams: int) -> Callable[...
 
 def _http1(ask: Ask, sockets: list[socket.socket], streams: int) -> Callable[..., None]:
     if streams != 1:
-        raise ValueError("HTTP/1.1 has one request on a connection at a time")
+        raise ValueError("HTTP/1.1 allows one request at a time on a connection")
     whole = []
     for body, headers in zip(ask.bodies, ask.headers, strict=True):
         lines = [f"POST {ask.path} HTTP/1.1", "host: 127.0.0.1", f"content-length: {len(body)}"]

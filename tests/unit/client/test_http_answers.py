@@ -41,7 +41,7 @@ def test_what_lies_between_has_codes_too(status: int, code: str) -> None:
 
 @pytest.mark.parametrize(
     ("body", "text"),
-    [(b"", "HTTP status 503 without a text."), (b'{"error": 5}', '{"error": 5}'), (b"[]", "[]"), (b"\xff", "�")],
+    [(b"", "HTTP status 503 without an error text."), (b'{"error": 5}', '{"error": 5}'), (b"[]", "[]"), (b"\xff", "�")],
 )
 def test_any_body_makes_a_text(body: bytes, text: str) -> None:
     with pytest.raises(EmbeddingError) as caught:

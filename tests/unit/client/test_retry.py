@@ -26,7 +26,7 @@ def test_waits_double_up_to_the_longest_and_are_cut_at_random(clock: Clock, chan
     tries = attempts(clock, chance=chance)
     got = []
     for _ in waits:
-        tries.begin()
+        tries.start_try()
         got.append(tries.wait_s(unavailable()))
     assert got == pytest.approx(waits)
 
@@ -34,9 +34,9 @@ def test_waits_double_up_to_the_longest_and_are_cut_at_random(clock: Clock, chan
 def test_after_the_last_retry_the_error_comes_out_with_its_count(clock: Clock) -> None:
     tries, last = attempts(clock), unavailable()
     for _ in range(3):
-        tries.begin()
+        tries.start_try()
         tries.wait_s(unavailable())
-    tries.begin()
+    tries.start_try()
     with pytest.raises(EmbeddingError) as caught:
         tries.wait_s(last)
     assert caught.value is last
@@ -47,7 +47,7 @@ def test_after_the_last_retry_the_error_comes_out_with_its_count(clock: Clock) -
 @pytest.mark.parametrize("code", CODES)
 def test_nothing_else_is_tried_again(clock: Clock, code: str) -> None:
     tries = attempts(clock)
-    tries.begin()
+    tries.start_try()
     with pytest.raises(EmbeddingError) as caught:
         tries.wait_s(error_of(code, "no"))
     assert caught.value.attempts == 1
@@ -56,14 +56,14 @@ def test_nothing_else_is_tried_again(clock: Clock, code: str) -> None:
 
 def test_no_retries_means_one_try(clock: Clock) -> None:
     tries = attempts(clock, policy=RetryPolicy(0))
-    tries.begin()
+    tries.start_try()
     with pytest.raises(EmbeddingError):
         tries.wait_s(unavailable())
 
 
 def test_what_the_server_asks_for_goes_before_the_policy(clock: Clock) -> None:
     tries = attempts(clock)
-    tries.begin()
+    tries.start_try()
     assert tries.wait_s(unavailable(retry_after_s=7)) == 7
 
 
@@ -72,22 +72,22 @@ def test_a_wait_that_ends_after_the_deadline_is_not_begun(
     clock: Clock, retry_after_s: float | None, first_wait_s: float
 ) -> None:
     tries = attempts(clock, timeout_s=10, policy=RetryPolicy(3, first_wait_s, 20))
-    tries.begin()
+    tries.start_try()
     with pytest.raises(EmbeddingError, match="UNAVAILABLE"):
         tries.wait_s(unavailable(retry_after_s))
 
 
 def test_all_tries_share_one_deadline(clock: Clock) -> None:
     tries = attempts(clock, timeout_s=10)
-    assert tries.begin() == 10
+    assert tries.start_try() == 10
     clock.now_s += 4
-    assert tries.begin() == 6
+    assert tries.start_try() == 6
 
 
 def test_many_retries_overflow_nothing(clock: Clock) -> None:
     tries = attempts(clock, timeout_s=1e9, policy=RetryPolicy(5000, 0.1, 2))
     for _ in range(5000):
-        tries.begin()
+        tries.start_try()
         assert tries.wait_s(unavailable()) <= 2
 
 

@@ -1,4 +1,4 @@
-"""A served toy version whose rows can be changed, and the hand that drives what follows its deltas."""
+"""Fixtures of the delta tests: a served toy version whose rows tests change by deltas."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.toy_model import write_toy_model
 
 @dataclass
 class Served:
-    """Version 1 of model "toy", as an engine serves it."""
+    """Version 1 of model "toy", served by an engine that applies its deltas."""
 
     version: Path
     journal: Path | None
@@ -38,13 +38,13 @@ class Served:
 
     @property
     def deltas(self) -> VersionDeltas:
-        """The deltas of the version."""
+        """The object that applies the version's deltas."""
         (holder,) = self.registry.holders()
         assert isinstance(holder.servable.deltas, VersionDeltas)
         return holder.servable.deltas
 
     def look(self) -> bool:
-        """Looks for deltas until nothing is left, or requests are in the way; returns which."""
+        """Applies deltas until none is left; returns False if running requests prevent that."""
         for _ in range(5):
             (holder,) = self.registry.holders()
             if self.deltas.catch_up(holder, self.registry.replace):
@@ -52,18 +52,18 @@ class Served:
         return False
 
     def drop(self, sequence: int, table: str, ids: Sequence[int], rows: Sequence[Sequence[float]]) -> None:
-        """Puts a delta file into the version's folder."""
+        """Writes a delta file into the version's folder."""
         drop(self.version, sequence, delta_bytes(self.version, sequence, table, ids, rows))
 
     def rows(self, table: str, *ids: int) -> list[list[float]]:
-        """Returns rows as the engine does."""
+        """Reads rows of a table through the engine."""
         found: list[list[float]] = self.engine.table_rows(ModelRef("toy"), table, np.array(ids)).rows.tolist()
         return found
 
 
 @pytest.fixture
 def serve(tmp_path: Path) -> Callable[..., Served]:
-    """Serves a toy version; again, as after a restart."""
+    """Returns a function that serves a toy version; a second call is like a restart of the server."""
 
     def start(*, journal: bool = False, dtype: str = "float32") -> Served:
         if not (tmp_path / "1").exists():

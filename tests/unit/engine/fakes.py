@@ -1,4 +1,4 @@
-"""Servables made of nothing, for tests of what holds and swaps them."""
+"""Servables without models, for tests of the code that holds and swaps them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from service.types import Array, SignatureSpec, Tensors, TensorSpec
 
 
 class FakeBackend:
-    """Answers what it is told to and remembers what it was asked."""
+    """A backend that returns given outputs and records its calls."""
 
     def __init__(self, answer: Callable[[Tensors], dict[str, Array]] | None = None) -> None:
         self.runs: list[tuple[str, dict[str, Array], tuple[str, ...]]] = []
@@ -20,13 +20,13 @@ class FakeBackend:
         self._answer = answer or (lambda inputs: {"y": inputs["x"] * 2, "z": inputs["x"] * 3})
 
     def run(self, signature_name: str, inputs: Tensors, outputs: tuple[str, ...]) -> dict[str, Array]:
-        """Keeps the call and gives the outputs asked for."""
+        """Records the call and returns the requested outputs."""
         self.runs.append((signature_name, dict(inputs), outputs))
         answer = self._answer(inputs)
         return {name: answer[name] for name in outputs}
 
     def takes(self, seconds: float, clock: Any) -> None:
-        """Makes each run from now on move a clock."""
+        """Makes each later run advance a clock."""
         answer = self._answer
 
         def slow(inputs: Tensors) -> dict[str, Array]:
@@ -36,12 +36,12 @@ class FakeBackend:
         self._answer = slow
 
     def close(self) -> None:
-        """Counts."""
+        """Counts the calls of close()."""
         self.closed += 1
 
 
 def predict_spec(name: str = "serving_default", **inputs: TensorSpec) -> SignatureSpec:
-    """Returns a predict signature x -> y, z unless other inputs are given."""
+    """Returns a predict signature with outputs y and z, and the input x unless others are given."""
     return SignatureSpec(
         name=name,
         kind="predict",

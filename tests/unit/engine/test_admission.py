@@ -7,7 +7,7 @@ import pytest
 from service.engine.admission import Admission, Held, Reservation
 from service.engine.admission_limits import Limits
 from service.errors import Overloaded, PayloadTooLarge
-from tests.unit.engine.told import Told
+from tests.unit.engine.recording_admission import RecordingAdmission
 
 
 def filled(admission: Admission, model: str, size: int) -> int:
@@ -32,8 +32,8 @@ def test_a_model_alone_gets_four_fifths_and_the_next_ones_find_room() -> None:
 
 
 def test_a_refusal_names_the_limit_and_is_counted_with_model_and_reason() -> None:
-    told = Told()
-    admission = Admission(Limits(bytes=100, rows=10), told)
+    observer = RecordingAdmission()
+    admission = Admission(Limits(bytes=100, rows=10), observer)
     admission.reserve("a", 8, 50)
     with pytest.raises(Overloaded, match="8 rows are in flight, its limit is 10"):
         admission.reserve("b", 3, 0)
@@ -41,7 +41,7 @@ def test_a_refusal_names_the_limit_and_is_counted_with_model_and_reason() -> Non
         admission.reserve("b", 1, 51)
     with pytest.raises(Overloaded, match="50 bytes"):
         admission.check_bytes("b", 51)
-    assert told.refusals == [("b", "rows"), ("b", "bytes"), ("b", "bytes")]
+    assert observer.refusals == [("b", "rows"), ("b", "bytes"), ("b", "bytes")]
 
 
 def test_what_never_fits_is_the_clients_fault() -> None:

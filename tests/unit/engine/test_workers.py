@@ -12,7 +12,7 @@ from service.engine.admission import Admission
 from service.engine.admission_limits import Limits
 from service.engine.workers import Job, Workers
 from service.errors import DeadlineExceeded, NotReady, Overloaded, ServiceError
-from tests.unit.engine.told import Told
+from tests.unit.engine.recording_admission import RecordingAdmission
 
 PATIENCE_S = 60
 
@@ -22,9 +22,9 @@ class Pool:
 
     def __init__(self, **limits: Any) -> None:
         self.now_s = 0.0
-        self.told = Told()
+        self.observer = RecordingAdmission()
         self.workers = Workers(
-            1, name="test", admission=Admission(Limits(**limits), self.told), clock=lambda: self.now_s
+            1, name="test", admission=Admission(Limits(**limits), self.observer), clock=lambda: self.now_s
         )
         self.ran: list[str] = []
         self.errors: list[ServiceError] = []
@@ -117,7 +117,7 @@ def test_the_queue_is_bounded_and_a_flood_leaves_places_for_others(make: Callabl
     pool.add("other")
     with pytest.raises(Overloaded):
         pool.add("other")
-    assert pool.told.refusals == [("flood", "queue"), ("other", "queue")]
+    assert pool.observer.refusals == [("flood", "queue"), ("other", "queue")]
 
 
 def test_what_would_wait_too_long_is_refused_at_once(make: Callable[..., Pool]) -> None:
@@ -132,7 +132,7 @@ def test_what_would_wait_too_long_is_refused_at_once(make: Callable[..., Pool]) 
         pool.add("a")
     # In turns, one of a's is before the first of another model.
     pool.add("b")
-    assert pool.told.refusals == [("a", "wait")]
+    assert pool.observer.refusals == [("a", "wait")]
 
 
 def test_one_long_run_does_not_make_the_next_ones_be_refused(make: Callable[..., Pool]) -> None:
@@ -162,7 +162,7 @@ def test_a_deadline_that_can_not_be_kept_is_told_at_once(make: Callable[..., Poo
     with pytest.raises(Overloaded):
         pool.add("a", deadline_s=pool.now_s + 1.0)
     pool.add("a", deadline_s=pool.now_s + 2.0)
-    assert pool.told.refusals == [("a", "deadline")]
+    assert pool.observer.refusals == [("a", "deadline")]
 
 
 def test_work_whose_deadline_passed_while_it_waited_is_not_begun(make: Callable[..., Pool]) -> None:
@@ -173,7 +173,7 @@ def test_work_whose_deadline_passed_while_it_waited_is_not_begun(make: Callable[
     pool.let_go(late, fine)
     assert pool.ran == ["fine"]
     assert isinstance(late.exception(), DeadlineExceeded)
-    assert pool.told.refusals == [("a", "deadline")]
+    assert pool.observer.refusals == [("a", "deadline")]
 
 
 def test_work_that_waited_far_too_long_is_not_begun_while_there_is_other(make: Callable[..., Pool]) -> None:
@@ -214,7 +214,7 @@ def test_waits_of_what_ran_are_told(make: Callable[..., Pool]) -> None:
     job = pool.add("a")
     pool.now_s = 0.25
     pool.let_go(job)
-    assert ("a", 0.25) in pool.told.waits
+    assert ("a", 0.25) in pool.observer.waits
 
 
 def test_where_the_system_gives_no_thread_work_is_refused_until_it_does(

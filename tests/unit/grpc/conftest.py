@@ -1,4 +1,4 @@
-"""The engine and the model of the HTTP tests, for the gRPC tests."""
+"""Fixtures of the gRPC tests: the engine and the model of the HTTP tests."""
 
 from __future__ import annotations
 

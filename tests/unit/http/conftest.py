@@ -1,4 +1,4 @@
-"""An engine over one small model computed with numpy, and a client for the HTTP application."""
+"""Fixtures of the HTTP tests: an engine over a small numpy model, and a client of the HTTP application."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TABLE = np.arange(8, dtype=np.float32).reshape(4, 2)
 
 @dataclass
 class NumpyModel:
-    """Computes signatures of model "m" (see specs) and can be told to fail or to wait.
+    """A backend that computes the signatures of model "m" (see specs); tests can make it fail or wait.
 
     serving_default: x -> y = 2 x + 1, z = x as an integer.
     lookup: user -> its row of TABLE; tags (ragged) -> sum of its rows.
@@ -61,11 +61,11 @@ class NumpyModel:
         return {name: results[name] for name in outputs if name in results}
 
     def close(self) -> None:
-        """Nothing to free."""
+        """Does nothing: the model has no resources."""
 
 
 class NumpyTable:
-    """TABLE as a service.types.Table."""
+    """The array TABLE behind the interface service.types.Table."""
 
     info = TableInfo("t", 4, 2, "float32", TABLE.nbytes, ("tags", "user"))
 
@@ -97,13 +97,13 @@ def specs() -> dict[str, SignatureSpec]:
 
 @pytest.fixture
 def model() -> NumpyModel:
-    """The model behind the engine; tests tell it how to behave."""
+    """Makes the numpy model, which tests can make fail or wait."""
     return NumpyModel()
 
 
 @pytest.fixture
 def registry(model: NumpyModel) -> Registry:
-    """Version 3 of model "m", and model "late", which has no version yet."""
+    """Makes a registry of version 3 of model "m", and of model "late", which has no version yet."""
     registry = Registry(lambda name, status: None)
     registry.add_model("m")
     registry.start("m", 3)
@@ -113,13 +113,13 @@ def registry(model: NumpyModel) -> Registry:
 
 @pytest.fixture
 def engine(registry: Registry, observer: RecordingObserver) -> Engine:
-    """The engine over the registry, on the real clock."""
+    """Makes the engine over the registry, with the real clock."""
     return Engine(registry, observer)
 
 
 @dataclass
 class Http:
-    """Sends requests to an application in this process, each on an event loop of its own unless sent together."""
+    """Sends requests to an application in this process, each on its own event loop unless sent together."""
 
     app: FastAPI
 
@@ -128,7 +128,7 @@ class Http:
         return self.together([lambda client: client.request(method, path, **options)])[0]
 
     def together(self, sends: list[Callable[[httpx.AsyncClient], Any]]) -> list[httpx.Response]:
-        """Sends several requests at once; answers in their order."""
+        """Sends several requests concurrently; returns the answers in the requests' order."""
 
         async def run() -> list[httpx.Response]:
             transport = httpx.ASGITransport(self.app, raise_app_exceptions=False)
@@ -148,7 +148,7 @@ class Http:
 
 @pytest.fixture
 def make_http(engine: Engine) -> Iterator[Callable[..., Http]]:
-    """Builds applications with other settings; their threads end with the test."""
+    """Returns a function that builds applications with given settings; stops their threads after the test."""
     apps: list[FastAPI] = []
 
     def make(**settings: Any) -> Http:
@@ -173,18 +173,18 @@ async def _shut_down(app: FastAPI) -> None:
 
 @pytest.fixture
 def http(make_http: Callable[..., Http]) -> Http:
-    """The application as it is by default."""
+    """Makes a client of the application with default settings."""
     return make_http()
 
 
 async def chunks(*pieces: bytes) -> AsyncIterator[bytes]:
-    """A body without a declared length."""
+    """Returns a request body without a declared length."""
     for piece in pieces:
         yield piece
 
 
 def error_text(response: httpx.Response) -> str:
-    """Returns an error's text and checks that there is nothing beside it."""
+    """Returns an error answer's text, and checks that the answer has no other key."""
     document = response.json()
     assert response.headers["content-type"] == "application/json"
     assert list(document) == ["error"] and isinstance(document["error"], str)
@@ -192,7 +192,7 @@ def error_text(response: httpx.Response) -> str:
 
 
 def all_errors(base: type[ServiceError] = ServiceError) -> list[type[ServiceError]]:
-    """Returns ServiceError and all classes below it, of the service only."""
+    """Returns ServiceError and all its subclasses in the service."""
     classes = [base]
     for cls in base.__subclasses__():
         if cls.__module__.startswith("service."):

@@ -72,7 +72,7 @@ def test_failures_are_counted_until_the_run_is_interrupted() -> None:
     tally.failed("lookup", "INTERNAL\n oops")
     interrupted.set()
     tally.failed("lookup", "UNAVAILABLE")
-    window = tally.take()
+    window = tally.next_window()
     assert (window.requests, window.failures) == ({"lookup": 3}, {"lookup": 2})
     assert {why: count for why, (count, _) in tally.problems.items()} == {"lookup: INTERNAL oops": 2}
-    assert tally.take() == Window()
+    assert tally.next_window() == Window()

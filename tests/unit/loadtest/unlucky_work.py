@@ -1,17 +1,17 @@
-"""Work for a child process, one piece of which fails and another ends the process."""
+"""A program for tests of child_process: one of its names raises an error, another kills the process."""
 
 from __future__ import annotations
 
 import os
 import sys
 
-from loadtest.foreign.child_process import tell
+from loadtest.foreign.child_process import write_result
 
 SECONDS = {"fine": 1, "slow": 9}
 
 
 def work(name: str) -> dict[str, int]:
-    """Looks a name up; "fatal" ends the process without a word."""
+    """Looks up a name; "fatal" ends the process without output."""
     if name == "fatal":
         sys.stderr.write("no memory is left")
         sys.stderr.flush()
@@ -21,4 +21,4 @@ def work(name: str) -> dict[str, int]:
 
 if __name__ == "__main__":
     for argument in sys.argv[1:]:
-        tell(argument, lambda name=argument: work(name))
+        write_result(argument, lambda name=argument: work(name))

@@ -1,4 +1,4 @@
-"""Small ratings that every test may read."""
+"""Fixtures of the model_export tests: small ratings that every test may read."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ from model_export.demo.synthetic import synthetic_ratings
 
 @pytest.fixture(scope="session")
 def ratings() -> RatingData:
-    """The synthetic data set, smaller than its default."""
+    """Returns a synthetic data set that is smaller than the default one."""
     return synthetic_ratings(num_users=20, num_films=30, num_ratings=400)

@@ -1,4 +1,4 @@
-"""Requests to report, and what a text says of them."""
+"""Reports requests to metrics, and reads the metrics' text."""
 
 from __future__ import annotations
 
@@ -23,5 +23,5 @@ def finish(metrics: Metrics, version: int | None = 1, error: BaseException | Non
 
 
 def read(metrics: Metrics) -> dict[str, Family]:
-    """Returns the families of the text."""
+    """Returns the metric families of the exposition text."""
     return read_exposition(metrics.render()[0].decode())

@@ -1,4 +1,4 @@
-"""Runs tests of lookups over both implementations of what they are made of."""
+"""Runs the tests of tables with both implementations of kernels: numpy and the native core."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ IMPLEMENTATIONS = [
 ]
 
 
-# Tests of maps, which no kernel reads.
+# Test modules of maps, which use no kernels.
 WITHOUT_KERNELS = ("test_guarded_files", "test_huge_pages", "test_page_table", "test_verification")
 
 
@@ -33,7 +33,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def implementation(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Makes kernels and indexes those of one implementation; leaves them as they are in a module without kernels."""
+    """Selects one implementation of kernels and indexes; does nothing in a module without kernels."""
     if not hasattr(request, "param"):
         yield ""
         return

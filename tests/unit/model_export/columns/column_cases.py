@@ -1,6 +1,6 @@
-"""Columns of every categorical kind with one batch of features, and what their lookups give by hand.
+"""Columns of every categorical kind with one batch of features, and the expected results of their lookups.
 
-The rows are spelled as ids of the table, beside the features that become those ids; V is 6 and D is 3 for all of them.
+The rows are lists of ids of the table; the features are values that become those ids. V is 6 and D is 3 for all tables.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NUMBERS = [10, 11, 12, 13, 14, 15]
 
 
 def table_initializer(shape: Any, dtype: Any = None, partition_info: Any = None) -> Any:
-    """The table of all columns, whatever its variable is called."""
+    """Initializes the table of every column with the same numbers."""
     from model_export.tensorflow_setup import tf
 
     assert list(shape) == [V, D]
@@ -31,14 +31,14 @@ def table_initializer(shape: Any, dtype: Any = None, partition_info: Any = None)
 
 
 def weights_of(rows: list[list[int]]) -> list[list[float]]:
-    """A weight for each id: fractions, and from the fourth row on also 0 and below."""
+    """Returns a weight for each id: fractions, and from the fourth row on also 0 and negative weights."""
     choices = [0.5, 2.0, 1.5, -1.0, 0.0, 0.25, 3.0]
     count = iter(range(1000))
     return [[choices[next(count) % (3 if r < 3 else 7)] for _ in row] for r, row in enumerate(rows)]
 
 
 def sparse(rows: list[list[Any]], dtype: Any) -> Any:
-    """Rows as a SparseTensor."""
+    """Converts rows of ids to a SparseTensor."""
     from model_export.tensorflow_setup import tf
 
     indices = [[r, c] for r, row in enumerate(rows) for c in range(len(row))]
@@ -49,7 +49,7 @@ def sparse(rows: list[list[Any]], dtype: Any) -> Any:
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of categorical column and the features that make rows of ids of it."""
+    """One kind of categorical column, with features from which the column makes the rows of ids."""
 
     column: Any
     features: Callable[[list[list[int]]], dict[str, Any]]
@@ -57,7 +57,7 @@ class Kind:
 
 
 def kinds(folder: Path) -> dict[str, Kind]:
-    """Every categorical column that is not a sequence, each with a key of its own."""
+    """Returns every kind of categorical column but sequences, each with its own feature key."""
     from model_export.tensorflow_setup import tf
 
     fc = tf.feature_column
@@ -101,7 +101,7 @@ def expected(
     width: int | None = None,
     table: np.ndarray[Any, Any] = TABLE,
 ) -> np.ndarray[Any, Any]:
-    """The documented formulas, row by row; width makes it the tensor-core lookup of that many columns."""
+    """Computes the expected vectors by the documented formulas; with a width, those of the tensor-core lookup."""
     out = np.zeros((len(rows), table.shape[1]))
     for r, row in enumerate(rows):
         pairs = list(zip(row, weights[r] if weights else [1.0] * len(row), strict=True))[:width]
@@ -119,7 +119,7 @@ def expected(
 
 @contextmanager
 def tpu_context(*, shards: int | None = 1, is_inference: bool = True) -> Iterator[None]:
-    """Pretends to TensorFlow that it builds a graph for a TPU; outside_compilation stays where it stands."""
+    """Simulates TensorFlow's context for TPU graphs; outside_compilation just calls the function."""
     from tensorflow.python.tpu import tpu, tpu_function
 
     with tpu_function.tpu_shard_context(shards) if shards else nullcontext():

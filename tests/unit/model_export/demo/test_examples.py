@@ -13,8 +13,8 @@ from model_export.demo.examples import (
     held_out_rows,
     ragged,
     recent_films,
+    select_rows,
     split,
-    take_rows,
 )
 from model_export.demo.rating_model import rating_model_spec
 from model_export.demo.ratings import Film, RatingData, User, rating_data
@@ -101,14 +101,14 @@ def test_vocabularies_are_applied_and_the_unknown_genre_is_row_0(ratings: Rating
 
 
 def test_rows_are_taken_in_the_order_asked_for() -> None:
-    ids = take_rows(ragged([[1, 2], [], [3]]), np.array([2, 0, 1, 0]))
+    ids = select_rows(ragged([[1, 2], [], [3]]), np.array([2, 0, 1, 0]))
     assert ids.values.tolist() == [3, 1, 2, 1, 2]
     assert ids.row_splits.tolist() == [0, 1, 3, 3, 5]
 
 
 @pytest.mark.parametrize("index", [[], [1]])
 def test_taking_nothing_gives_nothing(index: list[int]) -> None:
-    ids = take_rows(ragged([[1, 2], []]), np.array(index, np.int64))
+    ids = select_rows(ragged([[1, 2], []]), np.array(index, np.int64))
     assert ids.values.tolist() == []
     assert ids.row_splits.tolist() == [0] * (len(index) + 1)
 

@@ -1,4 +1,4 @@
-"""Computes the rating tower's answers in numpy, from the formula in demo/tower.py and not from its code."""
+"""Computes the rating tower's answers in numpy; written from the formula in demo/tower.py, not from its code."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 
 def predicted(tower: Mapping[str, np.ndarray], vectors: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Returns [B] float64 ratings of feature -> [B, D] vectors; tower: variable by its name within the tower."""
+    """Computes [B] float64 ratings from each feature's [B, D] vectors; tower: the tower's variables by name."""
     user, film, recent = vectors["user_id"], vectors["film_id"], vectors["recent_films"]
     x = np.concatenate([user, film, recent, vectors["genres"], vectors["occupation"]], axis=1)
     for depth in range(sum(name.startswith("hidden/") and name.endswith("/kernel") for name in tower)):

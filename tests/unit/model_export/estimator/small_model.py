@@ -1,4 +1,4 @@
-"""A model small enough to work out with numpy: one table, one dense weight, a squared error."""
+"""A model whose training is easy to compute with numpy: one table, one dense weight, a squared error."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ TABLE_NAME = "dense_features/c_embedding/embedding_weights"
 
 
 def sparse(rows: Sequence[Sequence[int]]) -> Any:
-    """Returns rows of ids as a SparseTensor."""
+    """Converts rows of ids to a SparseTensor."""
     return tf.ragged.constant(rows, tf.int64, ragged_rank=1).to_sparse()
 
 
 def column(**arguments: Any) -> Any:
-    """Returns the embedding column of the table, which starts as TABLE."""
+    """Returns the embedding column, whose table is initialized with TABLE."""
     ids = tf.feature_column.categorical_column_with_identity("c", len(TABLE))
     start = tf.compat.v1.constant_initializer(TABLE)
     return embedding_column(ids, 2, **{"combiner": "sum", "initializer": start, **arguments})
 
 
 def input_fn(params: dict[str, Any]) -> Any:
-    """The same batch for ever."""
+    """Returns a dataset that repeats the same batch without end."""
     return tf.data.Dataset.from_tensors(({"c": sparse(ROWS)}, tf.constant(LABELS))).repeat()
 
 
 def one_epoch(params: dict[str, Any]) -> Any:
-    """The batch once."""
+    """Returns a dataset of the batch once."""
     return tf.data.Dataset.from_tensors(({"c": sparse(ROWS)}, tf.constant(LABELS)))
 
 
@@ -68,7 +68,7 @@ def model_fn_of(columns: Any, optimizer: Callable[[], Any] | None = None) -> Cal
 
 
 def estimator_of(model_dir: Any, spec: EmbeddingConfigSpec | None = None, **arguments: Any) -> EmbeddingEstimator:
-    """Returns an estimator of the model, whose table SGD trains at 0.5 unless spec says otherwise."""
+    """Returns an estimator of the model; without a spec, SGD with a learning rate of 0.5 trains the table."""
     columns = [column()] if spec is None else spec.feature_columns
     if spec is None:
         spec = EmbeddingConfigSpec(columns, StochasticGradientDescentParameters(0.5))
@@ -83,12 +83,12 @@ def estimator_of(model_dir: Any, spec: EmbeddingConfigSpec | None = None, **argu
 
 
 def vectors_of(table: np.ndarray) -> np.ndarray:
-    """Returns the sums of ROWS, [4, 2]."""
+    """Returns the combined vectors (sums) of ROWS, [4, 2]."""
     return np.stack([table[row].sum(axis=0) for row in ROWS])
 
 
 def gradients(table: np.ndarray, weight: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
-    """Returns loss, gradient of the table and gradient of the weight, worked out by hand."""
+    """Computes the loss, the gradient of the table and the gradient of the weight with numpy."""
     vectors = vectors_of(table)
     error = vectors @ weight - LABELS
     by_answer = 2 * error / len(ROWS)

@@ -1,4 +1,4 @@
-"""An ExportSource small enough to work out by hand: tables of numbers, and a prediction that adds two vectors up."""
+"""An ExportSource whose answers are easy to compute by hand: tables of numbers, and a sum of two vectors."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ EVERY_POLICY = ModelSpec(
 
 
 def numbered_tables(spec: ModelSpec) -> dict[str, np.ndarray]:
-    """Returns tables whose numbers count up from 1, an eighth apart: exact in float32."""
+    """Returns tables whose numbers count up from 1 in steps of 1/8, which float32 holds exactly."""
     return {
         t.name: (1 + np.arange(t.vocabulary_size * t.embedding_dim)).reshape(-1, t.embedding_dim).astype(np.float32) / 8
         for t in spec.tables
@@ -66,11 +66,11 @@ def numbered_tables(spec: ModelSpec) -> dict[str, np.ndarray]:
 
 
 class TableSource(tf.Module):  # type: ignore[misc]
-    """Serves any spec. Its predictions, where features "a" and "b" are: serving_default, and examples.
+    """An ExportSource of any spec; with features "a" and "b" it has two predict signatures.
 
     Args:
-      answer: changes what predict() says, so that it is not what the saved graph does.
-      saved_tables: what save() writes in place of the tables.
+      answer: changes the result of predict(), so that it differs from the saved graph's.
+      saved_tables: tables that save() writes instead of the trained ones.
     """
 
     def __init__(
@@ -90,17 +90,17 @@ class TableSource(tf.Module):  # type: ignore[misc]
 
     @property
     def spec(self) -> ModelSpec:
-        """Tables and features."""
+        """The spec that the test gave."""
         return self._spec_of_tables
 
     @property
     def provenance(self) -> Mapping[str, Any]:
-        """One fact."""
+        """The provenance, with one entry."""
         return {"history": [{"epoch": 1, "loss": 0.5}]}
 
     @property
     def predict_names(self) -> Sequence[str]:
-        """Two where the spec has the features for it."""
+        """Two predict signatures, if the spec has the features "a" and "b"."""
         return ("serving_default", "examples") if self.spec is TWO_FEATURES else ()
 
     def save(self, folder: Path, plan: LookupPlan, predict: Sequence[str]) -> SavedParts:
@@ -132,11 +132,11 @@ class TableSource(tf.Module):  # type: ignore[misc]
         )
 
     def table_rows(self, table: str, start: int, stop: int) -> np.ndarray:
-        """Returns rows of a table."""
+        """Returns rows [start, stop) of a table."""
         return self._trained[table][start:stop]
 
     def predict(self, signature: str, inputs: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
-        """Returns score = sum of the vectors of a and b, plus the bias; in numpy."""
+        """Computes score = sum of the vectors of a and b, plus the bias, with numpy."""
         table = self._trained["item"].astype(np.float64)
         if signature == "serving_default":
             splits = inputs["b__row_splits"]

@@ -1,1 +1,1 @@
-"""Readers of files of numbers, and the models made of them."""
+"""Tests of model_export.importers."""

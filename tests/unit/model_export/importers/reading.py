@@ -1,4 +1,4 @@
-"""Reads a table whole through its reader, for comparison with numpy."""
+"""Reads whole tables through their readers, to compare them with numpy's result."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from model_export.importers.formats import open_table
 
 
 def read_all(address: str | Path, scratch: Path | None = None) -> tuple[np.ndarray, list[Any] | None]:
-    """Returns all rows, and all keys where there are any."""
+    """Returns all rows of the table at an address, and its keys if there are any."""
     reader = open_table(str(address), scratch)
     chunks = list(reader.chunks())
     assert all(len(chunk.rows) for chunk in chunks)
@@ -24,12 +24,12 @@ def read_all(address: str | Path, scratch: Path | None = None) -> tuple[np.ndarr
 
 
 def small_chunks(monkeypatch: pytest.MonkeyPatch, *modules: Any, num_bytes: int = 64) -> None:
-    """Makes chunks of some bytes of float32, so that small tables have several."""
+    """Sets a small chunk size, so that small tables have several chunks."""
     monkeypatch.setattr(table_reader, "CHUNK_BYTES", num_bytes)
     for module in modules:
         monkeypatch.setattr(module, "CHUNK_BYTES", num_bytes)
 
 
 def matrix(rows: int, dim: int, dtype: Any = np.float32) -> np.ndarray:
-    """Returns numbers that no two places share, exact in every float dtype up to 2048 of them."""
+    """Returns a matrix of distinct numbers, which every float dtype holds exactly if there are at most 2048."""
     return np.arange(rows * dim).reshape(rows, dim).astype(dtype) - 7

@@ -1,6 +1,6 @@
-"""Names of TensorFlow, and of our modules that import it, which are looked up when a test first uses them.
+"""Imports TensorFlow, and modules of ours that import it, when a test first uses one of their names.
 
-Collecting the tests without the marker `tf` then does not wait for TensorFlow.
+So collecting tests that do not need TensorFlow does not import it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 
 class Late:
-    """Stands for an object of a module; `Late("package.module", "Class.field")`."""
+    """A proxy for an object of a module that is imported at first use: `Late("package.module", "Class.field")`."""
 
     def __init__(self, module: str, path: str) -> None:
         self._module, self._path = module, path
@@ -23,7 +23,7 @@ class Late:
         return self.found()(*arguments, **named)
 
     def found(self) -> Any:
-        """Returns the object itself."""
+        """Imports the module and returns the object itself."""
         return reduce(getattr, self._path.split("."), import_module(self._module))
 
 

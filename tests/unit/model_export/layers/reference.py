@@ -14,7 +14,7 @@ Floats = npt.NDArray[np.float32]
 def combined(
     table: Floats, rows: Sequence[Sequence[int]], combiner: str, weights: Sequence[Sequence[float]] | None = None
 ) -> npt.NDArray[np.float64]:
-    """Returns [B, D]: sum w v, over sum w (mean) or sqrt(sum w w) (sqrtn); an empty row gives zeros."""
+    """Computes [B, D]: sum w v, divided by sum w (mean) or sqrt(sum w w) (sqrtn); an empty row gives zeros."""
     answer = np.zeros((len(rows), table.shape[1]))
     for number, row in enumerate(rows):
         w = np.ones(len(row)) if weights is None else np.asarray(weights[number], np.float64)
@@ -25,7 +25,7 @@ def combined(
 
 
 def film_config(tf: Any, optimizers: tuple[Any, Any] = (None, None), combiner: str = "mean") -> dict[str, Any]:
-    """Returns user and nested film features; `clicks` is a sequence of 3 in the table of `seen`."""
+    """Returns a nest of FeatureConfig for users and films; `clicks` is a sequence of 3 in the table of `seen`."""
     embedding = tf.tpu.experimental.embedding
     users = embedding.TableConfig(10, 4, name="users", optimizer=optimizers[0])
     films = embedding.TableConfig(8, 2, name="films", combiner=combiner, optimizer=optimizers[1])
@@ -39,7 +39,7 @@ def film_config(tf: Any, optimizers: tuple[Any, Any] = (None, None), combiner: s
 
 
 def film_batch(tf: Any) -> dict[str, Any]:
-    """Returns three rows; an empty one, a repeated id, and a sequence of more than 3 among them."""
+    """Returns a batch of three rows, with an empty row, a repeated id, and a sequence of more than 3."""
     ragged = tf.ragged.constant
     return {
         "user": tf.constant([1, 9, 1]),
@@ -51,7 +51,7 @@ def film_batch(tf: Any) -> dict[str, Any]:
 
 
 def film_head(tf: Any, vectors: Any) -> Any:
-    """Returns [B, 12]: the user's, the films' and the clicks' vectors side by side."""
+    """Concatenates the vectors of user, films and clicks to [B, 12]."""
     clicks = tf.reshape(vectors["film"]["clicks"], [-1, 6])
     return tf.concat([vectors["user"], vectors["film"]["seen"], clicks], axis=1)
 
@@ -60,7 +60,7 @@ def subclass_model(tf: Any, layer: Any) -> Any:
     """Returns a subclass Keras model: the layer, then one dense unit."""
 
     class FilmModel(tf.keras.Model):  # type: ignore[misc]
-        """Embeddings and a dense unit."""
+        """The subclass model: embeddings and a dense unit."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -68,14 +68,14 @@ def subclass_model(tf: Any, layer: Any) -> Any:
             self.dense = tf.keras.layers.Dense(1)
 
         def call(self, inputs: Any) -> Any:
-            """Returns [B, 1]."""
+            """Computes the [B, 1] output."""
             return self.dense(film_head(tf, self.embedding_layer(inputs)))
 
     return FilmModel()
 
 
 def functional_model(tf: Any, layer: Any) -> Any:
-    """Returns the same as a functional Keras model."""
+    """Returns a functional Keras model of the layer and one dense unit."""
     inputs = {
         "user": tf.keras.Input((), dtype=tf.int32, name="user"),
         "film": {
@@ -88,10 +88,10 @@ def functional_model(tf: Any, layer: Any) -> Any:
 
 
 def loss(tf: Any) -> Any:
-    """Returns mean squared error as a function of (labels, predictions)."""
+    """Returns a function of (labels, predictions) that computes the mean squared error."""
     return lambda labels, predictions: tf.reduce_mean((labels - predictions) ** 2)
 
 
 def labels(tf: Any) -> Any:
-    """Returns what film_batch should give."""
+    """Returns the labels of film_batch's rows."""
     return tf.constant([[1.0], [0.0], [2.0]])

@@ -1,4 +1,4 @@
-"""Writes a checkpoint as SparseCores do, with tables stacked on each other; TensorFlow can do so on a TPU only.
+"""Writes a checkpoint in the form of SparseCores, with stacked tables; TensorFlow itself does so on a TPU only.
 
 Source: row r of a table lies in shard (r % cores + rotation) % cores at offset + r // cores, columns padded with zeros
 (TensorFlow 2.21, map_indices_in_shard in python/tpu/tpu_embedding_v3_utils.py).
@@ -16,7 +16,7 @@ CORES = 4
 
 
 def write_stacked(tf: Any, path: Path, values: Mapping[str, Any], dense: Mapping[str, Any]) -> str:
-    """Writes one stack of all tables, each rotated by its position; returns what to restore from.
+    """Writes one stack of all tables, each rotated by its position; returns the checkpoint's path.
 
     Args:
       values: table -> [V, D] float32. dense: variable of the model's dense layer -> value.

@@ -1,4 +1,4 @@
-"""Artifacts that the tests of reports read: the toy model, and what a manifest lacks or gets wrong."""
+"""Fixtures of the report tests: an artifact of the toy model."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ from tests.toy_model import write_toy_model
 
 @pytest.fixture
 def artifact(tmp_path: Path) -> Path:
-    """A version folder of the toy model that a test may change."""
+    """Writes a version folder of the toy model, which a test may change."""
     return write_toy_model(tmp_path / "toy" / "1")

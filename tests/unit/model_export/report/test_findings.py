@@ -54,7 +54,7 @@ def test_a_whole_artifact_has_one_dead_row_in_five_which_is_said(artifact: Path)
         (lambda a: (a / "assets" / "tag.txt").write_text("x"), "assets/tag.txt has 1 bytes, the manifest says 15"),
         (
             lambda a: rewrite_manifest(a, lambda m: m["signatures"].update(gone=m["signatures"]["lookup"])),
-            "signature 'gone' stands in the manifest and not in saved_model.pb",
+            "signature 'gone' is in the manifest, but not in saved_model.pb",
         ),
         (lambda a: (a / SHARD).write_bytes(b"short"), "was not read: it ends at byte"),
     ],

@@ -1,4 +1,4 @@
-"""The five optimizers in numpy, one number at a time, from the formulas of the papers and of TensorFlow's protobufs."""
+"""The five optimizers in numpy, number by number, from the formulas in the papers and in TensorFlow's protobufs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Occurrences = Sequence[tuple[int, Sequence[float]]]
 
 
 def initial_slots(parameters: Any, shape: tuple[int, ...]) -> list[np.ndarray[Any, Any]]:
-    """The slots before the first step."""
+    """Returns the slots before the first step."""
     match parameters:
         case AdagradParameters():
             return [np.full(shape, parameters.initial_accumulator)]
@@ -40,7 +40,7 @@ def step(
     rate: float | None = None,
     clipping_limit: float = np.inf,
 ) -> None:
-    """Updates table and slots in place by one batch."""
+    """Updates the table and its slots in place by the gradient of one batch."""
     rate = parameters.learning_rate if rate is None else rate
     if parameters.use_gradient_accumulation:
         summed: dict[int, np.ndarray[Any, Any]] = {}

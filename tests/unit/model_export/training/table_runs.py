@@ -1,4 +1,4 @@
-"""Runs train_tables for a few steps and says what became of a table."""
+"""Runs train_tables for a few steps and returns the resulting table."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from tests.unit.model_export.training.optimizer_oracle import Occurrences
 
 V, D = 6, 2
 START = np.linspace(-1, 1, V * D).reshape(V, D)
-# Row 3 comes three times in the first step, row 1 in every step, rows 2 and 5 in none; every step is of another length.
+# Gradients of three steps: row 3 comes three times in the first step, row 1 in every step, rows 2 and 5 in none; every
+# step has another length.
 STEPS: list[Occurrences] = [
     [(3, (1.0, -2.0)), (1, (0.5, 0.25)), (3, (-3.0, 0.5)), (3, (0.125, 1.0))],
     [(1, (-0.5, 4.0)), (0, (2.0, -1.0))],
@@ -23,7 +24,7 @@ UNTOUCHED = [2, 5]
 
 
 def spec_of(parameters: Any, **fields: Any) -> EmbeddingConfigSpec:
-    """A spec of one table."""
+    """Returns an EmbeddingConfigSpec of one table."""
     return EmbeddingConfigSpec(
         optimization_parameters=parameters,
         feature_to_config_dict={"liked": FeatureConfig("film")},
@@ -42,10 +43,10 @@ def run_steps(
     learning_rate_fn: Any = None,
     **fields: Any,
 ) -> tuple[np.ndarray[Any, Any], Mapping[str, np.ndarray[Any, Any]], list[np.ndarray[Any, Any]]]:
-    """Trains START by the gradients of the steps.
+    """Trains a table, initialized with START, by the gradients of the steps.
 
     Returns:
-      The table, its slots by name, and the table as each step's lookups saw it.
+      The table, its slots by name, and the table at each step's lookups.
     """
     from model_export.tensorflow_setup import tf
     from model_export.training.table_optimizers import TrainedTable, train_tables

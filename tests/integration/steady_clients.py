@@ -1,4 +1,4 @@
-"""Clients that go on asking while something bad happens to the server, and keep what they were told."""
+"""Clients that send lookups while a test harms the server, and count their answers."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from tests.integration.process import PATIENCE_S, ServerProcess, predict_grpc
 
 FEATURES = {"user": [3], "tags_sum": [[1, 2, 3]]}
 INPUTS = {"user": [3], "tags_sum__values": [1, 2, 3], "tags_sum__row_splits": [0, 3]}
-# Rows of the toy model at scale 1.
+# The expected answer of the toy model at scale 1.
 ANSWER = {"user": [[3, 30]], "tags_sum": [[6, 14, 3]]}
 
 
-class Asking:
-    """Two clients of each wire. An answer is kept as the scale of its version, a refusal as its code.
+class SteadyClients:
+    """Two threads of clients per wire. An answer counts by the scale of its version, a refusal by its code.
 
-    told: how often each was told. wrong: answers that are of no version, or of two.
+    counts: scale or code -> number of answers. wrong: answers that fit no version, or mix two.
     """
 
     def __init__(self, server: ServerProcess) -> None:
         self._server = server
         self._stop = threading.Event()
-        self.told: Counter[float | str] = Counter()
+        self.counts: Counter[float | str] = Counter()
         self.wrong: list[Any] = []
         self._threads = [threading.Thread(target=self._run, args=(t,)) for t in (self._http, self._grpc) * 2]
 
@@ -40,13 +40,13 @@ class Asking:
                 except Exception as error:
                     answer = f"{type(error).__name__}: {error}"
                 if isinstance(answer, str):
-                    self.told[answer] += 1
+                    self.counts[answer] += 1
                     continue
                 scale = answer["user"][0][0] / 3
                 expected = {name: (scale * np.array(rows)).tolist() for name, rows in ANSWER.items()}
                 if answer != expected or not scale:
                     self.wrong.append(answer)
-                self.told[scale] += 1
+                self.counts[scale] += 1
 
     def _http(self, http: httpx.Client) -> Any:
         response = http.post("/v1/models/default:lookup", json={"features": FEATURES})
@@ -60,7 +60,7 @@ class Asking:
             return error.code().name
         return {name: array.tolist() for name, array in outputs.items()}
 
-    def __enter__(self) -> Asking:
+    def __enter__(self) -> SteadyClients:
         for thread in self._threads:
             thread.start()
         return self

@@ -1,9 +1,12 @@
-"""Asks at a steady rate whatever the answers take, in a process of its own, and checks every answer.
+"""Sends lookups at a steady rate, independent of answers, from a separate process, and checks every answer.
 
-python -m loadtest.swap.asker PORT ROWS_USER ROWS_ITEM RATE CONNECTIONS, until its standard input ends; then it prints
-as JSON [due, seconds, version] of each answered request on the monotonic clock, and what was wrong.
+python -m loadtest.swap.steady_load PORT ROWS_USER ROWS_ITEM RATE CONNECTIONS
 
-A request is due by the clock and not when the one before it was answered: what waits behind a pause counts as slow.
+It runs until its standard input ends. Then it prints JSON: [due, seconds, version] of each answered request on the
+monotonic clock, and the faults.
+
+A request is due by the clock, not after the answer to the one before, so requests that wait during a pause count as
+slow.
 """
 
 from __future__ import annotations
@@ -21,13 +24,13 @@ import orjson
 from loadtest.swap.model import numbers_of
 
 _PATH = "/v1/models/swap:lookup"
-# Ids are drawn ahead; the popular ones come often, as in life.
+# Number of requests drawn in advance; their ids have a skewed distribution, as in production.
 _DRAWN = 4096
 _MAX_WRONG = 20
 
 
-class Asker:
-    """A steady load over HTTP."""
+class SteadyLoad:
+    """Sends a steady load over HTTP, and records times, versions and faults."""
 
     def __init__(self, port: int, rows: dict[str, int], rate: float, connections: int) -> None:
         self._rate = rate
@@ -57,7 +60,7 @@ class Asker:
         return (head + f"content-length: {len(body)}\r\n\r\n").encode() + body
 
     def run(self) -> None:
-        """Asks until standard input ends and all is answered, or has had 10 s for it."""
+        """Sends requests until standard input ends, then waits up to 10 s for the answers."""
         started_s = time.monotonic()
         number, waiting, is_over, until_s = 0, deque[float](), False, float("inf")
         while not (is_over and not waiting and not self._due) and time.monotonic() < until_s:
@@ -75,15 +78,15 @@ class Asker:
                     is_over, until_s = True, time.monotonic() + 10
                     self._selector.unregister(sys.stdin)
                 else:
-                    self._take(key.fileobj)  # type: ignore[arg-type]
+                    self._receive(key.fileobj)  # type: ignore[arg-type]
         self._note(f"{len(self._due) + len(waiting)} requests were not answered", bool(self._due or waiting))
 
-    def _take(self, sock: socket.socket) -> None:
+    def _receive(self, sock: socket.socket) -> None:
         data = sock.recv(1 << 16)
         self._read[sock] = self._read.get(sock, b"") + data
         head, found, body = self._read[sock].partition(b"\r\n\r\n")
         if not data:
-            # One that was idle for long may go; one with a request may not.
+            # The server may close an idle connection, but not one with a request.
             self._note("a connection was closed before its answer", is_so=self._due.pop(sock, None) is not None)
             self._selector.unregister(sock)
             self._idle = deque(one for one in self._idle if one is not sock)
@@ -108,11 +111,11 @@ class Asker:
 
 
 def main() -> None:
-    """Runs and prints."""
+    """Runs the load and prints its results as JSON."""
     port, user, item, rate, connections = sys.argv[1:]
-    asker = Asker(int(port), {"user": int(user), "item": int(item)}, float(rate), int(connections))
-    asker.run()
-    found = {"answers": asker.answers, "num_wrong": len(asker.wrong), "wrong": asker.wrong[:_MAX_WRONG]}
+    load = SteadyLoad(int(port), {"user": int(user), "item": int(item)}, float(rate), int(connections))
+    load.run()
+    found = {"answers": load.answers, "num_wrong": len(load.wrong), "wrong": load.wrong[:_MAX_WRONG]}
     sys.stdout.write(json.dumps(found))
 
 

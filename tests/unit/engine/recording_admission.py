@@ -1,19 +1,19 @@
-"""Keeps what an admission tells."""
+"""An observer of admission for tests."""
 
 from __future__ import annotations
 
 
-class Told:
-    """An AdmissionObserver that remembers."""
+class RecordingAdmission:
+    """An AdmissionObserver that records refusals and waits."""
 
     def __init__(self) -> None:
         self.refusals: list[tuple[str, str]] = []
         self.waits: list[tuple[str, float]] = []
 
     def refused(self, model: str, reason: str) -> None:
-        """Keeps a refusal."""
+        """Records a refusal."""
         self.refusals.append((model, reason))
 
     def waited(self, model: str, seconds: float) -> None:
-        """Keeps a wait."""
+        """Records a wait."""
         self.waits.append((model, seconds))
