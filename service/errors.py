@@ -77,7 +77,7 @@ class IdOutOfRange(InvalidRequest):
 
 
 class IdsTooMany(InvalidRequest):
-    """A row holds more ids than the padded lookup has room for, or a request more rows than its ladder."""
+    """A row holds more ids than its feature allows, or a request more rows than the largest batch size."""
 
 
 class UnknownOutput(InvalidRequest):
@@ -105,11 +105,11 @@ class NotFound(ServiceError):
 
 
 class ModelNotFound(NotFound):
-    """No model of that name."""
+    """No model of that name is served."""
 
 
 class VersionNotFound(NotFound):
-    """The model is served, that version of it is not."""
+    """The model is served, but not that version of it."""
 
 
 class TableNotFound(NotFound):
@@ -117,7 +117,7 @@ class TableNotFound(NotFound):
 
 
 class RouteNotFound(NotFound):
-    """No such path."""
+    """The server has no such path."""
 
 
 class SignatureNotFound(ServiceError):
@@ -133,7 +133,7 @@ class GraphUnavailable(ServiceError):
 
 
 class NotBatchable(ServiceError):
-    """An output of a batched run can not be told apart by request."""
+    """An output of a batched signature has not one row for each row of the requests."""
 
     code = "FAILED_PRECONDITION"
 
@@ -151,19 +151,19 @@ class NotReady(ServiceError):
 
 
 class Overloaded(ServiceError):
-    """The server holds as much work as it is allowed to."""
+    """The server holds as much work as it is allowed to; the same request may succeed later."""
 
     code = "UNAVAILABLE"
 
 
 class Unauthenticated(ServiceError):
-    """No credentials came, or none that are known here; the message tells not which."""
+    """No credentials came, or none that this server knows; the message does not tell which."""
 
     code = "UNAUTHENTICATED"
 
 
 class PermissionDenied(ServiceError):
-    """The caller is known, sees what it asks for, and may not do this with it."""
+    """The caller may see the model and may not do this with it."""
 
     code = "PERMISSION_DENIED"
 
@@ -181,7 +181,7 @@ class DeadlineExceeded(ServiceError):
 
 
 class ConfigConflict(ServiceError):
-    """A list of models is well formed, and does not go with what is loaded now."""
+    """A new list of models is well formed and does not fit the versions that are loaded."""
 
     code = "FAILED_PRECONDITION"
 
@@ -193,7 +193,7 @@ class ReloadFailed(ServiceError):
 
 
 class Unimplemented(ServiceError):
-    """The method, or this use of it, is served by no version of this server."""
+    """The server does not have this method, or this use of it."""
 
     code = "UNIMPLEMENTED"
 
@@ -211,6 +211,6 @@ class DataLoss(ServiceError):
 
 
 class BackendFailure(ServiceError):
-    """A fault of ours while running a valid request."""
+    """The server failed while it ran a valid request."""
 
     code = "INTERNAL"

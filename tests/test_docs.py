@@ -51,6 +51,22 @@ def _untested(row: str) -> Iterator[str]:
             yield f"{path} has no {name}"
 
 
+def test_a_list_begins_behind_an_empty_line_and_nests_by_four() -> None:
+    # Else a code host shows a list, and the site (Python-Markdown) does not.
+    faultless(fault for page in (ROOT / "docs").rglob("*.md") for fault in _hidden_lists(page))
+
+
+def _hidden_lists(document: Path) -> Iterator[str]:
+    before, is_fenced, is_list = "", False, False
+    for number, line in enumerate(document.read_text().splitlines(), 1):
+        is_fenced ^= line.lstrip().startswith("```")
+        item = None if is_fenced else re.match(r"( *)([-*]|\d+\.) ", line)
+        if item and ((before.strip() and not is_list) or len(item[1]) % 4):
+            yield f"{document.relative_to(ROOT)}:{number}: {line}"
+        is_list = bool(item) or (is_list and (not line.strip() or line.startswith(" ")))
+        before = line
+
+
 def test_links_lead_somewhere() -> None:
     faultless(fault for document in DOCUMENTS for fault in _dead_links(document))
 

@@ -52,9 +52,8 @@ HTTP_STATUS: Mapping[type[ServiceError], int] = {
 }
 # Several canonical codes share a status: 400 is INVALID_ARGUMENT, FAILED_PRECONDITION and OUT_OF_RANGE.
 CODE_HEADER = "X-Error-Code"
-# What a class has beside its code.
-_HEADERS: Mapping[type[ServiceError], Mapping[str, str]] = {
-    errors.Overloaded: {"Retry-After": "1"},
+# The headers that an error's answer has beside its code.
+ERROR_HEADERS: Mapping[type[ServiceError], Mapping[str, str]] = {
     errors.Overloaded: {"Retry-After": "1"},
     errors.Unauthenticated: {"WWW-Authenticate": "Bearer"},
 }
@@ -78,9 +77,9 @@ def service_error_response(error: ServiceError, request_id: str) -> Response:
     if isinstance(error, errors.Overloaded):
         # Thousands a second, each of which would cost more than the refusal: metrics count them.
         logger.debug("request refused: %s", ascii(text), extra=extra)
-        return error_response(status, text, {CODE_HEADER: error.code, **_HEADERS[errors.Overloaded]})
+        return error_response(status, text, {CODE_HEADER: error.code, **ERROR_HEADERS[errors.Overloaded]})
     logger.log(logging.WARNING if status > 500 else logging.INFO, "request refused: %s", ascii(text), extra=extra)
-    return error_response(status, text, {CODE_HEADER: error.code, **_HEADERS.get(type(error), {})})
+    return error_response(status, text, {CODE_HEADER: error.code, **ERROR_HEADERS.get(type(error), {})})
 
 
 def unexpected_error_response(error: Exception, request_id: str) -> Response:
