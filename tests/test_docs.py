@@ -1,9 +1,10 @@
-"""Checks that the documents' links lead to files, and that every argument in docs/export.md has a test."""
+"""Checks that documents point at things that exist: links at files, rows of export.md and faults.md at tests."""
 
 from __future__ import annotations
 
 import ast
 import re
+import tomllib
 from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
@@ -12,8 +13,10 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
-ARGUMENTS = (ROOT / "docs/export.md").read_text().partition("## Every argument, and the test that shows it\n")[2]
-ROWS = [line for line in ARGUMENTS.splitlines() if line.startswith("| ") and not line.startswith("| argument")]
+# A page with tables of claims -> the tests of each row, by heading and first cell; a user has no use for these names.
+TESTED = {"export.md": "argument_tests.toml", "faults.md": "fault_tests.toml"}
+# The first cell of those tables.
+TABLES = {"export.md": "| argument |", "faults.md": "| fault or attack |"}
 
 
 @cache
@@ -25,30 +28,66 @@ def test_names(file: Path) -> set[str]:
 test_names.__test__ = False  # type: ignore[attr-defined]
 
 
-def test_there_are_arguments() -> None:
-    assert len(ROWS) > 80
-
-
 def faultless(faults: Iterable[str]) -> None:
     """Fails with all faults, one a line."""
     if found := list(faults):
         pytest.fail("\n".join(found), pytrace=False)
 
 
-def test_an_argument_has_its_test() -> None:
-    faultless(fault for row in ROWS for fault in _untested(row))
+def rows(page: str) -> set[tuple[str, str]]:
+    """Returns the rows of a page's tables of claims: the heading above each, and its first cell that is not empty."""
+    found, heading, is_table = set(), "", False
+    for line in (ROOT / "docs" / page).read_text().splitlines():
+        heading = line.lstrip("# ") if line.startswith("#") else heading
+        is_table = line.startswith("|") and (is_table or line.startswith(TABLES[page]))
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if is_table and cells[0] and not line.startswith((TABLES[page], "|---")):
+            found.add((heading, cells[0]))
+        elif is_table and not cells[0]:
+            found.add((heading, cells[1]))
+    return found
 
 
-def _untested(row: str) -> Iterator[str]:
-    named = re.findall(r"`([\w/]+\.py)::(\w+)`", row.split("|")[-2])
-    if not named:
-        yield f"no test: {row}"
-    for path, name in named:
-        file = ROOT / path if path.startswith("tests/") else ROOT / "tests/unit/model_export" / path
+@pytest.mark.parametrize(("page", "file"), TESTED.items())
+def test_a_claim_has_its_tests(page: str, file: str) -> None:
+    tested = tomllib.loads((ROOT / "tests" / file).read_text())
+    keys = {(heading, claim) for heading, claims in tested.items() for claim in claims}
+    assert len(keys) > 50
+    assert rows(page) == keys
+    faultless(
+        fault
+        for claims in tested.values()
+        for claim, names in claims.items()
+        for fault in _untested(page, claim, names)
+    )
+
+
+def _untested(page: str, claim: str, names: list[str]) -> Iterator[str]:
+    if not names:
+        yield f"{page}: no test: {claim}"
+    folder = "tests/unit/model_export" if page == "export.md" else "tests"
+    for path, _, name in (name.partition("::") for name in names):
+        file = ROOT / path if path.startswith("tests/") else ROOT / folder / path
         if not file.exists():
-            yield f"{path} is not there"
+            yield f"{page}: {path} is not there"
         elif name not in test_names(file):
-            yield f"{path} has no {name}"
+            yield f"{page}: {path} has no {name}"
+
+
+def test_a_list_begins_behind_an_empty_line_and_nests_by_four() -> None:
+    # Else a code host shows a list, and the site (Python-Markdown) does not.
+    faultless(fault for page in (ROOT / "docs").rglob("*.md") for fault in _hidden_lists(page))
+
+
+def _hidden_lists(document: Path) -> Iterator[str]:
+    before, is_fenced, is_list = "", False, False
+    for number, line in enumerate(document.read_text().splitlines(), 1):
+        is_fenced ^= line.lstrip().startswith("```")
+        item = None if is_fenced else re.match(r"( *)([-*]|\d+\.) ", line)
+        if item and ((before.strip() and not is_list) or len(item[1]) % 4):
+            yield f"{document.relative_to(ROOT)}:{number}: {line}"
+        is_list = bool(item) or (is_list and (not line.strip() or line.startswith(" ")))
+        before = line
 
 
 def test_links_lead_somewhere() -> None:

@@ -54,8 +54,7 @@ HTTP_STATUS: Mapping[type[ServiceError], int] = {
 # and OUT_OF_RANGE.
 CODE_HEADER = "X-Error-Code"
 # Further HTTP headers of the answer, by class of error.
-_HEADERS: Mapping[type[ServiceError], Mapping[str, str]] = {
-    errors.Overloaded: {"Retry-After": "1"},
+ERROR_HEADERS: Mapping[type[ServiceError], Mapping[str, str]] = {
     errors.Overloaded: {"Retry-After": "1"},
     errors.Unauthenticated: {"WWW-Authenticate": "Bearer"},
 }
@@ -82,9 +81,9 @@ def service_error_response(error: ServiceError, request_id: str) -> Response:
     if isinstance(error, errors.Overloaded):
         # Thousands may be refused a second, and a log line costs more than a refusal: metrics count them.
         logger.debug("request refused: %s", ascii(text), extra=extra)
-        return error_response(status, text, {CODE_HEADER: error.code, **_HEADERS[errors.Overloaded]})
+        return error_response(status, text, {CODE_HEADER: error.code, **ERROR_HEADERS[errors.Overloaded]})
     logger.log(logging.WARNING if status > 500 else logging.INFO, "request refused: %s", ascii(text), extra=extra)
-    return error_response(status, text, {CODE_HEADER: error.code, **_HEADERS.get(type(error), {})})
+    return error_response(status, text, {CODE_HEADER: error.code, **ERROR_HEADERS.get(type(error), {})})
 
 
 def unexpected_error_response(error: Exception, request_id: str) -> Response:

@@ -95,8 +95,12 @@ class AdmissionCounter:
         lines: list[str] = []
         held = self.in_flight(held)
         gauges: tuple[tuple[str, str, Callable[[Held], int]], ...] = (
-            ("in_flight_bytes", "Bytes of requests and answers that are worked on now.", lambda one: one.bytes),
-            ("in_flight_rows", "Rows of requests that are worked on now.", lambda one: one.rows),
+            (
+                "in_flight_bytes",
+                "Bytes of requests and answers in flight; model is empty for requests of no known model.",
+                lambda one: one.bytes,
+            ),
+            ("in_flight_rows", "Rows of requests in flight in Python.", lambda one: one.rows),
         )
         for part, about, read in gauges:
             name = _PREFIX + part
@@ -107,19 +111,23 @@ class AdmissionCounter:
             lines += family(name, "gauge", f"How many {part} may be in flight, of all models together.")
             lines += [sample(name, "", float(limit))] if limit else []
         name = _PREFIX + "refused_total"
-        lines += family(name, "counter", "Requests refused for overload before they ran, by reason.")
+        lines += family(
+            name, "counter", "Requests refused before they ran: bytes, rows, inflated, queue, wait, deadline, threads."
+        )
         lines += [
             sample(name, labels({"model": model, "reason": reason}), count)
             for (model, reason), count in sorted(self.refusals().items())
         ]
         name = _PREFIX + "connections_dropped_total"
-        lines += family(name, "counter", "Connections that the server refused or cut, by reason.")
+        lines += family(
+            name, "counter", "Connections that the server refused or cut; docs/security.md has the reasons."
+        )
         lines += [sample(name, labels({"reason": r}), count) for r, count in sorted(self.dropped().items())]
         return lines + self._wait_lines()
 
     def _wait_lines(self) -> list[str]:
         name = _PREFIX + "thread_wait_seconds"
-        lines = family(name, "histogram", "Time that requests which ran had waited for a thread.")
+        lines = family(name, "histogram", "Seconds that requests which ran had waited for a thread.")
         for model, times in sorted(self.waits().items()):
             places, labelled = times.limits.seconds, labels({"model": model})
             lines += histogram(name, labelled, limits=_SECONDS, counts=times.counts, total=times.seconds, places=places)

@@ -19,7 +19,7 @@ _PREFIX = "embedding_server_"
 def request_lines(requests: Requests) -> list[str]:
     """Returns the lines of the request metrics, for versions that are still served."""
     name = _PREFIX + "requests_total"
-    lines = family(name, "counter", "Requests finished, by canonical code.")
+    lines = family(name, "counter", "Requests finished, by canonical code; OK: succeeded.")
     found: dict[Subject, Successes] = {}
     counts: dict[tuple[Subject, str], int] = {}
     # The metrics lack a label for the method: a signature hardly has more than one, and TensorFlow Serving's metrics
@@ -38,12 +38,12 @@ def request_lines(requests: Requests) -> list[str]:
     cells = [(_subject(subject), cell) for subject, cell in sorted(found.items(), key=lambda item: _order(item[0]))]
     lines += _times(
         "request_seconds",
-        "Time from the whole request to the encoded answer, of requests that succeeded.",
+        "Seconds from the whole request to the encoded answer, of requests that succeeded.",
         [(labelled, cell.times) for labelled, cell in cells],
     )
     lines += _times(
         "run_seconds",
-        "Time in the tables or in the graph, batching included, of requests that succeeded.",
+        "Seconds in the tables or the graph, waits for a batch included, of requests that succeeded.",
         sorted(_run_times(found).items()),
     )
     name = _PREFIX + "rows_total"
@@ -63,7 +63,7 @@ def _run_times(found: Mapping[Subject, Successes]) -> dict[str, Times]:
 def servable_lines(loaded: Sequence[LoadedServable]) -> list[str]:
     """Returns the lines of the metrics about loaded versions and their tables."""
     name = _PREFIX + "requests_in_flight"
-    lines = family(name, "gauge", "Requests that hold a version now.")
+    lines = family(name, "gauge", "Requests that hold the version now.")
     lines += [
         sample(name, labels({"model": one.servable.name, "version": one.servable.version}), float(one.num_leases))
         for one in loaded
@@ -94,24 +94,28 @@ def servable_lines(loaded: Sequence[LoadedServable]) -> list[str]:
 _FILES_FAMILIES: tuple[tuple[str, str, Callable[[Files], bool]], ...] = (
     (
         "tables_verified",
-        "Whether all tables of a version were held against their checksums: 1, else 0.",
+        "1: the bytes of all tables were compared with their checksums.",
         lambda files: files.is_verified,
     ),
     (
         "tables_verification_due",
-        "Whether a version answers whose tables are still to be held against their checksums: 1, else 0.",
+        "1: the version answers, and its tables are still to be compared with their checksums.",
         lambda files: files.is_verification_due,
     ),
 )
 _TABLE_FAMILIES: tuple[tuple[str, str, Callable[[TableCounts], int]], ...] = (
-    ("table_ids_total", "Ids that lookups sent to a table.", lambda counts: counts.ids),
+    ("table_ids_total", "Ids that lookups sent to the table.", lambda counts: counts.ids),
     (
         "table_missing_ids_total",
-        "Ids outside their table, whatever was done about them, dropped keys included.",
+        "Ids of lookups without a row, whatever the feature's policy did with them; dropped keys included.",
         lambda counts: counts.missing_ids,
     ),
-    ("table_oov_keys_total", "Keys (strings, integers) that are not in the vocabulary.", lambda c: c.oov_keys),
-    ("table_read_bytes_total", "Bytes of the rows that those ids have.", lambda counts: counts.read_bytes),
+    (
+        "table_oov_keys_total",
+        "String and integer keys that are not in the vocabulary, with an OOV row or without.",
+        lambda c: c.oov_keys,
+    ),
+    ("table_read_bytes_total", "Bytes of the rows that lookups read from the table.", lambda counts: counts.read_bytes),
 )
 
 
@@ -120,7 +124,7 @@ def batch_lines(batches: Batches) -> list[str]:
     waits = Times(QUEUE)
     for of_pool in batches.waits.values():
         waits.merge(of_pool)
-    lines = _times("queue_seconds", "Time that requests waited for their batch.", [("", waits)])
+    lines = _times("queue_seconds", "Seconds that requests waited for their batch.", [("", waits)])
     name = _PREFIX + "batched_requests_total"
     lines += family(name, "counter", "Requests in batches that were run; one that is split counts in each.")
     lines.append(sample(name, "", float(batches.num_requests)))

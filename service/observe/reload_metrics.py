@@ -32,9 +32,13 @@ class ReloadCounter:
             counts, is_current = dict(self._counts), self._is_current
         if not any(counts.values()):
             return []
-        lines = family(RELOADS, "counter", "Texts of --auth_config that were new, by what became of them.")
+        lines = family(RELOADS, "counter", "New contents of --auth_config: taken or refused.")
         lines += [sample(RELOADS, labels({"result": result}), float(count)) for result, count in counts.items()]
-        lines += family(IS_CURRENT, "gauge", "Whether what --auth_config says is in force: 0 where it was refused.")
+        lines += family(
+            IS_CURRENT,
+            "gauge",
+            "1: the content of --auth_config is in force; 0: it was refused, and the content before it is.",
+        )
         return [*lines, sample(IS_CURRENT, "", float(is_current))]
 
     def _count(self, result: str) -> None:

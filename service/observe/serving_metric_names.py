@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from service.engine.call import Subject
 from service.observe.batch_metrics import Batches
@@ -48,7 +49,7 @@ class Counted:
 def serving_lines(counted: Counted) -> list[str]:
     """Returns the lines of TensorFlow Serving's metrics; like it, sorts families by name and samples by labels."""
     lines = []
-    for name, (kind, samples) in _FAMILIES.items():
+    for name, (kind, samples, _) in _FAMILIES.items():
         lines += family(name, kind)
         lines += samples(name, counted)
     return lines
@@ -165,21 +166,50 @@ def _padding_rows(name: str, counted: Counted) -> list[str]:
     return _rows(name, [(labels({"execution_batch_size": size}), rows) for size, rows in found], _BATCH)
 
 
+class _Family(NamedTuple):
+    """One metric. samples: returns its lines. about: its meaning, which TensorFlow Serving's text does not show."""
+
+    kind: Kind
+    samples: Callable[[str, Counted], list[str]]
+    about: str
+
+
 _BATCHING = ":tensorflow:serving:batching_session:"
-# The metric families are sorted by name; TensorFlow Serving, too, writes families that have no samples.
-_FAMILIES: Mapping[str, tuple[Kind, Callable[[str, Counted], list[str]]]] = {
-    ":tensorflow:core:graph_run_time_usecs": ("counter", _graph_time),
-    ":tensorflow:core:graph_runs": ("counter", _graph_runs),
-    _BATCHING + "input_batch_size": ("histogram", _input_rows),
-    _BATCHING + "padding_size": ("histogram", _padding_rows),
-    _BATCHING + "processed_batch_size": ("histogram", _processed_rows),
-    _BATCHING + "queuing_latency": ("histogram", _queuing_latency),
-    _BATCHING + "wrapped_run_count": ("counter", _wrapped_runs),
-    ":tensorflow:serving:model_warmup_latency": ("histogram", _warmup_latency),
-    ":tensorflow:serving:model_warmup_records_read": ("counter", _warmup_records),
-    ":tensorflow:serving:request_count": ("counter", _requests),
-    ":tensorflow:serving:request_example_count_total": ("counter", _example_total),
-    ":tensorflow:serving:request_example_counts": ("histogram", _example_counts),
-    ":tensorflow:serving:request_latency": ("histogram", _request_latency),
-    ":tensorflow:serving:runtime_latency": ("histogram", _runtime_latency),
+# Sorted; TensorFlow Serving also opens families that have no samples.
+_FAMILIES: Mapping[str, _Family] = {
+    ":tensorflow:core:graph_run_time_usecs": _Family(
+        "counter", _graph_time, "Microseconds that requests took in a graph."
+    ),
+    ":tensorflow:core:graph_runs": _Family("counter", _graph_runs, "Requests that a graph answered."),
+    _BATCHING + "input_batch_size": _Family("histogram", _input_rows, "Rows of each request that is batched."),
+    _BATCHING + "padding_size": _Family("histogram", _padding_rows, "Rows of each batch that are padding."),
+    _BATCHING + "processed_batch_size": _Family("histogram", _processed_rows, "Rows of each batch, padding included."),
+    _BATCHING + "queuing_latency": _Family(
+        "histogram", _queuing_latency, "Microseconds that requests waited for their batch."
+    ),
+    _BATCHING + "wrapped_run_count": _Family("counter", _wrapped_runs, "Batches."),
+    ":tensorflow:serving:model_warmup_latency": _Family(
+        "histogram", _warmup_latency, "Microseconds that the replay of a version's warm-up requests took."
+    ),
+    ":tensorflow:serving:model_warmup_records_read": _Family(
+        "counter", _warmup_records, "Warm-up requests that were replayed."
+    ),
+    ":tensorflow:serving:request_count": _Family("counter", _requests, "Requests to a signature, by canonical code."),
+    ":tensorflow:serving:request_example_count_total": _Family(
+        "counter", _example_total, "Examples of Classify, Regress and MultiInference."
+    ),
+    ":tensorflow:serving:request_example_counts": _Family(
+        "histogram", _example_counts, "Examples of each Classify, Regress or MultiInference."
+    ),
+    ":tensorflow:serving:request_latency": _Family(
+        "histogram",
+        _request_latency,
+        "Microseconds from the whole request to the encoded answer, of requests that succeeded.",
+    ),
+    ":tensorflow:serving:runtime_latency": _Family(
+        "histogram",
+        _runtime_latency,
+        "Microseconds in the tables or the graph, of successes; runtime: TF1 for graphs, lookup for lookups.",
+    ),
 }
+MEANINGS: Mapping[str, str] = {name: one.about for name, one in _FAMILIES.items()}

@@ -54,19 +54,19 @@ class TlsCounter:
             *_family(
                 "certificate_end_timestamp_seconds",
                 "gauge",
-                "When the first of the certificates ends that are shown to clients.",
+                "Seconds since 1970 at which the first of the certificates ends that the port shows.",
                 {labels({"api": api}): end_s for api, end_s in ends_s.items()},
             ),
             *_family(
                 "reloads_total",
                 "counter",
-                "Changed files with certificates, by whether they were taken.",
+                "Changed files with certificates: taken or refused.",
                 {labels({"api": api, "outcome": outcome}): count for (api, outcome), count in reloads.items()},
             ),
             *_family(
                 "handshakes_failed_total",
                 "counter",
-                "Connections that ended before they were secured; not known of grpcio's.",
+                "Connections that ended before they were secured; 0 where grpcio has the port.",
                 {labels({"api": api}): count for api, count in failed.items()},
             ),
         ]

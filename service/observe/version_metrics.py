@@ -45,13 +45,21 @@ class VersionStates:
         about = "State of each model version: 10 START, 20 LOADING, 30 AVAILABLE, 40 UNLOADING, 50 END."
         lines = family(STATE, "gauge", about)
         lines += [sample(STATE, _named(*key), float(status.state)) for key, status in statuses]
-        lines += family(ERROR, "gauge", "1 for a version that ended with an error, by canonical code.")
+        lines += family(
+            ERROR,
+            "gauge",
+            "1 for a version that ended with an error, by canonical code; DATA_LOSS: its files are damaged.",
+        )
         lines += [
             sample(ERROR, labels({"code": status.code, "model": model, "version": version}), 1.0)
             for (model, version), status in statuses
             if status.code != "OK"
         ]
-        lines += family(LOAD_FAILURES, "gauge", "How often a version failed to load, of those that did not load since.")
+        lines += family(
+            LOAD_FAILURES,
+            "gauge",
+            "How often the version failed to load; gone once it has loaded, or its folder is gone.",
+        )
         return lines + [
             sample(LOAD_FAILURES, _named(*key), float(count)) for key, count in sorted(self._failures.copy().items())
         ]
@@ -64,9 +72,14 @@ def _named(model: str, version: int) -> str:
 _PREFIX = "embedding_server_delta_"
 _FAMILIES: tuple[tuple[str, Kind, str, Callable[[DeltaStatus], float]], ...] = (
     ("last_sequence", "gauge", "Highest number of a delta that is answered.", lambda status: status.last_sequence),
-    ("rows", "gauge", "Rows that differ from the version's own, or did.", lambda status: status.rows),
+    ("rows", "gauge", "Rows that differ from the exported rows, or did.", lambda status: status.rows),
     ("pending", "gauge", "Deltas that were read and are not answered yet.", lambda status: status.pending),
-    ("lag_seconds", "gauge", "For how long the oldest delta waits, or can not be read.", lambda status: status.lag_s),
+    (
+        "lag_seconds",
+        "gauge",
+        "Seconds for which the oldest delta has waited, or could not be read.",
+        lambda status: status.lag_s,
+    ),
     ("missing", "gauge", "Numbers below the last one that never came.", lambda status: status.missing),
     ("applied_total", "counter", "Deltas that were applied.", lambda status: status.applied),
 )

@@ -33,7 +33,7 @@ WORDS = {
 }
 # Where the documents name metrics, and where of these each one of ours is described.
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-DESCRIBED = ("monitoring.md", "deltas.md")
+DESCRIBED = ("metrics.md",)
 # Of files that this server reads only where it is told to.
 OF_TLS = {
     f"embedding_server_tls_{part}"

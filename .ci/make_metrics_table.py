@@ -1,0 +1,122 @@
+"""Writes docs/metrics.md from a server's own exposition, in which each family has a sample; `--check` only compares."""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import NamedTuple, cast
+
+import generated_page
+
+from service.engine.admission_limits import Limits
+from service.engine.call import Finished, Subject
+from service.engine.deltas import Deltas, DeltaStatus
+from service.engine.model_config import ModelConfig, RequestLogConfig
+from service.engine.servable import LoadedServable, Servable
+from service.errors import ArtifactError, Overloaded
+from service.observe.metrics import Metrics
+from service.observe.request_logs import RequestLogs
+from service.observe.serving_metric_names import MEANINGS
+from service.types import State, TableCounts, VersionStatus
+
+HEAD = """\
+# Metrics
+
+Every metric of `GET /metrics`, with the labels that its series have. Rates, alerts and what the labels mean:
+[monitoring.md](monitoring.md).
+
+This file is generated from the code that declares the metrics (`make generated`).
+"""
+SECTIONS = {
+    "embedding_server_": "Of this server",
+    ":tensorflow:": "Of TensorFlow Serving, under its own names",
+    "": "Of the process",
+}
+SECTION_HEAD = """
+## %s
+
+| Name | Type | Labels | Meaning |
+|---|---|---|---|
+"""
+
+
+class Family(NamedTuple):
+    """One metric. labels: without le, which every histogram has."""
+
+    kind: str
+    labels: tuple[str, ...]
+    about: str
+
+
+def exposition() -> str:
+    """Returns the text of a server to which everything that it counts has happened once."""
+    with tempfile.TemporaryDirectory() as folder:
+        logs = RequestLogs(tags=[], max_bytes=1, max_files=1, has_answers=True)
+        logs.configure([ModelConfig("m", "/m", request_log=RequestLogConfig(str(Path(folder) / "log"), 1.0))])
+        metrics = Metrics(lambda: [LoadedServable(_servable(), 0)], [logs.metric_lines])
+        _report(metrics)
+        text = metrics.render()[0].decode()
+        logs.stop()
+    return text
+
+
+def _servable() -> Servable:
+    delta_status = DeltaStatus(0, 0, 0, 0, 0.0, 0, {"format": 1}, {"full": 1})
+    deltas = cast(Deltas, SimpleNamespace(status=lambda: delta_status))
+    return Servable("m", 1, {}, {}, table_counts=lambda: {"t": TableCounts()}, deltas=deltas)
+
+
+def _report(metrics: Metrics) -> None:
+    for method in ("Predict", "Classify"):
+        subject = Subject("grpc", method, "m", 1, "s")
+        metrics.requests.finished(Finished(subject, "predict", None, 0.001, 0.001, 1))
+    # Another version: the counts of one that ends go with it.
+    metrics.version_changed("m", VersionStatus(2, State.LOADING))
+    metrics.version_changed("m", VersionStatus(2, State.END, ArtifactError.code, "why"))
+    metrics.batches.arrived(rows=1)
+    metrics.batches.processed(requests=1, rows=1, padding=0, queue_seconds=[0.0])
+    metrics.batches.rejected(error=Overloaded())
+    metrics.admission.held_by_core({"m": 1})
+    metrics.limits = Limits()
+    metrics.admission.refused("m", "queue")
+    metrics.admission.waited("m", 0.0)
+    metrics.admission.connection_dropped("connections")
+    metrics.auth.accepted()
+    metrics.tls.accepted("grpc", 0.0)
+    metrics.warmups.warmed_up(model="m", version=1, path="/m/1", status="OK", seconds=0.0, records=1)
+
+
+def families(text: str) -> dict[str, Family]:
+    """Returns the metrics of an exposition by name; a histogram's _bucket, _sum and _count are one."""
+    kinds = dict(re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE))
+    about = dict(re.findall(r"^# HELP (\S+) (.*)$", text, re.MULTILINE)) | MEANINGS
+    labels: dict[str, set[str]] = {}
+    for sample, labelled in re.findall(r"^([^\s#{]+)(?:\{(.*)\})? \S+$", text, re.MULTILINE):
+        name = sample if sample in kinds else re.sub(r"_(bucket|sum|count)$", "", sample)
+        labels.setdefault(name, set()).update(re.findall(r'(\w+)="', labelled))
+    return {name: Family(kind, tuple(sorted(labels[name] - {"le"})), about[name]) for name, kind in kinds.items()}
+
+
+def page() -> str:
+    """Returns the page."""
+    return HEAD + "".join(_sections(families(exposition())))
+
+
+def _sections(found: dict[str, Family]) -> Iterator[str]:
+    for begin, title in SECTIONS.items():
+        names = [name for name in found if begin == next(one for one in SECTIONS if name.startswith(one))]
+        yield SECTION_HEAD % title
+        for name in sorted(names):
+            kind, labels, about = found[name]
+            yield generated_page.row(f"`{name}`", kind, ", ".join(labels), about)
+
+
+if __name__ == "__main__":
+    # What is reported is no fault, and needs no line on the terminal.
+    logging.disable()
+    sys.exit(generated_page.run({"metrics.md": page()}))
