@@ -62,6 +62,11 @@ class GuardedEngine(Engine):
         return self._engine.is_ready
 
     @property
+    def is_draining(self) -> bool:
+        """See Engine; of the whole server."""
+        return self._engine.is_draining
+
+    @property
     def admission(self) -> Admission:  # type: ignore[override]
         """See Engine; of the whole server."""
         return self._engine.admission
@@ -95,6 +100,10 @@ class GuardedEngine(Engine):
     def describe(self, ref: ModelRef) -> ModelDescription:
         """See Engine: right "metadata"."""
         return self._for(ref.name, "metadata").describe(ref)
+
+    def require_ready(self, ref: ModelRef) -> str:
+        """See Engine: right "metadata"."""
+        return self._for(ref.name, "metadata").require_ready(ref)
 
     def statuses(self, name: str, version: int | None = None) -> list[VersionStatus]:
         """See Engine: right "metadata"."""

@@ -34,6 +34,11 @@ class ServerSettings:
         "Whether a model whose base path has no version to load ends the start with exit status 1. Without it the "
         "server waits for the version, as TensorFlow Serving does.",
     )
+    strict_readiness: bool = setting(
+        False,
+        "Whether readiness needs every model. Without it the server is ready once every model was tried and one "
+        "answers, so a fault of one model takes no server from its load balancer.",
+    )
     model_reload_timeout_s: float = setting(
         300.0, "Seconds that a new list of models, by file or by request, gets until its new models answer.", 0, 86400
     )
@@ -236,7 +241,10 @@ class ServerSettings:
         False, "Answer Predict over gRPC in tensor_content instead of the *_val fields."
     )
     shutdown_delay_s: float = setting(
-        0.0, "Seconds between failing /readyz and no longer accepting, for load balancers to notice.", 0, 3600
+        0.0,
+        "Seconds between failing readiness on every wire and no longer accepting, for load balancers to notice.",
+        0,
+        3600,
     )
     keep_freed_mib: int = setting(
         64, "MiB of freed memory that malloc keeps for the next answers, in each of two arenas; 0: as it is.", 0, 1024

@@ -95,8 +95,7 @@ class Health:
             self.set(name, is_serving)
         models = set(engine.models())
         for name in models:
-            # A server that is not ready although no model has a problem is shutting down, and then no model is.
-            self.set(name, name not in problems and (is_serving or bool(problems)))
+            self.set(name, name not in problems and not engine.is_draining)
         for name in self._models - models:
             self.set(name, False)
         self._models |= models

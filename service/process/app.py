@@ -32,6 +32,7 @@ from service.observe.recent_requests import RecentRequests
 from service.observe.request_logs import RequestLogs
 from service.observe.statusz import Statusz, overload
 from service.observe.tracing import TracingUnavailable, start_tracing
+from service.observe.version_metrics import readiness_lines
 from service.process.http_parts import HttpParts, Ports, metrics_paths_of
 from service.process.model_lists import ModelLists
 from service.types import State, VersionStatus
@@ -69,9 +70,14 @@ class App:
             has_answers=settings.request_log_answers,
         )
         self._routes = _route_publisher(settings, self._request_logs)
-        self._registry = Registry(self._version_changed, self._routes)
+        self._registry = Registry(
+            self._version_changed, self._routes, on_problem=self._show_health, is_strict=settings.strict_readiness
+        )
+        # Held from a read of readiness until it is shown: an older reading must not replace a newer one.
+        self._showing_health = threading.Lock()
         self._recent = RecentRequests(settings.slow_request_s)
-        self._metrics = Metrics(self._registry.loaded, [self._request_logs.metric_lines], self._recent)
+        more = [self._readiness_lines, self._request_logs.metric_lines]
+        self._metrics = Metrics(self._registry.loaded, more, self._recent)
         self._stop = asyncio.Event()
         self._stop_watching = threading.Event()
         self._is_complete = threading.Event()
@@ -274,7 +280,7 @@ class App:
         for beside in (self._pages, self._verification):
             if beside is not None:
                 beside.stop()
-        self._servers.set_serving(False)
+        self._show_health()
         await asyncio.sleep(settings.shutdown_delay_s)
         await self._servers.stop()
         self._stop_watching.set()
@@ -296,8 +302,13 @@ class App:
         level = logging.INFO if status.state in (State.AVAILABLE, State.END) else logging.DEBUG
         logger.log(level, "version state", extra=extra)
 
+    def _readiness_lines(self) -> list[str]:
+        registry = self._registry
+        return readiness_lines(registry.is_ready, {name: not registry.problem(name) for name in registry.models()})
+
     def _show_health(self) -> None:
-        self._servers.set_serving(self._registry.is_ready)
+        with self._showing_health:
+            self._servers.set_serving(self._registry.is_ready)
 
 
 def _route_publisher(settings: Settings, logs: RequestLogs) -> RoutePublisher | None:

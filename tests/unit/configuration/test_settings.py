@@ -120,6 +120,7 @@ OTHER_VALUES: dict[str, tuple[str, Any]] = {
     "lookup_threads": ("4", 4),
     "max_bytes_in_flight": ("100000000", 100_000_000),
     "strict": ("true", True),
+    "strict_readiness": ("true", True),
     "max_rows_in_flight": ("7", 7),
     "max_queued_requests": ("0", 0),
     "max_queue_ms": ("20", 20),
