@@ -20,7 +20,7 @@ class ServerSettings:
 
     model_base_path: str = setting(
         "",
-        "Folder of the model, with one sub-folder per version named by an integer; not used with a model_config_file.",
+        "Folder with a sub-folder per version, or such a place in an object store; not used with a model_config_file.",
     )
     model_name: str = setting("default", "Name under which the model is served; not used with a model_config_file.")
     model_config_file: str = setting(
@@ -34,11 +34,7 @@ class ServerSettings:
         "Whether a model whose base path has no version to load ends the start with exit status 1. Without it the "
         "server waits for the version, as TensorFlow Serving does.",
     )
-    strict_readiness: bool = setting(
-        False,
-        "Whether readiness needs every model. Without it the server is ready once every model was tried and one "
-        "answers, so a fault of one model takes no server from its load balancer.",
-    )
+    strict_readiness: bool = setting(False, "Whether readiness needs every model to answer, and not only one of them.")
     model_reload_timeout_s: float = setting(
         300.0, "Seconds that a new list of models, by file or by request, gets until its new models answer.", 0, 86400
     )

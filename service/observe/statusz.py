@@ -39,6 +39,7 @@ class Statusz:
     version: returns the version of the server.
     requests: what was counted of versions that are there.
     logs: of each model with a request log, its counts.
+    stores: of each model in an object store, what was fetched of it.
     overload: what is in flight, and what was refused.
     data_plane: what answers requests.
     """
@@ -49,6 +50,7 @@ class Statusz:
     recent: RecentRequests
     requests: Callable[[], Requests]
     logs: Callable[[], Mapping[str, Mapping[str, Any]]] = dict
+    stores: Callable[[], list[Document]] = list
     overload: Callable[[], Document] = dict
     data_plane: Callable[[], Document] = dict
     started_s: float = field(default_factory=time.time)
@@ -66,6 +68,7 @@ class Statusz:
             "slow_requests": [_noted(one) for one in self.recent.slowest()],
             "last_errors": [_noted(one) for one in self.recent.failures()],
             "request_logs": dict(self.logs()),
+            "stores": self.stores(),
             "settings": shown_settings(self.settings),
         }
 
