@@ -23,7 +23,7 @@ COPY pyproject.toml ./
 RUN python -c "import pathlib, tomllib; \
 project = tomllib.loads(pathlib.Path('pyproject.toml').read_text())['project']; \
 extras = project['optional-dependencies']; \
-lists = {'serve': project['dependencies'], 'full': extras['tensorflow'] + extras['export'], \
+lists = {'serve': project['dependencies'], 'full': extras['tensorflow'] + extras['export'] + extras['stores'], \
          'load': [name for name in extras['loadtest'] if not name.startswith('tensorflow')]}; \
 [pathlib.Path(f'{target}.txt').write_text('\n'.join(sorted(set(names))) + '\n') for target, names in lists.items()]"
 

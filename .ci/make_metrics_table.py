@@ -22,6 +22,8 @@ from service.errors import ArtifactError, Overloaded
 from service.observe.metrics import Metrics
 from service.observe.request_logs import RequestLogs
 from service.observe.serving_metric_names import MEANINGS
+from service.observe.store_metrics import store_lines
+from service.observe.version_metrics import readiness_lines
 from service.types import State, TableCounts, VersionStatus
 
 HEAD = """\
@@ -58,7 +60,9 @@ def exposition() -> str:
     with tempfile.TemporaryDirectory() as folder:
         logs = RequestLogs(tags=[], max_bytes=1, max_files=1, has_answers=True)
         logs.configure([ModelConfig("m", "/m", request_log=RequestLogConfig(str(Path(folder) / "log"), 1.0))])
-        metrics = Metrics(lambda: [LoadedServable(_servable(), 0)], [logs.metric_lines])
+        counts = SimpleNamespace(read_bytes=0, listings=0, failures=0, fetched=0)
+        more = [lambda: readiness_lines(True, {"m": True}), lambda: store_lines([("m", counts, True)])]
+        metrics = Metrics(lambda: [LoadedServable(_servable(), 0)], [logs.metric_lines, *more])
         _report(metrics)
         text = metrics.render()[0].decode()
         logs.stop()

@@ -66,6 +66,12 @@ MAY_IMPORT: dict[str, Row] = {
         _BASE | {"service.artifact.plain_file", "service.engine", "service.near_names", "service.wire"}
     ),
     "service.healthcheck": Row({"service.artifact.plain_file", "service.configuration", "service.wire"}),
+    # The only object stores of the server. obstore is an optional extra, which process.object_stores imports where
+    # --store_cache_dir asks for it.
+    "service.stores": Row(
+        _FORMATS | {"service.engine.base_paths"},
+        {"obstore"},
+    ),
     "service.deltas": Row(
         _FORMATS | {"service.tables", "service.engine.deltas", "service.engine.registry", "service.engine.servable"},
         {"numpy"},

@@ -63,6 +63,11 @@ class GuardedEngine(Engine):
         return self._engine.is_ready
 
     @property
+    def is_draining(self) -> bool:
+        """Says whether the whole server is shutting down."""
+        return self._engine.is_draining
+
+    @property
     def admission(self) -> Admission:  # type: ignore[override]
         """The limits on requests in flight, of the whole server."""
         return self._engine.admission
@@ -99,6 +104,10 @@ class GuardedEngine(Engine):
     def describe(self, ref: ModelRef) -> ModelDescription:
         """Returns a servable's signatures, for callers with the right "metadata" on the model."""
         return self._for(ref.name, "metadata").describe(ref)
+
+    def require_ready(self, ref: ModelRef) -> str:
+        """Returns the name of a model that can answer, for callers with the right "metadata" on the model."""
+        return self._for(ref.name, "metadata").require_ready(ref)
 
     def statuses(self, name: str, version: int | None = None) -> list[VersionStatus]:
         """Returns the states of a model's versions, for callers with the right "metadata" on the model."""

@@ -94,7 +94,7 @@ class ListenerSettings(ServerSettings):
     )
     shutdown_delay_s: float = setting(
         0.0,
-        "Seconds at shutdown between the failure of /readyz and the closing of ports, for load balancers to notice.",
+        "Seconds at shutdown between failing readiness on every wire and closing ports, for load balancers to notice.",
         0,
         3600,
     )

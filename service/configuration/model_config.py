@@ -11,7 +11,7 @@ from pathlib import Path
 from service.artifact.plain_file import read_plain_file
 from service.configuration.settings import Settings
 from service.engine.base_paths import fault_of
-from service.engine.model_config import ModelConfig
+from service.engine.model_config import ModelConfig, is_in_store
 from service.errors import DeadlineExceeded, InvalidRequest, ReloadFailed, ServiceError
 from service.wire.model_config_proto import parse_config_text
 
@@ -23,7 +23,8 @@ _EMPTY = "{} is empty; to serve no models it must say model_config_list {{}}"
 
 def single_model(settings: Settings) -> Models:
     """Returns the list of models for --model_name and --model_base_path: one model."""
-    return (ModelConfig(settings.model_name, str(Path(settings.model_base_path).absolute())),)
+    path = settings.model_base_path
+    return (ModelConfig(settings.model_name, path if is_in_store(path) else str(Path(path).absolute())),)
 
 
 def base_path_faults(settings: Settings) -> list[str]:

@@ -19,7 +19,7 @@ class ServerSettings:
 
     model_base_path: str = setting(
         "",
-        "Folder of the model, with one sub-folder per version named by an integer; not used with a model_config_file.",
+        "Folder with a sub-folder per version, or such a place in an object store; not used with a model_config_file.",
     )
     model_name: str = setting("default", "Name under which the model is served; not used with a model_config_file.")
     model_config_file: str = setting(
@@ -33,6 +33,7 @@ class ServerSettings:
         "Whether the start ends with exit status 1 if a model's base path has no version to load. Else the server "
         "waits for a version, as TensorFlow Serving does.",
     )
+    strict_readiness: bool = setting(False, "Whether readiness needs every model to answer, and not only one of them.")
     model_reload_timeout_s: float = setting(
         300.0, "Seconds within which the new models of a new list, from the file or a request, must answer.", 0, 86400
     )

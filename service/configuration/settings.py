@@ -24,6 +24,7 @@ SECTIONS: Mapping[str, str] = {
     "grpc_socket_path": "gRPC",
     "shutdown_delay_s": "Shutdown and memory",
     "request_log_file_mib": "Logs and traces",
+    "store_cache_dir": "Object stores",
     "data_plane": "Data plane",
     "warm": "Tables in memory",
     "delta_poll_wait_seconds": "Changes of rows",
@@ -34,6 +35,20 @@ SECTIONS: Mapping[str, str] = {
 class Settings(ListenerSettings):
     """All settings of the server; every field is a flag of the same name and a variable EMB_<NAME>."""
 
+    store_cache_dir: str = setting(
+        "",
+        "Folder to which versions in object stores are fetched (extra [stores]), and from which they are mapped; of "
+        "this server alone. Without one base paths are folders.",
+    )
+    store_cache_mib: int = setting(
+        0,
+        "MiB of versions that this folder may hold; 0: as many as its disk has. A swap needs room for both.",
+        0,
+        1 << 40,
+    )
+    store_poll_wait_seconds: float = setting(
+        60.0, "Seconds between listings of a model's versions in an object store, give or take a fifth.", 0.01, 86400
+    )
     data_plane: Literal["auto", "native", "python"] = setting(
         "auto",
         "The part of the server that answers requests: 'native' is the compiled core, with many threads; 'python' is "

@@ -7,6 +7,7 @@ import ipaddress
 import re
 
 from service.configuration.settings import Settings
+from service.engine.model_config import is_in_store
 
 _MAX_THREADS = 1024
 _ORIGIN = r"https?://[a-z0-9.-]+(:[0-9]+)?|https?://\[[0-9a-f:]+\](:[0-9]+)?"
@@ -18,6 +19,11 @@ def faults_of(settings: Settings) -> list[str]:
     if not settings.model_base_path and not settings.model_config_file:
         found.append(
             "--model_base_path or --model_config_file is required, for example --model_base_path=models/movielens"
+        )
+    if is_in_store(settings.model_base_path) and not settings.model_config_file and not settings.store_cache_dir:
+        found.append(
+            f"--model_base_path={settings.model_base_path} is in an object store, so --store_cache_dir must name a "
+            "folder for its versions"
         )
     if not settings.model_name or "/" in settings.model_name:
         found.append(f"--model_name is {settings.model_name!r}: it must not be empty or hold a '/'")

@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from itertools import islice
 from pathlib import Path
 
-from service.engine.model_config import ModelConfig
+from service.engine.model_config import ModelConfig, is_in_store
 from service.engine.version_policy import wanted_versions
 
 SAVED_MODEL = "saved_model.pb"
@@ -31,12 +31,29 @@ def find_versions(base_path: Path) -> dict[int, Path]:
     A number beyond int64 is no version: no wire could name it. Of two folders for one number the last by name counts.
     """
     paths = sorted(base_path.iterdir())
-    numbered = {int(p.name): p for p in paths if _is_number(p.name) and p.is_dir()}
-    return {version: path for version, path in numbered.items() if version < 2**63}
+    numbered = {version_number(path.name): path for path in paths if _is_number(path.name) and path.is_dir()}
+    return {version: path for version, path in numbered.items() if version is not None}
+
+
+def version_number(name: str) -> int | None:
+    """Returns the version that a folder's name means; None where it means none.
+
+    >>> version_number("0012"), version_number("12a"), version_number(str(2**63))
+    (12, None, None)
+    """
+    if not _is_number(name):
+        return None
+    version = int(name)
+    return version if version < 2**63 else None
 
 
 def fault_of(config: ModelConfig) -> str:
-    """Returns one line that says why a model's base path has no version to load; "" where it has one."""
+    """Returns one line that says why a model's base path has no version to load; "" where it has one.
+
+    An object store is not looked into: only the server itself asks a store.
+    """
+    if is_in_store(config.base_path):
+        return ""
     try:
         found = find_versions(Path(config.base_path))
     except OSError as error:

@@ -21,6 +21,7 @@ from service.errors import (
     ConfigConflict,
     DeltaRefused,
     ModelNotFound,
+    NotReady,
     ServiceError,
     SignatureNotFound,
     TableNotFound,
@@ -228,8 +229,25 @@ class Engine:
 
     @property
     def is_ready(self) -> bool:
-        """Whether every configured model can answer requests."""
+        """Says whether a load balancer shall send requests to this server; see Registry."""
         return self._registry.is_ready
+
+    @property
+    def is_draining(self) -> bool:
+        """Says whether the server is shutting down."""
+        return self._registry.is_draining
+
+    def require_ready(self, ref: ModelRef) -> str:
+        """Returns the name of a model that can answer, for clients that ask before they send requests.
+
+        Raises:
+          ModelNotFound, VersionNotFound, LabelNotFound: the server has no such model, version or label.
+          NotReady: no version of the model can answer, or the server is shutting down.
+        """
+        name = self.describe(ref).name
+        if self.is_draining:
+            raise NotReady("The server is shutting down.")
+        return name
 
     def problems(self) -> dict[str, str]:
         """Returns model -> the reason why it can not answer requests, for the models that can not."""

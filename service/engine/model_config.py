@@ -15,6 +15,7 @@ from service.errors import InvalidRequest
 
 PLATFORM = "tensorflow"
 _URI = re.compile(r"[A-Za-z][A-Za-z0-9.]*://")
+_IN_STORE = re.compile(r"(s3|gs|az)://[^/]+(/.*)?")
 
 
 # The types of log collector that a logging_config may name; "" where the config names no type.
@@ -38,7 +39,7 @@ class RequestLogConfig:
 class ModelConfig:
     """The configuration of one model.
 
-    base_path: absolute folder of the model's versions.
+    base_path: absolute folder of the model's versions, or a URI of an object store.
     labels: label -> version.
     platform: "" if the list of models names none for the model.
     request_log: from the model's logging_config; None without one.
@@ -52,8 +53,21 @@ class ModelConfig:
     request_log: RequestLogConfig | None = None
 
 
-def check_list(configs: Sequence[ModelConfig]) -> None:
-    """Refuses missing or repeated model names, and base paths that are not absolute; raises InvalidRequest."""
+def is_in_store(base_path: str) -> bool:
+    """Says whether a base path is the URI of a bucket, or of a place in one.
+
+    >>> [is_in_store(path) for path in ("s3://bucket/m", "gs://bucket", "s3:///m", "hdfs://host/m", "/m")]
+    [True, True, False, False, False]
+    """
+    return _IN_STORE.fullmatch(base_path) is not None
+
+
+def check_list(configs: Sequence[ModelConfig], *, has_stores: bool = False) -> None:
+    """Refuses missing or repeated model names, and base paths that can not be read; raises InvalidRequest.
+
+    Args:
+      has_stores: whether base paths may lie in object stores.
+    """
     names: set[str] = set()
     for config in configs:
         if config.name in names:
@@ -62,9 +76,17 @@ def check_list(configs: Sequence[ModelConfig]) -> None:
     for config in configs:
         if not config.name:
             raise InvalidRequest(f"A model without a name is listed, its base_path is {config.base_path}")
+        if is_in_store(config.base_path):
+            if not has_stores:
+                raise InvalidRequest(
+                    f"Model {config.name}: base_path {config.base_path} is in an object store, so --store_cache_dir "
+                    "must name a folder for its versions"
+                )
+            continue
         if _URI.match(config.base_path):
             raise InvalidRequest(
-                f"Model {config.name}: base_path {config.base_path} is a URI; this server reads mounted folders only"
+                f"Model {config.name}: base_path {config.base_path} is a URI; this server reads mounted folders, and "
+                "s3://, gs:// and az://"
             )
         if not config.base_path.startswith("/"):
             raise InvalidRequest(

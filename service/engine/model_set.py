@@ -76,7 +76,7 @@ class ModelSet:
           InvalidRequest: engine.model_config refuses the list.
           ConfigConflict: a label points to a version that is not AVAILABLE.
         """
-        check_list(configs)
+        check_list(configs, has_stores=self._rules.open_store is not None)
         check_platforms_kept(self._configs, configs)
         for config in configs:
             for label, version in config.labels.items():

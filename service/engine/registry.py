@@ -61,6 +61,7 @@ class _Model:
     early: the lookups that a version answers while it loads; None if no version does, or a version is available.
     spoilt: versions whose load failed while their lookups were answered.
     is_configured: requests may reach the model; a model that is being added or removed shows in status only.
+    is_tried: a version was AVAILABLE once, or failed to load, or the model's folder had none to load.
     """
 
     statuses: Mapping[int, VersionStatus] = field(default_factory=dict)
@@ -69,6 +70,7 @@ class _Model:
     spoilt: frozenset[int] = frozenset()
     problem: str = ""
     is_configured: bool = True
+    is_tried: bool = False
     labels: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -81,11 +83,22 @@ class Registry:
       on_transition: called with (model, status) after each change of state; UNKNOWN: status does not show a failed
         version any more.
       publish: called with the new routes after each change: before AVAILABLE is reported, and before an unload waits.
+      on_problem: called after a model's problem was noted, which may change readiness without a change of state.
+      is_strict: readiness needs every configured model, and not only one.
     """
 
-    def __init__(self, on_transition: Callable[[str, VersionStatus], None], publish: Publish | None = None) -> None:
+    def __init__(
+        self,
+        on_transition: Callable[[str, VersionStatus], None],
+        publish: Publish | None = None,
+        *,
+        on_problem: Callable[[], None] = lambda: None,
+        is_strict: bool = False,
+    ) -> None:
         self._on_transition = on_transition
         self._publish_routes = publish
+        self._on_problem = on_problem
+        self._is_strict = is_strict
         self._snapshot: Mapping[str, _Model] = {}
         self._write = threading.Lock()
         self._is_draining = False
@@ -234,9 +247,23 @@ class Registry:
 
     @property
     def is_ready(self) -> bool:
-        """Whether every configured model has an AVAILABLE version, and the server is not draining."""
+        """Says whether a load balancer shall send requests to this server.
+
+        Every configured model must have been tried, and one of them must have an AVAILABLE version. Under is_strict
+        every configured model must have one. A server that drains is not ready.
+        """
         configured = [model for model in self._snapshot.values() if model.is_configured]
-        return bool(configured) and not self._is_draining and all(model.available for model in configured)
+        if self._is_draining or not configured:
+            return False
+        if self._is_strict:
+            return all(model.available for model in configured)
+        # An untried model still loads: without this wait, a rolling update would replace servers that have the model.
+        return all(model.is_tried for model in configured) and any(model.available for model in configured)
+
+    @property
+    def is_draining(self) -> bool:
+        """Says whether the server is shutting down."""
+        return self._is_draining
 
     def drain(self) -> None:
         """Makes is_ready False for good; requests are still answered, because the transports decide when to stop."""
@@ -252,7 +279,8 @@ class Registry:
             old = self._snapshot.get(name, _Model())
             # The loaded versions of an earlier model with this name stay: that model's thread is about to unload them.
             live = {v: s for v, s in old.statuses.items() if s.state is not State.END}
-            new = _Model(live, old.available, old.early, old.spoilt, is_configured=is_configured)
+            is_tried = bool(old.available)
+            new = _Model(live, old.available, old.early, old.spoilt, is_configured=is_configured, is_tried=is_tried)
             self._snapshot = {**self._snapshot, name: new}
             self._tell_routes()
         self._told_no_more(name, (s for v, s in old.statuses.items() if v not in live))
@@ -287,7 +315,9 @@ class Registry:
         """Stores why a model has no versions at all, for readiness and errors."""
         with self._write:
             if model := self._snapshot.get(name):
-                self._snapshot = {**self._snapshot, name: replace(model, problem=problem)}
+                new = replace(model, problem=problem, is_tried=model.is_tried or bool(problem))
+                self._snapshot = {**self._snapshot, name: new}
+        self._on_problem()
 
     def announce(self, name: str, version: int) -> None:
         """Moves a found version to START, where it waits for its load; does nothing if the version is there already."""
@@ -422,9 +452,10 @@ class Registry:
             statuses = {**model.statuses, status.version: status}
             # An AVAILABLE version replaces its early lookups, for all requests at the same moment.
             early = None if available else model.early
+            is_tried = model.is_tried or status.state is State.AVAILABLE or status.code != "OK"
             self._snapshot = {
                 **self._snapshot,
-                name: replace(model, statuses=statuses, available=available, early=early),
+                name: replace(model, statuses=statuses, available=available, early=early, is_tried=is_tried),
             }
             if available.keys() != model.available.keys():
                 self._tell_routes()

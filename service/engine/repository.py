@@ -17,13 +17,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from service.artifact.completeness import Arrival, Fingerprint, fingerprint
-from service.engine.base_paths import find_versions, unreadable, unserved
-from service.engine.model_config import ModelConfig
+from service.artifact.completeness import Fingerprint, fingerprint
+from service.engine.model_config import ModelConfig, is_in_store
 from service.engine.patience import Attempt, TimeIsOver
 from service.engine.registry import Registry
 from service.engine.servable import Servable
 from service.engine.version_policy import wanted_versions
+from service.engine.version_source import Folder, OpenStore, VersionArrival, VersionSource
 from service.errors import ArtifactError, DataLoss, DeadlineExceeded, ServiceError
 from service.types import State
 
@@ -49,6 +49,7 @@ class LoadRules:
     look_timeout_s: the time after which a scan of a folder is given up.
     on_look: called after each scan of a folder with the versions of a model that have a folder or are loaded; None: the
       model's folder could not be read. Must not raise.
+    open_store: opens the source of a base path in an object store; None: all base paths are folders.
     """
 
     load: Load
@@ -61,6 +62,7 @@ class LoadRules:
     load_timeout_s: float = 0.0
     look_timeout_s: float = 60.0
     on_look: Callable[[str, Collection[int] | None], None] = lambda model, versions: None
+    open_store: OpenStore | None = None
 
 
 @dataclass(slots=True)
@@ -95,7 +97,8 @@ class ModelWatcher:
         self._loaded: set[int] = set()
         self._paths: dict[int, Path] = {}
         self._announced: set[int] = set()
-        self._arrivals: dict[int, Arrival] = {}
+        self._source: tuple[str, VersionSource] | None = None
+        self._arrivals: dict[int, VersionArrival] = {}
         self._failures: dict[int, _Failure] = {}
         # The fingerprint of each damaged version's folder, taken when the damage was found.
         self._damaged: dict[int, Fingerprint] = {}
@@ -178,6 +181,8 @@ class ModelWatcher:
                 return None
         if not wanted or self._loaded & set(wanted):
             self._unload_all_but(wanted)
+        if self._source is not None:
+            self._source[1].keep({*wanted, *self._loaded})
         return self._due_s(wanted)
 
     def _take_out_damaged(self) -> None:
@@ -204,16 +209,31 @@ class ModelWatcher:
         # The config changed while a version was loading or waited for its slot: run() scans the folder again at once.
         return self._config is not config or self._is_stopped
 
-    def _look(self, base_path: str) -> dict[int, Path] | None:
+    def _source_of(self, base_path: str) -> VersionSource:
+        if self._source is None or self._source[0] != base_path:
+            rules = self._rules
+            source: VersionSource = Folder(base_path, rules.settle_s, rules.clock, rules.wall_clock)
+            if rules.open_store is not None and is_in_store(base_path):
+                source = rules.open_store(self._name, base_path, self.look_again)
+            self._source = base_path, source
+            # The versions of another base path come anew.
+            self._arrivals.clear()
+        return self._source[1]
+
+    def _look(self, base_path: str) -> Mapping[int, Path] | None:
         try:
-            found: dict[int, Path] | None = self._within_time(Path(base_path), partial(find_versions, Path(base_path)))
+            source = self._source_of(base_path)
+        except ServiceError as error:
+            self._set_problem(error.message)
+            return None
+        found = None
+        try:
+            found = self._within_time(Path(base_path), source.find)
         except TimeoutError as error:
-            # unreadable() is not called here: it would look at the folder too, and would hang as well.
+            # The source is not asked for a reason: it would look at the folder too, and would hang as well.
             self._set_problem(f"cannot read its folder {base_path}: {error.strerror}")
-            found = None
         except OSError as error:
-            self._set_problem(unreadable(base_path, error))
-            found = None
+            self._set_problem(source.unreadable(error))
         self._rules.on_look(self._name, None if found is None else found.keys() | self._loaded)
         return found
 
@@ -221,7 +241,7 @@ class ModelWatcher:
         if config is None or wanted:
             self._set_problem("")
         else:
-            self._set_problem(unserved(config.base_path, found))
+            self._set_problem(self._source_of(config.base_path).unserved(found))
 
     def _set_problem(self, problem: str) -> None:
         if problem != self._problem:
@@ -253,12 +273,17 @@ class ModelWatcher:
         arrival = self._arrivals.get(version)
         try:
             if arrival is None or arrival.folder != path:
-                rules = self._rules
-                new = partial(Arrival, path, rules.settle_s, rules.clock, rules.wall_clock)
+                assert self._source is not None  # the version was found in it
+                new = partial(self._source[1].arrival, version, path)
                 arrival = self._arrivals[version] = self._within_time(path, new)
             if not self._within_time(path, arrival.is_complete):
                 return False
         except TimeoutError:
+            return False
+        except ServiceError as error:
+            self._announced.discard(version)
+            self._registry.start(self._name, version)
+            self._failed(version, error)
             return False
         failure = self._failures.get(version)
         if failure is None:

@@ -95,8 +95,7 @@ class Health:
             self.set(name, is_serving)
         models = set(engine.models())
         for name in models:
-            # If the server is not ready although no model has a problem, it is shutting down: then no model is serving.
-            self.set(name, name not in problems and (is_serving or bool(problems)))
+            self.set(name, name not in problems and not engine.is_draining)
         for name in self._models - models:
             self.set(name, False)
         self._models |= models

@@ -69,7 +69,7 @@ def open_inference_methods(engine: Engine) -> dict[str, Handler]:
         message = parse_message("inference.ModelReadyRequest", data)
         ref = model_ref(message.name, message.version)
         try:
-            engine.describe(ref)
+            engine.require_ready(ref)
         except (NotFound, NotReady, LabelNotFound):
             # A model that is not ready is answered with false and not with an error, as in Triton: clients ask until it
             # is true.

@@ -29,11 +29,13 @@ def add_admin_routes(
         return _json({"status": "ok"})
 
     async def readyz(request: Request) -> Response:
-        """Says whether every configured model can answer, and which can not and why."""
-        if engine.is_ready:
-            return _json({"status": "ready", "problems": {}})
-        problems = engine.problems() or {"": "no model is configured, or the server is shutting down"}
-        return _json({"status": "not ready", "problems": problems}, 503)
+        """Says whether a load balancer shall send requests here, and which models can not answer and why."""
+        is_ready, problems = engine.is_ready, engine.problems()
+        if is_ready:
+            return _json({"status": "ready", "problems": problems})
+        if engine.is_draining:
+            problems[""] = "the server is shutting down"
+        return _json({"status": "not ready", "problems": problems or {"": "no model is configured"}}, 503)
 
     async def metrics_text(request: Request) -> Response:
         """Returns the metrics in Prometheus' text format."""

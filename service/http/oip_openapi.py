@@ -108,7 +108,7 @@ def health(what: str) -> Json:
     route = described(f"is{name}", _TAG, f"Whether the server is {what}", "", answer, errors=())
     if what == "ready":
         content = {"application/json": {"schema": schema, "examples": {"not ready": {"value": {"ready": False}}}}}
-        route["responses"][503] = {"description": "A model can not answer", "content": content}
+        route["responses"][503] = {"description": "Send no requests here", "content": content}
     return route
 
 

@@ -92,7 +92,7 @@ def add_open_inference_routes(app: FastAPI, engine: Engine, calls: Calls, *, str
 
     async def model_ready(request: Request) -> Response:
         """Says that a model can answer; an error says why it can not."""
-        return _json({"name": engine.describe(_ref(request)).name, "ready": True})
+        return _json({"name": engine.require_ready(_ref(request)), "ready": True})
 
     async def server_metadata(request: Request) -> Response:
         """Tells the server's name, version and extensions."""
@@ -103,8 +103,9 @@ def add_open_inference_routes(app: FastAPI, engine: Engine, calls: Calls, *, str
         return _json({"live": True})
 
     async def ready(request: Request) -> Response:
-        """Says whether every configured model can answer; /readyz tells which can not and why."""
-        return _json({"ready": engine.is_ready}, 200 if engine.is_ready else 503)
+        """Says whether a load balancer shall send requests here; /readyz names the models that can not answer."""
+        is_ready = engine.is_ready
+        return _json({"ready": is_ready}, 200 if is_ready else 503)
 
     async def index(request: Request) -> Response:
         """Lists the versions of all models and their states."""

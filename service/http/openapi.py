@@ -205,10 +205,10 @@ def healthz() -> Json:
 
 def readyz() -> Json:
     """Describes GET /readyz."""
-    answer = _answer("Every model can answer", ref("Readiness"), {"ready": {"status": "ready", "problems": {}}})
+    answer = _answer("Send requests here", ref("Readiness"), {"ready": {"status": "ready", "problems": {}}})
     problems = {"movielens": "version 2 is LOADING"}
     examples = {"not ready": {"status": "not ready", "problems": problems}}
-    answer |= _answer("A model can not answer", ref("Readiness"), examples, 503)
+    answer |= _answer("Send no requests here", ref("Readiness"), examples, 503)
     return _route("readyz", "Operations", "Readiness", "", answer, errors=())
 
 

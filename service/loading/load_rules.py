@@ -14,6 +14,7 @@ from service.deltas.journal_pruning import JournalPruning
 from service.deltas.rules import DeltaRules
 from service.engine.repository import LoadRules
 from service.engine.servable import Servable
+from service.engine.version_source import OpenStore
 from service.errors import InvalidRequest
 from service.loading.graph_batching import GraphBatching, create_batching
 from service.loading.loader import CompileNative, ServableLoader
@@ -34,6 +35,7 @@ def create_load_rules(
     wake_follower: Callable[[], None],
     compile_native: CompileNative | None = None,
     show_lookups: Callable[[Servable], None] | None = None,
+    open_store: OpenStore | None = None,
 ) -> LoadRules:
     """Returns the rules by which a ModelSet loads versions.
 
@@ -42,6 +44,7 @@ def create_load_rules(
       wake_follower: called when this server changed rows.
       compile_native: compiles versions for the native core; None: there is no core.
       show_lookups: as in ServableLoader.
+      open_store: as in LoadRules.
     """
     threads, inter_op_threads = settings.parallelism
     pruning = journal_pruning(settings)
@@ -70,6 +73,7 @@ def create_load_rules(
         slots=threading.BoundedSemaphore(settings.num_load_threads) if settings.num_load_threads else nullcontext(),
         load_timeout_s=settings.load_timeout_s,
         on_look=pruning.looked if pruning is not None else lambda model, versions: None,
+        open_store=open_store,
     )
 
 

@@ -81,14 +81,14 @@ class Edge:
         self._routes = routes
         routes.attach(self._server)
 
-    def set_health(self, serving: frozenset[str], *, is_ready: bool) -> None:
+    def set_health(self, serving: frozenset[str], *, is_whole: bool) -> None:
         """Lets the core answer health checks from this state for ten seconds.
 
         Args:
           serving: services that a gRPC check finds SERVING.
-          is_ready: whether every configured model can answer.
+          is_whole: whether the server is ready and every configured model can answer; else the core forwards checks.
         """
-        self._server.set_health(serving, is_ready)
+        self._server.set_health(serving, is_whole)
 
     @property
     def statistics(self) -> str:

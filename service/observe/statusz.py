@@ -39,6 +39,7 @@ class Statusz:
     version: returns the version of the server.
     requests: returns the counts of requests for versions that are still served.
     logs: returns the counts of each model's request log.
+    stores: returns the counts of fetches, for each model in an object store.
     overload: returns the requests in flight and the refused requests.
     data_plane: returns the kind and the state of the data plane.
     """
@@ -49,6 +50,7 @@ class Statusz:
     recent: RecentRequests
     requests: Callable[[], Requests]
     logs: Callable[[], Mapping[str, Mapping[str, Any]]] = dict
+    stores: Callable[[], list[Document]] = list
     overload: Callable[[], Document] = dict
     data_plane: Callable[[], Document] = dict
     started_s: float = field(default_factory=time.time)
@@ -66,6 +68,7 @@ class Statusz:
             "slow_requests": [_noted(one) for one in self.recent.slowest()],
             "last_errors": [_noted(one) for one in self.recent.failures()],
             "request_logs": dict(self.logs()),
+            "stores": self.stores(),
             "settings": shown_settings(self.settings),
         }
 

@@ -9,6 +9,8 @@ from service.engine.servable import LoadedServable
 from service.observe.metric_text import Kind, family, labels, sample
 from service.types import State, VersionStatus
 
+READY = "embedding_server_ready"
+MODEL_READY = "embedding_server_model_ready"
 STATE = "embedding_server_version_state"
 ERROR = "embedding_server_version_error"
 LOAD_FAILURES = "embedding_server_version_load_failures"
@@ -63,6 +65,18 @@ class VersionStates:
         return lines + [
             sample(LOAD_FAILURES, _named(*key), float(count)) for key, count in sorted(self._failures.copy().items())
         ]
+
+
+def readiness_lines(is_ready: bool, models: Mapping[str, bool]) -> list[str]:
+    """Returns the families of readiness.
+
+    Args:
+      is_ready: whether the server is ready; models: whether each configured model can answer.
+    """
+    lines = family(READY, "gauge", "Whether load balancers shall send requests to this server: 1, else 0.")
+    lines.append(sample(READY, "", float(is_ready)))
+    lines += family(MODEL_READY, "gauge", "Whether a version of a configured model answers: 1, else 0.")
+    return lines + [sample(MODEL_READY, labels({"model": name}), float(models[name])) for name in sorted(models)]
 
 
 def _named(model: str, version: int) -> str:

@@ -31,9 +31,12 @@ from service.observe.metrics import Metrics
 from service.observe.recent_requests import RecentRequests
 from service.observe.request_logs import RequestLogs
 from service.observe.statusz import Statusz, overload
+from service.observe.store_metrics import store_lines
 from service.observe.tracing import TracingUnavailable, start_tracing
+from service.observe.version_metrics import readiness_lines
 from service.process.http_parts import HttpParts, Ports, metrics_paths_of
 from service.process.model_lists import ModelLists
+from service.process.object_stores import open_stores
 from service.types import State, VersionStatus
 
 if TYPE_CHECKING:
@@ -68,9 +71,14 @@ class App:
             has_answers=settings.request_log_answers,
         )
         self._routes = _route_publisher(settings, self._request_logs)
-        self._registry = Registry(self._version_changed, self._routes)
+        self._registry = Registry(
+            self._version_changed, self._routes, on_problem=self._show_health, is_strict=settings.strict_readiness
+        )
+        # Held from a read of readiness until it is shown: an older reading must not replace a newer one.
+        self._showing_health = threading.Lock()
         self._recent = RecentRequests(settings.slow_request_s)
-        self._metrics = Metrics(self._registry.loaded, [self._request_logs.metric_lines], self._recent)
+        more = [self._readiness_lines, self._store_lines, self._request_logs.metric_lines]
+        self._metrics = Metrics(self._registry.loaded, more, self._recent)
         self._stop = asyncio.Event()
         self._stop_watching = threading.Event()
         self._is_complete = threading.Event()
@@ -82,6 +90,7 @@ class App:
             settings, self._registry.is_available, lambda model: self._models.look_again(model)
         )
         self._tracing = _start_tracing(settings)
+        self._stores = open_stores(settings)
         rules = create_load_rules(
             settings,
             self._metrics,
@@ -91,6 +100,7 @@ class App:
             wake_follower=self._follower.wake,
             compile_native=None if self._routes is None else compile_native,
             show_lookups=self._show_lookups if settings.early_lookups else None,
+            open_store=None if self._stores is None else self._stores.open,
         )
         if self._tracing is not None:
             rules = replace(rules, load=self._tracing.loading(rules.load))
@@ -184,6 +194,7 @@ class App:
             self._recent,
             lambda: self._metrics.requests.read()[0],
             logs=self._request_logs.read,
+            stores=lambda: [] if self._stores is None else self._stores.status(),
             data_plane=lambda: self._servers.state(),
             overload=lambda: overload(admission.held(), admission.limits, self._metrics.admission),
         )
@@ -276,7 +287,7 @@ class App:
         for beside in (self._pages, self._verification):
             if beside is not None:
                 beside.stop()
-        self._servers.set_serving(False)
+        self._show_health()
         await asyncio.sleep(settings.shutdown_delay_s)
         await self._servers.stop()
         self._stop_watching.set()
@@ -298,8 +309,16 @@ class App:
         level = logging.INFO if status.state in (State.AVAILABLE, State.END) else logging.DEBUG
         logger.log(level, "version state", extra=extra)
 
+    def _readiness_lines(self) -> list[str]:
+        registry = self._registry
+        return readiness_lines(registry.is_ready, {name: not registry.problem(name) for name in registry.models()})
+
+    def _store_lines(self) -> list[str]:
+        return [] if self._stores is None else store_lines(self._stores.counts())
+
     def _show_health(self) -> None:
-        self._servers.set_serving(self._registry.is_ready)
+        with self._showing_health:
+            self._servers.set_serving(self._registry.is_ready)
 
 
 def _route_publisher(settings: Settings, logs: RequestLogs) -> RoutePublisher | None:

@@ -164,7 +164,9 @@ class NativeServers:
         # The lock keeps the order of set_health calls: an older health state must not replace a newer one.
         with self._health_lock:
             if self._edge is not None and self._grpc is not None and self._is_health_open:
-                self._edge.set_health(self._grpc.serving(), is_ready=self._engine.is_ready)
+                # The core has one text for a ready server, without problems; it forwards checks that need another.
+                is_whole = self._engine.is_ready and not self._engine.problems()
+                self._edge.set_health(self._grpc.serving(), is_whole=is_whole)
 
     async def _repeat_health(self) -> None:
         # The state of health is published by the event loop: if Python hangs, the state expires, and the core forwards

@@ -85,9 +85,11 @@ def test_a_load_that_hangs_holds_up_no_other_model(serve: Serve, base: Path, han
     add_version(base, 2, scale=2)
     until(lambda: ask(server, "default") == [2, 20])
     assert ask(server, "slow") == (503, 'Model "slow" is not ready: version 1 is LOADING')
-    assert server.http.get("/readyz").json()["problems"] == {"slow": "version 1 is LOADING"}
+    ready = server.http.get("/readyz")
+    assert (ready.status_code, ready.json()["problems"]) == (503, {"slow": "version 1 is LOADING"})
     hanging.let_go()
     until(lambda: ask(server, "slow") == [1, 10])
+    assert server.http.get("/readyz").status_code == 200
 
 
 @pytest.mark.parametrize("fault", ["absent", "empty", "broken"])

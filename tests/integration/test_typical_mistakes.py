@@ -239,9 +239,16 @@ SERVER: dict[str, Mistake] = {
         "--strict: model default: cannot read its folder {w}/ranker.h5: Not a directory",
     ),
     "a URI as the path, strictly": Mistake(
-        f"--strict --model_base_path=gs://bucket/m {_AT}",
+        f"--strict --model_base_path=hdfs://host/m {_AT}",
         1,
-        "--strict: model default: cannot read its folder gs://bucket/m: it is a URI, and only mounted folders are read",
+        "--strict: model default: cannot read its folder hdfs://host/m: it is a URI, and only mounted folders are read",
+    ),
+    "a bucket as the path, and no cache": Mistake(
+        f"--model_base_path=s3://bucket/m {_AT}",
+        2,
+        _CAN_NOT
+        + "--model_base_path=s3://bucket/m is in an object store, so --store_cache_dir must name a folder for its "
+        "versions",
     ),
     "an HTTP port in use": Mistake(
         "--model_base_path=models/toy --host=127.0.0.1 --port=0 --rest_api_port={port}",

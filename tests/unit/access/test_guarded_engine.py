@@ -56,6 +56,7 @@ CALLS: dict[str, tuple[Right, Callable[[Engine, ModelRef], Any]]] = {
     "bind": ("predict", lambda engine, ref: engine.bind(ref, "", Call("http"))),
     "table_rows": ("predict", lambda engine, ref: engine.table_rows(ref, "t", np.array([2]))),
     "describe": ("metadata", lambda engine, ref: engine.describe(ref)),
+    "require_ready": ("metadata", lambda engine, ref: engine.require_ready(ref)),
     "statuses": ("metadata", lambda engine, ref: engine.statuses(ref.name)),
     "tables": ("metadata", lambda engine, ref: engine.tables(ref)),
     "reload": ("admin", lambda engine, ref: engine.reload([])),

@@ -99,11 +99,16 @@ def test_the_folder_that_is_suggested_works(tmp_path: Path, name: str) -> None:
     assert suggested and [fault(folder) for folder in suggested] == [""] * len(suggested)
 
 
-@pytest.mark.parametrize("scheme", ["gs", "s3", "http", "https", "hdfs"])
+@pytest.mark.parametrize("scheme", ["ftp", "http", "https", "hdfs"])
 def test_a_uri_is_named_as_it_was_given(tmp_path: Path, scheme: str) -> None:
     text = f"cannot read its folder {scheme}://bucket/m: it is a URI, and only mounted folders are read"
     assert fault(tmp_path / f"{scheme}://bucket/m") == text
     assert fault(f"{scheme}://bucket/m") == text
+
+
+@pytest.mark.parametrize("scheme", ["gs", "s3", "az"])
+def test_only_the_server_itself_looks_into_a_store(scheme: str) -> None:
+    assert fault(f"{scheme}://bucket/m") == ""
 
 
 def test_a_file_uri_means_its_folder(tmp_path: Path) -> None:

@@ -295,8 +295,13 @@ def test_tells_what_is_served_and_what_is_wrong(world: World) -> None:
     world.registry.add_model("late")
     world.registry.start("late", 1)
     world.registry.fail("late", 1, ArtifactError("no file"))
-    assert not world.engine.is_ready
+    assert world.engine.is_ready
     assert world.engine.problems() == {"late": "version 1 is END: no file"}
+    assert world.engine.require_ready(M) == "m"
+    world.registry.drain()
+    assert not world.engine.is_ready
+    with pytest.raises(NotReady, match="shutting down"):
+        world.engine.require_ready(M)
 
 
 def test_deadlines_are_measured_on_the_engines_clock(world: World) -> None:

@@ -278,7 +278,14 @@ def test_at_the_start_labels_need_the_flag(world: World) -> None:
         ([ModelConfig("b", "m")], "Expected model b to have an absolute path or URI; got base_path()=m"),
         (
             [ModelConfig("b", "gs://x/m")],
-            "Model b: base_path gs://x/m is a URI; this server reads mounted folders only",
+            (
+                "Model b: base_path gs://x/m is in an object store, so --store_cache_dir must name a folder for its "
+                "versions"
+            ),
+        ),
+        (
+            [ModelConfig("b", "hdfs://x/m")],
+            "Model b: base_path hdfs://x/m is a URI; this server reads mounted folders, and s3://, gs:// and az://",
         ),
         ([ModelConfig("", "/m")], "A model without a name is listed, its base_path is /m"),
         ([ModelConfig("b", "/m", platform="x")], "Model b requests unsupported platform x"),

@@ -190,11 +190,42 @@ def test_a_failure_keeps_its_code_and_words_in_status_while_the_old_version_serv
         assert held.version == 1
 
 
-def test_readiness_needs_every_model_and_no_drain() -> None:
-    registry = new_registry()
-    assert not Registry(lambda model, status: None).is_ready
+def test_readiness_needs_every_model_tried_and_one_available() -> None:
+    told: list[bool] = []
+    registry = Registry(lambda model, status: None, on_problem=lambda: told.append(registry.is_ready))
+    assert not registry.is_ready, "no model is configured"
+    registry.add_model("m")
+    registry.add_model("other")
+    registry.note_problem("m", "no folder there")
+    assert not registry.is_ready, "the other model was not tried"
+    registry.start("other", 1)
+    registry.fail("other", 1, ArtifactError("broken file"))
+    assert not registry.is_ready, "no model answers"
+    publish(registry, 1)
+    assert registry.is_ready
+    registry.start("other", 1)
+    assert registry.is_ready, "another try of a model that failed takes nothing back"
+    registry.unload("m", 1)
+    assert not registry.is_ready
+    registry.publish(servable(1, name="other"))
+    assert registry.is_ready, "a model that was lost is not waited for"
+    registry.add_model("third")
+    registry.start("third", 1)
+    assert not registry.is_ready
+    registry.note_problem("third", "no folder there")
+    assert registry.is_ready
+    assert told == [False, True], "whoever shows readiness hears of each problem"
+    registry.drain()
+    assert (registry.is_ready, registry.is_draining) == (False, True)
+
+
+def test_strict_readiness_needs_every_model_and_no_drain() -> None:
+    registry = Registry(lambda model, status: None, is_strict=True)
+    registry.add_model("m")
     publish(registry, 1)
     registry.add_model("other")
+    assert not registry.is_ready
+    registry.note_problem("other", "no folder there")
     assert not registry.is_ready
     registry.start("other", 1)
     registry.publish(servable(1, name="other"))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from service.engine import repository
+from service.engine import base_paths
 from service.engine.model_config import ModelConfig
 from service.engine.registry import Registry
 from service.engine.repository import LoadRules, ModelWatcher
@@ -439,7 +439,7 @@ def test_a_folder_that_does_not_answer_keeps_what_is_loaded_and_is_asked_once(
         return {}
 
     # A test can not mount a file system without a server, so the look at the folder hangs here.
-    monkeypatch.setattr(repository, "find_versions", hang)
+    monkeypatch.setattr(base_paths, "find_versions", hang)
     for _ in range(3):
         watcher.poll_once()
     assert (asked, world.serving) == ([world.base], 1)

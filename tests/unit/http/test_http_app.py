@@ -70,13 +70,17 @@ def test_readiness_names_the_model_that_is_not_ready(http: Http, registry: Regis
     response = http.get("/readyz")
     assert response.status_code == 503
     assert response.json() == {"status": "not ready", "problems": {"late": "its folder has not been read yet"}}
+    registry.note_problem("late", "no folder there")
+    response = http.get("/readyz")
+    assert response.status_code == 200, "a model that was tried is not waited for"
+    assert response.json() == {"status": "ready", "problems": {"late": "no folder there"}}
 
 
 def test_a_draining_server_is_not_ready_but_answers(http: Http, registry: Registry) -> None:
     registry.drain()
     response = http.get("/readyz")
     assert response.status_code == 503
-    assert response.json()["problems"] == {"": "no model is configured, or the server is shutting down"}
+    assert response.json()["problems"] == {"": "the server is shutting down"}
     assert http.post("/v1/models/m:lookup", json={"features": {"user": [1]}}).status_code == 200
 
 

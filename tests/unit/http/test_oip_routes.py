@@ -181,6 +181,9 @@ def test_health_and_metadata(http: Http, registry: Registry) -> None:
     assert (http.get("/v2/health/ready").status_code, http.get("/v2/health/ready").json()) == (503, {"ready": False})
     assert http.get("/v2/models/late/ready").status_code == 503
     assert infer(http, path="/v2/models/late/infer").status_code == 503
+    registry.drain()
+    refused = http.get("/v2/models/m/ready")
+    assert (refused.status_code, error_text(refused)) == (503, "The server is shutting down.")
 
 
 @pytest.mark.parametrize("body", [b"", b"{}", b'{"ready": false}'])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ import yaml
 from service.engine.model_config import ModelConfig
 from service.observe.metrics import Metrics
 from service.observe.request_logs import RequestLogs
+from service.observe.store_metrics import store_lines
+from service.observe.version_metrics import readiness_lines
 from service.types import State, VersionStatus
 from tests.exposition import Family, read_exposition
 from tests.toy_model import write_toy_model
@@ -60,6 +63,16 @@ def metrics_of(expression: str) -> set[str]:
     return set(re.findall(r"(?<![\w.$])[a-zA-Z_:][\w:]*", bare)) - WORDS
 
 
+@dataclass
+class Counts:
+    """The counts of a mirror: bytes, listings, failures and versions."""
+
+    read_bytes: int = 0
+    listings: int = 0
+    failures: int = 0
+    fetched: int = 0
+
+
 @pytest.fixture(scope="module")
 def families(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Family]:
     """The families of a server with a version whose rows may change."""
@@ -68,7 +81,8 @@ def families(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Family]:
     served = Served(folder / "1", folder / "journal")
     logs = RequestLogs(tags=[], max_bytes=1, max_files=1, has_answers=True)
     logs.configure([ModelConfig("m", "/m")])
-    metrics = Metrics(served.registry.loaded, [logs.metric_lines])
+    more = [lambda: readiness_lines(True, {"m": True}), lambda: store_lines([("m", Counts(), True)])]
+    metrics = Metrics(served.registry.loaded, [logs.metric_lines, *more])
     metrics.version_changed("m", VersionStatus(1, State.AVAILABLE))
     return read_exposition(metrics.render()[0].decode())
 

@@ -1,0 +1,120 @@
+"""The local folder that holds what was brought from object stores, with a bound on its size."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from service.errors import ArtifactError
+
+# Bytes of the disk that are left free whatever the bound is.
+_SPARE_BYTES = 64 << 20
+
+
+class CacheInUse(Exception):
+    """Another server has the folder: two servers would remove each other's versions."""
+
+
+class Cache:
+    """One --store_cache_dir. Concurrency: any thread.
+
+    Args:
+      max_bytes: of all versions in it, those that are still being fetched included; 0: as many as the disk has.
+
+    Raises:
+      OSError: the folder can not be made or written.
+      CacheInUse: another process has it.
+    """
+
+    def __init__(self, folder: Path, max_bytes: int) -> None:
+        self.folder = folder
+        self._max_bytes = max_bytes
+        folder.mkdir(parents=True, exist_ok=True)
+        # Kept open: the lock ends with the process.
+        self._lock_file = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._lock_file)
+            raise CacheInUse(f"{folder} is the cache of another server; give each server its own") from None
+        self._changing = threading.Lock()
+        self._used: set[Path] = set()
+        self._wanted: list[Callable[[], int]] = []
+
+    def close(self) -> None:
+        """Lets another server have the folder."""
+        os.close(self._lock_file)
+
+    def folder_of(self, model: str, uri: str) -> Path:
+        """Returns a model's folder, and makes it; no other model or URI has the same."""
+        digest = hashlib.sha256(f"{model}\n{uri}".encode()).hexdigest()[:16]
+        name = re.sub(r"[^A-Za-z0-9_-]", "_", model)[:50]
+        path = self.folder / f"{name}-{digest}"
+        with self._changing:
+            path.mkdir(exist_ok=True)
+            self._used.add(path)
+        return path
+
+    @contextmanager
+    def reserved(self, missing: Callable[[], int], what: str) -> Iterator[None]:
+        """Reserves the bytes of a version that are not here yet, for as long as the block lasts.
+
+        Args:
+          missing: tells how many bytes those are now. what: names the version in an error.
+
+        Raises:
+          ArtifactError: the cache or the disk has not so many bytes left.
+        """
+        with self._changing:
+            self._make_room(missing, what)
+            self._wanted.append(missing)
+        try:
+            yield
+        finally:
+            with self._changing:
+                self._wanted.remove(missing)
+
+    def _make_room(self, missing: Callable[[], int], what: str) -> None:
+        if self._has_room(missing):
+            return
+        # Folders of models that are not served any more.
+        for path in self.folder.iterdir():
+            if path.is_dir() and path not in self._used:
+                shutil.rmtree(path, ignore_errors=True)
+        if not self._has_room(missing):
+            bound = (
+                f"at most {_mib(self._max_bytes)} (--store_cache_mib)" if self._max_bytes else "all that the disk has"
+            )
+            raise ArtifactError(
+                f"{what} needs {_mib(missing())} more in {self.folder}, which has {_mib(num_bytes_of(self.folder))} "
+                f"now; it may have {bound}, and {_mib(shutil.disk_usage(self.folder).free)} of its disk are free"
+            )
+
+    def _has_room(self, missing: Callable[[], int]) -> bool:
+        needed = missing() + sum(other() for other in self._wanted)
+        if needed and needed + _SPARE_BYTES > shutil.disk_usage(self.folder).free:
+            return False
+        return not self._max_bytes or num_bytes_of(self.folder) + needed <= self._max_bytes
+
+
+def num_bytes_of(folder: Path) -> int:
+    """Returns the sizes of all files below a folder, in bytes; files that vanish meanwhile count nothing."""
+    total = 0
+    for parent, _, files in os.walk(folder):
+        for name in files:
+            try:
+                total += os.stat(os.path.join(parent, name)).st_size
+            except OSError:
+                continue
+    return total
+
+
+def _mib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**20:.1f} MiB"

@@ -1,0 +1,228 @@
+"""Brings one version from an object store to a local folder: resumed, compared with its listing, renamed at the end.
+
+The version is fetched into a staging folder beside its place. A file there only grows, by parts in order, so its size
+says where the next attempt goes on. A record of the listing lies with the files: an object whose tag differs is fetched
+anew, and a version whose record equals the store's listing is not fetched again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path, PurePosixPath
+from typing import IO
+
+from service.artifact.crc32c import crc32c_of, masked
+from service.artifact.manifest import MANIFEST_PATH, Manifest
+from service.errors import ArtifactError, NotReady
+from service.stores.cache import Cache
+from service.stores.object_store import ObjectStore, StoredObject
+
+RECORD = ".fetched.json"
+# Size and tag of each object, by its path.
+Record = dict[str, list[int | str]]
+_PART_BYTES = 8 << 20
+# Parts of one object that are under way at a time; at most this many parts are in memory.
+_NUM_PARTS = 4
+_CHUNK_BYTES = 1 << 20
+_SAVED_MODELS = ("saved_model.pb", "saved_model.pbtxt")
+
+
+class Fetch:
+    """One attempt to bring a version. Concurrency: bring() in one thread, the rest in any.
+
+    num_bytes, done_bytes: of the version, and of it here; 0 before the listing.
+
+    Args:
+      name: the version's folder below the store's URI.
+      target: the local folder of the whole version; staging: of the version that is being fetched.
+      has_settled: told the listing of a version without a manifest; says whether its upload is over.
+      is_stopped: says whether the attempt shall end.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        name: str,
+        target: Path,
+        staging: Path,
+        *,
+        cache: Cache,
+        has_settled: Callable[[Sequence[StoredObject]], bool],
+        is_stopped: Callable[[], bool],
+    ) -> None:
+        self._store = store
+        self._name = name
+        self._target = target
+        self._staging = staging
+        self._cache = cache
+        self._has_settled = has_settled
+        self._is_stopped = is_stopped
+        self.num_bytes = 0
+        self.done_bytes = 0
+        self.read_bytes = 0
+
+    def bring(self) -> bool:
+        """Brings the version, unless it is here already; False where the store does not have all of it yet.
+
+        Raises:
+          StoreError: the store can not be read. ArtifactError: the version can not be used, or has no room.
+          NotReady: stopped. OSError: the cache can not be written.
+        """
+        objects = self._store.objects(self._name)
+        for one in objects:
+            _check_path(one.path)
+        listed: Record = {one.path: [one.num_bytes, one.tag] for one in objects}
+        if read_record(self._target) == listed:
+            return True
+        self._staging.mkdir(exist_ok=True)
+        self._drop_outdated(listed)
+        if not self._is_whole(objects):
+            return False
+        self.num_bytes = sum(one.num_bytes for one in objects)
+        self.done_bytes = sum(_size(self._staging / one.path) for one in objects)
+        what = f"version {self._name} of {self._store.uri}"
+        with self._cache.reserved(lambda: self.num_bytes - self.done_bytes, what):
+            for one in objects:
+                self._bring_object(one)
+        try:
+            _verify(self._staging, what)
+        except ArtifactError:
+            # Some bytes are wrong, and nothing says which: the next attempt reads all of them anew.
+            shutil.rmtree(self._staging)
+            raise
+        self._publish()
+        return True
+
+    def _drop_outdated(self, listed: Record) -> None:
+        """Removes staged files of an earlier listing, and notes this one."""
+        before = read_record(self._staging) or {}
+        for path in [path for path in before if before[path] != listed.get(path)]:
+            (self._staging / path).unlink(missing_ok=True)
+        _write(self._staging / RECORD, json.dumps(listed).encode())
+
+    def _is_whole(self, objects: Sequence[StoredObject]) -> bool:
+        by_path = {one.path: one for one in objects}
+        if MANIFEST_PATH not in by_path:
+            # Tags tell of an object that is replaced, and a missing object can only be waited for.
+            return any(name in by_path for name in _SAVED_MODELS) and self._has_settled(objects)
+        self._bring_object(by_path[MANIFEST_PATH])
+        manifest = Manifest.read(self._staging)
+        assert manifest is not None  # it was fetched a moment ago
+        if not manifest.files:
+            return self._has_settled(objects)
+        return all(path in by_path and by_path[path].num_bytes == size for path, size in manifest.files.items())
+
+    def _bring_object(self, one: StoredObject) -> None:
+        path = self._staging / one.path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab") as file:
+            begin = file.tell()
+            if begin > one.num_bytes:
+                file.truncate(0)
+                begin = 0
+            if begin == one.num_bytes:
+                return
+            for part in self._parts(one, begin):
+                file.write(part)
+                file.flush()
+                self.done_bytes += len(part)
+                self.read_bytes += len(part)
+            _sync(file)
+
+    def _parts(self, one: StoredObject, begin: int) -> Iterator[bytes]:
+        """Yields an object's bytes from an offset on, in order; the next parts are read meanwhile."""
+        starts = deque(range(begin, one.num_bytes, _PART_BYTES))
+        waiting: deque[Future[bytes]] = deque()
+        with ThreadPoolExecutor(_NUM_PARTS, thread_name_prefix="fetch") as threads:
+            while starts or waiting:
+                while starts and len(waiting) < _NUM_PARTS:
+                    start = starts.popleft()
+                    end = min(start + _PART_BYTES, one.num_bytes)
+                    waiting.append(threads.submit(self._store.read, self._name, one, start, end))
+                try:
+                    if self._is_stopped():
+                        raise NotReady("The version is not wanted any more.")
+                    part = waiting.popleft().result()
+                except BaseException:
+                    for future in waiting:
+                        future.cancel()
+                    raise
+                yield part
+
+    def _publish(self) -> None:
+        """Puts the staged version in its place; the place has the old version, nothing, or the whole new one."""
+        if self._target.exists():
+            outdated = self._target.with_name(f".outdated-{self._target.name}")
+            shutil.rmtree(outdated, ignore_errors=True)
+            os.rename(self._target, outdated)
+            shutil.rmtree(outdated)
+        os.rename(self._staging, self._target)
+        folder = os.open(self._target.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def read_record(folder: Path) -> Record | None:
+    """Returns size and tag of each object that a folder was made from; None where it has no record."""
+    try:
+        record = json.loads((folder / RECORD).read_bytes())
+    except (OSError, ValueError):
+        return None
+    return record if isinstance(record, dict) else None
+
+
+def _verify(folder: Path, what: str) -> None:
+    """Compares the tables of a version with the checksums in its manifest; raises ArtifactError."""
+    manifest = Manifest.read(folder)
+    if manifest is None:
+        return
+    for name, table in manifest.tables.items():
+        for part in (table, table.scale):
+            # Some writers store no checksum: 0.
+            if (
+                part is not None
+                and part.crc32c
+                and _masked_of(folder / part.file, part.offset, part.nbytes) != part.crc32c
+            ):
+                raise ArtifactError(f"{what}: bytes of table {name} in {part.file} do not have their checksum")
+
+
+def _masked_of(path: Path, offset: int, nbytes: int) -> int:
+    found = 0
+    with path.open("rb") as file:
+        file.seek(offset)
+        while nbytes and (chunk := file.read(min(nbytes, _CHUNK_BYTES))):
+            found = crc32c_of(chunk, found)
+            nbytes -= len(chunk)
+    return masked(found) if not nbytes else 0
+
+
+def _check_path(path: str) -> None:
+    parts = PurePosixPath(path).parts
+    if path.startswith("/") or ".." in parts or "\0" in path or parts[:1] == (RECORD,):
+        raise ArtifactError(f"an object is named {path!r}, which can not be a file of a version")
+
+
+def _write(path: Path, data: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(data)
+        _sync(file)
+
+
+def _sync(file: IO[bytes]) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0

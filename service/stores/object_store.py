@@ -1,0 +1,123 @@
+"""Reads one prefix of an object store, and says in one line what is wrong with the store.
+
+Source: obstore 0.12, obstore.list, obstore.get and obstore.exceptions; object_store reads credentials from the
+environment.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+import obstore
+from obstore.exceptions import BaseError, PermissionDeniedError, PreconditionError, UnauthenticatedError
+from obstore.store import from_url
+
+from service.errors import InvalidRequest
+
+# A request that fails is repeated here only twice: the mirror tries again by itself, and says meanwhile what is wrong.
+_RETRIES: Any = {"max_retries": 2, "retry_timeout": timedelta(seconds=20)}
+_MAX_TEXT = 300
+
+
+class StoreError(OSError):
+    """A request to the store failed.
+
+    text: one line without secrets.
+    """
+
+    def __init__(self, number: int, text: str) -> None:
+        super().__init__(number, text)
+        self.text = text
+
+
+class StoredObject(NamedTuple):
+    """One object below a version's folder.
+
+    path: relative to that folder. tag: changes with the object's content; "" where the store has none.
+    """
+
+    path: str
+    num_bytes: int
+    tag: str
+
+
+class ObjectStore:
+    """The objects below one URI. Concurrency: any thread.
+
+    Raises:
+      InvalidRequest: the URI, or a variable of the environment that names the store's account, can not be used.
+    """
+
+    def __init__(self, uri: str) -> None:
+        self.uri = uri.rstrip("/")
+        try:
+            self._store: Any = from_url(self.uri, retry_config=_RETRIES)
+        except (BaseError, ValueError) as error:
+            raise InvalidRequest(f"base_path {uri} can not be used: {_one_line(error)}") from None
+
+    def folders(self) -> list[str]:
+        """Returns the names of the folders right below the URI. Raises StoreError."""
+        try:
+            prefixes = obstore.list_with_delimiter(self._store)["common_prefixes"]
+        except Exception as error:
+            raise _store_error(error) from None
+        return [prefix.rstrip("/").rpartition("/")[2] for prefix in prefixes]
+
+    def objects(self, folder: str) -> list[StoredObject]:
+        """Returns all objects below a folder, sorted by path. Raises StoreError."""
+        prefix = f"{folder}/"
+        found = []
+        try:
+            for chunk in obstore.list(self._store, prefix, chunk_size=1000):
+                found += [StoredObject(_below(one["path"], prefix), one["size"], one["e_tag"] or "") for one in chunk]
+        except Exception as error:
+            raise _store_error(error) from None
+        # Tools make an empty object with the name of each folder.
+        return sorted(one for one in found if one.path)
+
+    def read(self, folder: str, one: StoredObject, begin: int, end: int) -> bytes:
+        """Returns bytes begin to end of an object.
+
+        Raises:
+          StoreError: the object changed since it was listed, or could not be read to its end.
+        """
+        options: Any = {"range": (begin, end)}
+        if one.tag:
+            options["if_match"] = one.tag
+        try:
+            data = bytes(obstore.get(self._store, f"{folder}/{one.path}", options=options).bytes())
+        except Exception as error:
+            raise _store_error(error) from None
+        if len(data) != end - begin:
+            raise StoreError(errno.EIO, f"the store sent {len(data)} bytes of {one.path} for {end - begin}")
+        return data
+
+
+def _below(path: str, prefix: str) -> str:
+    return path[len(prefix) :] if path.startswith(prefix) else ""
+
+
+def _store_error(error: Exception) -> StoreError:
+    """Translates what obstore raises; anything else is a fault of this program."""
+    if not isinstance(error, BaseError | FileNotFoundError | ValueError | OSError):
+        raise error
+    text = str(error)
+    if isinstance(error, PreconditionError):
+        return StoreError(errno.ESTALE, "an object changed while it was read")
+    if "NoSuchBucket" in text or "ContainerNotFound" in text or "specified bucket does not exist" in text:
+        return StoreError(errno.ENOENT, "there is no such bucket")
+    if isinstance(error, PermissionDeniedError | UnauthenticatedError) or re.search(r"\b(401|403) ", text):
+        return StoreError(errno.EACCES, f"the store denies access: {_one_line(error)}")
+    if isinstance(error, FileNotFoundError):
+        return StoreError(errno.ENOENT, "an object is not there any more")
+    return StoreError(errno.EIO, f"the store can not be read: {_one_line(error)}")
+
+
+def _one_line(error: Exception) -> str:
+    """Returns an error's text without obstore's debug part and without queries of URLs, which may hold a signature."""
+    text = str(error).partition("\nDebug source")[0]
+    text = re.sub(r"\?\S*", "", " ".join(text.split()))
+    return text if len(text) <= _MAX_TEXT else f"{text[: _MAX_TEXT - 1]}…"

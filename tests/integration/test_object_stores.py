@@ -1,0 +1,247 @@
+"""Base paths in an object store, over a real S3 server that is cut off, killed, refuses, and has half an upload."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.exposition import read_exposition
+from tests.integration.conftest import Serve
+from tests.integration.process import ServerProcess, until
+from tests.integration.s3_server import BUCKET, Proxy, S3Server
+from tests.toy_model import rewrite_manifest, write_toy_model
+
+pytestmark = pytest.mark.skipif(
+    not all(map(importlib.util.find_spec, ("obstore", "moto"))), reason="obstore or moto is not installed"
+)
+SHARD = "variables/variables.data-00000-of-00001"
+URI = f"s3://{BUCKET}/toy"
+# Three parts of an object, as the server reads it.
+FILLER_BYTES = 20 << 20
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[S3Server]:
+    server = S3Server()
+    yield server
+    server.kill()
+
+
+@pytest.fixture
+def proxy(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
+    """A proxy before an empty store; servers that are started find the store by the environment."""
+    s3.kill()
+    s3.start()
+    proxy = Proxy(s3.port)
+    for name, value in {
+        "AWS_ENDPOINT_URL": proxy.url,
+        "AWS_ALLOW_HTTP": "true",
+        "AWS_REGION": "us-east-1",
+        "AWS_ACCESS_KEY_ID": "key",
+        "AWS_SECRET_ACCESS_KEY": "very-secret",
+    }.items():
+        monkeypatch.setenv(name, value)
+    yield proxy
+    proxy.close()
+
+
+@pytest.fixture
+def start(serve: Serve, tmp_path: Path) -> Callable[..., ServerProcess]:
+    """Starts a server over the store."""
+
+    def start(**settings: object) -> ServerProcess:
+        given = {
+            "model_base_path": URI,
+            "store_cache_dir": tmp_path / "cache",
+            "store_poll_wait_seconds": 0.2,
+            "first_loads_timeout_s": 0.5,
+            "max_num_load_retries": 1000,
+        }
+        return serve(**(given | settings))
+
+    return start
+
+
+def version(tmp_path: Path, scale: int, filler_bytes: int = 0) -> Path:
+    """Makes a version whose rows are multiplied by a scale; the filler makes it large."""
+    folder = tmp_path / f"made-{scale}"
+    write_toy_model(folder, scale=scale)
+    if filler_bytes:
+        (folder / "assets").mkdir(exist_ok=True)
+        (folder / "assets" / "filler").write_bytes(os.urandom(filler_bytes))
+        rewrite_manifest(folder, lambda manifest: manifest["files"].update({"assets/filler": filler_bytes}))
+    return folder
+
+
+def answers(server: ServerProcess, scale: int) -> bool:
+    return server.tells({"user": [1]}, {"user": [[scale, 10 * scale]]})
+
+
+def states(server: ServerProcess) -> dict[int, tuple[str, str, str]]:
+    """Returns state, code and message of each version."""
+    found = server.http.get("/v1/models/default").json().get("model_version_status", [])
+    return {
+        int(one["version"]): (one["state"], one["status"]["error_code"], one["status"]["error_message"])
+        for one in found
+    }
+
+
+def count(server: ServerProcess, name: str) -> float:
+    return read_exposition(server.http.get("/metrics").text)[f"embedding_server_store_{name}"].value(model="default")
+
+
+def cached(tmp_path: Path) -> set[str]:
+    """Returns the names of all that is in the model's folder of the cache."""
+    (folder,) = [path for path in (tmp_path / "cache").iterdir() if path.is_dir()]
+    return {path.name for path in folder.iterdir()}
+
+
+def store_state(server: ServerProcess) -> Any:
+    (state,) = server.http.get("/v1/statusz").json()["stores"]
+    return state
+
+
+def test_versions_are_fetched_swapped_removed_and_not_fetched_again(
+    s3: S3Server, proxy: Proxy, start: Callable[..., ServerProcess], tmp_path: Path
+) -> None:
+    s3.upload(version(tmp_path, 1), "toy/1")
+    server = start().answering()
+    until(lambda: answers(server, 1))
+    assert store_state(server)["versions"] == [
+        {"version": 1, "state": "HERE", "message": "", "done_bytes": count(server, "read_bytes_total")}
+        | {"num_bytes": count(server, "read_bytes_total")}
+    ]
+    s3.upload(version(tmp_path, 2), "toy/2")
+    until(lambda: answers(server, 2))
+    until(lambda: cached(tmp_path) == {"2"})
+    assert (count(server, "fetched_versions_total"), count(server, "is_listed")) == (2, 1)
+    # A version that is taken back is fetched again, and the other one goes.
+    for path in (tmp_path / "made-2").rglob("*"):
+        if path.is_file():
+            s3.delete(f"toy/2/{path.relative_to(tmp_path / 'made-2').as_posix()}")
+    until(lambda: answers(server, 1))
+    until(lambda: cached(tmp_path) == {"1"})
+    server.signal(15)
+    assert server.exit_code() == 0
+    again = start().answering()
+    until(lambda: answers(again, 1))
+    assert count(again, "read_bytes_total") == 0
+    again.signal(15)
+    again.exit_code()
+    # With the store gone, what an earlier process has fetched is served.
+    s3.kill()
+    alone = start().answering()
+    until(lambda: answers(alone, 1))
+    assert count(alone, "is_listed") == 0
+    s3.start()
+
+
+def test_a_store_that_is_cut_off_and_killed_resumes_and_the_old_version_serves(
+    s3: S3Server, proxy: Proxy, start: Callable[..., ServerProcess], tmp_path: Path
+) -> None:
+    s3.upload(version(tmp_path, 1), "toy/1")
+    server = start().answering()
+    until(lambda: answers(server, 1))
+    before = count(server, "read_bytes_total")
+    made = version(tmp_path, 2, FILLER_BYTES)
+    # Room for a first part of the filler and not for a second.
+    proxy.allow(12 << 20)
+    size = s3.upload(made, "toy/2")
+    until(lambda: ".fetching-2" in cached(tmp_path))
+    until(lambda: states(server).get(2, ("", "", ""))[1] == "UNAVAILABLE")
+    s3.kill()
+    until(lambda: store_state(server)["problem"] != "")
+    assert f"version 2 of {URI}: the store can not be read" in states(server)[2][2]
+    for _ in range(20):
+        assert server.lookup({"user": [1]}) == {"user": [[1, 10]]}
+    assert server.http.get("/readyz").status_code == 200
+    s3.start()
+    s3.upload(tmp_path / "made-1", "toy/1")
+    s3.upload(made, "toy/2")
+    proxy.allow(None)
+    until(lambda: answers(server, 2))
+    assert count(server, "read_bytes_total") - before == size, "no byte was written twice"
+    assert "very-secret" not in server.text()
+    (folder,) = [path for path in (tmp_path / "cache").iterdir() if path.is_dir()]
+    assert (folder / "2" / "assets" / "filler").read_bytes() == (made / "assets" / "filler").read_bytes()
+
+
+def test_half_an_upload_waits_and_a_wrong_byte_is_refused(
+    s3: S3Server, proxy: Proxy, start: Callable[..., ServerProcess], tmp_path: Path
+) -> None:
+    made = version(tmp_path, 1)
+    s3.upload(made, "toy/1", but=SHARD)
+    server = start().answering()
+    until(lambda: store_state(server)["versions"][0]["state"] == "INCOMPLETE")
+    assert states(server) == {1: ("START", "OK", "")}
+    data = bytearray((made / SHARD).read_bytes())
+    # The last table ends with the file.
+    data[-1] ^= 1
+    s3.put(f"toy/1/{SHARD}", bytes(data))
+    until(lambda: states(server)[1][0] == "END")
+    assert "do not have their checksum" in states(server)[1][2]
+    s3.put(f"toy/1/{SHARD}", (made / SHARD).read_bytes())
+    until(lambda: answers(server, 1))
+
+
+def test_a_version_without_a_manifest_is_fetched_once_its_upload_rests(
+    s3: S3Server, proxy: Proxy, start: Callable[..., ServerProcess], tmp_path: Path
+) -> None:
+    made = version(tmp_path, 1)
+    shutil.rmtree(made / "assets.extra")
+    s3.upload(made, "toy/1")
+    server = start(version_settle_s=0.5).answering()
+    server.wait_for_log("fetched", version=1)
+    # Its graph is not opened, for that needs TensorFlow; all of it is there.
+    until(lambda: states(server)[1][0] == "END")
+    (folder,) = [path for path in (tmp_path / "cache").iterdir() if path.is_dir()]
+    for path in made.rglob("*"):
+        if path.is_file():
+            assert (folder / "1" / path.relative_to(made)).read_bytes() == path.read_bytes()
+
+
+def test_what_is_wrong_with_a_store_is_said_in_one_line(
+    s3: S3Server, proxy: Proxy, start: Callable[..., ServerProcess], tmp_path: Path
+) -> None:
+    s3.upload(version(tmp_path, 1), "toy/1")
+
+    def problem(**settings: object) -> str:
+        """Returns what readiness says of a server with these settings."""
+        with start(**settings).answering() as server:
+            until(lambda: server.http.get("/readyz").json()["problems"]["default"] not in ("", UNSEEN))
+            return str(server.http.get("/readyz").json()["problems"]["default"])
+
+    assert problem(model_base_path="s3://nobody/toy") == "cannot read s3://nobody/toy: there is no such bucket"
+    assert problem(model_base_path=f"{URI}y") == f"no version folder (an integer name such as 1) below {URI}y"
+    small = problem(store_cache_mib=1, model_base_path=f"s3://{BUCKET}/large", store_cache_dir=tmp_path / "small")
+    assert small == f"no version folder (an integer name such as 1) below s3://{BUCKET}/large"
+    s3.deny()
+    denied = problem(store_cache_dir=tmp_path / "denied")
+    assert denied.startswith(f"cannot read {URI}: the store denies access: ") and "\n" not in denied
+    proxy.close()
+    assert "the store can not be read: " in problem(store_cache_dir=tmp_path / "off")
+
+
+UNSEEN = "its folder has not been looked at yet"
+
+
+def test_a_version_larger_than_the_cache_is_refused(
+    s3: S3Server, proxy: Proxy, start: Callable[..., ServerProcess], tmp_path: Path
+) -> None:
+    s3.upload(version(tmp_path, 1), "toy/1")
+    server = start(store_cache_mib=1).answering()
+    until(lambda: answers(server, 1))
+    s3.upload(version(tmp_path, 2, 2 << 20), "toy/2")
+    until(lambda: states(server).get(2, ("", "", ""))[0] == "END")
+    assert "it may have at most 1.0 MiB (--store_cache_mib)" in states(server)[2][2]
+    assert answers(server, 1)
+    # Another server must not use the same folder.
+    second = start()
+    assert second.exit_code() == 2
+    assert "is the cache of another server" in second.text()

@@ -1,0 +1,164 @@
+"""Fetching a version: only whole and safe ones, nothing twice, and anew what changed in the store."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from service.errors import ArtifactError, NotReady
+from tests.toy_model import write_toy_model
+
+if importlib.util.find_spec("obstore") is None:
+    pytest.skip("obstore is not installed", allow_module_level=True)
+
+from service.stores.cache import Cache
+from service.stores.fetch import RECORD, Fetch, read_record
+from service.stores.object_store import StoredObject
+
+if TYPE_CHECKING:
+    from service.stores.object_store import ObjectStore
+
+
+class Bucket:
+    """Objects of version 1 in a dict, in the place of an ObjectStore; tells what was read."""
+
+    uri = "s3://bucket/m"
+
+    def __init__(self, objects: dict[str, bytes]) -> None:
+        self.contents = objects
+        self.reads: list[str] = []
+
+    def objects(self, folder: str) -> list[StoredObject]:
+        """Lists the version; the tag of an object is its content's hash."""
+        assert folder == "1"
+        return [StoredObject(path, len(data), str(hash(data))) for path, data in sorted(self.contents.items())]
+
+    def read(self, folder: str, one: StoredObject, begin: int, end: int) -> bytes:
+        """Reads a part."""
+        self.reads.append(one.path)
+        return self.contents[one.path][begin:end]
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Cache:
+    return Cache(tmp_path / "cache", 0)
+
+
+def toy_objects(folder: Path, scale: int = 1) -> dict[str, bytes]:
+    """Returns a version's files by path."""
+    write_toy_model(folder, scale=scale)
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def fetch_of(bucket: Bucket, cache: Cache, *, settled: bool = True, is_stopped: bool = False) -> Fetch:
+    """Returns a fetch of version 1 into the cache."""
+
+    def has_settled(objects: Sequence[StoredObject]) -> bool:
+        return settled
+
+    store: Any = bucket
+    found: ObjectStore = store
+    return Fetch(
+        found,
+        "1",
+        cache.folder / "1",
+        cache.folder / ".fetching-1",
+        cache=cache,
+        has_settled=has_settled,
+        is_stopped=lambda: is_stopped,
+    )
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    """Returns a fetched version's files, without the record."""
+    found = {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    assert found.pop(RECORD)
+    return found
+
+
+def test_a_version_is_brought_once(tmp_path: Path, cache: Cache) -> None:
+    bucket = Bucket(toy_objects(tmp_path / "toy"))
+    fetch = fetch_of(bucket, cache)
+    assert fetch.bring()
+    assert files(cache.folder / "1") == bucket.contents
+    total = sum(map(len, bucket.contents.values()))
+    assert (fetch.num_bytes, fetch.done_bytes, fetch.read_bytes) == (total, total, total)
+    bucket.reads.clear()
+    assert fetch_of(bucket, cache).bring()
+    assert bucket.reads == []
+
+
+def test_an_attempt_goes_on_where_the_last_one_ended(tmp_path: Path, cache: Cache) -> None:
+    bucket = Bucket(toy_objects(tmp_path / "toy"))
+    with pytest.raises(NotReady):
+        fetch_of(bucket, cache, is_stopped=True).bring()
+    staged = cache.folder / ".fetching-1"
+    saved = bucket.contents["saved_model.pb"]
+    (staged / "saved_model.pb").write_bytes(saved[:100])
+    fetch = fetch_of(bucket, cache)
+    assert fetch.bring()
+    assert files(cache.folder / "1") == bucket.contents
+    assert fetch.read_bytes == fetch.num_bytes - 100
+
+
+def test_what_changed_in_the_store_is_read_anew(tmp_path: Path, cache: Cache) -> None:
+    bucket = Bucket(toy_objects(tmp_path / "toy"))
+    assert fetch_of(bucket, cache).bring()
+    bucket.contents = toy_objects(tmp_path / "other", scale=2)
+    assert fetch_of(bucket, cache).bring()
+    assert files(cache.folder / "1") == bucket.contents
+
+
+def test_a_file_of_an_older_listing_is_not_gone_on_with(tmp_path: Path, cache: Cache) -> None:
+    bucket = Bucket(toy_objects(tmp_path / "toy"))
+    with pytest.raises(NotReady):
+        fetch_of(bucket, cache, is_stopped=True).bring()
+    staged = cache.folder / ".fetching-1" / "saved_model.pb"
+    staged.write_bytes(b"of the older object")
+    bucket.contents["saved_model.pb"] += b"\0"
+    with pytest.raises(ArtifactError) as caught:
+        # The manifest has another size: only the staged file matters here.
+        if not fetch_of(bucket, cache).bring():
+            raise ArtifactError("incomplete")
+    assert caught.value.message == "incomplete"
+    assert not staged.exists()
+
+
+@pytest.mark.parametrize("missing", ["saved_model.pb", "variables/variables.index"])
+def test_a_version_without_one_of_its_files_is_not_there_yet(tmp_path: Path, cache: Cache, missing: str) -> None:
+    bucket = Bucket(toy_objects(tmp_path / "toy"))
+    del bucket.contents[missing]
+    assert not fetch_of(bucket, cache).bring()
+    assert not (cache.folder / "1").exists()
+
+
+def test_a_version_without_a_manifest_must_have_settled(tmp_path: Path, cache: Cache) -> None:
+    bucket = Bucket({"saved_model.pb": b"graph", "variables/variables.index": b"index"})
+    assert not fetch_of(bucket, cache, settled=False).bring()
+    assert fetch_of(bucket, cache).bring()
+    del bucket.contents["saved_model.pb"]
+    assert not fetch_of(bucket, cache).bring()
+
+
+def test_a_wrong_byte_of_a_table_is_refused_and_read_anew(tmp_path: Path, cache: Cache) -> None:
+    bucket = Bucket(toy_objects(tmp_path / "toy"))
+    shard = "variables/variables.data-00000-of-00001"
+    right = bucket.contents[shard]
+    bucket.contents[shard] = right[:-1] + bytes([right[-1] ^ 1])
+    with pytest.raises(ArtifactError, match="bytes of table user in .* do not have their checksum"):
+        fetch_of(bucket, cache).bring()
+    assert not (cache.folder / "1").exists() and read_record(cache.folder / ".fetching-1") is None
+    bucket.contents[shard] = right
+    assert fetch_of(bucket, cache).bring()
+
+
+@pytest.mark.parametrize("path", ["../evil", "/evil", "a/../../evil", ".fetched.json", "a\0b"])
+def test_an_object_can_not_name_a_file_elsewhere(cache: Cache, path: str) -> None:
+    bucket = Bucket({"saved_model.pb": b"graph", path: b"evil"})
+    with pytest.raises(ArtifactError, match="can not be a file of a version"):
+        fetch_of(bucket, cache).bring()
+    assert bucket.reads == []
