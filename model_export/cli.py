@@ -34,6 +34,7 @@ or step by step:
   model-export inspect models/movielens/1 --html report.html
   model-export delta models/movielens/1 --table film --rows new.npz    rows of a version that is served
   model-export compact models/movielens/1   folds them into the next version
+  model-export push models/movielens/1 --to valkey://host:6379   writes its tables into a cluster
 """
 
 
@@ -104,6 +105,7 @@ def build_parser() -> argparse.ArgumentParser:
     adopt.add_argument("--version", type=int, help="version number, a new one (default: the next)")
 
     _add_import(commands)
+    _add_push(commands)
 
     delta = commands.add_parser(
         "delta", help="change rows of a version that is served: write a delta file into its folder (no TensorFlow)"
@@ -206,6 +208,35 @@ def _add_import(commands: Any) -> None:
     _add_table_dtype(parser, "what tables are stored as")
     parser.add_argument("--version", type=int, help="version number, a new one (default: the next)")
     parser.add_argument("--allow_nonfinite", action="store_true", help="import tables that hold NaN or infinity")
+
+
+def _add_push(commands: Any) -> None:
+    parser = commands.add_parser(
+        "push",
+        help="write a version's tables into a Valkey or Redis cluster, for --remote_tables (no TensorFlow)",
+    )
+    parser.add_argument("artifact", type=Path, metavar="DIR", help="version folder, e.g. models/movielens/1")
+    parser.add_argument(
+        "--to", required=True, metavar="ADDRESS", help="valkey://HOST:PORT,HOST:PORT?OPTION=VALUE; see docs/scaling.md"
+    )
+    parser.add_argument("--model", metavar="NAME", help="as the server names it (default: the folder above DIR)")
+    parser.add_argument(
+        "--table", action="append", default=[], metavar="NAME", help="a table to write (repeatable; default: all)"
+    )
+    parser.add_argument(
+        "--keep",
+        type=int,
+        default=2,
+        metavar="N",
+        help="versions that stay in the cluster, this one included; older ones are removed (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--max_mb_per_s",
+        type=float,
+        default=0.0,
+        metavar="MB",
+        help="most megabytes a second that are written, and that are read back (default: no limit)",
+    )
 
 
 def _named(text: str) -> tuple[str, str]:

@@ -56,6 +56,8 @@ MAY_IMPORT: dict[str, Row] = {
     "service.artifact": Row(_BASE | {"service.native_tables"}, {"numpy", "google.protobuf", "orjson", "ml_dtypes"}),
     # A version folder that is not complete is no version yet.
     "service.engine": Row(_BASE | {"service.artifact.completeness"}, {"numpy"}),
+    # Tables in a cluster. redis-py is an optional extra, so who imports this folder does so late.
+    "service.remote": Row(_FORMATS, {"numpy", "redis"}),
     "service.tables": Row(
         # An id out of range has one text.
         _FORMATS | {"service.native_tables", "service.engine.validation"},
@@ -166,6 +168,8 @@ MAY_IMPORT: dict[str, Row] = {
         | {f"model_export.{name}" for name in ("compaction", "folder_checks", "graphs", "parity", "statistics")},
         {"numpy", "google.protobuf", "tqdm"},
     ),
+    # It writes what the server reads, in the server's words.
+    "model_export.remote": Row(_SHARED | {"model_export.folder_checks", "service.remote"}, {"numpy", "redis", "tqdm"}),
     "model_export.layers": Row(_TRAINED | {"model_export.graphs", "model_export.training"}, {"numpy"}),
     "model_export.demo": Row(_TRAINED | {"model_export.folder_checks", "model_export.graphs"}, {"numpy"}),
     "model_export.export_model": Row(
