@@ -11,6 +11,7 @@ ServiceError
   NotBatchable          FAILED_PRECONDITION  a batched signature answers what is not one row per row
   DeltaRefused          FAILED_PRECONDITION  rows of this version can not be changed as it is served here
   NotReady              UNAVAILABLE          loading, draining, or the last load failed
+  TableUnreachable      UNAVAILABLE          rows of a table in a cluster could not be read; another try may succeed
   Overloaded            UNAVAILABLE          too much in flight; the same request may succeed later
   Unauthenticated       UNAUTHENTICATED      nobody that this server knows, where it wants to know
   PermissionDenied      PERMISSION_DENIED    somebody that it knows, who may not do this
@@ -146,6 +147,12 @@ class DeltaRefused(ServiceError):
 
 class NotReady(ServiceError):
     """The model is loading, draining, or failed to load."""
+
+    code = "UNAVAILABLE"
+
+
+class TableUnreachable(ServiceError):
+    """Rows of a table that lies in a cluster could not be read."""
 
     code = "UNAVAILABLE"
 

@@ -59,13 +59,15 @@ MAY_IMPORT: dict[str, Row] = {
     # Tables in a cluster. redis-py is an optional extra, so who imports this folder does so late.
     "service.remote": Row(_FORMATS, {"numpy", "redis"}),
     "service.tables": Row(
-        # An id out of range has one text.
-        _FORMATS | {"service.native_tables", "service.engine.validation"},
+        # An id out of range has one text, and a read of a cluster a deadline.
+        _FORMATS | {"service.native_tables", "service.engine.deadline", "service.engine.validation", "service.remote"},
         {"numpy", "ml_dtypes"},
     ),
     "service.wire": Row(_FORMATS | {"service.engine"}, {"numpy", "google.protobuf", "orjson", "ml_dtypes"}),
     "service.configuration": Row(
-        _BASE | {"service.artifact.plain_file", "service.engine", "service.near_names", "service.wire"}
+        _BASE
+        | {"service.artifact.plain_file", "service.engine", "service.near_names", "service.wire"}
+        | {"service.remote.address"}
     ),
     "service.healthcheck": Row({"service.artifact.plain_file", "service.configuration", "service.wire"}),
     "service.deltas": Row(
@@ -84,6 +86,7 @@ MAY_IMPORT: dict[str, Row] = {
     "service.observe": Row(
         _FORMATS
         | {"service.configuration", "service.engine", "service.wire.prediction_log"}
+        | {"service.remote.counts"}
         # How much of a table is in memory.
         | {"service.tables.page_table", "service.tables.table"},
         {"opentelemetry", "prometheus_client", "starlette.types"},
@@ -105,7 +108,7 @@ MAY_IMPORT: dict[str, Row] = {
     # Where lookups, graphs and deltas become one servable.
     "service.loading": Row(
         _FORMATS
-        | {f"service.{name}" for name in ("configuration", "deltas", "engine", "graph", "tables", "wire")}
+        | {f"service.{name}" for name in ("configuration", "deltas", "engine", "graph", "remote", "tables", "wire")}
         | {"service.observe.metrics"},
         {"numpy"},
     ),

@@ -37,7 +37,7 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Pushed:
-    """What a run did with one table. removed: keys of older fingerprints."""
+    """The deeds of a run with one table. removed: keys of older fingerprints."""
 
     table: str
     fingerprint: str
@@ -224,7 +224,8 @@ class _Table:
         text = _text(self._client.get(record))
         old = layout_of_record(text) if text is not None else None
         count = 0
-        for some in _batches(range(old.num_blocks)) if old is not None else ():
+        for some in () if old is None else _batches(range(old.num_blocks)):
+            assert old is not None  # as the line above has it
             with self._client.pipeline(transaction=False) as pipe:
                 for block in some:
                     pipe.unlink(old.key(block))

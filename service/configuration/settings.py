@@ -25,6 +25,7 @@ SECTIONS: Mapping[str, str] = {
     "shutdown_delay_s": "Shutdown and memory",
     "request_log_file_mib": "Logs and traces",
     "data_plane": "Data plane",
+    "remote_tables": "Tables in clusters",
     "warm": "Tables in memory",
     "delta_poll_wait_seconds": "Changes of rows",
 }
@@ -38,6 +39,12 @@ class Settings(ServerSettings):
         "auto",
         "What answers requests: 'native' is the compiled core, with many threads, 'python' is slower and answers "
         "the same; 'auto' is native where the core is installed and the other settings allow it.",
+    )
+    remote_tables: str = setting(
+        "",
+        "Tables that are read from Valkey or Redis clusters and not mapped, separated by semicolons: "
+        "TABLE=valkey://HOST:PORT,...?OPTION=VALUE or MODEL/TABLE=...; see docs/scaling.md. `model-export push` writes "
+        "them there.",
     )
     warm: bool = setting(False, "Whether the rows that a training looked up most are read before AVAILABLE.")
     table_prefault: bool = setting(False, "Whether all pages of a version's tables are read before it is AVAILABLE.")

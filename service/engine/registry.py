@@ -88,6 +88,8 @@ class Registry:
         self._snapshot: Mapping[str, _Model] = {}
         self._write = threading.Lock()
         self._is_draining = False
+        # Tells why a model can not answer although a version of it is AVAILABLE: another machine is away.
+        self.problem_beside: Callable[[str], str] = lambda model: ""
 
     def lease(self, ref: ModelRef, is_enough: IsEnough = _is_never_enough) -> Lease:
         """Returns a lease on the servable that a model reference names.
@@ -208,7 +210,7 @@ class Registry:
         """Says in one line why a model has no version to answer with; "" when it has one."""
         model = self._snapshot[name]
         if model.available:
-            return ""
+            return self.problem_beside(name)
         # An unloaded version explains nothing, unless the model has no other versions.
         told = [s for s in model.statuses.values() if (s.state, s.code) != (State.END, "OK")]
         if model.problem and not told:
@@ -228,8 +230,10 @@ class Registry:
     @property
     def is_ready(self) -> bool:
         """Says whether every configured model has an AVAILABLE version, and the server is not draining."""
-        configured = [model for model in self._snapshot.values() if model.is_configured]
-        return bool(configured) and not self._is_draining and all(model.available for model in configured)
+        configured = {name: model for name, model in self._snapshot.items() if model.is_configured}
+        if not configured or self._is_draining or not all(model.available for model in configured.values()):
+            return False
+        return not any(map(self.problem_beside, configured))
 
     def drain(self) -> None:
         """Makes is_ready False for good; requests are still answered, because the transports decide when to stop."""

@@ -83,6 +83,7 @@ class Servable:
     deltas: changes rows of the tables; None: all rows are as they were saved.
     signature_faults: why signatures that a manifest describes are left to their graphs, by name.
     native: the servable that the native core answers from; None: the core forwards all requests for the version.
+    remote_tables, remote_lookups: the tables, and the lookups that read one, whose reads wait for other machines.
     forwarded: why the native core, where there is one, leaves signatures to the reference servers, by name.
     """
 
@@ -98,6 +99,8 @@ class Servable:
     native: NativeServable | None = None
     forwarded: Mapping[str, str] = field(default_factory=dict)
     is_loading: bool = False
+    remote_tables: frozenset[str] = frozenset()
+    remote_lookups: frozenset[str] = frozenset()
 
     def signature(self, name: str, fallback: str = "") -> SignatureSpec:
         """Returns a signature; see find_signature."""

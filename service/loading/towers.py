@@ -14,6 +14,7 @@ from service.graph.tower import TowerBackend
 from service.graph.tower_opening import MappedTables, open_tower
 from service.tables.backend import OpenedLookups
 from service.tables.plan import FeaturePlan, SignaturePlan, compile_signature
+from service.tables.remote_table import RemoteTable
 from service.tables.table import MappedTable
 from service.types import Array, SignatureSpec, Tensors, Vocabulary
 
@@ -32,9 +33,12 @@ def open_towers(
     inter_op_threads: int | None = None,
 ) -> TowerBackend | None:
     """Opens what can be cut of these signatures into lookups and towers; None where nothing can."""
+    # Other graphs read the table from the version's own file.
+    fed = {name: table for name, table in lookups.remote.items() if table.info.dtype == "float32"}
+    tables: dict[str, MappedTable | RemoteTable] = {**lookups.tables, **fed}
     claims = {name: _claims(artifact, spec, manifest, lookups) for name, spec in signatures.items()}
-    keys = {entry.variable: name for name, entry in manifest.tables.items()}
-    mapped = MappedTables(lookups.tables, keys, claims)
+    keys = {entry.variable: name for name, entry in manifest.tables.items() if name in tables}
+    mapped = MappedTables(tables, keys, claims)
     return open_tower(artifact, signatures, mapped, tags, threads=threads, inter_op_threads=inter_op_threads)
 
 
@@ -52,6 +56,8 @@ def _claims(artifact: Path, spec: SignatureSpec, manifest: Manifest, lookups: Op
     for name, signature in saying.items():
         feature = _fitted(manifest.signatures[signature].features[name], spec)
         if not {feature.ids, feature.row_splits or feature.ids} <= spec.inputs.keys():
+            continue
+        if (remote := lookups.remote.get(manifest.features[name].table)) is not None and remote.info.dtype != "float32":
             continue
         vocabulary = lookups.signatures[signature].inputs[feature.ids].vocabulary
         if vocabulary is not None and (vocabulary.key_dtype == "string") != (
@@ -102,7 +108,7 @@ def _lookup(
     name: str, feature: LookupFeature, manifest: Manifest, lookups: OpenedLookups, vocabulary: Vocabulary | None
 ) -> FeatureLookup:
     entry = SignatureEntry("lookup", {name: replace(feature, output=name)})
-    plan = compile_signature(entry, {name: manifest.features[name].table}, lookups.tables)
+    plan = compile_signature(entry, {name: manifest.features[name].table}, {**lookups.tables, **lookups.remote})
     return FeatureLookup(name, plan, vocabulary)
 
 
@@ -116,7 +122,7 @@ def tower_on_tables(tower: TowerBackend, tables: Mapping[str, MappedTable]) -> T
 
 
 def _moved(source: RowSource, tables: Mapping[str, MappedTable]) -> RowSource:
-    table = tables[source.table.info.name]
+    table = tables.get(source.table.info.name, source.table)
     if not isinstance(source, FeatureRows):
         return replace(source, table=table)
     lookup = source.claim.lookup
@@ -128,6 +134,8 @@ def _moved(source: RowSource, tables: Mapping[str, MappedTable]) -> RowSource:
 def native_plan(spec: SignatureSpec, source: RowSource) -> FeaturePlan | None:
     """Returns the one lookup of the native core that gives a source's float32 rows; None where there is none."""
     table = source.table
+    if isinstance(table, RemoteTable):
+        return None
     assert isinstance(table, MappedTable)  # as open_towers gives them
     if isinstance(source, FeatureRows):
         lookup = source.claim.lookup

@@ -23,17 +23,20 @@ from service.engine.model_set import ModelSet
 from service.engine.registry import Registry
 from service.engine.servable import Servable
 from service.loading.load_rules import batching_of, create_load_rules
+from service.loading.remote_tables import RemoteTables
 from service.loading.table_pages import table_pages
 from service.loading.table_verification import table_verification
 from service.native.native_servable import compile_native
 from service.native.route_publisher import RoutePublisher
 from service.observe.metrics import Metrics
 from service.observe.recent_requests import RecentRequests
+from service.observe.remote_metrics import remote_lines
 from service.observe.request_logs import RequestLogs
 from service.observe.statusz import Statusz, overload
 from service.observe.tracing import TracingUnavailable, start_tracing
 from service.process.http_parts import HttpParts, Ports, metrics_paths_of
 from service.process.model_lists import ModelLists
+from service.remote.address import remote_tables
 from service.types import State, VersionStatus
 
 if TYPE_CHECKING:
@@ -71,7 +74,11 @@ class App:
         self._routes = _route_publisher(settings, self._request_logs)
         self._registry = Registry(self._version_changed, self._routes)
         self._recent = RecentRequests(settings.slow_request_s)
-        self._metrics = Metrics(self._registry.loaded, [self._request_logs.metric_lines], self._recent)
+        self._metrics = Metrics(
+            self._registry.loaded,
+            [self._request_logs.metric_lines, lambda: remote_lines(self._remote.counts())],
+            self._recent,
+        )
         self._stop = asyncio.Event()
         self._stop_watching = threading.Event()
         self._is_complete = threading.Event()
@@ -82,6 +89,8 @@ class App:
         self._verification = table_verification(
             settings, self._registry.is_available, lambda model: self._models.look_again(model)
         )
+        self._remote = RemoteTables(remote_tables(settings.remote_tables), self._show_health)
+        self._registry.problem_beside = self._remote.problem
         self._tracing = _start_tracing(settings)
         rules = create_load_rules(
             settings,
@@ -92,6 +101,7 @@ class App:
             wake_follower=self._follower.wake,
             compile_native=None if self._routes is None else compile_native,
             show_lookups=self._show_lookups if settings.early_lookups else None,
+            open_remote=self._remote.open if settings.remote_tables else None,
         )
         if self._tracing is not None:
             rules = replace(rules, load=self._tracing.loading(rules.load))
@@ -155,6 +165,7 @@ class App:
         if settings.delta_poll_wait_seconds:
             threading.Thread(target=self._follower.run, name="deltas", daemon=True).start()
         self._lists.watch(self._stop_watching)
+        self._remote.watch(self._stop_watching)
         self._tls.run(self._stop_watching, settings.file_system_poll_wait_seconds)
         try:
             ports = await self._open([config.name for config in configs])
