@@ -150,7 +150,8 @@ def _defaults(reader: RowReader, manifest: Manifest, table: str) -> dict[int, Ar
     features = [name for name, feature in manifest.features.items() if feature.table == table]
     lookups = [one for signature in manifest.signatures.values() for one in signature.features.items()]
     # Reads that belong to no feature take row 0.
-    wanted = sorted({0, *(lookup.default_row for name, lookup in lookups if name in features)})
+    size = manifest.tables[table].vocabulary_size
+    wanted = sorted({0, *(one.default_row for name, one in lookups if name in features and one.default_row < size)})
     found = reader.read(np.array(wanted, np.int64))
     if found.is_missing.any():
         raise ArtifactError(f"default rows of table {table!r} can not be read: {found.why}")

@@ -87,4 +87,5 @@ def test_rows_of_a_table_and_counts_are_those_of_mapped_tables(plane: str, serve
     metrics = servers[plane].http.get("/metrics").text
     (read,) = re.findall(r'remote_table_rows_total{model="toy",version="1",table="user"} (.*)', metrics)
     assert float(read) > 0
+    assert servers[plane].http.get("/v1/statusz").status_code == 200
     assert "embedding_server_remote_table" not in servers["mapped"].http.get("/metrics").text
