@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import grpc
 import numpy as np
 import pytest
 
@@ -246,8 +247,53 @@ def test_readiness_names_the_table_and_requests_for_it_are_refused(cluster: Clus
         assert "table 'user' of version 1 can not be reached" in server.http.get("/readyz").text
         refused = server.http.post("/v1/models/toy:lookup", json=body)
         assert refused.status_code == 503 and 'Rows of table "user" can not' in refused.json()["error"]
+        with pytest.raises(grpc.RpcError) as told:
+            server.predict_grpc({"user": np.array([1, 2])}, "lookup", model="toy")
+        assert told.value.code() is grpc.StatusCode.UNAVAILABLE and 'Rows of table "user"' in told.value.details()
         # Features over mapped tables answer on.
         tags = server.http.post("/v1/models/toy:lookup", json={"features": {"tags": [[1]]}})
         assert tags.status_code == 200
         metrics = server.http.get("/metrics").text
-        assert 'embedding_server_remote_table_errors_total{model="toy",version="1",table="user"} 1' in metrics
+        assert 'embedding_server_remote_table_errors_total{model="toy",version="1",table="user"} 2' in metrics
+
+
+def test_a_version_flips_under_load_and_each_answer_is_of_one_version(cluster: Cluster, tmp_path: Path) -> None:
+    models = tmp_path / "toy"
+    address = StoreAddress.parse(cluster.address)
+    push(write_toy_model(models / "1"), address)
+    newer = write_toy_model(tmp_path / "toy.new" / "2", scale=2)
+    rows = np.array([[i, 10 * i] for i in range(5)], np.float32)
+    seen: set[str] = set()
+    with ServerProcess(
+        model_name="toy",
+        model_base_path=models,
+        graph_signatures="off",
+        file_system_poll_wait_seconds=0.1,
+        remote_tables=f"user={cluster.address}{_PATIENT};tag={cluster.address}{_PATIENT}",
+    ) as server:
+        server.ready()
+
+        def ask() -> None:
+            body = {"features": {"user": [4, 1, 4, 3], "tags_sum": [[1, 2], [3], [0], []]}}
+            answer = server.http.post("/v1/models/toy:lookup", json=body)
+            assert answer.status_code == 200, answer.text
+            version = answer.headers["X-Model-Version"]
+            found = answer.json()["embeddings"]
+            scale = int(version)
+            assert found["user"] == (scale * rows[[4, 1, 4, 3]]).tolist()
+            assert found["tags_sum"] == [
+                [3 * scale, 5 * scale, 2 * scale],
+                [3 * scale, 9 * scale, scale],
+                [0, 0, scale],
+                [0, 0, 0],
+            ]
+            seen.add(version)
+
+        for _ in range(20):
+            ask()
+        push(newer, address, model="toy")
+        newer.rename(models / "2")
+        until(lambda: ask() or "2" in seen)
+        for _ in range(20):
+            ask()
+    assert seen == {"1", "2"}
