@@ -108,6 +108,10 @@ class GuardedEngine(Engine):
         """See Engine: right "predict"."""
         return self._for(ref.name, "predict").table_rows(ref, table_name, ids)
 
+    def may_wait(self, ref: ModelRef, table_name: str) -> bool:
+        """See Engine: needs no right, for it only chooses a thread; table_rows judges rights."""
+        return self._engine.may_wait(ref, table_name)
+
     def reload(self, models: Sequence[ModelConfig], deadline_s: float | None = None) -> None:
         """See Engine: right "admin" on all models."""
         self._grant().require_everywhere("admin")
