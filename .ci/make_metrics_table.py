@@ -20,10 +20,12 @@ from service.engine.model_config import ModelConfig, RequestLogConfig
 from service.engine.servable import LoadedServable, Servable
 from service.errors import ArtifactError, Overloaded
 from service.observe.metrics import Metrics
+from service.observe.remote_metrics import remote_lines
 from service.observe.request_logs import RequestLogs
 from service.observe.serving_metric_names import MEANINGS
 from service.observe.store_metrics import store_lines
 from service.observe.version_metrics import readiness_lines
+from service.remote.counts import ReadCounts
 from service.types import State, TableCounts, VersionStatus
 
 HEAD = """\
@@ -62,7 +64,9 @@ def exposition() -> str:
         logs.configure([ModelConfig("m", "/m", request_log=RequestLogConfig(str(Path(folder) / "log"), 1.0))])
         counts = SimpleNamespace(read_bytes=0, listings=0, failures=0, fetched=0)
         more = [lambda: readiness_lines(True, {"m": True}), lambda: store_lines([("m", counts, True)])]
-        metrics = Metrics(lambda: [LoadedServable(_servable(), 0)], [logs.metric_lines, *more])
+        remote = {("m", 1, "t"): ReadCounts()}
+        more += [logs.metric_lines, lambda: remote_lines(remote)]
+        metrics = Metrics(lambda: [LoadedServable(_servable(), 0)], more)
         _report(metrics)
         text = metrics.render()[0].decode()
         logs.stop()

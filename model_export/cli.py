@@ -9,6 +9,7 @@ from typing import Any
 from model_export.adoption.spec_example import SPEC_EXAMPLE
 from model_export.export_config import CONFIG_EXAMPLE
 from model_export.graphs.signature_names import DEFAULT_BATCH_SIZES
+from model_export.remote.arguments import add_push
 from model_export.report.row_names import LabelFile
 
 _DATA = Path("data/movielens-100k")
@@ -34,6 +35,7 @@ or step by step:
   model-export inspect models/movielens/1 --html report.html
   model-export delta models/movielens/1 --table film --rows new.npz    rows of a version that is served
   model-export compact models/movielens/1   folds them into the next version
+  model-export push models/movielens/1 --to valkey://host:6379   writes its tables into a cluster
 """
 
 
@@ -112,6 +114,7 @@ def build_parser() -> argparse.ArgumentParser:
     adopt.add_argument("--version", type=int, help="version number, a new one (default: the next)")
 
     _add_import(commands)
+    add_push(commands)
 
     delta = commands.add_parser(
         "delta", help="change rows of a version that is served: write a delta file into its folder (no TensorFlow)"

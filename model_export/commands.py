@@ -64,6 +64,7 @@ def run_command(arguments: argparse.Namespace) -> None:
         "import": _import,
         "delta": delta,
         "compact": fold,
+        "push": _push,
         "verify": verify,
         "inspect": inspect,
     }
@@ -154,6 +155,15 @@ def _import(arguments: argparse.Namespace) -> None:
             progress=of_table,
         )
     say(f"imported and verified: {artifact}")
+
+
+def _push(arguments: argparse.Namespace) -> None:
+    # Imported here and not at the top: redis-py is an extra.
+    try:
+        from model_export.remote.push_command import push_tables
+    except ModuleNotFoundError as error:
+        raise ExportError(f"push needs the extra [remote]: {error}") from error
+    push_tables(arguments)
 
 
 def _once(option: str, pairs: list[tuple[str, str]]) -> dict[str, str]:

@@ -11,6 +11,7 @@ ServiceError
   NotBatchable          FAILED_PRECONDITION  an output of a batched signature has not one row per row
   DeltaRefused          FAILED_PRECONDITION  rows of this version can not be changed as it is served here
   NotReady              UNAVAILABLE          loading, draining, or the last load failed
+  TableUnreachable      UNAVAILABLE          rows of a table in a cluster could not be read; another try may succeed
   Overloaded            UNAVAILABLE          too much in flight; the same request may succeed later
   Unauthenticated       UNAUTHENTICATED      no valid credentials were sent, and the server requires some
   PermissionDenied      PERMISSION_DENIED    a known caller, without the right to do this
@@ -153,6 +154,12 @@ class DeltaRefused(ServiceError):
 
 class NotReady(ServiceError):
     """The model is loading, draining, or failed to load."""
+
+    code = "UNAVAILABLE"
+
+
+class TableUnreachable(ServiceError):
+    """Rows of a table that lies in a cluster could not be read."""
 
     code = "UNAVAILABLE"
 

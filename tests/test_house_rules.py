@@ -56,14 +56,18 @@ MAY_IMPORT: dict[str, Row] = {
     "service.artifact": Row(_BASE | {"service.native_tables"}, {"numpy", "google.protobuf", "orjson", "ml_dtypes"}),
     # A version folder that is not complete is no version yet.
     "service.engine": Row(_BASE | {"service.artifact.completeness", "service.near_names"}, {"numpy"}),
+    # Tables in a cluster. redis-py is an optional extra, so modules outside this folder import it late.
+    "service.remote": Row(_FORMATS, {"numpy", "redis"}),
     "service.tables": Row(
-        # An id out of range has one text.
-        _FORMATS | {"service.native_tables", "service.engine.validation"},
+        # An id out of range has one text, and a read of a cluster a deadline.
+        _FORMATS | {"service.native_tables", "service.engine.deadline", "service.engine.validation", "service.remote"},
         {"numpy", "ml_dtypes"},
     ),
     "service.wire": Row(_FORMATS | {"service.engine"}, {"numpy", "google.protobuf", "orjson", "ml_dtypes"}),
     "service.configuration": Row(
-        _BASE | {"service.artifact.plain_file", "service.engine", "service.near_names", "service.wire"}
+        _BASE
+        | {"service.artifact.plain_file", "service.engine", "service.near_names", "service.wire"}
+        | {"service.remote.address"}
     ),
     "service.healthcheck": Row({"service.artifact.plain_file", "service.configuration", "service.wire"}),
     # The only object stores of the server. obstore is an optional extra, which process.object_stores imports where
@@ -88,6 +92,7 @@ MAY_IMPORT: dict[str, Row] = {
     "service.observe": Row(
         _FORMATS
         | {"service.configuration", "service.engine", "service.wire.prediction_log"}
+        | {"service.remote.counts"}
         # How much of a table is in memory.
         | {"service.tables.page_table", "service.tables.table"},
         {"opentelemetry", "prometheus_client", "starlette.types"},
@@ -109,7 +114,7 @@ MAY_IMPORT: dict[str, Row] = {
     # Where lookups, graphs and deltas become one servable.
     "service.loading": Row(
         _FORMATS
-        | {f"service.{name}" for name in ("configuration", "deltas", "engine", "graph", "tables", "wire")}
+        | {f"service.{name}" for name in ("configuration", "deltas", "engine", "graph", "remote", "tables", "wire")}
         | {"service.observe.metrics"},
         {"numpy"},
     ),
@@ -172,6 +177,8 @@ MAY_IMPORT: dict[str, Row] = {
         | {f"model_export.{name}" for name in ("compaction", "folder_checks", "graphs", "parity", "statistics")},
         {"numpy", "google.protobuf", "tqdm"},
     ),
+    # It writes what the server reads, in the server's words.
+    "model_export.remote": Row(_SHARED | {"model_export.folder_checks", "service.remote"}, {"numpy", "redis", "tqdm"}),
     "model_export.layers": Row(_TRAINED | {"model_export.graphs", "model_export.training"}, {"numpy"}),
     "model_export.demo": Row(_TRAINED | {"model_export.folder_checks", "model_export.graphs"}, {"numpy"}),
     "model_export.export_model": Row(
@@ -371,6 +378,9 @@ def _known_too_much(file: Path) -> Iterator[str]:
     if file == Path("loadtest/foreign/adopting.py"):
         # A command for each of a hundred models would import TensorFlow a hundred times.
         shown = {"model_export"}
+    if file == Path("loadtest/remote_reads.py"):
+        # Nor what a row of a cluster costs; its nodes are those of the tests.
+        shown = {"service.artifact.manifest", "service.remote", "tests.valkey_cluster"}
     for name in imports(ast.walk(tree(file))):
         if is_below(name, _PACKAGES | {"tests"}) and not is_below(name, shown):
             yield f"{file} imports {name}"

@@ -121,6 +121,10 @@ class GuardedEngine(Engine):
         """Returns rows of a table, for callers with the right "predict" on the model."""
         return self._for(ref.name, "predict").table_rows(ref, table_name, ids)
 
+    def may_wait(self, ref: ModelRef, table_name: str) -> bool:
+        """Says whether reads of a table wait for other machines; needs no right, because it only chooses a thread."""
+        return self._engine.may_wait(ref, table_name)
+
     def reload(self, models: Sequence[ModelConfig], deadline_s: float | None = None) -> None:
         """Replaces the list of models, for callers with the right "admin" on all models."""
         self._grant().require_everywhere("admin")

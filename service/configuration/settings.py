@@ -26,6 +26,7 @@ SECTIONS: Mapping[str, str] = {
     "request_log_file_mib": "Logs and traces",
     "store_cache_dir": "Object stores",
     "data_plane": "Data plane",
+    "remote_tables": "Tables in clusters",
     "warm": "Tables in memory",
     "delta_poll_wait_seconds": "Changes of rows",
 }
@@ -57,6 +58,12 @@ class Settings(ListenerSettings):
     warm: bool = setting(
         False,
         "Whether a version is AVAILABLE only after the rows that its training looked up most were read into memory.",
+    )
+    remote_tables: str = setting(
+        "",
+        "Tables that are read from Valkey or Redis clusters and not mapped, separated by semicolons: "
+        "TABLE=valkey://HOST:PORT,...?OPTION=VALUE or MODEL/TABLE=...; see docs/scaling.md. `model-export push` writes "
+        "the tables to a cluster.",
     )
     table_prefault: bool = setting(False, "Whether all pages of a version's tables are read before it is AVAILABLE.")
     table_prefault_mib_per_s: float = setting(

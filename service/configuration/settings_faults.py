@@ -8,6 +8,7 @@ import re
 
 from service.configuration.settings import Settings
 from service.engine.model_config import is_in_store
+from service.remote.address import remote_tables
 
 _MAX_THREADS = 1024
 _ORIGIN = r"https?://[a-z0-9.-]+(:[0-9]+)?|https?://\[[0-9a-f:]+\](:[0-9]+)?"
@@ -43,6 +44,10 @@ def faults_of(settings: Settings) -> list[str]:
     elif not 1 <= settings.num_threads <= _MAX_THREADS:
         name = "workers" if settings.workers else "threads"
         found.append(f"--{name} is {getattr(settings, name)!r}: expected 1 to {_MAX_THREADS}, or 'auto'")
+    try:
+        remote_tables(settings.remote_tables)
+    except ValueError as error:
+        found.append(f"--remote_tables: {error}")
     if not settings.tags:
         found.append("--saved_model_tags names no tag")
     own = (settings.tensorflow_intra_op_parallelism, settings.tensorflow_inter_op_parallelism)

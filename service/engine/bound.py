@@ -10,6 +10,7 @@ from typing import Protocol
 from service.engine.admission import Admission
 from service.engine.batcher import Batcher
 from service.engine.call import Call, Finished, Subject
+from service.engine.deadline import DEADLINE_S
 from service.engine.inference import INPUTS, Classification, Regression, result_of, wanted_outputs
 from service.engine.recording import Recorder
 from service.engine.servable import Lease, Servable
@@ -93,6 +94,11 @@ class Bound:
     def version(self) -> int:
         """The version of the servable, also if the request asked for the latest."""
         return self._servable.version
+
+    @property
+    def may_wait(self) -> bool:
+        """Whether a run may wait for another machine."""
+        return self.spec.name in self._servable.remote_lookups
 
     def run(self, inputs: Tensors, output_filter: tuple[str, ...] = ()) -> dict[str, Array]:
         """Validates the inputs, runs the signature on them, and returns its outputs by name.
@@ -184,7 +190,11 @@ class Bound:
     def _run_backend(self, backend: Backend, arrays: dict[str, Array], outputs: tuple[str, ...]) -> dict[str, Array]:
         if isinstance(backend, Batcher):
             return backend.run(self.spec.name, arrays, outputs, self._call.deadline_s)
-        return backend.run(self.spec.name, arrays, outputs)
+        before = DEADLINE_S.set(self._call.deadline_s)
+        try:
+            return backend.run(self.spec.name, arrays, outputs)
+        finally:
+            DEADLINE_S.reset(before)
 
     def _choose_outputs(self, output_filter: tuple[str, ...]) -> tuple[str, ...]:
         if not output_filter:

@@ -213,6 +213,15 @@ class Engine:
                 raise servable.data_loss()
             return TableRows(rows, servable.version)
 
+    def may_wait(self, ref: ModelRef, table_name: str) -> bool:
+        """Says whether reads of a table wait for another machine; False where there is no such table or model."""
+        try:
+            with self._registry.lease(ref, lambda early: True) as servable:
+                return table_name in servable.remote_tables
+        except ServiceError:
+            # table_rows says what is wrong.
+            return False
+
     def upsert(self, ref: ModelRef, table_name: str, upsert: Upsert) -> UpsertReceipt:
         """Changes rows of a table permanently; blocks until the rows are on disk. Also raises as Deltas.upsert does.
 

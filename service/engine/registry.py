@@ -102,6 +102,8 @@ class Registry:
         self._snapshot: Mapping[str, _Model] = {}
         self._write = threading.Lock()
         self._is_draining = False
+        # Tells why a model can not answer although a version of it is AVAILABLE: another machine is away.
+        self.problem_beside: Callable[[str], str] = lambda model: ""
 
     def lease(self, ref: ModelRef, is_enough: IsEnough = _is_never_enough) -> Lease:
         """Returns a lease on the servable that a model reference names.
@@ -228,7 +230,7 @@ class Registry:
         """Returns why a model has no version to answer with, in one line; "" if it has one."""
         model = self._snapshot[name]
         if model.available:
-            return ""
+            return self.problem_beside(name)
         # An unloaded version explains nothing, unless the model has no other versions.
         told = [s for s in model.statuses.values() if (s.state, s.code) != (State.END, "OK")]
         if model.problem and not told:
@@ -249,16 +251,17 @@ class Registry:
     def is_ready(self) -> bool:
         """Says whether a load balancer shall send requests to this server.
 
-        Every configured model must have been tried, and one of them must have an AVAILABLE version. Under is_strict
-        every configured model must have one. A server that drains is not ready.
+        Every configured model must have been tried, and one of them must have an AVAILABLE version whose remote tables
+        can be read. Under is_strict every configured model must have one. A server that drains is not ready.
         """
-        configured = [model for model in self._snapshot.values() if model.is_configured]
+        configured = {name: model for name, model in self._snapshot.items() if model.is_configured}
         if self._is_draining or not configured:
             return False
+        can_answer = [bool(model.available) and not self.problem_beside(name) for name, model in configured.items()]
         if self._is_strict:
-            return all(model.available for model in configured)
+            return all(can_answer)
         # An untried model still loads: without this wait, a rolling update would replace servers that have the model.
-        return all(model.is_tried for model in configured) and any(model.available for model in configured)
+        return all(model.is_tried for model in configured.values()) and any(can_answer)
 
     @property
     def is_draining(self) -> bool:

@@ -87,6 +87,7 @@ class Servable:
     deltas: changes rows of the tables; None: all rows are as they were saved.
     signature_faults: signature -> why its graph is run although the manifest describes its lookup.
     native: the servable that the native core answers from; None: the core forwards all requests for the version.
+    remote_tables, remote_lookups: the tables that are read from other machines, and the lookups that read one of them.
     forwarded: signature -> why the native core forwards its requests to the reference servers.
     """
 
@@ -102,6 +103,8 @@ class Servable:
     native: NativeServable | None = None
     forwarded: Mapping[str, str] = field(default_factory=dict)
     is_loading: bool = False
+    remote_tables: frozenset[str] = frozenset()
+    remote_lookups: frozenset[str] = frozenset()
 
     def signature(self, name: str, fallback: str = "") -> SignatureSpec:
         """Returns the signature that find_signature() finds in this servable."""

@@ -29,6 +29,8 @@ MODEL_VERSION = "X-Model-Version"
 
 # Threads for parsing large bodies. JSON's parser holds the interpreter's lock, so more threads would not help.
 _NUM_PARSE_THREADS = 2
+# Threads that wait for other machines, for lookups of remote tables; they start with the first of these.
+_NUM_WAITING_THREADS = 32
 
 
 class Parsed(Protocol):
@@ -96,6 +98,7 @@ class Calls:
         admission, clock = engine.admission, engine.clock
         self._graph_threads = Workers(graph_threads, name="http-graph", admission=admission, clock=clock)
         self._parse_threads = Workers(_NUM_PARSE_THREADS, name="http-parse", admission=admission, clock=clock)
+        self._waiting_threads = Workers(_NUM_WAITING_THREADS, name="http-remote", admission=admission, clock=clock)
 
     async def answer(self, request: Request, ref: ModelRef, method: Method[P, A]) -> Answered[A]:
         """Runs a method for a request; returns its answer and the model version.
@@ -136,31 +139,35 @@ class Calls:
             fallback_signature=method.fallback_signature,
         )
         is_lookup = bound.spec.kind == "lookup"
-        if is_lookup and is_small:
+        if is_lookup and is_small and not bound.may_wait:
             return _answer(bound, method, parsed)
         threads = self._parse_threads if is_lookup else self._graph_threads
+        if bound.may_wait:
+            threads = self._waiting_threads
         work = partial(_answer, bound, method, parsed)
         return await self._in_thread(threads, reservation, work, deadline_s, bound)
 
-    async def read(self, request: Request, model: str, work: Callable[[bytes], T]) -> T:
+    async def read(self, request: Request, model: str, work: Callable[[bytes], T], *, may_wait: bool = False) -> T:
         """Reads a request's body and returns work(body), run in a thread if the body is large.
 
         Args:
           model: the model's name in the request; "" if the request is for no model.
+          may_wait: work waits for other machines, so it runs in a thread in any case.
         """
         reservation = Reservation(self._engine.admission, self._engine.share_of(model))
         try:
             body = await read_body(request, self._max_body_bytes, reservation)
-            if len(body) <= self._inline_body_bytes:
+            if len(body) <= self._inline_body_bytes and not may_wait:
                 return work(body)
             deadline_s = self._engine.clock() + self._timeout_s
-            return await self._in_thread(self._parse_threads, reservation, partial(work, body), deadline_s)
+            threads = self._waiting_threads if may_wait else self._parse_threads
+            return await self._in_thread(threads, reservation, partial(work, body), deadline_s)
         finally:
             reservation.drop_user()
 
     def close(self) -> None:
         """Lets running work end, and drops work that has not begun."""
-        for threads in (self._graph_threads, self._parse_threads):
+        for threads in (self._graph_threads, self._parse_threads, self._waiting_threads):
             threads.close()
 
     async def _in_thread(

@@ -39,6 +39,7 @@ HTTP_STATUS: Mapping[type[ServiceError], int] = {
     errors.DeltaRefused: 400,
     errors.NotReady: 503,
     errors.Overloaded: 503,
+    errors.TableUnreachable: 503,
     errors.Unauthenticated: 401,
     errors.PermissionDenied: 403,
     errors.JournalUnavailable: 503,

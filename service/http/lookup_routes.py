@@ -46,7 +46,8 @@ def add_lookup_routes(app: FastAPI, engine: Engine, calls: Calls, max_table_rows
         """Returns rows of a table as they are stored."""
         ref = model_ref(request)
         work = partial(_rows, strict_json, engine, ref, request.path_params["table"], max_table_rows)
-        return json_response(await calls.read(request, ref.name, work))
+        may_wait = engine.may_wait(ref, request.path_params["table"])
+        return json_response(await calls.read(request, ref.name, work, may_wait=may_wait))
 
     for where in ("", "/versions/{version}", "/labels/{label}"):
         path = "/v1/models/{model}" + where

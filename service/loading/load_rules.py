@@ -17,7 +17,7 @@ from service.engine.servable import Servable
 from service.engine.version_source import OpenStore
 from service.errors import InvalidRequest
 from service.loading.graph_batching import GraphBatching, create_batching
-from service.loading.loader import CompileNative, ServableLoader
+from service.loading.loader import CompileNative, OpenRemote, ServableLoader
 from service.loading.table_pages import TablePages
 from service.loading.table_verification import TableVerification
 from service.observe.metrics import Metrics
@@ -36,6 +36,7 @@ def create_load_rules(
     compile_native: CompileNative | None = None,
     show_lookups: Callable[[Servable], None] | None = None,
     open_store: OpenStore | None = None,
+    open_remote: OpenRemote | None = None,
 ) -> LoadRules:
     """Returns the rules by which a ModelSet loads versions.
 
@@ -43,7 +44,7 @@ def create_load_rules(
       batching: batches graph runs. pages: makes tables' pages huge. verification: compares tables with their checksums.
       wake_follower: called when this server changed rows.
       compile_native: compiles versions for the native core; None: there is no core.
-      show_lookups: as in ServableLoader.
+      show_lookups, open_remote: as in ServableLoader.
       open_store: as in LoadRules.
     """
     threads, inter_op_threads = settings.parallelism
@@ -66,6 +67,7 @@ def create_load_rules(
             deltas=delta_rules(settings, wake_follower),
             compile_native=compile_native,
             show_lookups=show_lookups,
+            open_remote=open_remote,
         ),
         max_retries=settings.max_num_load_retries,
         retry_interval_s=settings.load_retry_interval_s,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -25,6 +25,7 @@ from service.loading.recorded_warmup import replay_requests
 from service.loading.table_pages import TablePages
 from service.loading.table_verification import TableVerification
 from service.tables.backend import OpenedLookups, open_lookups
+from service.tables.remote_table import RemoteTable
 from service.tables.residency import Residency
 from service.tables.row_pool import RowRunner, in_one_piece
 from service.tables.verification import Stored, nothing_before
@@ -39,6 +40,16 @@ class WarmupObserver(Protocol):
     """The observer of replays of recorded requests; status is a canonical code. Must not raise."""
 
     def __call__(self, *, model: str, version: int, path: str, status: str, seconds: float, records: int) -> None: ...
+
+
+class OpenRemote(Protocol):
+    """The function that opens the tables of a version which lie in clusters, by name. Concurrency: any thread.
+
+    Raises:
+      ArtifactError: a cluster does not hold the version's table, or can not be reached.
+    """
+
+    def __call__(self, model: str, version: int, artifact: Path, manifest: Manifest) -> Mapping[str, RemoteTable]: ...
 
 
 class CompileNative(Protocol):
@@ -72,6 +83,7 @@ class ServableLoader:
     verification: compares tables with their checksums; None: tables are not verified.
     deltas: the rules for changing rows without a new version; None: rows do not change.
     compile_native: compiles versions for the native core; None: there is no core.
+    open_remote: opens tables in clusters; None: every table is mapped.
     show_lookups: called with a version that can answer its lookups, before the version's graphs are opened.
     """
 
@@ -91,6 +103,7 @@ class ServableLoader:
     deltas: DeltaRules | None = None
     compile_native: CompileNative | None = None
     show_lookups: Callable[[Servable], None] | None = None
+    open_remote: OpenRemote | None = None
 
     def __call__(self, name: str, version: int, path: Path) -> Servable:
         """Loads and warms up one version.
@@ -158,7 +171,8 @@ class ServableLoader:
             # The manifest speaks of the {serve} MetaGraph; another one may have fewer signatures over the same tables.
             described = {name: entry for name, entry in manifest.signatures.items() if name in signatures}
             manifest = replace(manifest, signatures=described)
-        lookups = open_lookups(path, manifest, signatures, self.lookup_runner)
+        remote = self.open_remote(name, version, path, manifest) if self.open_remote is not None else {}
+        lookups = open_lookups(path, manifest, signatures, self.lookup_runner, remote)
         for signature, fault in lookups.faults.items():
             told = {"model": name, "version": version, "signature": signature, "reason": fault}
             logger.warning("signature is left to its graph: its manifest does not fit", extra=told)
@@ -168,17 +182,19 @@ class ServableLoader:
         if self.verification is not None:
             # Verification comes before residency.apply, which would keep the read pages in memory.
             behind = are_made.wait if are_made is not None else nothing_before
-            self.verification.check(name, lookups.files, _stored(path, manifest), behind)
+            self.verification.check(name, lookups.files, _stored(path, manifest, remote), behind)
         self.residency.apply(path, lookups.tables)
         servable = Servable(
             name,
             version,
             lookups.signatures,
             dict.fromkeys(lookups.lookup_names, lookups.backend),
-            lookups.tables,
+            {**lookups.tables, **remote},
             lookups.backend.table_counts,
             lookups.files,
             signature_faults=lookups.faults,
+            remote_tables=frozenset(remote),
+            remote_lookups=lookups.remote_signatures,
         )
         graph_names = [s for s in signatures if s not in lookups.lookup_names]
         if graph_names and self._can_run_graphs():
@@ -231,10 +247,12 @@ def _native_graphs(servable: Servable, lookups: OpenedLookups | None) -> Mapping
     return native_graphs(servable)
 
 
-def _stored(path: Path, manifest: Manifest) -> list[Stored]:
-    """Returns the stored bytes and checksums of an artifact's tables and scales."""
+def _stored(path: Path, manifest: Manifest, remote: Container[str]) -> list[Stored]:
+    """Returns the stored bytes and checksums of an artifact's mapped tables and scales."""
     found = []
     for name, entry in manifest.tables.items():
+        if name in remote:
+            continue
         found.append(Stored(f"table {name!r}", path / entry.file, entry.offset, entry.nbytes, entry.crc32c))
         if (scale := entry.scale) is not None:
             what = f"scale of table {name!r}"

@@ -68,7 +68,7 @@ def on_tables(servable: Servable, lookups: OpenedLookups, tables: Mapping[str, M
     return replace(
         servable,
         backends=backends,
-        tables=tables,
+        tables={**tables, **lookups.remote},
         table_counts=moved.backend.table_counts,
         native=None if servable.native is None else servable.native.on_tables(tables),
     )

@@ -14,6 +14,7 @@ from service.graph.tower import TowerBackend
 from service.graph.tower_opening import MappedTables, open_tower
 from service.tables.backend import OpenedLookups
 from service.tables.plan import FeaturePlan, SignaturePlan, compile_signature
+from service.tables.remote_table import RemoteTable
 from service.tables.table import MappedTable
 from service.types import Array, SignatureSpec, Tensors, Vocabulary
 
@@ -32,9 +33,12 @@ def open_towers(
     inter_op_threads: int | None = None,
 ) -> TowerBackend | None:
     """Cuts these signatures into lookups and towers and opens the towers; returns None if no signature can be cut."""
+    # Other graphs read the table from the version's own file.
+    fed = {name: table for name, table in lookups.remote.items() if table.info.dtype == "float32"}
+    tables: dict[str, MappedTable | RemoteTable] = {**lookups.tables, **fed}
     claims = {name: _claims(artifact, spec, manifest, lookups) for name, spec in signatures.items()}
-    keys = {entry.variable: name for name, entry in manifest.tables.items()}
-    mapped = MappedTables(lookups.tables, keys, claims)
+    keys = {entry.variable: name for name, entry in manifest.tables.items() if name in tables}
+    mapped = MappedTables(tables, keys, claims)
     return open_tower(artifact, signatures, mapped, tags, threads=threads, inter_op_threads=inter_op_threads)
 
 
@@ -55,6 +59,8 @@ def _claims(artifact: Path, spec: SignatureSpec, manifest: Manifest, lookups: Op
     for name, signature in saying.items():
         feature = _fitted(manifest.signatures[signature].features[name], spec)
         if not {feature.ids, feature.row_splits or feature.ids} <= spec.inputs.keys():
+            continue
+        if (remote := lookups.remote.get(manifest.features[name].table)) is not None and remote.info.dtype != "float32":
             continue
         vocabulary = lookups.signatures[signature].inputs[feature.ids].vocabulary
         if vocabulary is not None and (vocabulary.key_dtype == "string") != (
@@ -105,7 +111,7 @@ def _lookup(
     name: str, feature: LookupFeature, manifest: Manifest, lookups: OpenedLookups, vocabulary: Vocabulary | None
 ) -> FeatureLookup:
     entry = SignatureEntry("lookup", {name: replace(feature, output=name)})
-    plan = compile_signature(entry, {name: manifest.features[name].table}, lookups.tables)
+    plan = compile_signature(entry, {name: manifest.features[name].table}, {**lookups.tables, **lookups.remote})
     return FeatureLookup(name, plan, vocabulary)
 
 
@@ -119,7 +125,7 @@ def tower_on_tables(tower: TowerBackend, tables: Mapping[str, MappedTable]) -> T
 
 
 def _moved(source: RowSource, tables: Mapping[str, MappedTable]) -> RowSource:
-    table = tables[source.table.info.name]
+    table = tables.get(source.table.info.name, source.table)
     if not isinstance(source, FeatureRows):
         return replace(source, table=table)
     lookup = source.claim.lookup
@@ -131,7 +137,9 @@ def _moved(source: RowSource, tables: Mapping[str, MappedTable]) -> RowSource:
 def native_plan(spec: SignatureSpec, source: RowSource) -> FeaturePlan | None:
     """Returns the one lookup of the native core that gives a source's float32 rows; None if no single lookup does."""
     table = source.table
-    assert isinstance(table, MappedTable)  # open_towers() passes mapped tables only
+    if isinstance(table, RemoteTable):
+        return None
+    assert isinstance(table, MappedTable)  # open_towers() passes mapped and remote tables only
     if isinstance(source, FeatureRows):
         lookup = source.claim.lookup
         assert isinstance(lookup, FeatureLookup)  # _claims() makes each lookup a FeatureLookup

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from service.graph.native_form import NativeGraph, PythonOnly
 from service.tables.backend import OpenedLookups
 from service.tables.plan import FeaturePlan, OutputPlan, SignaturePlan
+from service.tables.remote_table import RemoteTable
 from service.types import SignatureSpec
 
 # The dtypes that the core reads and writes, as in native/src/plan/inputs.rs.
@@ -86,6 +87,8 @@ def lookup_fault(spec: SignatureSpec, plan: SignaturePlan) -> str:
 def _feature_fault(spec: SignatureSpec, plan: FeaturePlan) -> str:
     lookup = plan.feature
     what = f'the feature of "{lookup.ids}"'
+    if isinstance(plan.table, RemoteTable):
+        return f'table "{plan.table.info.name}" is remote'
     if lookup.max_norm is not None:
         return f"{what} has max_norm"
     if not plan.is_one_kernel:

@@ -23,12 +23,14 @@ from service.engine.model_set import ModelSet
 from service.engine.registry import Registry
 from service.engine.servable import Servable
 from service.loading.load_rules import batching_of, create_load_rules
+from service.loading.remote_tables import RemoteTables
 from service.loading.table_pages import table_pages
 from service.loading.table_verification import table_verification
 from service.native.native_servable import compile_native
 from service.native.route_publisher import RoutePublisher
 from service.observe.metrics import Metrics
 from service.observe.recent_requests import RecentRequests
+from service.observe.remote_metrics import remote_lines
 from service.observe.request_logs import RequestLogs
 from service.observe.statusz import Statusz, overload
 from service.observe.store_metrics import store_lines
@@ -37,6 +39,7 @@ from service.observe.version_metrics import readiness_lines
 from service.process.http_parts import HttpParts, Ports, metrics_paths_of
 from service.process.model_lists import ModelLists
 from service.process.object_stores import open_stores
+from service.remote.address import remote_tables
 from service.types import State, VersionStatus
 
 if TYPE_CHECKING:
@@ -77,7 +80,14 @@ class App:
         # Held from a read of readiness until it is shown: an older reading must not replace a newer one.
         self._showing_health = threading.Lock()
         self._recent = RecentRequests(settings.slow_request_s)
-        more = [self._readiness_lines, self._store_lines, self._request_logs.metric_lines]
+        self._remote = RemoteTables(remote_tables(settings.remote_tables), self._show_health)
+        self._registry.problem_beside = self._remote.problem
+        more = [
+            self._readiness_lines,
+            self._store_lines,
+            lambda: remote_lines(self._remote.counts()),
+            self._request_logs.metric_lines,
+        ]
         self._metrics = Metrics(self._registry.loaded, more, self._recent)
         self._stop = asyncio.Event()
         self._stop_watching = threading.Event()
@@ -101,6 +111,7 @@ class App:
             compile_native=None if self._routes is None else compile_native,
             show_lookups=self._show_lookups if settings.early_lookups else None,
             open_store=None if self._stores is None else self._stores.open,
+            open_remote=self._remote.open if settings.remote_tables else None,
         )
         if self._tracing is not None:
             rules = replace(rules, load=self._tracing.loading(rules.load))
@@ -164,6 +175,7 @@ class App:
         if settings.delta_poll_wait_seconds:
             threading.Thread(target=self._follower.run, name="deltas", daemon=True).start()
         self._lists.watch(self._stop_watching)
+        self._remote.watch(self._stop_watching)
         self._tls.run(self._stop_watching, settings.file_system_poll_wait_seconds)
         try:
             ports = await self._open([config.name for config in configs])

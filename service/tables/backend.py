@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 
 from service.artifact.manifest import Manifest
 from service.artifact.signature_rules import described, lookup_rules, signature_faults
 from service.tables.guarded_files import GuardedFiles
 from service.tables.plan import SignaturePlan, compile_signature
+from service.tables.remote_table import RemoteTable
 from service.tables.row_pool import RowRunner, in_one_piece
 from service.tables.table import MappedTable, open_tables
 from service.tables.vocabulary import OpenedVocabulary, counted_apart, open_vocabularies
@@ -21,13 +23,18 @@ class LookupBackend:
     """The backend that runs lookup signatures on mapped tables. Concurrency: any thread.
 
     vocabularies: table -> the vocabularies whose keys name its rows.
+    remote: table -> the remote table of that name.
     """
 
     def __init__(
-        self, plans: Mapping[str, SignaturePlan], vocabularies: Mapping[str, Sequence[OpenedVocabulary]]
+        self,
+        plans: Mapping[str, SignaturePlan],
+        vocabularies: Mapping[str, Sequence[OpenedVocabulary]],
+        remote: Mapping[str, RemoteTable] = MappingProxyType({}),
     ) -> None:
         self._plans = plans
         self._vocabularies = vocabularies
+        self._remote = remote
 
     @property
     def vocabularies(self) -> Mapping[str, Sequence[OpenedVocabulary]]:
@@ -41,7 +48,7 @@ class LookupBackend:
     def on_tables(self, tables: Mapping[str, MappedTable]) -> LookupBackend:
         """Returns the same lookups on other tables of the same names and shapes; both share their counts."""
         plans = {name: plan.on_tables(tables) for name, plan in self._plans.items()}
-        return LookupBackend(plans, self._vocabularies)
+        return LookupBackend(plans, self._vocabularies, self._remote)
 
     def run(self, signature_name: str, inputs: Tensors, outputs: tuple[str, ...]) -> dict[str, Array]:
         """Returns each output whose features were sent; see SignaturePlan.run."""
@@ -59,7 +66,9 @@ class LookupBackend:
         return totals
 
     def close(self) -> None:
-        """Does nothing: each map is unmapped with the last array that views its memory."""
+        """Closes connections to clusters; each map is unmapped with the last array that views its memory."""
+        for table in self._remote.values():
+            table.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +78,7 @@ class OpenedLookups:
     signatures: every signature of the SavedModel, now with kinds, optional inputs, id ranges, vocabularies and shapes.
     lookup_names: the names of the signatures that backend answers.
     files: the mapped files of the tables and vocabularies.
+    remote: the tables that lie in clusters, and are not among tables.
     faults: why a signature does not fit its description in the manifest, by name; such a signature stays as the
       SavedModel has it.
     """
@@ -79,6 +89,17 @@ class OpenedLookups:
     backend: LookupBackend
     files: GuardedFiles
     faults: Mapping[str, str]
+    remote: Mapping[str, RemoteTable] = field(default_factory=dict)
+
+    @property
+    def remote_signatures(self) -> frozenset[str]:
+        """The lookups that read a remote table."""
+        plans = {name: self.backend.plan(name) for name in self.lookup_names}
+        return frozenset(
+            name
+            for name, plan in plans.items()
+            if any(isinstance(feature.table, RemoteTable) for feature in plan.features.values())
+        )
 
     def fitting(self, manifest: Manifest) -> Manifest:
         """Returns the manifest without the signatures that have faults."""
@@ -91,18 +112,20 @@ def open_lookups(
     manifest: Manifest,
     signatures: Mapping[str, SignatureSpec],
     runner: RowRunner = in_one_piece,
+    remote: Mapping[str, RemoteTable] = MappingProxyType({}),
 ) -> OpenedLookups:
     """Maps an artifact's tables and compiles its lookup signatures.
 
     Args:
       signatures: as read from the artifact's saved_model.pb.
       runner: runs the kernels; a RowPool shares large lookups out among threads.
+      remote: the tables that lie in clusters, by name; they are not mapped.
 
     Raises:
       ArtifactError: manifest and files do not agree.
     """
     files = GuardedFiles()
-    tables = open_tables(artifact, manifest, files)
+    tables = open_tables(artifact, manifest, files, left_out=remote)
     vocabularies = open_vocabularies(artifact, manifest, files)
     faults = signature_faults(manifest, signatures)
     all_described = dict(signatures)
@@ -115,13 +138,14 @@ def open_lookups(
         all_described[name] = described(signatures[name], entry, manifest, views)
         if entry.kind == "lookup":
             rules = lookup_rules(signatures[name], entry, manifest)
-            plans[name] = compile_signature(entry, feature_tables, tables, runner, rules)
+            plans[name] = compile_signature(entry, feature_tables, {**tables, **remote}, runner, rules)
     counted: dict[str, list[OpenedVocabulary]] = {}
     for feature_name, view in views.items():
         of_table = counted.setdefault(feature_tables[feature_name], [])
         if view not in of_table:
             of_table.append(view)
-    return OpenedLookups(tables, all_described, frozenset(plans), LookupBackend(plans, counted), files, faults)
+    backend = LookupBackend(plans, counted, remote)
+    return OpenedLookups(tables, all_described, frozenset(plans), backend, files, faults, remote)
 
 
 def _by_feature(manifest: Manifest, vocabularies: Mapping[str, OpenedVocabulary]) -> dict[str, OpenedVocabulary]:

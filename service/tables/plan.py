@@ -16,6 +16,7 @@ from service.engine.validation import id_out_of_range
 from service.errors import IdsTooMany, InputMismatch
 from service.tables import kernels
 from service.tables.kernel_codes import POLICIES
+from service.tables.remote_table import RemoteTable
 from service.tables.row_pool import Part, RowRunner, in_one_piece
 from service.tables.table import MappedTable
 from service.tables.uncommon_lookups import gather_stored, sequence_stored, small_table, with_empty_rows
@@ -43,7 +44,7 @@ class FeaturePlan:
     """
 
     feature: LookupFeature
-    table: MappedTable
+    table: MappedTable | RemoteTable
     max_rows: int | None
     runner: RowRunner = in_one_piece
     position: int = 0
@@ -91,6 +92,7 @@ class FeaturePlan:
           IdOutOfRange: an id has no row and the policy refuses it.
           IdsTooMany: a row has more than max_ids_per_row ids and is not truncated, or there are too many rows.
           InputMismatch: has_checked_splits is False, and the row splits are invalid.
+          TableUnreachable, DeadlineExceeded: rows of a remote table could not be read.
         """
         feature = self.feature
         rows = self.num_rows(inputs)
@@ -104,13 +106,17 @@ class FeaturePlan:
         num_vectors = ids.shape[0] if splits is None else rows
         out = np.empty((num_vectors, dim) if length is None else (rows, length, dim), self.dtype)
         missing = 0
+        # The table, and the ids in it, that the kernels see; errors speak of those that were sent.
+        table, read = self.table, ids
+        if isinstance(table, RemoteTable):
+            table, feature, read, missing = table.rows_of_request(feature, ids)
         if self.dtype != "float32":
-            part = self._copy_stored(ids, splits, out)
-        elif feature.max_norm is None and self.table.info.dtype != "float64":
-            part = self._part(inputs, ids, splits, out, self.table.place, POLICIES[feature.on_bad_id])
+            part = _copy_stored(table, feature, read, splits, out)
+        elif feature.max_norm is None and table.info.dtype != "float64":
+            part = self._part(inputs, read, splits, out, table.place, POLICIES[feature.on_bad_id])
         else:
-            small = small_table(self.table, feature, ids)
-            missing = small.num_read_instead
+            small = small_table(table, feature, read)
+            missing += small.num_read_instead
             part = self._part(inputs, small.ids, splits, out, small.place, kernels.DROP_NEGATIVE)
         stopped = self.runner(part, num_vectors, splits, out.nbytes)
         if stopped != kernels.OK:
@@ -125,22 +131,11 @@ class FeaturePlan:
         if splits is None:
             return out.reshape(*inputs[feature.ids].shape, dim)
         if feature.on_empty_row != "zeros" or feature.trailing_empty_rows != "keep":
-            return with_empty_rows(self.table, feature, out, ids, splits, self._weights(inputs))
+            return with_empty_rows(table, feature, out, read, splits, self._weights(inputs))
         return out
 
     def _weights(self, inputs: Tensors) -> Array:
         return np.ascontiguousarray(inputs.get(self.feature.weights or "", _NO_WEIGHTS))
-
-    def _copy_stored(self, ids: Array, splits: Array | None, out: Array) -> Part:
-        table, feature = self.table, self.feature
-
-        def copy(begin: int, end: int) -> int:
-            if splits is not None:
-                return sequence_stored(table, feature, ids, splits[begin : end + 1], out[begin:end])
-            stopped = gather_stored(table, feature, ids[begin:end], out[begin:end])
-            return stopped + begin if stopped >= 0 else stopped
-
-        return copy
 
     def _part(
         self,
@@ -268,8 +263,14 @@ class SignaturePlan:
         return f'output "{name}" joins features that differ in their number of rows: {", ".join(told)}.'
 
     def on_tables(self, tables: Mapping[str, MappedTable]) -> SignaturePlan:
-        """Returns the same plan on other tables of the same names and shapes; both share their counts."""
-        moved = {name: replace(plan, table=tables[plan.table.info.name]) for name, plan in self.features.items()}
+        """Returns the same plan on other tables of the same names and shapes; both share their counts.
+
+        Tables that are not given stay.
+        """
+        moved = {
+            name: replace(plan, table=tables.get(plan.table.info.name, plan.table))
+            for name, plan in self.features.items()
+        }
         return replace(self, features=moved)
 
     def counts_of_thread(self) -> Array:
@@ -291,7 +292,7 @@ class SignaturePlan:
 def compile_signature(
     entry: SignatureEntry,
     feature_tables: Mapping[str, str],
-    tables: Mapping[str, MappedTable],
+    tables: Mapping[str, MappedTable | RemoteTable],
     runner: RowRunner = in_one_piece,
     rules: LookupRules | None = None,
 ) -> SignaturePlan:
@@ -325,6 +326,16 @@ def compile_signature(
         for position, (name, lookup) in enumerate(entry.features.items())
     }
     return SignaturePlan(features, outputs)
+
+
+def _copy_stored(table: MappedTable, feature: LookupFeature, ids: Array, splits: Array | None, out: Array) -> Part:
+    def copy(begin: int, end: int) -> int:
+        if splits is not None:
+            return sequence_stored(table, feature, ids, splits[begin : end + 1], out[begin:end])
+        stopped = gather_stored(table, feature, ids[begin:end], out[begin:end])
+        return stopped + begin if stopped >= 0 else stopped
+
+    return copy
 
 
 def _int64(array: Array) -> Array:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import mmap
+from collections.abc import Container
 from pathlib import Path
 
 import numpy as np
@@ -85,11 +86,14 @@ class MappedTable:
         return found
 
 
-def open_tables(artifact: Path, manifest: Manifest, guarded: GuardedFiles | None = None) -> dict[str, MappedTable]:
+def open_tables(
+    artifact: Path, manifest: Manifest, guarded: GuardedFiles | None = None, left_out: Container[str] = ()
+) -> dict[str, MappedTable]:
     """Maps every table of an artifact after manifest, index and file sizes have been found to agree.
 
     Args:
       guarded: maps the files; callers check its mark after they read tables.
+      left_out: names of tables that are not mapped.
 
     Raises:
       ArtifactError: manifest, index and file sizes differ, or a table can not be mapped; the message names the table
@@ -99,6 +103,8 @@ def open_tables(artifact: Path, manifest: Manifest, guarded: GuardedFiles | None
     files = _Files(artifact, guarded or GuardedFiles())
     tables = {}
     for name, entry in manifest.tables.items():
+        if name in left_out:
+            continue
         shape = (entry.vocabulary_size, stored_columns(entry.dtype, entry.embedding_dim))
         if entry.dtype not in TABLE_DTYPES:
             raise ArtifactError(f"table {name!r} is {entry.dtype}; only {', '.join(TABLE_DTYPES)} can be mapped")
@@ -106,16 +112,21 @@ def open_tables(artifact: Path, manifest: Manifest, guarded: GuardedFiles | None
         scales = _NO_SCALES
         if entry.scale is not None:
             scales = files.view(f"scale of table {name!r}", entry.scale, "float32", (entry.vocabulary_size,))
-        info = TableInfo(
-            name=name,
-            vocabulary_size=entry.vocabulary_size,
-            embedding_dim=entry.embedding_dim,
-            dtype=entry.dtype,
-            nbytes=weights.nbytes + scales.nbytes,
-            features=tuple(sorted(f for f, feature in manifest.features.items() if feature.table == name)),
-        )
-        tables[name] = MappedTable(info, weights, scales)
+        tables[name] = MappedTable(table_info(manifest, name, weights.nbytes + scales.nbytes), weights, scales)
     return tables
+
+
+def table_info(manifest: Manifest, name: str, nbytes: int) -> TableInfo:
+    """Returns the description of a table of nbytes."""
+    entry = manifest.tables[name]
+    return TableInfo(
+        name=name,
+        vocabulary_size=entry.vocabulary_size,
+        embedding_dim=entry.embedding_dim,
+        dtype=entry.dtype,
+        nbytes=nbytes,
+        features=tuple(sorted(f for f, feature in manifest.features.items() if feature.table == name)),
+    )
 
 
 def check_files(artifact: Path, manifest: Manifest) -> None:

@@ -63,6 +63,13 @@ CALLS: dict[str, tuple[Right, Callable[[Engine, ModelRef], Any]]] = {
 }
 
 
+def test_a_stranger_is_told_by_table_rows_and_not_before(engine: Engine, observer: RecordingObserver) -> None:
+    nobody = guarded(engine, observer)
+    assert not nobody.may_wait(ModelRef("m"), "t")
+    with pytest.raises(ServiceError):
+        nobody.table_rows(ModelRef("m"), "t", np.array([1]))
+
+
 def test_every_public_method_of_the_engine_is_guarded() -> None:
     public = {name for name, _ in inspect.getmembers(Engine) if not name.startswith("_")}
     # A method that is new and inherited would be open to everybody.

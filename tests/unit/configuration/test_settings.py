@@ -57,6 +57,7 @@ OTHER_VALUES: dict[str, tuple[str, Any]] = {
     "verify_tables_mib_per_s": ("64", 64.0),
     "keep_freed_mib": ("7", 7),
     "delta_poll_wait_seconds": ("0.5", 0.5),
+    "remote_tables": ("user=valkey://a:1", "user=valkey://a:1"),
     "delta_journal_dir": ("journals", "journals"),
     "delta_max_rows": ("10", 10),
     "delta_max_file_mib": ("3", 3),

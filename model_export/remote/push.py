@@ -1,0 +1,251 @@
+"""Writes the tables of an artifact into a cluster, block by block; service.remote.layout has the keys.
+
+A run that was stopped goes on where it stopped: a block that is there is not written again. Then every block is read
+back and compared, and only then the pointer names the new fingerprint. One run at a time may write a table.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import redis
+
+from model_export.errors import ExportError
+from model_export.folder_checks import check_described
+from service.artifact.crc32c import crc32c_of, masked
+from service.artifact.delta_file import fingerprint_of
+from service.artifact.manifest import Manifest, TableEntry, TableScale
+from service.near_names import did_you_mean
+from service.remote.address import StoreAddress
+from service.remote.clients import store_client
+from service.remote.layout import Pointer, TableLayout, layout_of_record
+from service.types import TABLE_DTYPES, Array, stored_columns
+
+# Commands that leave together; with blocks of 16 KB these are 2 MB.
+_BATCH = 128
+_TIMEOUT_S = 30.0
+_REPLICAS_S = 60.0
+
+# (name of the step, bytes done, bytes of all)
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Pushed:
+    """The deeds of a run with one table. removed: keys of older fingerprints."""
+
+    table: str
+    fingerprint: str
+    blocks: int
+    written: int
+    removed: int
+
+
+def push(
+    artifact: Path,
+    address: StoreAddress,
+    *,
+    model: str | None = None,
+    tables: Sequence[str] = (),
+    keep: int = 2,
+    max_mb_per_s: float = 0.0,
+    progress: Progress = lambda step, done, total: None,
+) -> list[Pushed]:
+    """Writes tables of a version folder into a cluster, and removes what is older than the versions to keep.
+
+    Args:
+      model: as the server names it; None: the name of the folder that the version lies in.
+      tables: names; none for all.
+      keep: fingerprints that stay, the new one included: servers that have not loaded it read the one before.
+      max_mb_per_s: most megabytes (10^6 bytes) a second that are written, and that are read back; 0: no limit.
+
+    Raises:
+      ExportError: the folder, its checksums or the cluster are not as they should be.
+    """
+    check_described(artifact)
+    manifest = Manifest.read(artifact)
+    assert manifest is not None  # check_described has found it
+    for name in tables:
+        if name not in manifest.tables:
+            raise ExportError(f"{artifact} has no table {name!r}{did_you_mean(name, list(manifest.tables))}")
+    name = artifact.absolute().parent.name if model is None else model
+    pace = _Pace(max_mb_per_s * 1e6)
+    try:
+        with store_client(address, _TIMEOUT_S) as client:
+            return [
+                _Table(client, artifact, name, table, manifest.tables[table], pace, progress).push(keep)
+                for table in tables or manifest.tables
+            ]
+    except redis.RedisError as error:
+        raise ExportError(f"{address}: {error}; run the command again, and it goes on where it stopped") from error
+    except OSError as error:
+        raise ExportError(f"{error}") from error
+
+
+class _Pace:
+    # Sleeps as long as bytes ran ahead of their rate.
+
+    def __init__(self, bytes_per_s: float) -> None:
+        self._bytes_per_s = bytes_per_s
+        self._due_s = time.monotonic()
+
+    def spend(self, num_bytes: int) -> None:
+        if self._bytes_per_s:
+            now_s = time.monotonic()
+            self._due_s = max(self._due_s, now_s) + num_bytes / self._bytes_per_s
+            time.sleep(self._due_s - now_s)
+
+
+class _Table:
+    def __init__(
+        self,
+        client: Any,
+        artifact: Path,
+        model: str,
+        table: str,
+        entry: TableEntry,
+        pace: _Pace,
+        progress: Progress,
+    ) -> None:
+        self._client = client
+        self._layout = TableLayout.of(model, table, fingerprint_of(artifact), entry)
+        self._what = f"table {table!r}"
+        self._pace = pace
+        self._progress = progress
+        rows = entry.vocabulary_size
+        columns = stored_columns(entry.dtype, entry.embedding_dim) * np.dtype(TABLE_DTYPES[entry.dtype]).itemsize
+        self._parts = [self._mapped(artifact, entry, rows, columns)]
+        if entry.scale is not None:
+            self._parts.append(self._mapped(artifact, entry.scale, rows, 4))
+
+    def _mapped(self, artifact: Path, entry: TableEntry | TableScale, rows: int, columns: int) -> Array:
+        mapped = np.memmap(artifact / entry.file, np.uint8, "r", entry.offset, (rows, columns))
+        if masked(crc32c_of(mapped.reshape(-1))) != entry.crc32c:
+            raise ExportError(f"{self._what}: the bytes of {artifact / entry.file} do not fit their checksum")
+        return mapped
+
+    def push(self, keep: int) -> Pushed:
+        layout, client = self._layout, self._client
+        found = Pointer.of(_text(client.get(layout.pointer)))
+        is_new = layout.fingerprint not in found.fingerprints
+        written = 0
+        if is_new:
+            begun = tuple(dict.fromkeys((*found.others, layout.fingerprint)))
+            client.set(layout.pointer, Pointer(found.fingerprints, begun).text)
+            client.set(layout.record, layout.record_text(is_whole=False))
+        written = self._write(range(layout.num_blocks), "written")
+        if wrong := self._differing():
+            # Other bytes under a key of this fingerprint: nobody but this program should write there.
+            written += self._write(wrong, "repaired", is_forced=True)
+            if self._differing():
+                raise ExportError(f"{self._what}: {len(wrong)} blocks do not read back as they were written")
+        self._await_replicas()
+        client.set(layout.record, layout.record_text(is_whole=True))
+        whole = (layout.fingerprint, *(one for one in found.fingerprints if one != layout.fingerprint))
+        leaving = {one for one in (*whole[keep:], *found.others) if one not in whole[:keep]}
+        # The pointer turns last; what leaves is still named, so that a run that is stopped here is made up for.
+        client.set(layout.pointer, Pointer(whole[:keep], tuple(sorted(leaving))).text)
+        removed = sum(self._remove(fingerprint) for fingerprint in sorted(leaving))
+        client.set(layout.pointer, Pointer(whole[:keep]).text)
+        return Pushed(layout.table, layout.fingerprint, layout.num_blocks, written, removed)
+
+    def _write(self, blocks: Sequence[int], step: str, *, is_forced: bool = False) -> int:
+        layout, count = self._layout, 0
+        for some in _batches(blocks):
+            sizes = [self._size(block) for block in some]
+            lengths = [-1] * len(some)
+            if not is_forced:
+                with self._client.pipeline(transaction=False) as pipe:
+                    for block in some:
+                        pipe.strlen(layout.key(block))
+                    lengths = pipe.execute()
+            todo = [block for block, size, length in zip(some, sizes, lengths, strict=True) if size != length]
+            if todo:
+                with self._client.pipeline(transaction=False) as pipe:
+                    for block in todo:
+                        pipe.set(layout.key(block), self._bytes(block))
+                    pipe.execute()
+                self._pace.spend(sum(map(self._size, todo)))
+            count += len(todo)
+            self._progress(f"{layout.table}: {step}", self._done(some), layout.nbytes)
+        return count
+
+    def _differing(self) -> list[int]:
+        layout, found = self._layout, []
+        for some in _batches(range(layout.num_blocks)):
+            with self._client.pipeline(transaction=False) as pipe:
+                for block in some:
+                    pipe.get(layout.key(block))
+                values = pipe.execute()
+            found += [block for block, value in zip(some, values, strict=True) if value != self._bytes(block)]
+            self._pace.spend(sum(map(self._size, some)))
+            self._progress(f"{layout.table}: compared", self._done(some), layout.nbytes)
+        return found
+
+    def _done(self, blocks: Sequence[int]) -> int:
+        return min((blocks[-1] + 1) * self._layout.block_rows * self._layout.row_bytes, self._layout.nbytes)
+
+    def _size(self, block: int) -> int:
+        begin, end = self._layout.rows(block)
+        return (end - begin) * self._layout.row_bytes
+
+    def _bytes(self, block: int) -> bytes:
+        begin, end = self._layout.rows(block)
+        return np.concatenate([part[begin:end] for part in self._parts], axis=1).tobytes()
+
+    def _await_replicas(self) -> None:
+        """Waits until each replica has what its primary has: else a failover right now would lose blocks."""
+        end_s = time.monotonic() + _REPLICAS_S
+        wanted: dict[str, int] | None = None
+        while True:
+            infos = _replication(self._client)
+            # What is written later, by others, is not waited for.
+            wanted = wanted or {name: info["master_repl_offset"] for name, info in infos.items()}
+            behind = [
+                name
+                for name, info in infos.items()
+                for key, replica in info.items()
+                if key.removeprefix("slave").isdigit() and replica["offset"] < wanted.get(name, 0)
+            ]
+            if not behind:
+                return
+            if time.monotonic() > end_s:
+                raise ExportError(f"{self._what}: replicas of {', '.join(behind)} do not follow; nothing was switched")
+            time.sleep(0.1)
+
+    def _remove(self, fingerprint: str) -> int:
+        """Removes the keys of a fingerprint, in slices; returns how many there were."""
+        record = f"{self._layout.record.partition('}')[0]}}}{fingerprint}"
+        text = _text(self._client.get(record))
+        old = layout_of_record(text) if text is not None else None
+        count = 0
+        for some in () if old is None else _batches(range(old.num_blocks)):
+            assert old is not None  # as the line above has it
+            with self._client.pipeline(transaction=False) as pipe:
+                for block in some:
+                    pipe.unlink(old.key(block))
+                count += sum(pipe.execute())
+            self._pace.spend(len(some) * old.block_rows * old.row_bytes)
+        # The record goes last: it is what tells which keys there are.
+        self._client.delete(record)
+        return count
+
+
+def _replication(client: Any) -> dict[str, dict[str, Any]]:
+    if isinstance(client, redis.RedisCluster):
+        found: dict[str, dict[str, Any]] = client.info("replication", target_nodes=redis.RedisCluster.PRIMARIES)
+        return found
+    return {"the server": client.info("replication")}
+
+
+def _batches(blocks: Sequence[int]) -> Iterator[Sequence[int]]:
+    return (blocks[begin : begin + _BATCH] for begin in range(0, len(blocks), _BATCH))
+
+
+def _text(value: bytes | None) -> str | None:
+    return None if value is None else value.decode()

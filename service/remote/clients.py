@@ -1,0 +1,55 @@
+"""Clients of redis-py, for all but the reading of rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from service.remote.address import StoreAddress
+
+Node = tuple[str, int]
+
+
+def node_client(address: StoreAddress, node: Node, timeout_s: float) -> Any:
+    """Returns a client of one node, which gives up at the first fault: its caller knows other nodes."""
+    retry = Retry(NoBackoff(), 0)
+    return redis.Redis(*node, **_options(address, timeout_s), decode_responses=True, retry=retry)
+
+
+def store_client(address: StoreAddress, timeout_s: float) -> Any:
+    """Returns a client of a whole cluster, or of a single server; values are bytes.
+
+    Raises:
+      redis.RedisError: no node answers.
+    """
+    problem: redis.RedisError | None = None
+    for node in address.nodes:
+        try:
+            with node_client(address, node, timeout_s) as client:
+                client.execute_command("CLUSTER MYID")
+        except redis.ResponseError as error:
+            if "cluster support disabled" in str(error):
+                return redis.Redis(*node, **_options(address, timeout_s))
+            raise
+        except redis.RedisError as error:
+            problem = error
+            continue
+        return redis.RedisCluster(*node, **_options(address, timeout_s))
+    assert problem is not None  # an address has one node at least
+    raise problem
+
+
+def _options(address: StoreAddress, timeout_s: float) -> dict[str, Any]:
+    authorities = {"ssl_ca_certs": address.ca_file} if address.ca_file else {}
+    return {
+        "username": address.user or None,
+        "password": address.password or None,
+        "ssl": address.has_tls,
+        **authorities,
+        "socket_timeout": timeout_s,
+        "socket_connect_timeout": timeout_s,
+        "protocol": 2,
+    }

@@ -1,0 +1,33 @@
+"""Holds the records of a table in a cluster against the version that is to be served."""
+
+from __future__ import annotations
+
+import time
+
+import redis
+
+from service.errors import ArtifactError
+from service.remote.clients import node_client
+from service.remote.layout import TableLayout, slot_of
+from service.remote.topology import Topology, Unreachable
+
+_PAUSE_S = 0.1
+
+
+def check_records(layout: TableLayout, topology: Topology, end_s: float) -> None:
+    """Raises ArtifactError unless a cluster holds all of a table, or where it does not answer before end_s."""
+    slot, why = slot_of(layout.record), ""
+    while (left_s := end_s - time.monotonic()) > 0:
+        try:
+            topology.refresh(end_s)
+            # Both keys have one tag. Only the primary surely has the newest pointer.
+            for node in topology.nodes(slot)[:1]:
+                with node_client(topology.address, node, min(left_s, 2.0)) as client:
+                    record, pointer = client.get(layout.record), client.get(layout.pointer)
+                layout.check_record(record, pointer)
+                return
+            why = f"slot {slot} has no node"
+        except (Unreachable, redis.RedisError, OSError) as error:
+            why = str(error)
+        time.sleep(_PAUSE_S)
+    raise ArtifactError(f"table {layout.table!r} is remote, and {topology.address} does not answer: {why}")

@@ -1,0 +1,289 @@
+"""Reads rows of one table of one version from a cluster, by a deadline.
+
+A read asks the primaries, all at once. Where one is down, slow, or lacks a key, its rows are asked of another node of
+the same slot: a replica's answer is as good, for the value of a key never changes. An answer of any other size than a
+row's is never taken for a row. A connection that broke or was given up is closed, so that no later read gets its
+answers.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from service.remote.address import StoreAddress
+from service.remote.clients import Node
+from service.remote.counts import ReadCounts
+from service.remote.layout import TableLayout
+from service.remote.row_connection import ErrorReply, Reply, RowConnection, command
+from service.remote.topology import Topology, Unreachable
+from service.types import Array
+
+# Answers of one node that are waited for together: 1 MB of rows of 256 bytes.
+_MOST_COMMANDS = 4096
+_PAUSE_S = 0.01
+_IDLE_CONNECTIONS = 32
+# Answers that another try may change: the map of slots is old, or a node is not ready yet.
+_PASSING = frozenset({"MOVED", "ASK", "CLUSTERDOWN", "LOADING", "TRYAGAIN", "MASTERDOWN"})
+
+
+class Found(NamedTuple):
+    """Rows that were read.
+
+    rows: [N, row_bytes] uint8. is_missing: [N] bool, the rows that could not be read. why: the reason for these.
+    """
+
+    rows: Array
+    is_missing: Array
+    why: str
+
+
+class RowReader:
+    """Reads rows of a table that was written as a layout says. Concurrency: any thread."""
+
+    def __init__(self, layout: TableLayout, address: StoreAddress, topology: Topology) -> None:
+        self.layout = layout
+        self.address = address
+        self.topology = topology
+        self.counts = ReadCounts()
+        self._changing = threading.Lock()
+        self._idle: dict[Node, list[RowConnection]] = defaultdict(list)
+        size = len(layout.key(0))
+        self._head = b"*4\r\n$8\r\nGETRANGE\r\n$%d\r\n" % size + layout.tag.encode()
+        self._tails = [self._tail(row) for row in range(min(layout.block_rows, layout.vocabulary_size))]
+
+    def _tail(self, row: int) -> bytes:
+        begin = b"%d" % (row * self.layout.row_bytes)
+        end = b"%d" % ((row + 1) * self.layout.row_bytes - 1)
+        return b"\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n" % (len(begin), begin, len(end), end)
+
+    def read(self, ids: Array, deadline_s: float | None = None) -> Found:
+        """Reads the rows of [N] int64 ids of [0, V).
+
+        Args:
+          deadline_s: on time.monotonic(); the address's own limit holds beside it.
+        """
+        begin_s = time.monotonic()
+        end_s = begin_s + self.address.timeout_s
+        end_s = end_s if deadline_s is None else min(end_s, deadline_s)
+        rows = np.empty((ids.shape[0], self.layout.row_bytes), np.uint8)
+        task = _Task(self, ids, rows, end_s)
+        task.run()
+        missing = np.zeros(ids.shape[0], bool)
+        missing[task.left] = True
+        num_missing = int(task.left.size)
+        with self._changing:
+            counts = self.counts
+            counts.reads += 1
+            counts.rows += ids.shape[0] - num_missing
+            counts.bytes += (ids.shape[0] - num_missing) * self.layout.row_bytes
+            counts.retries += task.retries
+            counts.errors += bool(num_missing)
+            counts.seconds += time.monotonic() - begin_s
+        return Found(rows, missing, task.why)
+
+    def count_default_rows(self, number: int) -> None:
+        """Counts ids that read a default row."""
+        with self._changing:
+            self.counts.default_rows += number
+
+    def commands(self, blocks: Array, rows: Array) -> list[bytes]:
+        """Returns the commands that read one row of each of these blocks."""
+        head, tails, shards = self._head, self._tails, blocks % self.layout.num_shards
+        return [
+            head + b"%04x}%08x" % (shard, block) + tails[row]
+            for shard, block, row in zip(shards.tolist(), blocks.tolist(), rows.tolist(), strict=True)
+        ]
+
+    def connection(self, node: Node, end_s: float) -> RowConnection:
+        """Returns a connection to a node; raises OSError."""
+        with self._changing:
+            if self._idle[node]:
+                return self._idle[node].pop()
+        # READONLY does a primary no harm, and a replica that becomes a primary keeps its connections.
+        return RowConnection(node, self.address, end_s)
+
+    def give_back(self, node: Node, connection: RowConnection) -> None:
+        """Keeps a connection all of whose answers were read."""
+        with self._changing:
+            if len(self._idle[node]) < _IDLE_CONNECTIONS:
+                self._idle[node].append(connection)
+                return
+        connection.close()
+
+    def drop_idle(self, node: Node) -> None:
+        """Closes a node's idle connections: the node was restarted or is gone."""
+        with self._changing:
+            idle = self._idle.pop(node, [])
+        for connection in idle:
+            connection.close()
+
+    def close(self) -> None:
+        """Closes the idle connections."""
+        for node in list(self._idle):
+            self.drop_idle(node)
+
+
+class _Task:
+    """One read. left: positions of ids whose rows were not read yet."""
+
+    def __init__(self, reader: RowReader, ids: Array, rows: Array, end_s: float) -> None:
+        self._reader = reader
+        self._rows = rows
+        self._end_s = end_s
+        self._blocks, self._places = np.divmod(ids, reader.layout.block_rows)
+        self._slots = reader.layout.slots[self._blocks % reader.layout.num_shards]
+        # Nodes that gave no row although they answered: by position.
+        self._lacking: dict[int, set[Node]] = {}
+        # Positions that a node which gives its slots away sent elsewhere.
+        self._asking: dict[int, Node] = {}
+        self.left = np.arange(ids.shape[0])
+        self.retries = 0
+        self.why = ""
+
+    def run(self) -> None:
+        first = True
+        while self.left.size:
+            if not first:
+                self.retries += 1
+                if time.monotonic() + _PAUSE_S >= self._end_s:
+                    self.why = self.why or "timed out"
+                    return
+                time.sleep(_PAUSE_S)
+            needs_map = self._round()
+            if self.left.size and (needs_map or first):
+                try:
+                    self._reader.topology.refresh(self._end_s)
+                except Unreachable as error:
+                    self.why = str(error)
+            if self.left.size and self._is_hopeless():
+                return
+            first = False
+
+    def _is_hopeless(self) -> bool:
+        """Says whether a slot that is needed has no node to ask: all are down, or all lack the key."""
+        topology = self._reader.topology
+        for position in self.left.tolist():
+            if position in self._asking:
+                continue
+            nodes = topology.nodes(int(self._slots[position]))
+            lacking = self._lacking.get(position, set())
+            if nodes and all(node in lacking for node in nodes):
+                self.why = "its rows are not in the cluster"
+                return True
+            if nodes and all(node in lacking or topology.is_down(node) for node in nodes):
+                return True
+        return False
+
+    def _round(self) -> bool:
+        """Asks one node for each row that is left; returns whether the map of slots is to be asked for."""
+        groups, needs_map = self._groups()
+        sent = []
+        for (node, asks), positions in groups.items():
+            for begin in range(0, positions.size, _MOST_COMMANDS):
+                some = positions[begin : begin + _MOST_COMMANDS]
+                try:
+                    sent.append((node, asks, some, self._send(node, some, asks=asks)))
+                except OSError as error:
+                    needs_map |= self._failed(node, error)
+        done = []
+        for node, asks, some, connection in sent:
+            try:
+                values = self._receive(connection, some, asks=asks)
+            except OSError as error:
+                connection.close()
+                needs_map |= self._failed(node, error)
+                continue
+            self._reader.topology.answered(node)
+            self._reader.give_back(node, connection)
+            if isinstance(values, np.ndarray):
+                self._rows[some] = values
+                done.append(some)
+            else:
+                read, stale = self._judged(node, some, values)
+                done.append(read)
+                needs_map |= stale
+        if done:
+            self.left = np.setdiff1d(self.left, np.concatenate(done))
+        return needs_map
+
+    def _groups(self) -> tuple[dict[tuple[Node, bool], Array], bool]:
+        """Returns the rows that are left by the node to ask, and whether that node was told by another node."""
+        topology, needs_map = self._reader.topology, False
+        if not self._lacking and not self._asking:
+            # All rows of a slot go to one node: a look at each slot is enough.
+            slots, inverse = np.unique(self._slots[self.left], return_inverse=True)
+            numbers: dict[Node, int] = {}
+            of_slot = []
+            for slot in slots.tolist():
+                nodes = topology.nodes(slot)
+                of_slot.append(numbers.setdefault(nodes[0], len(numbers)) if nodes else -1)
+            of_row = np.array(of_slot, np.int64)[inverse]
+            groups = {(node, False): self.left[of_row == number] for node, number in numbers.items()}
+            return groups, -1 in of_slot
+        found: dict[tuple[Node, bool], list[int]] = defaultdict(list)
+        for position in self.left.tolist():
+            if (told := self._asking.pop(position, None)) is not None:
+                found[told, True].append(position)
+                continue
+            lacking = self._lacking.get(position, set())
+            able = [node for node in topology.nodes(int(self._slots[position])) if node not in lacking]
+            if able:
+                found[able[0], False].append(position)
+            else:
+                needs_map = True
+        return {key: np.array(positions) for key, positions in found.items()}, needs_map
+
+    def _send(self, node: Node, positions: Array, *, asks: bool) -> RowConnection:
+        reader = self._reader
+        commands = reader.commands(self._blocks[positions], self._places[positions])
+        if asks:
+            commands = [asking + one for asking, one in zip([command("ASKING")] * len(commands), commands, strict=True)]
+        connection = reader.connection(node, self._node_end_s())
+        try:
+            connection.send(commands, self._node_end_s())
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _receive(self, connection: RowConnection, positions: Array, *, asks: bool) -> Array | list[Reply]:
+        if asks:
+            return connection.replies(2 * positions.size, self._node_end_s())[1::2]
+        return connection.values(positions.size, self._reader.layout.row_bytes, self._node_end_s())
+
+    def _node_end_s(self) -> float:
+        return min(self._end_s, time.monotonic() + self._reader.address.node_timeout_s)
+
+    def _failed(self, node: Node, error: OSError) -> bool:
+        self.why = f"{node[0]}:{node[1]}: {error}"
+        self._reader.topology.failed(node)
+        self._reader.drop_idle(node)
+        return True
+
+    def _judged(self, node: Node, positions: Array, replies: Sequence[Reply]) -> tuple[Array, bool]:
+        """Takes the rows among the answers; returns their positions, and whether the map of slots is old."""
+        read, is_old = [], False
+        for position, reply in zip(positions.tolist(), replies, strict=True):
+            if isinstance(reply, ErrorReply):
+                self.why = f"{node[0]}:{node[1]}: {reply}"
+                if reply.kind == "ASK":
+                    host, _, port = str(reply).rpartition(" ")[2].rpartition(":")
+                    self._asking[position] = (host or node[0], int(port))
+                elif reply.kind in _PASSING:
+                    is_old = True
+                else:
+                    self._lacking.setdefault(position, set()).add(node)
+            elif reply is None or len(reply) != self._reader.layout.row_bytes:
+                self._lacking.setdefault(position, set()).add(node)
+                self.why = "its rows are not in the cluster"
+                is_old = True
+            else:
+                self._rows[position] = np.frombuffer(reply, np.uint8)
+                read.append(position)
+        return np.array(read, np.int64), is_old

@@ -1,0 +1,163 @@
+"""Which nodes hold which slots, and which of the nodes were lately found to be down or slow."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import redis
+
+from service.remote.address import StoreAddress
+from service.remote.clients import Node, node_client
+from service.remote.layout import NUM_SLOTS
+
+# A node that failed is left alone for so long, unless there is no other. The map is asked for at most this often.
+_BREAK_S = 0.5
+_REFRESH_S = 0.1
+# The same for a node that was found in a look, until the next look.
+_LOOK_BREAK_S = 2.0
+
+
+class Unreachable(Exception):
+    """No node of a cluster tells the map of slots; the text says why."""
+
+
+class _Map(NamedTuple):
+    """holders: the nodes of a slot, its primary first; by_slot: a slot's place in holders, -1 for none."""
+
+    holders: tuple[tuple[Node, ...], ...]
+    by_slot: tuple[int, ...]
+
+
+class Topology:
+    """The map of one cluster, or of a single server. Concurrency: any thread."""
+
+    def __init__(self, address: StoreAddress) -> None:
+        self.address = address
+        self._map = _Map((), (-1,) * NUM_SLOTS)
+        self._down: dict[Node, float] = {}
+        self._changing = threading.Lock()
+        self._asked_s = float("-inf")
+
+    def nodes(self, slot: int) -> tuple[Node, ...]:
+        """Returns a slot's nodes: those that answer first, and the primary before its replicas; () for none."""
+        place = self._map.by_slot[slot]
+        if place < 0:
+            return ()
+        nodes = self._map.holders[place]
+        return tuple(sorted(nodes, key=self.is_down)) if self._down else nodes
+
+    def is_primary(self, node: Node, slot: int) -> bool:
+        """Says whether a node is the slot's primary."""
+        place = self._map.by_slot[slot]
+        return place >= 0 and self._map.holders[place][0] == node
+
+    def is_down(self, node: Node) -> bool:
+        """Says whether a node failed a moment ago."""
+        until_s = self._down.get(node)
+        return until_s is not None and time.monotonic() < until_s
+
+    def failed(self, node: Node, break_s: float = _BREAK_S) -> None:
+        """Takes a node out for a moment."""
+        self._down[node] = time.monotonic() + break_s
+
+    def answered(self, node: Node) -> None:
+        """Takes a node in again."""
+        self._down.pop(node, None)
+
+    def all_nodes(self) -> list[Node]:
+        """Returns the known nodes: those of the map, then those of the address."""
+        return list(dict.fromkeys([node for nodes in self._map.holders for node in nodes] + list(self.address.nodes)))
+
+    def uncovered(self) -> str:
+        """Says in one line which slots have no node that answers, as far as is known; "" if there are none."""
+        if -1 in self._map.by_slot:
+            return f"{self._map.by_slot.count(-1)} slots of {self.address} have no node"
+        for nodes in self._map.holders:
+            if all(map(self.is_down, nodes)):
+                return f"no node answers for the slots of {nodes[0][0]}:{nodes[0][1]}"
+        return ""
+
+    def look(self) -> str:
+        """Asks for the map, and all nodes for an answer; returns what `uncovered` says then, or why no node answers."""
+        try:
+            self.refresh(time.monotonic() + self.address.timeout_s)
+        except Unreachable as error:
+            return str(error)
+        for node in {node for nodes in self._map.holders for node in nodes}:
+            try:
+                with node_client(self.address, node, self.address.timeout_s) as client:
+                    client.ping()
+                self.answered(node)
+            except (OSError, redis.RedisError):
+                self.failed(node, _LOOK_BREAK_S)
+        return self.uncovered()
+
+    def refresh(self, end_s: float) -> None:
+        """Asks the nodes for the map, unless that was done a moment ago; raises Unreachable if none answers."""
+        with self._changing:
+            if time.monotonic() < self._asked_s + _REFRESH_S:
+                return
+            why = "no node was asked"
+            nodes = self.all_nodes()
+            for node in sorted(nodes, key=self.is_down):
+                left_s = end_s - time.monotonic()
+                if left_s <= 0:
+                    break
+                # A frozen node must leave time for the others.
+                left_s = min(left_s, max(left_s / 3, self.address.node_timeout_s))
+                try:
+                    self._map = _map_of(_cluster_slots(self.address, node, left_s), node)
+                except (OSError, redis.RedisError) as error:
+                    why = f"{node[0]}:{node[1]}: {error}"
+                    self.failed(node)
+                    continue
+                self._asked_s = time.monotonic()
+                return
+            raise Unreachable(why)
+
+
+def _cluster_slots(address: StoreAddress, node: Node, timeout_s: float) -> Sequence[tuple[int, int, list[Node]]] | None:
+    """Returns the ranges of a cluster as the node tells them; None from a single server."""
+    with node_client(address, node, timeout_s) as client:
+        try:
+            return _ranges(client.execute_command("CLUSTER SHARDS"))
+        except redis.ResponseError as error:
+            if "cluster support disabled" in str(error):
+                return None
+            raise OSError(str(error)) from error
+
+
+def _ranges(shards: Any) -> list[tuple[int, int, list[Node]]]:
+    """Returns first slot, last slot and nodes of each range, the primary first; nodes that failed are left out."""
+    found = []
+    for shard in shards:
+        shard = _as_dict(shard)
+        nodes = [_as_dict(node) for node in shard["nodes"]]
+        # The health of a primary that was just killed is told as online until the others agree.
+        alive = [node for node in nodes if node["health"] != "fail"]
+        alive.sort(key=lambda node: node["role"] != "master")
+        places = [(str(one.get("endpoint") or one["ip"]), int(one.get("port") or one["tls-port"])) for one in alive]
+        slots = shard["slots"]
+        found += [(int(a), int(b), places) for a, b in zip(slots[::2], slots[1::2], strict=True)]
+    return found
+
+
+def _as_dict(flat: Any) -> dict[str, Any]:
+    if isinstance(flat, dict):
+        return flat
+    return dict(zip(flat[::2], flat[1::2], strict=True))
+
+
+def _map_of(ranges: Sequence[tuple[int, int, list[Node]]] | None, asked: Node) -> _Map:
+    if ranges is None:
+        return _Map(((asked,),), (0,) * NUM_SLOTS)
+    holders: list[tuple[Node, ...]] = []
+    by_slot = [-1] * NUM_SLOTS
+    for first, last, nodes in ranges:
+        if nodes:
+            by_slot[first : last + 1] = [len(holders)] * (last + 1 - first)
+            holders.append(tuple((host or asked[0], port) for host, port in nodes))
+    return _Map(tuple(holders), tuple(by_slot))

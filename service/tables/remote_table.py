@@ -1,0 +1,129 @@
+"""A table whose rows lie in a cluster: a request's distinct rows are read at once into a small table of its own.
+
+The kernels then work on that small table as they do on a mapped one, in the same order, so answers agree to the bit.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from service.artifact.manifest import LookupFeature
+from service.engine.deadline import DEADLINE_S
+from service.engine.validation import id_out_of_range
+from service.errors import DeadlineExceeded, TableUnreachable
+from service.tables.kernel_codes import POLICIES
+from service.tables.numpy_kernels import NO_ROW, REFUSED, rows_read
+from service.tables.table import MappedTable
+from service.types import TABLE_DTYPES, Array, TableInfo, stored_columns
+
+if TYPE_CHECKING:
+    # At run time it is imported only where a table is remote: redis-py is an optional extra.
+    from service.remote.row_reader import RowReader
+
+
+class RequestRows(NamedTuple):
+    """The rows that a feature of one request reads.
+
+    table: [U, D], the distinct rows. feature: as it looks those up. ids: [N] int64 rows of table; -1 for a dropped id,
+    and one beyond the table for a refused id. num_read_instead: ids outside the remote table that read another row.
+    """
+
+    table: MappedTable
+    feature: LookupFeature
+    ids: Array
+    num_read_instead: int
+
+
+class RemoteTable:
+    """One [V, D] table in a cluster. Concurrency: any thread; reads block.
+
+    Args:
+      defaults: [row_bytes] uint8 by row: what is read in place of a row that can not be read. Empty: nothing is.
+
+    row_bytes: as of the same table mapped.
+    """
+
+    __slots__ = ("info", "row_bytes", "_reader", "_defaults")
+
+    def __init__(self, info: TableInfo, reader: RowReader, defaults: Mapping[int, Array]) -> None:
+        self.info = info
+        self.row_bytes = reader.layout.row_bytes
+        self._reader = reader
+        self._defaults = defaults
+
+    def rows_of_request(self, feature: LookupFeature, ids: Array) -> RequestRows:
+        """Reads the rows that [N] int64 ids read by a feature's policy.
+
+        Raises:
+          TableUnreachable, DeadlineExceeded: a row could not be read, and none is read in its place.
+        """
+        size = self.info.vocabulary_size
+        rows, _ = rows_read(ids, size, POLICIES[feature.on_bad_id], feature.default_row)
+        has_row = rows >= 0
+        wanted = rows[has_row]
+        if feature.on_empty_row == "default_row":
+            wanted = np.append(wanted, feature.default_row)
+        distinct, places = np.unique(wanted, return_inverse=True)
+        found = np.full(ids.shape, NO_ROW, np.int64)
+        found[rows == REFUSED] = max(distinct.size, 1)
+        found[has_row] = places[: int(has_row.sum())]
+        default_row = int(places[-1]) if feature.on_empty_row == "default_row" else 0
+        is_inside = (ids >= 0) & (ids < size)
+        return RequestRows(
+            self._small(distinct, feature.default_row),
+            replace(feature, on_bad_id="drop_negative", default_row=default_row),
+            found,
+            int((has_row & ~is_inside).sum()),
+        )
+
+    def rows(self, ids: Array) -> Array:
+        """Returns [N, D] float32 rows of [N] int64 ids; raises IdOutOfRange, and as rows_of_request does."""
+        self._check(ids)
+        distinct, places = np.unique(ids, return_inverse=True)
+        return self._small(distinct, None).rows(places)
+
+    def stored_rows(self, ids: Array) -> Array:
+        """Returns [N, D] rows of [N] int64 ids as they are stored; raises IdOutOfRange, and as rows_of_request does."""
+        self._check(ids)
+        distinct, places = np.unique(ids, return_inverse=True)
+        return self._small(distinct, 0).stored_rows(places)
+
+    def close(self) -> None:
+        """Closes idle connections."""
+        self._reader.close()
+
+    def _check(self, ids: Array) -> None:
+        bad = np.flatnonzero((ids < 0) | (ids >= self.info.vocabulary_size))
+        if bad.size:
+            raise id_out_of_range("ids", int(ids[bad[0]]), int(bad[0]), self.info.vocabulary_size)
+
+    def _small(self, distinct: Array, default_row: int | None) -> MappedTable:
+        """Returns a table of these rows, of one row of zeros where there are none."""
+        columns = stored_columns(self.info.dtype, self.info.embedding_dim)
+        dtype = np.dtype(TABLE_DTYPES[self.info.dtype])
+        octets = self._read(distinct, default_row) if distinct.size else np.zeros((1, self.row_bytes), np.uint8)
+        width = columns * dtype.itemsize
+        weights = np.ascontiguousarray(octets[:, :width]).view(dtype).reshape(octets.shape[0], columns)
+        info = replace(self.info, vocabulary_size=octets.shape[0], nbytes=octets.nbytes)
+        if width == self.row_bytes:
+            return MappedTable(info, weights)
+        return MappedTable(info, weights, np.ascontiguousarray(octets[:, width:]).view("<f4").reshape(-1))
+
+    def _read(self, distinct: Array, default_row: int | None) -> Array:
+        deadline_s = DEADLINE_S.get()
+        found = self._reader.read(distinct, deadline_s)
+        if not found.is_missing.any():
+            return found.rows
+        default = None if default_row is None else self._defaults.get(default_row)
+        if default is not None:
+            found.rows[found.is_missing] = default
+            self._reader.count_default_rows(int(found.is_missing.sum()))
+            return found.rows
+        if deadline_s is not None and time.monotonic() >= deadline_s:
+            raise DeadlineExceeded(f'The deadline passed before rows of table "{self.info.name}" were read.')
+        raise TableUnreachable(f'Rows of table "{self.info.name}" can not be read now: {found.why.rstrip(".")}.')

@@ -1,0 +1,91 @@
+"""Features over tables in a cluster send the bytes that features over mapped tables send, on every wire.
+
+`--parity-requests N` draws N requests of each model, each for every wire.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import pytest
+
+from model_export.remote.push import push
+from service.remote.address import StoreAddress
+from tests.conformance.random_calls import RandomCalls
+from tests.conformance.test_data_planes import _IDS_PER_ROW, _MODELS, Answers
+from tests.integration.process import DATA_PLANES, ServerProcess
+from tests.valkey_cluster import Cluster, needs_program
+
+pytestmark = needs_program
+
+# A machine that does much else must not look like a node that is down.
+_OPTIONS = "?timeout_ms=60000&node_timeout_ms=30000"
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with one version of each toy model, and a list of them."""
+    folder = tmp_path_factory.mktemp("remote")
+    configs = []
+    for name, write in _MODELS.items():
+        write(folder / name / "1")
+        configs.append(f'config {{ name: "{name}" base_path: "{folder / name}" model_platform: "tensorflow" }}')
+    (folder / "models.config").write_text(f"model_config_list {{ {' '.join(configs)} }}")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def servers(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, ServerProcess]]:
+    """A server with mapped tables, and one of each data plane with all tables in a cluster."""
+    with ExitStack() as stack:
+        cluster = stack.enter_context(Cluster(tmp_path_factory.mktemp("nodes"), 3))
+        names = set()
+        for model in _MODELS:
+            names |= {one.table for one in push(repository / model / "1", StoreAddress.parse(cluster.address))}
+        remote = ";".join(f"{name}={cluster.address}{_OPTIONS}" for name in sorted(names))
+        common = {"model_config_file": repository / "models.config", "graph_signatures": "off"}
+        started = {"mapped": stack.enter_context(ServerProcess(data_plane="python", **common))}
+        for plane in DATA_PLANES:
+            started[plane] = stack.enter_context(ServerProcess(data_plane=plane, remote_tables=remote, **common))
+        for server in started.values():
+            server.ready()
+        yield started
+
+
+@pytest.mark.parametrize("plane", DATA_PLANES)
+@pytest.mark.parametrize("model", list(_MODELS))
+def test_remote_tables_answer_as_mapped_ones(
+    model: str, plane: str, servers: dict[str, ServerProcess], repository: Path, request: pytest.FixtureRequest
+) -> None:
+    rng = random.Random(f"remote tables of {model}")
+    calls = RandomCalls(model, repository / model / "1", _IDS_PER_ROW)
+    answered: Counter[str] = Counter()
+    with closing(Answers(servers["mapped"])) as mapped, closing(Answers(servers[plane])) as remote:
+        for _ in range(request.config.getoption("--parity-requests") // 3):
+            for call in calls.draw(rng):
+                expected, found = mapped.to(call), remote.to(call)
+                assert found == expected, (call, found, expected)
+                answered[call.wire] += expected[0] == "OK" or str(expected[0]).startswith("(200")
+    # Not only refusals agree.
+    assert min(answered.values()) > 0, answered
+
+
+@pytest.mark.parametrize("plane", DATA_PLANES)
+def test_rows_of_a_table_and_counts_are_those_of_mapped_tables(plane: str, servers: dict[str, ServerProcess]) -> None:
+    for body in ({"ids": [3, 0, 3, 4]}, {"ids": []}, {"ids": [1, 5]}, {"ids": [-1]}):
+        expected, found = (
+            servers[name].http.post("/v1/models/toy/tables/user:rows", json=body) for name in ("mapped", plane)
+        )
+        assert (found.status_code, found.content) == (expected.status_code, expected.content)
+    texts = [servers[name].http.get("/v1/models/toy/tables").text for name in ("mapped", plane)]
+    assert texts[0] == texts[1]
+    metrics = servers[plane].http.get("/metrics").text
+    (read,) = re.findall(r'remote_table_rows_total{model="toy",version="1",table="user"} (.*)', metrics)
+    assert float(read) > 0
+    assert servers[plane].http.get("/v1/statusz").status_code == 200
+    assert "embedding_server_remote_table" not in servers["mapped"].http.get("/metrics").text

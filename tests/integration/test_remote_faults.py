@@ -1,0 +1,299 @@
+"""Clusters that lose nodes, give slots away or forget keys: never a wrong row, no error where another node answers."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+
+from model_export.remote.push import push
+from service.artifact.manifest import Manifest
+from service.engine.deadline import DEADLINE_S
+from service.errors import ArtifactError, DeadlineExceeded, TableUnreachable
+from service.loading.remote_tables import RemoteTables
+from service.remote.address import StoreAddress
+from service.tables.remote_table import RemoteTable
+from tests.integration.process import ServerProcess
+from tests.integration.test_remote_push import large, layout_of
+from tests.toy_model import write_toy_model
+from tests.valkey_cluster import Cluster, needs_program, until
+
+pytestmark = needs_program
+
+ROWS = 100_000
+# A busy machine must not look like a node that is down, but for nodes that the tests freeze.
+_PATIENT = "?timeout_ms=60000&node_timeout_ms=20000"
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, np.ndarray]:
+    """A version with a table of many blocks, and its rows; not to be changed."""
+    return large(tmp_path_factory.mktemp("model") / "toy" / "1", ROWS)
+
+
+@pytest.fixture
+def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cluster]:
+    """Three primaries, and as many replicas for each as the test asks for."""
+    with Cluster(tmp_path / "nodes", 3, getattr(request, "param", 0)) as started:
+        yield started
+
+
+def opened(cluster: Cluster, folder: Path, options: str = _PATIENT) -> tuple[RemoteTable, RemoteTables]:
+    """Writes the table "user" into a cluster and opens it as a server does."""
+    address = StoreAddress.parse(cluster.address + options)
+    push(folder, StoreAddress.parse(cluster.address), tables=["user"])
+    tables = RemoteTables({"user": address}, lambda: None)
+    return reopened(tables, folder), tables
+
+
+def reopened(tables: RemoteTables, folder: Path) -> RemoteTable:
+    """Opens the table "user" of a version."""
+    manifest = Manifest.read(folder)
+    assert manifest is not None
+    return tables.open("toy", int(folder.name), folder, manifest)["user"]
+
+
+class Readers:
+    """Threads that read random rows and compare them, until they are stopped.
+
+    failures: what reads raised. right: reads whose rows were all right. wrong: reads with another row.
+    """
+
+    def __init__(self, table: RemoteTable, rows: np.ndarray, count: int = 3) -> None:
+        self.failures: list[str] = []
+        self.right = self.wrong = 0
+        self._stop = threading.Event()
+        self._table, self._rows = table, rows
+        self._threads = [threading.Thread(target=self._run, args=(seed,)) for seed in range(count)]
+
+    def _run(self, seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        while not self._stop.is_set():
+            ids = rng.integers(0, ROWS, 200)
+            try:
+                found = self._table.rows(ids)
+            except TableUnreachable as error:
+                self.failures.append(str(error))
+                continue
+            if (found == self._rows[ids]).all():
+                self.right += 1
+            else:
+                self.wrong += 1
+
+    def more(self, count: int = 20) -> None:
+        """Waits until so many more reads were right."""
+        wanted = self.right + count
+        until(lambda: self.right >= wanted or self.wrong)
+
+    def __enter__(self) -> Readers:
+        for thread in self._threads:
+            thread.start()
+        self.more()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+
+
+@pytest.mark.parametrize("cluster", [1], indirect=True)
+def test_no_read_fails_while_primaries_die_and_replicas_take_over(
+    cluster: Cluster, written: tuple[Path, np.ndarray]
+) -> None:
+    folder, rows = written
+    table, tables = opened(cluster, folder, "?timeout_ms=60000&node_timeout_ms=1000")
+    with Readers(table, rows) as readers:
+        cluster.nodes[0].kill()
+        readers.more()
+        # Its replica is the primary now.
+        until(lambda: cluster.nodes[3].ask("INFO", "replication")["role"] == "master")
+        readers.more()
+        # A frozen node answers nothing and breaks nothing: another is asked after node_timeout_ms.
+        cluster.nodes[1].freeze()
+        readers.more()
+        cluster.nodes[1].thaw()
+        readers.more()
+    assert (readers.wrong, readers.failures) == (0, [])
+    (counts,) = tables.counts().values()
+    assert counts.retries > 0 and counts.errors == 0
+
+
+def test_rows_of_a_dead_node_are_refused_or_default_and_all_others_read(
+    cluster: Cluster, written: tuple[Path, np.ndarray]
+) -> None:
+    folder, rows = written
+    table, tables = opened(cluster, folder, "?timeout_ms=3000&node_timeout_ms=1000")
+    gentle, gentle_tables = opened(cluster, folder, "?timeout_ms=3000&node_timeout_ms=1000&on_unavailable=default_row")
+    layout = layout_of(folder, "user")
+    # The slots of the first primary.
+    is_lost = layout.slots[np.arange(ROWS) // layout.block_rows % layout.num_shards] < 16384 // 3
+    assert tables.problem("toy") == ""
+    cluster.nodes[0].kill()
+    tables.look()
+    assert "table 'user' of version 1 can not be reached" in tables.problem("toy")
+    assert tables.problem("other") == ""
+    lost, kept = np.flatnonzero(is_lost)[:300], np.flatnonzero(~is_lost)[:300]
+    # A cluster that lacks slots refuses the others too, unless it is told to serve them.
+    for node in cluster.nodes[1:]:
+        node.ask("CONFIG SET", "cluster-require-full-coverage", "no")
+    until(lambda: _reads(table, kept))
+    assert (table.rows(kept) == rows[kept]).all()
+    with pytest.raises(TableUnreachable, match='Rows of table "user" can not be read now'):
+        table.rows(np.concatenate([kept, lost]))
+    ids = np.concatenate([kept, lost])
+    assert (gentle.stored_rows(ids) == np.concatenate([rows[kept], np.repeat(rows[:1], lost.size, 0)])).all()
+    gentle_tables.look()
+    assert gentle_tables.problem("toy") == ""
+    (counts,) = gentle_tables.counts().values()
+    assert counts.default_rows == lost.size
+    # A node that comes back without its keys has no rows, and none are made up.
+    cluster.nodes[0].start()
+    until(cluster.is_whole)
+    until(lambda: "not in the cluster" in _refusal(table, lost))
+    push(folder, StoreAddress.parse(cluster.address), tables=["user"])
+    until(lambda: _reads(table, lost))
+    assert (table.rows(lost) == rows[lost]).all()
+    tables.look()
+    assert tables.problem("toy") == ""
+
+
+def _reads(table: RemoteTable, ids: np.ndarray) -> bool:
+    return not _refusal(table, ids)
+
+
+def _refusal(table: RemoteTable, ids: np.ndarray) -> str:
+    try:
+        table.rows(ids)
+    except TableUnreachable as error:
+        return str(error)
+    return ""
+
+
+def test_a_deadline_ends_a_read_of_a_frozen_node(cluster: Cluster, written: tuple[Path, np.ndarray]) -> None:
+    folder, rows = written
+    table, _ = opened(cluster, folder)
+    ids = np.arange(0, ROWS, 100)
+    cluster.nodes[1].freeze()
+    before = DEADLINE_S.set(time.monotonic() + 0.5)
+    try:
+        with pytest.raises(DeadlineExceeded, match='before rows of table "user" were read'):
+            table.rows(ids)
+    finally:
+        DEADLINE_S.reset(before)
+        cluster.nodes[1].thaw()
+    # What the node answers late is read by nobody.
+    until(lambda: _reads(table, ids))
+    assert (table.rows(ids[::-1]) == rows[ids[::-1]]).all()
+
+
+def test_reads_go_on_while_slots_move(cluster: Cluster, written: tuple[Path, np.ndarray]) -> None:
+    folder, rows = written
+    table, _ = opened(cluster, folder)
+    layout = layout_of(folder, "user")
+    old, new = cluster.nodes[:2]
+    names = [node.ask("CLUSTER MYID") for node in (old, new)]
+    slots = sorted({slot for slot in layout.slots.tolist() if slot < 16384 // 3})
+    with Readers(table, rows) as readers:
+        for slot in slots[:8]:
+            new.ask("CLUSTER SETSLOT", slot, "IMPORTING", names[0])
+            old.ask("CLUSTER SETSLOT", slot, "MIGRATING", names[1])
+            for key in old.ask("CLUSTER GETKEYSINSLOT", slot, 1000):
+                old.ask("MIGRATE", "127.0.0.1", new.port, key, 0, 5000)
+            # The keys have moved, the slot has not: the old node says ASK.
+            readers.more(2)
+            for node in (new, old, cluster.nodes[2]):
+                node.ask("CLUSTER SETSLOT", slot, "NODE", names[1])
+        readers.more()
+    assert (readers.wrong, readers.failures) == (0, [])
+
+
+def test_a_version_is_opened_only_when_it_is_whole(cluster: Cluster, tmp_path: Path) -> None:
+    first, second = (write_toy_model(tmp_path / "toy" / str(n), scale=n) for n in (1, 2))
+    table, tables = opened(cluster, first)
+    with pytest.raises(ArtifactError, match="is not in the cluster; write it with `model-export push`"):
+        reopened(tables, second)
+    push(second, StoreAddress.parse(cluster.address))
+    newer = reopened(tables, second)
+    ids = np.arange(5)
+    assert (newer.rows(ids) == 2 * table.rows(ids)).all()
+    # The first one leaves: its reads are refused, and never answered from the second.
+    push(second, StoreAddress.parse(cluster.address), keep=1)
+    assert "not in the cluster" in _refusal(table, ids)
+    with pytest.raises(ArtifactError, match="is not in the cluster|not in use any more"):
+        reopened(tables, first)
+
+
+def test_readiness_names_the_table_and_requests_for_it_are_refused(cluster: Cluster, tmp_path: Path) -> None:
+    folder = write_toy_model(tmp_path / "toy" / "1")
+    push(folder, StoreAddress.parse(cluster.address))
+    with ServerProcess(
+        model_name="toy",
+        model_base_path=tmp_path / "toy",
+        graph_signatures="off",
+        remote_tables=f"user={cluster.address}?timeout_ms=1000&node_timeout_ms=500",
+    ) as server:
+        server.ready()
+        body = {"features": {"user": [1, 2]}}
+        assert server.http.post("/v1/models/toy:lookup", json=body).json()["embeddings"]["user"] == [[1, 10], [2, 20]]
+        for node in cluster.nodes:
+            node.kill()
+        until(lambda: server.http.get("/readyz").status_code == 503)
+        assert "table 'user' of version 1 can not be reached" in server.http.get("/readyz").text
+        refused = server.http.post("/v1/models/toy:lookup", json=body)
+        assert refused.status_code == 503 and 'Rows of table "user" can not' in refused.json()["error"]
+        with pytest.raises(grpc.RpcError) as told:
+            server.predict_grpc({"user": np.array([1, 2])}, "lookup", model="toy")
+        assert told.value.code() is grpc.StatusCode.UNAVAILABLE and 'Rows of table "user"' in told.value.details()
+        # Features over mapped tables answer on.
+        tags = server.http.post("/v1/models/toy:lookup", json={"features": {"tags": [[1]]}})
+        assert tags.status_code == 200
+        metrics = server.http.get("/metrics").text
+        assert 'embedding_server_remote_table_errors_total{model="toy",version="1",table="user"} 2' in metrics
+
+
+def test_a_version_flips_under_load_and_each_answer_is_of_one_version(cluster: Cluster, tmp_path: Path) -> None:
+    models = tmp_path / "toy"
+    address = StoreAddress.parse(cluster.address)
+    push(write_toy_model(models / "1"), address)
+    newer = write_toy_model(tmp_path / "toy.new" / "2", scale=2)
+    rows = np.array([[i, 10 * i] for i in range(5)], np.float32)
+    seen: set[str] = set()
+    with ServerProcess(
+        model_name="toy",
+        model_base_path=models,
+        graph_signatures="off",
+        file_system_poll_wait_seconds=0.1,
+        remote_tables=f"user={cluster.address}{_PATIENT};tag={cluster.address}{_PATIENT}",
+    ) as server:
+        server.ready()
+
+        def ask() -> None:
+            body = {"features": {"user": [4, 1, 4, 3], "tags_sum": [[1, 2], [3], [0], []]}}
+            answer = server.http.post("/v1/models/toy:lookup", json=body)
+            assert answer.status_code == 200, answer.text
+            version = answer.headers["X-Model-Version"]
+            found = answer.json()["embeddings"]
+            scale = int(version)
+            assert found["user"] == (scale * rows[[4, 1, 4, 3]]).tolist()
+            assert found["tags_sum"] == [
+                [3 * scale, 5 * scale, 2 * scale],
+                [3 * scale, 9 * scale, scale],
+                [0, 0, scale],
+                [0, 0, 0],
+            ]
+            seen.add(version)
+
+        for _ in range(20):
+            ask()
+        push(newer, address, model="toy")
+        newer.rename(models / "2")
+        until(lambda: ask() or "2" in seen)
+        for _ in range(20):
+            ask()
+    assert seen == {"1", "2"}

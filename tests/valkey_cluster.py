@@ -1,0 +1,177 @@
+"""Real Valkey or Redis processes on loopback: one server, or a cluster of primaries with replicas."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import pytest
+
+redis = pytest.importorskip("redis", reason="the extra [remote] is not installed: no test of remote tables can run")
+
+PROGRAM = shutil.which("valkey-server") or shutil.which("redis-server")
+needs_program = pytest.mark.skipif(
+    PROGRAM is None, reason="neither valkey-server nor redis-server is installed: NO TEST OF REMOTE TABLES RAN"
+)
+PATIENCE_S = 60
+_NUM_SLOTS = 16384
+
+
+def until(holds: Callable[[], object]) -> None:
+    """Waits until something holds; fails after a minute."""
+    end_s = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < end_s, "waited for a minute"
+        time.sleep(0.02)
+
+
+def free_ports(count: int) -> list[int]:
+    """Returns ports of loopback that nothing listens on."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+    finally:
+        for one in sockets:
+            one.close()
+
+
+class Node:
+    """One process. port: its TCP port; bus: its port for other nodes."""
+
+    def __init__(self, folder: Path, *flags: str, is_cluster: bool) -> None:
+        assert PROGRAM is not None
+        self.port, self.bus = free_ports(2)
+        folder.mkdir(parents=True)
+        cluster = ["--cluster-enabled", "yes", "--cluster-port", str(self.bus), "--cluster-node-timeout", "1000"]
+        self._arguments = [
+            *(PROGRAM, "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(folder)),
+            *("--save", "", "--appendonly", "no", "--repl-diskless-sync-delay", "0"),
+            *(cluster if is_cluster else ()),
+            *flags,
+        ]
+        self.start()
+
+    def start(self) -> None:
+        """Starts the process, again too, and waits until it answers."""
+        self.process = subprocess.Popen(self._arguments, stdout=subprocess.DEVNULL, stdin=subprocess.DEVNULL)
+        until(self._answers)
+
+    def _answers(self) -> bool:
+        assert self.process.poll() is None, f"{self._arguments} ended"
+        with socket.socket() as sock:
+            return sock.connect_ex(("127.0.0.1", self.port)) == 0
+
+    @cached_property
+    def client(self) -> Any:
+        """A client of this node alone."""
+        return redis.Redis("127.0.0.1", self.port, decode_responses=True, protocol=2, socket_timeout=10)
+
+    def ask(self, *words: object) -> Any:
+        """Returns the answer to one command."""
+        return self.client.execute_command(*words)
+
+    def kill(self) -> None:
+        """Ends the process by SIGKILL."""
+        self.client.close()
+        self.process.kill()
+        self.process.wait()
+
+    def freeze(self) -> None:
+        """Stops the process by SIGSTOP."""
+        os.kill(self.process.pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Lets a frozen process go on."""
+        os.kill(self.process.pid, signal.SIGCONT)
+
+
+class Cluster:
+    """Nodes that are stopped at the end. primaries: 0 is a single server without cluster mode.
+
+    nodes: the primaries, and then the replicas in the same order.
+    """
+
+    def __init__(self, folder: Path, primaries: int = 3, replicas: int = 0, flags: tuple[str, ...] = ()) -> None:
+        self.nodes: list[Node] = []
+        self._primaries = primaries
+        try:
+            for number in range(primaries * (1 + replicas) or 1):
+                self.nodes.append(Node(folder / str(number), *flags, is_cluster=bool(primaries)))
+            if primaries:
+                self._join()
+        except BaseException:
+            self.stop()
+            raise
+
+    @property
+    def address(self) -> str:
+        """Returns the address of some of its nodes."""
+        return "valkey://" + ",".join(f"127.0.0.1:{node.port}" for node in self.nodes[:3])
+
+    def _join(self) -> None:
+        names = [node.ask("CLUSTER MYID") for node in self.nodes]
+        for number, node in enumerate(self.nodes[: self._primaries]):
+            begin, end = (_NUM_SLOTS * n // self._primaries for n in (number, number + 1))
+            node.ask("CLUSTER ADDSLOTSRANGE", begin, end - 1)
+            node.ask("CLUSTER SET-CONFIG-EPOCH", number + 1)
+        # Each meets each: news of others by gossip alone takes seconds.
+        for one in self.nodes:
+            for other in self.nodes:
+                if one is not other:
+                    one.ask("CLUSTER MEET", "127.0.0.1", other.port, other.bus)
+        until(lambda: all(len(node.ask("CLUSTER NODES")) == len(self.nodes) for node in self.nodes))
+        for number, node in enumerate(self.nodes[self._primaries :]):
+            until(lambda node=node, name=names[number % self._primaries]: _replicates(node, name))
+        until(self.is_whole)
+
+    def is_whole(self) -> bool:
+        """Says whether all nodes agree that all slots are served, and all replicas follow."""
+        alive = [node for node in self.nodes if node.process.poll() is None]
+        states = [node.ask("CLUSTER INFO")["cluster_state"] for node in alive]
+        links = [node.ask("INFO", "replication") for node in alive]
+        return set(states) == {"ok"} and all(
+            link["role"] == "master" or link["master_link_status"] == "up" for link in links
+        )
+
+    def client(self) -> Any:
+        """Returns a client of redis-py for the whole of it."""
+        if not self._primaries:
+            return self.nodes[0].client
+        return redis.RedisCluster("127.0.0.1", self.nodes[0].port, decode_responses=True, protocol=2)
+
+    def keys(self) -> set[str]:
+        """Returns the keys of all primaries."""
+        return {key for node in self.nodes[: self._primaries or 1] for key in node.ask("KEYS", "*")}
+
+    def stop(self) -> None:
+        """Ends all processes."""
+        for node in self.nodes:
+            node.kill()
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+def _replicates(node: Node, primary: str) -> bool:
+    try:
+        node.ask("CLUSTER REPLICATE", primary)
+    except redis.ResponseError:
+        # The node has not heard of the primary yet.
+        return False
+    return True
