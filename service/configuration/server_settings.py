@@ -208,8 +208,8 @@ class ServerSettings:
     )
     rest_api_stall_timeout_s: float = setting(
         20.0,
-        "Seconds in which a client must have sent some of a body, or read some of an answer: 1 KB for each second; by "
-        "the native core.",
+        "Seconds in which a client must send 1 KB of a request's body, or read 1 KB of an answer, for each second; on "
+        "both wires, by the native core.",
         0.1,
         3600,
     )

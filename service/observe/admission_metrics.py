@@ -42,7 +42,7 @@ class AdmissionCounter:
         now_s = self._clock()
         if now_s >= self._log_again_s:
             self._log_again_s = now_s + _LOG_S
-            logger.warning("overloaded: requests are refused", extra={"model": model, "refused_for": reason})
+            logger.warning("requests are refused", extra={"model": model, "refused_for": reason})
 
     def waited(self, model: str, seconds: float) -> None:
         """Counts one request's wait for a thread; see engine.admission_limits.AdmissionObserver."""
@@ -107,7 +107,7 @@ class AdmissionCounter:
             lines += family(name, "gauge", f"How many {part} may be in flight, of all models together.")
             lines += [sample(name, "", float(limit))] if limit else []
         name = _PREFIX + "refused_total"
-        lines += family(name, "counter", "Requests refused for overload before they ran, by reason.")
+        lines += family(name, "counter", "Requests refused before they ran, by reason: overload, or limits on one client.")
         lines += [
             sample(name, labels({"model": model, "reason": reason}), count)
             for (model, reason), count in sorted(self.refusals().items())
