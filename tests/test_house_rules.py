@@ -195,7 +195,9 @@ MAY_IMPORT: dict[str, Row] = {
     # The commands and their configurations.
     "model_export.export_config": Row(_SHARED | {"model_export.adoption", "model_export.export_model"}),
     "model_export.delta_commands": Row(_SHARED | {"model_export.compaction", "model_export.report"}, {"numpy", "tqdm"}),
-    "model_export.cli": Row({f"model_export.{name}" for name in ("adoption", "export_config", "graphs", "report")}),
+    "model_export.cli": Row(
+        {f"model_export.{name}" for name in ("adoption", "export_config", "graphs", "remote.arguments", "report")}
+    ),
     "model_export.commands": Row(_SHARED | {"model_export"}, {"tqdm"}),
     "model_export.__main__": Row(_SHARED | {"model_export.cli", "model_export.commands"}),
 }

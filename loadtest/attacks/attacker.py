@@ -48,6 +48,8 @@ class Conn:
         self.received = frames.Received()
         self.head = b""
         self.statuses: Counter[str] = Counter()
+        # Streams whose requests the attack begins and does not finish.
+        self.unfinished: frozenset[int] = frozenset()
         self.sent = 0
         self.closed = ""
         self.closed_after_s = 0.0
@@ -219,6 +221,10 @@ class Attacker:
         words += [f"GOAWAY {code}" for code in goaways]
         words += [f"RST_STREAM {code} x {count}" for code, count in resets.most_common(2)]
         words += [f"{status or '?'} x {count}" for status, count in statuses.most_common(3)]
+        unfinished = sum(len(conn.unfinished) for conn in conns)
+        ended = sum(len(conn.unfinished & conn.received.ended_streams) for conn in conns)
+        if unfinished:
+            words.append(f"{ended} of {unfinished} requests ended")
         if closed:
             how = Counter(conn.closed for conn in closed).most_common(1)[0][0]
             number = "" if len(conns) == 1 else f" {len(closed)} of {len(conns)},"
@@ -231,7 +237,8 @@ class Attacker:
         refused = [status for status in statuses if status >= "4"]
         # Of ten or more connections one may be open: the server may not have closed the last one yet.
         is_closed = len(closed) >= (len(conns) if len(conns) < 10 else len(conns) - 1)
-        is_out = is_closed or bool(goaways) or (bool(refused) and len(refused) == len(statuses))
+        is_refused = (bool(refused) and len(refused) == len(statuses)) or ended == unfinished > 0
+        is_out = is_closed or bool(goaways) or is_refused
         return Outcome(", ".join(words), is_out, sum(conn.sent for conn in conns))
 
 

@@ -99,6 +99,7 @@ CASES: dict[str, Case] = {
         http2.second_gzip_messages,
         http2.stream_gzip_messages,
     ),
+    "grpc.slow_body": Case(http2.slow_body, "grpc", True, 2.0),
     **_named("tls", True, http1.handshakes),
     **_named("tls", False, http1.whole_handshakes),
     **_named(

@@ -62,7 +62,7 @@ def block(fields: Iterable[tuple[bytes, bytes]]) -> bytes:
 
 
 class Received:
-    """Counts the frames that a server sent. `data` holds the DATA bytes of one watched stream.
+    """Counts the frames that a server sent, and the streams that it ended. `data` holds the DATA of a watched stream.
 
     Args:
       watched: the number of that stream.
@@ -71,6 +71,7 @@ class Received:
     def __init__(self, watched: int = 0) -> None:
         self.frames: Counter[int] = Counter()
         self.resets: Counter[str] = Counter()
+        self.ended_streams: set[int] = set()
         self.goaway = ""
         self.watched = watched
         self.data = bytearray()
@@ -100,8 +101,10 @@ class Received:
         elif kind == RST_STREAM:
             code = int.from_bytes(payload)
             self.resets[_ERRORS[code] if code < len(_ERRORS) else str(code)] += 1
+        is_end = kind == RST_STREAM or (kind in (DATA, HEADERS) and flags & END_STREAM != 0)
+        if stream and is_end:
+            self.ended_streams.add(stream)
         if stream == self.watched and stream:
             if kind == DATA:
                 self.data += payload
-            if kind == RST_STREAM or (kind in (DATA, HEADERS) and flags & END_STREAM):
-                self.is_ended = True
+            self.is_ended = self.is_ended or is_end

@@ -18,6 +18,9 @@ _CHUNK = 1 << 16
 _HIGHEST_STREAM = 2**31 - 1
 _SLOW_STEP_S = 0.005
 _WINDOWS_A_STEP = 8
+# Streams that get a byte at a time, and the pause before the next byte.
+_DRIBBLED = 20
+_DRIBBLE_S = 0.1
 
 
 def _streams(first: int = 1) -> Iterator[int]:
@@ -266,6 +269,24 @@ def half_requests(attacker: Attacker) -> None:
         for stream in range(1, 2 * _STREAMS, 2)
     )
     attacker.flood(_gathered(sent), conn)
+
+
+def slow_body(attacker: Attacker) -> None:
+    """Messages on 20 streams, each of which gets a further byte ten times a second and is never whole."""
+    conn = attacker.http2()
+    conn.unfinished = frozenset(range(1, 2 * _DRIBBLED, 2))
+    prefix = b"\0" + (1 << 20).to_bytes(4)
+    asked = (
+        attacker.target.open_request(stream) + frames.frame(DATA, 0, stream, prefix)
+        for stream in sorted(conn.unfinished)
+    )
+    conn.send(_gathered(asked), attacker.end_s)
+
+    def rounds() -> Iterator[bytes]:
+        while waiting := sorted(conn.unfinished - conn.received.ended_streams):
+            yield b"".join(frames.frame(DATA, 0, stream, b"\0") for stream in waiting)
+
+    conn.send(rounds(), attacker.end_s, pause_s=_DRIBBLE_S)
 
 
 def no_preface(attacker: Attacker) -> None:

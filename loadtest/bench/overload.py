@@ -16,38 +16,38 @@ import math
 import os
 import re
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from loadtest.bench.artifact import prepared
-from loadtest.bench.messages import GRPC
+from loadtest.bench.overload_kinds import GRAPH, KEYS, Kind, kinds, light
+from loadtest.bench.overload_report import HEAD, Load, Waits, picture
 from loadtest.bench.processes import Service, bound_to
-from loadtest.bench.workloads import FULL, MODEL, Data
+from loadtest.bench.workloads import MODEL
 from loadtest.live_server import ROOT
 from loadtest.overload.slow_model import write_slow_model
-from loadtest.wire import PREDICT_METHOD, message_classes
+from loadtest.wire import PREDICT_METHOD
 
 _CONFIG = """model_config_list {
   config { name: "%s" base_path: "%s" model_platform: "tensorflow" }
-  config { name: "graph" base_path: "%s" model_platform: "tensorflow" }
+  config { name: "%s" base_path: "%s" model_platform: "tensorflow" }
+  config { name: "%s" base_path: "%s" model_platform: "tensorflow" }
 }
 """
 _ANSWERED = re.compile(r'^embedding_server_requests_total\{[^}]*code="OK"[^}]*\} (\S+)', re.MULTILINE)
-_HEAD = (
-    "| work | asked, x capacity | capacity/s | goodput / capacity | answers p99 ms | refusals p50, p99 ms "
-    "| health gRPC, HTTP p99 ms | one row p99 ms | recovered s | failed |\n" + "|---" * 10 + "|\n"
-)
+_REFUSED = re.compile(r"^embedding_server_refused_total\{[^}]*\} (\S+)", re.MULTILINE)
+# The name of the native core's threads that serve connections.
+_CONNECTION_THREAD = "edge"
 # Clients of the closed loop that measures the capacity: so few that the queue refuses no request.
 _CLIENTS = 8
 _CONNECTIONS = 16
@@ -57,29 +57,8 @@ _GIVE_UP_S = 5.0
 _IN_A_ROW = 10
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """One kind of work. headers: header fields that make the native core forward the request, to measure forwarding."""
-
-    name: str
-    message: bytes
-    headers: tuple[tuple[str, str], ...] = ()
-
-
-# The one-row lookup that another client sends during each load.
-_LIGHT = Kind("lookup", GRPC.encode("W1", Data(FULL).requests("W1")[0])[0])
-
-
-@dataclass
-class Probe:
-    """The results of requests at fixed times.
-
-    seconds, refused_s: the times of answers and of refusals. failed: requests that got neither.
-    """
-
-    seconds: list[float] = field(default_factory=list)
-    refused_s: list[float] = field(default_factory=list)
-    failed: int = 0
+class Probe(Waits):
+    """The results of requests at fixed times."""
 
     def ask(self, call: Callable[[], object]) -> bool:
         """Sends one request and records its time; returns whether it was answered."""
@@ -99,10 +78,19 @@ class Probe:
         return True
 
 
+class Counts(NamedTuple):
+    """Requests that a server has answered, and that it has answered or refused; seconds of its connection threads."""
+
+    answered: float
+    ended: float
+    connection_s: float
+
+
 class Target:
     """A server under load, with the persistent clients that send it requests. Concurrency: any thread."""
 
     def __init__(self, service: Service) -> None:
+        self.light, self._pid = light(), service.pid
         self.grpc_port, self._http_port = service.port(is_grpc=True), service.port(is_grpc=False)
         self._channel = grpc.insecure_channel(f"127.0.0.1:{self.grpc_port}")
         self._predict = self._channel.unary_unary(PREDICT_METHOD)
@@ -125,9 +113,17 @@ class Target:
         if self._get("/readyz")[0] != 200:
             raise OSError("not ready")
 
-    def answered(self) -> float:
-        """Returns the number of requests that the server has answered, from its metrics."""
-        return sum(map(float, _ANSWERED.findall(self._get("/metrics")[1])))
+    def counts(self) -> Counts:
+        """Returns how many requests the server has answered and refused, and what its connection threads used."""
+        text = self._get("/metrics")[1]
+        answered, refused = (sum(map(float, pattern.findall(text))) for pattern in (_ANSWERED, _REFUSED))
+        return Counts(answered, answered + refused, self._connection_s())
+
+    def _connection_s(self) -> float:
+        threads = Path(f"/proc/{self._pid}/task").iterdir()
+        edge = [thread for thread in threads if (thread / "comm").read_text().strip() == _CONNECTION_THREAD]
+        # The first number of schedstat is the nanoseconds that the thread ran.
+        return sum(int((thread / "schedstat").read_text().split()[0]) for thread in edge) / 1e9
 
     def _get(self, path: str) -> tuple[int, str]:
         connection = http.client.HTTPConnection("127.0.0.1", self._http_port, timeout=_GIVE_UP_S)
@@ -150,6 +146,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--factors", type=float, nargs="+", default=[1.5, 3.0, 10.0])
     parser.add_argument("--only", action="append", metavar="KIND")
     parser.add_argument("--folder", type=Path, default=ROOT / "build" / "bench")
+    parser.add_argument("--picture", type=Path, help="where to write an SVG of the goodput")
     parser.add_argument("flags", nargs="*", help="the server's, behind --")
     options = parser.parse_args(arguments)
     h2load = shutil.which("h2load")
@@ -164,47 +161,28 @@ def main(arguments: list[str] | None = None) -> int:
         folder = Path(name)
         write_slow_model(folder / "graph" / "1", 20)
         config = folder / "models.config"
-        config.write_text(_CONFIG % (MODEL, models / "model", folder / "graph"))
+        config.write_text(_CONFIG % (MODEL, models / "model", KEYS, models / "model_keys", GRAPH, folder / "graph"))
         flags = [f"--model_config_file={config}", "--version_settle_s=0", *options.flags]
         service = Service(frozenset(cores[:1]), flags)
         try:
             service.wait()
             with bound_to(frozenset(cores[-1:])):
                 target = Target(service)
-                sys.stdout.write(_HEAD)
+                sys.stdout.write(HEAD)
+                loads = []
                 for kind in kinds():
                     if options.only is None or kind.name in options.only:
-                        _measure(target, kind, h2load, folder, options)
+                        loads += _measure(target, kind, h2load, folder, options)
                 target.close()
         finally:
             service.stop()
+    if options.picture:
+        options.picture.write_text(picture(loads))
     return 0
 
 
-def kinds() -> list[Kind]:
-    """Returns the kinds of work that the benchmark sends."""
-    data = Data(FULL)
-
-    def message(workload: str) -> bytes:
-        return GRPC.encode(workload, data.requests(workload)[0])[0]
-
-    graph = message_classes()[0]()
-    graph.model_spec.name = "graph"
-    tensor = graph.inputs["x"]
-    tensor.dtype = 1
-    tensor.tensor_shape.dim.add().size = 1
-    tensor.float_val.append(3.0)
-    return [
-        _LIGHT,
-        Kind("batch", message("W2")),
-        Kind("large", message("W3")),
-        Kind("tower", message("W5")),
-        Kind("forwarded", message("W2"), (("x-response-encoding", "gzip"),)),
-        Kind("graph", graph.SerializeToString()),
-    ]
-
-
-def _measure(target: Target, kind: Kind, h2load: str, folder: Path, options: argparse.Namespace) -> None:
+def _measure(target: Target, kind: Kind, h2load: str, folder: Path, options: argparse.Namespace) -> Iterator[Load]:
+    """Yields the figures of each load of a kind of work."""
     body = folder / "body"
     body.write_bytes(b"\0" + len(kind.message).to_bytes(4, "big") + kind.message)
     command = [h2load, f"--data={body}", "-Hcontent-type: application/grpc", "-Hte: trailers"]
@@ -214,7 +192,7 @@ def _measure(target: Target, kind: Kind, h2load: str, folder: Path, options: arg
     # The first load is not measured: meanwhile the server learns the cost of this kind of request.
     closed_loop = [*command, f"-c{_CLIENTS}", "-m1"]
     _loaded(target, closed_loop, 1.0)
-    quiet = _loaded(target, closed_loop, options.seconds / 2)
+    quiet, _ = _loaded(target, closed_loop, options.seconds / 2)
     for factor in options.factors:
         per_client = max(round(quiet * factor / _CONNECTIONS), 1)
         # With a nice value, so that h2load does not slow the clients that send at fixed times.
@@ -223,7 +201,7 @@ def _measure(target: Target, kind: Kind, h2load: str, folder: Path, options: arg
         calls: list[Callable[[], object]] = [
             target.check_grpc,
             target.check_http,
-            lambda: target.ask(_LIGHT),
+            lambda: target.ask(target.light),
             lambda: target.ask(kind),
         ]
         is_over = threading.Event()
@@ -232,16 +210,31 @@ def _measure(target: Target, kind: Kind, h2load: str, folder: Path, options: arg
         ]
         for thread in threads:
             thread.start()
-        goodput = _loaded(target, loaded, options.seconds)
+        goodput, connection_us = _loaded(target, loaded, options.seconds)
         recovered_s = _recovery(target, kind)
         is_over.set()
         for thread in threads:
             thread.join()
-        _print(kind, factor, quiet, goodput, probes, recovered_s)
+        grpc_health, http_health, light_waits, same = probes
+        load = Load(
+            kind.name,
+            factor,
+            quiet,
+            goodput,
+            connection_us,
+            same=same,
+            light=light_waits,
+            grpc_health=grpc_health,
+            http_health=http_health,
+            recovered_s=recovered_s,
+        )
+        sys.stdout.write(load.row())
+        sys.stdout.flush()
+        yield load
 
 
-def _loaded(target: Target, command: Sequence[str], seconds: float) -> float:
-    """Runs h2load; returns the requests a second that the server answered meanwhile."""
+def _loaded(target: Target, command: Sequence[str], seconds: float) -> tuple[float, float]:
+    """Runs h2load; returns answers a second, and microseconds of the connection threads for each request that ended."""
     process = subprocess.Popen(
         [*command, f"--duration={math.ceil(seconds + 1)}", "--warm-up-time=0"],
         stdout=subprocess.DEVNULL,
@@ -249,13 +242,14 @@ def _loaded(target: Target, command: Sequence[str], seconds: float) -> float:
     )
     try:
         time.sleep(0.5)
-        before, before_s = target.answered(), time.perf_counter()
+        before, before_s = target.counts(), time.perf_counter()
         time.sleep(seconds)
-        after, after_s = target.answered(), time.perf_counter()
+        after, after_s = target.counts(), time.perf_counter()
     finally:
         process.terminate()
         process.wait()
-    return (after - before) / (after_s - before_s)
+    answered, ended = after.answered - before.answered, after.ended - before.ended
+    return answered / (after_s - before_s), (after.connection_s - before.connection_s) * 1e6 / max(ended, 1)
 
 
 def _ask_at_times(probe: Probe, call: Callable[[], object], is_over: threading.Event) -> None:
@@ -273,25 +267,6 @@ def _recovery(target: Target, kind: Kind) -> float:
         if in_a_row == 1:
             first_s = time.perf_counter()
     return first_s - begun_s
-
-
-def _print(kind: Kind, factor: float, quiet: float, goodput: float, probes: list[Probe], recovered_s: float) -> None:
-    grpc_health, http_health, light, same = probes
-    failed = sum(probe.failed for probe in probes) + len(grpc_health.refused_s) + len(light.refused_s)
-    sys.stdout.write(
-        f"| {kind.name} | {factor:g} | {quiet:.0f} | {goodput / quiet:.2f} | {_p99(same.seconds)} "
-        f"| {_p50(same.refused_s)}, {_p99(same.refused_s)} | {_p99(grpc_health.seconds)}, {_p99(http_health.seconds)} "
-        f"| {_p99(light.seconds)} | {recovered_s:.2f} | {failed} |\n"
-    )
-    sys.stdout.flush()
-
-
-def _p50(seconds: list[float]) -> str:
-    return f"{statistics.median(seconds) * 1e3:.1f}" if seconds else "-"
-
-
-def _p99(seconds: list[float]) -> str:
-    return f"{sorted(seconds)[int(len(seconds) * 0.99)] * 1e3:.1f}" if seconds else "-"
 
 
 if __name__ == "__main__":

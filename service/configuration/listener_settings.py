@@ -62,8 +62,8 @@ class ListenerSettings(ServerSettings):
     )
     rest_api_stall_timeout_s: float = setting(
         20.0,
-        "Seconds within which a client must send some of a body, or read some of an answer: 1 KB for each second; only "
-        "with the native core.",
+        "Seconds within which a client must send 1 KB of a request's body, or read 1 KB of an answer, for each second; "
+        "on both wires, only with the native core.",
         0.1,
         3600,
     )

@@ -162,9 +162,8 @@ class NativeStatistics:
                 self._events.refused(model, reason, more)
         self._tell_waits(document["waited"])
         self._events.held_by_core(dict(document["held"]))
-        for wire, _ in self._new(document, "cut"):
-            if wire == "http":
-                self._events.connection_dropped("stalled")
+        for _ in self._new(document, "cut"):
+            self._events.connection_dropped("stalled")
         for reason, _ in self._new(document, "flooded"):
             self._events.connection_dropped(reason if reason == "malformed" else f"flood_{reason}")
 

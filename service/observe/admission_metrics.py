@@ -42,7 +42,7 @@ class AdmissionCounter:
         now_s = self._clock()
         if now_s >= self._log_again_s:
             self._log_again_s = now_s + _LOG_S
-            logger.warning("overloaded: requests are refused", extra={"model": model, "refused_for": reason})
+            logger.warning("requests are refused", extra={"model": model, "refused_for": reason})
 
     def waited(self, model: str, seconds: float) -> None:
         """Counts one request's wait for a thread; an AdmissionObserver's waited()."""
@@ -106,13 +106,17 @@ class AdmissionCounter:
             name = _PREFIX + part
             lines += family(name, "gauge", about)
             lines += [sample(name, labels({"model": model}), read(one)) for model, one in sorted(held.items())]
-        for part, limit in (("bytes", limits and limits.bytes), ("rows", limits and limits.rows)):
-            name = f"{_PREFIX}in_flight_limit_{part}"
-            lines += family(name, "gauge", f"How many {part} may be in flight, of all models together.")
+        for part, limit in (
+            ("in_flight_limit_bytes", limits and limits.bytes),
+            ("in_flight_limit_rows", limits and limits.rows),
+        ):
+            name = _PREFIX + part
+            unit = part.removeprefix("in_flight_limit_")
+            lines += family(name, "gauge", f"How many {unit} may be in flight, of all models together.")
             lines += [sample(name, "", float(limit))] if limit else []
         name = _PREFIX + "refused_total"
         lines += family(
-            name, "counter", "Requests refused before they ran: bytes, rows, inflated, queue, wait, deadline, threads."
+            name, "counter", "Requests refused before they ran, by reason: overload, or limits on one client."
         )
         lines += [
             sample(name, labels({"model": model, "reason": reason}), count)

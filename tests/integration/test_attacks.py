@@ -7,7 +7,9 @@ import gzip
 import importlib.util
 import json
 import re
+import select
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -33,6 +35,7 @@ pytestmark = pytest.mark.skipif(
 )
 CLOSE = b"connection: close"
 CHUNKED = LOOKUP + b"transfer-encoding: chunked\r\n\r\n"
+_STATUS = "/tensorflow.serving.ModelService/GetModelStatus"
 _REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
 # The head of a predict.
 PREDICT = LOOKUP.replace(b":lookup", b":predict")
@@ -185,6 +188,41 @@ def test_another_host_is_attacked_only_when_that_is_asked_for(
 def test_a_body_that_does_not_come_closes_the_connection(server: ServerProcess, start: bytes) -> None:
     # The same holds for a client that has vanished: in both cases no more bytes come.
     assert status(answer(server, start + b"content-length: 100\r\n\r\n{")) in (408, 0)
+
+
+@pytest.mark.parametrize("path", [_PREDICT, _STATUS], ids=["answered by the core", "forwarded"])
+def test_a_message_that_dribbles_ends_its_call(server: ServerProcess, path: str) -> None:
+    before = num_stalled(server)
+    with H2Client(server.grpc_port) as client:
+        stream = client.begin(path)
+        client.send(stream, b"\0" + (1 << 20).to_bytes(4), is_last=False)
+        found, end_s = client.answers[stream], time.monotonic() + PATIENCE_S
+        while not found.is_over and time.monotonic() < end_s:
+            # Each byte comes long before the timeout; together they are too few.
+            if select.select([client.socket], [], [], TIMEOUT_S / 6)[0]:
+                client.receive()
+            else:
+                client.send(stream, b"\0", is_last=False)
+        assert found.is_over and found.status == 4 and "too slowly" in found.headers["grpc-message"]
+        # The connection serves on.
+        assert client.call(b"").status == 3
+    until(lambda: num_stalled(server) > before)
+
+
+@pytest.mark.parametrize("start", [LOOKUP, PREDICT], ids=["lookup", "predict"])
+def test_a_body_that_dribbles_is_request_timeout(server: ServerProcess, start: bytes) -> None:
+    before = num_stalled(server)
+    data = answer(server, start + b"content-length: 1000\r\n\r\n", *[b" "] * 500, pause_s=TIMEOUT_S / 6)
+    assert status(data) == 408 and b"too slowly" in data and b"\r\nconnection: close\r\n" in data
+    until(lambda: num_stalled(server) > before)
+
+
+def num_stalled(server: ServerProcess) -> float:
+    """Returns how many requests were refused because their body came too slowly."""
+    # A connection of its own: the server closes idle ones after a moment.
+    text = answer(server, b"GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").decode()
+    found = re.findall(r'^embedding_server_refused_total\{.*reason="stalled"\} (\S+)\r?$', text, re.MULTILINE)
+    return sum(map(float, found))
 
 
 def test_a_chunked_body_without_end_is_refused_and_cut(server: ServerProcess) -> None:

@@ -74,7 +74,7 @@ impl Access {
 
     /// Returns the models that the request's caller may run; None if the caller is unknown or not certain.
     ///
-    /// `names` are those in the client's verified certificate. They count only if there is no `authorization` header.
+    /// `names` are the names in the client's verified certificate. They count only without an `authorization` header.
     #[must_use]
     pub fn grant(&self, headers: &HeaderMap, names: &[String]) -> Option<&Arc<Grant>> {
         let mut values = headers.get_all(AUTHORIZATION).iter();
@@ -99,7 +99,7 @@ impl Access {
         found.all(|other| Arc::ptr_eq(grant, other)).then_some(grant)
     }
 
-    /// Returns those names in a certificate that belong to a known caller.
+    /// Returns the names in a certificate that belong to a known caller.
     pub fn known<'a>(&'a self, names: &'a [String]) -> impl Iterator<Item = &'a str> {
         names.iter().map(String::as_str).filter(|name| self.by_name.contains_key(*name))
     }

@@ -29,7 +29,7 @@ pub enum Listen {
     Path(PathBuf),
 }
 
-/// Everything that stays as it is while the edge runs.
+/// The settings of an edge, which do not change while it runs.
 #[derive(Debug)]
 pub struct Config {
     /// Threads that serve connections.

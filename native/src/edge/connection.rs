@@ -51,7 +51,6 @@ pub struct Connection {
     has_room: Notify,
     open: AtomicUsize,
     pub(super) served: AtomicU64,
-    pub(super) receiving: AtomicUsize,
     order: AtomicU8,
     waker: OnceLock<Waker>,
     has_unread: AtomicBool,
@@ -78,7 +77,6 @@ impl Connection {
             has_room: Notify::new(),
             open: AtomicUsize::new(0),
             served: AtomicU64::new(0),
-            receiving: AtomicUsize::new(0),
             order: AtomicU8::new(0),
             waker: OnceLock::new(),
             has_unread: AtomicBool::new(false),
@@ -234,13 +232,6 @@ impl Connection {
         self.open.load(Relaxed)
     }
 
-    /// Notes that the rest of a request's body is awaited; dropping what it returns ends that.
-    #[must_use]
-    pub fn receive(self: &Arc<Self>) -> Receiving {
-        self.receiving.fetch_add(1, Relaxed);
-        Receiving(Arc::clone(self))
-    }
-
     /// Returns the order that stands for the connection's task.
     #[must_use]
     #[inline]
@@ -279,16 +270,6 @@ impl Drop for Open {
         let served = &self.0.served;
         served.fetch_add(1, Relaxed);
         self.0.open.fetch_sub(1, Relaxed);
-    }
-}
-
-/// A body whose rest is awaited.
-#[derive(Debug)]
-pub struct Receiving(Arc<Connection>);
-
-impl Drop for Receiving {
-    fn drop(&mut self) {
-        self.0.receiving.fetch_sub(1, Relaxed);
     }
 }
 

@@ -8,21 +8,19 @@ use super::limits::Limits;
 
 /// Time in which a client that floods may still read why the server closes its connection.
 const LAST_WORD: Duration = Duration::from_secs(1);
-/// A client that sends or reads fewer bytes a second counts as stalled.
-const BYTES_PER_S: u64 = 1024;
 
-/// Whether a number grows by `BYTES_PER_S` at least, seen from looks at it once in a while.
+/// The count of bytes that a client read, as of the last look at which the client had read enough.
 #[derive(Debug, Default)]
 struct Progress(Option<(u64, Instant)>);
 
 impl Progress {
-    fn is_stalled(&mut self, number: u64, now: Instant, timeout: Duration) -> bool {
+    fn is_stalled(&mut self, count: u64, now: Instant, limits: &Limits) -> bool {
         match self.0 {
-            Some((mark, since)) if number.abs_diff(mark) < BYTES_PER_S * timeout.as_secs().max(1) => {
-                now.duration_since(since) > timeout
+            Some((mark, since)) if count.abs_diff(mark) < limits.least_bytes() => {
+                now.duration_since(since) > limits.stall_timeout
             }
             _ => {
-                self.0 = Some((number, now));
+                self.0 = Some((count, now));
                 false
             }
         }
@@ -34,7 +32,6 @@ impl Progress {
 pub struct Watch {
     is_http: bool,
     begun: Instant,
-    reading: Progress,
     writing: Progress,
     // Requests that were served and bytes that had come when the connection was first seen without a request.
     idle: Option<(u64, u64, Instant)>,
@@ -45,14 +42,7 @@ impl Watch {
     /// Starts to watch a connection.
     #[must_use]
     pub fn new(is_http: bool, now: Instant) -> Self {
-        Watch {
-            is_http,
-            begun: now,
-            reading: Progress::default(),
-            writing: Progress::default(),
-            idle: None,
-            ending: None,
-        }
+        Watch { is_http, begun: now, writing: Progress::default(), idle: None, ending: None }
     }
 
     /// Looks at a connection; says what its task is to be told.
@@ -62,20 +52,13 @@ impl Watch {
         }
         let (read, written) = (connection.read.load(Relaxed), connection.written.load(Relaxed));
         if connection.is_blocked.load(Relaxed) || connection.owed() > 0 {
-            if self.writing.is_stalled(written, now, limits.stall_timeout) {
+            if self.writing.is_stalled(written, now, limits) {
                 return Order::Cut;
             }
             self.idle = None;
             return Order::Serve;
         }
         self.writing = Progress::default();
-        if self.is_http && connection.receiving.load(Relaxed) > 0 {
-            if self.reading.is_stalled(read, now, limits.stall_timeout) {
-                return Order::Cut;
-            }
-        } else {
-            self.reading = Progress::default();
-        }
         if connection.num_open() > 0 {
             self.idle = None;
             return Order::Serve;

@@ -73,7 +73,7 @@ pub struct Target<'a> {
     pub json_length: Option<usize>,
 }
 
-/// Answers plain requests. Methods may run on any thread, and may panic: the request fails then, nothing else.
+/// Answers plain requests. Methods may run on any thread. If a method panics, only its request fails.
 pub trait Dispatch: Send + Sync + 'static {
     /// Answers one gRPC message.
     ///

@@ -16,6 +16,7 @@ use super::fair_queue::Ask;
 use super::grpc_message::{self, Code, PREFIX_BYTES, Payload, Status};
 use super::health;
 use super::limits::INLINE_BYTES;
+use super::pace::Pace;
 use super::sampling::Draws;
 use super::shared::{self, Shared, Terms};
 
@@ -180,11 +181,11 @@ pub enum Gathered {
     Message(Bytes),
     /// A body that the reference judges. These are its first bytes; more may follow.
     Unusual(Bytes),
-    /// There is no room for the message, or it is large work that would wait too long. The rest of it is not read.
+    /// There is no room for the message, it is large work that would wait too long, or it comes too slowly. Its rest is
+    /// not read.
     Refused(Status),
     /// Bytes follow the message.
     TooMany,
-    Stalled,
     Lost,
 }
 
@@ -193,7 +194,8 @@ pub async fn gather(incoming: &mut Incoming, first: Option<Bytes>, is_plain: boo
     if incoming.shared.account.is_full() {
         return Gathered::Refused(incoming.shared.no_bytes(""));
     }
-    let (limit, stall) = (incoming.shared.limits.max_request_bytes, incoming.shared.limits.stall_timeout);
+    let limit = incoming.shared.limits.max_request_bytes;
+    let mut pace = Pace::new(&incoming.shared.limits);
     let mut one = first;
     let mut all: Vec<u8> = Vec::new();
     let mut is_judged = false;
@@ -227,12 +229,13 @@ pub async fn gather(incoming: &mut Incoming, first: Option<Bytes>, is_plain: boo
         if body.is_end_stream() {
             break;
         }
-        let data = match tokio::time::timeout(stall, body.data()).await {
-            Err(_) => return Gathered::Stalled,
+        let data = match pace.next(|cx| body.poll_data(cx)).await {
+            Err(_) => return Gathered::Refused(incoming.shared.stalled(incoming.model(so_far))),
             Ok(None) => break,
             Ok(Some(Err(_))) => return Gathered::Lost,
             Ok(Some(Ok(data))) => data,
         };
+        pace.count(data.len());
         let _ = body.flow_control().release_capacity(data.len());
         if data.is_empty() {
             continue;
@@ -265,9 +268,4 @@ pub fn unimplemented(text: &str) -> Status {
 /// Refuses a second message. Source: gRPC's statuscodes.md, "Request cardinality violation". grpcio answers the first message in silence.
 pub fn too_many() -> Status {
     unimplemented("The method takes exactly one request message, and the client sent more.")
-}
-
-/// Ends a call whose message stopped coming.
-pub fn stalled() -> Status {
-    Status { code: Code::Cancelled, text: "The client stopped sending the request.".into(), may_retry: false }
 }

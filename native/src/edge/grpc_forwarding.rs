@@ -12,9 +12,7 @@ use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
 use super::events::Event;
 use super::fair_queue::Refusal;
-use super::grpc_call::{
-    Gathered, Incoming, gather, is_serving, late, refuse, send_serving, stalled, too_many, unimplemented,
-};
+use super::grpc_call::{Gathered, Incoming, gather, is_serving, late, refuse, send_serving, too_many, unimplemented};
 use super::grpc_message::{self, Code, PREFIX_BYTES, Payload, Status};
 use super::health;
 use super::inflated::{self, Coding};
@@ -47,7 +45,6 @@ pub async fn serve_other(mut incoming: Incoming, mut respond: SendResponse<Paylo
         Gathered::Unusual(begun) => return forward(incoming, respond, begun).await,
         Gathered::Refused(status) => status,
         Gathered::TooMany => too_many(),
-        Gathered::Stalled => stalled(),
         Gathered::Lost => return respond.send_reset(Reason::CANCEL),
     };
     refuse(&incoming, respond, &status);

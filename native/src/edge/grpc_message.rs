@@ -59,7 +59,6 @@ pub fn timeout(value: &[u8]) -> Option<Duration> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum Code {
-    Cancelled = 1,
     DeadlineExceeded = 4,
     ResourceExhausted = 8,
     Unimplemented = 12,

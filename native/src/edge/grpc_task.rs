@@ -7,7 +7,7 @@ use bytes::Bytes;
 use h2::Reason;
 use h2::server::SendResponse;
 
-use super::grpc_call::{Gathered, Incoming, Plain, Reply, gather, late, send, stalled, too_many};
+use super::grpc_call::{Gathered, Incoming, Plain, Reply, gather, late, send, too_many};
 use super::grpc_forwarding::{forward, serve_other};
 use super::grpc_message::{PREFIX_BYTES, Payload};
 use super::limits::INLINE_BYTES;
@@ -80,7 +80,6 @@ async fn answer(incoming: &mut Incoming, plain: &Plain, first: Option<Bytes>) ->
         Gathered::Unusual(begun) => return Next::Forward(begun),
         Gathered::Refused(status) => return Next::Reply(Reply::Refusal(status)),
         Gathered::TooMany => return Next::Reply(Reply::Refusal(too_many())),
-        Gathered::Stalled => return Next::Reply(Reply::Refusal(stalled())),
         Gathered::Lost => return Next::Reset(Reason::CANCEL),
     };
     if data.len() > INLINE_BYTES {

@@ -1,6 +1,6 @@
 //! Answers health checks from the state that Python published, so that no probe waits for Python's interpreter lock.
 //!
-//! The core gives positive answers only. It forwards every other check, and Python answers what is wrong.
+//! The core gives positive answers only. It forwards every other check, and Python's answer names the problem.
 
 use std::collections::HashSet;
 use std::time::{Duration, Instant};

@@ -24,6 +24,7 @@ use super::events::Event;
 use super::fair_queue::{Ask, Refusal};
 use super::grpc_message::{Code, Status};
 use super::limits::{self, INLINE_BYTES};
+use super::pace::Pace;
 use super::sampling::Draws;
 use super::shared::{self, Failed, NotRun, Outcome, Shared, Terms};
 use super::socket::Socket;
@@ -258,6 +259,8 @@ enum Gathered {
     NoRoom,
     /// The request is large work that would wait too long, so its body is not read.
     Refused(Refusal),
+    /// The body came too slowly.
+    Stalled,
     /// The client is gone.
     Lost,
     /// The body came in too many tiny parts.
@@ -284,6 +287,12 @@ impl Exchange {
             Gathered::Refused(refusal) => {
                 let model = model(&self.shared, &head);
                 return self.refuse_unread(&head.headers, &self.too_long(model, refusal), open);
+            }
+            Gathered::Stalled => {
+                let status = self.shared.stalled(model(&self.shared, &head));
+                let mut refusal = self.refuse_unread(&head.headers, &status, open);
+                *refusal.status_mut() = StatusCode::REQUEST_TIMEOUT;
+                return refusal;
             }
             Gathered::Lost => {
                 self.connection.tell(Order::Cut);
@@ -423,20 +432,21 @@ impl Exchange {
             }
         }
         let mut hold = Hold::default();
-        let _receiving = self.connection.receive();
+        let mut pace = Pace::new(&self.shared.limits);
         let mut parts = limits::BodyParts::default();
         let mut one = Bytes::new();
         let mut all: Vec<u8> = Vec::new();
         while !body.is_end_stream() {
-            let frame = poll_fn(|cx| Pin::new(&mut *body).poll_frame(cx)).await;
-            let data = match frame {
-                None => break,
-                Some(Err(_)) => return Gathered::Lost,
-                Some(Ok(frame)) => match frame.into_data() {
+            let data = match pace.next(|cx| Pin::new(&mut *body).poll_frame(cx)).await {
+                Err(_) => return Gathered::Stalled,
+                Ok(None) => break,
+                Ok(Some(Err(_))) => return Gathered::Lost,
+                Ok(Some(Ok(frame))) => match frame.into_data() {
                     Ok(data) if !data.is_empty() => data,
                     _ => continue,
                 },
             };
+            pace.count(data.len());
             if parts.is_flood(data.len()) {
                 return Gathered::Flood;
             }
@@ -553,7 +563,7 @@ impl Exchange {
             Code::DeadlineExceeded => (StatusCode::GATEWAY_TIMEOUT, Some("DEADLINE_EXCEEDED")),
             Code::Unimplemented => (StatusCode::NOT_IMPLEMENTED, Some("UNIMPLEMENTED")),
             // As the reference answers what it did not expect.
-            Code::Internal | Code::Cancelled => (StatusCode::INTERNAL_SERVER_ERROR, None),
+            Code::Internal => (StatusCode::INTERNAL_SERVER_ERROR, None),
         };
         *response.status_mut() = number;
         let headers = response.headers_mut();

@@ -11,6 +11,8 @@ pub const INLINE_BYTES: usize = 64 << 10;
 /// An HTTP/1.1 body that comes in more than `TINY_PARTS` parts must have at least `TINY_BYTES` a part on average.
 const TINY_BYTES: usize = 32;
 const TINY_PARTS: usize = 4096;
+/// A client that sends a body, or reads an answer, with fewer bytes a second is too slow.
+const LEAST_BYTES_PER_S: u64 = 1024;
 
 /// All limits of the edge. Times and sizes are for one connection or one request where nothing else is said.
 #[derive(Clone, Debug)]
@@ -43,7 +45,7 @@ pub struct Limits {
     pub handshake_timeout: Duration,
     /// Time for the head of an HTTP/1.1 request to arrive.
     pub head_timeout: Duration,
-    /// Time after which a client that neither sends its body nor reads its answer is dropped.
+    /// Time in which a client must send, or read, [`Self::least_bytes`].
     pub stall_timeout: Duration,
     /// Time for which an idle HTTP/1.1 connection is kept.
     pub keep_alive: Duration,
@@ -79,6 +81,12 @@ impl Default for Limits {
 }
 
 impl Limits {
+    /// Bytes of a body, or of answers, that a client must send, or read, within `stall_timeout`.
+    #[must_use]
+    pub fn least_bytes(&self) -> u64 {
+        LEAST_BYTES_PER_S * self.stall_timeout.as_secs().max(1)
+    }
+
     /// How often the sweeper looks at all connections.
     #[must_use]
     pub fn sweep_interval(&self) -> Duration {

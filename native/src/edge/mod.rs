@@ -20,6 +20,7 @@ mod http;
 mod inflated;
 mod large;
 pub mod limits;
+pub(crate) mod pace;
 mod request_id;
 mod sampling;
 mod server;

@@ -259,6 +259,18 @@ impl Shared {
         overloaded(&format!("{held} bytes of requests and answers are in flight, its limit is {limit}"))
     }
 
+    /// Counts and words the refusal of a request whose body comes too slowly; see [`super::pace::Pace`].
+    #[must_use]
+    pub fn stalled(&self, model: &str) -> Status {
+        self.statistics.refused(model, "stalled");
+        let (least, seconds) = (self.limits.least_bytes(), self.limits.stall_timeout.as_secs_f64());
+        Status {
+            code: Code::DeadlineExceeded,
+            text: format!("The request body came too slowly: less than {least} bytes in {seconds} s."),
+            may_retry: false,
+        }
+    }
+
     /// Words the refusal of a request that can not run in time. `late` gives the text if its deadline has passed.
     #[must_use]
     pub fn refuse(&self, model: &str, refusal: Refusal, late: impl FnOnce() -> String) -> Status {

@@ -64,7 +64,7 @@ pub struct Snapshot {
     pub refused: Vec<(String, &'static str, u64)>,
     /// Times that requests waited for a thread before they ran, by model.
     pub waited: Vec<WaitSnapshot>,
-    /// Connections that were dropped because the client sent or read nothing, by wire.
+    /// Connections that the sweeper cut, because the client sent its head or read answers too slowly, by wire.
     pub cut: Vec<(&'static str, u64)>,
     /// Connections that were ended because of a flood or a malformed request, by reason.
     pub flooded: Vec<(&'static str, u64)>,
@@ -78,7 +78,7 @@ pub struct Snapshot {
     pub connections: Vec<(&'static str, u64)>,
     /// Bytes of requests and answers that are held now.
     pub bytes_in_flight: usize,
-    /// The same by model, "" where it is not known.
+    /// The same bytes by model, "" where the model is not known.
     pub held: Vec<(String, usize)>,
     /// Large requests that wait for a thread now.
     pub queued: usize,

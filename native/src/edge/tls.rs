@@ -10,7 +10,7 @@ use rustls::{RootCertStore, ServerConfig};
 /// The reason why PEM bytes give no configuration.
 #[derive(Debug)]
 pub enum TlsError {
-    /// This part is not PEM, or holds nothing of its kind.
+    /// This part is not PEM, or holds no key or certificate of the kind that it is for.
     Pem(&'static str),
     /// The parts do not fit each other.
     Unfit(String),
@@ -29,7 +29,7 @@ impl std::error::Error for TlsError {}
 
 /// Builds the configuration of a listener.
 ///
-/// `authorities`: PEM of those that must have signed a client's certificate; None: clients show none. `protocols`: for
+/// `authorities`: PEM; one of them must have signed a client's certificate; None: clients show none. `protocols`: for
 /// ALPN, such as `b"h2"`.
 ///
 /// # Errors

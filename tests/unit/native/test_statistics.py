@@ -129,7 +129,7 @@ def test_events_and_slow_requests_are_told_once() -> None:
     core.events = {
         "refused": [("m", "queue", 2), ("", "connections", 1)],
         "waited": [{"model": "m", "seconds": 0.5, "counts": [0, 2]}],
-        "cut": [("http", 1)],
+        "cut": [("grpc", 1), ("http", 1)],
         "flooded": [("ping", 1), ("malformed", 1), ("data", 0)],
         "handshakes_failed": [("grpc", 2)],
         "held": [("m", 5000), ("", 7)],
@@ -146,6 +146,7 @@ def test_events_and_slow_requests_are_told_once() -> None:
         ("refused", "m", "queue", 2),
         ("dropped", "connections"),
         ("waited", "m", 2, 0.5),
+        ("dropped", "stalled"),
         ("dropped", "stalled"),
         ("dropped", "flood_ping"),
         ("dropped", "malformed"),

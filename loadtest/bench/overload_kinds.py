@@ -1,0 +1,52 @@
+"""The kinds of work that loadtest.bench.overload asks for, each as one gRPC message."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from loadtest.bench.messages import GRPC, GRPC_KEYS
+from loadtest.bench.workloads import FULL, Data
+from loadtest.wire import message_classes
+
+# The models beside the benchmark's own: with string keys, and a graph that runs whole.
+KEYS, GRAPH = "keys", "graph"
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One kind of work. headers: make the core forward the request, for kinds that measure forwarding."""
+
+    name: str
+    message: bytes
+    headers: tuple[tuple[str, str], ...] = ()
+
+
+def light() -> Kind:
+    """Returns a lookup of one row, which a client sends beside each load."""
+    return Kind("lookup", GRPC.encode("W1", Data(FULL).requests("W1")[0])[0])
+
+
+def kinds() -> list[Kind]:
+    """Returns the kinds of work."""
+    data = Data(FULL)
+
+    def message(workload: str) -> bytes:
+        return GRPC.encode(workload, data.requests(workload)[0])[0]
+
+    keys = message_classes()[0].FromString(GRPC_KEYS.encode("W2", data.requests("W2")[0])[0])
+    keys.model_spec.name = KEYS
+    graph = message_classes()[0]()
+    graph.model_spec.name = GRAPH
+    tensor = graph.inputs["x"]
+    tensor.dtype = 1
+    tensor.tensor_shape.dim.add().size = 1
+    tensor.float_val.append(3.0)
+    return [
+        light(),
+        Kind("batch", message("W2")),
+        Kind("strings", keys.SerializeToString()),
+        Kind("large", message("W3")),
+        Kind("tower", message("W5")),
+        Kind("forwarded", message("W2"), (("x-response-encoding", "gzip"),)),
+        Kind("graph", graph.SerializeToString()),
+    ]

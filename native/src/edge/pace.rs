@@ -1,0 +1,120 @@
+//! Ends the wait for a request body whose client sends it too slowly. Both wires use this rule.
+
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+use std::time::{Duration, Instant};
+
+use tokio::time::Sleep;
+
+use super::limits::Limits;
+
+/// The bytes of one request body that have arrived, and the time by which more must arrive.
+#[derive(Debug)]
+pub struct Pace {
+    timeout: Duration,
+    least: u64,
+    // Bytes since `since`.
+    received: u64,
+    // None: the client has not let the server wait yet, so no clock was read for this body.
+    since: Option<Instant>,
+    timer: Option<Pin<Box<Sleep>>>,
+}
+
+/// The client sent fewer bytes than [`Limits::least_bytes`] within [`Limits::stall_timeout`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stalled;
+
+impl Pace {
+    /// Starts at the first byte of a body.
+    #[must_use]
+    pub fn new(limits: &Limits) -> Self {
+        Pace { timeout: limits.stall_timeout, least: limits.least_bytes(), received: 0, since: None, timer: None }
+    }
+
+    /// Polls for the next part of the body until one has arrived. The caller counts its bytes with [`Self::count`].
+    ///
+    /// # Errors
+    /// [`Stalled`].
+    pub async fn next<T>(&mut self, mut poll: impl FnMut(&mut Context<'_>) -> Poll<T>) -> Result<T, Stalled> {
+        poll_fn(|cx| match poll(cx) {
+            Poll::Ready(part) => Poll::Ready(Ok(part)),
+            Poll::Pending => self.poll_stalled(cx).map(Err),
+        })
+        .await
+    }
+
+    /// Counts bytes of the body that have arrived.
+    #[inline]
+    pub fn count(&mut self, size: usize) {
+        self.received += size as u64;
+        if self.received >= self.least && self.since.is_some() {
+            self.begin(Instant::now());
+        }
+    }
+
+    /// Becomes ready once the client is too slow.
+    fn poll_stalled(&mut self, cx: &mut Context<'_>) -> Poll<Stalled> {
+        let end = match self.since {
+            Some(since) => since + self.timeout,
+            None => self.begin(Instant::now()),
+        };
+        let timer = self.timer.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(end.into())));
+        if timer.deadline() != end.into() {
+            timer.as_mut().reset(end.into());
+        }
+        ready!(timer.as_mut().poll(cx));
+        Poll::Ready(Stalled)
+    }
+
+    /// Begins a further interval, and returns its end.
+    fn begin(&mut self, now: Instant) -> Instant {
+        self.received = 0;
+        self.since = Some(now);
+        now + self.timeout
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn limits() -> Limits {
+        Limits { stall_timeout: Duration::from_millis(200), ..Limits::default() }
+    }
+
+    /// Sends parts of this size, one after each pause; returns how many parts arrived before the end.
+    async fn sent(pause: Duration, size: usize, most: usize) -> (usize, bool) {
+        let mut pace = Pace::new(&limits());
+        for count in 0..most {
+            let mut part = Box::pin(tokio::time::sleep(pause));
+            if pace.next(|cx| part.as_mut().poll(cx)).await.is_err() {
+                return (count, true);
+            }
+            pace.count(size);
+        }
+        (most, false)
+    }
+
+    #[tokio::test]
+    async fn a_body_that_dribbles_ends_after_the_timeout_although_each_byte_is_in_time() {
+        let begun = Instant::now();
+        let (count, is_stalled) = sent(Duration::from_millis(10), 1, 1000).await;
+        assert!(is_stalled && (1..=20).contains(&count), "{count}");
+        assert!(begun.elapsed() >= Duration::from_millis(200));
+    }
+
+    #[tokio::test]
+    async fn a_body_at_the_least_rate_goes_on_for_longer_than_the_timeout() {
+        // The sum of the pauses is more than the timeout, and each part begins a further interval.
+        assert_eq!(sent(Duration::from_millis(20), 1024, 30).await, (30, false));
+    }
+
+    #[tokio::test]
+    async fn a_body_that_is_there_sets_no_timer() {
+        let mut pace = Pace::new(&limits());
+        assert_eq!(pace.next(|_| Poll::Ready(7)).await, Ok(7));
+        pace.count(1 << 20);
+        assert!(pace.timer.is_none() && pace.since.is_none());
+    }
+}

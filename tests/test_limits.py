@@ -1,0 +1,162 @@
+"""The limits in docs/security.md are those of the code: flags, metrics, reasons and defaults."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from service.configuration.settings import Settings
+
+ROOT = Path(__file__).parents[1]
+EDGE = "native/src/edge"
+_HEAD = "| Limit | Flag | Default | Counted as | What a client sees |\n|---|---|---|---|---|\n"
+_UNITS = {"": 1, "s": 1, "ms": 1, "KB": 1 << 10, "MB": 1 << 20, "GiB": 1 << 30}
+
+# Where a limit without a flag stands: a file, and a pattern whose first group is the number. Or a crate whose own
+# default it is, with the version in which somebody read it: a new version fails this test until it is read again.
+CONSTANTS: dict[str, tuple[str, str]] = {
+    "TLS handshakes at the same time": (f"{EDGE}/limits.rs", r"max_handshakes: (\d[^,]*),"),
+    "header list (gRPC)": (f"{EDGE}/limits.rs", r"max_header_list_bytes: (\d[^,]*),"),
+    "unread answers of a gRPC connection": (f"{EDGE}/limits.rs", r"max_owed_bytes: (\d[^,]*),"),
+    "streams of a connection (HTTP/2)": (f"{EDGE}/limits.rs", r"max_streams: (\d[^,]*),"),
+    "bytes that one connection writes before other connections get their turn": (
+        f"{EDGE}/limits.rs",
+        r"WRITE_BUDGET: usize = ([^;]+);",
+    ),
+    "bytes that one connection reads before other connections get their turn": (
+        f"{EDGE}/limits.rs",
+        r"READ_BUDGET: usize = ([^;]+);",
+    ),
+    "parts of a body (HTTP/1.1) below 32 bytes on average": (f"{EDGE}/limits.rs", r"TINY_PARTS: usize = ([^;]+);"),
+    "inflated body or message beyond 4 MB": (f"{EDGE}/inflated.rs", r"RATIO: usize = ([^;]+);"),
+    "compressed or large messages of a gRPC connection at once": (
+        f"{EDGE}/connection.rs",
+        r"MAX_INFLATED: usize = ([^;]+);",
+    ),
+    "keys of a JSON document; colons in strings count too": (
+        "native/src/forms/json/cursor.rs",
+        r"MAX_DOCUMENT_KEYS: usize = ([^;]+);",
+    ),
+    "lists and objects of a JSON document; brackets in strings count too": (
+        "native/src/forms/json/cursor.rs",
+        r"MAX_DOCUMENT_LISTS: usize = ([^;]+);",
+    ),
+    "forwarded status, metrics and reloads that run, of each wire": (
+        "native/src/forward/gate.rs",
+        r"CONTROL_SLOTS: usize = ([^;]+);",
+    ),
+    "frames without progress (HTTP/2), see below": (f"{EDGE}/frames.rs", r"ALLOWANCE: u32 = ([^;]+);"),
+    "headers (HTTP/1.1)": ("hyper", "1.12.0"),
+    "empty DATA frames of a connection": ("h2", "0.4.20"),
+    "requests that are cancelled before the server has accepted them": ("h2", "0.4.20"),
+    "RST_STREAM that the server sends because of a client's errors": ("h2", "0.4.20"),
+}
+# Defaults that are a formula.
+WORDS = {
+    "as many as processors",
+    "half of the limit on open files",
+    "twice that, or twice `--graph_threads` if that is more",
+}
+# Rules of a protocol, which have no number in the code.
+RULES = {
+    "Host header (HTTP/1.1); two, or none",
+    "messages of a unary gRPC call",
+    "pipelined requests (HTTP/1.1) while answers are unread",
+}
+
+
+def rows() -> list[list[str]]:
+    """Returns the cells of each row of the table of limits."""
+    table = (ROOT / "docs/security.md").read_text().partition(_HEAD)[2].partition("\n\n")[0]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
+
+
+def test_there_is_a_table() -> None:
+    found = rows()
+    assert len(found) > 25 and {len(row) for row in found} == {5}
+    assert CONSTANTS.keys() | RULES <= {row[0] for row in found}
+
+
+@pytest.mark.parametrize("row", rows(), ids=lambda row: row[0])
+def test_a_limit_is_as_the_table_says(row: list[str]) -> None:
+    limit, flag, default, counted, _ = row
+    if flag != "-":
+        name = flag.strip("`").removeprefix("--")
+        assert name in Settings.__dataclass_fields__, flag
+        assert default[:1].isdigit() or default in WORDS, default
+        if default[:1].isdigit():
+            assert number(default) == getattr(Settings(model_base_path="m"), name), default
+    elif limit in CONSTANTS:
+        where, what = CONSTANTS[limit]
+        if where.endswith(".rs"):
+            found = re.search(what, (ROOT / where).read_text())
+            assert found and number(default) == evaluated(found[1]), default
+        else:
+            assert f'name = "{where}"\nversion = "{what}"\n' in (ROOT / "native/Cargo.lock").read_text()
+    else:
+        assert limit in RULES or not default[:1].isdigit(), "a number that no test compares with the code"
+    for kind, reasons in re.findall(r"(closed|refused): ((?:`\w+`(?:, )?)+)", counted):
+        for reason in re.findall(r"`(\w+)`", reasons):
+            assert reason in known_reasons(kind), reason
+    for metric in re.findall(r"`embedding_server_(\w+)`", counted):
+        assert is_metric(metric), metric
+
+
+def test_a_metric_that_documents_name_is_one_of_the_servers() -> None:
+    for document in ("docs/security.md", "docs/overload.md"):
+        for metric in re.findall(r"`embedding_server_(\w+)", (ROOT / document).read_text()):
+            assert is_metric(metric), f"{document}: {metric}"
+
+
+def number(text: str) -> float:
+    """Reads a default such as "64 KB", "262,144", "4096, and 100 a second" or "0.5 s".
+
+    >>> [number(text) for text in ("64 KB", "262,144", "20 s, and more", "100 times its size")]
+    [65536.0, 262144.0, 20.0, 100.0]
+    """
+    found = re.match(r"([\d,]*\d(?:\.\d+)?)(?: (\w+))?", text)
+    assert found, text
+    return float(found[1].replace(",", "")) * _UNITS.get(found[2] or "", 1)
+
+
+def evaluated(text: str) -> int:
+    """Computes an expression of Rust such as "64 << 10" or "1000"."""
+    left, _, right = text.replace("_", "").partition("<<")
+    return int(left) << int(right or 0)
+
+
+def is_metric(name: str) -> bool:
+    """Says whether a file of the server has a metric: its whole name, or a prefix and the rest of the name."""
+    words = f"embedding_server_{name}".split("_")
+    cuts = [("_".join(words[:at]), "_".join(words[at:])) for at in range(2, len(words))]
+    return any(
+        f"embedding_server_{name}" in text or any(f'"{start}_"' in text and f'"{rest}"' in text for start, rest in cuts)
+        for text in sources()
+    )
+
+
+@cache
+def sources() -> tuple[str, ...]:
+    """Returns the server's Python sources."""
+    return tuple(file.read_text() for file in sorted((ROOT / "service").rglob("*.py")))
+
+
+@cache
+def known_reasons(kind: str) -> frozenset[str]:
+    """Returns the reasons that the native core counts, of connections that it closes or of requests that it refuses."""
+    statistics = (ROOT / EDGE / "statistics.rs").read_text()
+    if kind == "closed":
+        block = re.search(r"flooded: by\(&\[(.+?)\]\)", statistics, re.DOTALL)
+        assert block
+        floods = {name if name == "malformed" else f"flood_{name}" for name in re.findall(r'"(\w+)"', block[1])}
+        return frozenset(floods | {"connections", "handshake", "stalled"})
+    admission = (ROOT / "service/engine/admission_limits.py").read_text()
+    in_python = re.search(r"Reason = Literal\[(.+)\]", admission)
+    assert in_python
+    refusing = "".join((ROOT / EDGE / name).read_text() for name in ("shared.rs", "grpc_forwarding.rs"))
+    found = set(re.findall(r'statistics\s*\.refused\([^,]+, "(\w+)"\)', refusing))
+    found |= set(re.findall(r'"(\w+)"', in_python[1]))
+    return frozenset(found | set(re.findall(r'=> "(\w+)"', (ROOT / EDGE / "fair_queue.rs").read_text())))
