@@ -63,7 +63,7 @@ class Target:
         return sock
 
     def fields(self, *more: tuple[bytes, bytes], path: str = "", is_post: bool = True) -> bytes:
-        """Returns the header block of an HTTP/2 request."""
+        """Encodes the header fields of an HTTP/2 request as an HPACK block."""
         found = [
             (b":method", b"POST" if is_post else b"GET"),
             (b":scheme", b"https" if self.is_tls else b"http"),
@@ -75,7 +75,7 @@ class Target:
         return frames.block([*found, *more])
 
     def request(self, stream: int, *, is_large: bool = False) -> bytes:
-        """Returns a whole HTTP/2 request."""
+        """Encodes the small or the large request as HTTP/2: a HEADERS frame, and the body in DATA frames."""
         body = self.large_body if is_large else self.body
         path = self.large_path if is_large else ""
         head = self.fields(path=path, is_post=bool(body))
@@ -87,14 +87,14 @@ class Target:
         return b"".join([*sent, frames.frame(frames.DATA, frames.END_STREAM, stream, parts[-1])])
 
     def open_request(self, stream: int, *more: tuple[bytes, bytes]) -> bytes:
-        """Returns the HEADERS frame of an HTTP/2 request, without its body."""
+        """Encodes the HEADERS frame of an HTTP/2 request whose body is still to come."""
         return frames.frame(frames.HEADERS, frames.END_HEADERS, stream, self.fields(*more))
 
     def head(self, *lines: bytes, host: bytes = b"host: localhost\r\n") -> bytes:
-        """Returns the request line and headers of an HTTP/1.1 POST, without the empty line after them."""
+        """Encodes the request line and headers of an HTTP/1.1 POST, without the empty line after them."""
         return b"POST %s HTTP/1.1\r\n" % self.path.encode() + host + b"".join(line + b"\r\n" for line in lines)
 
     def whole(self, body: bytes | None = None, *lines: bytes) -> bytes:
-        """Returns a whole HTTP/1.1 request; body: None is the body of the small request."""
+        """Encodes a whole HTTP/1.1 request; body None: the body of the small request."""
         body = self.body if body is None else body
         return self.head(*lines, b"content-length: %d" % len(body)) + b"\r\n" + body

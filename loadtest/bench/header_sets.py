@@ -55,7 +55,8 @@ def _block(fields: Sequence[Field], kind: int, is_huffman: bool) -> bytes:
         block += bytes([kind])
         for text in (name.encode(), value.encode()):
             coded = _HUFFMAN.encode(text) if is_huffman else text
-            assert len(coded) < 127  # the length must fit into one byte
+            # HPACK writes the length of a name or value in 7 bits, and needs more bytes for a length of 127 or more.
+            assert len(coded) < 127
             block += bytes([len(coded) | (0x80 if is_huffman else 0)]) + coded
     return block
 
@@ -65,7 +66,8 @@ def _blocks(fields: Fields, kind: int, is_huffman: bool, bodies: Sequence[bytes]
     return [_block(fields(rng, bodies[i % len(bodies)]), kind, is_huffman) for i in range(_NUM_BLOCKS)]
 
 
-# Name of a set -> function from the variants' bodies to encoded fields; request i uses entry i, modulo their number.
+# Name of a header set -> function that takes the bodies of the workload's requests and returns encoded header blocks.
+# Request i sends block i, modulo the number of blocks.
 HEADER_SETS: Mapping[str, Callable[[Sequence[bytes]], list[bytes]]] = {
     "plain": lambda bodies: [b""],
     "authorization": partial(_blocks, _authorization, _INDEXED, False),

@@ -18,7 +18,8 @@ from service.types import Array, SignatureSpec
 
 # Numbers of rows of the timed requests; the summary shows the times of the largest request.
 _ROWS = (1, 32, 256)
-# Numbers of rows of further requests, whose answers are compared but not timed.
+# Numbers of rows of further requests. The cut graph's answers to them are compared with the whole graph's, but not
+# timed.
 _COMPARED_ROWS = (2, 7, 20, 64, 130)
 _IDS_PER_ROW = 5
 # A signature is served whole if the cut graph's rate is below this share of the whole graph's rate at any request size.
@@ -30,7 +31,9 @@ _SEED = 37
 def measured(
     artifact: Path, manifest: Manifest, served: Mapping[str, Served], say: Callable[[str], None]
 ) -> dict[str, Served]:
-    """Returns the signatures with their times; sets run to "whole" for each predict whose whole graph is faster.
+    """Returns the signatures with their times; sets run to "whole" for a predict signature if that is better.
+
+    It is better if the whole graph is faster, or if the cut graph's answers differ from the whole graph's in any bit.
 
     The timed work is the server's: from a request's bytes to an answer's bytes. The graph's run alone is a third of
     that time, and a cut signature may skip arrays and checks that the whole graph needs.
@@ -100,7 +103,7 @@ def _drawn(
     rows: int,
     random: np.random.Generator,
 ) -> dict[str, Array]:
-    """Draws random ids or keys of one feature, as inputs of a request."""
+    """Draws random ids or keys for one feature; returns a request's ids, row splits and weights by input name."""
     shape = (rows * _IDS_PER_ROW,) if lookup.row_splits else _filler(spec, lookup.ids, rows).shape
     feature = manifest.features[name]
     vocabulary = manifest.vocabularies.get(feature.vocabulary or "")

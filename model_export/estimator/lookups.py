@@ -20,10 +20,10 @@ DEFAULT_MAX_IDS_PER_ROW = 32
 
 
 def lookup_spec(spec: EmbeddingConfigSpec, *, max_ids_per_row: int = DEFAULT_MAX_IDS_PER_ROW) -> ModelSpec:
-    """Returns the tables and features of a spec, with the policies of the lookups in training.
+    """Returns a spec's tables and features as a ModelSpec; its lookups treat bad ids and weights as training does.
 
     Args:
-      max_ids_per_row: K of features that have no max_ids_per_row of their own.
+      max_ids_per_row: largest number of ids in a row, for features that do not set it themselves.
 
     Raises:
       TypeError, ValueError: a column or name can not be described in a manifest (model_export.columns.to_spec).
@@ -39,10 +39,12 @@ def lookup_spec(spec: EmbeddingConfigSpec, *, max_ids_per_row: int = DEFAULT_MAX
 
 
 def looked_up_ids(spec: EmbeddingConfigSpec, features: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the row numbers that each feature of lookup_spec reads for a batch: sparse, or dense if one per example.
+    """Returns the row numbers that each feature looks up for one batch, by the feature's name in lookup_spec().
+
+    A value is a SparseTensor, or a dense tensor if each example has one id.
 
     Args:
-      features: the features that input_fn returned, in the current graph.
+      features: the batch: the features that input_fn returned, in the current graph.
     """
     if spec.feature_columns:
         from tensorflow.python.feature_column.feature_column_v2 import FeatureTransformationCache
@@ -61,7 +63,7 @@ def looked_up_ids(spec: EmbeddingConfigSpec, features: Mapping[str, Any]) -> dic
 
 
 def weight_keys(spec: EmbeddingConfigSpec) -> dict[str, str]:
-    """Returns the key of the weights of each weighted feature of lookup_spec."""
+    """Returns the keys of the weights in the features of input_fn, by the weighted feature's name in lookup_spec()."""
     if spec.feature_columns:
         columns = feature_names(embedding_columns(spec)).items()
         keys = {name: getattr(column.categorical_column, "weight_feature_key", None) for name, column in columns}
@@ -95,7 +97,7 @@ def _feature(name: str, config: FeatureConfig, table: TableConfig, max_ids_per_r
 
 
 def ids_and_splits(ids: Any) -> tuple[Any, Any]:
-    """Returns values and row_splits of fetched ids; row_splits is None for dense ids, one per example."""
+    """Returns values and row_splits of ids that a session run returned; for dense ids, row_splits is None."""
     if not isinstance(ids, tf.compat.v1.SparseTensorValue):
         return ids.reshape(-1), None
     lengths = np.bincount(ids.indices[:, 0], minlength=ids.dense_shape[0])

@@ -28,21 +28,23 @@ class EmbeddingConfigSpec:
 
     Args:
       feature_columns: embedding columns of this package or of TensorFlow; numeric columns are accepted and ignored.
-      optimization_parameters: optimizer of every table; with the two dicts, of the tables without one of their own.
+      optimization_parameters: optimizer of every table; if the caller passes the two dicts, a table's own optimizer
+        has precedence.
       clipping_limit: gradients of all tables are cut to [-clipping_limit, clipping_limit].
       pipeline_execution_with_tensor_core: a step's lookups see the tables as they were before the previous step's
         update, as on a TPU that overlaps the two.
       experimental_gradient_multiplier_fn: global step -> factor on the gradients of all tables.
-      feature_to_config_dict, table_to_config_dict: in place of columns; names -> FeatureConfig and TableConfig.
+      feature_to_config_dict, table_to_config_dict: feature name -> FeatureConfig, and table name -> TableConfig; the
+        caller passes either both dicts or feature_columns.
       partition_strategy: placement of rows on the hosts of a TPU. It does not change training on a CPU; exports refuse
         "mod".
       profile_data_directory: folder for statistics of the looked-up ids; None: no statistics.
 
     Raises:
-      ValueError: not exactly one of columns and the two dicts is given; the strategy is neither "div" nor "mod";
-      columns
-        have no optimization_parameters; a feature lacks its table, or a table has no feature; a limit is not positive.
-      TypeError: a column, config or function is of another type.
+      ValueError: the caller does not pass exactly one of feature_columns and the pair of dicts; partition_strategy is
+        neither "div" nor "mod"; optimization_parameters has the wrong type, or is missing beside feature_columns; a
+        feature lacks its table, or a table has no feature; clipping_limit is not positive.
+      TypeError: a column, a value of a dict or the multiplier function has the wrong type.
     """
 
     feature_columns: Sequence[Any] | None = None
@@ -57,7 +59,8 @@ class EmbeddingConfigSpec:
 
     def __post_init__(self) -> None:
         features, tables = self.feature_to_config_dict, self.table_to_config_dict
-        # TensorFlow accepts a single dict beside columns and ignores it.
+        # TensorFlow 2.15 accepts feature_columns together with only one of the two dicts, and ignores the dict. This
+        # class raises an error.
         if (features or tables) if self.feature_columns else not (features and tables):
             raise ValueError(
                 "Exactly one of `feature_columns` and the pair `feature_to_config_dict` and `table_to_config_dict` "
@@ -84,7 +87,7 @@ class EmbeddingConfigSpec:
 
     @property
     def tensor_core_feature_columns(self) -> tuple[Any, ...]:
-        """The columns looked up on the tensor core; TensorFlow 2.15 removes them from feature_columns, we do not."""
+        """The columns looked up on the tensor core; feature_columns has them too, unlike in TensorFlow 2.15."""
         return tuple(column for column in self.feature_columns or () if uses_tensor_core(column))
 
     @property

@@ -32,7 +32,11 @@ _UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
 
 @dataclass(eq=False, slots=True)
 class _Watcher:
-    """A client that watches a service. send(None) ends its stream. Only the sending thread uses `last`."""
+    """A client that watches a service.
+
+    send: sends the client a HealthCheckResponse; None ends its stream.
+    last: the status that the client got last; only the sending thread uses it.
+    """
 
     send: Callable[[Any], None]
     last: int | None = None
@@ -51,13 +55,13 @@ class Behavior:
 
 
 class Health:
-    """The statuses of services, for checks and watches. Concurrency: any thread."""
+    """The health status of the server, its services and models; clients check or watch it. Concurrency: any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._statuses: dict[str, int] = {}
         self._watchers: dict[str, list[_Watcher]] = {}
-        # Names of all models that have had a status, also of models that are no longer served.
+        # Names of all models whose health status was ever set. A model that is no longer served stays, NOT_SERVING.
         self._models: set[str] = set()
         self._is_stopped = False
         self._is_closed = False

@@ -25,8 +25,8 @@ _EXAMPLE_METHODS = frozenset({"Classify", "Regress", "MultiInference", "classify
 class Successes:
     """Counts of requests that succeeded: of one subject in one thread, or sums of such counts.
 
-    times, run_times: of whole requests, and of their lookups or graph runs. examples: None for methods without
-      Examples.
+    times: seconds that whole requests took; run_times: seconds that their lookups or graph runs took.
+    examples: numbers of tensorflow.Examples in a request; None for methods without Examples.
     """
 
     __slots__ = ("kind", "rows", "times", "run_times", "examples")
@@ -54,7 +54,7 @@ class Successes:
 
 @dataclass(frozen=True, slots=True)
 class Requests:
-    """All counts of requests so far, by subject; failures also by code."""
+    """Counts of requests by Subject (API, method, model, version, signature); failures also by error code."""
 
     successes: dict[Subject, Successes] = field(default_factory=dict)
     failures: dict[tuple[Subject, str], int] = field(default_factory=dict)
@@ -67,7 +67,7 @@ class Requests:
         known.merge(more)
 
     def add_failures(self, subject: Subject, code: str, count: int) -> None:
-        """Adds a count to a subject's failures with a code."""
+        """Adds a count to the requests of a subject that failed with an error code."""
         self.failures[subject, code] = self.failures.get((subject, code), 0) + count
 
 
@@ -145,7 +145,7 @@ class RequestCounter:
             self._notes.was_slow(subject, request.seconds, request.run_seconds, request.rows)
 
     def add(self, subject: Subject, more: Successes) -> None:
-        """Adds requests that were counted elsewhere; one caller at a time."""
+        """Adds successes that a CountsElsewhere counted; one caller at a time."""
         # The key 0 is no thread's number.
         key = (0, subject)
         cell = self._successes.get(key)
@@ -164,7 +164,8 @@ class RequestCounter:
     def read(self) -> tuple[Requests, Requests]:
         """Returns the counts of versions that are still served, and the counts of all versions since the start.
 
-        In the second, version is None, and the signature's kind is in place of its name.
+        In the counts of all versions, a subject's version is None, and its signature is the signature's kind, or "" for
+        failures.
         """
         if self.also is not None:
             self.also.collect()

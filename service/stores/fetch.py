@@ -35,12 +35,13 @@ _SAVED_MODELS = ("saved_model.pb", "saved_model.pbtxt")
 class Fetch:
     """One attempt to bring a version. Concurrency: bring() in one thread, the rest in any.
 
-    num_bytes, done_bytes: of the version, and of it here; 0 before the listing.
+    num_bytes: size of the version in the store; done_bytes: size of the fetched part. Both are 0 before the listing.
 
     Args:
       name: the version's folder below the store's URI.
-      target: the local folder of the whole version; staging: of the version that is being fetched.
-      has_settled: told the listing of a version without a manifest; says whether its upload is over.
+      target: the local folder of the version once it is complete; staging: the folder that holds it until then.
+      has_settled: takes the listing of a version whose manifest is missing or lists no files; says whether the upload
+        is over.
       is_stopped: says whether the attempt shall end.
     """
 
@@ -92,7 +93,7 @@ class Fetch:
         try:
             _verify(self._staging, what)
         except ArtifactError:
-            # Some bytes are wrong, and nothing says which: the next attempt reads all of them anew.
+            # A table's checksum does not show which bytes are wrong, so the next attempt reads the whole version.
             shutil.rmtree(self._staging)
             raise
         self._publish()
@@ -108,7 +109,8 @@ class Fetch:
     def _is_whole(self, objects: Sequence[StoredObject]) -> bool:
         by_path = {one.path: one for one in objects}
         if MANIFEST_PATH not in by_path:
-            # Tags tell of an object that is replaced, and a missing object can only be waited for.
+            # Without a manifest nothing lists the version's files, so only has_settled() shows that the upload is over.
+            # If an object is replaced later, its tag changes, and the next attempt fetches it again.
             return any(name in by_path for name in _SAVED_MODELS) and self._has_settled(objects)
         self._bring_object(by_path[MANIFEST_PATH])
         manifest = Manifest.read(self._staging)

@@ -176,7 +176,7 @@ class _Scanner:
         """Passes one value, or the start of a container; returns whether the value is complete."""
         token = self._peek()
         if token == b"[":
-            # In a run of opening brackets, all lists but the last have an element.
+            # Of several opening brackets in a row, only the last can open an empty array: pass the others at once.
             length = _OPENING.match(self._text, self._at).end() - self._at  # type: ignore[union-attr]
             self._at += length
             self._stack += b"]" * (length - 1)
@@ -225,7 +225,8 @@ class _Scanner:
 
     def _pass_closing(self) -> None:
         length = _CLOSING.match(self._text, self._at).end() - self._at  # type: ignore[union-attr]
-        # A run of closing brackets closes at most as many arrays as are open.
+        # The text may have more closing brackets in a row than arrays are open: pass one bracket for each array that is
+        # open inside the innermost object.
         length = min(length, len(self._stack) - len(self._stack.rstrip(b"]")))
         self._at += length
         del self._stack[-length:]

@@ -17,7 +17,8 @@ import numpy as np
 
 from embedding_client.types import Array, TensorDescription
 
-# The low bits of a float64 that a float32 lacks, and their value halfway between two normal float32.
+# _LOST_BITS: the low bits of a float64, which a normal float32 does not have. _MIDDLE: the value of these bits in a
+# float64 that lies halfway between two normal float32.
 _LOST_BITS = np.int64((1 << 29) - 1)
 _MIDDLE = np.int64(1 << 28)
 _SMALLEST_NORMAL = np.finfo(np.float32).smallest_normal
@@ -41,7 +42,8 @@ def float32_array(value: Any) -> Array:
     with np.errstate(over="ignore"):
         rounded = exact.astype(np.float32)
     is_suspect = (exact.view(np.int64) & _LOST_BITS) == _MIDDLE
-    # Subnormal float32 have fewer bits, so their halfway points lie elsewhere: check all of them.
+    # Subnormal float32 have fewer bits, so a float64 halfway between two of them has other low bits than _MIDDLE.
+    # Therefore every number in the subnormal range is compared with its decimal form.
     is_suspect |= (np.abs(exact) < _SMALLEST_NORMAL) & (exact != 0)
     if is_suspect.any():
         flat, result = exact.reshape(-1), rounded.reshape(-1)
