@@ -21,14 +21,14 @@ const ALLOWANCE: u32 = 4096;
 const PER_SECOND: u32 = 100;
 /// Points that a request gives back: its client may send `WINDOW_UPDATE`, `PING` and similar frames with it.
 const REQUEST: u32 = 8;
-/// So many bytes, of request bodies or of answers that the client took, give 1 point back.
+/// A connection regains 1 point for this many bytes of request bodies, or of answers that its client took.
 const PROGRESS_BYTES: usize = 1 << 10;
 /// The server answers each PING, and goes through all streams for a SETTINGS.
 const PING_COST: u32 = 4;
 const SETTINGS_COST: u32 = 16;
 /// DATA below this size is tiny, unless it ends its stream.
 const TINY_BYTES: usize = 64;
-/// `RST_STREAM` of one of this many last requests costs 1 point more than the request gave back.
+/// Number of the newest requests for which an `RST_STREAM` costs 1 point more than the request gave back.
 const RECENT_STREAMS: u32 = 64;
 
 /// The type of the frames that a connection sent too many of.
@@ -65,7 +65,7 @@ pub struct FrameMeter {
     left: u32,
     refilled: Instant,
     last_stream: u32,
-    // Bytes of progress that have not yet given a point back.
+    // Bytes of request bodies and answers since the last regained point, fewer than PROGRESS_BYTES.
     progress: usize,
 }
 
@@ -85,14 +85,14 @@ impl FrameMeter {
         }
     }
 
-    /// How many payload bytes of the current frame are still to come.
+    /// Returns how many payload bytes of the current frame are still to come.
     #[must_use]
     #[inline]
     pub fn payload_left(&self) -> usize {
         self.payload_left
     }
 
-    /// Counts bytes that the client took: they are progress.
+    /// Counts answer bytes that the client took; each PROGRESS_BYTES of them give the connection 1 point.
     #[inline]
     pub fn note_written(&mut self, size: usize) {
         self.give_back_for(size);

@@ -15,14 +15,14 @@ use crate::plan::SignatureKind;
 
 /// How many slow requests are kept.
 const KEPT_SLOW: usize = 50;
-/// Places of the counters: threads share one only where there are more of them.
+/// Number of sets of event counters. Threads share a set only if there are more threads than sets.
 const SHARDS: usize = 64;
 
 // Two cache lines: processors fetch them in pairs.
 #[repr(align(128))]
 struct Shard([AtomicU64; NUM_EVENTS]);
 
-/// The labels of a success.
+/// The labels under which the metrics count an answered request.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Subject {
     method: Method,
@@ -31,14 +31,14 @@ struct Subject {
     model: String,
 }
 
-/// Numbers of one subject in one thread. Only that thread writes them.
+/// The counts of one thread for one [`Subject`]. Only that thread writes them.
 struct Cell {
     signature_name: String,
     kind: &'static str,
     nanos: AtomicU64,
     run_nanos: AtomicU64,
     rows: AtomicU64,
-    // Counts between the limits, of whole requests and of their runs.
+    // Buckets of two histograms: the durations of whole requests, and the durations of their runs.
     counts: Vec<AtomicU64>,
     run_counts: Vec<AtomicU64>,
 }
@@ -91,7 +91,7 @@ pub struct Statistics {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    // A panic while it was held leaves numbers that are still numbers.
+    // A thread that panics while it holds the lock leaves valid counts, so the lock is used again.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -170,7 +170,7 @@ impl Statistics {
     #[inline]
     pub fn succeeded(&self, method: Method, answered: &Answered, took: Duration, request_id: impl FnOnce() -> String) {
         if method == Method::Rows {
-            // Rows of a table belong to no signature; the reference does not count them either.
+            // A `:rows` request reads a table without a signature; the reference server does not count it either.
             return;
         }
         let (model, version) = (answered.servable.model(), answered.servable.version());
@@ -326,13 +326,13 @@ impl Statistics {
             .into_iter()
             .partition(|(subject, _)| subject.model == model && subject.version == version);
         *cells = joined(kept);
-        // Every thread makes its cells anew, and lets go of the old ones.
+        // At its next request, every thread drops its old cells and makes new ones.
         self.generation.fetch_add(1, Relaxed);
         subjects(&gone)
     }
 }
 
-/// Sums those cells of each subject that no thread writes any more: only the list holds them.
+/// Adds up the cells of ended threads, one sum for each subject; such cells are held by this list only.
 fn joined(cells: Vec<(Subject, Arc<Cell>)>) -> Vec<(Subject, Arc<Cell>)> {
     let (left, mut kept): (Vec<_>, Vec<_>) = cells.into_iter().partition(|(_, cell)| Arc::strong_count(cell) == 1);
     let mut sums: HashMap<Subject, Arc<Cell>> = HashMap::new();
@@ -396,7 +396,7 @@ mod tests {
         });
         let description = serde_json::from_value(description).unwrap();
         let no_graph = |_: &serde_json::Value| Err(String::new());
-        // SAFETY: there is no address in it.
+        // SAFETY: the description holds no address of memory.
         let servable = unsafe { Servable::compile(description, MemoryOwner(Box::new(())), &no_graph) };
         Answered {
             body: bytes::Bytes::new(),

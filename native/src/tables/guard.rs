@@ -171,13 +171,13 @@ fn call_previous(number: libc::c_int, info: *mut libc::siginfo_t, context: *mut 
 
 #[cfg(target_os = "linux")]
 fn errno_at() -> *mut libc::c_int {
-    // SAFETY: the function `__errno_location` has no conditions.
+    // SAFETY: any thread may call `__errno_location` at any time.
     unsafe { libc::__errno_location() }
 }
 
 #[cfg(not(target_os = "linux"))]
 fn errno_at() -> *mut libc::c_int {
-    // SAFETY: the C function `__error` has no conditions.
+    // SAFETY: any thread may call the C function `__error` at any time.
     unsafe { libc::__error() }
 }
 

@@ -162,7 +162,7 @@ impl Api {
             }
             return Err(format!("TensorFlow is open already, from {}", opened.display()));
         }
-        // SAFETY: TensorFlow's static initialisers register kernels; they have no conditions.
+        // SAFETY: TensorFlow's static initialisers only register kernels, and may run at any time.
         let library =
             unsafe { Library::open(Some(path), RTLD_LAZY | RTLD_LOCAL) }.map_err(|error| error.to_string())?;
         let api: &'static Api = Box::leak(Box::new(Api::find(&library).map_err(|error| error.to_string())?));

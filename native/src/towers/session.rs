@@ -50,7 +50,7 @@ struct StatusGuard {
 
 impl StatusGuard {
     fn new(api: &'static Api) -> Self {
-        // SAFETY: this C function has no conditions.
+        // SAFETY: `TF_NewStatus` may be called at any time.
         let raw = unsafe { (api.new_status)() };
         StatusGuard { api, raw }
     }
@@ -105,7 +105,7 @@ impl Session {
         steps: &[Step],
     ) -> Result<Arc<Session>, GraphError> {
         let status = StatusGuard::new(api);
-        // SAFETY: this C function has no conditions.
+        // SAFETY: `TF_NewGraph` may be called at any time.
         let Some(graph) = NonNull::new(unsafe { (api.new_graph)() }) else {
             return Err(GraphError { code: 8, message: "TensorFlow made no graph".into() });
         };

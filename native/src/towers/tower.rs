@@ -44,7 +44,7 @@ impl fmt::Debug for Tower {
     }
 }
 
-/// Opens the graph of a predict; `description` is a [`GraphDescription`] as JSON.
+/// Prepares the graph of a predict in a session that is already open; `description` is a [`GraphDescription`] as JSON.
 ///
 /// # Errors
 /// A sentence: the description is not valid, its session is not open, or the session's graph lacks one of its tensors.
