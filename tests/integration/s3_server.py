@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import subprocess
 import sys
@@ -100,7 +101,10 @@ class Proxy:
             self._left = num_bytes
 
     def close(self) -> None:
-        """Takes no connections any more."""
+        """Takes no connections any more; a second call does nothing."""
+        # A close alone leaves the thread in accept(), which takes one more connection.
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
 
     def _accept(self) -> None:
