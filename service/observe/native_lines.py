@@ -29,7 +29,8 @@ def native_lines_in_log() -> Iterator[None]:
     """Logs every line that comes to standard error, and sends the log itself where standard error went before.
 
     A line without a level of its own is logged as a warning. If the process aborts, the native core writes the lines
-    that are not logged yet as they are.
+    that are not logged yet as they are. Records that can not be written, because the reader of the log is gone or its
+    disk is full, are lost without a word.
     """
     sys.stderr.flush()
     standard_error = os.dup(2)
@@ -41,20 +42,26 @@ def native_lines_in_log() -> Iterator[None]:
     _keep_last_words(reader.fileno(), standard_error)
     thread = threading.Thread(target=_log_lines, args=(reader,), name="native-lines", daemon=True)
     handlers = [handler for handler in logging.getLogger().handlers if isinstance(handler, logging.StreamHandler)]
-    with open(standard_error, "w", buffering=1, encoding="utf-8", errors="backslashreplace") as log:
-        streams = [handler.setStream(log) for handler in handlers]
-        thread.start()
-        try:
-            yield
-        finally:
-            sys.stderr.flush()
-            os.dup2(standard_error, 2)
-            # A process that was started meanwhile may keep the other end open.
-            thread.join(_END_S)
-            _keep_last_words(-1, -1)
-            reader.close()
-            for handler, stream in zip(handlers, streams, strict=True):
+    log = open(standard_error, "w", buffering=1, encoding="utf-8", errors="backslashreplace")
+    streams = [handler.setStream(log) for handler in handlers]
+    # Python's logging reports a record that it can not write on standard error, so each report would be a new record.
+    raises, logging.raiseExceptions = logging.raiseExceptions, False
+    thread.start()
+    try:
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(standard_error, 2)
+        # A process that was started meanwhile may keep the other end open.
+        thread.join(_END_S)
+        _keep_last_words(-1, -1)
+        reader.close()
+        logging.raiseExceptions = raises
+        for handler, stream in zip(handlers, streams, strict=True):
+            with contextlib.suppress(OSError):
                 handler.setStream(stream)
+        with contextlib.suppress(OSError):
+            log.close()
 
 
 def _keep_last_words(lines: int, standard_error: int) -> None:
