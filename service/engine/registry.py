@@ -16,7 +16,6 @@ from typing import NamedTuple
 
 from service.engine.servable import Holder, Lease, LoadedServable, Servable
 from service.errors import LabelNotFound, ModelNotFound, NotReady, ServiceError, VersionNotFound
-from service.near_names import did_you_mean
 from service.types import ModelRef, State, VersionStatus
 
 _LEGAL: Mapping[State, frozenset[State]] = {
@@ -137,8 +136,7 @@ class Registry:
                 raise LabelNotFound(f"Unrecognized servable version label: {ref.label}")
             ref = ModelRef(ref.name, version)
         if model is None or not model.is_configured:
-            near = did_you_mean(ref.name, self.models())
-            raise ModelNotFound(f"Servable not found for request: {_describe(ref)}{near}")
+            raise ModelNotFound(f"Servable not found for request: {_describe(ref)}")
         if (early := model.early) is not None and ref.version in (None, early.servable.version):
             if is_enough(early.servable):
                 return early

@@ -132,15 +132,6 @@ def test_a_version_can_be_asked_for_by_number() -> None:
         assert held.version == 1
 
 
-def test_a_misspelt_model_is_told_the_nearest_name() -> None:
-    registry = new_registry()
-    registry.add_model("movielens")
-    with pytest.raises(
-        ModelNotFound, match=r"^Servable not found for request: Latest\(movielns\); did you mean movielens\?$"
-    ):
-        registry.lease(ModelRef("movielns"))
-
-
 def test_what_is_not_served_is_named_as_tensorflow_serving_does() -> None:
     registry = new_registry()
     publish(registry, 1)

@@ -257,7 +257,7 @@ def test_the_command_needs_no_spec_and_tells_how_each_signature_is_served(
     assert main(["adopt", str(version), "--spec", str(spec_file(tmp_path, ONE_FEATURE))]) == 0
     assert "adopted and verified" in capsys.readouterr().out and (tmp_path / "model" / "3").is_dir()
     assert main(["adopt", str(tf1_model), "--spec", str(tmp_path / "spec.toml")]) == 1
-    assert "is not a version of a model; say where the copy goes" in capsys.readouterr().err
+    assert "is not a version of a model; name the folder for the copy" in capsys.readouterr().err
     assert main(["adopt", str(tmp_path)]) == 1
     assert "saved_model.pb" in capsys.readouterr().err
 
