@@ -92,7 +92,7 @@ impl FrameMeter {
         self.payload_left
     }
 
-    /// Counts answer bytes that the client took; each PROGRESS_BYTES of them give the connection 1 point.
+    /// Counts answer bytes that the client took; each `PROGRESS_BYTES` of them give the connection 1 point.
     #[inline]
     pub fn note_written(&mut self, size: usize) {
         self.give_back_for(size);
