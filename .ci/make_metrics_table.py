@@ -125,6 +125,6 @@ def _sections(found: dict[str, Family]) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    # What is reported is no fault, and needs no line on the terminal.
+    # Reported events are no faults, and need no lines on the terminal.
     logging.disable()
     sys.exit(generated_page.run({"metrics.md": page()}))

@@ -235,7 +235,7 @@ class Attacker:
         for conn in conns:
             conn.end()
         refused = [status for status in statuses if status >= "4"]
-        # Of ten or more connections one may be open: the server may not have closed the last one yet.
+        # One of ten or more connections may be open: the server may not have closed the last one yet.
         is_closed = len(closed) >= (len(conns) if len(conns) < 10 else len(conns) - 1)
         is_refused = (bool(refused) and len(refused) == len(statuses)) or ended == unfinished > 0
         is_out = is_closed or bool(goaways) or is_refused

@@ -32,7 +32,7 @@ from model_export.parity.parity_report import ParityReport
 from model_export.spec.features import ModelSpec
 from service.artifact.manifest import Manifest
 
-# Of tables larger than this, only the first rows are compared with the oracle.
+# A larger table is compared with the oracle in its first rows only.
 _WHOLE_CHECK_BYTES = 64 << 20
 _COMPARED_ROWS = 1000
 # Key in the manifest's provenance: table -> number of compared rows, if not all rows were compared.

@@ -204,7 +204,7 @@ class _Table:
         wanted: dict[str, int] | None = None
         while True:
             infos = _replication(self._client)
-            # What is written later, by others, is not waited for.
+            # A push does not wait for commands that others write later.
             wanted = wanted or {name: info["master_repl_offset"] for name, info in infos.items()}
             behind = [
                 name

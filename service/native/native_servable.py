@@ -72,7 +72,7 @@ def compile_native(
     try:
         compiled = _native.Servable(described.text, described.keep)
     except ValueError as error:
-        # That the core can not compile a version is a fault of the server. It costs speed and no answers, as the
+        # It is a fault of the server if the core can not compile a version. It costs speed and no answers, as the
         # reference servers have the version too.
         logger.error("the native core can not serve the version", extra=names | {"reason": str(error)})
         return replace(servable, forwarded=dict.fromkeys(servable.signatures, str(error)))

@@ -69,7 +69,7 @@ def _objects(what: str, value: Any) -> Array:
         array = np.array(value, object)
     except ValueError as error:
         raise invalid(unequal) from error
-    # Of most unequal lists numpy makes an array whose elements are lists.
+    # numpy turns most lists of unequal lengths into an array whose elements are lists.
     if any(issubclass(kind, (list, tuple)) for kind in set(map(type, array.reshape(-1).tolist()))):
         raise invalid(unequal)
     return array

@@ -29,7 +29,7 @@ pub fn answer(call: &Call<'_>, model: &str, version: Version<'_>, body: &[u8]) -
     outputs::answer(call, servable, index, inputs, layout)
 }
 
-/// What a column of a `:predict` body holds.
+/// The content of a column of a `:predict` body.
 #[derive(Clone, Copy)]
 enum ColumnRole {
     /// Lists of ids of the feature with this index.

@@ -14,7 +14,7 @@ use crate::declined::Declined;
 use crate::tables::table::{CombineOptions, Combiner, Dtype, Policy, Table};
 use crate::tables::vocabulary::Vocabulary;
 
-/// What an input holds for the features of its signature. A request may send int32 in place of int64 and the reverse,
+/// The part of a feature that an input of its signature holds. A request may send int32 in place of int64 and the reverse,
 /// except for `Unread`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InputRole {
@@ -37,7 +37,7 @@ pub struct InputPlan {
     pub shape: Option<Vec<Option<usize>>>,
     /// Whether a request may leave out the input.
     pub is_optional: bool,
-    /// What the input holds: ids, row splits or weights of a feature, or nothing for features.
+    /// The content of the input: ids, row splits or weights of a feature, or nothing for features.
     pub role: InputRole,
     /// Index of the vocabulary that maps keys to ids; None if the input has no vocabulary.
     pub vocabulary: Option<usize>,
@@ -93,7 +93,7 @@ pub struct FeaturePlan {
     pub table: usize,
     /// How the feature's vectors are made of table rows.
     pub lookup: LookupKind,
-    /// What the lookup does with an id outside the table.
+    /// The policy of the lookup for an id outside the table.
     pub policy: Policy,
     /// Which rows must have an id.
     pub needs_ids: NeedsIds,

@@ -256,7 +256,7 @@ pub enum LookupError {
 /// Ok: how many ids of the lookup lie outside the table. Err: why the lookup stopped.
 pub type LookupResult = Result<usize, LookupError>;
 
-/// What a lookup does with an id outside the table.
+/// The policy of a lookup for an id outside the table.
 #[derive(Clone, Copy, Debug)]
 pub struct Policy {
     /// The rule.

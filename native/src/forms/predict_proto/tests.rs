@@ -242,7 +242,7 @@ const EVERY_DTYPE: [(&str, DataType, &[usize], &[u8]); 16] = [
     ("empty", DataType::Float32, &[0, 200], b""),
 ];
 
-/// What `encode_response` of `service/wire/predict_proto.py` writes for the arrays of `EVERY_DTYPE`.
+/// The bytes that `encode_response` of `service/wire/predict_proto.py` writes for the arrays of `EVERY_DTYPE`.
 const IN_VALUES: &str = "\
     0a210a07666c6f6174333212160801120812020801120208022a080000c03f000000c00a1d0a07666c6f61743634121208021204120208\
     013208000000000000d03f0a1f0a05696e743332121608031204120208023a0cffffffffffffffffff01ac020a1a0a0575696e74381211\
