@@ -30,6 +30,10 @@ CONSTANTS: dict[str, tuple[str, str]] = {
         f"{EDGE}/limits.rs",
         r"READ_BUDGET: usize = ([^;]+);",
     ),
+    "part of the connection threads' time that refusals take (gRPC), one in": (
+        f"{EDGE}/limits.rs",
+        r"REFUSAL_SHARE: u32 = ([^;]+);",
+    ),
     "parts of a body (HTTP/1.1) below 32 bytes on average": (f"{EDGE}/limits.rs", r"TINY_PARTS: usize = ([^;]+);"),
     "inflated body or message beyond 4 MB": (f"{EDGE}/inflated.rs", r"RATIO: usize = ([^;]+);"),
     "compressed or large messages of a gRPC connection at once": (

@@ -40,6 +40,8 @@ from service.wire.grpc_api import Handler
 from service.wire.model_name import first_model
 
 _INT32_MAX = 2**31 - 1
+# The native core takes 64 KB (`max_header_list_bytes`).
+_MAX_METADATA_BYTES = 128 << 10
 _CONTEXT_KEYS = (request_context.REQUEST_ID, request_context.TRACEPARENT)
 
 
@@ -150,6 +152,9 @@ def _options(max_message_bytes: int) -> dict[str, int | str]:
         "grpc.max_receive_message_length": max_message_bytes,
         # TensorFlow Serving's limit on answers, which are larger than their requests.
         "grpc.max_send_message_length": _INT32_MAX,
+        # The native core judges a client's metadata, and adds its own headers: the same limit here would be too low.
+        "grpc.max_metadata_size": _MAX_METADATA_BYTES,
+        "grpc.absolute_max_metadata_size": _MAX_METADATA_BYTES,
         # With SO_REUSEPORT, two servers on one port would get its requests at random.
         "grpc.so_reuseport": 0,
     }
