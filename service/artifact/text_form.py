@@ -22,7 +22,7 @@ class TextFormError(Exception):
 
 
 class Field(NamedTuple):
-    """One field of a protobuf message that declared_class() declares.
+    """The declaration of one protobuf field, for a message that declared_class() declares.
 
     kind: "string", "bool" or "int64", or the full name of a message, such as "google.protobuf.Int64Value".
     """
@@ -47,12 +47,13 @@ def text_of(full_name: str, data: bytes) -> str:
 
 
 def declared_class(full_name: str, messages: Mapping[str, Sequence[Field]]) -> MessageClass:
-    """Declares messages in TensorFlow Serving's package, and returns the class of one of them.
+    """Declares protobuf messages in the package tensorflow.serving, and returns the class of one of them.
 
     Args:
       messages: message name without its package -> the message's fields.
     """
-    # Imported here: descriptor_pb2 takes 7 ms of the start, and most servers have no file with such a message.
+    # The import is here and not at the top: descriptor_pb2 takes 7 ms of the start, and most servers have no file with
+    # such a message.
     from google.protobuf import descriptor_pb2
 
     kinds = descriptor_pb2.FieldDescriptorProto
