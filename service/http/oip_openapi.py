@@ -1,4 +1,4 @@
-"""Describes the Open Inference Protocol's routes in the OpenAPI document; openapi.py names the example model."""
+"""Describes the routes of the Open Inference Protocol in the OpenAPI document."""
 
 from __future__ import annotations
 
