@@ -29,7 +29,7 @@ def has_core() -> bool:
 
 
 def with_data_plane(settings: Settings, has_core: Callable[[], bool] = has_core) -> Settings:
-    """Replaces data_plane "auto" by "native" or "python", and logs why the core is not used.
+    """Replaces the setting data_plane "auto" by "native" or "python", and logs why the native core is not used.
 
     Raises:
       StartError: --data_plane=native, but the core is not installed.
@@ -48,7 +48,7 @@ def with_data_plane(settings: Settings, has_core: Callable[[], bool] = has_core)
 
 
 def _not_native(settings: Settings) -> str:
-    """Returns the setting that only the Python data plane supports; "" if none is set."""
+    """Returns a sentence on a setting that only the Python servers support; "" if none is set."""
     if settings.grpc_channel_arguments:
         return "--grpc_channel_arguments are settings of Google's library"
     return ""
