@@ -55,7 +55,7 @@ class ServiceError(Exception):
 
     @property
     def message(self) -> str:
-        """The error text that a client sees."""
+        """The error text that the client gets."""
         return str(self.args[0]) if self.args else type(self).__name__
 
 
@@ -189,7 +189,7 @@ class JournalUnavailable(ServiceError):
 
 
 class DeadlineExceeded(ServiceError):
-    """The client's deadline passed before the answer was ready."""
+    """The deadline of the client's request passed before the answer was ready."""
 
     code = "DEADLINE_EXCEEDED"
 

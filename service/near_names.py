@@ -1,4 +1,4 @@
-"""Suggests the name that a misspelt one probably means."""
+"""Suggests the known name that was probably meant by a misspelt name."""
 
 from __future__ import annotations
 

@@ -113,12 +113,13 @@ class AuthFile:
         logger.info("auth config accepted", extra={"path": str(self._path), "callers": len(config.callers)})
 
     def run(self, stop: threading.Event, poll_interval_s: float) -> None:
-        """Polls the --auth_config file until stop is set."""
+        """Reads the --auth_config file again at each interval, until stop is set."""
         while not stop.wait(poll_interval_s):
             try:
                 self.poll_once()
             except Exception:
-                # The thread must go on: without it, tokens that are removed from the file would stay valid.
+                # An error must not end this thread: without it, tokens that are removed from the --auth_config file
+                # would stay valid.
                 logger.exception("polling failed", extra={"path": str(self._path)})
 
 

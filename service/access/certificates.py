@@ -41,7 +41,7 @@ def _end(der: bytes) -> datetime:
     except (IndexError, UnicodeDecodeError) as error:
         raise ValueError("not a certificate") from error
     if kind == _UTC_TIME:
-        # A UTCTime has two digits of the year, for 1950 to 2049.
+        # A date of DER's type UTCTime has only two digits of the year, which stand for 1950 to 2049.
         text = ("19" if text[:2] >= "50" else "20") + text
     elif kind != _GENERALIZED_TIME:
         raise ValueError("not a certificate")

@@ -55,7 +55,7 @@ class GuardedEngine(Engine):
 
     @property
     def clock(self) -> Callable[[], float]:
-        """Returns the clock of all deadlines (seconds, monotonic)."""
+        """Returns the clock that all deadlines refer to: seconds, monotonic."""
         return self._engine.clock
 
     @property
@@ -140,7 +140,7 @@ class GuardedEngine(Engine):
         return [name for name in self._engine.models() if "metadata" in grant.rights(name)]
 
     def all_statuses(self) -> dict[str, list[VersionStatus]]:
-        """Returns the versions' states of the models on which the caller has the right "metadata"."""
+        """Returns model -> the states of its versions; only models on which the caller has the right "metadata"."""
         seen = set(self.models())
         return {name: statuses for name, statuses in self._engine.all_statuses().items() if name in seen}
 

@@ -24,7 +24,7 @@ def names_of_certificate(certificate: Mapping[str, Any] | None) -> frozenset[str
 
 
 def names_of_transport(transport: asyncio.BaseTransport) -> frozenset[str]:
-    """Returns the names in the verified certificate of a connection's client; none without a certificate."""
+    """Returns the names in a client's verified certificate, from its connection; none if it has no certificate."""
     # Unverified names can not get here: Python and uvloop give a certificate's fields only after its chain was
     # verified.
     return names_of_certificate(transport.get_extra_info("peercert"))

@@ -18,7 +18,7 @@ _MISMATCHES = ("KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH")
 
 
 def create_context(config: SslConfig, protocols: Sequence[str]) -> ssl.SSLContext:
-    """Returns the TLS context for the connections of a port.
+    """Returns the ssl.SSLContext for a port's connections, with the key and the certificate of an SSLConfig.
 
     Args:
       protocols: protocols that ALPN offers.

@@ -28,7 +28,7 @@ class _Accepted:
 
 
 class TlsFile:
-    """The TLS configuration of one port, polled from its file.
+    """The TLS configuration of one port, which is read from its TLS file again and again.
 
     Concurrency: any thread; poll_once() one caller at a time.
 

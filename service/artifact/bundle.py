@@ -1,4 +1,4 @@
-"""Reads a TensorFlow checkpoint ("tensor bundle") without TensorFlow: where each tensor's bytes lie.
+"""Finds, without TensorFlow, where the bytes of each tensor lie in the files of a TensorFlow checkpoint.
 
 PREFIX.index is a sorted string table (sorted_table.py) whose values are BundleEntryProto; a numeric tensor lies
 uncompressed and contiguous, row-major and little-endian, in PREFIX.data-?????-of-?????. A partitioned variable has an
@@ -91,7 +91,7 @@ def prefix_of(shard: Path) -> Path:
 
 
 def read_bundle(prefix: Path) -> dict[str, BundleEntry]:
-    """Returns every tensor of a checkpoint by its key.
+    """Reads the index of a checkpoint; returns key -> place of each tensor's bytes.
 
     Args:
       prefix: the path without ".index", e.g. saved_model/variables/variables.
@@ -113,7 +113,7 @@ def read_bundle(prefix: Path) -> dict[str, BundleEntry]:
 
 
 def is_slice_key(key: bytes) -> bool:
-    """Says whether a record's key belongs to a slice of a tensor, and not to a whole tensor."""
+    """Says whether the key of a checkpoint's record belongs to a slice of a tensor, and not to a whole tensor."""
     return key.startswith(b"\0")
 
 

@@ -55,7 +55,7 @@ def has_all_files(folder: Path) -> bool:
 
 
 class Arrival:
-    """Watches one version folder while it may still be copied. Concurrency: one caller at a time.
+    """The watcher of one version folder that may still be being copied. Concurrency: one caller at a time.
 
     seen: the folder's fingerprint when is_complete() last read it.
 
@@ -79,7 +79,7 @@ class Arrival:
         self._is_old = wall_clock() - self.seen.changed_at_s >= settle_s
 
     def is_complete(self) -> bool:
-        """Reads the folder again, and says whether the version in it is complete."""
+        """Reads the version's folder again, and says whether all files of the version have been copied."""
         now = fingerprint(self.folder)
         if now != self.seen:
             self.seen, self._since_s, self._is_old = now, self._clock(), False

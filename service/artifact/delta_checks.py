@@ -26,7 +26,7 @@ def check_delta(delta: Delta, tables: Mapping[str, TableInfo], fingerprint: byte
 
 
 def check_rows(table: TableInfo, ids: Array, rows: Array) -> None:
-    """Raises DeltaFault if new rows do not fit their table; ids: [N] int64, rows: [N, D] float32."""
+    """Raises DeltaFault if ids or new rows do not fit their table; ids: [N] int64, rows: [N, D] float32."""
     name = table.name
     if rows.shape[1] != table.embedding_dim:
         raise DeltaFault("table", f"table {name!r}: rows of {rows.shape[1]} numbers, it has {table.embedding_dim}")

@@ -93,7 +93,7 @@ class Delta:
     fingerprint: bytes
     created_us: int = 0
     is_forced: bool = False
-    # CRC-32C of the file that the delta was read from; 0 for a delta that was not read.
+    # CRC-32C of the delta file that this delta was read from; 0 if it was not read from a file.
     checksum: int = 0
 
 

@@ -83,7 +83,7 @@ def dtype_name(number: int) -> str:
 
 
 def dtype_number(name: str) -> int:
-    """Returns the DataType number of a dtype name; 0 (DT_INVALID) where TensorFlow has none.
+    """Returns the DataType number of a dtype name; 0 (DT_INVALID) if TensorFlow has no such type.
 
     >>> dtype_number("float16"), dtype_number("datetime64[s]")
     (19, 0)

@@ -121,7 +121,10 @@ class VocabularyEntry:
 
 @dataclass(frozen=True, slots=True)
 class FeatureEntry:
-    """One feature: a named input of ids. Features may share a table."""
+    """The manifest's entry of one feature: a named input of ids, and the table that it reads.
+
+    Features may share a table.
+    """
 
     table: str
     vocabulary: str | None = None
@@ -213,7 +216,7 @@ class LookupFeature:
 
 @dataclass(frozen=True, slots=True)
 class SignatureEntry:
-    """The manifest's description of a signature of the SavedModel.
+    """The manifest's entry of one signature of the SavedModel.
 
     kind: "lookup" runs on the mapped tables, "predict" runs the graph.
     batch_sizes: static sizes that a tensor-core graph pads rows to; rows beyond the last are refused.

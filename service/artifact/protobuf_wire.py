@@ -11,7 +11,7 @@ _SMALL = 128
 
 
 def varint(value: int) -> bytes:
-    """Encodes 0 <= value < 2**64 as a protobuf varint.
+    """Encodes an integer, 0 <= value < 2**64, as a protobuf varint.
 
     >>> varint(1), varint(300)
     (b'\\x01', b'\\xac\\x02')

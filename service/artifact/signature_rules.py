@@ -39,7 +39,7 @@ class OutputRule:
 
 @dataclass(frozen=True, slots=True)
 class LookupRules:
-    """The rules of a lookup's outputs by name, and the rank of each feature's ids."""
+    """The rules of a lookup signature: output -> the rule that it must fit, and feature -> the rank of its ids."""
 
     outputs: Mapping[str, OutputRule]
     ids_ranks: Mapping[str, int]

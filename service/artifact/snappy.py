@@ -1,4 +1,4 @@
-"""Decompresses raw snappy, with which some builds of TensorFlow compress a checkpoint's index.
+"""Decompresses raw snappy data: some builds of TensorFlow compress a checkpoint's index by snappy.
 
 >>> decompress(b"\\x06\\x04ab\\x01\\x02")
 b'ababab'

@@ -11,7 +11,7 @@ from service.artifact.protos import MessageClass, message_class, new_pool
 
 
 class TextFormError(Exception):
-    """A text is not a valid text form of its protobuf message; the error's text may quote it.
+    """A text is not valid as the text form of a protobuf message; the error's message may quote the text.
 
     line: the number of the line at fault, if it is known.
     """

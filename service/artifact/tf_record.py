@@ -24,12 +24,13 @@ _HEADER = struct.Struct("<QI")
 _FOOTER = struct.Struct("<I")
 # Type of a function that returns the masked CRC-32C of bytes; artifact.crc32c has one.
 Checksum = Callable[[bytes], int]
-# Largest record that is read: a corrupt length that passes its checksum must not make the server reserve all memory.
+# Largest record of a TFRecord file that is read, in bytes: a wrong length with a valid checksum must not make the
+# server allocate all memory.
 _MAX_RECORD_BYTES = 2**31 - 1
 
 
 def read_records(file: BinaryIO, checksum: Checksum) -> Iterator[bytes]:
-    """Yields the records of a TFRecord file.
+    """Yields the records (byte strings) of a TFRecord file, after checks of their checksums.
 
     Args:
       checksum: computes the masked CRC-32C of bytes.

@@ -122,7 +122,7 @@ class ConfigFile:
     def run(
         self, reload: Callable[[Sequence[ModelConfig]], None], stop: threading.Event, poll_interval_s: float
     ) -> None:
-        """Polls the --model_config_file until stop is set."""
+        """Calls poll_once() at each interval, until stop is set."""
         while not stop.wait(poll_interval_s):
             try:
                 self.poll_once(reload)

@@ -204,7 +204,7 @@ class ServerSettings:
 
     @property
     def warmup_iterations(self) -> int:
-        """Number of runs of each recorded warm-up request; 0: warm-up is off."""
+        """How often each recorded warm-up request is run when a version is loaded; 0: warm-up is off."""
         return max(self.num_request_iterations_for_warmup, 1) if self.enable_model_warmup else 0
 
     @property

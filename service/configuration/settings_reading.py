@@ -114,7 +114,7 @@ def _flags(arguments: Sequence[str]) -> tuple[dict[str, str | None], list[str]]:
 
 @cache
 def _kinds() -> Mapping[str, Any]:
-    """Returns the type of each setting by its name; cached, because evaluating the annotations takes a millisecond."""
+    """Returns name of a setting -> its type; the dict is cached, because evaluating annotations takes 1 ms."""
     return get_type_hints(Settings)
 
 
@@ -124,7 +124,7 @@ def _flag_names() -> list[str]:
 
 @cache
 def _parser() -> argparse.ArgumentParser:
-    # The parser is cached, because a start parses its command line three times.
+    # The parser is cached, because the command line is parsed three times at a start.
     parser = argparse.ArgumentParser(
         prog="embedding-server",
         usage="%(prog)s --model_base_path=FOLDER [--FLAG=VALUE ...]",

@@ -45,7 +45,7 @@ class _Journal(NamedTuple):
 
 
 class JournalPruning:
-    """Removes the journals of versions that have been gone for GONE_S seconds.
+    """The remover of journals whose version's folder has been missing for GONE_S seconds.
 
     Concurrency: one caller at a time for each model; other processes may prune the same folder.
 

@@ -47,5 +47,5 @@ class Sequences:
 
     @property
     def missing(self) -> int:
-        """Number of sequence numbers below the highest one that are not in the set."""
+        """How many sequence numbers below the highest one are missing in the set."""
         return self.last - self._count

@@ -19,7 +19,7 @@ class Held:
 
 
 class Admission:
-    """The counter of bytes and rows in flight; refuses requests beyond the limits. Concurrency: any thread.
+    """The counter of bytes and rows in flight, which refuses requests beyond limits. Concurrency: any thread.
 
     A request that the event loop answers without waiting is not counted, because there is one at a time. Every request
     that waits for anything is counted, from its first byte until its answer is made.
@@ -57,7 +57,7 @@ class Admission:
         self._refuse(model, "bytes", f"{self._bytes} bytes of requests and answers are in flight", self.limits.bytes)
 
     def check_bytes(self, model: str, size: int) -> None:
-        """Raises Overloaded if a body of an announced size does not fit into the free bytes; reserves nothing."""
+        """Raises Overloaded if the limit on bytes in flight leaves no space for a body of `size` bytes."""
         free = self.limits.bytes - self._bytes
         held = self._held.get(model)
         if size > free or not has_share(held.bytes if held else 0, free):

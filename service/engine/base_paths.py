@@ -1,4 +1,4 @@
-"""Finds the version folders below a model's base path, and explains a base path without any.
+"""Finds the version folders below a model's base path, and explains why a base path has none.
 
 The explanation suggests the folder that the user probably means: the parent of a version, a folder inside the base
 path, or one with nearly the same name. Only folders that hold a version are suggested.
@@ -63,7 +63,7 @@ def fault_of(config: ModelConfig) -> str:
 
 
 def unreadable(base_path: str, error: OSError) -> str:
-    """Returns one line for a base path whose listing raised an OSError: the error and the folder probably meant."""
+    """Returns one line for a base path that can not be listed: the error, and the folder that was probably meant."""
     path = Path(base_path)
     if (uri := _URI.search(base_path)) and not os.path.exists(base_path[: uri.end("scheme") + 1]):
         told = f"cannot read its folder {uri['scheme']}://{uri['rest']}: it is a URI, and only mounted folders are read"
@@ -80,7 +80,7 @@ def unreadable(base_path: str, error: OSError) -> str:
 
 
 def unserved(base_path: str, found: Collection[int]) -> str:
-    """Returns one line for a base path that could be listed but holds no version that the model's policy wants.
+    """Returns one line that says why a base path, which can be listed, has no version that the model's policy wants.
 
     Args:
       found: the versions in it.
@@ -103,7 +103,7 @@ def unserved(base_path: str, found: Collection[int]) -> str:
 
 
 def _near(path: Path) -> Iterator[Path]:
-    """Yields folders with versions whose paths resemble a path that does not exist."""
+    """Yields folders with versions whose paths are similar to a path that does not exist."""
     if _is_number(path.name) and _holds_versions(path.parent):
         yield path.parent
         return

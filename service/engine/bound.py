@@ -1,4 +1,4 @@
-"""Holds one signature of a servable for one request, runs it, and reports the request at its end."""
+"""Runs one request on a leased servable: validates inputs, runs the signature, and counts the request at its end."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from service.types import Array, Backend, SignatureSpec, Tensors
 
 
 class Observer(Protocol):
-    """An observer of finished requests. Concurrency: any thread; must not raise."""
+    """The observer that counts finished requests. Concurrency: any thread; must not raise."""
 
     def finished(self, request: Finished) -> None:
         """Counts a request that has succeeded or failed."""
@@ -104,7 +104,7 @@ class Bound:
         return self.spec.name in self._servable.remote_lookups
 
     def run(self, inputs: Tensors, output_filter: tuple[str, ...] = ()) -> dict[str, Array]:
-        """Validates the inputs, runs the signature on them, and returns its outputs by name.
+        """Validates a request's inputs, runs the signature on them, and returns the outputs by name.
 
         A lookup returns outputs for the features that were sent. An output_filter keeps only the outputs that it names.
 
@@ -135,11 +135,11 @@ class Bound:
         return results
 
     def check_names(self, names: Mapping[str, object]) -> None:
-        """Raises InputMismatch if a request's input names are not the signature's; run() checks them too."""
+        """Raises InputMismatch if the names of a request's inputs do not fit the signature; run() checks the same."""
         check_names(self.spec, names)
 
     def infer(self, method_name: str, examples: Array) -> Classification | Regression:
-        """Runs classification or regression on serialized tf.Examples.
+        """Runs the signature on serialized tf.Examples, and returns a classification or regression.
 
         Args:
           method_name: CLASSIFY_METHOD or REGRESS_METHOD of engine.inference.

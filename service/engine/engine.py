@@ -162,10 +162,7 @@ class Engine:
         return self._registry.statuses(name, version)
 
     def reload(self, models: Sequence[ModelConfig], deadline_s: float | None = None) -> None:
-        """Replaces the whole list of models, or changes nothing; blocks.
-
-        Raises as engine.model_set.ModelSet.reload does.
-        """
+        """Replaces the whole list of models, or changes nothing; blocks. Raises the errors of ModelSet.reload."""
         if self._reload is None:
             raise ConfigConflict("The models of this server are fixed.")
         self._reload(models, deadline_s)
@@ -179,7 +176,7 @@ class Engine:
         return name if self._registry.is_configured(name) else ""
 
     def models(self) -> list[str]:
-        """Returns the names of all models that this server is configured to serve, sorted."""
+        """Returns the names of all configured models, sorted."""
         return self._registry.models()
 
     def all_statuses(self) -> dict[str, list[VersionStatus]]:

@@ -24,7 +24,7 @@ SCORES = "scores"
 OUTPUTS = "outputs"
 CLASSIFY_METHOD = "tensorflow/serving/classify"
 REGRESS_METHOD = "tensorflow/serving/regress"
-# The error text of Classify and Regress for an unknown signature; Predict and MultiInference have other texts.
+# Error text of Classify and Regress for an unknown signature; Predict and MultiInference have another text for this.
 UNKNOWN_SIGNATURE = "No signature was found with the name: {}"
 
 _CLASSIFY_RANK = 2

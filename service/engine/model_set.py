@@ -96,7 +96,7 @@ class ModelSet:
         deadline_s: float | None = None,
         agree: Callable[[], None] = lambda: None,
     ) -> None:
-        """Replaces the list of models; blocks until new models are AVAILABLE. If it raises, nothing has changed.
+        """Replaces the list of models; blocks until all new models have an AVAILABLE version. An error changes nothing.
 
         Args:
           deadline_s: on the clock of the load rules; the reload timeout applies too.

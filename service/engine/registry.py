@@ -25,7 +25,7 @@ _LEGAL: Mapping[State, frozenset[State]] = {
     State.LOADING: frozenset({State.AVAILABLE, State.END}),
     State.AVAILABLE: frozenset({State.UNLOADING}),
     State.UNLOADING: frozenset({State.END}),
-    # A version that ended, by failure or by removal, may be tried again.
+    # A version in state END, whether it failed or was removed, may be loaded again.
     State.END: frozenset({State.START}),
 }
 
@@ -74,7 +74,7 @@ class _Model:
 
 
 class Registry:
-    """All models and versions of this server.
+    """The registry of all models and versions of this server.
 
     Concurrency: any thread; each model has one writer.
 
@@ -152,11 +152,11 @@ class Registry:
         raise NotReady(f'Model "{ref.name}" is not ready: {self.problem(ref.name)}')
 
     def models(self) -> list[str]:
-        """Returns the names of all models that requests may reach, sorted."""
+        """Returns the names of all models that requests can reach, sorted."""
         return sorted(name for name, model in self._snapshot.items() if model.is_configured)
 
     def is_configured(self, name: str) -> bool:
-        """Says whether requests may ask for a model of this name."""
+        """Says whether a model of this name is configured, so that requests can reach it."""
         model = self._snapshot.get(name)
         return model is not None and model.is_configured
 
@@ -223,7 +223,7 @@ class Registry:
         return found
 
     def all_statuses(self, name: str) -> list[VersionStatus]:
-        """Returns the statuses of a model's versions, newest first; an empty list where there are none."""
+        """Returns the statuses of a model's versions, newest first; an empty list if the model has none."""
         model = self._snapshot.get(name)
         return [model.statuses[v] for v in sorted(model.statuses, reverse=True)] if model else []
 
@@ -276,7 +276,7 @@ class Registry:
         self._is_draining = True
 
     def add_model(self, name: str, *, is_configured: bool = True) -> None:
-        """Adds a model; until a version is published, requests for the model get NotReady.
+        """Adds a model to the registry; until a version is published, requests for the model get the error NotReady.
 
         Args:
           is_configured: False keeps the model from requests until configure() names the model.

@@ -24,7 +24,7 @@ traceparent: ContextVar[bytes] = ContextVar("traceparent", default=b"")
 
 
 class Draws(NamedTuple):
-    """The random numbers that the native core drew for a request; see native/src/edge/sampling.rs.
+    """The random numbers that the native core drew for a request, to decide about its log record and its trace.
 
     log: decides whether the request is logged, from 0 to below 1; None: the core drew nothing.
     trace_id: the trace id for a request without a parent; 0: the core drew nothing.
@@ -46,12 +46,12 @@ def enter(own_id: bytes, parent: bytes = b"", drawn: Draws = NO_DRAWS) -> None:
 
 
 def sane_id(value: bytes) -> bytes:
-    """Returns a client's request id; b"" if the id is too long or has other characters than _SANE allows."""
+    """Returns a client's request id; b"" if the id is too long or has characters that _SANE does not allow."""
     return value if _SANE.fullmatch(value) else b""
 
 
 def trace_id(parent: bytes) -> bytes:
-    """Returns the trace id of a traceparent; b"" if the value is no traceparent.
+    """Returns the trace id in a traceparent header; b"" if the header is not valid.
 
     >>> trace_id(b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
     b'0af7651916cd43dd8448eb211c80319c'

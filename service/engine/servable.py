@@ -32,7 +32,7 @@ class Files(Protocol):
     def is_verification_due(self) -> bool: ...
 
     def look(self) -> str:
-        """Returns the damage of the files in one line; "" if there is none."""
+        """Checks the files for damage; returns one line that describes it, "" if there is none."""
         ...
 
     def close(self) -> None:
@@ -42,7 +42,7 @@ class Files(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class NoFiles:
-    """The Files of a servable that reads no files."""
+    """A null object for Files, of a servable that reads no files."""
 
     mark: Sequence[int] = (0,)
     is_verified: bool = False
@@ -118,7 +118,7 @@ class Servable:
             return False
 
     def backend(self, spec: SignatureSpec) -> Backend:
-        """Returns the backend that runs a signature; raises GraphUnavailable."""
+        """Returns the backend that runs a signature; raises GraphUnavailable if there is none."""
         backend = self.backends.get(spec.name)
         if backend is None:
             runnable = ", ".join(sorted(self.backends)) or "none"
@@ -136,11 +136,11 @@ class Servable:
         return sums_of_counts(self.table_counts(), self.native.table_counts() if self.native is not None else {})
 
     def data_loss(self) -> DataLoss:
-        """Returns the error for a request whose answer was read from damaged files."""
+        """Returns the error to answer a request with if its answer was read from damaged files."""
         return DataLoss(f'The files of version {self.version} of model "{self.name}" were damaged while it was served.')
 
     def close(self) -> None:
-        """Closes each backend once, then the deltas and the files."""
+        """Closes the servable: each backend once, then the deltas and the files."""
         for backend in {id(b): b for b in self.backends.values()}.values():
             backend.close()
         if self.deltas is not None:
@@ -178,7 +178,7 @@ def find_signature(signatures: Mapping[str, SignatureSpec], name: str, fallback:
 
 
 class Holder:
-    """A published servable and the leases on it.
+    """The holder of a published servable, which counts the leases on it.
 
     Args:
       before: the holder of the same version that this one replaces.
@@ -202,8 +202,8 @@ class Holder:
 
     def acquire(self) -> bool:
         """Adds a lease; returns False if the holder is retired: the caller must then look up the new holder."""
-        # The lease is added before _is_retired is read; is_free reads them in the opposite order. So either acquire()
-        # sees the retirement, or is_free sees the lease.
+        # acquire() adds the lease and then reads _is_retired, while is_free reads both in the opposite order. So either
+        # acquire() sees that the holder is retired, or is_free sees the lease.
         self._leases.append(None)
         if self._is_retired:
             self._leases.pop()
@@ -215,7 +215,7 @@ class Holder:
         self._leases.pop()
 
     def retire(self) -> None:
-        """Makes the holder refuse new leases from now on."""
+        """Retires the holder: it refuses new leases from now on."""
         self._is_retired = True
 
     @property

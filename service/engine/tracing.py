@@ -9,7 +9,10 @@ from service.types import SignatureSpec
 
 
 class Tracing(Protocol):
-    """Makes OpenTelemetry spans of sampled requests and of their runs. Concurrency: any thread."""
+    """The maker of OpenTelemetry spans for sampled requests and for their lookups and graph runs.
+
+    Concurrency: any thread.
+    """
 
     @property
     def sampler(self) -> str:

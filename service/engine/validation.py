@@ -120,7 +120,7 @@ def _raise_names(spec: SignatureSpec, inputs: Mapping[str, object]) -> None:
 
 
 def _raise_predict_names(spec: SignatureSpec, inputs: Mapping[str, object]) -> None:
-    """Raises TensorFlow Serving's errors for the input names of a predict request, with its texts and in its order.
+    """Raises the error that TensorFlow Serving has for wrong input names of a predict request.
 
     Source: tensorflow_serving/servables/tensorflow/predict_util.cc (9d981c5) VerifyRequestInputsSize;
     tensorflow/cc/saved_model/util.cc (2.21) GetInputValues.
@@ -212,7 +212,7 @@ def _feed_position(tensor: TensorSpec, spec: SignatureSpec) -> int:
 
 
 def graph_dtype_name(dtype: str) -> str:
-    """Returns a dtype's name in TensorFlow's error texts.
+    """Returns the name that TensorFlow's error texts use for a dtype.
 
     >>> graph_dtype_name("float32"), graph_dtype_name("int64")
     ('float', 'int64')

@@ -40,7 +40,7 @@ def wanted_versions(policy: VersionPolicy, found: Iterable[int]) -> list[int]:
     newest_first = sorted(found, reverse=True)
     match policy:
         case Latest(num_versions):
-            # num_versions 0 means 1, as in TensorFlow Serving: 0 is the proto's default.
+            # num_versions 0 means 1, as in TensorFlow Serving, because protobuf gives 0 for a field that is not set.
             return newest_first[: max(num_versions, 1)]
         case All():
             return newest_first

@@ -54,7 +54,7 @@ OpenStore = Callable[[str, str, Callable[[], None]], VersionSource]
 
 
 class Folder:
-    """A mounted folder, which the server only reads.
+    """The version source of a mounted folder, which the server only reads.
 
     Args:
       settle_s, clock, wall_clock: as in Arrival.
@@ -69,7 +69,7 @@ class Folder:
         self._wall_clock = wall_clock
 
     def find(self) -> Mapping[int, Path]:
-        """Returns the folder of each version below the base path; raises OSError."""
+        """Returns version -> its folder below the base path; raises OSError."""
         return base_paths.find_versions(Path(self._base_path))
 
     def unreadable(self, error: OSError) -> str:
@@ -81,7 +81,7 @@ class Folder:
         return base_paths.unserved(self._base_path, found)
 
     def arrival(self, version: int, path: Path) -> VersionArrival:
-        """Returns an object that watches a version's folder until its files no longer change."""
+        """Returns an object that watches a version's folder until the version is completely copied."""
         return completeness.Arrival(path, self._settle_s, self._clock, self._wall_clock)
 
     def keep(self, versions: Collection[int]) -> None:

@@ -1,4 +1,4 @@
-"""Describes the graph of a predict for the native core; imports nothing that opens graphs."""
+"""Declares the description of a predict signature's graph for the native core, without opening graphs."""
 
 from __future__ import annotations
 

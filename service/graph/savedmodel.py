@@ -31,7 +31,7 @@ _NODE_MARKS = re.compile(r"^(\{\{(function_)?node [^}]*\}\}\s*)+")
 
 
 class SavedModelBackend:
-    """A backend that runs signatures in one TensorFlow session. Concurrency: any thread.
+    """The backend that runs the signatures of a SavedModel in one TensorFlow session. Concurrency: any thread.
 
     A session serves exports of TensorFlow 1 and 2 alike, which tf.saved_model.load does not.
     """
@@ -52,7 +52,7 @@ class SavedModelBackend:
         self._compile = threading.Lock()
 
     def run(self, signature_name: str, inputs: Tensors, outputs: tuple[str, ...]) -> dict[str, Array]:
-        """Runs a signature's graph and returns the named outputs; strings come as object arrays of bytes.
+        """Runs a signature's graph and returns the named outputs; strings are object arrays of bytes.
 
         Raises:
           InvalidRequest: the graph refused the input, in the graph's own words; or the signature has a tensor that no

@@ -41,7 +41,7 @@ def read_sparse_names(meta_graph: Any) -> dict[str, dict[str, SparseNames]]:
 
 
 def to_coo(values: Array, row_splits: Array) -> tuple[Array, Array, Array]:
-    """Converts ragged ids to the values, indices and dense shape of a sparse [B, K] matrix with the same rows.
+    """Converts ragged ids to the values, indices and dense shape of a sparse [B, K] matrix with the same ids per row.
 
     Args:
       values: [N] of any dtype.

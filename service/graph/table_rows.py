@@ -51,7 +51,7 @@ class FeatureRows:
         return (dim,) if length is None else (length, dim)
 
     def ids(self, inputs: Tensors, computed: Mapping[str, Array]) -> Array:
-        """Returns the ids of a feature with one row per id; raises InvalidRequest for an unknown key."""
+        """Returns a request's ids for a feature that reads one row per id; raises InvalidRequest for unknown keys."""
         name = self.claim.feature.ids
         vocabulary = self.claim.vocabulary
         return inputs[name] if vocabulary is None else vocabulary.ids_of(inputs[name], name)

@@ -82,11 +82,11 @@ class TowerBackend:
 
     @property
     def session_number(self) -> int | None:
-        """The number of the tower's session in the native core; None: the session is not in the core."""
+        """The number by which the native core knows the tower's session; None: the session is not in the core."""
         return self._session.number
 
     def sparse_inputs(self, signature_name: str) -> Mapping[str, SparseNames]:
-        """Returns the sparse inputs of a signature, by name."""
+        """Returns the name of each sparse input of a signature -> the graph's three tensors of this input."""
         return self._sparse.get(signature_name, {})
 
     def with_cuts(self, cuts: Mapping[str, CutSignature]) -> TowerBackend:

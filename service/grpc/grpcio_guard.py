@@ -31,7 +31,7 @@ class ContextGuard:
         self._refusals = Refusals()
 
     def grant(self, path: str, context: grpc.ServicerContext) -> Grant:
-        """Returns the grant of a call's caller; ends the call if the caller is unknown."""
+        """Returns the grant of the caller of a gRPC call; ends the call if the caller is unknown."""
         headers = headers_of(context)
         values = [value for name, value in headers if name == b"authorization"]
         # The type is Any, because grpcio's type stubs allow only one value for each key, and there can be several.

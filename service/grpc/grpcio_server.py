@@ -44,7 +44,7 @@ _CONTEXT_KEYS = (request_context.REQUEST_ID, request_context.TRACEPARENT)
 
 
 class GrpcServer:
-    """A gRPC server with TensorFlow Serving's API and the Open Inference Protocol on one address.
+    """The gRPC server in Python, with TensorFlow Serving's API and the Open Inference Protocol on one address.
 
     Args:
       address: "host:port", port 0 picks one; or "unix:path".

@@ -55,7 +55,7 @@ class HealthFor:
         self._grant = grant
 
     def check(self, service: str) -> object:
-        """Returns a HealthCheckResponse.
+        """Returns a HealthCheckResponse with a service's status.
 
         Raises NotFound for an unknown service, or a model that the caller may not see.
         """

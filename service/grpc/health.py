@@ -64,7 +64,8 @@ class Health:
         self._lock = threading.Lock()
         self._statuses: dict[str, int] = {}
         self._watchers: dict[str, list[_Watcher]] = {}
-        # Names of all models whose health status was ever set. A model that is no longer served stays, NOT_SERVING.
+        # Names of all models that ever had a health status. A model that is no longer served keeps the status
+        # NOT_SERVING.
         self._models: set[str] = set()
         self._is_stopped = False
         self._is_closed = False
@@ -115,7 +116,7 @@ class Health:
         self._changed.put(None)
 
     def close(self) -> None:
-        """Ends the threads of the health service; call this after the server has stopped."""
+        """Ends the threads of the health service; called after the gRPC server has stopped."""
         self._threads.shutdown(wait=False)
         self._is_closed = True
         self._changed.put(None)
@@ -126,7 +127,7 @@ class Health:
             return frozenset(name for name, status in self._statuses.items() if status == _SERVING)
 
     def check(self, service: str) -> Any:
-        """Returns a HealthCheckResponse; raises NotFound for an unknown service."""
+        """Returns a HealthCheckResponse with a service's status; raises NotFound for an unknown service."""
         status = self._statuses.get(service)
         if status is None:
             raise NotFound(f"Unknown service: {service[:100]}")

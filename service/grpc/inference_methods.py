@@ -1,4 +1,4 @@
-"""Handles the gRPC methods Classify, Regress and MultiInference, from bytes to bytes.
+"""Handles the gRPC methods Classify, Regress and MultiInference, from request bytes to answer bytes.
 
 Source: tensorflow_serving/servables/tensorflow/{classifier,regressor,multi_inference}.cc (9d981c5).
 """

@@ -1,4 +1,4 @@
-"""Handles the Open Inference Protocol's gRPC methods, from bytes to bytes.
+"""Handles the Open Inference Protocol's gRPC methods, from request bytes to answer bytes.
 
 Source: kserve/open-inference-protocol, specification/protocol/open_inference_grpc.proto (29ca333);
 triton-inference-server/common, protobuf/grpc_service.proto for the extensions.

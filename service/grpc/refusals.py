@@ -53,5 +53,5 @@ class Refusals:
         return error.code, details(text)
 
     def new_id(self) -> str:
-        """Returns a request id for a gRPC call that came without one."""
+        """Makes a request id for a gRPC call that came without one."""
         return f"{self._prefix}-{next(self._numbers):x}"

@@ -38,7 +38,7 @@ class Reflection:
         self._open: set[grpc.ServicerContext] = set()
 
     def handlers(self) -> tuple[grpc.GenericRpcHandler, ...]:
-        """Returns the gRPC handlers of the reflection service, one for each of its names."""
+        """Returns the gRPC handlers of the reflection service, one for each of its two names."""
         method: grpc.RpcMethodHandler[bytes, Any] = grpc.stream_stream_rpc_method_handler(
             Behavior(self._answer, self._threads),
             response_serializer=reflection_pb2.ServerReflectionResponse.SerializeToString,
@@ -55,7 +55,7 @@ class Reflection:
             context.cancel()
 
     def close(self) -> None:
-        """Ends the threads of the reflection service; call this after the server has stopped."""
+        """Ends the threads of the reflection service; called after the gRPC server has stopped."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _answer(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[Any]:

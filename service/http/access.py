@@ -25,7 +25,8 @@ _NAMES = "certificate_names"
 
 
 class AccessMiddleware:
-    """ASGI middleware: runs each request with its caller's grant, or refuses it. Concurrency: event loop only.
+    """ASGI middleware: runs a request with its caller's grant, or refuses unknown callers. Concurrency: event loop
+    only.
 
     Args:
       metrics_paths: paths of the metrics.
@@ -72,7 +73,7 @@ class AccessMiddleware:
 
 
 def authorization_of(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
-    """Returns the value of the header Authorization; None: there is no such header; b"": there are several."""
+    """Returns the value of a request's header Authorization; None: there is no such header; b"": there are several."""
     found = [value for name, value in headers if name == b"authorization"]
     if not found:
         return None

@@ -82,7 +82,8 @@ def service_error_response(error: ServiceError, request_id: str) -> Response:
         logger.error("request failed: %s", text, extra=extra, exc_info=error)
         return error_response(status, f"{text} Request id: {request_id}", {CODE_HEADER: error.code})
     if isinstance(error, errors.Overloaded):
-        # Thousands may be refused a second, and a log line costs more than a refusal: metrics count them.
+        # Refusals by overload are counted in metrics and not logged: there may be thousands a second, and a log line
+        # costs more than a refusal.
         logger.debug("request refused: %s", ascii(text), extra=extra)
         return error_response(status, text, {CODE_HEADER: error.code, **ERROR_HEADERS[errors.Overloaded]})
     logger.log(logging.WARNING if status > 500 else logging.INFO, "request refused: %s", ascii(text), extra=extra)

@@ -35,7 +35,7 @@ from service.native.forwarded import NO_FORWARDING, Forwarding
 from service.wire.http_api import DEFAULT_MAX_TABLE_ROWS
 
 DEFAULT_INLINE_BODY_BYTES = 64 * 1024
-# Paths of the metrics: this server's own path, and TensorFlow Serving's.
+# HTTP paths of the metrics: this server's own path, and TensorFlow Serving's.
 DEFAULT_METRICS_PATHS = ("/metrics", "/monitoring/prometheus/metrics")
 
 

@@ -1,4 +1,4 @@
-"""Builds JSON Schemas for the OpenAPI document."""
+"""Builds pieces of JSON Schemas for the OpenAPI document, such as objects and lists."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from service.wire.json_lookup import (
 
 
 def add_lookup_routes(app: FastAPI, engine: Engine, calls: Calls, max_table_rows: int, *, strict_json: bool) -> None:
-    """Adds the routes for lookups and tables.
+    """Adds the routes of lookups, the list of tables, and rows of a table.
 
     Args:
       strict_json: refuses bare NaN and Infinity in bodies, and writes null for them.

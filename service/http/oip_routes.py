@@ -31,7 +31,7 @@ from service.wire.oip_json import InferBody, decode_infer, decode_inputs, encode
 LENGTH_HEADER = "Inference-Header-Content-Length"
 # Content-Encoding -> zlib's window size that selects the format; HTTP's "deflate" is zlib's own format.
 _WINDOWS = {b"gzip": 16 + zlib.MAX_WBITS, b"deflate": zlib.MAX_WBITS}
-# zlib's fastest level, because numbers compress badly at every level.
+# zlib's fastest compression level, because numbers compress badly at every level.
 _LEVEL = 1
 _NO_SHARED_MEMORY = "Shared memory is not implemented; send tensors in the request."
 _NO_CONTROL = "Loading and unloading a model is not implemented; change the folder of models or the list of models."

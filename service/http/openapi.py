@@ -113,7 +113,7 @@ def tables(path: str) -> Json:
 
 
 def rows(path: str) -> Json:
-    """Describes POST /tables/{table}:rows."""
+    """Describes the route POST /tables/{table}:rows for the OpenAPI document."""
     answer = _computed(
         "The rows, in the order of the ids", ref("RowsResponse"), {"two rows": {"rows": [[0.1, -0.2], [0.3, 0.4]]}}
     )
@@ -163,7 +163,7 @@ def _examples() -> Json:
 
 
 def status(path: str) -> Json:
-    """Describes GET /v1/models/{model}."""
+    """Describes the route GET /v1/models/{model} for the OpenAPI document."""
     versions = [
         {"version": "2", "state": "LOADING", "status": {"error_code": "OK", "error_message": ""}},
         {"version": "1", "state": "AVAILABLE", "status": {"error_code": "OK", "error_message": ""}},

@@ -27,7 +27,7 @@ class PathCaseMiddleware:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Normalizes the path of a request, and passes the request to the application."""
+        """Runs the application with the request's path normalized."""
         path = scope.get("path", "")
         raw = scope.get("raw_path") or b""
         if b"%" in raw and _hides_separators(raw):

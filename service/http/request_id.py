@@ -46,7 +46,7 @@ class RequestIds:
         return own_id
 
     def next(self) -> bytes:
-        """Returns a request id for an HTTP request that came without one."""
+        """Makes a request id for an HTTP request that came without one."""
         return b"%b%x" % (self._prefix, next(self._numbers))
 
 

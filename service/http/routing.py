@@ -45,7 +45,7 @@ def add_route(app: FastAPI, path: str, endpoint: Endpoint, method: str, **option
 
 
 def model_ref(request: Request) -> ModelRef:
-    """Returns the model reference in a request's path.
+    """Returns the model, and its version or label, that a request's path names.
 
     Raises:
       InvalidRequest: the version is not a number.

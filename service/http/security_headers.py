@@ -45,7 +45,7 @@ class SecurityHeadersMiddleware:
 
 
 def page_policy(page: str, sources: str) -> str:
-    """Returns a page's Content-Security-Policy, which allows its own inline scripts and files of the given sources.
+    """Returns the Content-Security-Policy of an HTML page, which allows its own inline scripts and given sources.
 
     >>> page_policy("<script>1</script>", "'self'").split("; ")[1]
     "script-src 'self' 'sha256-a4ayc/80/OGda4BO/1o/V0etpOqiLx1JwB5S3beHW0s='"

@@ -39,7 +39,7 @@ class HttpServer(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leaves the process's signal handlers unchanged."""
+        """Does nothing in place of uvicorn's own method, which would replace the process's signal handlers."""
         yield
 
 
@@ -55,7 +55,7 @@ class NamedClients(HttpToolsProtocol):
 def uvicorn_config(
     http_app: Any, *, drain_timeout_s: float, tls: Callable[[], ssl.SSLContext] | None = None, **more: Any
 ) -> uvicorn.Config:
-    """Returns uvicorn's configuration for an HTTP application.
+    """Returns the uvicorn configuration with which an HTTP application is served.
 
     Args:
       tls: makes the TLS context; None: connections are plaintext.

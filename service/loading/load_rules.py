@@ -1,4 +1,4 @@
-"""Builds the rules for loading versions from the settings."""
+"""Builds, from the settings, the rules by which versions are loaded."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def batching_of(settings: Settings, metrics: Metrics) -> GraphBatching | None:
 
 
 def delta_rules(settings: Settings, wake: Callable[[], None]) -> DeltaRules | None:
-    """Returns the rules for deltas; None: the server takes no deltas."""
+    """Returns the rules for deltas; None if the settings turn deltas off."""
     if not settings.delta_poll_wait_seconds:
         return None
     return DeltaRules(

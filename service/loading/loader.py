@@ -65,7 +65,7 @@ class CompileNative(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ServableLoader:
-    """The loader of version folders. Concurrency: any thread.
+    """The loader, which turns a version folder into a servable. Concurrency: any thread.
 
     graph_signatures: "auto", "lazy" or "off", as in Settings.
     graph_threads: TensorFlow's threads; inter_op_threads: TensorFlow's threads for simultaneous operations; None: as

@@ -100,7 +100,7 @@ class FeatureLookup:
     vocabulary: Vocabulary | None = None
 
     def __call__(self, inputs: Tensors) -> Array:
-        """Returns the feature's combined rows: [B, D] float32, [B, L, D] for a sequence."""
+        """Looks up the feature's ids in a request; returns [B, D] float32, [B, L, D] for a sequence."""
         if self.vocabulary is not None:
             ids = self.plan.features[self.name].feature.ids
             inputs = {**inputs, ids: self.vocabulary.ids_of(inputs[ids], ids)}
@@ -129,7 +129,7 @@ def _moved(source: RowSource, tables: Mapping[str, MappedTable]) -> RowSource:
     if not isinstance(source, FeatureRows):
         return replace(source, table=table)
     lookup = source.claim.lookup
-    assert isinstance(lookup, FeatureLookup)  # _claims() makes each lookup a FeatureLookup
+    assert isinstance(lookup, FeatureLookup)  # _claims() makes every claim's lookup a FeatureLookup
     moved = replace(lookup, plan=lookup.plan.on_tables(tables))
     return replace(source, table=table, claim=replace(source.claim, lookup=moved))
 
@@ -145,7 +145,7 @@ def native_plan(spec: SignatureSpec, source: RowSource) -> FeaturePlan | None:
     assert isinstance(table, MappedTable)  # open_towers() passes only mapped and remote tables
     if isinstance(source, FeatureRows):
         lookup = source.claim.lookup
-        assert isinstance(lookup, FeatureLookup)  # _claims() makes each lookup a FeatureLookup
+        assert isinstance(lookup, FeatureLookup)  # _claims() makes every claim's lookup a FeatureLookup
         plan = lookup.plan.features[lookup.name]
         return plan if source.claim.vocabulary is None and plan.is_one_kernel else None
     if table.info.dtype != "float32":

@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 
 def warm_up(backend: Backend, signatures: Mapping[str, SignatureSpec]) -> None:
-    """Runs each signature once on one row of made-up values: id 0, a key of a vocabulary, zeros, empty strings.
+    """Runs each graph signature once on a row of made-up values: id 0, a key of a vocabulary, zeros, empty strings.
 
     A signature that refuses such a row stays cold; the version is served all the same.
     """

@@ -1,4 +1,4 @@
-"""Decides whether the native core or Python answers requests, and says why."""
+"""Decides whether the native core or Python answers requests, and logs why."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MISSING = (
 
 
 def has_core() -> bool:
-    """Says whether the native core is installed and can be loaded here."""
+    """Says whether the native core is installed and can be loaded in this process."""
     try:
         importlib.import_module("service._native")
     except ImportError:

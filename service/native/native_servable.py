@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class CompiledServable:
-    """A servable that the native core has compiled; a NativeServable of engine.servable.
+    """A servable in the form that the native core has compiled; implements engine.servable.NativeServable.
 
     compiled: the core's own object. It owns described.keep until its last request has ended, so this object must not be
       in there: Python's garbage collector can not find a cycle through the core.

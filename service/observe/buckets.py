@@ -79,7 +79,7 @@ class Times:
 
 
 class Rows:
-    """A histogram of numbers of rows, with TensorFlow Serving's limits. Concurrency: one caller at a time.
+    """A histogram of numbers of rows, with TensorFlow Serving's bucket limits. Concurrency: one caller at a time.
 
     counts: counts in each bucket; the last bucket is above all limits. total: sum of all numbers of rows.
     """

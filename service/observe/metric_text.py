@@ -17,7 +17,7 @@ _ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
 
 def labels(named: Mapping[str, object]) -> str:
-    r"""Returns a sample's labels in the text format, without braces.
+    r"""Returns the labels of a metric sample in Prometheus' text format, without braces.
 
     >>> labels({"model": 'a"b', "version": 3})
     'model="a\\"b",version="3"'

@@ -45,7 +45,7 @@ class TlsCounter:
                 self._failed[api] += 1
 
     def lines(self) -> list[str]:
-        """Returns the lines of the TLS metrics."""
+        """Returns the lines of metrics on TLS reloads, failed handshakes and certificates."""
         with self._lock:
             ends_s, reloads, failed = self._ends_s.copy(), self._reloads.copy(), self._failed.copy()
         if not ends_s:

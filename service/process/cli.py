@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the server with the given command line.
+    """Runs the command embedding-server with the given arguments; returns the exit status.
 
     Returns:
       The exit status: 0 after a drain, 2 for settings that can not be used, 1 with --strict for a model that has no

@@ -1,4 +1,4 @@
-"""Builds the gRPC server that the settings ask for."""
+"""Builds the gRPC server from the settings."""
 
 from __future__ import annotations
 

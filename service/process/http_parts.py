@@ -19,7 +19,7 @@ from service.observe.metrics import Metrics
 
 
 class Ports(NamedTuple):
-    """The numbers of the public ports for HTTP and gRPC."""
+    """The numbers of the public HTTP port and of the public gRPC port."""
 
     http: int
     grpc: int

@@ -79,7 +79,7 @@ class NativeServers:
         self._folder = tempfile.TemporaryDirectory(prefix="embedding-server-", ignore_cleanup_errors=True)
         self._upstreams = {wire: Path(self._folder.name) / wire for wire in ("http", "grpc")}
         self._engine, self._access, self._http_parts = engine, access, http_parts
-        # The next three attributes are set by complete().
+        # complete() sets the next three attributes, which are None before.
         self._grpc: GrpcServer | None = None
         self._http: HttpServer | None = None
         self._serving: asyncio.Task[None] | None = None
@@ -101,7 +101,7 @@ class NativeServers:
         self._bound = {"http": http_port(self._settings), "grpc": grpc_port(self._settings)}
 
     async def open(self) -> Ports:
-        """Starts the core on the public ports; raises StartError if a port is in use.
+        """Starts the native core on the public ports; raises StartError if a port is in use.
 
         Until complete() has returned, requests that the core forwards are refused as unavailable.
         """

@@ -110,8 +110,8 @@ class Fetch:
     def _is_whole(self, objects: Sequence[StoredObject]) -> bool:
         by_path = {one.path: one for one in objects}
         if MANIFEST_PATH not in by_path:
-            # Without a manifest nothing lists the version's files, so only has_settled() shows that the upload is over.
-            # If an object is replaced later, its tag changes, and the next attempt fetches it again.
+            # Without a manifest nothing lists a version's files, so only has_settled() shows that the upload to the
+            # store is over. If an object is replaced later, its tag changes, and the next attempt fetches it again.
             return any(name in by_path for name in _SAVED_MODELS) and self._has_settled(objects)
         self._bring_object(by_path[MANIFEST_PATH])
         manifest = Manifest.read(self._staging)

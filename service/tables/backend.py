@@ -20,7 +20,7 @@ from service.types import Array, SignatureSpec, TableCounts, Tensors
 
 
 class LookupBackend:
-    """The backend that runs lookup signatures on mapped tables. Concurrency: any thread.
+    """The backend that runs lookup signatures on mapped and remote tables. Concurrency: any thread.
 
     vocabularies: table -> the vocabularies whose keys name its rows.
     remote: table -> the remote table of that name.

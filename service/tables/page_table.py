@@ -26,7 +26,7 @@ _WALK_END = 4
 # The ioctl number of PAGEMAP_SCAN: _IOWR('f', 16, struct pm_scan_arg), as x86 and ARM compute it.
 _PAGEMAP_SCAN = 3 << 30 | _ARGUMENT.size << 16 | ord("f") << 8 | 16
 _IS_HUGE = 1 << 6
-# Most address ranges that one PAGEMAP_SCAN call returns; the kernel joins adjacent ranges into one range.
+# Most address ranges that one PAGEMAP_SCAN call returns; the kernel joins adjacent ranges into one.
 _NUM_RANGES = 256
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
@@ -41,7 +41,7 @@ class PageTable:
 
     def __init__(self) -> None:
         self._descriptor = os.open("/proc/self/pagemap", os.O_RDONLY | os.O_CLOEXEC)
-        # Each row of the array is one address range: start, end, categories.
+        # Each row of this array is an address range from PAGEMAP_SCAN: start, end, categories.
         self._ranges = np.zeros((_NUM_RANGES, 3), np.uint64)
 
     def __enter__(self) -> PageTable:

@@ -94,7 +94,7 @@ def _ids_that_count(feature: LookupFeature, ids: Array, splits: Array, weights: 
 
 
 def gather_stored(table: MappedTable, feature: LookupFeature, ids: Array, out: Array) -> int:
-    """Copies the stored rows of [N] int64 ids into out [N, D]; a dropped id gives zeros.
+    """Copies the stored rows of [N] int64 ids into the array out [N, D]; a dropped id gives zeros.
 
     The return value is that of kernels.gather.
     """
@@ -110,7 +110,7 @@ def gather_stored(table: MappedTable, feature: LookupFeature, ids: Array, out: A
 
 
 def sequence_stored(table: MappedTable, feature: LookupFeature, ids: Array, splits: Array, out: Array) -> int:
-    """Copies the stored rows of ragged ids into out [B, L, D]; a shorter row ends in zeros.
+    """Copies the stored rows of ragged ids into the array out [B, L, D]; rows with fewer than L ids end in zeros.
 
     The return value is that of kernels.sequence.
     """

@@ -52,7 +52,7 @@ class Strangers:
         self._by_thread: dict[int, int] = {}
 
     def add(self, count: int) -> None:
-        """Adds to the calling thread's count of unknown keys."""
+        """Adds unknown keys to the count of the calling thread."""
         thread = get_ident()
         self._by_thread[thread] = self._by_thread.get(thread, 0) + count
 
@@ -221,7 +221,7 @@ def _map(path: Path, guarded: GuardedFiles) -> Array:
         if path.stat().st_size == 0:
             return np.empty(0, np.uint8)
         return np.frombuffer(guarded.map(path), np.uint8)
-    except (OSError, ValueError) as error:  # stat() raises ValueError for a name that no file can have
+    except (OSError, ValueError) as error:  # ValueError: opening raises it for an impossible file name
         raise ArtifactError(f"cannot read vocabulary {str(path)!r}: {error}") from error
 
 

@@ -30,7 +30,7 @@ _INT64_MAX = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class ExamplesBody:
-    """A parsed classify or regress body. examples: [B] objects (bytes). signature_name: "" if the client named none."""
+    """A parsed classify or regress body. examples: [B] serialized tf.Examples. signature_name: "" if there is none."""
 
     signature_name: str
     examples: Array

@@ -97,7 +97,7 @@ def decode_infer_inputs(request: InferRequest) -> dict[str, Array]:
 def encode_infer_response(
     outputs: Mapping[str, Array], request: InferRequest, *, model: str, version: int, signature_name: str
 ) -> bytes:
-    """Encodes a ModelInferResponse; the arrays' bytes are copied once.
+    """Encodes outputs as a ModelInferResponse; the bytes of arrays are copied only once.
 
     Raises:
       InputMismatch: the protocol has no datatype for an output's dtype.

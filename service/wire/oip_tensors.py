@@ -24,7 +24,8 @@ from service.errors import InputMismatch, MalformedPayload
 from service.types import Array
 
 try:
-    # ml_dtypes gives numpy bfloat16, and is installed with TensorFlow: without it, no graph asks for bfloat16.
+    # The package ml_dtypes gives numpy the dtype bfloat16. It is installed with TensorFlow, and only graphs use
+    # bfloat16 arrays.
     import ml_dtypes
 except ImportError:
     ml_dtypes = None  # type: ignore[assignment]
@@ -35,7 +36,7 @@ Buffer = bytes | memoryview
 BYTES = "BYTES"
 BF16 = "BF16"
 _BOOL = "BOOL"
-# A request with a higher rank is a mistake or an attack; numpy's own limit is 64 too.
+# Highest rank of a request's tensor: more dimensions are a mistake or an attack; numpy's limit is 64 too.
 _MAX_RANK = 64
 _LENGTH = struct.Struct("<I")
 
@@ -125,7 +126,8 @@ def decode_binary(name: str, datatype: str, sizes: Sequence[int], data: Buffer) 
             f"{size * dtype.itemsize}."
         )
     if datatype == _BOOL:
-        # Any byte but 0 is true; a view as bool would keep other bytes as they are, which numpy does not allow for.
+        # The bytes are compared with 0, as every other byte means true; a bool view would keep bytes above 1, which
+        # break numpy.
         flat: Array = np.frombuffer(data, np.uint8) != 0
     else:
         flat = np.frombuffer(data, dtype)
