@@ -15,9 +15,9 @@ from typing import Any, Literal, TypeVar, get_args
 
 from service.errors import PermissionDenied, Unauthenticated
 
-# Right "predict": run signatures and read rows of tables. Right "metadata": see that the model exists, its versions'
-# states, its signatures and its tables. Right "admin": change rows of the model's tables; on all models, also change
-# the list of models.
+# Rights of a caller on a model: "predict" allows to run signatures and to read rows of tables; "metadata" allows to see
+# the model, its versions, signatures and tables; "admin" allows to change rows of its tables and, if held on all
+# models, the list of models.
 Right = Literal["predict", "metadata", "admin"]
 RIGHTS: tuple[Right, ...] = get_args(Right)
 # Parts of the server that --auth_config may open to requests without credentials: see docs/security.md.

@@ -69,7 +69,7 @@ class BundleEntry:
 
 
 class BundleSlice(NamedTuple):
-    """One slice of a tensor. start: the index in the tensor of its first element; entry.shape: its sizes."""
+    """One slice of a tensor. start: index of its first element in the tensor; entry.shape: the slice's sizes."""
 
     start: tuple[int, ...]
     entry: BundleEntry

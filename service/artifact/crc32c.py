@@ -59,7 +59,7 @@ def _table() -> Array:
 
 @cache
 def _shifted_past_a_lane() -> Array:
-    """Returns, for each of the 32 bits of a checksum, the checksum that it alone becomes after a lane of zeros."""
+    """Returns, for each of the 32 checksums with a single bit set, the checksum after a lane of zeros, [32] uint32."""
     return _added(np.uint32(1) << np.arange(32, dtype=np.uint32), np.zeros((32, _LANE_BYTES), np.uint8))
 
 

@@ -68,7 +68,7 @@ Reason = Literal[
 
 
 class DeltaFault(Exception):
-    """The error that refuses a whole delta. reason: one word for metrics; its text explains the fault to people."""
+    """The error that refuses a whole delta; its text explains the fault. reason: one word for metrics."""
 
     def __init__(self, reason: Reason, text: str) -> None:
         super().__init__(text)

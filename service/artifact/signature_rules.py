@@ -250,7 +250,7 @@ def _check_vocabulary(feature: str, manifest: Manifest) -> None:
 
 
 def _ragged_names(spec: SignatureSpec, entry: SignatureEntry) -> tuple[RaggedNames, ...]:
-    """Returns the input names of ragged features: from the manifest, else by naming convention (such as x_row_splits).
+    """Returns the input names of ragged features: from the manifest, else by the names' convention (x__row_splits).
 
     The kernels trust row splits, so each pair of ids and row splits that a lookup reads must be here: engine.validation
     checks the splits of all pairs that are listed here.

@@ -152,7 +152,7 @@ class ListenerSettings(ServerSettings):
 
     @property
     def http_graph_threads(self) -> int:
-        """Number of threads for graph runs of HTTP requests; more with batching, as each waits for its batch."""
+        """Number of threads for graph runs of HTTP requests; more with batching, as threads wait for batches."""
         return max(self.graph_threads, self.grpc_max_threads) if self.enable_batching else self.graph_threads
 
     @property

@@ -67,14 +67,14 @@ class ConfigFile:
         self._turn = threading.Lock()
 
     def read(self) -> Models:
-        """Reads the list of models in the file for the start; an empty file means no models. Raises InvalidRequest."""
+        """Reads the first list of models from the file; an empty file means no models. Raises InvalidRequest."""
         data = self._read_bytes()
         models = self._parse(data) or ()
         self._applied = data
         return models
 
     def poll_once(self, reload: Callable[[Sequence[ModelConfig]], None]) -> None:
-        """Reads the file; if its text is new, calls reload() with the models in it. An error is logged once."""
+        """Reads --model_config_file; if its text is new, calls reload() with its models. An error is logged once."""
         with self._turn:
             self._poll(reload)
 
@@ -103,7 +103,7 @@ class ConfigFile:
         logger.info("model config applied", extra={"path": str(self._path)})
 
     def reload_now(self, reload: Callable[[Sequence[ModelConfig]], None]) -> Models:
-        """Calls reload() with the models in the file, even if its text has not changed; returns these models.
+        """Calls reload() with the models in --model_config_file, even if its text is old; returns these models.
 
         Concurrency: any thread.
 
@@ -122,7 +122,7 @@ class ConfigFile:
     def run(
         self, reload: Callable[[Sequence[ModelConfig]], None], stop: threading.Event, poll_interval_s: float
     ) -> None:
-        """Calls poll_once() at each interval, until stop is set."""
+        """Reads --model_config_file again at each interval, and reloads it if needed, until stop is set."""
         while not stop.wait(poll_interval_s):
             try:
                 self.poll_once(reload)

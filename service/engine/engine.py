@@ -153,7 +153,7 @@ class Engine:
         self._services.observer.finished(Finished(subject, "lookup", error, seconds, 0.0, 0))
 
     def describe(self, ref: ModelRef) -> ModelDescription:
-        """Returns the model name, version and signatures of the servable that a ref names; raises as bind does."""
+        """Returns the name, version and signatures of the model that a reference names; raises as bind does."""
         with self._registry.lease(ref) as servable:
             return ModelDescription(servable.name, servable.version, servable.signatures)
 
@@ -231,7 +231,8 @@ class Engine:
         """
         with self._registry.lease(ref) as servable:
             deltas = servable.deltas
-        # The lease has ended before the upsert: it would keep the new rows from being written to the servable's tables.
+        # The lease on the servable has ended before the upsert: a lease would keep new rows from being written to the
+        # tables.
         if deltas is None:
             raise DeltaRefused(f'Rows of version {servable.version} of model "{ref.name}" can not be changed.')
         return deltas.upsert(table_name, upsert)

@@ -136,7 +136,7 @@ class ModelWatcher:
         return any(not attempt.is_over for attempt in tuple(self._late_loads.values()))
 
     def run(self, poll_interval_s: float) -> None:
-        """Scans the model's folder until stop(); with an interval of 0 or less, once per configuration."""
+        """Scans the model's folder at each interval until stop(); at an interval of 0, once per configuration."""
         while not self._is_stopped:
             self._wake.clear()
             due_s: float | None = None

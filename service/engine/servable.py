@@ -202,7 +202,7 @@ class Holder:
 
     def acquire(self) -> bool:
         """Adds a lease; returns False if the holder is retired: the caller must then look up the new holder."""
-        # acquire() adds the lease and then reads _is_retired, while is_free reads both in the opposite order. So either
+        # acquire() adds the lease and then reads _is_retired, while is_free reads both in the opposite order: so either
         # acquire() sees that the holder is retired, or is_free sees the lease.
         self._leases.append(None)
         if self._is_retired:

@@ -32,7 +32,7 @@ def find_lookup(
     session: GraphSession,
     feed: Callable[[Tensors], dict[str, Array]],
 ) -> tuple[str, bool] | None:
-    """Returns the last candidate tensor that equals a feature's lookup on probe requests, and whether to the bit.
+    """Returns the last candidate tensor that equals a feature's lookup on probes, and whether it does bit by bit.
 
     Returns None if no candidate equals the lookup.
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from service.errors import ArtifactError
 
-# Ops that only call a function, which are inlined; control flow (If, While, Case) is not.
+# Ops that only call a function, which are inlined; control flow ops (If, While, Case) are not inlined.
 _CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
 
 

@@ -33,7 +33,7 @@ def joined_rows(
     given: frozenset[str] = frozenset(),
     follow: Callable[[str], bool] = bool,
 ) -> dict[str, JoinedRows]:
-    """Returns the fewest tensors that can be fed in place of all sources, none of which holds a source of another.
+    """Returns the fewest tensors that can be fed in place of all sources; each source is in only one of them.
 
     Args:
       ends: the tensors, and the nodes as "^name", that a session runs.

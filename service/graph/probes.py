@@ -31,7 +31,7 @@ class Constants:
 def requests(
     spec: SignatureSpec, feature: LookupFeature, vocabulary_size: int, constants: Constants, keys: Array | None = None
 ) -> Iterator[dict[str, Array]]:
-    """Yields probe requests for a feature, with critical ids and weights (limits, wrong keys), and other inputs random.
+    """Yields probe requests: critical ids and weights (such as limits) for one feature, random values for other inputs.
 
     Args:
       keys: keys of the feature's vocabulary; the requests hold these and unknown keys in place of ids.

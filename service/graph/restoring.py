@@ -23,7 +23,7 @@ class Saved(NamedTuple):
 
 
 def saved_tensors(meta_graph: Any) -> dict[str, Saved]:
-    """Returns variable node -> checkpoint tensor that the graph's restore op assigns to it; raises ArtifactError."""
+    """Returns name of a variable's node -> the checkpoint tensor that is restored to it; raises ArtifactError."""
     saver = meta_graph.saver_def
     if not saver.restore_op_name:
         return {}

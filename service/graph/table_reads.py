@@ -17,7 +17,7 @@ _WRITES = ("Assign", "Scatter", "ResourceScatter", "ResourceApply", "ResourceSpa
 # Most tensors behind a gather that are examined: a combined lookup has about a dozen nodes, and later nodes belong to
 # the tower.
 _MOST_BOTTLENECKS = 24
-# Error texts of the checks in tf.RaggedTensor.from_row_splits. Such checks are ignored: they always pass, because
+# Error text by which a check of tf.RaggedTensor.from_row_splits is recognised; such checks need not run, because
 # engine.validation has checked the row splits before.
 _ROW_SPLITS_CHECK = b"do not form a valid RaggedTensor"
 

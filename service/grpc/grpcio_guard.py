@@ -19,7 +19,7 @@ from service.native.forwarded import Forwarding
 
 
 class ContextGuard:
-    """The check of callers for grpcio: finds a call's caller, and ends calls of unknown ones. Concurrency: any thread.
+    """The check of callers for grpcio: finds a call's caller, ends an unknown caller's calls. Concurrency: any thread.
 
     Args:
       forwarding: reads the names in client certificates, which the native core passes on in headers.
@@ -45,7 +45,7 @@ class ContextGuard:
 
 
 class CallerTable(grpc.GenericRpcHandler):
-    """The dispatcher of gRPC calls by caller: each has a table of methods, over an engine that checks its rights.
+    """The dispatcher of gRPC calls: each caller has a table of methods, over an engine that checks its rights.
 
     Args:
       make: makes the table of methods of one caller.

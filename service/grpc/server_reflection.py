@@ -71,7 +71,7 @@ class Reflection:
 
 
 class _PoolWithMethods:
-    """A descriptor pool that, unlike protobuf's, also finds a file by a method's name; the load tester ghz asks so."""
+    """A descriptor pool that, unlike protobuf's, also finds a proto file by a method's name, for the tool ghz."""
 
     def __init__(self, pool: Any) -> None:
         self._pool = pool

@@ -25,7 +25,7 @@ _NAMES = "certificate_names"
 
 
 class AccessMiddleware:
-    """ASGI middleware: runs a request with its caller's grant, or refuses unknown callers. Concurrency: event loop
+    """ASGI middleware: runs requests with the caller's grant, or refuses them. Concurrency: event loop
     only.
 
     Args:

@@ -77,7 +77,7 @@ def create_admin_app(
 
 
 class _NoPagesMiddleware:
-    """ASGI middleware: refuses requests of web pages: they can reach loopback addresses by a browser."""
+    """ASGI middleware: refuses requests of web pages, which a browser sends even to loopback addresses."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

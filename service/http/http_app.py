@@ -95,8 +95,8 @@ def create_http_app(
         redirect_slashes=False,
         docs_url=None,
         redoc_url=None,
-        # FastAPI's own telemetry is off, because it would read environment variables three times per request; the
-        # engine makes the metrics and traces.
+        # FastAPI's own telemetry is off, because it would read environment variables three times per request; this
+        # server has metrics and traces of its own.
         telemetry={"tracing": False, "metrics": False, "logs": False},
         **openapi.application(),
     )

@@ -84,7 +84,7 @@ def create_batching(
     observer: BatchObserver,
     clock: Callable[[], float],
 ) -> GraphBatching:
-    """Returns the rules of batching for --enable_batching; raises InvalidRequest if the file can not be used."""
+    """Returns the rules of batching for --enable_batching; raises InvalidRequest for a wrong parameters file."""
     parameters = read_parameters(Path(parameters_file)) if parameters_file else DEFAULT
     threads = parameters.num_batch_threads or num_processors
     scheduler = Scheduler(threads, thread_pool_name=parameters.thread_pool_name, clock=clock)

@@ -57,7 +57,7 @@ def with_deltas(
 def on_tables(servable: Servable, lookups: OpenedLookups, tables: Mapping[str, MappedTable]) -> Servable:
     """Returns a copy of a servable that reads other tables of the same names and shapes.
 
-    Both servables add to the same counts, and only one of them is closed.
+    Both servables add to the same counts of reads, and only one of them is closed.
     """
     moved = replace(lookups, tables=tables, backend=lookups.backend.on_tables(tables))
     # Backends are keyed by identity, so that signatures of one graph still share one tower.

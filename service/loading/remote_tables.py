@@ -105,7 +105,7 @@ class RemoteTables:
             return {subject: reader.counts for subject, reader in self._readers.items()}
 
     def problem(self, model: str) -> str:
-        """Returns one line if a model's remote table can not be reached and its reads fail; "" if there is none."""
+        """Returns one line on a remote table of the model that can not be reached and has no default row, else ""."""
         if not self._problems:
             return ""
         with self._changing:

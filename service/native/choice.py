@@ -48,7 +48,7 @@ def with_data_plane(settings: Settings, has_core: Callable[[], bool] = has_core)
 
 
 def _not_native(settings: Settings) -> str:
-    """Returns a sentence on a setting that only the Python servers support; "" if none is set."""
+    """Returns why a setting needs the Python servers in place of the native core; "" if no setting does."""
     if settings.grpc_channel_arguments:
         return "--grpc_channel_arguments are settings of Google's library"
     return ""

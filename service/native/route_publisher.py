@@ -25,7 +25,7 @@ class TakesRoutes(Protocol):
 
 
 class RoutePublisher:
-    """The registry's function that sends routes to the core. Concurrency: one caller at a time; attach by any thread.
+    """The registry's callback that sends routes to the core. Concurrency: one caller at a time; attach by any thread.
 
     Args:
       recorders: the request recorders, by model; the core draws and forwards the requests to record.

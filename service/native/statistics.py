@@ -113,7 +113,7 @@ class NativeStatistics:
             self._tell_slow(document["slow"])
 
     def retire(self, model: str, version: int) -> None:
-        """Adds a version's last counts to the server's counters, and removes it from the native core's."""
+        """Adds a version's last counts to the server's counters, and drops them from the native core."""
         with self._lock:
             if self._is_stopped:
                 return

@@ -32,7 +32,7 @@ BATCH_ROWS = _exponential(1, 2, 14)
 
 @dataclass(frozen=True, slots=True)
 class Durations:
-    """Bucket limits of durations: this server's and TensorFlow Serving's in one, so that durations are counted once.
+    """Bucket limits of durations: this server's and TensorFlow Serving's merged, so that one histogram serves both.
 
     limits_s: all limits. seconds, microseconds: positions in limits_s of this server's limits and of TensorFlow
       Serving's.
@@ -92,7 +92,7 @@ class Rows:
         self.total = 0
 
     def add(self, rows: int) -> None:
-        """Counts one number of rows; one equal to a bucket's limit is counted in the next bucket, as in TensorFlow."""
+        """Counts a number of rows; a number equal to a bucket's limit is in the next bucket, as in TensorFlow."""
         self.counts[bisect_right(self.limits, rows)] += 1
         self.total += rows
 

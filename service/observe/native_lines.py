@@ -18,8 +18,8 @@ logger = logging.getLogger("native")
 # ("2026-11-23 15:39:57.206753: W tensorflow/core/file.cc:210] text").
 _LINE = re.compile(r"(?:\d{4}-\d\d-\d\d [\d:.]+: )?([IWEF])(?:\d{4} [\d:.]+ +\d+)? (\S+:\d+)\] (.*)")
 _LEVELS = {"I": logging.INFO, "W": logging.WARNING, "E": logging.ERROR, "F": logging.CRITICAL}
-# Size of the buffer for lines that are not logged yet. A library that writes to a full buffer while it holds the
-# interpreter's lock would wait for ever, because the reading thread needs the lock.
+# Size of the buffer for lines that are not logged yet; large, because a library that writes to a full buffer while it
+# holds the interpreter's lock would wait for ever: the reading thread needs the lock.
 _BUFFER_BYTES = 1 << 20
 _READ_BYTES = 1 << 16
 _END_S = 2.0

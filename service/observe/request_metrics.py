@@ -180,7 +180,7 @@ class RequestCounter:
             return now, ever
 
     def retire(self, model: str, version: int) -> None:
-        """Drops the counts of an unloaded version, and adds them to the totals; no request for it may follow."""
+        """Adds an unloaded version's counts to the totals and drops them; no more requests for it may be counted."""
         if self.also is not None:
             self.also.retire(model, version)
         with self._lock:

@@ -38,7 +38,7 @@ def store_client(address: StoreAddress, timeout_s: float) -> Any:
             problem = error
             continue
         return redis.RedisCluster(*node, **_options(address, timeout_s))
-    assert problem is not None  # the loop ran, because an address has at least one node
+    assert problem is not None  # every node has failed, and an address has at least one
     raise problem
 
 

@@ -134,7 +134,7 @@ class TableLayout:
 
 
 def layout_of_record(text: str) -> TableLayout | None:
-    """Parses a record's JSON; returns its layout, None if other software wrote it in another layout."""
+    """Parses a record's JSON; returns its layout, None if the record is of another version of this software."""
     data = json.loads(text)
     if data.pop("layout", None) != LAYOUT:
         return None

@@ -100,7 +100,7 @@ class Topology:
         return self.uncovered()
 
     def refresh(self, end_s: float) -> None:
-        """Reads the map of slots from some node, unless just done; raises Unreachable if no node answers."""
+        """Reads the map of slots from any node, unless it is fresh; raises Unreachable if no node answers."""
         with self._changing:
             if time.monotonic() < self._asked_s + _REFRESH_S:
                 return

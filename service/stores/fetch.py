@@ -115,7 +115,7 @@ class Fetch:
             return any(name in by_path for name in _SAVED_MODELS) and self._has_settled(objects)
         self._bring_object(by_path[MANIFEST_PATH])
         manifest = Manifest.read(self._staging)
-        assert manifest is not None  # the manifest was fetched in the line above
+        assert manifest is not None  # _bring_object() has just fetched the manifest
         if not manifest.files:
             return self._has_settled(objects)
         return all(path in by_path and by_path[path].num_bytes == size for path, size in manifest.files.items())

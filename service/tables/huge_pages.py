@@ -120,7 +120,7 @@ class HugePages:
         self._tell("huge pages", work, reason)
 
     def stop(self) -> None:
-        """Makes the work on huge pages end, for the current version and for all versions that wait."""
+        """Ends the work on huge pages, for the version that is worked on and for all versions that wait."""
         self._is_stopped = True
 
     def _check_memory(self, num_bytes: int) -> None:

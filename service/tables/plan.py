@@ -78,7 +78,7 @@ class FeaturePlan:
         return rows
 
     def read_counts(self, ids: int, missing: int) -> TableCounts:
-        """Returns the counts of a lookup with so many ids, of which `missing` have no row; keys are not counted."""
+        """Returns the counts of a lookup with so many ids, of which `missing` have no row. Keys are not counted."""
         read = ids if self.feature.on_bad_id in _READ_INSTEAD else ids - missing
         return TableCounts(ids, missing, 0, max(read, 0) * self.table.row_bytes)
 

@@ -39,7 +39,7 @@ class SmallTable(NamedTuple):
 
 
 def small_table(table: MappedTable, feature: LookupFeature, ids: Array) -> SmallTable:
-    """Copies the rows of [N] int64 ids into a small table, each scaled down to the feature's max_norm if longer."""
+    """Copies the rows of [N] int64 ids into a small table, scaled down to the feature's max_norm if longer."""
     rows = _rows_read(feature, ids, table.info.vocabulary_size)
     has_row = rows >= 0
     distinct, places = np.unique(rows[has_row], return_inverse=True)

@@ -140,7 +140,7 @@ class Verifier:
             self._thread.start()
 
     def stop(self) -> None:
-        """Makes the verification that runs and all that wait end."""
+        """Ends the verification that runs, and all verifications that wait."""
         self._is_stopped = True
 
     def _run(self) -> None:

@@ -114,7 +114,7 @@ class StringVocabulary:
 
     @property
     def example_key(self) -> bytes:
-        """A key that the vocabulary knows, for example requests."""
+        """A string that the vocabulary maps to a row, for warm-up and example requests."""
         if self._is_hashed:
             return b"key"
         length = key_index.line_length(self._data, self._starts, 0)
@@ -155,7 +155,7 @@ class IntegerVocabulary:
 
     @property
     def example_key(self) -> int:
-        """An integer key that the vocabulary knows, for example requests."""
+        """An integer that the vocabulary maps to a row, for warm-up and example requests."""
         return 0 if self._is_hashed else int(self._keys[0])
 
 

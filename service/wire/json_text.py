@@ -49,7 +49,7 @@ def json_type(value: Any) -> str:
 
 
 def shown(value: Any) -> str:
-    """Returns a JSON value as indented text, with arrays on one line; it ends at the first token beyond 256 bytes.
+    """Returns a JSON value as indented text, arrays on one line; the text ends at the first token after 256 bytes.
 
     >>> print(shown({"a": [1, "x"], "b": 2.0}))
     {

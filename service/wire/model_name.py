@@ -1,4 +1,4 @@
-"""Finds the model's name in a gRPC request's first bytes, without parsing it: in-flight bytes are counted by model."""
+"""Finds the model's name in a gRPC request's first bytes, as bytes in flight are counted by model before parsing."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def datatype_name(dtype: str) -> str:
 def numpy_dtype(name: str, datatype: str) -> np.dtype[Any]:
     """Returns the numpy dtype of an input's datatype.
 
-    Raises MalformedPayload if unknown, InputMismatch for missing BF16.
+    Raises MalformedPayload, or InputMismatch for BF16.
     """
     dtype = NUMPY_DTYPES.get(datatype)
     if dtype is not None:
