@@ -25,8 +25,7 @@ _NAMES = "certificate_names"
 
 
 class AccessMiddleware:
-    """ASGI middleware: runs requests with the caller's grant, or refuses them. Concurrency: event loop
-    only.
+    """ASGI middleware: runs requests with the caller's grant, or refuses them. Concurrency: event loop only.
 
     Args:
       metrics_paths: paths of the metrics.

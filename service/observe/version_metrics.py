@@ -27,7 +27,7 @@ class VersionStates:
         self._failures: dict[tuple[str, int], int] = {}
 
     def changed(self, model: str, status: VersionStatus) -> None:
-        """Records a version's new state; UNKNOWN means that the model's status no longer shows the version."""
+        """Stores a version's new state; UNKNOWN drops the version, as the model's status no longer shows it."""
         key = (model, status.version)
         before = self._statuses.get(key)
         is_over = status.state is State.UNKNOWN or (status.state is State.END and status.code == "OK")
