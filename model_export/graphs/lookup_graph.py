@@ -126,8 +126,7 @@ def build_lookup(
       vocabularies: feature -> table of vocabulary_graph.vocabulary_tables, for those that take keys; features that
         send rows (FeatureSpec.sends_rows) are left out by this function.
       compiled: wraps the dense part of a padded lookup, so that XLA compiles it or, in a {serve,tpu} MetaGraph, it runs
-          on
-        the TPU: `lambda combine: partial(tpu_call, combine)`.
+        on the TPU: `lambda combine: partial(tpu_call, combine)`.
     """
     keyed = {
         name: table for name, table in (vocabularies or {}).items() if name in entry.features and _is_keyed(spec, name)

@@ -36,8 +36,7 @@ class AdagradParameters:
 
     Raises:
       ValueError: initial_accumulator is not positive, gradients shall be clipped but not accumulated, or (not checked
-      by
-        TensorFlow) the learning rate is no number or a minimum is above its maximum.
+        by TensorFlow) the learning rate is no number or a minimum is above its maximum.
     """
 
     learning_rate: float

@@ -70,8 +70,7 @@ def train_tables(
     Args:
       spec: has clipping_limit, experimental_gradient_multiplier_fn and pipeline_execution_with_tensor_core.
       gradients: gradient of the loss by each table, in order: IndexedSlices, a [V, D] tensor, or None for a table on
-          which
-        the loss does not depend; its rows stay.
+        which the loss does not depend; its rows stay.
       global_step: scalar, the argument of learning_rate_fn and of the multiplier function.
 
     Raises:
