@@ -36,7 +36,7 @@ def is_array_store(folder: Path) -> bool:
 
 
 def open_array_store(address: Address) -> TableReader:
-    """Opens the array of CHECKPOINT:ARRAY, or the table of CHECKPOINT:TABLE if a JSON file describes stacked tables."""
+    """Opens the array of CHECKPOINT:ARRAY, or the stacked table of CHECKPOINT:TABLE; raises ExportError."""
     try:
         import tensorstore  # noqa: F401
     except ImportError as error:

@@ -14,7 +14,8 @@ _logger = logging.getLogger(__name__)
 _METADATA_SERVER = ("metadata.google.internal", 80)
 _WORKER_PORT = 8470
 _CONNECT_TIMEOUT_S = 3.0
-# The first bytes that an HTTP/2 client sends: preface and empty SETTINGS frame.
+# The first bytes that an HTTP/2 client sends: preface and empty SETTINGS frame. A server replies with its own SETTINGS
+# frame (RFC 9113, 3.4).
 _HTTP2_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 
 

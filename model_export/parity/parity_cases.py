@@ -15,7 +15,7 @@ from service.types import Array, RaggedIds
 _LONGEST_ROW = 12
 _SEED = 20
 _OPEN_SIZE = 3
-# Unknown keys, one for each branch of Fingerprint64, which branches by length.
+# Unknown keys, one for each branch of Fingerprint64, which branches by length. No two keys have the same first bytes.
 _STRANGERS = tuple(f"{size} no such key ".ljust(size, "~").encode() for size in (0, 20, 40, 70))
 _FAR = {"int32": 2**31 - 1, "int64": 2**40 + 1}
 

@@ -37,7 +37,7 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Pushed:
-    """The result of pushing one table."""
+    """The result of pushing one table. written, removed: numbers of blocks that this command wrote, and removed."""
 
     table: str
     fingerprint: str
