@@ -102,7 +102,7 @@ class ServedModel:
         )
 
     def of_method(self, method_name: str) -> tuple[Signature, ...]:
-        """Returns the signatures of method "classify" or "regress" that take tf.Examples, as such calls must."""
+        """Returns the signatures that Classify and Regress can call; their only input is serialized tf.Examples."""
         wanted = f"tensorflow/serving/{method_name}"
         return tuple(s for s in self._called() if s.method_name == wanted and s.takes_examples)
 

@@ -111,7 +111,7 @@ class Conn:
             self.head = self.head or data[:_KEPT_BYTES]
 
     def wait(self, end_s: float, *, reads: bool = True) -> None:
-        """Reads until the attack's time is over or the server closes the connection."""
+        """Waits until the attack's time is over or the server closes the connection; reads answers if `reads`."""
         while not self.closed and (now_s := time.monotonic()) < end_s:
             if not reads:
                 time.sleep(min(0.05, end_s - now_s))

@@ -28,7 +28,7 @@ WHOLE, ADOPTED = "foreign_whole", "foreign_adopted"
 # The size "quick" has small tables, because adopting tables of full size takes minutes.
 SIZES = {"full": FULL, "quick": replace(FULL, tables=SMALL.tables), "tiny": TINY}
 _SIGNATURES = {"W1": "w1", "W2": "w2", "W3": "w2", "W4": "w4", "W5": "w5"}
-# The model's own names for inputs that Data.requests, and outputs that Data.expected, name otherwise.
+# Maps the benchmark's names of inputs and outputs (in Data.requests and Data.expected) to the foreign model's names.
 _INPUTS = {"tags__values": "tag_values", "tags__row_splits": "tag_splits"}
 _OUTPUTS = {"user": "user_emb", "item": "item_emb", "tags": "tag_emb"}
 

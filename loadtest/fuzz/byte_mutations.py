@@ -83,7 +83,7 @@ def fields(data: bytes) -> list[Field]:
 
 
 def _read_varint(data: bytes, at: int) -> tuple[int, int]:
-    """Reads a varint; returns the number and the position after it, or -1 as position if the varint does not end."""
+    """Reads a varint; returns its number and the position after it; the position is -1 if the varint does not end."""
     number = shift = 0
     while at < len(data) and shift < 70:
         number |= (data[at] & 0x7F) << shift

@@ -1,1 +1,1 @@
-"""Feature columns with the arguments of tf.compat.v1.tpu.experimental's, and lookups that run on any machine."""
+"""Feature columns like those of tf.compat.v1.tpu.experimental, whose lookups run on any machine."""

@@ -62,7 +62,7 @@ class DeviceLookup:
 
     @property
     def tensor_core_shape(self) -> tuple[int | None, int] | None:
-        """[B or None, K] of the padded lookup; None if the user gave none."""
+        """The shape [B or None, K] of the padded lookup; None if the user gave no shape."""
         return self._tensor_core_shape
 
     @property
@@ -73,7 +73,7 @@ class DeviceLookup:
 
     @property
     def max_sequence_length(self) -> int:
-        """L of a sequence column; 0 for other columns."""
+        """The length L to which a sequence column is cut or padded; 0 for other columns."""
         length: int = self.get_max_sequence_length()  # type: ignore[attr-defined]
         return length
 
@@ -96,7 +96,7 @@ class DeviceLookup:
         return _with_all_rows(tf.nn.embedding_lookup_sparse(table, ids, weights, combiner=self.combiner), ids)
 
     def _padded(self, ids: Any, weights: Any) -> tuple[Any, Any]:
-        # check_device() has refused a column of this device without a tensor_core_shape.
+        # check_device() refused tensor-core columns without a tensor_core_shape.
         assert self._tensor_core_shape is not None
         return tensor_core.padded(
             ids, weights, self._tensor_core_shape[1], drops_negative=self.use_safe_embedding_lookup

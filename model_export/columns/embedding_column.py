@@ -1,4 +1,4 @@
-"""`embedding_column` and `shared_embedding_columns` of tf.compat.v1.tpu.experimental, for any machine."""
+"""embedding_column and shared_embedding_columns, as in tf.compat.v1.tpu.experimental, but for any machine."""
 
 from __future__ import annotations
 

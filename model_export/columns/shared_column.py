@@ -1,4 +1,4 @@
-"""The columns that `shared_embedding_columns` makes: several categorical columns, one table."""
+"""The class of columns that `shared_embedding_columns` makes: several categorical columns read one table."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ class TPUSharedEmbeddingColumn(DeviceLookup, tensorflow_columns.TpuSharedDeviceC
         if tensorflow_columns.is_tpu_inference():
             if self._is_padded:
                 return self._tpu_serving_lookup(transformation_cache, state_manager, table.embedding_weights)
-            # TensorFlow's method, called below, refuses tpu_embedding_core.
+            # TensorFlow's method below gets columns of the device tpu_embedding_core, and refuses them.
             if self.embedding_lookup_device != "tpu_embedding_core":
                 return tensorflow_columns.on_host(lambda: self._sparse_lookup(transformation_cache, state_manager))
         is_plain = self.embedding_lookup_device is None

@@ -1,4 +1,4 @@
-"""The column that `embedding_column` makes: one categorical column, one table."""
+"""The class of columns that `embedding_column` makes: one categorical column reads a table of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tensor-core lookup, on any device: ids padded to [B, K], one dense gather, a mask.
+"""Computes a TPU tensor core's lookup on any device: pads ids to [B, K], gathers their rows, and masks the padding.
 
 TensorFlow has this lookup in TPU graphs only, and for raw ids. Here it runs on a CPU too, and for the ids that the
 categorical column gives: with default value, vocabulary and out-of-vocabulary buckets applied before the padding.

@@ -195,6 +195,6 @@ def _unit(rows: Array) -> Array:
 
 
 def _others(cosines: Array, block: Array) -> Array:
-    # A row is not its own neighbour.
+    # A row must not count as its own neighbour.
     cosines[np.arange(len(block)), block] = -np.inf
     return cosines

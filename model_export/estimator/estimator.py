@@ -99,7 +99,7 @@ class EmbeddingEstimator:
 
     @property
     def model_dir(self) -> str:
-        """Folder of checkpoints and summaries."""
+        """Folder of the estimator's checkpoints and summaries."""
         assert self._config.model_dir is not None  # __init__ set it
         return self._config.model_dir
 

@@ -53,7 +53,7 @@ class PredictOutput(ExportOutput):
 
 
 class _ExamplesOutput(ExportOutput):
-    # Classify and Regress requests hold tf.Examples, so the one input is a string tensor named "inputs".
+    # Classify and Regress requests hold tf.Examples, so the head's only input is a string tensor named "inputs".
     def signature_def(self, receiver_tensors: Mapping[str, Any]) -> Any:
         if len(receiver_tensors) != 1:
             raise ValueError(

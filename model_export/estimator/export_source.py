@@ -26,8 +26,8 @@ from service.artifact.bundle import BundleEntry, read_bundle
 from service.types import Array
 
 if TYPE_CHECKING:
-    # Imported for annotations only: estimator.py imports this module when it exports, so an import here would be
-    # circular.
+    # The class is imported for annotations only: estimator.py imports this module when it exports, so an import here
+    # would be circular.
     from model_export.estimator.estimator import EmbeddingEstimator
 
 SERVE, TPU = "serve", "tpu"

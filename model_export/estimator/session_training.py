@@ -118,12 +118,12 @@ class _TableSteps(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         return tf.compat.v1.train.SessionRunArgs(None, {self._placeholder: self._step})
 
     def after_run(self, run_context: Any, run_values: Any) -> None:
-        # The step is read by a separate run: fetched together with train_op, it could be the value before or after the
-        # increment.
+        # A separate session run reads the global step: fetched together with train_op, it could be the value before or
+        # after the increment.
         self._step = run_context.session.run(self._global_step)
 
     def end(self, session: Any) -> None:
-        # The hook is added only if tables are trained.
+        # The training loop adds this hook only if tables are trained.
         assert self._training is not None
         session.run(self._training.flush)
 

@@ -18,8 +18,8 @@ from model_export.exporter.versions import existing_versions
 from service.artifact.manifest import LookupDevice
 
 if TYPE_CHECKING:
-    # Imported for annotations only: estimator.py imports this module when it exports, so an import here would be
-    # circular.
+    # The class is imported for annotations only: estimator.py imports this module when it exports, so an import here
+    # would be circular.
     from model_export.estimator.estimator import EmbeddingEstimator
 
 

@@ -26,7 +26,7 @@ _CHUNK_BYTES = 16 << 20
 
 
 class BundleWriter:
-    """Writes PREFIX.data-00000-of-00001, and PREFIX.index when the `with` block ends without an exception.
+    """Writer of PREFIX.data-00000-of-00001 and, when the `with` block ends without an exception, of PREFIX.index.
 
     Concurrency: one caller at a time. All methods raise OSError if the disk is full.
 

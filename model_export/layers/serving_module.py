@@ -1,4 +1,4 @@
-"""The plain tf.Module as which a layer model is saved: tables, other variables and signatures.
+"""The plain tf.Module that is saved for a layer model: its tables, other variables and signatures.
 
 The variables are the model's own objects, not copies, under readable names (`tables/film`, `dense/logits_kernel`) that
 the manifest refers to. A saved Keras model would number its variables and include its optimizers.

@@ -12,7 +12,7 @@ from service.types import Array
 
 # Tolerance for float32 sums of tens of terms, compared with float64. A wrong row or divisor differs by far more.
 RELATIVE_TOLERANCE = 1e-5
-# If all expected values are smaller than this number, an error is divided by this number instead.
+# The tolerance is relative to a request's largest expected value, or to this number if that value is smaller.
 _SMALLEST_SCALE = 1e-3
 
 

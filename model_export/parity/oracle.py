@@ -91,7 +91,7 @@ def looked_up(table: Rows, feature: LookupFeature, ids: Ids, keys: Keys | None =
                 vector = _vector(table, feature, int(row))
                 out[r, position] = 0.0 if vector is None else vector
         else:
-            # Sums may be invalid, because a table may hold NaN and infinity.
+            # numpy's warnings about invalid sums are off, because a table may hold NaN and infinity.
             with np.errstate(invalid="ignore"):
                 combined = _combined(table, feature, values[start:end], weights)
             last = last if combined is None else r

@@ -49,7 +49,7 @@ def verify_artifact(artifact: Path) -> ParityReport:
     """
     check_described(artifact)
     manifest = Manifest.read(artifact)
-    # check_described() raised if there is no manifest.
+    # check_described() would have raised if there were no manifest.
     assert manifest is not None
     faults = integrity_faults(artifact, manifest)
     if faults:

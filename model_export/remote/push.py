@@ -69,7 +69,7 @@ def push(
     """
     check_described(artifact)
     manifest = Manifest.read(artifact)
-    # check_described() raised if there is no manifest.
+    # check_described() would have raised if there were no manifest.
     assert manifest is not None
     for name in tables:
         if name not in manifest.tables:
