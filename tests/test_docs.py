@@ -76,7 +76,8 @@ def _untested(page: str, claim: str, names: list[str]) -> Iterator[str]:
 
 
 def test_a_list_begins_behind_an_empty_line_and_nests_by_four() -> None:
-    # Python-Markdown, which builds the site, needs the blank line; a code host would show the list without it too.
+    # Python-Markdown, which builds the site, needs a blank line before a list; a code host would show the list without
+    # it too.
     faultless(fault for page in (ROOT / "docs").rglob("*.md") for fault in _hidden_lists(page))
 
 

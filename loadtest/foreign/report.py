@@ -22,7 +22,7 @@ _REASON_CHARS = 110
 
 
 def header() -> str:
-    """Returns the two header lines of the table."""
+    """Returns the two header lines of the Markdown table of results."""
     return _line(_COLUMNS) + "\n" + _line("---" for _ in _COLUMNS)
 
 

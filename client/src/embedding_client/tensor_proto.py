@@ -50,7 +50,7 @@ _VALUE_FIELDS: dict[int, int] = {
     **dict.fromkeys((3, 4, 5, 6, 17), 7),
     **{1: 5, 2: 6, 7: 8, 8: 9, 9: 10, 10: 11, 14: 13, 18: 12, 19: 13, 22: 16, 23: 17},
 }
-# Dtypes whose values in the message have the same bytes as in an array; values of all other dtypes are varints.
+# Dtypes whose values have the same bytes in a TensorProto as in an array; values of all other dtypes are varints.
 _FIXED = frozenset({1, 2, 8, 18})
 # Dtypes of 16-bit floats: the message holds the 16 bits of each value as a varint.
 _HALVES = frozenset({_BFLOAT16, 19})
