@@ -36,7 +36,7 @@ def main() -> int:
 
 
 def show_blocking(options: argparse.Namespace) -> None:
-    """Looks up embeddings with a client for gRPC and one for HTTP. Keep one client per program and its connections."""
+    """Looks up embeddings with one blocking client per wire. A program should keep its client and its connections."""
     with EmbeddingClient(options.server, model=options.model_name, timeout_s=5, http_target=options.rest) as client:
         print_line("versions", [(status.version, status.state.name) for status in client.status()])
         print_line("signatures", sorted(client.metadata().signatures))
