@@ -10,7 +10,7 @@ use tracing::{Event, Level, Metadata, Subscriber};
 
 struct PythonLog;
 
-/// Installs the forwarding of log events, for the whole process.
+/// Installs the forwarding of log events to Python, for the whole process.
 pub fn install() {
     // set_global_default() fails if the process imported this module before; then the forwarding is installed already.
     let _ = tracing::subscriber::set_global_default(PythonLog);
@@ -49,7 +49,7 @@ impl Subscriber for PythonLog {
         let mut line = LogLine { message: String::new(), fields: String::new() };
         event.record(&mut line);
         let method = if *event.metadata().level() == Level::ERROR { "error" } else { "warning" };
-        // At the end of the process, the interpreter may be gone; then the line is dropped.
+        // At the end of the process, the Python interpreter may be gone; then this function drops the log line.
         let _ = Python::try_attach(|py| -> PyResult<()> {
             let logger = py.import("logging")?.call_method1("getLogger", ("service.native",))?;
             logger.call_method1(method, ("%s", line.message + &line.fields))?;

@@ -1,4 +1,5 @@
-//! Serves one gRPC connection: its task answers small requests, and starts a task for any other.
+//! Serves one gRPC connection: the connection's task answers small requests, and starts another task for each other
+//! request.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -29,15 +30,15 @@ use super::socket::{Flushes, Socket};
 use crate::declined::Declined;
 use crate::plan::Effort;
 
-/// How many requests the connection's task takes in before it answers any.
+/// Maximal number of requests that the connection's task reads before it answers them.
 const BATCH: usize = 64;
-/// How long one connection answers before other connections get their turn.
+/// Time for which one connection's task may answer requests before other connections get the thread.
 const TURN: Duration = Duration::from_micros(500);
-/// How many received bytes of one connection may wait for our tasks.
+/// Number of bytes that one connection may send before the server has read them (the HTTP/2 window).
 const CONNECTION_WINDOW: u32 = 4 << 20;
 const STREAM_WINDOW: u32 = 1 << 20;
 const FRAME_BYTES: u32 = 1 << 20;
-/// Serves one connection to its end.
+/// Serves one gRPC connection until it is closed.
 pub async fn serve<S: AsyncRead + AsyncWrite + Unpin>(stream: S, connection: Arc<Connection>, shared: Arc<Shared>) {
     let limits = &shared.limits;
     let flushes = Arc::new(Flushes::default());
@@ -120,7 +121,7 @@ pub async fn serve<S: AsyncRead + AsyncWrite + Unpin>(stream: S, connection: Arc
     .await;
 }
 
-/// Answers a request at once, or starts a task that does.
+/// Answers a small request at once, or starts a task that answers it.
 fn begin(
     shared: &Arc<Shared>,
     connection: &Arc<Connection>,
@@ -133,7 +134,8 @@ fn begin(
         if body.is_end_stream() {
             return refuse_http(status, respond);
         }
-        // The body is read to its end first: h2 then still reports a protocol error in the rest of the request.
+        // The task reads the body to its end first, so that h2 still reports a protocol error in the rest of the
+        // request.
         let stall = shared.limits.stall_timeout;
         tokio::spawn(async move {
             if let Ok(Some(())) = tokio::time::timeout(stall, drop_body(&mut body)).await {
@@ -173,7 +175,7 @@ fn begin(
                 Err(Failed::Panicked) => Reply::Panic,
                 Err(Failed::Declined(declined)) => {
                     let incoming = Incoming::new(shared, connection, head, body, draws);
-                    // Refused without a task, which would cost more than the refusal itself.
+                    // The request is refused here without a new task, because a task would cost more than the refusal.
                     if declined == Declined::TooLarge
                         && let Some(data) = &first
                         && let Some(status) = incoming.refusal(data, data.len())
@@ -193,7 +195,7 @@ fn begin(
     tokio::spawn(serve_call(incoming, plain, respond, first));
 }
 
-/// Returns the HTTP status that refuses a request which is not gRPC; None for gRPC.
+/// Returns the HTTP status with which a request that is not gRPC is refused; None if it is gRPC.
 fn not_grpc(head: &Parts) -> Option<StatusCode> {
     if head.method != http::Method::POST {
         return Some(StatusCode::METHOD_NOT_ALLOWED);
@@ -202,7 +204,7 @@ fn not_grpc(head: &Parts) -> Option<StatusCode> {
     (!kind.starts_with(b"application/grpc")).then_some(StatusCode::UNSUPPORTED_MEDIA_TYPE)
 }
 
-/// Reads a body to its end and drops it; None if the body breaks off.
+/// Reads a request's body to its end and drops it; returns None if the client ends the body too early.
 async fn drop_body(body: &mut RecvStream) -> Option<()> {
     while let Some(data) = body.data().await {
         let size = data.ok()?.len();
@@ -224,7 +226,7 @@ fn refuse_http(status: StatusCode, mut respond: SendResponse<Payload>) {
     }
 }
 
-/// Looks at the headers; None where the reference takes the request.
+/// Checks the headers of a call; returns None if the call must be forwarded to the reference server.
 fn plain(shared: &Shared, connection: &Connection, head: &Parts, draws: Draws) -> Option<Plain> {
     let method = Method::of_path(head.uri.path())?;
     if head.method != http::Method::POST {

@@ -1,5 +1,5 @@
-//! Code that the JSON and gRPC forms of the Open Inference Protocol share: datatypes, versions, and tensors in binary
-//! form.
+//! Functions that the JSON and gRPC handlers of the Open Inference Protocol share: for datatypes, versions, and tensors
+//! in binary form.
 //!
 //! Binary data is little-endian, in row-major order, without padding; an element of datatype BYTES is its length in
 //! four bytes, then its bytes.
@@ -13,13 +13,13 @@ use super::{Call, Version};
 use crate::declined::Declined;
 use crate::plan::{Data, DataType, Dims, Inputs, Servable, Signature, Strings, Tensor, Work};
 
-/// The signature of a request that names none, if the model has no `serving_default`.
+/// Name of the signature that a request runs if the request names none and the model has no `serving_default`.
 const FALLBACK_SIGNATURE: &str = "lookup";
-/// Name of the parameter that chooses the signature in a request, and names the signature in an answer.
+/// Name of the request parameter that chooses the signature; an answer has it, too.
 pub(super) const SIGNATURE_PARAMETER: &str = "signature_name";
 /// Maximal number of dimensions of a tensor.
 const MAX_RANK: usize = 64;
-/// Size of the length before each BYTES element.
+/// Size in bytes of the length field before each BYTES element.
 const LENGTH_BYTES: usize = 4;
 
 /// Parses the version in a request: digits are a version number, other text is a label, and an empty text is the latest

@@ -9,14 +9,14 @@
 use crate::declined::Declined;
 
 const CONTINUATION_BITS: u64 = 0x8080_8080_8080_8080;
-/// How many bytes are searched together for the last bytes of varints.
+/// Number of bytes that are searched together for the last bytes of varints.
 const BLOCK: usize = 64;
 const WORD: usize = 8;
 /// Maximal size of a varint of 64 bits, and of a tag or length.
 const MAX_VARINT_BYTES: usize = 10;
 const MAX_VARINT32_BYTES: usize = 5;
 
-/// The bytes are no protobuf message, or contain a group.
+/// The error for bytes that are no protobuf message, or that contain a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Malformed;
 
@@ -29,7 +29,7 @@ impl From<Malformed> for Declined {
 /// The value of one field, by its wire type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Value<'a> {
-    /// An integer, a bool or an enum.
+    /// A varint: an integer, a bool or an enum.
     Varint(u64),
     /// A fixed64, sfixed64 or double, in little-endian bytes.
     Fixed64(&'a [u8; 8]),

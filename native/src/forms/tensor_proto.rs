@@ -28,15 +28,16 @@ const VERSION_NUMBER: u32 = 3;
 const CONTENT: u32 = 4;
 const STRING_VAL: u32 = 8;
 
-/// How many more elements the tensors of one request may have before the request is declined.
+/// The number of elements that the tensors of one request may still have; a request that exceeds it is declined.
 pub struct Allowance {
     elements: usize,
-    /// How many elements may still be left out because they repeat a tensor's last value.
+    /// The number of elements that may still be left out of the request because they repeat a tensor's last value.
     repeats: usize,
 }
 
 impl Allowance {
-    /// Returns the allowance of a request of this size: an element in the request takes at least one byte.
+    /// Returns the allowance of a request of `num_bytes` bytes: at least as many elements, because an element that is
+    /// sent takes at least one byte.
     #[must_use]
     pub fn of_request(num_bytes: usize) -> Self {
         Allowance { elements: num_bytes.max(MAX_REPEATS_OF_REFERENCE), repeats: MAX_REPEATS }
@@ -97,7 +98,7 @@ impl<'a> TensorProto<'a> {
     }
 }
 
-/// Parses one tensor of a request.
+/// Parses one tensor of a request, and lowers the request's allowance of elements.
 ///
 /// # Errors
 /// [`Declined::Unusual`]: the tensor's dtype, shape and values contradict each other, or only the reference server
@@ -113,13 +114,13 @@ pub fn read_tensor<'a>(message: &'a [u8], allowance: &mut Allowance) -> Result<T
                 return Err(Declined::Unusual);
             }
             if dtype == DataType::Bool && content.iter().any(|&byte| byte > 1) {
-                // Any nonzero byte is true.
+                // Any nonzero byte means true.
                 Data::Bytes(content.iter().map(|&byte| u8::from(byte != 0)).collect())
             } else {
                 Data::Raw(content)
             }
         }
-        // With both, the reference server uses `tensor_content`, but also parses the typed values.
+        // If a tensor has both, the reference server uses `tensor_content`, but also parses the typed values.
         (_, [_, ..], _) => return Err(Declined::Unusual),
         _ => {
             if proto.num_pieces > 0 && proto.field != field_of_values(dtype) {
@@ -313,15 +314,15 @@ fn of_dtype<'a>(mut numbers: Vec<i64>, dtype: DataType) -> Data<'a> {
 
 /// How the values of one output are encoded.
 enum Values {
-    /// An empty tensor: no field at all.
+    /// An empty tensor, which is encoded without any field.
     None,
-    /// Field number and size of values that are encoded as their bytes in memory.
+    /// Values that are encoded as their bytes in memory: the field's number and their size.
     Raw(u32, usize),
-    /// Field number and packed varints.
+    /// Values that are encoded as packed varints: the field's number and the varints.
     Packed(u32, Vec<u8>),
-    /// Strings, each as one field `string_val`.
+    /// Strings, each encoded as one field `string_val`.
     Strings,
-    /// Size of `tensor_content` with all strings.
+    /// Strings in the field `tensor_content`: the size of that field.
     JoinedStrings(usize),
 }
 

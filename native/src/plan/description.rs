@@ -43,7 +43,7 @@ pub struct TableDescription {
     pub embedding_dim: usize,
     /// Address of row 0.
     pub rows_at: usize,
-    /// Address of V float32 scales; 0 if the dtype has no scales.
+    /// Address of V float32 numbers, the scales of the table's rows; 0 if the dtype has no scales.
     pub scales_at: usize,
 }
 
@@ -59,7 +59,7 @@ pub struct VocabularyDescription {
     pub keys: (usize, usize),
     /// Address and length of the `[2^k]` int32 slots of the hash index.
     pub slots: (usize, usize),
-    /// The mapping from keys to table rows.
+    /// The rules by which a key becomes a table row.
     pub rows: vocabulary::RowMapping,
 }
 
@@ -92,14 +92,14 @@ pub struct SignatureDescription {
     pub row_bytes: usize,
     /// Maximal number of rows in a request; None for no limit.
     pub max_rows: Option<usize>,
-    /// How many id tensors a predict's graph computes itself, before rows are looked up.
+    /// Number of id tensors that a predict's graph computes itself, before rows are looked up.
     #[serde(default)]
     pub num_computed: usize,
-    /// Description of a predict's graph (see `towers/description.rs`); None for a lookup.
+    /// Description of a predict's graph, as towers/description.rs reads it; None for a lookup.
     pub graph: Option<serde_json::Value>,
 }
 
-/// One input of a signature; fields as in `TensorSpec` of service/types.py.
+/// One input of a signature; its fields are those of `TensorSpec` in service/types.py.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct InputDescription {
@@ -123,7 +123,7 @@ pub struct InputDescription {
     pub takes_strings: bool,
 }
 
-/// One feature; fields as in `LookupFeature` of service/artifact/manifest.py.
+/// One feature; its fields are those of `LookupFeature` in service/artifact/manifest.py.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FeatureDescription {
@@ -143,11 +143,11 @@ pub struct FeatureDescription {
     pub combiner: Option<Combiner>,
     /// The order in which the combiner adds vectors.
     pub summation: Summation,
-    /// `on_bad_id` of the manifest.
+    /// The feature's rule for an id outside the table (`on_bad_id` of the manifest).
     pub on_bad_id: OnBadId,
-    /// `default_row` of the manifest.
+    /// The row that the feature reads for an id outside the table, if that is its rule (`default_row` of the manifest).
     pub default_row: usize,
-    /// Whether a mean divides by `max(sum(w), 1)`.
+    /// Whether the combiner mean divides by `max(sum(w), 1)`, where w are the weights of a row.
     pub at_least_one: bool,
     /// Whether ids whose weight is not above 0 are left out.
     pub positive_only: bool,
@@ -159,8 +159,8 @@ pub struct FeatureDescription {
     pub length: usize,
     /// Rank of the ids: 1 for shape `[B]`, 2 for `[B, K]`; None for any rank but 0.
     pub ids_rank: Option<usize>,
-    /// Which rows must have an id, or else the request is forwarded to the reference server: "none", "last" (the last
-    /// row) or "all".
+    /// The rows of a request that must have an id, or else the request is forwarded to the reference server: "none",
+    /// "last" (the last row) or "all".
     pub needs_ids: String,
 }
 

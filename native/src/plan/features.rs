@@ -114,8 +114,8 @@ pub(super) fn vector_width(
     vector_dims(servable, feature, sent, is_flat).map_or(0, |dims| dims[dims.len() - 1])
 }
 
-/// Where the vectors of one feature lie in an output's memory: `skip` is the offset of the first vector, `stride` the
-/// distance from one row to the next, both in bytes. With `is_flat`, the vectors of a row stand side by side.
+/// The position of one feature's vectors in an output's memory: `skip` is the offset of the first vector, `stride` the
+/// distance from one row to the next, both in bytes.
 pub(super) struct Placement {
     pub(super) skip: usize,
     pub(super) stride: usize,
@@ -171,14 +171,15 @@ pub(super) fn read(
     let missing = looked.map_err(|_| Declined::Unfit)?;
     let drops = matches!(policy.on_bad_id, OnBadId::Drop | OnBadId::DropNegative);
     if missing > 0 && feature.needs_ids != NeedsIds::None && drops {
-        // The policy dropped ids, perhaps all ids of a row that must have one. Only the reference server handles such a
-        // row.
+        // The policy has dropped ids, perhaps all ids of a row that must have at least one. Only the reference server
+        // handles such a row.
         return Err(Declined::Unfit);
     }
     Ok(missing)
 }
 
-/// The feature inputs of one predict request; a graph writes their vectors to the tensors that it is fed.
+/// The feature inputs of one predict request; the graph's code writes their vectors to the tensors that the graph is
+/// fed.
 pub struct Features<'s, 'r> {
     servable: &'s Servable,
     plan: &'s Signature,
@@ -186,7 +187,7 @@ pub struct Features<'s, 'r> {
 }
 
 impl<'s, 'r> Features<'s, 'r> {
-    /// Takes inputs that [`Work::prepare`] has validated, and the id tensors that the graph has computed.
+    /// Wraps inputs that [`Work::prepare`] has validated, and the id tensors that the graph has computed.
     ///
     /// # Errors
     /// A row has no id although it must have one, or the graph computed another number of id tensors than the signature
@@ -208,7 +209,7 @@ impl<'s, 'r> Features<'s, 'r> {
         Ok(Features { servable, plan, sent })
     }
 
-    /// Returns the shape of a feature's vectors; with `is_flat`, shape `[B, K, D]` becomes `[B, K * D]`.
+    /// Returns the shape of a feature's vectors; if `is_flat` is true, the shape `[B, K, D]` becomes `[B, K * D]`.
     ///
     /// # Errors
     /// The request lacks the feature, or its ids have the wrong rank.
@@ -217,7 +218,7 @@ impl<'s, 'r> Features<'s, 'r> {
         vector_dims(self.servable, &self.plan.features[feature], sent, is_flat)
     }
 
-    /// Writes a feature's vectors end to end to `to`.
+    /// Writes a feature's vectors to `to`, one after the other.
     ///
     /// # Errors
     /// The request lacks the feature, or the table's policy refuses an id.

@@ -6,7 +6,7 @@ use crate::declined::Declined;
 
 /// The elements of one output of a graph.
 pub enum OutputData {
-    /// Little-endian numbers end to end, in memory of TensorFlow's.
+    /// Little-endian numbers, end to end, in memory that TensorFlow owns.
     Numbers(Box<dyn AsRef<[u8]> + Send + Sync>),
     /// Elements of a string output.
     Strings(Vec<Vec<u8>>),
@@ -40,5 +40,5 @@ pub trait Graph: Send + Sync + std::fmt::Debug {
     ) -> Result<Vec<GraphOutput>, Declined>;
 }
 
-/// A function that opens the graph of a predict from `SignatureDescription::graph`; its error is a sentence.
+/// A function that opens the graph of a predict from `SignatureDescription::graph`; its error is one sentence of text.
 pub type OpenGraph<'a> = dyn Fn(&serde_json::Value) -> Result<Box<dyn Graph>, String> + 'a;

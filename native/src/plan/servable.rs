@@ -14,8 +14,8 @@ use crate::declined::Declined;
 use crate::tables::table::{CombineOptions, Combiner, Dtype, Policy, Table};
 use crate::tables::vocabulary::Vocabulary;
 
-/// The part of a feature that an input of its signature holds. A request may send int32 in place of int64 and the reverse,
-/// except for `Unread`.
+/// The kind of data that an input of a signature holds for its feature. A request may send int32 in place of int64 and
+/// the reverse, except for `Unread`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InputRole {
     /// No feature reads the input; only the graph does.
@@ -37,7 +37,7 @@ pub struct InputPlan {
     pub shape: Option<Vec<Option<usize>>>,
     /// Whether a request may leave out the input.
     pub is_optional: bool,
-    /// The content of the input: ids, row splits or weights of a feature, or nothing for features.
+    /// The kind of data in the input: ids, row splits or weights of a feature, or data that no feature reads.
     pub role: InputRole,
     /// Index of the vocabulary that maps keys to ids; None if the input has no vocabulary.
     pub vocabulary: Option<usize>,
@@ -50,7 +50,7 @@ pub struct InputPlan {
     pub bounds: (i64, i64),
 }
 
-/// Which rows of a feature must have an id; requests that lack it are forwarded to the reference server.
+/// The rows of a feature that must have at least one id; a request without it is forwarded to the reference server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NeedsIds {
     /// No row.
@@ -61,19 +61,19 @@ pub enum NeedsIds {
     All,
 }
 
-/// How the vectors of a feature are made of table rows.
+/// The way in which table rows become the vectors of a feature.
 #[derive(Clone, Copy, Debug)]
 pub enum LookupKind {
-    /// One table row for each id.
+    /// The vector of each id is its table row.
     Gather {
         /// Rank of the ids: 1 for shape `[B]`, 2 for `[B, K]`; None for any rank but 0.
         ids_rank: Option<usize>,
     },
-    /// One vector for each row of ids, combined from their table rows.
+    /// Each row of ids gives one vector, combined from the table rows of its ids.
     Combine(CombineOptions),
-    /// L table rows for each row of ids; zeros fill up a shorter row.
+    /// Each row of ids gives the table rows of its first L ids; zeros fill up a shorter row.
     Sequence {
-        /// L, the number of vectors in a row.
+        /// L, the number of table rows for each row of ids.
         length: usize,
     },
 }
@@ -91,11 +91,11 @@ pub struct FeaturePlan {
     pub weights: Option<usize>,
     /// Index of the feature's table.
     pub table: usize,
-    /// How the feature's vectors are made of table rows.
+    /// The way in which table rows become the feature's vectors.
     pub lookup: LookupKind,
     /// The policy of the lookup for an id outside the table.
     pub policy: Policy,
-    /// Which rows must have an id.
+    /// The rows of the feature that must have at least one id.
     pub needs_ids: NeedsIds,
 }
 
@@ -129,7 +129,7 @@ pub struct Signature {
     pub row_bytes: usize,
     /// Maximal number of rows in a request; None for no limit.
     pub max_rows: Option<usize>,
-    /// How many id tensors the graph computes; their indexes come behind those of the inputs.
+    /// Number of id tensors that the graph computes; their indexes follow those of the inputs.
     pub num_computed: usize,
     /// The graph of a predict; None for a lookup.
     pub graph: Option<Box<dyn Graph>>,
@@ -172,9 +172,9 @@ impl Signature {
 /// Counts the ids that lookups of one feature have read so far.
 #[derive(Debug, Default)]
 pub struct Counts {
-    /// Number of ids in requests.
+    /// Number of ids that requests had for the feature.
     pub ids: AtomicU64,
-    /// How many of them lay outside the table.
+    /// Number of ids that lay outside the feature's table.
     pub missing: AtomicU64,
 }
 
@@ -203,8 +203,8 @@ pub struct SharedParts {
     pub vocabularies: Vec<Vocabulary>,
     /// Counts of ids, by signature and feature.
     pub counts: Vec<Vec<Counts>>,
-    /// For each vocabulary, how many keys of requests it lacked so far. A key counts once for its input, even if
-    /// several features read the input.
+    /// For each vocabulary, the number of keys in requests that the vocabulary lacked so far. A key counts once for its
+    /// input, even if several features read the input.
     pub unknown_keys: Vec<AtomicU64>,
     damage_flag: *const AtomicU64,
     has_serving_default: bool,
@@ -277,7 +277,7 @@ impl Servable {
     }
 
     /// Returns a copy of the servable that reads other tables of the same shapes, whose memory `owner` owns. Both
-    /// servables add to the same counts.
+    /// servables add to the same counts of ids.
     ///
     /// # Safety
     /// `addresses` has the addresses of rows and scales of each table, which meet the conditions of [`Table::new`].
@@ -356,7 +356,7 @@ impl Servable {
     /// Says whether a mapped file of the servable is damaged. Call this after the last read of a row.
     #[must_use]
     pub fn is_damaged(&self) -> bool {
-        // SAFETY: `_owner` keeps the word in memory, if `damage_flag` is not null.
+        // SAFETY: `_owner` keeps the damage word in memory, if `damage_flag` is not null.
         !self.shared.damage_flag.is_null() && unsafe { (*self.shared.damage_flag).load(Ordering::Acquire) != 0 }
     }
 }

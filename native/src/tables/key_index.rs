@@ -19,7 +19,7 @@ pub const EMPTY: i32 = -1;
 /// the key's bytes. The search prefetches each of the three for the whole batch before it compares the first key.
 const BATCH_KEYS: usize = 64;
 
-/// Why an index can not be built.
+/// The reason why a hash index can not be built.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IndexError {
     /// The key with this number equals an earlier key.
@@ -31,12 +31,12 @@ pub enum IndexError {
     Starts,
 }
 
-/// How many keys of one search the vocabulary lacks.
+/// The number of unknown keys in one search, and the position of the first of them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct UnknownKeys {
-    /// Number of such keys.
+    /// Number of searched keys that the vocabulary lacks.
     pub count: usize,
-    /// Position of the first such key among the searched keys; 0 if there is none.
+    /// Position of the first unknown key among the searched keys; 0 if there is none.
     pub first: usize,
 }
 
@@ -192,8 +192,8 @@ pub fn fingerprint_of_digits(key: i64) -> u64 {
     fingerprint64(itoa::Buffer::new().format(key).as_bytes())
 }
 
-/// Ok: a slot whose tag equals that of the searched key, and the number of the slot's key. Err: an empty slot, which
-/// ends the search.
+/// Ok holds a slot whose tag equals that of the searched key, and the number of the slot's key. Err holds the empty
+/// slot that ends the search.
 type Candidate = Result<(usize, usize), usize>;
 
 /// The slots of one index; there is at least one.
@@ -205,7 +205,7 @@ struct Index<'a> {
 }
 
 impl<'a> Index<'a> {
-    /// Returns None where there are no slots.
+    /// Returns an index on these slots; None if there are no slots.
     fn new(slots: &'a [i32]) -> Option<Self> {
         Some(Index { slots, number_bits: slots.len().checked_ilog2()? })
     }

@@ -11,7 +11,7 @@
 pub(super) trait Lanes: Copy {
     /// Returns eight zeros.
     unsafe fn zero() -> Self;
-    /// Returns one number eight times.
+    /// Returns a vector with the same number eight times.
     unsafe fn splat(number: f32) -> Self;
     /// Reads 32 bytes: eight float32.
     unsafe fn float32(at: *const u8) -> Self;

@@ -1,4 +1,4 @@
-//! Slow lookups, one number after the other, with which tests compare the kernels.
+//! Slow lookups, which process one number after the other; tests compare the fast kernels with them.
 
 use super::table::{CombineOptions, Combiner, Dtype, LookupError, OnBadId, Policy, Summation};
 

@@ -299,7 +299,7 @@ pub(super) struct Terms {
 }
 
 impl Terms {
-    /// Returns `count` of these terms: the one at position `start`, and every `stride`-th after it.
+    /// Returns `count` of these terms: the term at position `start`, and every `stride`-th term after it.
     ///
     /// # Safety
     /// These terms have a stride of 1 and hold all of the returned terms.
@@ -337,7 +337,7 @@ impl Terms {
 pub(super) struct SumTarget {
     /// Address of column 0.
     pub(super) at: *mut u8,
-    /// Whether the sum is added to the float32 at `at`; else it replaces them.
+    /// Whether the sum is added to the float32 numbers at `at`; else it replaces them.
     pub(super) adds: bool,
 }
 

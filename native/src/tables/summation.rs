@@ -1,7 +1,8 @@
 //! Adds rows in the order of TensorFlow's ops, so that sums equal TensorFlow's to the last bit.
 //!
 //! Source: `SparseSegmentReductionOpBase::Reduce` of tensorflow/core/kernels/segment_reduction_ops_impl.h (blocks), and
-//! the packets of `InnerMostDimPreserver` in Eigen's TensorReduction.h, as `SegmentSum` uses it (lanes); TensorFlow 2.21.
+//! the packets of `InnerMostDimPreserver` in Eigen's TensorReduction.h, as `SegmentSum` uses it (lanes); TensorFlow
+//! 2.21.
 
 use super::lanes::Lanes;
 use super::numbers::Stored;

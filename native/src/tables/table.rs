@@ -44,7 +44,7 @@ pub enum OnBadId {
     Wrap,
 }
 
-/// How the vectors `v` of one row of ids, with weights `w`, become one vector.
+/// The rule by which the vectors `v` of one row of ids, with weights `w`, become one vector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Combiner {
@@ -74,7 +74,7 @@ pub enum Summation {
 pub struct Ints<'a>(&'a [u8]);
 
 impl<'a> Ints<'a> {
-    /// Wraps little-endian bytes; an incomplete last number is ignored.
+    /// Wraps the little-endian bytes of integers; an incomplete last integer is ignored.
     #[must_use]
     pub fn new(bytes: &'a [u8]) -> Self {
         Ints(&bytes[..bytes.len() / 8 * 8])
@@ -124,7 +124,7 @@ impl<'a> Ints<'a> {
         })
     }
 
-    /// Returns the bytes of the numbers.
+    /// Returns the little-endian bytes of the integers.
     #[must_use]
     pub fn as_bytes(self) -> &'a [u8] {
         self.0
@@ -186,8 +186,8 @@ impl<'a> Weights<'a> {
     }
 }
 
-/// Uninitialised memory for the vectors of one feature in an answer: `rows` pieces of `width` bytes, `stride` bytes
-/// from one piece to the next, at any alignment.
+/// Uninitialised memory for one feature's vectors in an answer: `rows` pieces of `width` bytes. Piece r begins `r *
+/// stride` bytes after the first, at any alignment.
 pub struct OutputRows<'a> {
     start: *mut u8,
     stride: usize,

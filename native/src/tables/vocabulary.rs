@@ -2,7 +2,7 @@
 
 use super::key_index::{Integers, Lines, UnknownKeys, find};
 
-/// How a vocabulary maps keys to table rows. The key in line `i` has row `first_id + i`.
+/// The rules by which a vocabulary maps keys to table rows. The key in line `i` has row `first_id + i`.
 #[derive(Clone, Copy, Debug, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RowMapping {
@@ -211,7 +211,7 @@ mod tests {
             is_ended in any::<bool>(),
             rows in rows(),
         ) {
-            // Without keys that end in CR: CR LF ends a line, so such a key would lose its CR.
+            // The test uses no keys that end in CR, because CR LF ends a line, so such a key would lose its CR.
             let known: Vec<String> = known.into_iter().filter(|key| !key.ends_with('\r')).collect();
             prop_assume!(!known.is_empty());
             let mut data = known.join(ending);

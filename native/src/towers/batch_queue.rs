@@ -1,9 +1,10 @@
-//! Batches requests: those that arrive during a run share the next run. No request waits for later ones.
+//! Batches requests: the requests that arrive during a run of the graph share the next run. No request waits for later
+//! requests.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-/// Runs one batch of items at a time, while further items wait in a queue. Concurrency: any thread; callers block.
+/// A queue that runs one batch of items at a time, while further items wait. Concurrency: any thread; callers block.
 pub struct BatchQueue<T, R> {
     max_rows: usize,
     state: Mutex<State<T, R>>,
