@@ -159,7 +159,7 @@ fn body_or_error(py: Python<'_>, answered: Result<Answered, Declined>) -> PyResu
     }
 }
 
-/// The network server of the core. Concurrency: any thread.
+/// The core's network server, as a Python class. Concurrency: any thread.
 #[pyclass(frozen, module = "service._native")]
 pub struct Server {
     inner: ArcSwapOption<edge::Server>,
@@ -194,8 +194,8 @@ impl Server {
         let routes = routes_of(&models);
         drop(models);
         if let Some(server) = self.inner.load_full() {
-            // This runs without the interpreter lock, because it may drop the last reference to a servable, which takes
-            // the lock to release `keep`.
+            // The change of routes runs without the interpreter lock, because it may drop the last reference to a
+            // servable, which takes the lock to release `keep`.
             py.detach(|| server.set_routes(routes));
         }
     }

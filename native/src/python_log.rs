@@ -12,7 +12,8 @@ struct PythonLog;
 
 /// Installs the forwarding of log events to Python, for the whole process.
 pub fn install() {
-    // set_global_default() fails if the process imported this module before; then the forwarding is installed already.
+    // set_global_default() fails if the process imported this module before; the forwarding is installed already in
+    // this case.
     let _ = tracing::subscriber::set_global_default(PythonLog);
 }
 
@@ -33,7 +34,7 @@ impl Visit for LogLine {
 
 impl Subscriber for PythonLog {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        // Only warnings and errors of this crate: libraries log too much for an operator.
+        // Only warnings and errors of this crate are forwarded, because libraries log too much for an operator.
         metadata.is_event() && *metadata.level() <= Level::WARN && metadata.target().starts_with("_native")
     }
 

@@ -34,7 +34,7 @@ pub struct Caller {
 struct Digest([u8; 32]);
 
 impl PartialEq for Digest {
-    // This compares all bytes of two digests, so that the time does not tell an attacker where they differ.
+    // The comparison reads all bytes of both digests, so that its time does not tell an attacker where they differ.
     fn eq(&self, other: &Self) -> bool {
         self.0.iter().zip(&other.0).fold(0, |found, (a, b)| found | (a ^ b)) == 0
     }

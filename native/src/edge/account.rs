@@ -185,7 +185,7 @@ impl Drop for Hold {
 mod tests {
     use super::*;
 
-    /// Holds one byte after another, each in its own request, until the limits allow no more.
+    /// Counts requests of one byte each until the limits allow no more, and returns them.
     fn flood(shares: &Arc<Shares>) -> Vec<Hold> {
         let mut holds = Vec::new();
         while shares.has_room(1) {

@@ -20,7 +20,7 @@ pub const COUNTED_BYTES: usize = 16 << 10;
 /// Maximal number of compressed messages of one gRPC connection that are held in inflated form at the same time.
 const MAX_INFLATED: usize = 4;
 
-/// An order of the server to the task that serves a connection.
+/// An order that the server gives to the task that serves a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Order {
@@ -124,7 +124,8 @@ impl Connection {
         if self.is_blocked.swap(false, Relaxed)
             && let Some(waker) = self.waker.get()
         {
-            // This wakes a pipelined request, which may wait until the answers before it are sent.
+            // The call wakes the connection's task, because a pipelined request may be waiting until the answers before
+            // it are sent.
             waker.wake_by_ref();
         }
     }

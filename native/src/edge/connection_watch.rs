@@ -82,7 +82,8 @@ impl Watch {
         let (from, time) = match (served, read == bytes) {
             (0, _) => (self.begun, limits.head_timeout),
             (_, true) => (since, limits.keep_alive),
-            // A part of the next request's head has come, so the connection has the time limit of a head, too.
+            // A part of the next request's head has come, so the connection gets the time limit for a head in addition
+            // to that for idle connections.
             (_, false) => (since, limits.keep_alive + limits.head_timeout),
         };
         if now.duration_since(from) <= time {

@@ -17,8 +17,8 @@ const NEWEST: u64 = 4;
 const MOST_NANOS: u64 = 1_000_000;
 /// A request is refused once it has waited this many times the limit on expected waits.
 const PATIENCE: u32 = 4;
-/// Only waits with at least this expected length correct the later estimates of waits. Real waits are longer than
-/// estimated, because machines are shared and runs wait for locks.
+/// A real wait corrects the later estimates only if the wait was expected to last at least this long. Real waits are
+/// longer than estimated, because machines are shared and runs wait for locks.
 const TELLING: Duration = Duration::from_millis(5);
 /// The weight of the newest wait in the factor that corrects estimates: `LONGER_WAIT` for a wait longer than its
 /// corrected estimate, `SHORTER_WAIT` for any other. Thus the factor stays near the longest waits, and the queue
@@ -106,7 +106,7 @@ pub struct Taken<T> {
     pub value: T,
     /// The reason why the request must not run any more; None if it may run.
     pub refusal: Option<Refusal>,
-    /// How long the request waited.
+    /// Time for which the request waited in the queue.
     pub waited: Duration,
     /// The run, which the caller hands to [`FairQueue::done`] when the run has ended.
     pub run: Run,

@@ -152,7 +152,7 @@ impl FrameMeter {
             }
             RST_STREAM => self.spend(1, Flood::Reset),
             SETTINGS if flags & ACK == 0 => {
-                // A SETTINGS frame with many values costs more points.
+                // A SETTINGS frame with many values costs more points than a short one.
                 let values = u32::try_from(size / 6 / 16).unwrap_or(u32::MAX);
                 self.spend(SETTINGS_COST.saturating_add(values), Flood::Settings)
             }

@@ -30,7 +30,7 @@ impl Inner {
     }
 }
 
-/// A fixed number of threads and a bounded, fair queue of jobs.
+/// A pool with a fixed number of threads, which run jobs from a fair queue of limited length.
 pub struct Pool {
     inner: Arc<Inner>,
     threads: Mutex<Vec<JoinHandle<()>>>,

@@ -37,10 +37,10 @@ use super::{fair_queue, grpc, http};
 use crate::forward::{Gates, GrpcUpstream, HttpUpstream};
 use crate::plan::Routes;
 
-/// How many tasks the async runtime runs before it looks for new bytes on sockets. The number is low, so that a flood
-/// on one connection delays other connections by 8 ms and not by 607 ms.
+/// Number of tasks that the async runtime runs before it looks for new bytes on sockets. The number is low, so that a
+/// flood on one connection delays other connections by 8 ms and not by 607 ms.
 const EVENT_INTERVAL: u32 = 4;
-/// How many new connections the system holds for a listener until the server accepts them.
+/// Maximal number of new connections that the system holds for a listener until the server accepts them.
 const BACKLOG: i32 = 4096;
 /// Pause after a connection could not be accepted because the system had no free file descriptor.
 const EXHAUSTED: Duration = Duration::from_millis(50);

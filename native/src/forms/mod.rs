@@ -26,7 +26,7 @@ pub mod tensorflow_json;
 pub struct Call<'a> {
     /// The routing table of published servables.
     pub routes: &'a Routes,
-    /// How much work this thread may do.
+    /// The amount of work that the calling thread may do for the request.
     pub effort: Effort,
     /// Maximal size of an answer's arrays, in bytes.
     pub max_response_bytes: usize,
@@ -69,7 +69,7 @@ pub enum Version<'a> {
     Label(&'a str),
 }
 
-/// A finished answer, with the facts that metrics count.
+/// A finished answer, with the figures that the metrics count.
 pub struct Answered {
     /// The HTTP body, or the gRPC message without its five-byte prefix.
     pub body: Bytes,
@@ -103,7 +103,7 @@ mod tests {
     fn callers_find_the_models_that_they_may_run() {
         let (routes, other) = (routes(1.0), Grant::new(["n*"]));
         assert_eq!(refused(&routes, Some(&other), Some(0.0), "m"), Declined::Denied);
-        // A caller without the right gets the same result for a model that does not exist.
+        // A caller without the right on a model gets the same result as for a model that does not exist.
         assert_eq!(refused(&routes, Some(&other), Some(0.0), "absent"), Declined::Denied);
         assert_eq!(refused(&routes, Some(&other), Some(0.0), "no"), Declined::Unknown);
         assert_eq!(refused(&routes, Some(&Grant::new(["m"])), Some(0.0), "m"), Declined::Drawn);

@@ -17,7 +17,7 @@ use crate::plan::{Data, DataType, Dims, Inputs, Servable, Signature, Strings, Te
 const FALLBACK_SIGNATURE: &str = "lookup";
 /// Name of the request parameter that chooses the signature; an answer has it, too.
 pub(super) const SIGNATURE_PARAMETER: &str = "signature_name";
-/// Maximal number of dimensions of a tensor.
+/// Maximal number of dimensions of a tensor in a request.
 const MAX_RANK: usize = 64;
 /// Size in bytes of the length field before each BYTES element.
 const LENGTH_BYTES: usize = 4;
@@ -83,7 +83,7 @@ pub(super) fn num_elements(dims: &[usize]) -> Result<usize, Declined> {
     if dims.len() > MAX_RANK {
         return Err(Declined::Unusual);
     }
-    // numpy bounds the product of the sizes that are not 0, even for an empty array.
+    // numpy limits the product of the sizes that are not 0, even for an empty array, so this function does the same.
     let product = dims.iter().try_fold(1_usize, |product, &size| product.checked_mul(size.max(1)));
     match product {
         Some(product) if product <= isize::MAX as usize / 16 => Ok(if dims.contains(&0) { 0 } else { product }),
@@ -106,7 +106,7 @@ pub(super) fn binary_tensor(dtype: DataType, dims: Dims, data: &[u8]) -> Result<
     Ok(Tensor { dtype, dims, data })
 }
 
-/// Normalises booleans to the bytes 0 and 1; in a request any nonzero byte is true.
+/// Changes every nonzero byte of a boolean tensor to 1, because in a request any nonzero byte means true.
 pub(super) fn booleans(data: &[u8]) -> Data<'_> {
     if data.iter().all(|&byte| byte <= 1) {
         Data::Raw(data)
@@ -116,7 +116,7 @@ pub(super) fn booleans(data: &[u8]) -> Data<'_> {
 }
 
 fn split_strings(mut data: &[u8], count: usize) -> Result<Strings<'_>, Declined> {
-    // This check bounds the allocation below by the number of received bytes.
+    // This check limits the allocation below to the number of received bytes.
     if count > data.len() / LENGTH_BYTES {
         return Err(Declined::Unusual);
     }
@@ -131,7 +131,7 @@ fn split_strings(mut data: &[u8], count: usize) -> Result<Strings<'_>, Declined>
     if data.is_empty() { Ok(Strings { parts }) } else { Err(Declined::Unusual) }
 }
 
-/// Returns the servable that a request asks for, and the index of the signature.
+/// Returns the servable of the model version that a request names, and the index of the signature.
 pub(super) fn find<'a>(
     call: &Call<'a>,
     model: &str,
@@ -185,7 +185,7 @@ pub(super) fn binary_size(work: &Work<'_, '_>, index: usize) -> usize {
     }
 }
 
-/// Appends an output's binary data.
+/// Appends the binary data of an output to the answer.
 pub(super) fn append_binary(work: &mut Work<'_, '_>, index: usize, body: &mut Vec<u8>) -> Result<(), Declined> {
     if work.outputs()[index].dtype == DataType::String {
         for element in work.strings(index) {

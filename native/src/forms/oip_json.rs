@@ -189,8 +189,8 @@ fn write_strings(strings: &[Vec<u8>], out: &mut Vec<u8>) -> Result<()> {
         if i > 0 {
             out.push(b',');
         }
-        // JSON can not hold a string that is not UTF-8; the reference server's error tells the client to ask for binary
-        // data.
+        // JSON can not represent a string that is not UTF-8, so the request is forwarded: the reference server's error
+        // tells the client to ask for binary data.
         floats::write_string(std::str::from_utf8(string).map_err(|_| Declined::Unfit)?, out);
     }
     out.push(b']');
@@ -318,7 +318,8 @@ mod tests {
                     (_, DataType::Float16 | DataType::Bfloat16) => form = Form::Binary,
                     (Elements::Numbers(bytes), DataType::Float32 | DataType::Float64) => {
                         let size = sent.dtype.size();
-                        // A float whose highest exponent bit is 0 is finite, so these bits make only finite floats.
+                        // A float is finite if the highest bit of its exponent is 0, so these bits make only finite
+                        // floats.
                         bytes.chunks_exact_mut(size).for_each(|number| number[size - 1] &= 0xBF);
                     }
                     (Elements::Strings(strings), _) => {

@@ -62,7 +62,7 @@ pub fn answer(call: &Call<'_>, message: &[u8]) -> Result<Answered> {
     let mut number_text = itoa::Buffer::new();
     let version = number_text.format(servable.version()).as_bytes();
     let names = [servable.model().as_bytes(), version, request.id.as_bytes(), signature.name.as_bytes()];
-    // 64 bytes suffice for the tags and lengths of the names and of the parameter.
+    // 64 bytes suffice for the protobuf tags and lengths of the names and of the parameter.
     let capacity =
         64 + names.iter().map(|name| name.len()).sum::<usize>() + outputs.iter().map(Output::len).sum::<usize>();
     let mut out = Vec::with_capacity(capacity);
@@ -110,7 +110,7 @@ fn write_signature_parameter(out: &mut Vec<u8>, name: &[u8]) {
     write_delimited(out, 3, name);
 }
 
-/// One output of an answer.
+/// One output tensor of an answer.
 struct Output<'a> {
     name: &'a [u8],
     datatype: &'a [u8],
@@ -229,7 +229,7 @@ impl<'a> Input<'a> {
         Ok(input)
     }
 
-    /// Adds a dimension; declines negative sizes, which as uint64 are 2^63 or more.
+    /// Adds one size to a tensor's shape; declines a negative size, which as uint64 is 2^63 or more.
     fn add_size(&mut self, size: u64) -> Result<()> {
         let size = i64::try_from(size).ok().and_then(|size| usize::try_from(size).ok());
         if self.dims.len() == MAX_SIZES {
@@ -282,7 +282,7 @@ fn parameter(entry: &[u8]) -> Result<(&str, Option<&str>)> {
     Ok((key, string))
 }
 
-/// Decodes the tensor in an `InferTensorContents`.
+/// Decodes the numbers or strings of an input from an `InferTensorContents` message.
 fn typed_tensor<'a>(dtype: DataType, dims: Dims, contents: &'a [u8]) -> Result<Tensor<'a>> {
     let wanted = match dtype {
         DataType::Bool => 1,
@@ -307,7 +307,7 @@ fn typed_tensor<'a>(dtype: DataType, dims: Dims, contents: &'a [u8]) -> Result<T
         let parts = parts.into_iter().map(Cow::Borrowed).collect();
         (Data::Strings(Strings { parts }), count)
     } else {
-        // Serializers write all numbers as one packed field.
+        // Protobuf serializers write all numbers of a tensor as one packed field, so other encodings are declined.
         match parts[..] {
             [] => numbers(dtype, &[])?,
             [packed] => numbers(dtype, packed)?,

@@ -156,7 +156,7 @@ fn read<'a>(message: &'a [u8], signature: &Signature) -> Result<(Inputs<'a>, Out
     Ok((inputs, wanted))
 }
 
-/// Returns the key and the value of a map entry.
+/// Returns the key and the value of an entry in a protobuf map.
 fn map_entry(entry: &[u8]) -> Result<(&[u8], &[u8]), Declined> {
     let (mut key, mut value) = (None, None);
     for field in Fields::of(entry) {
@@ -211,7 +211,7 @@ fn write(
 struct Output<'a> {
     name: &'a str,
     tensor: MessageLayout,
-    /// Size of the map entry in bytes, without its tag and length.
+    /// Size in bytes of the entry in the map of outputs, without its tag and length.
     entry_len: usize,
 }
 

@@ -50,7 +50,7 @@ struct TensorProto<'a> {
     message: &'a [u8],
     shape: &'a [u8],
     content: &'a [u8],
-    /// Number of the typed field that has the tensor's values; 0 for a tensor without values.
+    /// Number of the protobuf field that has the tensor's values; 0 for a tensor without values.
     field: u32,
     /// The last occurrence of the field with the tensor's values, and the number of occurrences.
     piece: Option<Value<'a>>,
@@ -91,7 +91,8 @@ impl<'a> TensorProto<'a> {
     /// Iterates over all occurrences of the field with the tensor's values.
     fn pieces(&self) -> impl Iterator<Item = Value<'a>> {
         let field = self.field;
-        // This skips no malformed field: TensorProto::read has already read the whole message without an error.
+        // The iterator skips no malformed field, because TensorProto::read has already read the whole message without
+        // an error.
         Fields::of(self.message)
             .map_while(Result::ok)
             .filter_map(move |(number, value)| (number == field).then_some(value))
@@ -266,7 +267,7 @@ fn repeat_last<T: Clone>(
     size: usize,
     allowance: &mut Allowance,
 ) -> Result<(), Declined> {
-    // More values than the shape says are declined.
+    // A tensor with more values than its shape says is declined.
     let lacking = size.checked_sub(values.len()).ok_or(Declined::Unusual)?;
     allowance.repeats = allowance.repeats.checked_sub(lacking).ok_or(Declined::Unusual)?;
     if lacking > 0 {
@@ -312,7 +313,7 @@ fn of_dtype<'a>(mut numbers: Vec<i64>, dtype: DataType) -> Data<'a> {
     }
 }
 
-/// How the values of one output are encoded.
+/// The encoding of the values of one output.
 enum Values {
     /// An empty tensor, which is encoded without any field.
     None,

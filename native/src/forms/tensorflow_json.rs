@@ -80,7 +80,7 @@ pub(super) fn inputs_of<'a>(
     Ok(inputs)
 }
 
-/// Returns the only ragged feature or the only other input of a signature; declines a signature with more.
+/// Returns the only ragged feature or the only other input of a signature; declines a signature with several of them.
 fn only_feature(signature: &Signature) -> Result<ColumnRole, Declined> {
     let ragged = signature.features.iter().enumerate().filter(|(_, feature)| feature.row_splits.is_some());
     let ragged = ragged.map(|(index, _)| ColumnRole::Ragged(index));

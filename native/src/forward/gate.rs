@@ -85,7 +85,7 @@ impl Inner {
     }
 }
 
-/// A slot that a request holds; its drop frees it and wakes the next request.
+/// A slot that a request holds; dropping the slot frees it and wakes the next request.
 struct Slot {
     gate: Arc<Inner>,
     run: Option<Run>,
@@ -115,7 +115,7 @@ impl Drop for Slot {
 /// The permit to forward one request. Dropping it gives the slot to the next waiting request.
 pub struct Permit {
     _slot: Slot,
-    /// How long the request waited for its slot.
+    /// Time for which the request waited for its slot.
     pub waited: Duration,
 }
 
@@ -150,8 +150,8 @@ impl Gate {
         self.0.admit_waiting();
         let end = started + patience;
         let end = deadline.map_or(end, |deadline| deadline.min(end));
-        // Without this timeout, requests would wait forever if the reference server hangs, because no slot becomes free
-        // then.
+        // Without this timeout, requests would wait for ever while the reference server hangs, because no slot becomes
+        // free.
         let outcome = tokio::time::timeout_at(end.into(), receiver).await;
         drop(queued);
         let Ok(Ok((mut slot, waited))) = outcome else {

@@ -10,10 +10,11 @@ use super::servable::{FeaturePlan, LookupKind, NeedsIds, Servable, Signature};
 use crate::declined::Declined;
 use crate::tables::table::{Ints, OnBadId, OutputRows, Weights};
 
-/// Ids, row splits and weights of one feature, all validated, except that ids may lie outside the table.
+/// The ids, row splits and weights of one feature in a request, all validated, except that ids may lie outside the
+/// table.
 pub(super) struct FeatureInputs<'r> {
     pub(super) ids: NumberBytes<'r>,
-    /// Sizes of the ids input, `[B]` or `[B, K]`.
+    /// The shape of the ids tensor, `[B]` or `[B, K]`.
     pub(super) sizes: Dims,
     splits: Option<NumberBytes<'r>>,
     weights: Option<NumberBytes<'r>>,
@@ -37,7 +38,7 @@ pub(super) fn feature_inputs<'r>(
     plan: &Signature,
     mut inputs: Inputs<'r>,
 ) -> Result<SmallVec<[Option<FeatureInputs<'r>>; 8]>, Declined> {
-    // Several features may read one input: the last of them takes its tensor, the others clone it.
+    // Several features may read one input: the last of these features takes the input's tensor, the others clone it.
     let mut sent = SmallVec::new();
     for (f, feature) in plan.features.iter().enumerate() {
         let later = &plan.features[f + 1..];
@@ -122,7 +123,8 @@ pub(super) struct Placement {
     pub(super) is_flat: bool,
 }
 
-/// Writes the vectors of one feature to an output's memory; returns how many ids lie outside the table.
+/// Writes the vectors of one feature to an output's memory; returns the number of the feature's ids that lie outside
+/// the table.
 pub(super) fn read(
     servable: &Servable,
     feature: &FeaturePlan,
@@ -157,7 +159,8 @@ pub(super) fn read(
         LookupKind::Sequence { length } => {
             let splits = sent.splits().ok_or(Declined::Unfit)?;
             let width = length * row_bytes;
-            // A sequence that is not flat is the only feature of its output: Servable::compile refuses others.
+            // A sequence whose vectors are not flattened is the only feature of its output, because Servable::compile
+            // refuses other descriptions.
             let stride = if placement.is_flat { placement.stride } else { width };
             table.sequence(
                 ids,
@@ -171,8 +174,8 @@ pub(super) fn read(
     let missing = looked.map_err(|_| Declined::Unfit)?;
     let drops = matches!(policy.on_bad_id, OnBadId::Drop | OnBadId::DropNegative);
     if missing > 0 && feature.needs_ids != NeedsIds::None && drops {
-        // The policy has dropped ids, perhaps all ids of a row that must have at least one. Only the reference server
-        // handles such a row.
+        // The policy has dropped ids, perhaps all ids of a row that must have at least one id. Only the reference
+        // server handles such a row.
         return Err(Declined::Unfit);
     }
     Ok(missing)

@@ -48,7 +48,7 @@ impl Routes {
         Routes { models }
     }
 
-    /// Returns the routes of a configured model.
+    /// Returns the versions and labels of a configured model; None for any other name.
     #[must_use]
     pub fn model(&self, name: &str) -> Option<&ModelRoutes> {
         self.models.get(name)

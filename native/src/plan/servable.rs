@@ -18,7 +18,7 @@ use crate::tables::vocabulary::Vocabulary;
 /// the reverse, except for `Unread`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InputRole {
-    /// No feature reads the input; only the graph does.
+    /// Data that no feature reads, but only the graph.
     Unread,
     /// Ids of a feature.
     Ids,
@@ -140,7 +140,8 @@ pub struct Signature {
 }
 
 impl Signature {
-    /// Checks that a thread of this effort may run the signature. Forms call this before they parse the inputs.
+    /// Checks that a thread with this limit on work may run the signature. The handlers of wire formats (forms) call
+    /// this before they parse the inputs.
     ///
     /// # Errors
     /// [`Declined::TooLarge`]: the signature runs a graph, and the effort is [`Effort::Small`].
@@ -178,8 +179,8 @@ pub struct Counts {
     pub missing: AtomicU64,
 }
 
-/// Owns the memory whose addresses a servable reads. It is dropped with the servable, after the last request that uses
-/// it.
+/// The owner of the memory whose addresses a servable reads. This value is dropped with the servable, after the last
+/// request that uses the servable.
 pub struct MemoryOwner(#[allow(dead_code, reason = "held for its drop only")] pub Box<dyn std::any::Any + Send + Sync>);
 
 impl std::fmt::Debug for MemoryOwner {
@@ -208,7 +209,7 @@ pub struct SharedParts {
     pub unknown_keys: Vec<AtomicU64>,
     damage_flag: *const AtomicU64,
     has_serving_default: bool,
-    /// Owns the memory of the vocabularies, of the damage flag, and of the first tables.
+    /// The owner of the memory of the vocabularies, of the damage flag, and of the first tables.
     _owner: MemoryOwner,
 }
 
@@ -223,12 +224,12 @@ unsafe impl Sync for SharedParts {}
 pub struct Servable {
     shared: Arc<SharedParts>,
     tables: Vec<Table>,
-    /// Owns the memory of the tables.
+    /// The owner of the memory of the tables.
     _owner: Option<MemoryOwner>,
 }
 
 impl Servable {
-    /// Compiles a description; `owner` owns all memory that the description has addresses of.
+    /// Compiles the description of a model version; `owner` owns all memory whose addresses are in the description.
     ///
     /// # Safety
     /// The addresses in `description` meet the conditions of [`Table::new`] and [`Vocabulary::new`] until `owner` is
@@ -305,7 +306,7 @@ impl Servable {
         self.shared.version
     }
 
-    /// Returns the signatures that the core runs.
+    /// Returns the signatures that the core itself can run.
     #[must_use]
     pub fn signatures(&self) -> &[Signature] {
         &self.shared.signatures
@@ -347,7 +348,7 @@ impl Servable {
         &self.shared.counts
     }
 
-    /// Returns for each vocabulary how many keys of requests it lacked so far.
+    /// Returns for each vocabulary the number of keys in requests that the vocabulary lacked so far.
     #[must_use]
     pub fn unknown_keys(&self) -> &[AtomicU64] {
         &self.shared.unknown_keys

@@ -16,7 +16,7 @@ use crate::declined::Declined;
 /// takes some 100 microseconds, about as long as handing it to the pool and back.
 const SMALL_BYTES: usize = 512 << 10;
 
-/// How much work the calling thread may do for one request.
+/// The amount of work that the calling thread may do for one request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effort {
     /// Work of some tens of microseconds, because the thread also serves connections; larger requests end with
@@ -26,7 +26,7 @@ pub enum Effort {
     Any,
 }
 
-/// Shape of one output of an answer.
+/// The shape of one output of an answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OutputShape {
     /// Index of the output in the signature.
@@ -128,7 +128,7 @@ impl<'s, 'r> Work<'s, 'r> {
         self.rows
     }
 
-    /// Returns the outputs, in the order of the answer.
+    /// Returns the shapes of the outputs, in the order of the answer.
     #[must_use]
     pub fn outputs(&self) -> &[OutputShape] {
         &self.outputs
@@ -214,7 +214,7 @@ impl<'s, 'r> Work<'s, 'r> {
         Ok(())
     }
 
-    /// Returns how many bytes a lookup reads from tables and writes to its answer.
+    /// Returns the number of bytes that a lookup reads from tables and writes to its answer.
     fn cost_bytes(&self) -> usize {
         let Content::Lookup { sent, .. } = &self.content else {
             return 0;

@@ -31,7 +31,7 @@ struct Entry {
     flag_at: AtomicUsize,
 }
 
-/// Entries that were never written take no memory, because their pages are zero.
+/// Entries of this array that were never written take no memory, because the system stores no pages of zeros.
 static ENTRIES: [Entry; MAX_MAPS] = [const {
     Entry {
         version: AtomicU64::new(0),
@@ -41,14 +41,14 @@ static ENTRIES: [Entry; MAX_MAPS] = [const {
     }
 }; MAX_MAPS];
 
-/// How many entries of `ENTRIES`, from the first on, were ever in use.
+/// Number of entries of `ENTRIES`, from the first on, that were ever in use.
 static NUM_ENTRIES: AtomicUsize = AtomicUsize::new(0);
 
 /// The SIGBUS handler that this module replaced; None if the system refused this module's handler.
 static PREVIOUS: OnceLock<Option<libc::sigaction>> = OnceLock::new();
 
-/// Guards a map against SIGBUS, and returns the index of its entry, for [`remove`]. Returns None if [`MAX_MAPS`] maps
-/// are guarded already. The first call installs the handler.
+/// Guards a mapped file against SIGBUS, and returns the index of its entry, which [`remove`] needs. Returns None if
+/// [`MAX_MAPS`] maps are guarded already. The first call installs the handler.
 ///
 /// # Errors
 /// The system refuses the handler.
@@ -77,7 +77,8 @@ pub unsafe fn add(start: usize, num_bytes: usize, flag_at: usize) -> io::Result<
     Ok(None)
 }
 
-/// Ends the guard of a map. Call this before you unmap it: later its addresses may belong to another map.
+/// Ends the guard of a mapped file. Call this before you unmap the file, because its addresses may belong to another
+/// map later.
 ///
 /// # Panics
 /// `index` is not below [`MAX_MAPS`].
@@ -85,10 +86,11 @@ pub fn remove(index: usize) {
     ENTRIES[index].end.store(0, Ordering::Release);
 }
 
-/// Returns start, end and flag address of the guarded map that holds an address.
+/// Returns the start, the end and the address of the damage flag of the guarded map that contains an address.
 fn find(address: usize) -> Option<(usize, usize, usize)> {
     ENTRIES[..NUM_ENTRIES.load(Ordering::Acquire)].iter().find_map(|entry| {
-        // An entry that another thread changes now is not the map that the interrupted thread reads.
+        // The handler skips an entry that another thread is changing: it can not be the map that the interrupted thread
+        // reads.
         let version = entry.version.load(Ordering::Acquire);
         let (start, end) = (entry.start.load(Ordering::Acquire), entry.end.load(Ordering::Acquire));
         let flag_at = entry.flag_at.load(Ordering::Acquire);
@@ -127,8 +129,8 @@ extern "C" fn on_bus_error(number: libc::c_int, info: *mut libc::siginfo_t, cont
     set_errno(error);
 }
 
-/// Sets the flag of the guarded map that holds the address, and maps zeros over that map. Returns false if no guarded
-/// map holds the address.
+/// Sets the damage flag of the guarded map that contains the address, and maps zeros over that map. Returns false if no
+/// guarded map contains the address.
 fn replace_with_zeros(address: usize) -> bool {
     let Some((start, end, flag_at)) = find(address) else {
         return false;
@@ -145,7 +147,7 @@ fn replace_with_zeros(address: usize) -> bool {
 
 /// Calls the handler that this module replaced; without one, lets the signal end the process.
 fn call_previous(number: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void, is_from_process: bool) {
-    // A signal may come before `PREVIOUS` is set; then the default action is right.
+    // A signal may come before `PREVIOUS` is set; the handler then uses the default action.
     let previous = PREVIOUS.get().copied().flatten();
     let handler = previous.map_or(libc::SIG_DFL, |previous| previous.sa_sigaction);
     if handler == libc::SIG_IGN && is_from_process {
@@ -154,8 +156,8 @@ fn call_previous(number: libc::c_int, info: *mut libc::siginfo_t, context: *mut 
     // SAFETY: the address is that of the function that sigaction returned, of the type that its flags say.
     unsafe {
         if handler == libc::SIG_DFL || handler == libc::SIG_IGN {
-            // When this handler returns, the thread repeats the read, and the default action ends the process. A signal
-            // from another process must be raised again.
+            // When this handler returns, the thread repeats the read, and the default action of SIGBUS ends the
+            // process. If another process sent the signal, the handler must raise it again.
             libc::signal(number, libc::SIG_DFL);
             if is_from_process {
                 libc::raise(number);
@@ -249,7 +251,7 @@ mod tests {
         map.file.set_len(PAGE as u64).unwrap();
         assert_eq!((map.read(0), flag.load(Ordering::SeqCst)), (1, 0));
         assert_eq!((map.read(2 * PAGE + 5), flag.load(Ordering::SeqCst)), (0, 1));
-        // The handler also zeroes the pages that are still in the file.
+        // The handler also maps zeros over those pages that are still in the file.
         assert_eq!(map.read(0), 0);
         assert_eq!((other.read(2 * PAGE), other_flag.load(Ordering::SeqCst)), (1, 0));
         remove(index);

@@ -1,6 +1,6 @@
-//! Vectors of eight float32, with one implementation for each instruction set.
+//! Vectors of eight float32 numbers, with one implementation for each instruction set of processors.
 
-/// Eight float32 that one instruction reads, multiplies, adds or writes.
+/// Eight float32 numbers, which one processor instruction reads, multiplies, adds or writes.
 ///
 /// All implementations give the same bits: every operation rounds to float32, and no multiplication is fused with an
 /// addition.
@@ -13,15 +13,15 @@ pub(super) trait Lanes: Copy {
     unsafe fn zero() -> Self;
     /// Returns a vector with the same number eight times.
     unsafe fn splat(number: f32) -> Self;
-    /// Reads 32 bytes: eight float32.
+    /// Reads eight float32 numbers from 32 bytes.
     unsafe fn float32(at: *const u8) -> Self;
-    /// Reads 16 bytes: eight IEEE float16.
+    /// Reads eight IEEE float16 numbers from 16 bytes.
     unsafe fn float16(at: *const u8) -> Self;
-    /// Reads 16 bytes: eight bfloat16, each the upper half of a float32.
+    /// Reads eight bfloat16 numbers from 16 bytes; each is the upper half of a float32.
     unsafe fn bfloat16(at: *const u8) -> Self;
-    /// Reads eight bytes: eight int8.
+    /// Reads eight int8 numbers from eight bytes.
     unsafe fn int8(at: *const u8) -> Self;
-    /// Reads four bytes: eight int4, two in a byte, the low half first.
+    /// Reads eight int4 numbers from four bytes, two in each byte, the low half first.
     unsafe fn int4(at: *const u8) -> Self;
     /// Returns `self + other`.
     unsafe fn plus(self, other: Self) -> Self;
@@ -31,7 +31,7 @@ pub(super) trait Lanes: Copy {
     unsafe fn write(self, at: *mut u8);
 }
 
-/// Number of float32 in a [`Lanes`] value.
+/// Number of float32 numbers in a [`Lanes`] value.
 pub(super) const LANES: usize = 8;
 
 /// Lanes for any processor, in loops that the compiler can turn into vector instructions (SSE2, NEON).

@@ -2,18 +2,18 @@
 
 use super::lanes::{LANES, Lanes, half_of_byte, signed_byte, widened};
 
-/// A dtype of stored numbers, with functions that read them as float32.
+/// A dtype of a table's stored numbers, with functions that read these numbers as float32.
 ///
 /// # Safety
 /// `row` is the address of a table row, at any alignment, and the columns exist in the row.
 pub(super) trait Stored {
     /// Whether each row has a float32 scale, by which its numbers are multiplied.
     const IS_SCALED: bool = false;
-    /// Returns the bytes of a row of `dim` numbers.
+    /// Returns how many bytes a row of `dim` numbers takes.
     fn row_bytes(dim: usize) -> usize;
-    /// Reads the number in one column.
+    /// Reads the number in one column of a row as float32.
     unsafe fn one(row: *const u8, column: usize) -> f32;
-    /// Reads the numbers in eight columns from `column` on; `column` is a multiple of eight.
+    /// Reads the numbers in eight columns of a row, from `column` on; `column` is a multiple of eight.
     unsafe fn eight<L: Lanes>(row: *const u8, column: usize) -> L;
 }
 

@@ -155,7 +155,7 @@ fn check_splits(splits: Ints<'_>, rows: usize, length: usize) -> PyResult<()> {
     }
 }
 
-/// Returns the size of the first axis, and the product of the others.
+/// Returns the size of an array's first axis, and the product of the sizes of its other axes.
 fn rows_and_columns(shape: &[usize]) -> (usize, usize) {
     (shape.first().copied().unwrap_or(0), shape.iter().skip(1).product())
 }
@@ -392,7 +392,8 @@ fn fingerprint64(data: Array<1>, at: usize, length: usize) -> PyResult<u64> {
     Ok(fingerprint::fingerprint64(text))
 }
 
-/// Extends the CRC-32C `before` of earlier bytes, 0 for none, by the `num_bytes` bytes at `address`.
+/// Returns the CRC-32C of earlier bytes followed by the `num_bytes` bytes at `address`; `before` is the CRC-32C of the
+/// earlier bytes, 0 if there are none.
 #[pyfunction]
 #[pyo3(name = "crc32c")]
 fn checksum(py: Python<'_>, address: usize, num_bytes: usize, before: u32) -> u32 {

@@ -9,8 +9,9 @@ use super::lanes::{LANES, Lanes};
 use super::numbers::Stored;
 use super::table::{Dtype, Ints, LookupError, OnBadId, Policy, Table};
 
-/// How many ids ahead of the current id a kernel prefetches a row. Measured on gathers of 4096 rows of 256 bytes from a
-/// table of 256 MB: 219 us without prefetches, 156 us at distance 8, 160 us at 16, 170 us at 32.
+/// The distance, in ids, between the id whose row a kernel prefetches and the id whose row it reads. Measured on
+/// gathers of 4096 rows of 256 bytes from a table of 256 MB: 219 us without prefetches, 156 us at distance 8, 160 us at
+/// 16, 170 us at 32.
 pub(super) const PREFETCH_DISTANCE: usize = 16;
 
 /// The addresses and sizes of one table, and the policy for ids outside it, as kernels use them.
@@ -20,13 +21,13 @@ pub(super) struct TableView {
     scales: *const u8,
     /// V, the number of rows; 0 for a dtype that no kernel reads.
     size: u64,
-    /// D, the numbers of a row.
+    /// D, the number of columns of the table.
     pub(super) dim: usize,
     policy: Policy,
 }
 
 impl TableView {
-    /// Returns the view of a table.
+    /// Returns the view of a table that kernels use.
     ///
     /// # Panics
     /// The policy's default row is not in the table.
@@ -37,16 +38,17 @@ impl TableView {
         TableView { rows: table.rows, scales: table.scales.cast(), size, dim: table.embedding_dim, policy }
     }
 
-    /// Says whether an id lies in the table.
+    /// Says whether an id is the number of a row of the table.
     #[inline(always)]
     pub(super) fn has_row(&self, id: i64) -> bool {
         (id as u64) < self.size
     }
 
-    /// Says whether all ids lie in the table.
+    /// Says whether all ids are numbers of rows of the table.
     #[inline(always)]
     pub(super) fn have_rows(&self, ids: Ints<'_>) -> bool {
-        // The loop does not stop early: without that branch the compiler turns it into vector instructions.
+        // The loop does not stop at the first bad id: without that branch the compiler can turn the loop into vector
+        // instructions.
         ids.iter().fold(true, |all, id| all & self.has_row(id))
     }
 
@@ -61,7 +63,7 @@ impl TableView {
             OnBadId::DefaultRow => self.policy.default_row as i64,
             OnBadId::Clamp if id < 0 => 0,
             OnBadId::Clamp => size - 1,
-            // A negative id plus V can not overflow.
+            // The sum of a negative id and V can not overflow.
             OnBadId::Wrap if id < 0 => id + size,
             OnBadId::Error | OnBadId::DropNegative | OnBadId::Wrap => -1,
         };
@@ -80,7 +82,7 @@ impl TableView {
         }
     }
 
-    /// Prefetches the row of `ids[i]`, if there is such an id.
+    /// Prefetches the row of the id at position `i`, if there is such an id.
     #[inline(always)]
     pub(super) fn prefetch_nth_row<S: Stored>(&self, ids: Ints<'_>, i: usize) {
         if i < ids.len() {
@@ -288,13 +290,14 @@ unsafe fn copy_lanes<L: Lanes, S: Stored, const N: usize>(row: *const u8, scale:
 pub(super) struct Terms {
     /// The first id.
     pub(super) ids: *const u8,
-    /// The weight of the first id; null if all weights are 1.
+    /// Address of the first id's weight; null if all weights are 1.
     pub(super) weights: *const u8,
     /// Number of ids.
     pub(super) count: usize,
     /// Distance from one id to the next, and from one weight to the next, in elements.
     pub(super) stride: usize,
-    /// End of the ids whose rows the sum prefetches; null for no prefetches. Needs a stride of 1.
+    /// Address of the end of the ids whose rows the sum prefetches; null if it prefetches none. Prefetches need a
+    /// stride of 1.
     pub(super) ids_end: *const u8,
 }
 
@@ -332,7 +335,7 @@ impl Terms {
     }
 }
 
-/// Memory for a sum of rows.
+/// Memory for D float32 numbers, to which a sum of rows is written or added.
 #[derive(Clone, Copy)]
 pub(super) struct SumTarget {
     /// Address of column 0.

@@ -1,4 +1,4 @@
-//! Writes the table rows of the first L ids of each row of ids, one after the other.
+//! Writes, for each row of a request, the table rows of its first L ids, one after the other.
 
 use super::combine::split;
 use super::lanes::Lanes;
@@ -7,7 +7,7 @@ use super::processor::Kernel;
 use super::rows::{PREFETCH_DISTANCE, TableView};
 use super::table::{Ints, LookupResult, OutputRows};
 
-/// Arguments of [`super::table::Table::sequence`].
+/// The arguments of a lookup of sequences, [`super::table::Table::sequence`].
 pub(super) struct Sequence<'a> {
     pub(super) table: TableView,
     pub(super) ids: Ints<'a>,

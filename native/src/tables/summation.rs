@@ -1,4 +1,4 @@
-//! Adds rows in the order of TensorFlow's ops, so that sums equal TensorFlow's to the last bit.
+//! Adds table rows in the same order as TensorFlow's ops, so that the sums equal TensorFlow's to the last bit.
 //!
 //! Source: `SparseSegmentReductionOpBase::Reduce` of tensorflow/core/kernels/segment_reduction_ops_impl.h (blocks), and
 //! the packets of `InnerMostDimPreserver` in Eigen's TensorReduction.h, as `SegmentSum` uses it (lanes); TensorFlow

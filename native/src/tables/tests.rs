@@ -22,7 +22,7 @@ const ALL_POLICIES: [OnBadId; 6] =
 const COMBINERS: [Combiner; 3] = [Combiner::Sum, Combiner::Mean, Combiner::Sqrtn];
 const ORDERS: [Summation; 3] = [Summation::InOrder, Summation::BlocksOf8, Summation::FourLanes];
 
-/// A copy of bytes at an odd address.
+/// A copy of bytes at an odd address, so that tests read unaligned memory.
 struct Unaligned(Vec<u8>);
 
 impl Unaligned {
@@ -74,7 +74,8 @@ fn numbers(dtype: Dtype, size: usize, dim: usize) -> impl Strategy<Value = Numbe
         Dtype::Int8 => dim,
         Dtype::Int4 => dim.div_ceil(2),
     };
-    // Float32 of both signs and similar sizes, so that another order of additions changes the sum's last bits.
+    // The numbers are float32 of both signs and similar sizes, so that another order of additions changes the last bits
+    // of the sum.
     let float32 = prop::collection::vec(-8.0_f32..8.0, size * dim);
     let bytes = prop::collection::vec(any::<u8>(), size * row_bytes);
     let scales = prop::collection::vec(prop_oneof![Just(0.0_f32), 0.001_f32..2.0], size);
@@ -247,7 +248,7 @@ fn every_half_is_the_same_to_all_processors() {
             table.run_on(processor, Gather { table: TableView::new(table, policy), ids: Ints::of(&ids), out })
         });
         for (bits, number) in (0..=u16::MAX).zip(got.unwrap().0) {
-            // The bits of NaN are equal too: each implementation makes a NaN quiet.
+            // The bits of NaN are equal, too, because each implementation makes a signalling NaN quiet.
             assert_eq!(number.to_bits(), widened(bits).to_bits());
         }
     }

@@ -12,11 +12,12 @@ pub struct RowMapping {
     pub first_bucket: i64,
     /// Number of OOV buckets.
     pub num_oov_buckets: u64,
-    /// Row of all keys that the vocabulary lacks, if there are no OOV buckets; -1 drops or refuses such a key.
+    /// Table row of all keys that the vocabulary lacks, if there are no OOV buckets; with -1 such a key is dropped or
+    /// refused.
     pub oov_id: i64,
     /// Whether a request with a key that the vocabulary lacks is refused.
     pub refuses_unknown_keys: bool,
-    /// Row of the empty string; None if the empty string is a key like any other.
+    /// Table row of the empty string; None if the empty string is a key like any other.
     pub empty_id: Option<i64>,
     /// Whether the vocabulary has no list of keys: each key is hashed to an OOV bucket, and none counts as unknown.
     pub is_hashed: bool,
@@ -26,7 +27,7 @@ pub struct RowMapping {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UnknownKey(pub usize);
 
-/// One vocabulary, in memory that the caller of [`Vocabulary::new`] keeps.
+/// One vocabulary, in memory that the caller of [`Vocabulary::new`] keeps mapped.
 #[derive(Clone, Debug)]
 pub struct Vocabulary {
     /// Whether keys are strings; else they are int64.
@@ -43,7 +44,8 @@ unsafe impl Send for Vocabulary {}
 unsafe impl Sync for Vocabulary {}
 
 impl Vocabulary {
-    /// Describes a vocabulary by the addresses and lengths of the arrays in service/tables/vocabulary.py.
+    /// Returns a vocabulary on the arrays of service/tables/vocabulary.py, which are given by their addresses and
+    /// lengths.
     ///
     /// # Safety
     /// `service/tables/key_index.py` made the arrays from one file, and they stay readable as long as any copy of the
@@ -121,7 +123,7 @@ mod tests {
         EMPTY, IndexError, count_lines, find_lines, index_integers, index_strings, parse_integers,
     };
 
-    /// The arrays of one vocabulary, as service/tables/key_index.py makes them.
+    /// The arrays of one test vocabulary, as service/tables/key_index.py makes them.
     struct Indexed {
         data: Vec<u8>,
         starts: Vec<i64>,

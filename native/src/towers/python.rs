@@ -90,7 +90,7 @@ fn texts(names: &[String]) -> Vec<&str> {
     names.iter().map(String::as_str).collect()
 }
 
-/// A part of a graph that can be run. Concurrency: any thread, several at a time.
+/// A callable part of a graph, with fixed tensors to feed and to fetch. Concurrency: any thread, several at a time.
 #[pyclass(frozen, module = "service._native")]
 pub struct GraphCall {
     session: SharedSession,

@@ -31,7 +31,7 @@ pub struct Tower {
     batch_queue: Option<BatchQueue<Request, Result<Vec<GraphOutput>, Declined>>>,
 }
 
-/// The fed tensors of one request, each with `rows` rows.
+/// The tensors that one request feeds to the graph, each with `rows` rows.
 struct Request {
     callable: Arc<Callable>,
     feeds: Vec<Tensor>,
@@ -218,7 +218,7 @@ fn split_outputs(fetched: Vec<Tensor>, requests: &[Request]) -> Result<Vec<Vec<G
 
 type Numbers = dyn AsRef<[u8]> + Send + Sync;
 
-/// One request's rows of an output of a batch.
+/// The rows of one request within an output of a batch.
 struct OutputSlice {
     whole: Arc<Numbers>,
     range: Range<usize>,

@@ -32,7 +32,7 @@ pub fn servable() -> Arc<Servable> {
     Arc::new(unsafe { Servable::compile(description, MemoryOwner(Box::new(())), &no_graph) }.unwrap())
 }
 
-/// A test form: the text of each request is a command that says how to answer it.
+/// A test handler for requests: the text of each request is a command that tells the handler how to answer.
 pub struct Words {
     servable: Arc<Servable>,
     pub num_running: AtomicUsize,

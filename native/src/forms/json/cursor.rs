@@ -29,7 +29,7 @@ const MAX_LEVELS: usize = 16;
 /// Says whether a document has more keys or lists than the reference server accepts.
 fn has_too_many_tokens(body: &[u8]) -> bool {
     let count = |byte| memchr::memchr_iter(byte, body).count();
-    // A shorter body can not have that many colons or brackets.
+    // A body with fewer bytes than a limit can not have more colons or brackets than the limit.
     body.len() > MAX_DOCUMENT_KEYS
         && (count(b':') > MAX_DOCUMENT_KEYS || count(b'[') + count(b'{') > MAX_DOCUMENT_LISTS)
 }
@@ -136,7 +136,7 @@ impl<'a> Cursor<'a> {
                     has_escapes = true;
                     self.at += 1;
                 }
-                // A control character; or 0, because the body ends within the string.
+                // The byte is a control character, or 0 because the body ends within the string.
                 0..0x20 => return Err(Declined::Unusual),
                 _ => {}
             }

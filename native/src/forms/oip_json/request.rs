@@ -12,7 +12,7 @@ use crate::plan::{Data, DataType, Dims, Strings, Tensor};
 
 /// One input tensor of a request.
 pub struct Input<'a> {
-    /// Name of the input.
+    /// Name of the input tensor.
     pub name: Cow<'a, str>,
     /// Dtype, sizes and elements of the input.
     pub tensor: Tensor<'a>,
@@ -20,7 +20,7 @@ pub struct Input<'a> {
 
 /// One output that a request names.
 pub struct Output<'a> {
-    /// Name of the output.
+    /// Name of the output that the request asks for.
     pub name: Cow<'a, str>,
     /// The value of the output's parameter `binary_data`; None if the request does not set it.
     pub is_binary: Option<bool>,
@@ -35,7 +35,7 @@ pub struct Request<'a> {
     pub signature: Cow<'a, str>,
     /// The request's `binary_data_output` parameter: whether outputs without `binary_data` are binary.
     pub is_binary: bool,
-    /// Inputs in the order of the request.
+    /// Input tensors in the order of the request.
     pub inputs: SmallVec<[Input<'a>; 4]>,
     /// Outputs that the request names; an empty list means all outputs.
     pub outputs: SmallVec<[Output<'a>; 4]>,
@@ -163,7 +163,7 @@ fn output<'a>(cursor: &mut Cursor<'a>) -> Result<Output<'a>> {
     Ok(Output { name, is_binary })
 }
 
-/// Reads an object of parameters, or null, and calls `each` for each parameter.
+/// Reads a JSON object of parameters, or null, and calls `each` for each parameter.
 fn parameters<'a>(cursor: &mut Cursor<'a>, mut each: impl FnMut(&mut Cursor<'a>, &str) -> Result<()>) -> Result<()> {
     if cursor.accept_null()? {
         return Ok(());
