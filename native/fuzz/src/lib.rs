@@ -121,6 +121,6 @@ fn servable() -> Servable {
             "rows_at": rows.as_ptr() as usize, "scales_at": 0}],
     });
     let description = serde_json::from_value(description).expect("a description");
-    // SAFETY: the servable owns the rows of its tables.
+    // SAFETY: the test servable owns the rows of its tables.
     unsafe { Servable::compile(description, MemoryOwner(Box::new(rows)), &|_| Ok(Box::new(Zeros))) }.expect("a servable")
 }

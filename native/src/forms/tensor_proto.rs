@@ -425,7 +425,7 @@ fn fill(work: &mut Work<'_, '_>, index: usize, num_bytes: usize, to: &mut Vec<u8
     to.reserve(num_bytes);
     let buffer: &mut [MaybeUninit<u8>] = to.spare_capacity_mut().get_mut(..num_bytes).ok_or(Declined::OverLimit)?;
     work.fill(index, buffer)?;
-    // SAFETY: `num_bytes` bytes are reserved, and Work::fill has initialised them.
+    // SAFETY: the buffer has `num_bytes` reserved bytes, and Work::fill has written them.
     unsafe { to.set_len(to.len() + num_bytes) };
     Ok(())
 }

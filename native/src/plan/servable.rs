@@ -215,7 +215,7 @@ pub struct SharedParts {
 
 // SAFETY: threads only read the word at `damage_flag`, atomically, and `_owner` keeps it in memory.
 unsafe impl Send for SharedParts {}
-// SAFETY: as for Send: threads only read the word, atomically.
+// SAFETY: as for Send, threads only read the word at `damage_flag`, and read it atomically.
 unsafe impl Sync for SharedParts {}
 
 /// One published version of a model. Each request that uses it holds an `Arc`; Python unmaps the tables after the last
@@ -252,13 +252,14 @@ impl Servable {
                 let data = (v.data.0 as *const u8, v.data.1);
                 let keys = (v.keys.0 as *const i64, v.keys.1);
                 let slots = (v.slots.0 as *const i32, v.slots.1);
-                // SAFETY: the caller promises the conditions of `Vocabulary::new`.
+                // SAFETY: the caller promises that the vocabulary's addresses fulfil the conditions of
+                // `Vocabulary::new`.
                 unsafe { Vocabulary::new(v.has_strings, data, keys, slots, v.rows) }
             })
             .collect();
         let counts = signatures.iter().map(|s| s.features.iter().map(|_| Counts::default()).collect()).collect();
         let unknown_keys = vocabularies.iter().map(|_| AtomicU64::new(0)).collect();
-        // SAFETY: the caller promises the conditions of `Table::new`.
+        // SAFETY: the caller promises that the table's addresses fulfil the conditions of `Table::new`.
         let mapped = tables.iter().map(|table| unsafe { table_at(table, table.rows_at, table.scales_at) }).collect();
         let damage_flag = damage_flag_at as *const AtomicU64;
         let has_serving_default = has_serving_default || signatures.iter().any(|one| one.name == "serving_default");
@@ -289,7 +290,7 @@ impl Servable {
     pub unsafe fn on_tables(&self, addresses: &[(usize, usize)], owner: MemoryOwner) -> Self {
         assert_eq!(addresses.len(), self.tables.len());
         let pairs = self.shared.tables.iter().zip(addresses);
-        // SAFETY: the caller promises the conditions of `Table::new`.
+        // SAFETY: the caller promises that the table's addresses fulfil the conditions of `Table::new`.
         let tables = pairs.map(|(table, at)| unsafe { table_at(table, at.0, at.1) }).collect();
         Servable { shared: Arc::clone(&self.shared), tables, _owner: Some(owner) }
     }
@@ -364,7 +365,7 @@ impl Servable {
 
 unsafe fn table_at(table: &TableDescription, rows: usize, scales: usize) -> Table {
     let TableDescription { dtype, vocabulary_size, embedding_dim, .. } = *table;
-    // SAFETY: the caller promises the conditions of `Table::new`.
+    // SAFETY: the caller promises that the table's addresses fulfil the conditions of `Table::new`.
     unsafe { Table::new(dtype, vocabulary_size, embedding_dim, rows as *const u8, scales as *const f32) }
 }
 

@@ -206,7 +206,7 @@ unsafe fn divide(to: *mut u8, dim: usize, sums: WeightSums, options: &CombineOpt
         Combiner::Mean if options.at_least_one && total < 1.0 => 1.0,
         Combiner::Mean => total,
     };
-    // SAFETY: the caller promises that `to` is the address of D float32.
+    // SAFETY: the caller promises that `to` is the address of D float32 numbers.
     unsafe {
         if divisor == 0.0 {
             to.write_bytes(0, dim * 4);
@@ -226,7 +226,7 @@ unsafe fn divide(to: *mut u8, dim: usize, sums: WeightSums, options: &CombineOpt
 #[inline(always)]
 unsafe fn each(to: *mut u8, dim: usize, change: impl Fn(f32) -> f32) {
     for d in 0..dim {
-        // SAFETY: the caller promises that `to` is the address of D float32.
+        // SAFETY: the caller promises that `to` is the address of D float32 numbers.
         unsafe {
             let at = to.add(d * 4).cast::<f32>();
             at.write_unaligned(change(at.read_unaligned()));

@@ -36,7 +36,7 @@ impl Kernel for Gather<'_> {
                     continue;
                 }
             }
-            // SAFETY: the id lies in the table now, and a row of `out` has space for D float32.
+            // SAFETY: the policy has replaced an id outside the table, and a row of `out` has space for D float32.
             unsafe { table.copy::<L, S>(id, to) };
         }
         Ok(missing)

@@ -135,12 +135,12 @@ fn replace_with_zeros(address: usize) -> bool {
     let Some((start, end, flag_at)) = find(address) else {
         return false;
     };
-    // SAFETY: the caller of `add` promised that the word stays there until `remove`.
+    // SAFETY: the caller of `add` promised that the damage flag stays in memory until the call of `remove`.
     unsafe { (*(flag_at as *const AtomicU64)).store(1, Ordering::SeqCst) };
     // The zeros are writable, because the server writes changed rows into some maps.
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_PRIVATE | libc::MAP_FIXED | libc::MAP_ANONYMOUS;
-    // SAFETY: the caller of `add` promised that no other code replaces these pages.
+    // SAFETY: the caller of `add` promised that no other code maps other pages at the addresses of the guarded map.
     let mapped = unsafe { libc::mmap(start as *mut libc::c_void, end - start, protection, flags, -1, 0) };
     mapped != libc::MAP_FAILED
 }
@@ -153,7 +153,8 @@ fn call_previous(number: libc::c_int, info: *mut libc::siginfo_t, context: *mut 
     if handler == libc::SIG_IGN && is_from_process {
         return;
     }
-    // SAFETY: the address is that of the function that sigaction returned, of the type that its flags say.
+    // SAFETY: sigaction returned this address as that of the earlier handler, and its flags say which type the handler
+    // has.
     unsafe {
         if handler == libc::SIG_DFL || handler == libc::SIG_IGN {
             // When this handler returns, the thread repeats the read, and the default action of SIGBUS ends the
@@ -184,12 +185,12 @@ fn errno_at() -> *mut libc::c_int {
 }
 
 fn errno() -> libc::c_int {
-    // SAFETY: the address is that of this thread's `errno`.
+    // SAFETY: the pointer is the address of this thread's variable `errno`.
     unsafe { *errno_at() }
 }
 
 fn set_errno(error: libc::c_int) {
-    // SAFETY: the address is that of this thread's `errno`.
+    // SAFETY: the pointer is the address of this thread's variable `errno`.
     unsafe { *errno_at() = error };
 }
 
@@ -217,7 +218,7 @@ mod tests {
             let file = File::options().read(true).write(true).open(&path).unwrap();
             std::fs::remove_file(&path).unwrap();
             let size = pages * PAGE;
-            // SAFETY: the system chooses a free address.
+            // SAFETY: the system chooses a free address for the new map.
             let at = unsafe { libc::mmap(null_mut(), size, libc::PROT_READ, libc::MAP_SHARED, file.as_raw_fd(), 0) };
             assert_ne!(at, libc::MAP_FAILED);
             MappedFile { file, at: at.cast(), size }
@@ -225,20 +226,20 @@ mod tests {
 
         fn read(&self, at: usize) -> u8 {
             assert!(at < self.size);
-            // SAFETY: the byte lies in the map.
+            // SAFETY: the byte that is read lies in the mapped file.
             unsafe { self.at.add(at).read_volatile() }
         }
     }
 
     impl Drop for MappedFile {
         fn drop(&mut self) {
-            // SAFETY: no code reads the map after its owner is dropped.
+            // SAFETY: no code reads the mapped file after its owner is dropped.
             unsafe { libc::munmap(self.at.cast(), self.size) };
         }
     }
 
     fn guard(map: &MappedFile, flag: &AtomicU64) -> usize {
-        // SAFETY: the map and the flag outlive the guard in every test.
+        // SAFETY: in every test, the mapped file and the damage flag live longer than the guard.
         unsafe { add(map.at as usize, map.size, std::ptr::from_ref(flag) as usize) }.unwrap().unwrap()
     }
 
@@ -278,7 +279,7 @@ mod tests {
         let child = unsafe { libc::fork() };
         if child == 0 {
             foreign.read(0);
-            // SAFETY: `_exit` only ends the child.
+            // SAFETY: `_exit` only ends the child process.
             unsafe { libc::_exit(0) };
         }
         let mut status = 0;

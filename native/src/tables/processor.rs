@@ -57,8 +57,8 @@ unsafe fn with_avx2(dtype: Dtype, kernel: impl Kernel) -> LookupResult {
 
 #[inline(always)]
 unsafe fn by_dtype<L: Lanes>(dtype: Dtype, kernel: impl Kernel) -> LookupResult {
-    // SAFETY: the processor has the instructions, and each arm names the dtype of the table. For a float64 table,
-    // `TableView::new` gives a view of 0 rows, so no kernel reads its numbers.
+    // SAFETY: the processor has the instructions of this kernel, and each arm of the match names the dtype of the
+    // table. For a float64 table, `TableView::new` gives a view of 0 rows, so no kernel reads its numbers.
     unsafe {
         match dtype {
             Dtype::Float32 | Dtype::Float64 => kernel.run::<L, Float32>(),

@@ -105,7 +105,7 @@ impl TableView {
     #[inline(always)]
     unsafe fn scale<S: Stored>(&self, id: i64) -> f32 {
         if S::IS_SCALED {
-            // SAFETY: the id lies in the table, so the row has a scale.
+            // SAFETY: the id is the number of a row of the table, so there is a scale for this row.
             unsafe { self.scale_at(id).cast::<f32>().read_unaligned() }
         } else {
             1.0
@@ -120,7 +120,8 @@ impl TableView {
     pub(super) unsafe fn copy<L: Lanes, S: Stored>(&self, id: i64, to: *mut u8) {
         let (row, dim) = (self.row::<S>(id), self.dim);
         let mut column = 0;
-        // SAFETY: the caller promises that the id lies in the table; no column is behind D.
+        // SAFETY: the caller promises that the id is the number of a row of the table; the loops read no column from D
+        // on.
         unsafe {
             let scale = self.scale::<S>(id);
             while column + 8 * LANES <= dim {
@@ -151,7 +152,7 @@ impl TableView {
     /// or before, and `to` has space for D float32, which are initialised if `to.adds`.
     #[inline(always)]
     pub(super) unsafe fn sum<L: Lanes, S: Stored>(&self, terms: &Terms, columns: Range<usize>, to: SumTarget) {
-        // SAFETY: `sum_columns` has the same conditions as this function.
+        // SAFETY: the caller promises the conditions of this function, which are those of `sum_columns`.
         unsafe {
             if terms.weights.is_null() {
                 self.sum_columns::<L, S, false>(terms, columns, to);
@@ -170,7 +171,7 @@ impl TableView {
     ) {
         let (mut column, end) = (columns.start, columns.end);
         let mut prefetches = !terms.ids_end.is_null();
-        // SAFETY: no column is behind D; the caller promises the other conditions.
+        // SAFETY: the loops use no column from D on; the caller promises the other conditions.
         unsafe {
             while column + 8 * LANES <= end {
                 self.sum_lanes::<L, S, 8, WEIGHTED>(terms, column, to, prefetches);
@@ -199,7 +200,7 @@ impl TableView {
         to: SumTarget,
         prefetches: bool,
     ) {
-        // SAFETY: the caller promises the conditions of `sum`.
+        // SAFETY: the caller promises that the arguments fulfil the conditions of `sum`.
         unsafe {
             let mut sums = [L::zero(); N];
             for i in 0..terms.count {
@@ -237,7 +238,7 @@ impl TableView {
         to: SumTarget,
         prefetches: bool,
     ) {
-        // SAFETY: the caller promises the conditions of `sum`.
+        // SAFETY: the caller promises that the arguments fulfil the conditions of `sum`.
         unsafe {
             let mut sum = 0.0_f32;
             for i in 0..terms.count {
@@ -265,7 +266,7 @@ impl TableView {
     pub(super) unsafe fn prefetch_term<S: Stored>(&self, terms: &Terms, i: usize) {
         let at = terms.ids.wrapping_add((i + PREFETCH_DISTANCE) * 8);
         if at < terms.ids_end {
-            // SAFETY: the id lies before `ids_end`.
+            // SAFETY: the address of the id that is read lies before `ids_end`.
             self.prefetch_row::<S>(unsafe { at.cast::<i64>().read_unaligned() });
         }
     }
@@ -274,7 +275,7 @@ impl TableView {
 /// Writes `N` groups of eight columns of a row as float32.
 #[inline(always)]
 unsafe fn copy_lanes<L: Lanes, S: Stored, const N: usize>(row: *const u8, scale: f32, column: usize, to: *mut u8) {
-    // SAFETY: the caller promises that the row and `to` have these columns.
+    // SAFETY: the caller promises that the table's row and the memory at `to` have the columns that are copied.
     unsafe {
         let scales = L::splat(scale);
         for column in (0..N).map(|n| column + n * LANES) {
@@ -324,13 +325,13 @@ impl Terms {
 
     #[inline(always)]
     pub(super) unsafe fn id(&self, i: usize) -> i64 {
-        // SAFETY: the caller promises that `i` is below `count`.
+        // SAFETY: the caller promises that `i` is below the number of terms.
         unsafe { self.ids.add(i * self.stride * 8).cast::<i64>().read_unaligned() }
     }
 
     #[inline(always)]
     unsafe fn weight(&self, i: usize) -> f32 {
-        // SAFETY: the caller promises that `i` is below `count`, and that the terms have weights.
+        // SAFETY: the caller promises that `i` is below the number of terms, and that the terms have weights.
         unsafe { self.weights.add(i * self.stride * 4).cast::<f32>().read_unaligned() }
     }
 }

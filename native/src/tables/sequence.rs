@@ -40,15 +40,16 @@ impl Kernel for Sequence<'_> {
                     if let Some(row) = table.replacement(id, start + k)? {
                         id = row;
                     } else {
-                        // SAFETY: `to` has space for one row of the table, as above.
+                        // SAFETY: the memory at `to` has space for one row of the table, as the assertion above says.
                         unsafe { to.write_bytes(0, row_bytes) };
                         continue;
                     }
                 }
-                // SAFETY: the id lies in the table now; `to` has space for one row, as above.
+                // SAFETY: the policy has replaced an id outside the table, and the memory at `to` has space for one
+                // row.
                 unsafe { table.copy::<L, S>(id, to) };
             }
-            // SAFETY: the assertion above says that the rest of the row lies in `out`.
+            // SAFETY: the assertion above says that the rest of the answer's row lies in `out`.
             unsafe { to.add(count * row_bytes).write_bytes(0, (length - count) * row_bytes) };
         }
         Ok(missing)

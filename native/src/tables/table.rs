@@ -196,7 +196,7 @@ pub struct OutputRows<'a> {
     lives: PhantomData<&'a mut [u8]>,
 }
 
-// SAFETY: an `OutputRows` is a mutable borrow of plain bytes.
+// SAFETY: an `OutputRows` is a mutable borrow of plain bytes, which any thread may hold.
 unsafe impl Send for OutputRows<'_> {}
 
 impl<'a> OutputRows<'a> {
@@ -239,7 +239,7 @@ impl<'a> OutputRows<'a> {
     #[inline(always)]
     pub fn row(&mut self, r: usize) -> *mut u8 {
         assert!(r < self.rows);
-        // SAFETY: new() has checked that all rows lie in the memory.
+        // SAFETY: new() has checked that all rows lie in the borrowed memory.
         unsafe { self.start.add(r * self.stride) }
     }
 }
@@ -296,9 +296,9 @@ pub struct Table {
     pub(super) scales: *const f32,
 }
 
-// SAFETY: threads only read the memory, and the caller of `new` keeps it mapped.
+// SAFETY: threads only read the table's memory, and the caller of `new` keeps the memory mapped.
 unsafe impl Send for Table {}
-// SAFETY: as for Send: threads only read the memory.
+// SAFETY: as for Send, threads only read the table's memory.
 unsafe impl Sync for Table {}
 
 impl Table {
@@ -405,7 +405,8 @@ impl Table {
 
     /// Runs a kernel; `processor` is [`Processor::Any`] or the result of [`Processor::best`].
     pub(super) fn run_on(&self, processor: Processor, kernel: impl Kernel) -> LookupResult {
-        // SAFETY: the processor has the instructions, and the caller of `new` gave rows of `self.dtype`.
+        // SAFETY: the processor has the instructions of the kernel, and the caller of `new` passed rows of
+        // `self.dtype`.
         unsafe { processor.run(self.dtype, kernel) }
     }
 }

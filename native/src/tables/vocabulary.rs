@@ -38,7 +38,7 @@ pub struct Vocabulary {
     rows: RowMapping,
 }
 
-// SAFETY: threads only read the memory, and the caller of `new` keeps it.
+// SAFETY: threads only read the vocabulary's memory, and the caller of `new` keeps the memory mapped.
 unsafe impl Send for Vocabulary {}
 // SAFETY: as for Send: threads only read the memory.
 unsafe impl Sync for Vocabulary {}
@@ -151,7 +151,7 @@ mod tests {
 
         fn vocabulary(&self, has_strings: bool, rows: RowMapping) -> Vocabulary {
             let keys = if has_strings { &self.starts } else { &self.integers };
-            // SAFETY: the arrays are made from one file, and outlive the vocabulary in every test.
+            // SAFETY: the arrays are made from one file, and live longer than the vocabulary in every test.
             unsafe {
                 Vocabulary::new(
                     has_strings,
@@ -281,7 +281,7 @@ mod tests {
             empty_id: Some(1),
             is_hashed: true,
         };
-        // SAFETY: all arrays are empty, so nothing is read.
+        // SAFETY: all arrays of this vocabulary are empty, so the search reads no memory.
         let vocabulary =
             unsafe { Vocabulary::new(true, (std::ptr::null(), 0), (std::ptr::null(), 0), (std::ptr::null(), 0), rows) };
         let found = vocabulary.rows_of_strings([&b"red"[..], b""].into_iter());

@@ -94,7 +94,7 @@ macro_rules! functions {
         impl Api {
             fn find(library: &Library) -> Result<Self, libloading::Error> {
                 Ok(Api {
-                    // SAFETY: the function has this type in TensorFlow's headers.
+                    // SAFETY: TensorFlow's headers declare the function with this type.
                     $($name: unsafe { *library.get($symbol)? },)*
                 })
             }

@@ -237,7 +237,7 @@ fn predict<'py>(
         } else {
             let mut bytes = vec![std::mem::MaybeUninit::new(0_u8); shape.num_bytes()];
             work.fill(i, &mut bytes).map_err(declined)?;
-            // SAFETY: every byte was initialised to 0.
+            // SAFETY: the code above has set every byte to 0.
             let bytes: Vec<u8> = bytes.iter().map(|byte| unsafe { byte.assume_init() }).collect();
             PyBytes::new(py, &bytes).into_any()
         };

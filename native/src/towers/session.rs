@@ -57,7 +57,7 @@ impl StatusGuard {
     }
 
     fn result(&self) -> Result<(), GraphError> {
-        // SAFETY: the status is not deleted yet, and the message lives as long as the status.
+        // SAFETY: the `TF_Status` is not deleted yet, and its message lives as long as the status.
         let (code, message) = unsafe { ((self.api.get_code)(self.raw), CStr::from_ptr((self.api.message)(self.raw))) };
         if code == OK {
             return Ok(());
@@ -83,7 +83,7 @@ pub struct Session {
     raw: Option<NonNull<RawSession>>,
 }
 
-// SAFETY: TensorFlow's graphs and sessions may be used from several threads: they have locks of their own.
+// SAFETY: several threads may use TensorFlow's graphs and sessions, which have their own locks.
 unsafe impl Send for Session {}
 // SAFETY: as above.
 unsafe impl Sync for Session {}
@@ -269,7 +269,7 @@ pub struct Callable {
     targets: Vec<*const Operation>,
 }
 
-// SAFETY: only Session::run uses the pointers, and only for the session to which they belong.
+// SAFETY: only Session::run uses the pointers to operations, and only for the session to which the operations belong.
 unsafe impl Send for Callable {}
 // SAFETY: as above.
 unsafe impl Sync for Callable {}

@@ -182,7 +182,7 @@ unsafe fn write(decimal: Decimal, non_finite: NonFinite, at: *mut u8) -> usize {
     let first = upper / 10_000;
     let ones = one_digit_a_byte(upper - first * 10_000, digits - upper * 10_000);
     if !(-6..=7).contains(&exponent) || ones == 0 {
-        // SAFETY: the caller promises MAX_BYTES writable bytes at `at`.
+        // SAFETY: the caller promises that MAX_BYTES bytes at the address `at` may be written.
         return unsafe { write_rare(number, non_finite, at) };
     }
     // `count` is the number of decimal digits of the float, from 2 to 9.
@@ -218,7 +218,7 @@ unsafe fn write(decimal: Decimal, non_finite: NonFinite, at: *mut u8) -> usize {
 /// Eight bytes may be written at `at`.
 #[inline(always)]
 unsafe fn store(bytes: u64, at: *mut u8) {
-    // SAFETY: the caller promises eight writable bytes at `at`, at any alignment.
+    // SAFETY: the caller promises that eight bytes at the address `at` may be written; the write needs no alignment.
     unsafe { at.cast::<[u8; 8]>().write_unaligned(bytes.to_le_bytes()) };
 }
 
@@ -348,7 +348,8 @@ mod tests {
     #[test]
     #[ignore = "a measurement, in --release with --nocapture"]
     fn time_of_a_number() {
-        // Nearly standard normal numbers: sums of twelve uniform ones.
+        // Each test number is a sum of twelve uniform random numbers, and so has nearly the standard normal
+        // distribution.
         let mut random = fastrand::Rng::with_seed(1);
         let count = 128 * 160;
         let numbers: Vec<f32> = (0..count).map(|_| (0..12).map(|_| random.f32()).sum::<f32>() - 6.0).collect();
