@@ -36,7 +36,7 @@ impl Kernel for Gather<'_> {
                     continue;
                 }
             }
-            // SAFETY: the policy has replaced an id outside the table, and a row of `out` has space for D float32.
+            // SAFETY: `id` is now the number of a row of the table, and a row of `out` has space for D float32.
             unsafe { table.copy::<L, S>(id, to) };
         }
         Ok(missing)

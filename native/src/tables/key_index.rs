@@ -187,7 +187,7 @@ impl Keys for Integers<'_> {
     }
 }
 
-/// Returns the Fingerprint64 (a FarmHash) of an integer's decimal digits, a minus sign included.
+/// Returns the Fingerprint64 of an integer's decimal digits, a minus sign included.
 #[must_use]
 pub fn fingerprint_of_digits(key: i64) -> u64 {
     fingerprint64(itoa::Buffer::new().format(key).as_bytes())

@@ -45,8 +45,7 @@ impl Kernel for Sequence<'_> {
                         continue;
                     }
                 }
-                // SAFETY: the policy has replaced an id outside the table, and the memory at `to` has space for one
-                // row.
+                // SAFETY: `id` is now the number of a row of the table, and the memory at `to` has space for one row.
                 unsafe { table.copy::<L, S>(id, to) };
             }
             // SAFETY: the assertion above says that the rest of the answer's row lies in `out`.
