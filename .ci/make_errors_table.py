@@ -14,7 +14,8 @@ from service.http.errors import CODE_HEADER, ERROR_HEADERS, HTTP_STATUS
 HEAD = f"""\
 # Errors
 
-This page lists every error that a client can get. An error has one canonical code, a name of `google.rpc.Code`, and one HTTP status.
+This page lists every error that a client can get. An error has one canonical code, a name of `google.rpc.Code`, and one
+HTTP status.
 
 - **gRPC**: the call's status is the canonical code; its text is the message, cut at 1024 bytes.
 - **HTTP**: the body is `{{"error": "<message>"}}`, and the header `{CODE_HEADER}` holds the canonical code, because
