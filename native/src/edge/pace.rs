@@ -53,7 +53,7 @@ impl Pace {
         }
     }
 
-    /// Returns ready once the client is too slow.
+    /// Returns ready as soon as the client has sent too few bytes in an interval.
     fn poll_stalled(&mut self, cx: &mut Context<'_>) -> Poll<Stalled> {
         let end = match self.since {
             Some(since) => since + self.timeout,

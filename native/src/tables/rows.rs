@@ -92,7 +92,7 @@ impl TableView {
 
     #[inline(always)]
     fn row<S: Stored>(&self, id: i64) -> *const u8 {
-        // The product can not overflow for a row of the table, because the table lies in memory.
+        // For a row of the table, the product of id and row size can not overflow, because the table lies in memory.
         self.rows.wrapping_add((id as usize).wrapping_mul(S::row_bytes(self.dim)))
     }
 

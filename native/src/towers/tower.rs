@@ -60,7 +60,7 @@ pub fn open(description: &serde_json::Value) -> Result<Box<dyn plan::Graph>, Str
     let computing = computing.transpose().map_err(|error| error.to_string())?;
     let batch_queue = (description.batch_rows > 0).then(|| BatchQueue::new(description.batch_rows));
     let tower = Tower { session, description, computing, callables: RwLock::default(), batch_queue };
-    // This call makes the start fail now, and not the first request, if the graph lacks a tensor.
+    // If the graph lacks a tensor, this call makes the load of the version fail, and not its first request.
     let all = (0..tower.description.outputs.len()).collect();
     tower.callable(&all).map_err(|_| format!("session {number} has not all tensors of the description"))?;
     Ok(Box::new(tower))

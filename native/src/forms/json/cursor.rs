@@ -160,7 +160,7 @@ impl<'a> Cursor<'a> {
         Ok(key)
     }
 
-    /// Skips one digit or more.
+    /// Skips one or more decimal digits of the body.
     #[inline]
     fn digits(&mut self) -> Parsed<()> {
         let start = self.at;

@@ -200,7 +200,7 @@ unsafe fn write(decimal: Decimal, non_finite: NonFinite, at: *mut u8) -> usize {
     unsafe {
         at.write(b'-');
         let at = at.add(sign);
-        // Each store writes eight bytes; the next store overwrites those that are too many.
+        // Each store writes eight bytes of text; the next store overwrites the surplus bytes.
         store(ZERO_POINT, at);
         at.add(start).write(b'0' + first as u8);
         store(eight, at.add(start + 1));
