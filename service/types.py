@@ -289,6 +289,10 @@ class Vocabulary(Protocol):
         """
         ...
 
+    def key_of(self, row: int) -> bytes | int | None:
+        """Returns the key of a row id; None for a row without a key."""
+        ...
+
 
 class Table(Protocol):
     """Read access to one embedding table. Concurrency: any thread."""
