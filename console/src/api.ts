@@ -35,6 +35,8 @@ export interface Overview {
   server: { version: string; is_ready: boolean; is_draining: boolean };
   models: Model[];
   problems: Record<string, string>;
+  /** Names of the methods that the server has, such as "neighbors". */
+  methods: string[];
 }
 
 export interface Table {
@@ -90,7 +92,7 @@ export const BASE = location.pathname.replace(/\/console\/?$/, "");
 let csrf = "";
 
 /** Sets the token that requests which are no reads carry. */
-export function useCsrf(token: string): void {
+export function setCsrf(token: string): void {
   csrf = token;
 }
 

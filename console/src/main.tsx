@@ -2,7 +2,7 @@
 import type { JSX } from "preact";
 import { render } from "preact";
 import { useEffect, useRef } from "preact/hooks";
-import { Overview, Session, get, send, useCsrf } from "./api";
+import { Overview, Refusal, Session, get, send, setCsrf } from "./api";
 import { address, useAddress, useLoad } from "./hooks";
 import { Admin } from "./pages/admin";
 import { Compare } from "./pages/compare";
@@ -31,7 +31,7 @@ const ADMIN_PAGES: [string, string][] = [
 
 async function readSession(signal: AbortSignal): Promise<Session> {
   const session = await get<Session>("/console/session", signal);
-  useCsrf(session.csrf);
+  setCsrf(session.csrf);
   return session;
 }
 
@@ -82,19 +82,19 @@ function Shown({ session, overview }: { session: Session; overview: Overview }):
         {session.is_admin && page === "admin" ? (
           <Admin models={models} session={session} />
         ) : session.is_admin ? (
-          <OverviewPage overview={overview} />
+          <OverviewPage overview={overview} hasLinks={false} />
         ) : page === "tables" ? (
-          <Tables models={models} params={params} />
+          <Tables overview={overview} params={params} />
         ) : page === "map" ? (
-          <MapPage models={models} params={params} />
+          <MapPage overview={overview} params={params} />
         ) : page === "try" ? (
           <Try models={models} params={params} session={session} />
         ) : page === "traffic" ? (
           <Traffic />
         ) : page === "compare" ? (
-          <Compare models={models} params={params} />
+          <Compare overview={overview} params={params} />
         ) : (
-          <OverviewPage overview={overview} />
+          <OverviewPage overview={overview} hasLinks />
         )}
       </main>
       <footer>
@@ -108,6 +108,11 @@ function App(): JSX.Element {
   const session = useLoad("session", readSession, 60_000);
   const isIn = session.data !== undefined && (!session.data.needs_sign_in || session.data.caller !== null);
   const overview = useLoad(`overview ${isIn}`, async (signal) => (isIn ? get<Overview>("/console/overview", signal) : undefined), 2000);
+  const isRefused = overview.error instanceof Refusal && overview.error.status === 401;
+  useEffect(() => {
+    // The session has ended, so the next look at it leads to the sign-in page.
+    if (isRefused) session.again();
+  }, [isRefused]);
   if (session.data && !isIn) return <SignIn onDone={session.again} />;
   if (!session.data || !overview.data) {
     return (

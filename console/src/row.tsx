@@ -1,6 +1,6 @@
 // One row of a table: its values as bars, its norm, its provenance, and its neighbours.
 import type { JSX } from "preact";
-import { Refusal, Row, get, post, tablePath } from "./api";
+import { Row, get, post, tablePath } from "./api";
 import { address, useLoad } from "./hooks";
 import { Choice, Grid, Status, shown, time } from "./parts";
 
@@ -46,23 +46,10 @@ interface Neighbors {
   scores: (number | null)[][];
 }
 
-/** Asks the server for neighbours; undefined where it has no such route. */
-async function neighborsOf(path: string, id: number, signal: AbortSignal): Promise<Neighbors | undefined> {
-  try {
-    return await post<Neighbors>(path, { ids: [id], k: 10, metric: "cosine" }, signal);
-  } catch (error) {
-    if (error instanceof Refusal && (error.status === 404 || error.message.startsWith("Malformed request"))) {
-      return undefined;
-    }
-    throw error;
-  }
-}
-
-function NeighborList({ choice, row }: { choice: Choice; row: Row }): JSX.Element | null {
+function NeighborList({ choice, row }: { choice: Choice; row: Row }): JSX.Element {
   const table = choice.table?.name ?? "";
   const path = tablePath(choice.model, String(row.version), table, ":neighbors");
-  const loaded = useLoad(`${path}/${row.id}`, (signal) => neighborsOf(path, row.id, signal));
-  if (loaded.data === undefined && !loaded.error) return null;
+  const loaded = useLoad(`${path}/${row.id}`, (signal) => post<Neighbors>(path, { ids: [row.id], k: 10, metric: "cosine" }, signal));
   const { ids = [], keys = [], scores = [] } = loaded.data ?? {};
   const found = (ids[0] ?? []).map((id, at) => ({ id, key: keys[0]?.[at], score: scores[0]?.[at] }));
   return (
@@ -92,7 +79,7 @@ export function rowParams(choice: Choice, id: number): Record<string, string> {
 }
 
 /** Shows one row by its id, or by a key. */
-export function RowPanel(props: { choice: Choice; id: string; wanted: string; feature: string }): JSX.Element {
+export function RowPanel(props: { choice: Choice; id: string; wanted: string; feature: string; methods: string[] }): JSX.Element {
   const { choice, id, wanted, feature } = props;
   const query = new URLSearchParams(wanted ? { key: wanted, ...(feature ? { feature } : {}) } : { id }).toString();
   const path = tablePath(choice.model, choice.version, choice.table?.name ?? "", `:row?${query}`);
@@ -136,7 +123,7 @@ export function RowPanel(props: { choice: Choice; id: string; wanted: string; fe
               {row.values.map((value, at) => `${at}\t${shown(value, 7)}`).join("\n")}
             </pre>
           </details>
-          <NeighborList choice={choice} row={row} />
+          {props.methods.includes("neighbors") ? <NeighborList choice={choice} row={row} /> : null}
         </>
       ) : null}
     </section>

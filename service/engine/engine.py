@@ -234,7 +234,7 @@ class Engine:
             return TableRows(rows, servable.version)
 
     def row_origin(self, ref: ModelRef, table_name: str, row: int) -> RowOrigin | None:
-        """Returns the delta that wrote a row last; None for a row that is as the version was saved."""
+        """Returns the delta that wrote a row of a table last; None if the row is as the version was saved."""
         with self._registry.lease(ref) as servable:
             return None if servable.deltas is None else servable.deltas.origin(table_name, row)
 

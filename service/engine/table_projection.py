@@ -73,7 +73,7 @@ def project(read: Read, num_rows: int, *, max_points: int = MAX_POINTS) -> Proje
         rows = read(block)
         norms[at : at + len(block)] = np.sqrt(np.square(rows, dtype=np.float64).sum(axis=1))
         is_finite = np.isfinite(rows).all(axis=1, keepdims=True)
-        places[at : at + len(block)] = np.where(is_finite, np.nan_to_num(rows - mean) @ axes.T, 0)
+        places[at : at + len(block)] = np.where(is_finite, (_finite(rows) - mean) @ axes.T, 0)
         at += len(block)
     return Projection(ids, places, norms, explained)
 

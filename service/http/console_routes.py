@@ -79,7 +79,11 @@ def add_console_routes(
                 }
             )
         server = {"version": sources.version(), "is_ready": engine.is_ready, "is_draining": engine.is_draining}
-        return _json({"server": server, "models": models, "problems": engine.problems()})
+        # Which methods of tables and versions this server has, so that the page asks for no others.
+        methods = sorted(
+            {path.rpartition(":")[2] for route in app.routes if ":" in (path := getattr(route, "path", ""))}
+        )
+        return _json({"server": server, "models": models, "problems": engine.problems(), "methods": methods})
 
     async def session(request: Request) -> Response:
         """Says who the browser's user is, and which token requests that change something must carry."""

@@ -1,8 +1,8 @@
 // Compare two versions: rows added, removed and moved, drift, and neighbours.
 import type { JSX } from "preact";
-import { Model, Refusal, get, modelPath } from "../api";
+import { Overview, get, modelPath } from "../api";
 import { Params, address, setParams, useLoad } from "../hooks";
-import { Grid, Problem, Select, Status, shown } from "../parts";
+import { Grid, Select, Status, shown } from "../parts";
 
 interface Histogram {
   edges: number[];
@@ -137,7 +137,9 @@ function TableCard({ diff, model, to }: { diff: TableDiff; model: string; to: st
   );
 }
 
-export function Compare({ models, params }: { models: Model[]; params: Params }): JSX.Element {
+export function Compare({ overview, params }: { overview: Overview; params: Params }): JSX.Element {
+  const models = overview.models;
+  const canCompare = overview.methods.includes("diff");
   const model = models.find((one) => one.name === params["model"]) ?? models[0];
   const name = model?.name ?? "";
   const versions = model?.versions.filter((one) => one.state === "AVAILABLE").map((one) => String(one.version)) ?? [];
@@ -145,9 +147,8 @@ export function Compare({ models, params }: { models: Model[]; params: Params })
     versions.includes(params[key] ?? "") ? (params[key] ?? "") : (otherwise ?? "");
   const to = chosen("to", versions[0]);
   const from = chosen("from", versions[1]);
-  const path = from && to && from !== to ? `${modelPath(name, from)}:diff?to=${to}` : "";
+  const path = canCompare && from && to && from !== to ? `${modelPath(name, from)}:diff?to=${to}` : "";
   const diff = useLoad(path, async (signal) => (path ? get<Diff>(path, signal) : undefined));
-  const isAbsent = diff.error instanceof Refusal && (diff.error.status === 404 || diff.error.message.startsWith("Malformed request"));
   return (
     <>
       <h1 tabIndex={-1}>Compare</h1>
@@ -156,8 +157,13 @@ export function Compare({ models, params }: { models: Model[]; params: Params })
         <Select label="From version" value={from} options={versions} onChange={(value) => setParams({ from: value })} />
         <Select label="To version" value={to} options={versions} onChange={(value) => setParams({ to: value })} />
       </div>
-      {!path ? <p class="faint">Comparing needs two AVAILABLE versions of one model.</p> : null}
-      {isAbsent ? <Problem error={new Error("This server does not compare versions.")} /> : path ? <Status of={diff} what="the comparison" /> : null}
+      {!canCompare ? (
+        <p class="faint">This server has no route that compares versions.</p>
+      ) : path ? (
+        <Status of={diff} what="the comparison" />
+      ) : (
+        <p class="faint">Comparing needs two AVAILABLE versions of one model.</p>
+      )}
       {diff.data ? (
         <>
           {diff.data.notes.map((note) => (

@@ -1,7 +1,7 @@
 // Map: the rows of a table on their two principal components, coloured by norm.
 import type { JSX } from "preact";
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
-import { Model, TableMap, checked, send, tablePath } from "../api";
+import { Overview, TableMap, checked, send, tablePath } from "../api";
 import { Params, setParams, useLoad } from "../hooks";
 import { Status, TableChoice, shown, useTables } from "../parts";
 import { Points, View, ramp } from "../points";
@@ -168,7 +168,8 @@ function Canvas(props: { points: Points; chosen: number; onChoose: (id: number) 
   );
 }
 
-export function MapPage({ models, params }: { models: Model[]; params: Params }): JSX.Element {
+export function MapPage({ overview, params }: { overview: Overview; params: Params }): JSX.Element {
+  const { models, methods } = overview;
   const { choice, loaded } = useTables(models, params);
   const path = choice.table ? tablePath(choice.model, choice.version, choice.table.name, ":projection") : "";
   // The latest version may change: the map of another version is another map.
@@ -203,7 +204,7 @@ export function MapPage({ models, params }: { models: Model[]; params: Params })
             </p>
           </section>
           {id ? (
-            <RowPanel choice={choice} id={id} wanted="" feature="" />
+            <RowPanel choice={choice} id={id} wanted="" feature="" methods={methods} />
           ) : (
             <p class="card faint">Click a point to see its row.</p>
           )}

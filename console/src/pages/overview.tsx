@@ -90,7 +90,13 @@ function TimeLine({ model, nowS }: { model: Model; nowS: number }): JSX.Element 
   );
 }
 
-function ModelCard(props: { model: Model; problem: string; details: VersionStatus[]; nowS: number }): JSX.Element {
+function ModelCard(props: {
+  model: Model;
+  problem: string;
+  details: VersionStatus[];
+  nowS: number;
+  hasLinks: boolean;
+}): JSX.Element {
   const { model, problem, details } = props;
   const labels = (version: number): string =>
     Object.entries(model.labels)
@@ -115,7 +121,8 @@ function ModelCard(props: { model: Model; problem: string; details: VersionStatu
             name: "signatures",
             cell: (one) => {
               const names = Object.keys(detail(one.version)?.signatures ?? {});
-              return <a href={address("try", { model: model.name, version: one.state === "AVAILABLE" ? String(one.version) : "" })}>{names.join(", ") || "try"}</a>;
+              if (!props.hasLinks || one.state !== "AVAILABLE") return names.join(", ");
+              return <a href={address("try", { model: model.name, version: String(one.version) })}>{names.join(", ") || "try"}</a>;
             },
           },
         ]}
@@ -135,9 +142,12 @@ function ModelCard(props: { model: Model; problem: string; details: VersionStatu
           columns={[
             {
               name: "table",
-              cell: (one) => (
-                <a href={address("tables", { model: model.name, version: String(one.version), table: one.table })}>{one.table}</a>
-              ),
+              cell: (one) =>
+                props.hasLinks ? (
+                  <a href={address("tables", { model: model.name, version: String(one.version), table: one.table })}>{one.table}</a>
+                ) : (
+                  one.table
+                ),
             },
             { name: "of version", isNumber: true, cell: (one) => one.version },
             { name: "rows", isNumber: true, cell: (one) => shown(one.rows) },
@@ -177,7 +187,7 @@ function Limits({ statusz }: { statusz: Statusz }): JSX.Element {
           columns={[
             { name: "setting", cell: ([name]) => `--${name}` },
             { name: "value", isNumber: true, cell: ([, one]) => String(one.value) },
-            { name: "", cell: ([, one]) => (one.is_default ? "" : "set") },
+            { name: "is default", cell: ([, one]) => (one.is_default ? "yes" : "no") },
           ]}
         />
       </details>
@@ -185,7 +195,8 @@ function Limits({ statusz }: { statusz: Statusz }): JSX.Element {
   );
 }
 
-export function OverviewPage({ overview }: { overview: Overview }): JSX.Element {
+/** hasLinks: the port that the page came from has the other pages too. */
+export function OverviewPage({ overview, hasLinks }: { overview: Overview; hasLinks: boolean }): JSX.Element {
   const statusz = useLoad("statusz", (signal) => get<Statusz>("/v1/statusz", signal), 5000);
   const data = statusz.data;
   return (
@@ -229,6 +240,7 @@ export function OverviewPage({ overview }: { overview: Overview }): JSX.Element 
           problem={overview.problems[model.name] ?? ""}
           details={data?.models[model.name]?.versions ?? []}
           nowS={Date.now() / 1000}
+          hasLinks={hasLinks}
         />
       ))}
       <Problem error={statusz.error} />
@@ -239,7 +251,7 @@ export function OverviewPage({ overview }: { overview: Overview }): JSX.Element 
             <h2>Last errors</h2>
             {data.last_errors.length ? (
               <Grid
-                label="Last errors"
+                label="Failed requests"
                 rows={data.last_errors}
                 columns={[
                   { name: "at", cell: (one) => one.at },

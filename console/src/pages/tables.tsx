@@ -1,7 +1,7 @@
 // Table explorer: pages of rows, a row by id or key, hot rows.
 import type { JSX } from "preact";
 import { useState } from "preact/hooks";
-import { Model, Page, Refusal, get, tablePath } from "../api";
+import { Overview, Page, get, tablePath } from "../api";
 import { Params, address, setParams, useLoad } from "../hooks";
 import { Choice, Grid, Select, Status, TableChoice, shown, useTables } from "../parts";
 import { RowPanel, rowParams } from "../row";
@@ -59,17 +59,9 @@ interface Hot {
   rows?: { id: number; key?: string | number | null; count: number }[];
 }
 
-function HotRows({ choice }: { choice: Choice }): JSX.Element | null {
+function HotRows({ choice }: { choice: Choice }): JSX.Element {
   const path = tablePath(choice.model, choice.version, choice.table?.name ?? "", ":hot?k=100");
-  const loaded = useLoad(path, async (signal): Promise<Hot | null> => {
-    try {
-      return await get<Hot>(path, signal);
-    } catch (error) {
-      if (error instanceof Refusal && (error.status === 404 || error.message.startsWith("Malformed request"))) return null;
-      throw error;
-    }
-  });
-  if (!loaded.data && !loaded.error) return null;
+  const loaded = useLoad(path, (signal) => get<Hot>(path, signal));
   return (
     <section class="card" aria-label="Hot rows">
       <h2>Hot rows</h2>
@@ -117,7 +109,8 @@ function Find({ choice }: { choice: Choice }): JSX.Element {
   );
 }
 
-export function Tables({ models, params }: { models: Model[]; params: Params }): JSX.Element {
+export function Tables({ overview, params }: { overview: Overview; params: Params }): JSX.Element {
+  const { models, methods } = overview;
   const { choice, loaded } = useTables(models, params);
   const id = params["id"] ?? "";
   const wanted = params["key"] ?? "";
@@ -132,11 +125,11 @@ export function Tables({ models, params }: { models: Model[]; params: Params }):
           <div class="columns">
             <div>
               {id || wanted ? (
-                <RowPanel choice={choice} id={id} wanted={wanted} feature={params["feature"] ?? ""} />
+                <RowPanel choice={choice} id={id} wanted={wanted} feature={params["feature"] ?? ""} methods={methods} />
               ) : (
                 <p class="card faint">Choose a row to see its values, norm, provenance and neighbours.</p>
               )}
-              <HotRows choice={choice} />
+              {methods.includes("hot") ? <HotRows choice={choice} /> : null}
             </div>
             <Rows choice={choice} params={params} />
           </div>

@@ -64,6 +64,7 @@ def test_all_files_are_served_with_their_types(console: Http) -> None:
 def test_the_overview_has_models_labels_and_changes(console: Http) -> None:
     document = console.get("/console/overview").json()
     assert document["server"] == {"version": "1.2", "is_ready": True, "is_draining": False}
+    assert {"lookup", "rows", "page", "projection"} <= set(document["methods"])
     (model,) = document["models"]
     assert model["name"] == "m" and model["labels"] == {"stable": 3}
     assert model["versions"] == [{"version": 3, "state": "AVAILABLE", "code": "OK", "message": ""}]
