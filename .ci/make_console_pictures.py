@@ -12,7 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from tests.integration.browser import chromium, watched  # noqa: E402
+from tests.integration.browser import chromium, wait_for, watched  # noqa: E402
 from tests.integration.process import ServerProcess  # noqa: E402
 
 _TARGET = ROOT / "docs/console"
@@ -36,7 +36,7 @@ def main() -> int:
         for name, (place, text) in _PLACES.items():
             with watched(browser, f"http://127.0.0.1:{server.http_port}") as seen:
                 page = seen.open(place)
-                page.wait_for_function(f"/{text}/.test(document.body.innerText)")
+                wait_for(page, f"/{text}/.test(document.body.innerText)")
                 page.wait_for_timeout(500)
                 page.screenshot(path=_TARGET / f"{name}.png")
     return 0

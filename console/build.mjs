@@ -17,7 +17,8 @@ const built = await build({
   bundle: true,
   minify: true,
   write: false,
-  format: "esm",
+  // No module: browsers send an Origin with requests for modules, and the admin listener refuses such.
+  format: "iife",
   target: "es2022",
   // The licences are in licenses.txt, whole.
   legalComments: "none",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -31,6 +32,17 @@ def chromium() -> Iterator[Browser]:
             yield browser
         finally:
             browser.close()
+
+
+def wait_for(page: Page, expression: str) -> None:
+    """Waits until an expression is true in a page.
+
+    Playwright's own function would compile the expression in the page, which the page's policy forbids.
+    """
+    end_s = time.monotonic() + _PATIENCE_MS / 1000
+    while not page.evaluate(expression):
+        assert time.monotonic() < end_s, expression
+        page.wait_for_timeout(20)
 
 
 @dataclass

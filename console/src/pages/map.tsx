@@ -41,7 +41,7 @@ function Canvas(props: { points: Points; chosen: number; onChoose: (id: number) 
   const { points, chosen } = props;
   const canvas = useRef<HTMLCanvasElement>(null);
   const view = useRef<View>({ x: 0, y: 0, scale: 0 });
-  const drag = useRef<{ x: number; y: number; moved: number }>();
+  const drag = useRef<{ x: number; y: number; moved: number } | undefined>(undefined);
   const frame = useRef(0);
   const draw = (): void => {
     cancelAnimationFrame(frame.current);

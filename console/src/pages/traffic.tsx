@@ -19,7 +19,7 @@ interface Traffic {
 
 function Plot(props: { label: string; unit: string; names: string[]; traffic: Traffic; value: (rates: Rates) => number | null }): JSX.Element {
   const place = useRef<HTMLDivElement>(null);
-  const plot = useRef<uPlot>();
+  const plot = useRef<uPlot | undefined>(undefined);
   const { names, traffic } = props;
   const data: uPlot.AlignedData = [
     traffic.rates.map((one) => one.atS),
