@@ -22,6 +22,15 @@ export function bytes(count: number): string {
   return `${Number(count.toPrecision(4))} ${units[unit]}`;
 }
 
+/** Writes a length of time in its two largest units. */
+export function duration(seconds: number): string {
+  const whole = Math.floor(seconds);
+  if (whole < 60) return `${whole} s`;
+  if (whole < 3600) return `${Math.floor(whole / 60)} min ${whole % 60} s`;
+  if (whole < 86400) return `${Math.floor(whole / 3600)} h ${Math.floor((whole % 3600) / 60)} min`;
+  return `${Math.floor(whole / 86400)} d ${Math.floor((whole % 86400) / 3600)} h`;
+}
+
 /** Writes a time since 1970 in the browser's zone. */
 export function time(seconds: number): string {
   return new Date(seconds * 1000).toLocaleString("en-GB", { hour12: false });

@@ -62,7 +62,7 @@ export class Points {
     const { width, height } = context.canvas;
     const image = context.createImageData(width, height);
     const pixels = new Uint32Array(image.data.buffer);
-    const size = Math.min(Math.max(Math.round(Math.sqrt(view.scale / 120)), 2), 9);
+    const size = Math.min(Math.max(Math.round(Math.sqrt(view.scale / 120)), this.x.length > 20_000 ? 2 : 4), 9);
     const half = size >> 1;
     for (let at = 0; at < this.x.length; at += 1) {
       const left = Math.round((this.x[at]! - view.x) * view.scale + width / 2) - half;

@@ -2,7 +2,7 @@
 import type { JSX } from "preact";
 import { Change, Model, Overview, get } from "../api";
 import { address, useLoad } from "../hooks";
-import { Badge, Grid, Problem, bytes, shown, time } from "../parts";
+import { Badge, Grid, Problem, bytes, duration, shown, time } from "../parts";
 
 interface TableStatus {
   table: string;
@@ -169,16 +169,19 @@ function Limits({ statusz }: { statusz: Statusz }): JSX.Element {
   return (
     <section class="card" aria-label="Limits">
       <h2>Limits</h2>
-      <Grid
-        label="Refused requests"
-        rows={refused}
-        columns={[
-          { name: "model", cell: (one) => one.model || "(no model)" },
-          { name: "refused because of", cell: (one) => one.reason },
-          { name: "requests", isNumber: true, cell: (one) => shown(one.count) },
-        ]}
-      />
-      {refused.length ? null : <p class="faint">No request was refused because of a limit.</p>}
+      {refused.length ? (
+        <Grid
+          label="Refused requests"
+          rows={refused}
+          columns={[
+            { name: "model", cell: (one) => one.model || "(no model)" },
+            { name: "refused because of", cell: (one) => one.reason },
+            { name: "requests", isNumber: true, cell: (one) => shown(one.count) },
+          ]}
+        />
+      ) : (
+        <p class="faint">No request was refused because of a limit.</p>
+      )}
       <details>
         <summary>{limits.length} settings</summary>
         <Grid
@@ -217,7 +220,7 @@ export function OverviewPage({ overview, hasLinks }: { overview: Overview; hasLi
           <>
             <div>
               <dt>up for</dt>
-              <dd>{shown(data.server.uptime_s / 3600, 3)} h</dd>
+              <dd>{duration(data.server.uptime_s)}</dd>
             </div>
             <div>
               <dt>data plane</dt>
