@@ -1,7 +1,4 @@
-"""Builds the application of the admin listener, whose routes change the server.
-
-Requests for models use another port.
-"""
+"""Builds the HTTP application of the admin port, whose routes change the list of models and rows of tables."""
 
 from __future__ import annotations
 
@@ -32,7 +29,7 @@ from service.http.request_id import RequestIdMiddleware, RequestIds
 from service.http.routing import add_route, model_ref, raw_path
 from service.http.security_headers import SecurityHeadersMiddleware
 
-# Largest body of a list of models: enough for ten thousand models.
+# Largest body, in bytes, of a request that replaces the list of models: enough for ten thousand models.
 _MAX_CONFIG_BYTES = 4 << 20
 METRICS_PATHS = ("/metrics",)
 
@@ -47,7 +44,7 @@ def create_admin_app(
     console: ConsoleSources | None = None,
     add_routes: Sequence[Callable[[FastAPI], None]] = (),
 ) -> FastAPI:
-    """Returns the ASGI application of the admin listener.
+    """Returns the ASGI application of the admin port.
 
     Args:
       metrics: as in create_http_app.
@@ -61,10 +58,10 @@ def create_admin_app(
     app = FastAPI(redirect_slashes=False, docs_url=None, redoc_url=None, openapi_url=None)
 
     async def reload(request: Request) -> Response:
-        """Replaces the list of models, all of it or nothing, as HandleReloadConfigRequest does."""
+        """Replaces the list of models, as the gRPC method HandleReloadConfigRequest does; an error changes nothing."""
         if callers is not None:
             callers.require_everywhere("admin")
-        # The body has a reservation without the server's limits: an operator must be served while the server is
+        # The body's bytes are not counted against the server's limits: an operator must be served while the server is
         # overloaded.
         body = await read_body(request, _MAX_CONFIG_BYTES, Reservation(Admission(), ""))
         try:

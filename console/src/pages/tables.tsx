@@ -56,7 +56,9 @@ function Rows({ choice, params }: { choice: Choice; params: Params }): JSX.Eleme
 }
 
 interface Hot {
-  rows?: { id: number; key?: string | number | null; count: number }[];
+  lookups: number;
+  distinct: number;
+  rows: { id: number; key: string | number | null; lookups: number; share: number }[];
 }
 
 function HotRows({ choice }: { choice: Choice }): JSX.Element {
@@ -66,13 +68,19 @@ function HotRows({ choice }: { choice: Choice }): JSX.Element {
     <section class="card" aria-label="Hot rows">
       <h2>Hot rows</h2>
       <Status of={loaded} what="hot rows" />
+      {loaded.data ? (
+        <p class="faint">
+          {shown(loaded.data.lookups)} lookups of some {shown(loaded.data.distinct)} rows since this version was loaded.
+        </p>
+      ) : null}
       <Grid
         label="Rows that are read most"
         rows={loaded.data?.rows ?? []}
         columns={[
           { name: "row", isNumber: true, cell: (row) => <a href={address("tables", rowParams(choice, row.id))}>{row.id}</a> },
           { name: "key", cell: (row) => String(row.key ?? "") },
-          { name: "reads", isNumber: true, cell: (row) => shown(row.count) },
+          { name: "lookups", isNumber: true, cell: (row) => shown(row.lookups) },
+          { name: "share", isNumber: true, cell: (row) => `${shown(row.share * 100, 3)} %` },
         ]}
       />
     </section>
