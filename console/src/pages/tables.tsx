@@ -1,7 +1,7 @@
 // Table explorer: pages of rows, a row by id or key, hot rows.
 import type { JSX } from "preact";
 import { useState } from "preact/hooks";
-import { Overview, Page, get, tablePath } from "../api";
+import { Overview, Page, Refusal, get, tablePath } from "../api";
 import { Params, address, setParams, useLoad } from "../hooks";
 import { Choice, Grid, Select, Status, TableChoice, shown, useTables } from "../parts";
 import { RowPanel, rowParams } from "../row";
@@ -57,20 +57,21 @@ function Rows({ choice, params }: { choice: Choice; params: Params }): JSX.Eleme
 
 interface Hot {
   lookups: number;
-  distinct: number;
+  sampled: number;
   rows: { id: number; key: string | number | null; lookups: number; share: number }[];
 }
 
 function HotRows({ choice }: { choice: Choice }): JSX.Element {
   const path = tablePath(choice.model, choice.version, choice.table?.name ?? "", ":hot?k=100");
   const loaded = useLoad(path, (signal) => get<Hot>(path, signal));
+  const isUnsampled = loaded.error instanceof Refusal && loaded.error.status === 501;
   return (
     <section class="card" aria-label="Hot rows">
       <h2>Hot rows</h2>
-      <Status of={loaded} what="hot rows" />
+      {isUnsampled ? <p class="faint">{loaded.error?.message}</p> : <Status of={loaded} what="hot rows" />}
       {loaded.data ? (
         <p class="faint">
-          {shown(loaded.data.lookups)} lookups of some {shown(loaded.data.distinct)} rows since this version was loaded.
+          About {shown(loaded.data.lookups)} lookups since this version was loaded, of which {shown(loaded.data.sampled)} were sampled.
         </p>
       ) : null}
       <Grid
