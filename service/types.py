@@ -290,6 +290,10 @@ class Vocabulary(Protocol):
         """
         ...
 
+    def key_of(self, row: int) -> bytes | int | None:
+        """Returns the key of a row id; None for a row without a key."""
+        ...
+
 
 class Table(Protocol):
     """An embedding table that can be read. Concurrency: any thread."""

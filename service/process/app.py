@@ -35,6 +35,7 @@ from service.observe.request_logs import RequestLogs
 from service.observe.statusz import Statusz, overload
 from service.observe.store_metrics import store_lines
 from service.observe.tracing import TracingUnavailable, start_tracing
+from service.observe.version_history import VersionHistory
 from service.observe.version_metrics import readiness_lines
 from service.process.http_parts import HttpParts, Ports, metrics_paths_of
 from service.process.model_lists import ModelLists
@@ -81,6 +82,7 @@ class App:
         # Lock that is held while the state of readiness is read and reported, so that no older state is reported after
         # a newer one.
         self._showing_health = threading.Lock()
+        self._history = VersionHistory()
         self._recent = RecentRequests(settings.slow_request_s)
         self._remote = RemoteTables(remote_tables(settings.remote_tables), self._show_health)
         self._registry.problem_beside = self._remote.problem
@@ -132,6 +134,7 @@ class App:
             self._metrics.requests,
             max_response_bytes=settings.max_response_bytes,
             reload=self._lists.reload,
+            set_label=self._lists.set_label,
             admission=_admission(settings, self._metrics),
             recorders=self._request_logs.recorders,
             tracing=self._tracing,
@@ -152,6 +155,9 @@ class App:
             statusz=self._statusz().read,
             spans=self._tracing.http_spans if self._tracing else None,
             metrics_paths=metrics_paths_of(settings.monitoring_config_file),
+            version=installed_version,
+            labels=self._registry.labels,
+            history=self._history.read,
         )
         self._servers = self._create_servers()
 
@@ -318,6 +324,7 @@ class App:
 
     def _version_changed(self, model: str, status: VersionStatus) -> None:
         self._metrics.version_changed(model, status)
+        self._history.note(model, status)
         self._show_health()
         extra = {"model": model, "version": status.version, "state": status.state.name}
         level = logging.INFO if status.state in (State.AVAILABLE, State.END) else logging.DEBUG
