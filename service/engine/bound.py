@@ -153,8 +153,7 @@ class Bound:
         outputs = wanted_outputs(self.spec, method_name)
         backend = self._servable.backend(self.spec)
         if self.spec.kind == "lookup":
-            # The dtype is checked here for lookups: a graph itself refuses strings for an integer input, but kernels do
-            # not.
+            # Lookups refuse the strings here: a graph itself refuses strings for an integer input, but kernels do not.
             raise InputMismatch("Expects arg[0] to be int64 but string is provided")
         self._rows = examples.size
         self._reserve(examples.size, examples.size * self.spec.row_bytes)

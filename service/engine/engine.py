@@ -213,7 +213,7 @@ class Engine:
         return result
 
     def tables(self, ref: ModelRef) -> list[TableInfo]:
-        """Returns the tables of a servable by name; none if its version has no manifest."""
+        """Returns a servable's tables, sorted by name; [] if its version has no manifest."""
         with self._registry.lease(ref, lambda early: True) as servable:
             return [servable.tables[name].info for name in sorted(servable.tables)]
 

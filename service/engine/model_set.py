@@ -158,7 +158,7 @@ class ModelSet:
         self._is_stopped = True
 
     def stop(self, timeout_s: float | None = None) -> list[str]:
-        """Ends all watchers and waits for their threads; a load that runs can not be stopped.
+        """Ends all watchers; waits for their threads up to timeout_s, because a running load goes on.
 
         Loaded versions stay loaded.
 
