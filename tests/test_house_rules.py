@@ -60,9 +60,14 @@ MAY_IMPORT: dict[str, Row] = {
     "service.remote": Row(_FORMATS, {"numpy", "redis"}),
     "service.tables": Row(
         # An id out of range has one text, and a read of a cluster a deadline.
-        _FORMATS | {"service.native_tables", "service.engine.deadline", "service.engine.validation", "service.remote"},
+        _FORMATS
+        | {"service.native_tables", "service.engine.deadline", "service.engine.validation", "service.remote"}
+        # Counts by feature.
+        | {"service.engine.hot_rows"},
         {"numpy", "ml_dtypes"},
     ),
+    # It opens both versions as a load does.
+    "service.comparison": Row(_FORMATS | {"service.tables"}, {"numpy"}),
     "service.wire": Row(_FORMATS | {"service.engine"}, {"numpy", "google.protobuf", "orjson", "ml_dtypes"}),
     "service.configuration": Row(
         _BASE
@@ -114,7 +119,10 @@ MAY_IMPORT: dict[str, Row] = {
     # Where lookups, graphs and deltas become one servable.
     "service.loading": Row(
         _FORMATS
-        | {f"service.{name}" for name in ("configuration", "deltas", "engine", "graph", "remote", "tables", "wire")}
+        | {
+            f"service.{name}"
+            for name in ("comparison", "configuration", "deltas", "engine", "graph", "remote", "tables", "wire")
+        }
         | {"service.observe.metrics"},
         {"numpy"},
     ),
@@ -177,6 +185,13 @@ MAY_IMPORT: dict[str, Row] = {
         | {f"model_export.{name}" for name in ("compaction", "folder_checks", "graphs", "parity", "statistics")},
         {"numpy", "google.protobuf", "tqdm"},
     ),
+    # It compares as the server's gate does.
+    "model_export.diff": Row(
+        _SHARED
+        | {f"model_export.{name}" for name in ("folder_checks", "graphs", "parity", "report")}
+        | {"service.comparison"},
+        {"numpy"},
+    ),
     # It writes what the server reads, in the server's words.
     "model_export.remote": Row(_SHARED | {"model_export.folder_checks", "service.remote"}, {"numpy", "redis", "tqdm"}),
     "model_export.layers": Row(_TRAINED | {"model_export.graphs", "model_export.training"}, {"numpy"}),
@@ -196,7 +211,10 @@ MAY_IMPORT: dict[str, Row] = {
     "model_export.export_config": Row(_SHARED | {"model_export.adoption", "model_export.export_model"}),
     "model_export.delta_commands": Row(_SHARED | {"model_export.compaction", "model_export.report"}, {"numpy", "tqdm"}),
     "model_export.cli": Row(
-        {f"model_export.{name}" for name in ("adoption", "export_config", "graphs", "remote.arguments", "report")}
+        {
+            f"model_export.{name}"
+            for name in ("adoption", "diff.arguments", "export_config", "graphs", "remote.arguments", "report")
+        }
     ),
     "model_export.commands": Row(_SHARED | {"model_export"}, {"tqdm"}),
     "model_export.__main__": Row(_SHARED | {"model_export.cli", "model_export.commands"}),
