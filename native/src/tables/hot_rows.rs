@@ -201,6 +201,7 @@ impl Sketch {
     }
 
     #[allow(clippy::cast_precision_loss, reason = "an estimate with an error of a per cent")]
+    #[allow(clippy::naive_bytecount, reason = "4096 bytes, for a reader of metrics")]
     fn distinct(&self) -> u64 {
         if self.registers.is_empty() {
             return 0;
