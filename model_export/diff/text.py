@@ -18,7 +18,7 @@ def drift_words(drift: Drift) -> str:
     >>> from service.comparison.document import Histogram
     >>> empty = Histogram((), ())
     >>> drift_words(Drift(200, True, empty, empty, 0.98, 0.1, 0, 2, 1.0, ()))
-    '2 of 200 rows drifted (1 %): cosine below 0.5 after alignment; median cosine 0.980, before alignment 0.100'
+    '2 of 200 rows drifted (1 %): cosine below 0.3 after alignment; median cosine 0.980, before alignment 0.100'
     """
     how = "after alignment" if drift.is_aligned else "as they are"
     words = (

@@ -9,7 +9,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 # A row has drifted if the cosine of its old and its new vector, after alignment, is below this.
-DRIFTED_COSINE = 0.5
+#
+# Measured on 1,683 rows of 32 numbers: of two trainings with different seeds 30 % of the rows have a cosine below 0.3, of
+# a table whose rows were permuted 95 %.
+DRIFTED_COSINE = 0.3
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,5 +126,5 @@ EXAMPLE: Json = {
     "removed_tables": [],
     "notes": [],
     "drift_percent": 0.12,
-    "drifted_cosine": 0.5,
+    "drifted_cosine": 0.3,
 }

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from service.comparison.document import TableDiff, VersionDiff
+from service.comparison.document import DRIFTED_COSINE, TableDiff, VersionDiff
 from service.comparison.tables import Budget
 from service.comparison.versions import compare_versions
 from service.errors import ArtifactError
@@ -78,8 +78,8 @@ def test_a_swapped_table_drifts(tmp_path: Path) -> None:
     diff = compared(tmp_path, random_rows(NUM_ROWS, 1), random_rows(NUM_ROWS, 3))
     found = user(diff)
     assert found.neighbours is not None and found.neighbours.overlap < 0.05
-    # Unrelated directions in 8 dimensions have a cosine of 0.5 or more in one case of ten.
-    assert diff.drift_percent is not None and 85 < diff.drift_percent < 95
+    # Unrelated directions in 8 dimensions have a cosine of 0.3 or more in one case of five.
+    assert diff.drift_percent is not None and 70 < diff.drift_percent < 88
 
 
 def test_cosines_and_norms_are_those_of_numpy(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_cosines_and_norms_are_those_of_numpy(tmp_path: Path) -> None:
     wanted = oracle_cosines(old.astype(np.float64), new.astype(np.float64))
     assert found.cosines.counts == tuple(np.histogram(wanted, found.cosines.edges)[0])
     assert found.median_cosine == pytest.approx(np.median(wanted))
-    assert found.drifted == (wanted < 0.5).sum()
+    assert found.drifted == (wanted < DRIFTED_COSINE).sum()
     ratios = np.linalg.norm(new, axis=1) / np.linalg.norm(old, axis=1)
     edges = np.array(found.norm_ratios.edges)
     inside = np.clip(ratios.astype(np.float64), edges[0], edges[-1])

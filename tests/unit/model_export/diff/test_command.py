@@ -25,7 +25,7 @@ def versions(tmp_path: Path) -> tuple[str, str]:
 def test_text_names_the_broken_rows(versions: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["diff", *versions, "--no_predictions"]) == 0
     text = capsys.readouterr().out
-    assert "4 of 200 rows drifted (2 %): cosine below 0.5 after alignment; median cosine 1.000" in text
+    assert "4 of 200 rows drifted (2 %): cosine below 0.3 after alignment; median cosine 1.000" in text
     assert "    row 50: cosine -1.000" in text and "200 rows in both by id; 0 added, 0 removed, 0 moved" in text
 
 
@@ -33,7 +33,7 @@ def test_json_is_the_whole_comparison(versions: tuple[str, str], capsys: pytest.
     assert main(["diff", *versions, "--no_predictions", "--json", "--rows", "100"]) == 0
     document = json.loads(capsys.readouterr().out)
     found = {table["table"]: table for table in document["tables"]}
-    assert found["user"]["drift"]["rows"] == 100 and document["drifted_cosine"] == 0.5
+    assert found["user"]["drift"]["rows"] == 100 and document["drifted_cosine"] == 0.3
     assert document["drift_percent"] == found["user"]["drift"]["percent"]
 
 
