@@ -270,6 +270,8 @@ class Engine:
           ArtifactError, DataLoss: a version's files can not be read.
           Unimplemented: this server can not compare versions.
         """
+        if not self._registry.is_configured(name):
+            raise ModelNotFound(f"Could not find any versions of model {name}")
         if self._compare is None:
             raise Unimplemented("This server does not compare versions.")
         return self._compare(name, old, new)
