@@ -16,8 +16,9 @@ import generated_page
 from service.engine.admission_limits import Limits
 from service.engine.call import Finished, Subject
 from service.engine.deltas import Deltas, DeltaStatus
+from service.engine.hot_rows import SampledRows
 from service.engine.model_config import ModelConfig, RequestLogConfig
-from service.engine.servable import LoadedServable, Servable
+from service.engine.servable import LoadedServable, NativeServable, Servable
 from service.errors import ArtifactError, Overloaded
 from service.observe.metrics import Metrics
 from service.observe.remote_metrics import remote_lines
@@ -26,7 +27,7 @@ from service.observe.serving_metric_names import MEANINGS
 from service.observe.store_metrics import store_lines
 from service.observe.version_metrics import readiness_lines
 from service.remote.counts import ReadCounts
-from service.types import State, TableCounts, VersionStatus
+from service.types import State, Table, TableCounts, VersionStatus
 
 HEAD = """\
 # Metrics
@@ -66,7 +67,7 @@ def exposition() -> str:
         more = [lambda: readiness_lines(True, {"m": True}), lambda: store_lines([("m", counts, True)])]
         remote = {("m", 1, "t"): ReadCounts()}
         more += [logs.metric_lines, lambda: remote_lines(remote)]
-        metrics = Metrics(lambda: [LoadedServable(_servable(), 0)], more)
+        metrics = Metrics(lambda: [LoadedServable(_servable(), 0), LoadedServable(_sampled(), 0)], more)
         _report(metrics)
         text = metrics.render()[0].decode()
         logs.stop()
@@ -77,6 +78,12 @@ def _servable() -> Servable:
     delta_status = DeltaStatus(0, 0, 0, 0, 0.0, 0, {"format": 1}, {"full": 1})
     deltas = cast(Deltas, SimpleNamespace(status=lambda: delta_status))
     return Servable("m", 1, {}, {}, table_counts=lambda: {"t": TableCounts()}, deltas=deltas)
+
+
+def _sampled() -> Servable:
+    found = SampledRows(1, 1, 1, 0, ((0, 1),))
+    native = SimpleNamespace(hot_rows=lambda table, most: found, feature_counts=dict, table_counts=dict)
+    return Servable("m", 1, {}, {}, {"t": cast(Table, None)}, native=cast(NativeServable, native))
 
 
 def _report(metrics: Metrics) -> None:

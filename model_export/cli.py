@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from model_export.adoption.spec_example import SPEC_EXAMPLE
+from model_export.diff.arguments import add_diff
 from model_export.export_config import CONFIG_EXAMPLE
 from model_export.graphs.signature_names import DEFAULT_BATCH_SIZES
 from model_export.remote.arguments import add_push
@@ -33,6 +34,7 @@ or step by step:
   model-export import --table item=FILE   vectors from files (NumPy, safetensors, Parquet, ...), see its --help
   model-export verify models/movielens/1  compares every signature with numpy
   model-export inspect models/movielens/1 --html report.html
+  model-export diff models/movielens/1 models/movielens/2   what a new version changed
   model-export delta models/movielens/1 --table film --rows new.npz    rows of a version that is served
   model-export compact models/movielens/1   folds them into the next version
   model-export push models/movielens/1 --to valkey://host:6379   writes its tables into a cluster
@@ -173,6 +175,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     inspect.add_argument("--run", type=Path, metavar="DIR", help="folder of the training run, for its loss curves")
     inspect.add_argument("--fast", action="store_true", help="do not read the tables: no norms, no NaN, no dead rows")
+    add_diff(commands)
     return parser
 
 

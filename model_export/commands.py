@@ -19,6 +19,7 @@ from model_export.demo import movielens
 from model_export.demo.config import TrainConfig
 from model_export.demo.ratings import RatingData
 from model_export.demo.synthetic import synthetic_ratings
+from model_export.diff.command import diff
 from model_export.errors import ExportError
 from model_export.export_config import ExportConfig, read_config, run_config
 from model_export.exporter.versions import existing_versions, new_version_folder
@@ -63,6 +64,7 @@ def run_command(arguments: argparse.Namespace) -> None:
         "adopt": _adopt,
         "import": _import,
         "delta": delta,
+        "diff": diff,
         "compact": fold,
         "push": _push,
         "verify": verify,

@@ -62,11 +62,15 @@ MAY_IMPORT: dict[str, Row] = {
     # late.
     "service.remote": Row(_FORMATS, {"numpy", "redis"}),
     "service.tables": Row(
-        # The tables import engine.validation for the error text of an id out of range, and engine.deadline for reads of
-        # a cluster.
-        _FORMATS | {"service.native_tables", "service.engine.deadline", "service.engine.validation", "service.remote"},
+        # The tables import engine.validation for the error text of an id out of range, engine.deadline for reads of a
+        # cluster, and engine.hot_rows for counts by feature.
+        _FORMATS
+        | {"service.native_tables", "service.engine.deadline", "service.engine.validation", "service.remote"}
+        | {"service.engine.hot_rows"},
         {"numpy", "ml_dtypes"},
     ),
+    # service.comparison opens both versions as a load does.
+    "service.comparison": Row(_FORMATS | {"service.tables"}, {"numpy"}),
     "service.wire": Row(_FORMATS | {"service.engine"}, {"numpy", "google.protobuf", "orjson", "ml_dtypes"}),
     "service.configuration": Row(
         _BASE
@@ -120,7 +124,10 @@ MAY_IMPORT: dict[str, Row] = {
     # service.loading joins lookups, graphs and deltas to one servable, so it imports the folders of all three.
     "service.loading": Row(
         _FORMATS
-        | {f"service.{name}" for name in ("configuration", "deltas", "engine", "graph", "remote", "tables", "wire")}
+        | {
+            f"service.{name}"
+            for name in ("comparison", "configuration", "deltas", "engine", "graph", "remote", "tables", "wire")
+        }
         | {"service.observe.metrics"},
         {"numpy"},
     ),
@@ -185,6 +192,13 @@ MAY_IMPORT: dict[str, Row] = {
         | {f"model_export.{name}" for name in ("compaction", "folder_checks", "graphs", "parity", "statistics")},
         {"numpy", "google.protobuf", "tqdm"},
     ),
+    # model_export.diff compares as the server's gate does, so it imports the server's comparison.
+    "model_export.diff": Row(
+        _SHARED
+        | {f"model_export.{name}" for name in ("folder_checks", "graphs", "parity", "report")}
+        | {"service.comparison"},
+        {"numpy"},
+    ),
     # model_export.remote writes what the server reads, so it imports the server's layout of keys.
     "model_export.remote": Row(_SHARED | {"model_export.folder_checks", "service.remote"}, {"numpy", "redis", "tqdm"}),
     "model_export.layers": Row(_TRAINED | {"model_export.graphs", "model_export.training"}, {"numpy"}),
@@ -204,7 +218,10 @@ MAY_IMPORT: dict[str, Row] = {
     "model_export.export_config": Row(_SHARED | {"model_export.adoption", "model_export.export_model"}),
     "model_export.delta_commands": Row(_SHARED | {"model_export.compaction", "model_export.report"}, {"numpy", "tqdm"}),
     "model_export.cli": Row(
-        {f"model_export.{name}" for name in ("adoption", "export_config", "graphs", "remote.arguments", "report")}
+        {
+            f"model_export.{name}"
+            for name in ("adoption", "diff.arguments", "export_config", "graphs", "remote.arguments", "report")
+        }
     ),
     "model_export.commands": Row(_SHARED | {"model_export"}, {"tqdm"}),
     "model_export.__main__": Row(_SHARED | {"model_export.cli", "model_export.commands"}),

@@ -36,6 +36,23 @@ def norm_histogram(table: str, histogram: Histogram) -> str:
     return picture(_WIDTH, _HEIGHT, description, axes + f'<g class="c0">{"".join(bars)}</g>')
 
 
+def value_histogram(title: str, x_title: str, edges: Sequence[float], counts: Sequence[int]) -> str:
+    """Draws the histogram of a value of a table's rows; edges has one number more than counts."""
+    frame = _frame(_WIDTH, _HEIGHT, (edges[0], edges[-1]), (0, max(counts)))
+    bars = "".join(
+        _bar(
+            frame.px(low) + 0.5,
+            frame.py(count),
+            frame.px(high) - frame.px(low) - 1,
+            frame.bottom - frame.py(count),
+            f"{count:,} rows, {short(low)} to {short(high)}",
+        )
+        for low, high, count in zip(edges[:-1], edges[1:], counts, strict=True)
+    )
+    description = f"{title}: {sum(counts):,} rows from {short(edges[0])} to {short(edges[-1])}"
+    return picture(_WIDTH, _HEIGHT, description, frame.axes(x_title, "rows") + f'<g class="c0">{bars}</g>')
+
+
 def line_chart(curves: Sequence[Curve]) -> str:
     """Draws curves over the same x in one chart, with a legend; each curve has at least one point."""
     xs = [x for curve in curves for x, _ in curve.points]

@@ -70,12 +70,23 @@ impl Servable {
             .collect()
     }
 
+    /// Returns the `most` hottest rows of table `table` of the description, from a sample of the ids: (samples, estimated
+    /// lookups, estimated number of distinct rows, largest excess of a row's lookups, pairs of a row and its lookups). None
+    /// if ids are not sampled.
+    fn hot_rows(&self, py: Python<'_>, table: usize, most: usize) -> Option<HotRows> {
+        let found = py.detach(|| self.inner.hot_rows().get(table).map(|hot| hot.snapshot(most)))?;
+        Some((found.samples, found.lookups, found.distinct, found.overcount, found.rows))
+    }
+
     /// Returns for each vocabulary of the description the number of keys in requests that the vocabulary lacked so far.
     fn unknown_keys(&self) -> Vec<u64> {
         let unknown_keys = self.inner.unknown_keys().iter();
         unknown_keys.map(|count| count.load(Relaxed)).collect()
     }
 }
+
+/// The hot rows of a table, as `Servable::hot_rows` returns them.
+type HotRows = (u64, u64, u64, u64, Vec<(i64, u64)>);
 
 /// One model in Python's list: its name; pairs of a version and its servable, None if only the reference servers can
 /// run it; versions by label; the fraction of requests to log.

@@ -5,7 +5,7 @@ All routes and methods get this object in place of the engine, so none of them h
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from service.access.callers import Grant, Right
@@ -14,6 +14,7 @@ from service.engine.bound import Bound
 from service.engine.call import Call
 from service.engine.deltas import RowOrigin, Upsert, UpsertReceipt
 from service.engine.engine import Engine, ModelDescription, TableRows
+from service.engine.hot_rows import TableTraffic
 from service.engine.model_config import ModelConfig
 from service.engine.tracing import Tracing
 from service.errors import PermissionDenied, ServiceError
@@ -126,6 +127,10 @@ class GuardedEngine(Engine):
         """Returns the delta that wrote a row last, for callers with the right "predict" on the model."""
         return self._for(ref.name, "predict").row_origin(ref, table_name, row)
 
+    def traffic(self, ref: ModelRef, table_name: str, most: int) -> TableTraffic:
+        """Returns the traffic of a table, for callers with the right "metadata" on the model."""
+        return self._for(ref.name, "metadata").traffic(ref, table_name, most)
+
     def may_wait(self, ref: ModelRef, table_name: str) -> bool:
         """Says whether reads of a table wait for other machines.
 
@@ -156,6 +161,10 @@ class GuardedEngine(Engine):
         """Returns model -> why the model can not answer; only models on which the caller has the right "metadata"."""
         seen = set(self.models())
         return {name: problem for name, problem in self._engine.problems().items() if name in seen}
+
+    def diff(self, name: str, old: int, new: int) -> Mapping[str, Any]:
+        """Compares two versions of a model, for callers with the right "admin": the comparison reads whole tables."""
+        return self._for(name, "admin").diff(name, old, new)
 
     def upsert(self, ref: ModelRef, table_name: str, upsert: Upsert) -> UpsertReceipt:
         """Changes rows of a table; the caller needs the right "admin" on the model."""

@@ -123,6 +123,14 @@ class ServerSettings:
     num_request_iterations_for_warmup: int = setting(
         0, "How often each recorded warm-up request is run; 0 means once.", 0, 1_000_000
     )
+    max_drift: float = setting(
+        100.0,
+        "Most per cent of a table's rows that may have drifted from the newest AVAILABLE version; a newer version "
+        "beyond it is not loaded. A row has drifted if the cosine of its old and new vector, after the rotation that "
+        "fits the tables best, is below 0.3. 100: versions are not compared. See docs/diff.md.",
+        0,
+        100,
+    )
     saved_model_tags: str = setting("serve", "Comma-separated tags of the MetaGraph to load.")
     graph_signatures: Literal["auto", "lazy", "off"] = setting(
         "auto",

@@ -26,6 +26,7 @@ SECTIONS: Mapping[str, str] = {
     "request_log_file_mib": "Logs and traces",
     "store_cache_dir": "Object stores",
     "data_plane": "Data plane",
+    "hot_rows": "Hot rows",
     "remote_tables": "Tables in clusters",
     "warm": "Tables in memory",
     "delta_poll_wait_seconds": "Changes of rows",
@@ -58,6 +59,15 @@ class Settings(ListenerSettings):
     warm: bool = setting(
         False,
         "Whether a version is AVAILABLE only after the rows that its training looked up most were read into memory.",
+    )
+    hot_rows: bool = setting(
+        True,
+        "Whether the native core samples the ids of lookups, to find the hot rows of each table; see docs/hot-rows.md.",
+    )
+    hot_rows_dir: str = setting(
+        "",
+        "Folder to which the hot rows of each version are written every minute. A version reads its file, or the one "
+        "of an older version, when it is loaded, and these rows are in memory before it is AVAILABLE.",
     )
     remote_tables: str = setting(
         "",

@@ -6,16 +6,17 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from service.engine.admission import Admission
 from service.engine.bound import Bound, Observer, Services
 from service.engine.call import Call, Finished, Subject
 from service.engine.deltas import RowOrigin, Upsert, UpsertReceipt
+from service.engine.hot_rows import TableTraffic
 from service.engine.model_config import ModelConfig
 from service.engine.recording import Recorder
 from service.engine.registry import Registry
-from service.engine.servable import Lease, find_signature
+from service.engine.servable import Lease, Servable, find_signature
 from service.engine.tracing import Tracing
 from service.errors import (
     ConfigConflict,
@@ -26,6 +27,7 @@ from service.errors import (
     SignatureNotFound,
     TableNotFound,
     UnfitSignature,
+    Unimplemented,
 )
 from service.types import (
     DEFAULT_SIGNATURE,
@@ -36,6 +38,8 @@ from service.types import (
     VersionStatus,
 )
 
+# Compares two versions of a model: the model's name, the old and the new version; returns plain JSON values.
+CompareVersions = Callable[[str, int, int], Mapping[str, Any]]
 # Type of ModelSet.reload: replaces the list of models before a deadline (on the engine's clock; None: no deadline).
 Reload = Callable[[Sequence[ModelConfig], float | None], None]
 # Points a model's label to a version, or removes it for None: ModelLists.set_label of process.model_lists.
@@ -77,6 +81,7 @@ class Engine:
       recorders: the request recorders, by model; may change at any time.
       tracing: traces requests; None: requests are not traced.
       on_damage: called with a model's name when a request finds the model's files damaged.
+      compare: compares two versions; None: versions can not be compared.
     """
 
     def __init__(
@@ -92,12 +97,14 @@ class Engine:
         recorders: Mapping[str, Recorder] = MappingProxyType({}),
         tracing: Tracing | None = None,
         on_damage: Callable[[str], None] = lambda model: None,
+        compare: CompareVersions | None = None,
     ) -> None:
         self.admission = admission or Admission()
         self._registry = registry
         self._reload = reload
         self._set_label = set_label
         self._recorders = recorders
+        self._compare = compare
         self._services = Services(observer, clock, max_response_bytes, self.admission, tracing, on_damage)
 
     @property
@@ -222,8 +229,7 @@ class Engine:
         with self._registry.lease(ref, lambda early: True) as servable:
             table = servable.tables.get(table_name)
             if table is None:
-                known = ", ".join(sorted(servable.tables)) or "none"
-                raise TableNotFound(f'Model "{ref.name}" has no table "{table_name}". Tables: {known}.')
+                raise _no_table(servable, table_name)
             rows = table.rows(ids)
             if servable.files.mark[0]:
                 self._services.on_damage(servable.name)
@@ -234,6 +240,25 @@ class Engine:
         """Returns the delta that wrote a row of a table last; None if the row is as the version was saved."""
         with self._registry.lease(ref) as servable:
             return None if servable.deltas is None else servable.deltas.origin(table_name, row)
+
+    def traffic(self, ref: ModelRef, table_name: str, most: int) -> TableTraffic:
+        """Returns the traffic of a table with its `most` hottest rows.
+
+        Raises:
+          ModelNotFound, VersionNotFound, LabelNotFound, NotReady: as bind does.
+          TableNotFound: the version has no such table.
+          Unimplemented: the ids of the table are not sampled.
+        """
+        with self._registry.lease(ref) as servable:
+            if table_name not in servable.tables:
+                raise _no_table(servable, table_name)
+            found = servable.traffic(table_name, most)
+        if found is None:
+            raise Unimplemented(
+                f'The ids of table "{table_name}" are not sampled: that needs --hot_rows, the native core and a lookup '
+                "that the core answers."
+            )
+        return found
 
     def may_wait(self, ref: ModelRef, table_name: str) -> bool:
         """Says whether a table is remote, so that reading it waits for another machine;
@@ -262,6 +287,20 @@ class Engine:
             raise DeltaRefused(f'Rows of version {servable.version} of model "{ref.name}" can not be changed.')
         return deltas.upsert(table_name, upsert)
 
+    def diff(self, name: str, old: int, new: int) -> Mapping[str, Any]:
+        """Compares two versions of a model, loaded or not; blocks for seconds. See docs/diff.md for the result.
+
+        Raises:
+          ModelNotFound, VersionNotFound: there is no such model, or no folder of a version.
+          ArtifactError, DataLoss: a version's files can not be read.
+          Unimplemented: this server can not compare versions.
+        """
+        if not self._registry.is_configured(name):
+            raise ModelNotFound(f"Could not find any versions of model {name}")
+        if self._compare is None:
+            raise Unimplemented("This server does not compare versions.")
+        return self._compare(name, old, new)
+
     @property
     def is_ready(self) -> bool:
         """Says whether a load balancer shall send requests to this server; Registry.is_ready has the rules."""
@@ -287,3 +326,8 @@ class Engine:
     def problems(self) -> dict[str, str]:
         """Returns model -> the reason why it can not answer requests, for the models that can not."""
         return {name: problem for name in self.models() if (problem := self._registry.problem(name))}
+
+
+def _no_table(servable: Servable, table_name: str) -> TableNotFound:
+    known = ", ".join(sorted(servable.tables)) or "none"
+    return TableNotFound(f'Model "{servable.name}" has no table "{table_name}". Tables: {known}.')

@@ -12,11 +12,21 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 from service.engine.model_config import ModelConfig, check_list, check_platforms_kept, check_platforms_known
 from service.engine.registry import Registry
 from service.engine.repository import LoadRules, ModelWatcher
-from service.errors import ConfigConflict, DeadlineExceeded, NotReady, Overloaded, ReloadFailed, ServiceError
+from service.errors import (
+    ConfigConflict,
+    DeadlineExceeded,
+    ModelNotFound,
+    NotReady,
+    Overloaded,
+    ReloadFailed,
+    ServiceError,
+    VersionNotFound,
+)
 from service.types import State
 
 logger = logging.getLogger(__name__)
@@ -147,6 +157,21 @@ class ModelSet:
         """Wakes a model's watcher, so that it scans the model's folder now."""
         if watcher := self._watchers.get(name):
             watcher.look_again()
+
+    def folder(self, name: str, version: int) -> Path:
+        """Returns the local folder of a version of a model, whether or not the version is loaded.
+
+        Raises:
+          ModelNotFound, VersionNotFound: there is no such model, or the model's base path has no such version.
+        """
+        watcher = self._watchers.get(name)
+        if watcher is None or name not in self._configs:
+            raise ModelNotFound(f"Could not find any versions of model {name}")
+        found = watcher.folders
+        if version not in found:
+            known = ", ".join(map(str, sorted(found))) or "none"
+            raise VersionNotFound(f"Model {name} has no folder of version {version}. Versions: {known}.")
+        return found[version]
 
     def is_settled(self, name: str) -> bool:
         """Says whether a model answers requests (lookups at least), or has failed to load."""

@@ -96,6 +96,8 @@ class ModelWatcher:
         self._is_over = False
         self._loaded: set[int] = set()
         self._paths: dict[int, Path] = {}
+        # The folder of each version that the last scan found, for readers in other threads.
+        self.folders: Mapping[int, Path] = {}
         self._announced: set[int] = set()
         self._source: tuple[str, VersionSource] | None = None
         self._arrivals: dict[int, VersionArrival] = {}
@@ -232,7 +234,7 @@ class ModelWatcher:
             return None
         found = None
         try:
-            found = self._within_time(Path(base_path), source.find)
+            found = self.folders = self._within_time(Path(base_path), source.find)
         except TimeoutError as error:
             # source.unreadable() is not called for the reason here: it would read the folder too, and would hang as
             # well.

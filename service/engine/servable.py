@@ -10,9 +10,10 @@ from types import TracebackType
 from typing import Any, NamedTuple, Protocol
 
 from service.engine.deltas import Deltas
+from service.engine.hot_rows import FeatureCounts, SampledRows, TableTraffic, hot_rows_of, summed
 from service.errors import DataLoss, GraphUnavailable, SignatureNotFound
 from service.near_names import did_you_mean
-from service.types import DEFAULT_SIGNATURE, Backend, SignatureSpec, Table, TableCounts
+from service.types import DEFAULT_SIGNATURE, Backend, SignatureSpec, Table, TableCounts, Vocabulary
 
 
 class Files(Protocol):
@@ -68,6 +69,14 @@ class NativeServable(Protocol):
         """Returns table -> the native core's counts of reads from it so far."""
         ...
 
+    def feature_counts(self) -> FeatureCounts:
+        """Returns the core's counts of the ids of each feature so far."""
+        ...
+
+    def hot_rows(self, table: str, most: int) -> SampledRows | None:
+        """Returns the hottest rows of a table; None if the core does not sample its ids."""
+        ...
+
     def on_tables(self, tables: Mapping[str, Any]) -> NativeServable:
         """Returns a compiled servable with the same signatures that reads other tables of the same names and shapes.
 
@@ -81,7 +90,8 @@ class Servable:
     """One loaded version of a model, with its backends, tables and files.
 
     backends: by signature name; a signature without one is listed in metadata but can not run here.
-    table_counts: returns the counts of reads from each table so far.
+    table_counts: returns the counts of reads from each table so far; feature_counts: those of ids, by feature.
+    vocabularies: table -> the vocabularies whose keys name its rows.
     files: the files that answers are read from; each run checks the mark of the files after its reads.
     is_loading: only the version's lookups have backends yet, and another servable will take this one's place.
     deltas: changes rows of the tables; None: all rows are as they were saved.
@@ -97,6 +107,8 @@ class Servable:
     backends: Mapping[str, Backend]
     tables: Mapping[str, Table] = field(default_factory=dict)
     table_counts: Callable[[], Mapping[str, TableCounts]] = dict
+    feature_counts: Callable[[], FeatureCounts] = dict
+    vocabularies: Mapping[str, Sequence[Vocabulary]] = field(default_factory=dict)
     files: Files = NoFiles()
     deltas: Deltas | None = None
     signature_faults: Mapping[str, str] = field(default_factory=dict)
@@ -134,6 +146,35 @@ class Servable:
     def all_table_counts(self) -> dict[str, TableCounts]:
         """Returns table -> counts of reads from it so far, in Python and in the native core."""
         return sums_of_counts(self.table_counts(), self.native.table_counts() if self.native is not None else {})
+
+    def traffic(self, table: str, most: int, *, has_keys: bool = True) -> TableTraffic | None:
+        """Returns the traffic of a table with its hottest rows; None if the ids of the table are not sampled.
+
+        Args:
+          has_keys: whether the rows have their keys.
+        """
+        native = self.native
+        found = native.hot_rows(table, most) if native is not None else None
+        if native is None or found is None:
+            return None
+        counts = summed(self.feature_counts(), native.feature_counts())
+        return TableTraffic(
+            self.name,
+            self.version,
+            table,
+            lookups=found.lookups,
+            distinct=found.distinct,
+            max_overcount=found.overcount,
+            sampled=found.samples,
+            oov_keys=self.all_table_counts().get(table, TableCounts()).oov_keys,
+            rows=hot_rows_of(found, lambda row: self.key_of(table, row) if has_keys else None),
+            features=counts.get(table, {}),
+        )
+
+    def key_of(self, table: str, row: int) -> str | int | None:
+        """Returns the key of a row in the first vocabulary of the table that has one."""
+        keys = (vocabulary.key_of(row) for vocabulary in self.vocabularies.get(table, ()))
+        return next((key for key in keys if key is not None), None)
 
     def data_loss(self) -> DataLoss:
         """Returns the error to answer a request with if its answer was read from damaged files."""

@@ -22,9 +22,11 @@ from service.http.admin_routes import add_admin_routes
 from service.http.calls import Calls
 from service.http.console_routes import ConsoleSources, add_console_routes
 from service.http.cors import CorsMiddleware
+from service.http.diff_routes import add_diff_route
 from service.http.docs_page import add_docs_page, installed_assets
 from service.http.errors import error_response, service_error_response
 from service.http.gzip_answers import GzipMiddleware
+from service.http.hot_rows_route import add_hot_rows_route
 from service.http.lookup_routes import add_lookup_routes
 from service.http.oip_routes import add_open_inference_routes
 from service.http.path_case import PathCaseMiddleware
@@ -110,6 +112,9 @@ def create_http_app(
     )
     # The most used routes are added first, because the router tries routes in their order.
     add_lookup_routes(app, engine, calls, max_table_rows, strict_json=strict_json)
+    add_hot_rows_route(app, engine)
+    # This route comes before the one for a version's status, which matches its paths too.
+    add_diff_route(app, engine)
     add_tfs_routes(app, engine, calls, strict_json=strict_json)
     close_table_views = add_table_view_routes(app, engine)
     add_open_inference_routes(app, engine, calls, strict_json=strict_json)

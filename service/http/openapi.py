@@ -8,6 +8,7 @@ model can answer, examples for that model replace them.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from copy import deepcopy
 
 from fastapi import FastAPI
@@ -34,6 +35,7 @@ _TAGS = [
     {"name": "Embeddings", "description": "Lookups and tables."},
     {"name": "TensorFlow Serving", "description": "Drop-in REST API of tensorflow_model_server."},
     {"name": "Open Inference Protocol", "description": "Version 2, with the binary tensor data extension."},
+    {"name": "Versions", "description": "What a new version changed, and which rows are hot."},
     {"name": "Operations", "description": "For orchestrators and monitoring."},
 ]
 _ERRORS: dict[int, tuple[str, str]] = {
@@ -229,6 +231,7 @@ def described(
     body: tuple[Json, Json] | None = None,
     errors: tuple[int, ...] = tuple(_ERRORS),
     is_computed: bool = False,
+    query: Sequence[Json] = (),
 ) -> Json:
     """Describes a route for another module, such as oip_openapi.
 
@@ -237,9 +240,12 @@ def described(
       answer: description, schema and examples by name.
       body: schema and examples by name.
       is_computed: a version of a model computes the answer.
+      query: OpenAPI parameters of the query.
     """
     answers = (_computed if is_computed else _answer)(*answer)
-    return _route(operation, tag, summary, path, answers, body=None if body is None else _body(*body), errors=errors)
+    route = _route(operation, tag, summary, path, answers, body=None if body is None else _body(*body), errors=errors)
+    route["openapi_extra"]["parameters"] += query
+    return route
 
 
 def _route(

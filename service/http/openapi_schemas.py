@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from service.http.diff_schemas import DIFFS
 from service.http.json_schema import (
     BOOLEAN,
     INTEGER,
@@ -70,6 +71,35 @@ _LOOKUPS: dict[str, Json] = {
         }
     ),
     "TablesResponse": an_object({"tables": array_of(ref("Table"))}),
+    "FeatureCounts": an_object(
+        {
+            "ids": INTEGER,
+            "unknown_ids": INTEGER | {"description": "Ids without a row."},
+            "default_ids": INTEGER | {"description": "Those of them in whose place another row was read."},
+        }
+    ),
+    "HotRow": an_object(
+        {
+            "id": INTEGER,
+            "key": {"anyOf": [STRING, INTEGER, {"type": "null"}], "description": "Its key in the table's vocabulary."},
+            "lookups": INTEGER | {"description": "Estimated."},
+            "share": {"type": "number", "description": "Of the lookups of the table."},
+        }
+    ),
+    "HotRowsResponse": an_object(
+        {
+            "model": STRING,
+            "version": INTEGER,
+            "table": STRING,
+            "lookups": INTEGER | {"description": "Estimated number of ids with a row, since the version was loaded."},
+            "distinct": INTEGER | {"description": "Estimated number of different rows in the sample."},
+            "max_overcount": INTEGER | {"description": "By how much the lookups of a row may be too large."},
+            "sampled": INTEGER | {"description": "Number of ids in the sample."},
+            "oov_keys": INTEGER | {"description": "Keys that no vocabulary has."},
+            "rows": array_of(ref("HotRow"), "The hottest first."),
+            "features": map_of(ref("FeatureCounts"), "Exact counts by feature."),
+        }
+    ),
     "RowsRequest": an_object({"ids": array_of(INTEGER)}),
     "RowsResponse": an_object({"rows": array_of(ref("Vector"), "One row per id, in the ids' order.")}),
 }
@@ -219,4 +249,4 @@ _OPERATIONS: dict[str, Json] = {
         }
     ),
 }
-_SCHEMAS = _LOOKUPS | TABLE_VIEW | _TENSORFLOW_SERVING | OPEN_INFERENCE | _OPERATIONS
+_SCHEMAS = _LOOKUPS | TABLE_VIEW | _TENSORFLOW_SERVING | OPEN_INFERENCE | DIFFS | _OPERATIONS

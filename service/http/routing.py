@@ -62,9 +62,15 @@ def model_ref(request: Request) -> ModelRef:
         return ModelRef(name)
     if not (version.isascii() and version.isdigit()):
         raise malformed(request)
-    if len(version) > 19 + version.count("0") or int(version) > _MAX_VERSION:
-        raise InvalidRequest(f"Failed to convert version: {version} to numeric.")
-    return ModelRef(name, int(version))
+    return ModelRef(name, version_number(version))
+
+
+def version_number(text: str) -> int:
+    """Returns the version that a text names; raises InvalidRequest."""
+    is_number = text.isascii() and text.isdigit()
+    if not is_number or len(text) > 19 + text.count("0") or int(text) > _MAX_VERSION:
+        raise InvalidRequest(f"Failed to convert version: {text} to numeric.")
+    return int(text)
 
 
 def malformed(request: Request) -> InvalidRequest:

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
 from service.configuration.settings import Settings
@@ -17,7 +18,7 @@ from service.engine.servable import Servable
 from service.engine.version_source import OpenStore
 from service.errors import InvalidRequest
 from service.loading.graph_batching import GraphBatching, create_batching
-from service.loading.loader import CompileNative, OpenRemote, ServableLoader
+from service.loading.loader import CompileNative, HotRows, OpenRemote, ServableLoader, no_hot_rows
 from service.loading.table_pages import TablePages
 from service.loading.table_verification import TableVerification
 from service.observe.metrics import Metrics
@@ -37,6 +38,7 @@ def create_load_rules(
     show_lookups: Callable[[Servable], None] | None = None,
     open_store: OpenStore | None = None,
     open_remote: OpenRemote | None = None,
+    hot_rows: HotRows = no_hot_rows,
 ) -> LoadRules:
     """Returns the LoadRules of the settings, by which a ModelSet loads versions.
 
@@ -44,7 +46,7 @@ def create_load_rules(
       batching: batches graph runs. pages: makes tables' pages huge. verification: compares tables with their checksums.
       wake_follower: called when this server changed rows.
       compile_native: compiles versions for the native core; None: there is no core.
-      show_lookups, open_remote: as in ServableLoader.
+      show_lookups, open_remote, hot_rows: as in ServableLoader.
       open_store: as in LoadRules.
     """
     threads, inter_op_threads = settings.parallelism
@@ -65,9 +67,10 @@ def create_load_rules(
             pages=pages,
             verification=verification,
             deltas=delta_rules(settings, wake_follower),
-            compile_native=compile_native,
+            compile_native=compile_native and partial(compile_native, has_hot_rows=settings.hot_rows),
             show_lookups=show_lookups,
             open_remote=open_remote,
+            hot_rows=hot_rows,
         ),
         max_retries=settings.max_num_load_retries,
         retry_interval_s=settings.load_retry_interval_s,

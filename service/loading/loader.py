@@ -29,6 +29,7 @@ from service.tables.remote_table import RemoteTable
 from service.tables.residency import Residency
 from service.tables.row_pool import RowRunner, in_one_piece
 from service.tables.verification import Stored, nothing_before
+from service.types import Array
 
 if TYPE_CHECKING:
     from service.loading.graph_opening import GraphOpening
@@ -52,14 +53,29 @@ class OpenRemote(Protocol):
     def __call__(self, model: str, version: int, artifact: Path, manifest: Manifest) -> Mapping[str, RemoteTable]: ...
 
 
+# Returns the hot rows of a model's version: table -> [n] int64 ids.
+HotRows = Callable[[str, int], Mapping[str, Array]]
+
+
+def no_hot_rows(model: str, version: int) -> Mapping[str, Array]:
+    """Returns no hot rows."""
+    return {}
+
+
 class CompileNative(Protocol):
     """The function that compiles a servable for the native core, with all signatures that the core can answer.
 
     Must not raise. lookups: from the version's manifest; None without one. graphs: predict signature -> its graph.
+    has_hot_rows: the core samples ids, to find the hot rows of each table.
     """
 
     def __call__(
-        self, servable: Servable, lookups: OpenedLookups | None, graphs: Mapping[str, NativeGraph | PythonOnly]
+        self,
+        servable: Servable,
+        lookups: OpenedLookups | None,
+        graphs: Mapping[str, NativeGraph | PythonOnly],
+        *,
+        has_hot_rows: bool = False,
     ) -> Servable: ...
 
 
@@ -84,6 +100,7 @@ class ServableLoader:
     compile_native: compiles versions for the native core; None: there is no core.
     open_remote: opens tables in clusters; None: every table is mapped.
     show_lookups: called with a version that can answer its lookups, before the version's graphs are opened.
+    hot_rows: returns the hot rows of a model's version by table, which are read into memory.
     """
 
     tags: frozenset[str]
@@ -103,6 +120,7 @@ class ServableLoader:
     compile_native: CompileNative | None = None
     show_lookups: Callable[[Servable], None] | None = None
     open_remote: OpenRemote | None = None
+    hot_rows: HotRows = no_hot_rows
 
     def __call__(self, name: str, version: int, path: Path) -> Servable:
         """Loads one version from its folder, and runs its warm-up requests.
@@ -186,7 +204,7 @@ class ServableLoader:
             # apply() would keep in memory.
             behind = are_made.wait if are_made is not None else nothing_before
             self.verification.check(name, lookups.files, _stored(path, manifest, remote), behind)
-        self.residency.apply(path, lookups.tables)
+        self.residency.apply(path, lookups.tables, self.hot_rows(name, version))
         servable = Servable(
             name,
             version,
@@ -194,6 +212,8 @@ class ServableLoader:
             dict.fromkeys(lookups.lookup_names, lookups.backend),
             {**lookups.tables, **remote},
             lookups.backend.table_counts,
+            lookups.backend.feature_counts,
+            lookups.backend.vocabularies,
             lookups.files,
             signature_faults=lookups.faults,
             remote_tables=frozenset(remote),

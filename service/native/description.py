@@ -16,13 +16,14 @@ from typing import Any
 import numpy as np
 
 from service.artifact.manifest import LookupFeature
+from service.engine.hot_rows import FeatureIds, summed
 from service.graph.native_form import NativeGraph
 from service.native.left_out import lookup_fault, predict_fault
 from service.tables.backend import OpenedLookups
 from service.tables.plan import FeaturePlan, OutputPlan, SignaturePlan
 from service.tables.table import MappedTable
 from service.tables.vocabulary import IntegerVocabulary, OpenedVocabulary, StringVocabulary
-from service.types import DEFAULT_SIGNATURE, SignatureSpec, TableCounts, TensorSpec
+from service.types import DEFAULT_SIGNATURE, VALUES_SUFFIX, SignatureSpec, TableCounts, TensorSpec
 
 # The native core's counts of one feature: signature, number of the feature in it, ids that were sent, ids without a
 # row.
@@ -67,6 +68,15 @@ class Described:
             _add(totals, name, TableCounts(oov_keys=oov_keys))
         return totals
 
+    def feature_counts(self, counts: Iterable[FeatureCounts]) -> dict[str, dict[str, FeatureIds]]:
+        """Returns the core's counts of ids, by table and feature; a feature is named by its ids input."""
+        found = []
+        for signature, number, ids, missing in counts:
+            plan = self.features[signature][number]
+            name = plan.feature.ids.removesuffix(VALUES_SUFFIX)
+            found.append({plan.table.info.name: {name: plan.feature_ids(ids, missing)}})
+        return summed(*found)
+
 
 def _add(totals: dict[str, TableCounts], table: str, more: TableCounts) -> None:
     totals[table] = TableCounts(*map(operator.add, totals.get(table, TableCounts()), more))
@@ -78,12 +88,15 @@ def describe(
     lookups: OpenedLookups | None,
     signatures: Mapping[str, SignatureSpec] = MappingProxyType({}),
     graphs: Mapping[str, NativeGraph] = MappingProxyType({}),
+    *,
+    has_hot_rows: bool = False,
 ) -> Described | None:
     """Describes a version for the native core; returns None if the core can answer none of its signatures.
 
     Args:
       lookups: the lookups of the version's manifest, if it has one.
       signatures, graphs: the version's signatures and the graphs of its predicts, by name.
+      has_hot_rows: the core samples ids, to find the hot rows of each table.
     """
     writer = _Writer(lookups)
     written = []
@@ -109,6 +122,7 @@ def describe(
         "vocabularies": writer.vocabularies(),
         "signatures": written,
         "has_serving_default": DEFAULT_SIGNATURE in (lookups.signatures if lookups is not None else signatures),
+        **({"has_hot_rows": True} if has_hot_rows else {}),
         "damage_flag_at": np.frombuffer(lookups.files.mark, np.int64).ctypes.data if lookups is not None else 0,
     }
     files = () if lookups is None else (lookups.files,)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from service.engine.hot_rows import FeatureCounts, SampledRows, summed
 from service.engine.servable import NativeServable, Servable, sums_of_counts
 from service.graph.native_form import NativeGraph, PythonOnly
 from service.native.description import Described, describe
@@ -44,6 +45,21 @@ class CompiledServable:
         counts = self.described.table_counts(self.compiled.counts(), self.compiled.unknown_keys())
         return counts if self.earlier is None else sums_of_counts(counts, self.earlier.table_counts())
 
+    def feature_counts(self) -> FeatureCounts:
+        """Returns the core's counts of the ids of each feature so far, with those of the earlier servable."""
+        counts = self.described.feature_counts(self.compiled.counts())
+        return counts if self.earlier is None else summed(counts, self.earlier.feature_counts())
+
+    def hot_rows(self, table: str, most: int) -> SampledRows | None:
+        """Returns the hottest rows of a table since the version is AVAILABLE; None if the core samples no ids."""
+        if table not in self.described.tables:
+            return None
+        found = self.compiled.hot_rows(self.described.tables.index(table), most)
+        if found is None:
+            return None
+        samples, lookups, distinct, overcount, rows = found
+        return SampledRows(samples, lookups, distinct, overcount, tuple(rows))
+
     def on_tables(self, tables: Mapping[str, MappedTable]) -> CompiledServable:
         """Returns a compiled servable on other tables of the same names and shapes; both add to the same counts."""
         keep = self.described.keep_with(tables)
@@ -51,11 +67,18 @@ class CompiledServable:
 
 
 def compile_native(
-    servable: Servable, lookups: OpenedLookups | None, graphs: Mapping[str, NativeGraph | PythonOnly]
+    servable: Servable,
+    lookups: OpenedLookups | None,
+    graphs: Mapping[str, NativeGraph | PythonOnly],
+    *,
+    has_hot_rows: bool = False,
 ) -> Servable:
     """Compiles a servable for the native core; returns it with the compiled form, and why signatures are forwarded.
 
     A compiled form that the servable has already was for its early lookups; the new form adds its counts.
+
+    Args:
+      has_hot_rows: the core samples ids, to find the hot rows of each table.
     """
     from service import _native
 
@@ -66,7 +89,9 @@ def compile_native(
         logger.info("signatures are left to the reference servers", extra=names | {"signatures": forwarded})
     servable = replace(servable, forwarded=forwarded)
     native_graphs = {name: graph for name, graph in graphs.items() if isinstance(graph, NativeGraph)}
-    described = describe(servable.name, servable.version, lookups, servable.signatures, native_graphs)
+    described = describe(
+        servable.name, servable.version, lookups, servable.signatures, native_graphs, has_hot_rows=has_hot_rows
+    )
     if described is None:
         return servable
     try:

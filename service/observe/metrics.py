@@ -10,6 +10,7 @@ from service.engine.admission_limits import Limits
 from service.engine.servable import LoadedServable
 from service.observe.admission_metrics import AdmissionCounter
 from service.observe.batch_metrics import BatchCounter
+from service.observe.hot_rows_metrics import hot_rows_lines
 from service.observe.metric_text import CONTENT_TYPE
 from service.observe.own_metric_names import batch_lines, request_lines, servable_lines
 from service.observe.reload_metrics import ReloadCounter
@@ -69,6 +70,7 @@ class Metrics:
         batches = self.batches.read()
         lines += batch_lines(batches)
         lines += self.admission.lines(self.held(), self.limits) + self.auth.lines() + delta_lines(self._loaded())
+        lines += hot_rows_lines(self._loaded())
         for read in self._more:
             lines += read()
         lines += serving_lines(Counted(ever, self.warmups.read(), batches))

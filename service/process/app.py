@@ -22,10 +22,12 @@ from service.engine.engine import Engine
 from service.engine.model_set import ModelSet
 from service.engine.registry import Registry
 from service.engine.servable import Servable
+from service.loading.hot_rows_files import HotRowsFiles
 from service.loading.load_rules import batching_of, create_load_rules
 from service.loading.remote_tables import RemoteTables
 from service.loading.table_pages import table_pages
 from service.loading.table_verification import table_verification
+from service.loading.version_diffs import VersionDiffs
 from service.native.native_servable import compile_native
 from service.native.route_publisher import RoutePublisher
 from service.observe.metrics import Metrics
@@ -86,9 +88,10 @@ class App:
         self._recent = RecentRequests(settings.slow_request_s)
         self._remote = RemoteTables(remote_tables(settings.remote_tables), self._show_health)
         self._registry.problem_beside = self._remote.problem
+        self._stores = open_stores(settings)
         more = [
             self._readiness_lines,
-            self._store_lines,
+            lambda: [] if self._stores is None else store_lines(self._stores.counts()),
             lambda: remote_lines(self._remote.counts()),
             self._request_logs.metric_lines,
         ]
@@ -103,8 +106,8 @@ class App:
         self._verification = table_verification(
             settings, self._registry.is_available, lambda model: self._models.look_again(model)
         )
+        self._hot_rows = HotRowsFiles(settings.hot_rows_dir, self._registry.loaded)
         self._tracing = _start_tracing(settings)
-        self._stores = open_stores(settings)
         rules = create_load_rules(
             settings,
             self._metrics,
@@ -116,10 +119,13 @@ class App:
             show_lookups=self._show_lookups if settings.early_lookups else None,
             open_store=None if self._stores is None else self._stores.open,
             open_remote=self._remote.open if settings.remote_tables else None,
+            hot_rows=self._hot_rows.read,
         )
+        diffs = VersionDiffs(self._registry.loaded, lambda model, version: self._models.folder(model, version))
+        rules = diffs.gated(rules, settings.max_drift)
         if self._tracing is not None:
             rules = replace(rules, load=self._tracing.loading(rules.load))
-        self._models = ModelSet(
+        self._models: ModelSet = ModelSet(
             self._registry,
             rules,
             poll_interval_s=settings.file_system_poll_wait_seconds,
@@ -139,6 +145,7 @@ class App:
             recorders=self._request_logs.recorders,
             tracing=self._tracing,
             on_damage=self._models.look_again,
+            compare=diffs.of_request,
         )
         self._metrics.held, self._metrics.limits = self._engine.admission.held, self._engine.admission.limits
         self._access = create_access(settings.auth_config, self._engine, self._metrics.requests, self._metrics.auth)
@@ -182,6 +189,7 @@ class App:
         self._models.start(configs)
         if settings.delta_poll_wait_seconds:
             threading.Thread(target=self._follower.run, name="deltas", daemon=True).start()
+        self._hot_rows.watch(self._stop_watching)
         self._lists.watch(self._stop_watching)
         self._remote.watch(self._stop_watching)
         self._tls.run(self._stop_watching, settings.file_system_poll_wait_seconds)
@@ -312,6 +320,7 @@ class App:
         await self._servers.stop()
         self._stop_watching.set()
         await asyncio.to_thread(self._request_logs.stop)
+        await asyncio.to_thread(self._hot_rows.write)
         self._follower.stop()
         logger.info("stopped")
 
@@ -333,9 +342,6 @@ class App:
     def _readiness_lines(self) -> list[str]:
         registry = self._registry
         return readiness_lines(registry.is_ready, {name: not registry.problem(name) for name in registry.models()})
-
-    def _store_lines(self) -> list[str]:
-        return [] if self._stores is None else store_lines(self._stores.counts())
 
     def _show_health(self) -> None:
         with self._showing_health:

@@ -10,6 +10,7 @@ from types import MappingProxyType
 
 from service.artifact.manifest import Manifest
 from service.artifact.signature_rules import described, lookup_rules, signature_faults
+from service.engine.hot_rows import FeatureCounts, summed
 from service.tables.guarded_files import GuardedFiles
 from service.tables.plan import SignaturePlan, compile_signature
 from service.tables.remote_table import RemoteTable
@@ -64,6 +65,11 @@ class LookupBackend:
             oov_keys = sum(vocabulary.strangers.total for vocabulary in vocabularies)
             totals[table] = totals.get(table, TableCounts())._replace(oov_keys=oov_keys)
         return totals
+
+    def feature_counts(self) -> FeatureCounts:
+        """Returns the counts of the ids of each feature so far, by table."""
+        plans = self._plans.values()
+        return summed(*({table: {name: ids}} for plan in plans for table, name, ids in plan.feature_counts()))
 
     def close(self) -> None:
         """Closes the connections of remote tables.

@@ -12,6 +12,7 @@ import numpy as np
 
 from service.artifact.manifest import LookupFeature, SignatureEntry
 from service.artifact.signature_rules import LookupRules
+from service.engine.hot_rows import FeatureIds
 from service.engine.validation import id_out_of_range
 from service.errors import IdsTooMany, InputMismatch
 from service.tables import kernels
@@ -20,7 +21,7 @@ from service.tables.remote_table import RemoteTable
 from service.tables.row_pool import Part, RowRunner, in_one_piece
 from service.tables.table import MappedTable
 from service.tables.uncommon_lookups import gather_stored, sequence_stored, small_table, with_empty_rows
-from service.types import Array, TableCounts, Tensors
+from service.types import VALUES_SUFFIX, Array, TableCounts, Tensors
 
 COMBINERS = {"sum": kernels.SUM, "mean": kernels.MEAN, "sqrtn": kernels.SQRTN}
 _SUMMATIONS = {"in_order": kernels.IN_ORDER, "blocks_of_8": kernels.BLOCKS_OF_8, "four_lanes": kernels.FOUR_LANES}
@@ -81,6 +82,10 @@ class FeaturePlan:
         """Returns the counts of a lookup with so many ids, of which `missing` have no row. Keys are not counted."""
         read = ids if self.feature.on_bad_id in _READ_INSTEAD else ids - missing
         return TableCounts(ids, missing, 0, max(read, 0) * self.table.row_bytes)
+
+    def feature_ids(self, ids: int, missing: int) -> FeatureIds:
+        """Returns the counts by feature for a read of so many ids, of which so many have no row."""
+        return FeatureIds(ids, missing, missing if self.feature.on_bad_id in _READ_INSTEAD else 0)
 
     def run(self, inputs: Tensors, counts: Array) -> Array:
         """Looks up the feature's ids; returns [B, D], [B, L, D] for a sequence, or [B, K, D] for ids of shape [B, K].
@@ -285,6 +290,14 @@ class SignaturePlan:
         if counts is None:
             counts = self._counts[thread] = np.zeros((len(self.features), 2), np.int64)
         return counts
+
+    def feature_counts(self) -> Iterator[tuple[str, str, FeatureIds]]:
+        """Yields each feature's table name, the feature's name and its counts of ids so far."""
+        totals = sum(self._counts.copy().values(), np.zeros((len(self.features), 2), np.int64))
+        for plan in self.features.values():
+            ids, missing = totals[plan.position].tolist()
+            # The core names a feature by its ids input too.
+            yield plan.table.info.name, plan.feature.ids.removesuffix(VALUES_SUFFIX), plan.feature_ids(ids, missing)
 
     def counts(self) -> Iterator[tuple[str, TableCounts]]:
         """Yields, for each feature, its table's name and its counts of reads so far; keys are not counted here."""

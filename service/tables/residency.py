@@ -17,9 +17,10 @@ import mmap
 import os
 import resource
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
@@ -67,13 +68,18 @@ class Residency:
         self,
         artifact: Path,
         tables: Mapping[str, MappedTable],
+        hot: Mapping[str, Array] = MappingProxyType({}),
         *,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """Prepares the memory pages of tables; raises ArtifactError if the system refuses a required lock.
+        """Prepares the memory pages of tables. Blocks; any thread.
 
-        Blocks; any thread.
+        Args:
+          hot: table -> ids of rows that are read into memory.
+
+        Raises:
+          ArtifactError: the system refuses a required lock.
         """
         for name, table in tables.items():
             address, nbytes = _pages(table.weights)
@@ -88,7 +94,9 @@ class Residency:
             if self.lock != "off":
                 self._lock(name, address, nbytes)
         if self.is_warmed:
-            _warm(artifact, tables)
+            _warm(hot_rows(artifact), tables, artifact)
+        if hot:
+            _warm(((name, np.unique(ids[ids >= 0])) for name, ids in hot.items()), tables, artifact)
 
     def _prefault(
         self, name: str, address: int, nbytes: int, clock: Callable[[], float], sleep: Callable[[float], None]
@@ -152,12 +160,13 @@ def _octets(address: int, nbytes: int) -> np.ndarray[Any, Any]:
     return np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(address))
 
 
-def _warm(artifact: Path, tables: Mapping[str, MappedTable]) -> None:
+def _warm(hot: Iterable[tuple[str, Array]], tables: Mapping[str, MappedTable], artifact: Path) -> None:
+    """Reads rows into memory; hot: a table's name with its rows, ascending."""
     started_s = time.monotonic()
     num_rows = 0
-    for name, rows in hot_rows(artifact):
+    for name, rows in hot:
         table = tables.get(name)
-        # Hot rows beyond the table are ignored: the statistics may be of another table with the same name.
+        # Hot rows beyond the table are ignored: they may be of another table with the same name.
         if table is None or not rows.size or rows[-1] >= table.info.vocabulary_size:
             continue
         row_bytes = table.weights.strides[0]
@@ -193,11 +202,20 @@ STATISTICS_PATH = "assets.extra/statistics"
 
 def hot_rows(artifact: Path) -> Iterator[tuple[str, Array]]:
     """Yields the name of each table in the training's statistics, with its hot rows: [n] int64, ascending, from 0."""
+    for name, ids in hottest_rows(artifact):
+        yield name, np.unique(ids)
+
+
+def hottest_rows(artifact: Path) -> Iterator[tuple[str, Array]]:
+    """Yields the name of each table in the training's statistics, with its hot rows: [n] int64, the hottest first."""
     for file in sorted((artifact / STATISTICS_PATH).glob("*.json")):
         try:
             document = json.loads(file.read_text(encoding="utf-8"))
-            name, ids = str(document["table"]["name"]), np.unique(np.array(document["counts"]["ids"], np.int64))
+            name, found = str(document["table"]["name"]), document["counts"]
+            ids = np.array(found["ids"], np.int64)
+            order = np.lexsort((ids, -np.array(found.get("counts", np.zeros(ids.shape)), np.int64)))
         except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
             logger.warning("statistics can not be read", extra={"path": str(file), "reason": str(error)})
             continue
+        ids = ids[order]
         yield name, ids[ids >= 0]

@@ -106,6 +106,14 @@ class StringVocabulary:
                 )
         return ids.reshape(keys.shape)
 
+    def key_of(self, row: int) -> str | None:
+        """Returns the string of a row; None for a row without one."""
+        line = row - self._oov[0]
+        if not 0 <= line < self._starts.size - 1:
+            return None
+        length = key_index.line_length(self._data, self._starts, line)
+        return self._data[self._starts[line] :][:length].tobytes().decode(errors="backslashreplace")
+
     @property
     def index(self) -> KeyIndex:
         """The arrays of the vocabulary, for the native core; their memory is valid while the returned object lives."""
@@ -154,6 +162,11 @@ class IntegerVocabulary:
             if self._refuses:
                 raise _stranger(input_name, str(sent[at]), at, f"{self._keys.size} integers")
         return ids.reshape(keys.shape)
+
+    def key_of(self, row: int) -> int | None:
+        """Returns the integer of a row; None for a row without one."""
+        line = row - self._oov[0]
+        return int(self._keys[line]) if 0 <= line < self._keys.size else None
 
     @property
     def index(self) -> KeyIndex:

@@ -196,6 +196,24 @@ MAY = {"predict": "user", "metadata": "reader"}
 _LET_IN = {"OK", "INVALID_ARGUMENT", "FAILED_PRECONDITION", "UNIMPLEMENTED"}
 
 
+def test_hot_rows_need_metadata_and_a_comparison_needs_admin(guarded: Guarded) -> None:
+    hot, diff = "/v1/models/{}/tables/user:hot", "/v1/models/{}/versions/1:diff?to=1"
+    # The Python data plane samples no ids.
+    wanted = {hot: {"user": {403}, "reader": {200, 501}, "boss": {200, 501}}, diff: {"user": {403}, "reader": {403}}}
+    wanted[diff]["boss"] = {200}
+    for path, codes in wanted.items():
+        assert guarded.http("GET", path.format("shown")).status_code == 401
+        for token, allowed in codes.items():
+            answer = guarded.http("GET", path.format("shown"), token)
+            assert answer.status_code in allowed, (path, token, answer.text)
+        texts = []
+        for model in ("hidden", "absent"):
+            answer = guarded.http("GET", path.format(model), "reader")
+            assert answer.status_code == 404, (path, model, answer.text)
+            texts.append(answer.text.replace(model, "x"))
+        assert texts[0] == texts[1]
+
+
 @pytest.mark.parametrize("right", HTTP)
 def test_every_route_of_a_model_asks_for_its_right(guarded: Guarded, right: str) -> None:
     (other,) = set(MAY.values()) - {MAY[right]}

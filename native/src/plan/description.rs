@@ -24,6 +24,9 @@ pub struct Description {
     /// Whether the version has a signature `serving_default`, even if only the reference server runs it.
     #[serde(default)]
     pub has_serving_default: bool,
+    /// Whether ids are sampled to find the hot rows of each table.
+    #[serde(default)]
+    pub has_hot_rows: bool,
     /// Address of a 64-bit word that becomes nonzero when a mapped file of the version is damaged; 0 if the version
     /// maps no files.
     pub damage_flag_at: usize,

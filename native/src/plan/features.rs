@@ -258,6 +258,7 @@ impl<'s, 'r> Features<'s, 'r> {
             // The ids have a dtype of fewer bytes than int64, so the lookup would leave a part of `to` unwritten.
             return Err(Declined::NotNative);
         }
+        self.servable.see(self.plan.features[feature].table, sent.ids());
         read(self.servable, &self.plan.features[feature], sent, to, placement).map(drop)
     }
 }

@@ -11,7 +11,8 @@ use super::inputs::DataType;
 use super::names::Names;
 use super::work::Effort;
 use crate::declined::Declined;
-use crate::tables::table::{CombineOptions, Combiner, Dtype, Policy, Table};
+use crate::tables::hot_rows::HotRows;
+use crate::tables::table::{CombineOptions, Combiner, Dtype, Ints, Policy, Table};
 use crate::tables::vocabulary::Vocabulary;
 
 /// The kind of data that an input of a signature holds for its feature. A request may send int32 in place of int64 and
@@ -207,6 +208,8 @@ pub struct SharedParts {
     /// For each vocabulary, the number of keys in requests that the vocabulary lacked so far. A key counts once for its
     /// input, even if several features read the input.
     pub unknown_keys: Vec<AtomicU64>,
+    /// The hot rows of each table; empty if ids are not sampled.
+    pub hot_rows: Vec<HotRows>,
     damage_flag: *const AtomicU64,
     has_serving_default: bool,
     /// The owner of the memory of the vocabularies, of the damage flag, and of the first tables.
@@ -242,8 +245,16 @@ impl Servable {
         owner: MemoryOwner,
         open_graph: &OpenGraph<'_>,
     ) -> Result<Self, String> {
-        let Description { model, version, tables, vocabularies, signatures, damage_flag_at, has_serving_default } =
-            description;
+        let Description {
+            model,
+            version,
+            tables,
+            vocabularies,
+            signatures,
+            damage_flag_at,
+            has_serving_default,
+            has_hot_rows,
+        } = description;
         let compiled = signatures.into_iter().map(|one| signature(one, &tables, vocabularies.len(), open_graph));
         let signatures = compiled.collect::<Result<Vec<_>, _>>()?;
         let vocabularies: Vec<_> = vocabularies
@@ -259,6 +270,8 @@ impl Servable {
             .collect();
         let counts = signatures.iter().map(|s| s.features.iter().map(|_| Counts::default()).collect()).collect();
         let unknown_keys = vocabularies.iter().map(|_| AtomicU64::new(0)).collect();
+        let sampled = tables.iter().filter(|_| has_hot_rows);
+        let hot_rows = sampled.map(|table| HotRows::new(table.vocabulary_size)).collect();
         // SAFETY: the caller promises that the table's addresses fulfil the conditions of `Table::new`.
         let mapped = tables.iter().map(|table| unsafe { table_at(table, table.rows_at, table.scales_at) }).collect();
         let damage_flag = damage_flag_at as *const AtomicU64;
@@ -271,6 +284,7 @@ impl Servable {
             vocabularies,
             counts,
             unknown_keys,
+            hot_rows,
             damage_flag,
             has_serving_default,
             _owner: owner,
@@ -353,6 +367,20 @@ impl Servable {
     #[must_use]
     pub fn unknown_keys(&self) -> &[AtomicU64] {
         &self.shared.unknown_keys
+    }
+
+    /// Returns the hot rows of each table; empty if ids are not sampled.
+    #[must_use]
+    pub fn hot_rows(&self) -> &[HotRows] {
+        &self.shared.hot_rows
+    }
+
+    /// Samples the ids of a lookup in a table for the table's hot rows.
+    #[inline]
+    pub(super) fn see(&self, table: usize, ids: Ints<'_>) {
+        if let Some(hot) = self.shared.hot_rows.get(table) {
+            hot.see(ids);
+        }
     }
 
     /// Says whether a mapped file of the servable is damaged. Call this after the last read of a row.

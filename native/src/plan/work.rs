@@ -204,8 +204,10 @@ impl<'s, 'r> Work<'s, 'r> {
         }
         if let Content::Lookup { sent, missing } = &self.content {
             let counts = &self.servable.counts()[self.signature];
-            for ((sent, missing), counts) in sent.iter().zip(missing).zip(counts) {
+            let features = &self.servable.signatures()[self.signature].features;
+            for (((sent, missing), counts), feature) in sent.iter().zip(missing).zip(counts).zip(features) {
                 if let (Some(sent), Some(missing)) = (sent, missing) {
+                    self.servable.see(feature.table, sent.ids());
                     counts.ids.fetch_add(sent.ids().len() as u64, Ordering::Relaxed);
                     counts.missing.fetch_add(*missing as u64, Ordering::Relaxed);
                 }

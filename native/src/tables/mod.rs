@@ -15,6 +15,7 @@ mod combine;
 pub mod fingerprint;
 mod gather;
 pub mod guard;
+pub mod hot_rows;
 pub mod key_index;
 mod lanes;
 mod numbers;

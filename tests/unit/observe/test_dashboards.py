@@ -14,6 +14,8 @@ import pytest
 import yaml
 
 from service.engine.model_config import ModelConfig
+from service.engine.servable import LoadedServable
+from service.observe.hot_rows_metrics import hot_rows_lines
 from service.observe.metrics import Metrics
 from service.observe.remote_metrics import remote_lines
 from service.observe.request_logs import RequestLogs
@@ -24,6 +26,7 @@ from service.types import State, VersionStatus
 from tests.exposition import Family, read_exposition
 from tests.toy_model import write_toy_model
 from tests.unit.deltas.conftest import Served
+from tests.unit.loading.test_hot_rows_files import sampled as sampled_model
 
 ROOT = Path(__file__).parents[3]
 COMPOSE = ROOT / "examples/compose"
@@ -85,6 +88,8 @@ def families(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Family]:
     logs.configure([ModelConfig("m", "/m")])
     remote = {("m", 1, "t"): ReadCounts()}
     more = [lambda: readiness_lines(True, {"m": True}), lambda: store_lines([("m", Counts(), True)])]
+    sampled = [LoadedServable(sampled_model(folder), 0)]
+    more.append(lambda: hot_rows_lines(sampled))
     metrics = Metrics(served.registry.loaded, [logs.metric_lines, *more, lambda: remote_lines(remote)])
     metrics.version_changed("m", VersionStatus(1, State.AVAILABLE))
     return read_exposition(metrics.render()[0].decode())

@@ -1,0 +1,1 @@
+"""Implements `model-export diff`: what a new version changed, as text, JSON and HTML."""

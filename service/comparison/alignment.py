@@ -1,0 +1,81 @@
+"""Fits the rotation between the rows of two versions of a table, and compares rows after the rotation.
+
+Two trainings of one model find the same geometry in another coordinate system. Dot products, which the model uses, do
+not change when all rows are rotated, so a rotation is no change of the model.
+
+Source: Schönemann, A generalized solution of the orthogonal Procrustes problem, Psychometrika 31 (1966).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from service.types import Array
+
+
+class Alignment:
+    """The orthogonal Procrustes fit of pairs of rows. Concurrency: one caller at a time.
+
+    Each pair belongs to one of two halves. The rotation for a half is fitted on the other half only: a rotation has
+    D (D - 1) / 2 free numbers, and on its own rows it would make unrelated tables look alike.
+
+    Args:
+      typical: typical norms of an old and of a new row. A row with a larger norm counts as much as a row of that norm,
+        so that a few broken rows do not turn the rotation.
+    """
+
+    def __init__(self, dim: int, typical: tuple[float, float]) -> None:
+        self._typical = typical
+        self._sums = np.zeros((2, dim, dim))
+
+    def add(self, old: Array, new: Array, halves: Array) -> None:
+        """Adds pairs of rows: old, new [n, D] finite float64; halves [n], 0 or 1."""
+        weighted = [_limited(rows, norm) for rows, norm in zip((old, new), self._typical, strict=True)]
+        for half in (0, 1):
+            mine = halves == half
+            self._sums[half] += weighted[0][mine].T @ weighted[1][mine]
+
+    def rotations(self) -> Array:
+        """Returns [2, D, D]: the orthogonal matrix R for each half, for which `old @ R` lies nearest to `new`.
+
+        >>> fit = Alignment(2, (1.0, 1.0))
+        >>> old = np.array([[1.0, 0.0], [0.0, 1.0]])
+        >>> for half in (0, 1): fit.add(old, old @ np.array([[0.0, 1.0], [-1.0, 0.0]]), np.full(2, half))
+        >>> (fit.rotations()[0] + 0.0).round(6).tolist()
+        [[0.0, 1.0], [-1.0, 0.0]]
+        """
+        found = np.empty_like(self._sums)
+        for half in (0, 1):
+            left, _, right = np.linalg.svd(self._sums[1 - half])
+            found[half] = left @ right
+        return found
+
+
+def cosines(old: Array, new: Array) -> Array:
+    """Returns the [n] cosines of pairs of rows [n, D]: 1 where both rows are zero or equal, 0 where one row is zero.
+
+    NaN where one row holds a number that is not finite and the rows differ.
+    """
+    with np.errstate(invalid="ignore", over="ignore"):
+        products = np.einsum("ij,ij->i", old, new)
+        lengths = norms(old) * norms(new)
+        found = np.divide(products, lengths, out=np.zeros(len(old)), where=lengths > 0)
+        found[~np.isfinite(lengths)] = np.nan
+    return np.clip(np.where(_same(old, new), 1.0, found), -1.0, 1.0)
+
+
+def norms(rows: Array) -> Array:
+    """Returns the [n] Euclidean norms of rows [n, D]."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        found: Array = np.sqrt(np.einsum("ij,ij->i", rows, rows))
+    return found
+
+
+def _same(old: Array, new: Array) -> Array:
+    same: Array = ((old == new) | (np.isnan(old) & np.isnan(new))).all(axis=1)
+    return same
+
+
+def _limited(rows: Array, norm: float) -> Array:
+    lengths = norms(rows)
+    return rows * np.divide(norm, lengths, out=np.ones(len(rows)), where=lengths > norm)[:, None]

@@ -1,0 +1,243 @@
+"""Compares the rows of one table in two versions, in chunks: memory does not grow with the table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from service.comparison.alignment import Alignment, cosines, norms
+from service.comparison.document import DRIFTED_COSINE, Drift, DriftedRow, Histogram, Neighbours, Rows
+from service.comparison.matching import NO_ROW, Matching
+from service.types import Array, Table
+
+NUM_NEIGHBOURS = 10
+# A rotation is fitted for tables with this many common rows per dimension: below, it would fit the noise.
+ROWS_PER_DIM = 4
+_FIRST = 10
+_IDS_AT_A_TIME = 1 << 16
+_CHUNK_BYTES = 4 << 20
+_NUM_TYPICAL = 4096
+_COSINE_EDGES = np.round(np.linspace(-1, 1, 21), 1)
+# From 1/8 to 8, four bins for each doubling; a ratio of 1 is in the middle of its bin.
+_RATIO_EDGES = 2.0 ** (np.arange(-12.5, 13) / 4)
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """The bounds of a comparison.
+
+    rows: most rows of a table that are compared, drawn at random from a larger table.
+    queries: most rows whose neighbours are searched. pool: most rows among which they are searched.
+    """
+
+    rows: int = 100_000
+    queries: int = 200
+    pool: int = 50_000
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RowPairs:
+    """The common rows of a table: all of them are counted, some are compared.
+
+    added, removed, moved: as in TableDiff. common: number of rows in both versions.
+    old_ids, new_ids: [n] int64, ids of the rows to compare in both versions, by ascending old id.
+    """
+
+    added: Rows
+    removed: Rows
+    moved: Rows
+    common: int
+    old_ids: Array
+    new_ids: Array
+
+
+def pair_rows(matching: Matching, budget: Budget) -> RowPairs:
+    """Counts the added, removed and moved rows, and draws the rows to compare."""
+    removed, moved, common = _Found(matching, is_new=False), _Found(matching, is_new=True), 0
+    for ids in _id_chunks(matching.old):
+        found = matching.new_ids(ids)
+        removed.add(ids[found == NO_ROW])
+        kept = found[found != NO_ROW]
+        common += len(kept)
+        moved.add(kept[kept != ids[found != NO_ROW]])
+    added = _Found(matching, is_new=True)
+    for ids in _id_chunks(matching.new):
+        added.add(ids[matching.old_ids(ids) == NO_ROW])
+    old_ids = _drawn(matching.old, budget.rows, np.random.default_rng(budget.seed))
+    new_ids = matching.new_ids(old_ids)
+    is_common = new_ids != NO_ROW
+    return RowPairs(added.rows(), removed.rows(), moved.rows(), common, old_ids[is_common], new_ids[is_common])
+
+
+def drift_of(old: Table, new: Table, pairs: RowPairs, matching: Matching) -> Drift:
+    """Compares the numbers of the paired rows of two tables of the same D."""
+    dim, count = old.info.embedding_dim, len(pairs.old_ids)
+    is_aligned = count >= ROWS_PER_DIM * dim
+    rotations = _rotations(old, new, pairs) if is_aligned else None
+    aligned, unaligned, ratios = np.empty(count), np.empty(count), np.empty(count)
+    equal = 0
+    for part, before, after in _chunks(old, new, pairs.old_ids, pairs.new_ids):
+        unaligned[part] = aligned[part] = cosines(before, after)
+        same = ((before == after) | (np.isnan(before) & np.isnan(after))).all(axis=1)
+        equal += int(same.sum())
+        if rotations is not None:
+            with np.errstate(invalid="ignore", over="ignore"):
+                turned = np.where(_halves(part)[:, None] == 0, before @ rotations[0], before @ rotations[1])
+                aligned[part] = cosines(turned, after)
+            # Rows without a direction (zeros, NaN) that stayed the same are equal in any coordinate system.
+            lengths = norms(before)
+            still = same & ~(np.isfinite(lengths) & (lengths > 0))
+            aligned[part][still] = 1.0
+        with np.errstate(invalid="ignore", divide="ignore"):
+            ratios[part] = norms(after) / norms(before)
+    is_drifted = ~(aligned >= DRIFTED_COSINE)
+    order = np.lexsort((pairs.old_ids, np.where(np.isnan(aligned), -2.0, aligned)))[:_FIRST]
+    worst = [at for at in order.tolist() if is_drifted[at]]
+    drifted = int(is_drifted.sum())
+    return Drift(
+        rows=count,
+        is_aligned=is_aligned,
+        cosines=_histogram(aligned[np.isfinite(aligned)], _COSINE_EDGES),
+        norm_ratios=_histogram(ratios[np.isfinite(ratios) & (ratios > 0)], _RATIO_EDGES),
+        median_cosine=_median(aligned),
+        median_unaligned_cosine=_median(unaligned),
+        equal=equal,
+        drifted=drifted,
+        percent=100.0 * drifted / count if count else 0.0,
+        worst=tuple(_drifted_row(pairs, matching, at, float(aligned[at])) for at in worst),
+    )
+
+
+def neighbours_of(
+    old: Table, new: Table, pairs: RowPairs, matching: Matching, budget: Budget, hottest: Array | None
+) -> Neighbours | None:
+    """Compares the nearest neighbours of some rows in both versions; None for fewer than 20 common rows.
+
+    Args:
+      hottest: [n] int64 ids of the old version's hottest rows, the hottest first; None: a sample of rows is taken.
+    """
+    generator = np.random.default_rng(budget.seed + 1)
+    kept = _drawn(range(len(pairs.old_ids)), budget.pool, generator)
+    pool_old, pool_new = pairs.old_ids[kept], pairs.new_ids[kept]
+    if len(pool_old) < 2 * NUM_NEIGHBOURS:
+        return None
+    if hottest is not None:
+        hottest = hottest[(hottest >= matching.old.start) & (hottest < matching.old.stop)]
+        query_old, query_new = hottest, matching.new_ids(hottest)
+        query_old, query_new = (ids[query_new != NO_ROW][: budget.queries] for ids in (query_old, query_new))
+    if hottest is None or not len(query_old):
+        hottest = None
+        chosen = _drawn(range(len(pool_old)), budget.queries, generator)
+        query_old, query_new = pool_old[chosen], pool_new[chosen]
+    before = _nearest(old, query_old, pool_old)
+    after = _nearest(new, query_new, pool_new)
+    shares = [len(np.intersect1d(*both)) / NUM_NEIGHBOURS for both in zip(before, after, strict=True)]
+    return Neighbours(
+        k=NUM_NEIGHBOURS,
+        queries=len(query_old),
+        is_hottest=hottest is not None,
+        pool=len(pool_old),
+        overlap=float(np.mean(shares)),
+        chance=NUM_NEIGHBOURS / (len(pool_old) - 1),
+    )
+
+
+class _Found:
+    """Collects the number of some rows and the names of the first ten."""
+
+    def __init__(self, matching: Matching, *, is_new: bool) -> None:
+        self._matching, self._is_new = matching, is_new
+        self._count = 0
+        self._first: list[str] = []
+
+    def add(self, ids: Array) -> None:
+        self._count += len(ids)
+        wanted = ids[: _FIRST - len(self._first)].tolist()
+        self._first += [self._matching.name(id, is_new=self._is_new) for id in wanted]
+
+    def rows(self) -> Rows:
+        return Rows(self._count, tuple(self._first))
+
+
+def _rotations(old: Table, new: Table, pairs: RowPairs) -> Array:
+    sample = slice(None, None, max(1, len(pairs.old_ids) // _NUM_TYPICAL))
+    typical = [_typical_norm(table, ids[sample]) for table, ids in ((old, pairs.old_ids), (new, pairs.new_ids))]
+    fit = Alignment(old.info.embedding_dim, (typical[0], typical[1]))
+    for part, before, after in _chunks(old, new, pairs.old_ids, pairs.new_ids):
+        usable = np.isfinite(norms(before)) & np.isfinite(norms(after))
+        fit.add(before[usable], after[usable], _halves(part)[usable])
+    return fit.rotations()
+
+
+def _typical_norm(table: Table, ids: Array) -> float:
+    lengths = norms(table.rows(ids).astype(np.float64))
+    lengths = lengths[np.isfinite(lengths) & (lengths > 0)]
+    return float(np.median(lengths)) if len(lengths) else 1.0
+
+
+def _halves(part: slice) -> Array:
+    # Neighbouring pairs belong to different halves.
+    return np.arange(part.start, part.stop) % 2
+
+
+def _chunks(old: Table, new: Table, old_ids: Array, new_ids: Array) -> Iterator[tuple[slice, Array, Array]]:
+    step = max(1, _CHUNK_BYTES // (8 * old.info.embedding_dim))
+    for begin in range(0, len(old_ids), step):
+        part = slice(begin, min(begin + step, len(old_ids)))
+        yield part, old.rows(old_ids[part]).astype(np.float64), new.rows(new_ids[part]).astype(np.float64)
+
+
+def _nearest(table: Table, queries: Array, pool: Array) -> Array:
+    """Returns [n, k] positions in the pool of the nearest rows to each query, which is not its own neighbour."""
+    wanted = _unit(table.rows(queries))
+    best_score = np.full((len(queries), 0), -np.inf, np.float32)
+    best = np.empty((len(queries), 0), np.int64)
+    step = max(NUM_NEIGHBOURS, _CHUNK_BYTES // (4 * max(table.info.embedding_dim, len(queries))))
+    for begin in range(0, len(pool), step):
+        ids = pool[begin : begin + step]
+        scores = wanted @ _unit(table.rows(ids)).T
+        scores[queries[:, None] == ids[None, :]] = -np.inf
+        positions = np.broadcast_to(np.arange(begin, begin + len(ids)), scores.shape)
+        best_score = np.concatenate([best_score, scores], axis=1)
+        best = np.concatenate([best, positions], axis=1)
+        if best.shape[1] > NUM_NEIGHBOURS:
+            kept = np.argpartition(-best_score, NUM_NEIGHBOURS - 1, axis=1)[:, :NUM_NEIGHBOURS]
+            best_score = np.take_along_axis(best_score, kept, axis=1)
+            best = np.take_along_axis(best, kept, axis=1)
+    return best
+
+
+def _unit(rows: Array) -> Array:
+    # A row that is zero or not finite is nobody's neighbour: its scores are 0.
+    lengths = norms(rows.astype(np.float64))[:, None]
+    usable = np.isfinite(lengths) & (lengths > 0)
+    return np.divide(rows, lengths, out=np.zeros_like(rows), where=np.broadcast_to(usable, rows.shape))
+
+
+def _drawn(rows: range, limit: int, generator: np.random.Generator) -> Array:
+    if len(rows) <= limit:
+        return np.arange(rows.start, rows.stop, dtype=np.int64)
+    return np.sort(generator.choice(len(rows), limit, replace=False, shuffle=False)) + rows.start
+
+
+def _id_chunks(rows: range) -> Iterator[Array]:
+    for begin in range(rows.start, rows.stop, _IDS_AT_A_TIME):
+        yield np.arange(begin, min(begin + _IDS_AT_A_TIME, rows.stop), dtype=np.int64)
+
+
+def _histogram(values: Array, edges: Array) -> Histogram:
+    counts, _ = np.histogram(np.clip(values, edges[0], edges[-1]), edges)
+    return Histogram(tuple(edges.tolist()), tuple(counts.tolist()))
+
+
+def _median(values: Array) -> float | None:
+    finite = values[np.isfinite(values)]
+    return float(np.median(finite)) if len(finite) else None
+
+
+def _drifted_row(pairs: RowPairs, matching: Matching, at: int, cosine: float) -> DriftedRow:
+    old_id, new_id = int(pairs.old_ids[at]), int(pairs.new_ids[at])
+    return DriftedRow(matching.name(old_id, is_new=False), old_id, new_id, cosine if np.isfinite(cosine) else None)

@@ -1,0 +1,149 @@
+"""Compares two version folders table by table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+from service.artifact.manifest import Manifest
+from service.comparison.document import TableDiff, VersionDiff
+from service.comparison.matching import ById, ByKey, Matching, can_match
+from service.comparison.tables import ROWS_PER_DIM, Budget, drift_of, neighbours_of, pair_rows
+from service.errors import DataLoss
+from service.tables.guarded_files import GuardedFiles
+from service.tables.residency import hottest_rows
+from service.tables.table import MappedTable, open_tables
+from service.tables.vocabulary import OpenedVocabulary, open_vocabularies
+from service.types import Array, Table
+
+_DEFAULT = Budget()
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedVersion:
+    """The tables of a version folder. Concurrency: any thread.
+
+    tables: empty for a folder without a lookup manifest. vocabularies: table -> vocabularies by name.
+    """
+
+    tables: Mapping[str, MappedTable]
+    vocabularies: Mapping[str, Mapping[str, OpenedVocabulary]]
+    files: GuardedFiles
+
+    def check(self) -> None:
+        """Raises DataLoss if a file changed since it was opened."""
+        if why := self.files.look():
+            raise DataLoss(why)
+
+
+def open_version(folder: Path) -> OpenedVersion:
+    """Maps the tables and vocabularies of a version; raises ArtifactError if its files do not fit its manifest."""
+    files = GuardedFiles()
+    manifest = Manifest.read(folder)
+    if manifest is None:
+        return OpenedVersion({}, {}, files)
+    tables = open_tables(folder, manifest, files)
+    opened = open_vocabularies(folder, manifest, files)
+    by_table: dict[str, dict[str, OpenedVocabulary]] = {name: {} for name in tables}
+    for feature in manifest.features.values():
+        if feature.vocabulary:
+            by_table[feature.table][feature.vocabulary] = opened[feature.vocabulary]
+    return OpenedVersion(tables, by_table, files)
+
+
+def compare_versions(
+    old: Path,
+    new: Path,
+    *,
+    names: tuple[str, str] | None = None,
+    budget: Budget = _DEFAULT,
+    served: Mapping[str, Table] = MappingProxyType({}),
+    hottest: Mapping[str, Array] | None = None,
+) -> VersionDiff:
+    """Compares the tables of two version folders. Blocks; any thread.
+
+    Args:
+      names: names of the two versions in the result; None: the folders.
+      served: tables of the old version whose rows are read in place of the folder's: with the deltas that changed them.
+      hottest: table -> ids of the old version's hottest rows; None: those of the statistics in its folder.
+
+    Raises:
+      ArtifactError: the files of a version do not fit its manifest.
+      DataLoss: a file changed meanwhile.
+    """
+    before, after = open_version(old), open_version(new)
+    if hottest is None:
+        hottest = dict(hottest_rows(old))
+    found = tuple(
+        _compare_table(name, before, after, served.get(name), budget, hottest.get(name))
+        for name in sorted(before.tables.keys() & after.tables.keys())
+    )
+    before.check()
+    after.check()
+    notes = tuple(
+        f"Version {name} has no lookup manifest: its tables are unknown."
+        for name, version in zip(names or (str(old), str(new)), (before, after), strict=True)
+        if not version.tables
+    )
+    return VersionDiff(
+        *(names or (str(old), str(new))),
+        found,
+        added_tables=tuple(sorted(after.tables.keys() - before.tables.keys())),
+        removed_tables=tuple(sorted(before.tables.keys() - after.tables.keys())),
+        notes=notes,
+    )
+
+
+def _compare_table(
+    name: str,
+    before: OpenedVersion,
+    after: OpenedVersion,
+    served: Table | None,
+    budget: Budget,
+    hottest: Array | None,
+) -> TableDiff:
+    old, new = served or before.tables[name], after.tables[name]
+    matching = _matching(name, before, after)
+    pairs = pair_rows(matching, budget)
+    notes = []
+    drift = None
+    if old.info.embedding_dim != new.info.embedding_dim:
+        notes.append("The versions differ in the numbers of a row: rows are not compared, only their neighbours.")
+    elif not len(pairs.old_ids):
+        notes.append("No row of the old version is in the new one.")
+    else:
+        drift = drift_of(old, new, pairs, matching)
+        if not drift.is_aligned:
+            least = ROWS_PER_DIM * old.info.embedding_dim
+            notes.append(
+                f"A rotation is fitted from {least} common rows on; {drift.rows} are compared as they are, and "
+                "--max_drift does not judge them."
+            )
+    return TableDiff(
+        table=name,
+        matched_by="key" if isinstance(matching, ByKey) else "id",
+        old_rows=old.info.vocabulary_size,
+        new_rows=new.info.vocabulary_size,
+        old_dim=old.info.embedding_dim,
+        new_dim=new.info.embedding_dim,
+        old_dtype=old.info.dtype,
+        new_dtype=new.info.dtype,
+        added=pairs.added,
+        removed=pairs.removed,
+        moved=pairs.moved,
+        common=pairs.common,
+        drift=drift,
+        neighbours=neighbours_of(old, new, pairs, matching, budget, hottest),
+        notes=tuple(notes),
+    )
+
+
+def _matching(name: str, before: OpenedVersion, after: OpenedVersion) -> Matching:
+    old, new = before.vocabularies[name], after.vocabularies[name]
+    for vocabulary in sorted(old.keys() & new.keys()):
+        if can_match(old[vocabulary], new[vocabulary]):
+            return ByKey(old[vocabulary], new[vocabulary])
+    rows = (range(version.tables[name].info.vocabulary_size) for version in (before, after))
+    return ById(*rows)

@@ -1,0 +1,103 @@
+"""Describes which rows of a version's tables lookups read most, as the native core samples them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+DEFAULT_HOT_ROWS = 100
+MAX_HOT_ROWS = 2000
+
+
+class SampledRows(NamedTuple):
+    """The hot rows of one table in the sample of the native core.
+
+    samples: number of ids in the sample that have a row. lookups: estimated number of ids of lookups that have a row.
+    distinct: number of different rows in the sample, estimated with an error of some 2 per cent.
+    overcount: by how much the lookups of a row may be too large, beside the error of the sample.
+    rows: pairs of a row and its estimated lookups, the hottest first.
+    """
+
+    samples: int
+    lookups: int
+    distinct: int
+    overcount: int
+    rows: tuple[tuple[int, int], ...]
+
+
+class FeatureIds(NamedTuple):
+    """Exact counts of the ids that requests sent for one feature, over all signatures.
+
+    unknown_ids: ids without a row. default_ids: those of them in whose place another row was read.
+    """
+
+    ids: int = 0
+    unknown_ids: int = 0
+    default_ids: int = 0
+
+    def plus(self, other: FeatureIds) -> FeatureIds:
+        """Returns the sums of both counts."""
+        return FeatureIds(*(a + b for a, b in zip(self, other, strict=True)))
+
+
+# Table -> feature -> counts.
+FeatureCounts = Mapping[str, Mapping[str, FeatureIds]]
+
+
+def summed(*counts: FeatureCounts) -> dict[str, dict[str, FeatureIds]]:
+    """Adds up counts from several sources, feature by feature.
+
+    >>> one = {"film": {"film_id": FeatureIds(3, 1)}}
+    >>> summed(one, one)["film"]["film_id"]
+    FeatureIds(ids=6, unknown_ids=2, default_ids=0)
+    """
+    totals: dict[str, dict[str, FeatureIds]] = {}
+    for source in counts:
+        for table, features in source.items():
+            of_table = totals.setdefault(table, {})
+            for feature, more in features.items():
+                of_table[feature] = of_table.get(feature, FeatureIds()).plus(more)
+    return totals
+
+
+class HotRow(NamedTuple):
+    """One hot row. key: its key in the table's vocabulary; None without one. lookups: estimated number of lookups."""
+
+    id: int
+    key: str | int | None
+    lookups: int
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class TableTraffic:
+    """The traffic of one table since its version was loaded.
+
+    lookups: estimated number of ids that were looked up in the table and have a row. distinct: estimated number of
+    different rows in the sample: no more than that of all looked-up rows.
+    max_overcount: as SampledRows.overcount. sampled: number of ids in the sample.
+    oov_keys: keys that no vocabulary has. features: exact counts by feature.
+    """
+
+    model: str
+    version: int
+    table: str
+    lookups: int
+    distinct: int
+    max_overcount: int
+    sampled: int
+    oov_keys: int
+    rows: tuple[HotRow, ...]
+    features: Mapping[str, FeatureIds] = field(default_factory=dict)
+
+    def top_share(self, count: int) -> float:
+        """Returns the share of the lookups that the hottest rows have."""
+        return min(sum(row.share for row in self.rows[:count]), 1.0)
+
+
+def hot_rows_of(sampled: SampledRows, key_of: Callable[[int], str | int | None]) -> tuple[HotRow, ...]:
+    """Returns the hot rows of a sample, with keys and estimates for all lookups."""
+    return tuple(
+        HotRow(row, key_of(row), count, round(min(count / sampled.lookups, 1.0), 6)) for row, count in sampled.rows
+    )

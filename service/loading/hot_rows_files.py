@@ -1,0 +1,104 @@
+"""Keeps the hot rows of each version in a file, and reads the rows of an earlier file into memory at a load.
+
+A file `<folder>/<model>/<version>.jsonl` has one JSON object in a line: {"table", "id", "key", "lookups"}, table by
+table, the hottest row first. A model's name is percent-encoded. Other programs may read the files to fill their caches.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from urllib.parse import quote
+
+import numpy as np
+
+from service.engine.hot_rows import MAX_HOT_ROWS
+from service.engine.servable import LoadedServable, Servable
+from service.types import Array
+
+logger = logging.getLogger(__name__)
+
+_WRITE_EVERY_S = 60.0
+# A file has at most MAX_HOT_ROWS lines for each table; a longer one is not this program's.
+_MAX_FILE_BYTES = 64 << 20
+
+
+class HotRowsFiles:
+    """The files of hot rows in one folder. Concurrency: any thread.
+
+    Args:
+      folder: "": there are no files. loaded: returns the AVAILABLE versions.
+    """
+
+    def __init__(self, folder: str, loaded: Callable[[], list[LoadedServable]]) -> None:
+        self._folder = Path(folder).absolute() if folder else None
+        self._loaded = loaded
+
+    def watch(self, stop: threading.Event) -> None:
+        """Starts a thread that writes the files every minute until the event is set."""
+
+        def run() -> None:
+            while not stop.wait(_WRITE_EVERY_S):
+                self.write()
+
+        if self._folder is not None:
+            threading.Thread(target=run, name="hot-rows", daemon=True).start()
+
+    def write(self) -> None:
+        """Writes a file for each version that has answered lookups; logs a file that can not be written."""
+        if self._folder is None:
+            return
+        for one in self._loaded():
+            lines = list(_lines(one.servable))
+            path = _path(self._folder, one.servable.name, one.servable.version)
+            if not lines:
+                # The file of an earlier process stays: it is better than none.
+                continue
+            draft = path.with_suffix(".new")
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                draft.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+                os.replace(draft, path)
+            except OSError as error:
+                logger.warning("hot rows are not written", extra={"path": str(path), "reason": str(error)})
+
+    def read(self, model: str, version: int) -> Mapping[str, Array]:
+        """Returns table -> its hot rows ([n] int64, the hottest first), from the version's file or an older version's.
+
+        Empty where there is no file, or the file is damaged.
+        """
+        path = None if self._folder is None else _newest(self._folder, model, version)
+        if path is None:
+            return {}
+        found: dict[str, list[int]] = {}
+        try:
+            if path.stat().st_size > _MAX_FILE_BYTES:
+                raise ValueError(f"it has more than {_MAX_FILE_BYTES} bytes")
+            for line in path.read_text(encoding="utf-8").splitlines():
+                row = json.loads(line)
+                found.setdefault(str(row["table"]), []).append(int(row["id"]))
+            return {table: np.array(ids, np.int64) for table, ids in found.items()}
+        except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
+            logger.warning("hot rows can not be read", extra={"path": str(path), "reason": str(error)})
+            return {}
+
+
+def _path(folder: Path, model: str, version: int) -> Path:
+    return folder / quote(model, safe="") / f"{version}.jsonl"
+
+
+def _newest(folder: Path, model: str, version: int) -> Path | None:
+    files = _path(folder, model, version).parent.glob("*.jsonl")
+    numbers = [int(path.stem) for path in files if path.stem.isdecimal() and int(path.stem) <= version]
+    return _path(folder, model, max(numbers)) if numbers else None
+
+
+def _lines(servable: Servable) -> Iterator[str]:
+    for table in sorted(servable.tables):
+        traffic = servable.traffic(table, MAX_HOT_ROWS)
+        for row in traffic.rows if traffic is not None else ():
+            yield json.dumps({"table": table, "id": row.id, "key": row.key, "lookups": row.lookups})

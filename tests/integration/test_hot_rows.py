@@ -1,0 +1,54 @@
+"""A server tells which rows are hot, keeps them in a file, and has metrics of them."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.integration.conftest import Serve
+from tests.integration.process import DATA_PLANES
+
+HOT = "/v1/models/default/tables/{}:hot"
+
+
+@pytest.mark.skipif("native" not in DATA_PLANES, reason="the native core is not built")
+def test_hot_rows_over_http_in_a_file_and_in_metrics(serve: Serve, tmp_path: Path) -> None:
+    server = serve(data_plane="native", hot_rows_dir=tmp_path / "hot").ready()
+    # 32 ids a request, of which 24 are row 3; one of 32 is sampled.
+    body = {"features": {"user": [3] * 24 + [1] * 8, "tags_sum": [["red", "red", "absent"]]}}
+    for _ in range(400):
+        assert server.http.post("/v1/models/default:lookup", json=body).status_code == 200
+    found = server.http.get(HOT.format("user")).json()
+    assert (found["model"], found["version"], found["table"], found["distinct"]) == ("default", 1, "user", 2)
+    assert 300 < found["sampled"] < 500 and found["lookups"] == 32 * found["sampled"]
+    assert [row["id"] for row in found["rows"]] == [3, 1] and 0.65 < found["rows"][0]["share"] < 0.85
+    assert found["features"]["user"] == {"ids": 12_800, "unknown_ids": 0, "default_ids": 0}
+    tags = server.http.get("/v1/models/default/versions/1/tables/tag:hot?k=1").json()
+    assert (tags["rows"][0]["id"], tags["rows"][0]["key"], len(tags["rows"])) == (1, "red", 1)
+    assert tags["oov_keys"] == 400 and tags["features"]["tags_sum"]["ids"] == 1200
+    for query, text in (("?k=0", "from 1 to 2000"), ("?k=x", "from 1 to 2000"), ("?k=2001", "from 1 to 2000")):
+        response = server.http.get(HOT.format("user") + query)
+        assert response.status_code == 400 and text in response.json()["error"]
+    absent = server.http.get(HOT.format("absent"))
+    assert absent.status_code == 404 and 'has no table "absent". Tables: tag, user.' in absent.json()["error"]
+    metrics = server.http.get("/metrics").text
+    shares = [line for line in metrics.splitlines() if line.startswith("embedding_server_table_hot_share{")]
+    assert len(shares) == 8 and any('table="user",version="1",top="10"} 1.0' in line for line in shares)
+    server.signal(signal.SIGTERM)
+    assert server.exit_code() == 0
+    rows = [json.loads(line) for line in (tmp_path / "hot" / "default" / "1.jsonl").read_text().splitlines()]
+    assert {(row["table"], row["id"]) for row in rows} >= {("user", 3), ("user", 1), ("tag", 1)}
+    # The next server reads the rows of the file when it loads the version.
+    again = serve(data_plane="native", hot_rows_dir=tmp_path / "hot").ready()
+    assert again.wait_for_log("read hot rows")["rows"] == len(rows)
+
+
+@pytest.mark.parametrize("plane", DATA_PLANES)
+def test_without_sampling_there_is_an_error(serve: Serve, plane: str) -> None:
+    server = serve(data_plane=plane, hot_rows="false").ready()
+    response = server.http.get(HOT.format("user"))
+    assert response.status_code == 501 and "--hot_rows" in response.json()["error"]
+    assert "embedding_server_table_hot_share" not in server.http.get("/metrics").text

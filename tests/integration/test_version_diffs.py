@@ -1,0 +1,71 @@
+"""A server compares versions over HTTP, and --max_drift keeps a drifted version from being served."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+
+from tests.integration.conftest import Serve
+from tests.integration.process import until
+from tests.versions_to_compare import random_rotation, random_rows, write_version
+
+NUM_ROWS = 200
+OLD = random_rows(NUM_ROWS, 1, 2)
+ROTATED = (OLD @ random_rotation(2, 2)).astype(np.float32)
+DIFF = "/v1/models/default/versions/{}:diff?to={}"
+
+
+def publish(base: Path, version: int, rows: np.ndarray) -> None:
+    """Writes a version beside the base path, and moves it there in one step."""
+    draft = write_version(base.parent / f"draft{version}", rows)
+    base.mkdir(exist_ok=True)
+    shutil.move(draft, base / str(version))
+
+
+def test_versions_are_compared_whether_or_not_they_are_loaded(serve: Serve, tmp_path: Path) -> None:
+    base = tmp_path / "models"
+    publish(base, 1, OLD)
+    publish(base, 2, ROTATED)
+    server = serve(model_base_path=base).ready()
+    response = server.http.get(DIFF.format(1, 2))
+    assert response.status_code == 200
+    found = response.json()
+    assert (found["model"], found["old"], found["new"], found["drift_percent"]) == ("default", "1", "2", 0)
+    assert {table["table"] for table in found["tables"]} == {"tag", "user"}
+    # The second answer is the kept one.
+    assert server.http.get(DIFF.format(1, 2)).json() == found
+    assert len([entry for entry in server.records if entry["message"] == "compared versions"]) == 1
+    for path, status, text in (
+        (DIFF.format(1, 9), 404, "no folder of version 9. Versions: 1, 2."),
+        (DIFF.format(1, "x"), 400, "Failed to convert version: x to numeric."),
+        ("/v1/models/default/versions/1:diff", 400, "Name the version to compare with"),
+        ("/v1/models/absent/versions/1:diff?to=2", 404, "Could not find any versions of model absent"),
+    ):
+        response = server.http.get(path)
+        assert response.status_code == status and text in response.json()["error"], path
+
+
+def test_a_drifted_version_is_refused_and_the_old_one_serves(serve: Serve, tmp_path: Path) -> None:
+    base = tmp_path / "models"
+    publish(base, 1, OLD)
+    server = serve(model_base_path=base, max_drift=20).ready()
+    # Another table in place of the old one.
+    publish(base, 3, random_rows(NUM_ROWS, 5, 2))
+
+    def statuses() -> dict[str, tuple[str, str]]:
+        listed = server.http.get("/v1/models/default").json()["model_version_status"]
+        return {entry["version"]: (entry["state"], entry["status"]["error_message"]) for entry in listed}
+
+    until(lambda: statuses().get("3", ("", ""))[0] == "END")
+    state, why = statuses()["3"]
+    assert 'The version drifted (--max_drift=20): table "user": ' in why and "to version 1 after alignment" in why
+    assert statuses()["1"][0] == "AVAILABLE"
+    shutil.rmtree(base / "3")
+    # A rotation is no drift.
+    publish(base, 2, ROTATED)
+    until(lambda: statuses().get("2", ("", ""))[0] == "AVAILABLE")
+    # The way back to an older version is open, whatever its rows are.
+    shutil.rmtree(base / "2")
+    until(lambda: statuses()["1"][0] == "AVAILABLE")
