@@ -60,7 +60,10 @@ MAY_IMPORT: dict[str, Row] = {
     "service.remote": Row(_FORMATS, {"numpy", "redis"}),
     "service.tables": Row(
         # An id out of range has one text, and a read of a cluster a deadline.
-        _FORMATS | {"service.native_tables", "service.engine.deadline", "service.engine.validation", "service.remote"},
+        # A search for nearest rows has one form on all wires.
+        _FORMATS
+        | {"service.native_tables", "service.remote"}
+        | {f"service.engine.{name}" for name in ("deadline", "neighbors", "validation")},
         {"numpy", "ml_dtypes"},
     ),
     "service.wire": Row(_FORMATS | {"service.engine"}, {"numpy", "google.protobuf", "orjson", "ml_dtypes"}),
@@ -374,6 +377,9 @@ def _known_too_much(file: Path) -> Iterator[str]:
     if file == Path("loadtest/bench/huge_pages.py"):
         # Nor what a row costs by itself, beside microseconds of a wire.
         shown = {"service.tables"}
+    if file == Path("loadtest/bench/neighbors.py"):
+        # The libraries beside the kernel have no wire.
+        shown = {"service.engine.neighbors", "service.tables", "service.types"}
     if file == Path("loadtest/bench/cut_vs_whole.py"):
         # Nor what a graph costs cut and whole, beside each other in one process.
         shown = {"service.types", "service.engine.validation", "service.graph", "service.loading"}

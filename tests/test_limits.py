@@ -49,6 +49,14 @@ CONSTANTS: dict[str, tuple[str, str]] = {
         r"CONTROL_SLOTS: usize = ([^;]+);",
     ),
     "frames without progress (HTTP/2), see below": (f"{EDGE}/frames.rs", r"ALLOWANCE: u32 = ([^;]+);"),
+    "ids and keys of a filter of a search for nearest rows": (
+        "service/engine/searches.py",
+        r"MAX_FILTER_IDS = (\d\w*)",
+    ),
+    "time of a search for nearest rows, if the request has no earlier deadline": (
+        "service/engine/searches.py",
+        r"MAX_SEARCH_S = (\d+)",
+    ),
     "headers (HTTP/1.1)": ("hyper", "1.12.0"),
     "empty DATA frames of a connection": ("h2", "0.4.20"),
     "requests that are cancelled before the server has accepted them": ("h2", "0.4.20"),
@@ -91,7 +99,7 @@ def test_a_limit_is_as_the_table_says(row: list[str]) -> None:
             assert number(default) == getattr(Settings(model_base_path="m"), name), default
     elif limit in CONSTANTS:
         where, what = CONSTANTS[limit]
-        if where.endswith(".rs"):
+        if where.endswith((".rs", ".py")):
             found = re.search(what, (ROOT / where).read_text())
             assert found and number(default) == evaluated(found[1]), default
         else:

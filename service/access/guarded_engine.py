@@ -15,6 +15,8 @@ from service.engine.call import Call
 from service.engine.deltas import Upsert, UpsertReceipt
 from service.engine.engine import Engine, ModelDescription, TableRows
 from service.engine.model_config import ModelConfig
+from service.engine.neighbors import NeighborAnswer, NeighborQuery
+from service.engine.searches import Searches
 from service.engine.tracing import Tracing
 from service.errors import PermissionDenied, ServiceError
 from service.types import Array, ModelRef, TableInfo, VersionStatus
@@ -120,6 +122,24 @@ class GuardedEngine(Engine):
     def table_rows(self, ref: ModelRef, table_name: str, ids: Array) -> TableRows:
         """Returns rows of a table, for callers with the right "predict" on the model."""
         return self._for(ref.name, "predict").table_rows(ref, table_name, ids)
+
+    def neighbors(self, ref: ModelRef, table_name: str, query: NeighborQuery, call: Call) -> NeighborAnswer:
+        """Searches a table, for callers with the right "predict" on the model: a search reads its rows."""
+        try:
+            engine = self._for(ref.name, "predict")
+        except PermissionDenied as error:
+            self._engine.reject(error, call, model=ref.name)
+            raise
+        return engine.neighbors(ref, table_name, query, call)
+
+    def searches_by_signature(self, ref: ModelRef) -> bool:
+        """Says whether a signature means a search, as Engine does; of a hidden model it always does."""
+        return not self._grant().rights(ref.name) or self._engine.searches_by_signature(ref)
+
+    @property
+    def searches(self) -> Searches:  # type: ignore[override]
+        """The searches of the whole server."""
+        return self._engine.searches
 
     def may_wait(self, ref: ModelRef, table_name: str) -> bool:
         """Says whether reads of a table wait for other machines; needs no right, because it only chooses a thread."""

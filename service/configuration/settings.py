@@ -29,6 +29,7 @@ SECTIONS: Mapping[str, str] = {
     "remote_tables": "Tables in clusters",
     "warm": "Tables in memory",
     "delta_poll_wait_seconds": "Changes of rows",
+    "neighbors_threads": "Searches for nearest rows",
 }
 
 
@@ -104,3 +105,12 @@ class Settings(ListenerSettings):
     delta_max_rows: int = setting(65_536, "Largest upsert, in rows.", 1, 10_000_000)
     delta_max_file_mib: int = setting(256, "Largest delta file, in MiB.", 1, 2047)
     delta_journal_max_mib: int = setting(1024, "Largest journal of a version, in MiB.", 1, 1 << 20)
+    neighbors_threads: int = setting(
+        1,
+        "Searches for nearest rows that run at a time, and threads of one search that runs alone; they have a low "
+        "priority, so that lookups get a processor first.",
+        1,
+        1024,
+    )
+    neighbors_max_k: int = setting(1000, "Most nearest rows that a search may ask for, for each query.", 1, 1_000_000)
+    neighbors_max_queries: int = setting(256, "Most queries of one search for nearest rows.", 1, 1_000_000)

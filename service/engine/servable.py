@@ -10,9 +10,10 @@ from types import TracebackType
 from typing import Any, NamedTuple, Protocol
 
 from service.engine.deltas import Deltas
+from service.engine.neighbors import SearchedTable, TableKeys
 from service.errors import DataLoss, GraphUnavailable, SignatureNotFound
 from service.near_names import did_you_mean
-from service.types import DEFAULT_SIGNATURE, Backend, SignatureSpec, Table, TableCounts
+from service.types import DEFAULT_SIGNATURE, Backend, SignatureSpec, TableCounts
 
 
 class Files(Protocol):
@@ -89,13 +90,14 @@ class Servable:
     native: the servable that the native core answers from; None: the core forwards all requests for the version.
     remote_tables, remote_lookups: the tables that are read from other machines, and the lookups that read one of them.
     forwarded: signature -> why the native core forwards its requests to the reference servers.
+    keys: table -> keys of its rows, for tables with vocabularies.
     """
 
     name: str
     version: int
     signatures: Mapping[str, SignatureSpec]
     backends: Mapping[str, Backend]
-    tables: Mapping[str, Table] = field(default_factory=dict)
+    tables: Mapping[str, SearchedTable] = field(default_factory=dict)
     table_counts: Callable[[], Mapping[str, TableCounts]] = dict
     files: Files = NoFiles()
     deltas: Deltas | None = None
@@ -105,6 +107,7 @@ class Servable:
     is_loading: bool = False
     remote_tables: frozenset[str] = frozenset()
     remote_lookups: frozenset[str] = frozenset()
+    keys: Mapping[str, TableKeys] = field(default_factory=dict)
 
     def signature(self, name: str, fallback: str = "") -> SignatureSpec:
         """Returns the signature that find_signature() finds in this servable."""

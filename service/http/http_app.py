@@ -24,6 +24,7 @@ from service.http.docs_page import add_docs_page, installed_assets
 from service.http.errors import error_response, service_error_response
 from service.http.gzip_answers import GzipMiddleware
 from service.http.lookup_routes import add_lookup_routes
+from service.http.neighbor_routes import add_neighbor_routes
 from service.http.oip_routes import add_open_inference_routes
 from service.http.path_case import PathCaseMiddleware
 from service.http.request_id import RequestIdMiddleware, RequestIds
@@ -102,6 +103,7 @@ def create_http_app(
     )
     # The routes that are used most come first, because routes are tried in order.
     add_lookup_routes(app, engine, calls, max_table_rows, strict_json=strict_json)
+    add_neighbor_routes(app, engine, calls, strict_json=strict_json)
     add_tfs_routes(app, engine, calls, strict_json=strict_json)
     add_open_inference_routes(app, engine, calls, strict_json=strict_json)
     add_admin_routes(app, engine, metrics, metrics_paths)

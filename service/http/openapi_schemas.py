@@ -13,6 +13,7 @@ from service.http.json_schema import (
     map_of,
     ref,
 )
+from service.http.neighbor_schemas import NEIGHBORS
 from service.http.oip_schemas import OPEN_INFERENCE
 
 
@@ -216,4 +217,4 @@ _OPERATIONS: dict[str, Json] = {
         }
     ),
 }
-_SCHEMAS = _LOOKUPS | _TENSORFLOW_SERVING | OPEN_INFERENCE | _OPERATIONS
+_SCHEMAS = _LOOKUPS | NEIGHBORS | _TENSORFLOW_SERVING | OPEN_INFERENCE | _OPERATIONS

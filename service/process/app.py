@@ -21,6 +21,7 @@ from service.engine.admission_limits import Limits
 from service.engine.engine import Engine
 from service.engine.model_set import ModelSet
 from service.engine.registry import Registry
+from service.engine.searches import NeighborLimits
 from service.engine.servable import Servable
 from service.loading.load_rules import batching_of, create_load_rules
 from service.loading.remote_tables import RemoteTables
@@ -29,6 +30,7 @@ from service.loading.table_verification import table_verification
 from service.native.native_servable import compile_native
 from service.native.route_publisher import RoutePublisher
 from service.observe.metrics import Metrics
+from service.observe.neighbor_metrics import neighbor_lines
 from service.observe.recent_requests import RecentRequests
 from service.observe.remote_metrics import remote_lines
 from service.observe.request_logs import RequestLogs
@@ -86,6 +88,7 @@ class App:
             self._readiness_lines,
             self._store_lines,
             lambda: remote_lines(self._remote.counts()),
+            self._neighbor_lines,
             self._request_logs.metric_lines,
         ]
         self._metrics = Metrics(self._registry.loaded, more, self._recent)
@@ -134,6 +137,11 @@ class App:
             recorders=self._request_logs.recorders,
             tracing=self._tracing,
             on_damage=self._models.look_again,
+            neighbor_limits=NeighborLimits(
+                k=settings.neighbors_max_k,
+                queries=settings.neighbors_max_queries,
+                threads=settings.neighbors_threads,
+            ),
         )
         self._metrics.held, self._metrics.limits = self._engine.admission.held, self._engine.admission.limits
         self._access = create_access(settings.auth_config, self._engine, self._metrics.requests, self._metrics.auth)
@@ -327,6 +335,9 @@ class App:
 
     def _store_lines(self) -> list[str]:
         return [] if self._stores is None else store_lines(self._stores.counts())
+
+    def _neighbor_lines(self) -> list[str]:
+        return neighbor_lines(self._engine.searches.rows_scanned())
 
     def _show_health(self) -> None:
         with self._showing_health:

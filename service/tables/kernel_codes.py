@@ -1,4 +1,4 @@
-"""Numbers that kernels take and return: dtypes of tables, combiners, policies for bad ids, and why a kernel stopped."""
+"""Numbers that kernels take and return: dtypes, combiners, policies for bad ids, metrics, and why a kernel stopped."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ SUM, MEAN, SQRTN = 0, 1, 2
 # The order of additions, added to the number of a combiner; see manifest.LookupFeature.summation.
 IN_ORDER, BLOCKS_OF_8, FOUR_LANES = 0, 4, 8
 ERROR, DROP, DROP_NEGATIVE, DEFAULT_ROW, CLAMP, WRAP = 0, 1, 2, 3, 4, 5
+# Metrics of a search for neighbours.
+DOT, COSINE, L2 = 0, 1, 2
 FLOAT32, FLOAT16, BFLOAT16, INT8, INT4 = 0, 1, 2, 3, 4
 
 # Policies for bad ids by their names in a manifest.
@@ -22,3 +24,6 @@ POLICIES = {
     "clamp": CLAMP,
     "wrap": WRAP,
 }
+
+# Metrics by their names on the wire.
+METRICS = {"dot": DOT, "cosine": COSINE, "l2": L2}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import copy
 from itertools import accumulate
 from pathlib import Path
@@ -110,6 +111,20 @@ class StringVocabulary:
         return ids.reshape(keys.shape)
 
     @property
+    def has_keys(self) -> bool:
+        """Whether the vocabulary knows its keys; a hashed one does not."""
+        return not self._is_hashed
+
+    def keys_of(self, ids: Array) -> Array:
+        """Returns the keys (bytes) of ids, of the same shape; None for an id without a key."""
+        first_id, size = self._oov[0], self._starts.size - 1
+        return _keys_of(ids, lambda row: self._key(row - first_id) if 0 <= row - first_id < size else None)
+
+    def _key(self, line: int) -> bytes:
+        length = key_index.line_length(self._data, self._starts, line)
+        return self._data[self._starts[line] :][:length].tobytes()
+
+    @property
     def index(self) -> KeyIndex:
         """The vocabulary's arrays for the native core; they stay valid while the returned object lives."""
         empty_id = None if self._empty_id == key_index.NO_EMPTY_KEY else self._empty_id
@@ -118,10 +133,7 @@ class StringVocabulary:
     @property
     def example_key(self) -> bytes:
         """One of the vocabulary's keys."""
-        if self._is_hashed:
-            return b"key"
-        length = key_index.line_length(self._data, self._starts, 0)
-        return self._data[self._starts[0] :][:length].tobytes()
+        return b"key" if self._is_hashed else self._key(0)
 
 
 class IntegerVocabulary:
@@ -152,6 +164,16 @@ class IntegerVocabulary:
         return ids.reshape(keys.shape)
 
     @property
+    def has_keys(self) -> bool:
+        """Whether the integer vocabulary knows its keys, as StringVocabulary.has_keys."""
+        return not self._is_hashed
+
+    def keys_of(self, ids: Array) -> Array:
+        """Returns the keys (int) of ids, of the same shape; None for an id without a key."""
+        first_id, keys = self._oov[0], self._keys
+        return _keys_of(ids, lambda row: int(keys[row - first_id]) if 0 <= row - first_id < keys.size else None)
+
+    @property
     def index(self) -> KeyIndex:
         """The integer vocabulary's arrays for the native core, as StringVocabulary.index."""
         return KeyIndex(_NO_BYTES, self._keys, self._slots, *self._oov, None, self._refuses, self._is_hashed)
@@ -163,6 +185,13 @@ class IntegerVocabulary:
 
 
 OpenedVocabulary = StringVocabulary | IntegerVocabulary
+
+
+def _keys_of(ids: Array, key_of: Callable[[int], bytes | int | None]) -> Array:
+    keys = np.empty(ids.size, object)
+    for place, row in enumerate(ids.reshape(-1).tolist()):
+        keys[place] = key_of(row)
+    return keys.reshape(ids.shape)
 
 
 def counted_apart(vocabulary: OpenedVocabulary) -> OpenedVocabulary:

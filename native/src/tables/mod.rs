@@ -17,6 +17,7 @@ mod gather;
 pub mod guard;
 pub mod key_index;
 mod lanes;
+pub mod neighbors;
 mod numbers;
 mod processor;
 #[cfg(feature = "python")]

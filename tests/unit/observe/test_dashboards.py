@@ -15,6 +15,7 @@ import yaml
 
 from service.engine.model_config import ModelConfig
 from service.observe.metrics import Metrics
+from service.observe.neighbor_metrics import neighbor_lines
 from service.observe.remote_metrics import remote_lines
 from service.observe.request_logs import RequestLogs
 from service.observe.store_metrics import store_lines
@@ -85,7 +86,10 @@ def families(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Family]:
     logs.configure([ModelConfig("m", "/m")])
     remote = {("m", 1, "t"): ReadCounts()}
     more = [lambda: readiness_lines(True, {"m": True}), lambda: store_lines([("m", Counts(), True)])]
-    metrics = Metrics(served.registry.loaded, [logs.metric_lines, *more, lambda: remote_lines(remote)])
+    metrics = Metrics(
+        served.registry.loaded,
+        [logs.metric_lines, *more, lambda: remote_lines(remote), lambda: neighbor_lines({"m": 1})],
+    )
     metrics.version_changed("m", VersionStatus(1, State.AVAILABLE))
     return read_exposition(metrics.render()[0].decode())
 
