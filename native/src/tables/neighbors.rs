@@ -22,7 +22,7 @@ const MAX_BLOCK_ROWS: usize = 512;
 const CLOCK_BLOCKS: usize = 64;
 /// The least rows for each thread; the calling thread scans fewer by itself, as starting a thread costs some 50 us.
 const LEAST_ROWS: usize = 32 << 10;
-/// The nice value of threads that scan, so that lookups get the processor first.
+/// By how much threads that scan are nicer than the thread that asks, so that lookups get the processor first.
 const SCAN_NICE: libc::c_int = 10;
 
 /// How near two vectors are.
@@ -197,9 +197,12 @@ impl Table {
             (!is_late).then_some(found)
         };
         let scan_behind_lookups = |part: usize| {
-            // SAFETY: the call changes nothing but the priority of the calling thread, which ends after its scan. A
+            // SAFETY: the calls change nothing but the priority of the calling thread, which ends after its scan. A
             // refusal only means that the thread keeps its priority.
-            unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, SCAN_NICE) };
+            unsafe {
+                let nice = libc::getpriority(libc::PRIO_PROCESS, 0) + SCAN_NICE;
+                libc::setpriority(libc::PRIO_PROCESS, 0, nice);
+            }
             scan(part)
         };
         let all = if num_rows < LEAST_ROWS {
