@@ -1,4 +1,4 @@
-"""Writes docs/errors.md from service.errors and the tables of both wires; `--check` only compares."""
+"""Writes docs/errors.md from service.errors and the error tables of HTTP and gRPC; `--check` only compares the file."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ This file is generated from `service/errors.py` (`make generated`).
 
 
 def page() -> str:
-    """Returns the page: a row for each class, in the order of the file."""
+    """Returns the page's text: one row for each error class, in the order of service/errors.py."""
     return HEAD + "".join(_row(cls) for cls in _subclasses(ServiceError))
 
 

@@ -1,4 +1,4 @@
-"""Writes docs/settings.md from service.configuration.settings.Settings; `--check` only compares."""
+"""Writes docs/settings.md from the class service.configuration.settings.Settings; `--check` only compares the file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finds the rows that an upsert changes, by ids or by keys of a vocabulary; errors are in the client's terms."""
+"""Finds the table rows that an upsert changes, by its ids or by its keys of a vocabulary."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def resolved_rows(
     upsert: Upsert,
     max_rows: int,
 ) -> Array:
-    """Returns the [N] int64 ids of an upsert's rows, after checks of the whole upsert.
+    """Checks an upsert, and returns the [N] int64 ids of the rows that it changes.
 
     Raises:
       TableNotFound, InputMismatch, IdOutOfRange, IdsTooMany: the upsert does not fit.
@@ -29,7 +29,7 @@ def resolved_rows(
         known = ", ".join(sorted(tables)) or "none"
         raise TableNotFound(f'There is no table "{table}". Tables: {known}.')
     named = upsert.ids if upsert.ids is not None else upsert.keys
-    assert named is not None  # an upsert has ids or keys
+    assert named is not None  # the parser of upserts requires ids or keys
     if len(named) != len(upsert.rows) or not len(named):
         raise InputMismatch(f'table "{table}": {len(named)} ids or keys for {len(upsert.rows)} rows.')
     if len(named) > max_rows:

@@ -1,4 +1,4 @@
-"""Chooses the kernels of lookups and searches: the native core's if it is built, else numpy's, many times slower.
+"""Chooses the kernels of lookups and searches: the native core's, or numpy's (many times slower) without the core.
 
 Both have the same parameters and results, bit for bit; numpy_kernels has the documentation. Native kernels release the
 GIL. The scores of neighbours may differ in the last bits.

@@ -8,13 +8,13 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::fair_queue;
+use super::fair_tree;
 
 /// A connection may hold as many bytes as it leaves free, an address twice as many, and a model as many times as in the
 /// queue: one that floods alone comes to a half, two thirds, or four fifths of all bytes.
 const CONNECTION_TIMES: usize = 1;
 const ADDRESS_TIMES: usize = 2;
-const MODEL_TIMES: usize = fair_queue::SHARE;
+const MODEL_TIMES: usize = fair_tree::SHARE;
 
 /// A model's name, and the address of a client or "", which no client has.
 type Group = (Box<str>, Box<str>);

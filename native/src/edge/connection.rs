@@ -11,7 +11,7 @@ use super::account::{Account, Hold, Shares};
 use super::certificate;
 use super::fair_queue::address_of;
 use super::frames::Flood;
-use super::limits::Limits;
+use super::limits::{BACKED_UP_BYTES, Limits};
 
 /// How many pipelined HTTP/1.1 requests of one connection are begun before other connections get their turn.
 const REQUESTS_A_TURN: usize = 16;
@@ -55,6 +55,8 @@ pub struct Connection {
     waker: OnceLock<Waker>,
     has_unread: AtomicBool,
     flood: AtomicU8,
+    refused: AtomicU64,
+    is_paused: AtomicBool,
     begun: AtomicUsize,
     names: OnceLock<Vec<String>>,
     // One entry for each model to which this connection has sent large requests, or from which it got large answers.
@@ -81,6 +83,8 @@ impl Connection {
             waker: OnceLock::new(),
             has_unread: AtomicBool::new(false),
             flood: AtomicU8::new(0),
+            refused: AtomicU64::new(0),
+            is_paused: AtomicBool::new(false),
             begun: AtomicUsize::new(0),
             names: OnceLock::new(),
             shares: Mutex::default(),
@@ -135,6 +139,14 @@ impl Connection {
         self.is_blocked.load(Relaxed)
     }
 
+    /// Says whether many answers wait for the socket. Then no further request is read or answered: else their answers
+    /// would fill memory, and processor caches, long before the client reads them.
+    #[must_use]
+    #[inline]
+    pub fn is_backed_up(&self) -> bool {
+        self.is_blocked() && self.owed() > BACKED_UP_BYTES
+    }
+
     /// Starts the connection's next turn: sets its count of requests to 0. Only the connection's task calls this.
     #[inline]
     pub fn begin_turn(&self) {
@@ -160,6 +172,30 @@ impl Connection {
     #[inline]
     pub fn flood(&self) -> Option<Flood> {
         Flood::of(self.flood.load(Relaxed))
+    }
+
+    /// Counts a request that the server refused because it has too much work.
+    pub fn note_refused(&self) {
+        self.refused.fetch_add(1, Relaxed);
+    }
+
+    /// Returns how many requests the server refused because it had too much work.
+    #[must_use]
+    #[inline]
+    pub fn refused(&self) -> u64 {
+        self.refused.load(Relaxed)
+    }
+
+    /// Stops the reading of the socket, or lets it go on. Only the connection's task calls this.
+    pub fn set_paused(&self, is_paused: bool) {
+        self.is_paused.store(is_paused, Relaxed);
+    }
+
+    /// Says whether the socket must not be read now.
+    #[must_use]
+    #[inline]
+    pub fn is_paused(&self) -> bool {
+        self.is_paused.load(Relaxed)
     }
 
     /// Notes that the socket's send buffer is full. Only the connection's task calls this.

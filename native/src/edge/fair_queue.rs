@@ -3,13 +3,12 @@
 //! Models take turns. Within a model, client addresses take turns; within an address, its connections do. Turns are
 //! weighted by the expected run time. The rules are those of `service/engine/workers.py`.
 
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// One model or one client may fill at most this many times the places that are still free. One that floods alone can
-/// fill four fifths of the queue, two that flood four ninths each. Source: `service/engine/admission_limits.py`.
-pub const SHARE: usize = 4;
+use super::fair_tree::{Node, Path, Waiting};
+
 /// The newest run counts for one part in `NEWEST` of the mean. A run counts as at most twice the mean plus
 /// `MOST_NANOS`, because a single run may wait for a graph to load.
 const NEWEST: u64 = 4;
@@ -25,13 +24,8 @@ const LONGER_WAIT: f64 = 1.0 / 8.0;
 const SHORTER_WAIT: f64 = 1.0 / 256.0;
 /// The largest correction factor.
 const MOST_CORRECTION: f64 = 16.0;
-/// A turn costs this much at least, so that work of unknown length takes turns too.
-const LEAST_NANOS: u64 = 1_000;
 /// Number of size classes; a class holds requests of up to twice the bytes of the class before it.
 const CLASSES: usize = 33;
-
-/// The names that shares are counted by: the model, the client's address, the connection.
-pub type Path = [Arc<str>; 3];
 
 /// Returns the address in "address:port".
 #[must_use]
@@ -116,147 +110,6 @@ pub struct Run {
     class: usize,
 }
 
-#[derive(Debug)]
-struct Waiting<T> {
-    id: u64,
-    value: T,
-    class: usize,
-    cost: u64,
-    // The wait estimated from the costs alone, without the correction.
-    expected: Duration,
-    since: Instant,
-    deadline: Option<Instant>,
-}
-
-/// The virtual time of a child's next turn, and its number.
-type Turn = (u64, u64);
-
-/// A level of the tree: the root has models, a model addresses, an address connections, a connection requests.
-#[derive(Debug)]
-struct Node<T> {
-    waiting: usize,
-    // Expected nanoseconds of the runs of all that waits here.
-    cost: u64,
-    // Virtual time: the run time that each busy child has had so far. A new child starts from it, so that a client with
-    // one request at a time neither overtakes a client with many waiting requests for ever, nor waits for all of them.
-    clock: u64,
-    // The number of turns that were given out. Of two children with the same time the one that came first is first.
-    given: u64,
-    turns: BTreeSet<(Turn, Arc<str>)>,
-    children: HashMap<Arc<str>, (Turn, Node<T>)>,
-    requests: VecDeque<Waiting<T>>,
-}
-
-impl<T> Default for Node<T> {
-    fn default() -> Self {
-        Node {
-            waiting: 0,
-            cost: 0,
-            clock: 0,
-            given: 0,
-            turns: BTreeSet::new(),
-            children: HashMap::new(),
-            requests: VecDeque::new(),
-        }
-    }
-}
-
-impl<T> Node<T> {
-    fn push(&mut self, path: &[Arc<str>], request: Waiting<T>) {
-        self.waiting += 1;
-        self.cost += request.cost;
-        let Some((name, rest)) = path.split_first() else {
-            return self.requests.push_back(request);
-        };
-        let turn = (self.clock, self.given);
-        let (turns, given) = (&mut self.turns, &mut self.given);
-        let child = self.children.entry(Arc::clone(name)).or_insert_with(|| {
-            *given += 1;
-            turns.insert((turn, Arc::clone(name)));
-            (turn, Node::default())
-        });
-        child.1.push(rest, request);
-    }
-
-    fn take(&mut self) -> Option<(Waiting<T>, Option<Arc<str>>)> {
-        let (request, name) = match self.turns.pop_first() {
-            None => (self.requests.pop_front()?, None),
-            Some(((time, _), name)) => {
-                let busy = self.children.len() as u64;
-                let child = self.children.get_mut(&name)?;
-                let (request, _) = child.1.take()?;
-                let cost = request.cost.max(LEAST_NANOS);
-                self.clock = self.clock.max(time) + cost / busy;
-                child.0 = (time + cost, self.given);
-                self.given += 1;
-                if child.1.waiting == 0 {
-                    self.children.remove(&name);
-                } else {
-                    self.turns.insert((child.0, Arc::clone(&name)));
-                }
-                (request, Some(name))
-            }
-        };
-        self.waiting -= 1;
-        self.cost -= request.cost;
-        Some((request, name))
-    }
-
-    fn remove(&mut self, path: &[Arc<str>], id: u64) -> Option<Waiting<T>> {
-        let removed = match path.split_first() {
-            None => {
-                let place = self.requests.iter().position(|request| request.id == id)?;
-                self.requests.remove(place)?
-            }
-            Some((name, rest)) => {
-                let child = self.children.get_mut(name)?;
-                let removed = child.1.remove(rest, id)?;
-                if child.1.waiting == 0 {
-                    self.turns.remove(&(child.0, Arc::clone(name)));
-                    self.children.remove(name);
-                }
-                removed
-            }
-        };
-        self.waiting -= 1;
-        self.cost -= removed.cost;
-        Some(removed)
-    }
-
-    fn child(&self, name: &str) -> Option<&Node<T>> {
-        self.children.get(name).map(|(_, node)| node)
-    }
-
-    /// Says whether each name on the path has room in its share.
-    fn has_share(&self, path: &[Arc<str>], free: usize) -> bool {
-        let mut node = self;
-        for name in path {
-            let Some(child) = node.child(name) else {
-                return true;
-            };
-            if child.waiting > SHARE.saturating_mul(free) {
-                return false;
-            }
-            node = child;
-        }
-        true
-    }
-
-    /// Expected nanoseconds of the runs before a further request. As children take turns, no other child runs for
-    /// longer than the request's own child and the request together.
-    fn before(&self, path: &[Arc<str>], cost: u64) -> u64 {
-        let Some((name, rest)) = path.split_first() else {
-            return self.cost;
-        };
-        let Some(child) = self.child(name) else {
-            return self.cost.min(cost.saturating_mul(self.children.len() as u64));
-        };
-        let own = child.before(rest, cost);
-        let others = (self.children.len() as u64 - 1).saturating_mul(own + cost);
-        own + others.min(self.cost - child.cost)
-    }
-}
-
 /// Mean nanoseconds of a model's runs by size class; 0: none was seen.
 #[derive(Debug)]
 struct Means([u64; CLASSES]);
@@ -284,6 +137,9 @@ fn class_of(bytes: usize) -> usize {
 pub struct FairQueue<T> {
     limits: Limits,
     root: Node<T>,
+    // Requests whose bodies are still being read, for as long as they count, and the times at which they came.
+    coming: Node<()>,
+    came: VecDeque<(Instant, Path, u64)>,
     running: usize,
     next_id: u64,
     // Bounded: only configured models have names.
@@ -296,7 +152,16 @@ impl<T> FairQueue<T> {
     /// Starts empty.
     #[must_use]
     pub fn new(limits: Limits) -> Self {
-        FairQueue { limits, root: Node::default(), running: 0, next_id: 0, means: HashMap::new(), correction: 1.0 }
+        FairQueue {
+            limits,
+            root: Node::default(),
+            coming: Node::default(),
+            came: VecDeque::new(),
+            running: 0,
+            next_id: 0,
+            means: HashMap::new(),
+            correction: 1.0,
+        }
     }
 
     /// Queues a request; returns the number by which [`Self::remove`] finds it.
@@ -304,26 +169,53 @@ impl<T> FairQueue<T> {
     /// # Errors
     /// [`Refusal`].
     pub fn push(&mut self, ask: &Ask, now: Instant, value: T) -> Result<u64, Refusal> {
-        self.check(ask, now)?;
-        let class = class_of(ask.bytes);
-        let cost = self.cost(ask);
-        let expected = self.expected(ask, cost);
-        let id = self.next_id;
-        self.next_id += 1;
-        self.root.push(&ask.path, Waiting { id, value, class, cost, expected, since: now, deadline: ask.deadline });
+        let (waiting, before) = (self.root.waiting, self.root.before(&ask.path, self.cost(ask)));
+        self.admit(ask, now, waiting, before)?;
+        let request = self.waiting(ask, now, value);
+        let id = request.id;
+        self.root.push(&ask.path, request);
         Ok(id)
     }
 
-    /// Says whether a request would be queued, before its body is read.
+    /// Announces a request before its body is read. Until [`Self::withdraw`], for the longest wait at most, further
+    /// announcements are judged as if this request waited already: else all bodies would be read, and most of their
+    /// requests refused afterwards.
     ///
     /// # Errors
     /// [`Refusal`].
-    pub fn check(&self, ask: &Ask, now: Instant) -> Result<(), Refusal> {
-        self.refusal(ask, now, self.cost(ask)).map_or(Ok(()), Err)
+    pub fn announce(&mut self, ask: &Ask, now: Instant) -> Result<u64, Refusal> {
+        while let Some((came, _, _)) = self.came.front()
+            && now.saturating_duration_since(*came) > self.limits.wait
+            && let Some((_, path, id)) = self.came.pop_front()
+        {
+            self.coming.remove(&path, id);
+        }
+        let cost = self.cost(ask);
+        let before = self.root.before(&ask.path, cost).saturating_add(self.coming.before(&ask.path, cost));
+        self.admit(ask, now, self.root.waiting + self.coming.waiting, before)?;
+        let request = self.waiting(ask, now, ());
+        let id = request.id;
+        self.coming.push(&ask.path, request);
+        self.came.push_back((now, ask.path.clone(), id));
+        Ok(id)
     }
 
-    fn expected(&self, ask: &Ask, cost: u64) -> Duration {
-        Duration::from_nanos(self.root.before(&ask.path, cost) / self.limits.slots.max(1) as u64)
+    /// Ends the announcement of a request, which is then queued, or never will be.
+    pub fn withdraw(&mut self, ask: &Ask, id: u64) {
+        self.coming.remove(&ask.path, id);
+    }
+
+    fn waiting<V>(&mut self, ask: &Ask, now: Instant, value: V) -> Waiting<V> {
+        let cost = self.cost(ask);
+        let expected = self.scaled(self.root.before(&ask.path, cost));
+        let id = self.next_id;
+        self.next_id += 1;
+        Waiting { id, value, class: class_of(ask.bytes), cost, expected, since: now, deadline: ask.deadline }
+    }
+
+    /// Returns the wait before a request if the runs before it take `nanos` together.
+    fn scaled(&self, nanos: u64) -> Duration {
+        Duration::from_nanos(nanos / self.limits.slots.max(1) as u64)
     }
 
     fn learn_wait(&mut self, expected: Duration, waited: Duration, is_over: bool) {
@@ -340,23 +232,25 @@ impl<T> FairQueue<T> {
         self.means.get(&ask.path[0]).map_or(0, |means| means.of(class_of(ask.bytes)))
     }
 
-    fn refusal(&self, ask: &Ask, now: Instant, cost: u64) -> Option<Refusal> {
+    /// Judges a request that finds `waiting` other requests, and whose turn comes after runs of `before` nanoseconds.
+    fn admit(&self, ask: &Ask, now: Instant, waiting: usize, before: u64) -> Result<(), Refusal> {
         let Limits { slots, queued, wait } = self.limits;
-        let waiting = self.root.waiting;
         if waiting + self.running < slots {
-            return None;
+            return Ok(());
         }
         let free = queued.saturating_sub(waiting);
-        if free == 0 || !self.root.has_share(&ask.path, free) {
-            return Some(Refusal::Queue(waiting));
+        if free == 0 || !self.root.has_share(&ask.path, free) || !self.coming.has_share(&ask.path, free) {
+            return Err(Refusal::Queue(waiting));
         }
-        let expected = self.expected(ask, cost).mul_f64(self.correction);
+        let expected = self.scaled(before).mul_f64(self.correction);
         // A long wait is accepted while fewer requests wait than there are slots: else slots would idle between runs.
         if expected > wait && waiting >= slots {
-            return Some(Refusal::Wait(waiting));
+            return Err(Refusal::Wait(waiting));
         }
-        let is_late = ask.deadline.is_some_and(|deadline| now + expected > deadline);
-        is_late.then_some(Refusal::Deadline(waiting))
+        if ask.deadline.is_some_and(|deadline| now + expected > deadline) {
+            return Err(Refusal::Deadline(waiting));
+        }
+        Ok(())
     }
 
     /// Takes the next request out, where a slot is free; the slot is held until [`Self::done`].
@@ -521,6 +415,27 @@ mod tests {
         // Clients and models take turns, so a new client or a new model waits for one of these requests only.
         assert!(queue.push(&ask("m", "b:1"), now, 0).is_ok());
         assert!(queue.push(&ask("n", "a:1"), now, 0).is_ok());
+    }
+
+    #[test]
+    fn announced_requests_count_for_further_announcements_until_they_are_withdrawn_or_old() {
+        let (mut queue, now) = busy(LIMITS, &[("m", 20)]);
+        let flood = |queue: &mut FairQueue<usize>, now| {
+            std::iter::from_fn(|| queue.announce(&ask("m", "a:1"), now).ok()).take(50).collect::<Vec<_>>()
+        };
+        let announced = flood(&mut queue, now);
+        assert!((5..=7).contains(&announced.len()), "{announced:?}");
+        assert!(matches!(queue.announce(&ask("m", "a:1"), now), Err(Refusal::Wait(_))));
+        // The bodies of other clients' requests may come sooner, and a request whose body is there waits for none.
+        assert!(queue.announce(&ask("m", "b:1"), now).is_ok());
+        assert!(queue.push(&ask("m", "a:1"), now, 0).is_ok());
+        for id in &announced[1..] {
+            queue.withdraw(&ask("m", "a:1"), *id);
+        }
+        assert!(queue.announce(&ask("m", "a:1"), now).is_ok());
+        // Clients that never send the bodies hold up nobody for longer than the longest wait.
+        assert!(flood(&mut queue, now + Duration::from_millis(99)).is_empty());
+        assert!(flood(&mut queue, now + Duration::from_millis(101)).len() >= 4);
     }
 
     #[test]

@@ -15,6 +15,7 @@ use super::dispatch::Method;
 use super::fair_queue::Ask;
 use super::grpc_message::{self, Code, PREFIX_BYTES, Payload, Status};
 use super::health;
+use super::large::Announcement;
 use super::limits::INLINE_BYTES;
 use super::pace::Pace;
 use super::sampling::Draws;
@@ -42,6 +43,8 @@ pub struct Incoming {
     pub begun: Instant,
     // Accounts for the bytes of the body that were read, and for those that it inflates to.
     pub hold: Hold,
+    // Large work, while its message is read.
+    pub announcement: Option<Announcement>,
     _open: Open,
 }
 
@@ -62,15 +65,23 @@ impl Incoming {
             draws,
             begun: Instant::now(),
             hold: Hold::default(),
+            announcement: None,
             _open: connection.open(),
         }
     }
 
-    /// Refuses large work that would wait too long; see [`Self::ask`].
-    pub fn refusal(&self, data: &[u8], size: usize) -> Option<Status> {
+    /// Announces large work to the queue until the call goes there.
+    ///
+    /// # Errors
+    /// It would wait too long.
+    pub fn announce(&mut self, data: &[u8], size: usize) -> Result<(), Status> {
         let ask = self.ask(data, size);
-        let refusal = self.shared.large.check(&ask).err()?;
-        Some(self.shared.refuse(&ask.path[0], refusal, late))
+        let model = Arc::clone(&ask.path[0]);
+        match self.shared.large.announce(ask) {
+            Ok(announcement) => self.announcement = Some(announcement),
+            Err(refusal) => return Err(self.shared.refuse(&model, refusal, late)),
+        }
+        Ok(())
     }
 
     /// Describes this call to a queue. Its message begins with `data` and has `size` bytes.
@@ -111,7 +122,15 @@ impl Incoming {
 /// Answers a call with a refusal.
 pub fn refuse(incoming: &Incoming, mut respond: SendResponse<Payload>, status: &Status) {
     let id = incoming.shared.ids.of_http(&incoming.head.headers);
+    note_refusal(&incoming.connection, status);
     let _ = respond.send_response(status.head(id.to_str().ok()), true);
+}
+
+/// Counts a refusal on its connection if the reason is too much work: see [`super::refusal_pause`].
+fn note_refusal(connection: &Connection, status: &Status) {
+    if status.code == Code::Unavailable && status.may_retry {
+        connection.note_refused();
+    }
 }
 
 /// The end of a call.
@@ -148,7 +167,10 @@ pub fn send(
             }
             return;
         }
-        Reply::Refusal(status) => (id(plain), status),
+        Reply::Refusal(status) => {
+            note_refusal(connection, &status);
+            (id(plain), status)
+        }
         Reply::Panic => {
             let id = id(plain);
             let status = shared::internal_error(&id);
@@ -189,6 +211,10 @@ pub enum Gathered {
     Lost,
 }
 
+fn is_whole(data: &[u8]) -> bool {
+    grpc_message::whole(data).is_some()
+}
+
 /// Reads the one message of a call. `is_plain` says whether the core answers the call, or the reference.
 pub async fn gather(incoming: &mut Incoming, first: Option<Bytes>, is_plain: bool) -> Gathered {
     if incoming.shared.account.is_full() {
@@ -215,7 +241,7 @@ pub async fn gather(incoming: &mut Incoming, first: Option<Bytes>, is_plain: boo
                 if !shares.has_room(size) {
                     return Gathered::Refused(incoming.shared.no_bytes(shares.model()));
                 }
-                if is_plain && let Some(status) = incoming.refusal(so_far, size) {
+                if is_plain && let Err(status) = incoming.announce(so_far, size) {
                     return Gathered::Refused(status);
                 }
             }
@@ -225,12 +251,22 @@ pub async fn gather(incoming: &mut Incoming, first: Option<Bytes>, is_plain: boo
         {
             return Gathered::Refused(status);
         }
-        let body = &mut incoming.body;
-        if body.is_end_stream() {
+        if incoming.body.is_end_stream() {
             break;
         }
+        // The first part shares its memory with other bytes that the connection has received, so it is copied before
+        // the rest is awaited.
+        if let Some(first) = one.take_if(|first| !is_whole(first)) {
+            let told = first.first_chunk::<PREFIX_BYTES>().map_or(0, |prefix| grpc_message::length(*prefix));
+            all.reserve((told + PREFIX_BYTES).min(TRUSTED_BYTES));
+            all.extend_from_slice(&first);
+        }
+        let body = &mut incoming.body;
         let data = match pace.next(|cx| body.poll_data(cx)).await {
-            Err(_) => return Gathered::Refused(incoming.shared.stalled(incoming.model(so_far))),
+            Err(_) => {
+                let so_far = one.as_deref().unwrap_or(&all);
+                return Gathered::Refused(incoming.shared.stalled(incoming.model(so_far)));
+            }
             Ok(None) => break,
             Ok(Some(Err(_))) => return Gathered::Lost,
             Ok(Some(Ok(data))) => data,
@@ -245,14 +281,12 @@ pub async fn gather(incoming: &mut Incoming, first: Option<Bytes>, is_plain: boo
             continue;
         }
         if let Some(first) = one.take() {
-            let told = first.first_chunk::<PREFIX_BYTES>().map_or(0, |prefix| grpc_message::length(*prefix));
-            all.reserve((told + PREFIX_BYTES).min(TRUSTED_BYTES));
             all.extend_from_slice(&first);
         }
         all.extend_from_slice(&data);
     }
     let data = one.unwrap_or_else(|| all.into());
-    if grpc_message::whole(&data).is_some() { Gathered::Message(data) } else { Gathered::Unusual(data) }
+    if is_whole(&data) { Gathered::Message(data) } else { Gathered::Unusual(data) }
 }
 
 /// Words the refusal of a call whose deadline passed.

@@ -1,4 +1,4 @@
-//! Answers gRPC calls in tasks of their own: calls whose message is awaited, is large, or needs large work.
+//! Answers gRPC calls whose message is awaited, is large, or needs large work.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use super::shared::{Failed, NotRun, Outcome};
 use crate::declined::Declined;
 use crate::plan::Effort;
 
-/// Serves a call in a task of its own.
+/// Serves a call to its end.
 pub async fn serve_call(
     mut incoming: Incoming,
     plain: Option<Plain>,
@@ -119,6 +119,7 @@ async fn large(incoming: &mut Incoming, plain: &Plain, data: Bytes) -> Next {
     if let Err(status) = incoming.reach(&data, data.len()) {
         return Next::Reply(Reply::Refusal(status));
     }
+    incoming.announcement = None;
     let mut turn = None;
     loop {
         connection.room().await;

@@ -423,14 +423,16 @@ impl Exchange {
         if self.shared.account.is_full() {
             return Gathered::NoRoom;
         }
-        if let Some(size) = told.filter(|size| *size > INLINE_BYTES) {
-            if !self.shares(head).has_room(size) {
-                return Gathered::NoRoom;
-            }
-            if is_plain && let Err(refusal) = self.shared.large.check(&self.ask(head, size)) {
-                return Gathered::Refused(refusal);
-            }
+        let large = told.filter(|size| *size > INLINE_BYTES);
+        if large.is_some_and(|size| !self.shares(head).has_room(size)) {
+            return Gathered::NoRoom;
         }
+        // Kept until the body is read.
+        let announced = large.filter(|_| is_plain).map(|size| self.shared.large.announce(self.ask(head, size)));
+        let _announced = match announced.transpose() {
+            Ok(announcement) => announcement,
+            Err(refusal) => return Gathered::Refused(refusal),
+        };
         let mut hold = Hold::default();
         let mut pace = Pace::new(&self.shared.limits);
         let mut parts = limits::BodyParts::default();

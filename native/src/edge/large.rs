@@ -61,6 +61,19 @@ impl Drop for Ticket {
     }
 }
 
+/// A job whose request is being read. Dropping the announcement withdraws it.
+pub struct Announcement {
+    inner: Arc<Inner>,
+    ask: Ask,
+    id: u64,
+}
+
+impl Drop for Announcement {
+    fn drop(&mut self) {
+        self.inner.lock().queue.withdraw(&self.ask, self.id);
+    }
+}
+
 impl Pool {
     /// Starts as many threads as the queue has slots.
     ///
@@ -95,12 +108,13 @@ impl Pool {
         Ok(Ticket { inner: Arc::clone(&self.inner), ask, id })
     }
 
-    /// Says whether a job would be queued, before its request is read.
+    /// Announces a job before its request is read; see [`FairQueue::announce`].
     ///
     /// # Errors
     /// [`Refusal`].
-    pub fn check(&self, ask: &Ask) -> Result<(), Refusal> {
-        self.inner.lock().queue.check(ask, Instant::now())
+    pub fn announce(&self, ask: Ask) -> Result<Announcement, Refusal> {
+        let id = self.inner.lock().queue.announce(&ask, Instant::now())?;
+        Ok(Announcement { inner: Arc::clone(&self.inner), ask, id })
     }
 
     /// The longest that a job may wait.

@@ -6,6 +6,10 @@ use std::time::Duration;
 pub const READ_BUDGET: usize = 64 << 10;
 /// How many bytes one connection writes before other connections get their turn.
 pub const WRITE_BUDGET: usize = 512 << 10;
+/// While a socket accepts no bytes, further requests of its gRPC connection wait if it has more unsent answers than this.
+pub const BACKED_UP_BYTES: usize = 256 << 10;
+/// Refusals on all gRPC connections together take at most about 1 part in this many of the connection threads' time.
+pub const REFUSAL_SHARE: u32 = 10;
 /// Requests beyond this size are never tried on the thread of their connection.
 pub const INLINE_BYTES: usize = 64 << 10;
 /// An HTTP/1.1 body that comes in more than `TINY_PARTS` parts must have at least `TINY_BYTES` a part on average.
@@ -64,7 +68,7 @@ impl Default for Limits {
             max_connections: 1 << 16,
             max_streams: 1000,
             max_head_bytes: 64 << 10,
-            max_header_list_bytes: 16 << 10,
+            max_header_list_bytes: 64 << 10,
             max_owed_bytes: 16 << 20,
             max_queued_requests: 1024,
             max_queue: Duration::from_millis(200),

@@ -30,6 +30,7 @@ use super::events::Event;
 use super::health::Health;
 use super::large::Pool;
 use super::limits::Limits;
+use super::refusal_pause::Pauses;
 use super::shared::Shared;
 use super::snapshot::{Snapshot, SubjectSnapshot};
 use super::statistics::Statistics;
@@ -106,6 +107,7 @@ impl Server {
             statistics: Statistics::new(config.bucket_limits_s, config.wait_limits_s, config.slow_from),
             account: Account::new(config.limits.max_bytes_in_flight),
             large: Pool::start(queue_limits(&config.limits, config.large_threads))?,
+            pauses: Pauses::new(config.threads),
             ids: super::request_id::RequestIds::default(),
             health: ArcSwapOption::empty(),
             grpc_upstream: GrpcUpstream::new(config.grpc_upstream),

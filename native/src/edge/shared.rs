@@ -19,6 +19,7 @@ use super::grpc_message::{Code, Status};
 use super::health::Health;
 use super::large::Pool;
 use super::limits::Limits;
+use super::refusal_pause::Pauses;
 use super::request_id::RequestIds;
 use super::sampling::{Draws, Tracing};
 use super::statistics::Statistics;
@@ -67,6 +68,8 @@ pub struct Shared {
     pub account: Arc<Account>,
     /// Threads for large work.
     pub large: Pool,
+    /// Counts the connections that are not read because their requests were refused.
+    pub pauses: Pauses,
     /// Makes ids of requests.
     pub ids: RequestIds,
     /// The state that health checks are answered from.

@@ -183,6 +183,11 @@ impl<S: AsyncRead + Unpin> AsyncRead for Socket<S> {
             // Nothing more is read: the connection's task sends GOAWAY and ends the connection.
             return Poll::Pending;
         }
+        if me.connection.is_paused() || me.meter.is_some() && me.connection.is_backed_up() {
+            // The connection's task is woken when the pause ends, or when the socket accepts bytes again.
+            me.turn = 0;
+            return Poll::Pending;
+        }
         if me.turn >= READ_BUDGET {
             // Back to the end of the runtime's queue: other connections come first.
             me.turn = 0;
