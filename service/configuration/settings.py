@@ -8,6 +8,7 @@ from typing import Literal
 
 from service.configuration.listener_settings import ListenerSettings
 from service.configuration.setting_fields import setting
+from service.engine.admission_limits import NeighborLimits
 
 ENV_PREFIX = "EMB_"
 # Name of a section's first setting -> title of the section, in `--help` and in docs/settings.md.
@@ -114,3 +115,8 @@ class Settings(ListenerSettings):
     )
     neighbors_max_k: int = setting(1000, "Most nearest rows that a search may ask for, for each query.", 1, 1_000_000)
     neighbors_max_queries: int = setting(256, "Most queries of one search for nearest rows.", 1, 1_000_000)
+
+    @property
+    def neighbor_limits(self) -> NeighborLimits:
+        """Limits on searches for nearest rows."""
+        return NeighborLimits(self.neighbors_max_k, self.neighbors_max_queries, self.neighbors_threads)

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from service.engine.admission import Admission
+from service.engine.admission_limits import NeighborLimits
 from service.engine.bound import Bound, Observer, Services
 from service.engine.call import Call, Finished, Subject
 from service.engine.deltas import Upsert, UpsertReceipt
@@ -16,7 +17,7 @@ from service.engine.model_config import ModelConfig
 from service.engine.neighbors import SIGNATURE, NeighborAnswer, NeighborQuery, SearchedTable
 from service.engine.recording import Recorder
 from service.engine.registry import Registry
-from service.engine.searches import NeighborLimits, Searches
+from service.engine.searches import Searches
 from service.engine.servable import Lease, Servable, find_signature
 from service.engine.tracing import Tracing
 from service.errors import (

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from threading import get_ident
 
 import numpy as np
 
 from service.engine.admission import Admission
+from service.engine.admission_limits import NeighborLimits
 from service.engine.neighbors import Named, NeighborAnswer, NeighborQuery, RowSearch, SearchedTable, TableKeys
 from service.engine.servable import Servable
 from service.engine.workers import Workers
@@ -22,19 +22,6 @@ MAX_FILTER_IDS = 1_000_000
 MAX_SEARCH_S = 30.0
 
 _NO_IDS = np.empty(0, np.int64)
-
-
-@dataclass(frozen=True, slots=True)
-class NeighborLimits:
-    """The limits on searches.
-
-    k: most neighbours of a query. queries: most queries of a request. threads: searches that run at a time, and most
-    threads of one search.
-    """
-
-    k: int = 1000
-    queries: int = 256
-    threads: int = 1
 
 
 def find_neighbors(

@@ -21,7 +21,6 @@ from service.engine.admission_limits import Limits
 from service.engine.engine import Engine
 from service.engine.model_set import ModelSet
 from service.engine.registry import Registry
-from service.engine.searches import NeighborLimits
 from service.engine.servable import Servable
 from service.loading.load_rules import batching_of, create_load_rules
 from service.loading.remote_tables import RemoteTables
@@ -139,11 +138,7 @@ class App:
             recorders=self._request_logs.recorders,
             tracing=self._tracing,
             on_damage=self._models.look_again,
-            neighbor_limits=NeighborLimits(
-                k=settings.neighbors_max_k,
-                queries=settings.neighbors_max_queries,
-                threads=settings.neighbors_threads,
-            ),
+            neighbor_limits=settings.neighbor_limits,
         )
         self._metrics.held, self._metrics.limits = self._engine.admission.held, self._engine.admission.limits
         self._access = create_access(settings.auth_config, self._engine, self._metrics.requests, self._metrics.auth)
