@@ -14,16 +14,18 @@ from service.http.errors import CODE_HEADER, ERROR_HEADERS, HTTP_STATUS
 HEAD = f"""\
 # Errors
 
-Every error that a client can meet. An error has one canonical code, a name of `google.rpc.Code`, and one HTTP status.
+This page lists every error that a client can get. An error has one canonical code, a name of `google.rpc.Code`, and one
+HTTP status.
 
 - **gRPC**: the call's status is the canonical code; its text is the message, cut at 1024 bytes.
 - **HTTP**: the body is `{{"error": "<message>"}}`, and the header `{CODE_HEADER}` holds the canonical code, because
     several codes share a status.
 - **Open Inference Protocol**: the same as HTTP or gRPC.
 
-The message names the input, what came and what was wanted. For a fault of the server the message holds a request id
-instead, under which the server's log has the cause. UNAVAILABLE means that the same request may succeed later: wait, at
-least as long as `Retry-After` says, and try again. [wire.md](wire.md#errors) has what differs from this table.
+The message names the input, the value that the client sent and the value that the server expects. For a fault of the
+server the message has a request id instead, under which the server's log has the cause. UNAVAILABLE means that the same
+request may succeed later: wait, at least as long as `Retry-After` says, and try again. [wire.md](wire.md#errors) lists
+errors that are not in this table.
 
 This file is generated from `service/errors.py` (`make generated`).
 

@@ -32,8 +32,8 @@ from service.types import State, TableCounts, VersionStatus
 HEAD = """\
 # Metrics
 
-Every metric of `GET /metrics`, with the labels that its series have. Rates, alerts and what the labels mean:
-[monitoring.md](monitoring.md).
+This page lists every metric of `GET /metrics`, with the labels of its series. [monitoring.md](monitoring.md) has rates,
+alerts and the meaning of the labels.
 
 This file is generated from the code that declares the metrics (`make generated`).
 """

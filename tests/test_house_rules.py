@@ -543,13 +543,41 @@ def opens_with_a_verb(text: str) -> bool:
     return re.match(r"[A-Z][a-z]+s\b(?! (of|whose)\b)", text) is not None
 
 
+# "What passes between the layers" names nothing: a reader who sees the sentence alone must know its subject.
+OPENS_BADLY = re.compile(r"(Who|What|Whoever|Those|That|Of)\b")
+
+
 def test_a_docstring_names_its_subject() -> None:
-    # "What passes between the layers" names nothing: a reader who sees the sentence alone must know its subject.
-    opens_badly = re.compile(r"(Who|What|Whoever|Those|That|Of)\b")
     faultless(
         f"{one.place} opens with {found[0]!r}"
         for one in described(PLAIN_WORDS + python_files("tests"))
-        if (found := opens_badly.match(one.text))
+        if (found := OPENS_BADLY.match(one.text))
+    )
+
+
+def rust_openings(source: str) -> Iterator[tuple[int, str]]:
+    """Yields the line number and the text of each line that opens a paragraph of a Rust doc comment.
+
+    >>> list(rust_openings("/// Of a row.\\n/// Of two.\\n///\\n/// What.\\nstruct A; // Of\\n//! That."))
+    [(1, 'Of a row.'), (4, 'What.'), (6, 'That.')]
+    """
+    before = ""
+    for number, line in enumerate(source.splitlines(), 1):
+        comment = re.match(r"\s*//[/!] ?(.*)", line)
+        text = comment[1].strip() if comment else ""
+        if text and not before:
+            yield number, text
+        before = text
+
+
+def test_a_rust_doc_comment_names_its_subject() -> None:
+    files = sorted(file for file in tracked_files() if file.suffix == ".rs")
+    assert files
+    faultless(
+        f"{file.relative_to(ROOT)}:{number} opens with {found[0]!r}"
+        for file in files
+        for number, text in rust_openings(file.read_text())
+        if (found := OPENS_BADLY.match(text))
     )
 
 

@@ -56,7 +56,7 @@ def window_updates(attacker: Attacker) -> None:
 
 
 def stream_window_updates(attacker: Attacker) -> None:
-    """WINDOW_UPDATE frames of 1 byte for each of 1000 streams with waiting answers, again and again."""
+    """WINDOW_UPDATE frames that add 1 byte to the window of each of 1000 streams with waiting answers, again and again."""
     conn, last = _waiting(attacker)
     one_round = b"".join(frames.window_update(stream, 1) for stream in range(1, last + 1, 2))
     attacker.flood(repeated(one_round), conn)

@@ -82,7 +82,7 @@ def is_same_sum(feature: LookupFeature, inputs: Tensors, wanted: Array, found: A
     splits = inputs[feature.row_splits or ""][: len(wanted) + 1]
     lengths = np.diff(splits)
     weights = inputs.get(feature.weights or "", np.empty(0))
-    # The sum of weights is doubled, because a mean of the probes' weights divides by 0 or by at least 1/2.
+    # The error bound is doubled: a mean divides its rounding error by the sum of its weights, which may be as small as 1/2.
     sizes = np.add.reduceat(np.append(np.abs(weights), 0), splits[:-1]) * 2 if weights.size else 2.0 * lengths
     sizes = sizes[: len(wanted)]
     sums = np.maximum(sizes, 1.0) * max(float(np.abs(wanted[~is_nan]).max(initial=0)), 1e-30)

@@ -186,7 +186,7 @@ class _Writer:
         }
 
     def predict(self, spec: SignatureSpec, graph: NativeGraph) -> dict[str, Any]:
-        """Returns the description's JSON of one predict signature."""
+        """Returns the entry of one predict signature in the JSON that describes a servable to the native core."""
         # Ids that the graph computes count as further inputs, with numbers that follow the signature's inputs.
         inputs = {name: number for number, name in enumerate((*spec.inputs, *graph.computed))}
         return {

@@ -32,7 +32,7 @@ def native_slots(size: int) -> Any:
 
 
 def new_dict(size: int) -> Any:
-    """Returns an empty dict, which dict_index uses as its index for any number of keys."""
+    """Returns an empty dict as the index of dict_index(); `size` is ignored, because a dict grows."""
     return {}
 
 

@@ -58,7 +58,7 @@ _MOST_ONES = 1 << 24
 # Columns that a packet (SIMD register) adds at once, and least ids of a row for which the order FOUR_LANES uses lanes.
 _PACKET, _LEAST_FOR_LANES = 8, 16
 
-# Type of a function that takes positions of ids and returns their [N, D] float32 vectors, which are to be added.
+# Type of a function from positions of terms to these terms, [N, D] float32, which _sums() adds up for each row.
 _Terms = Callable[[Array], Array]
 
 

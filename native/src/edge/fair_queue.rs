@@ -1,4 +1,4 @@
-//! Queues requests fairly between models and clients, and refuses a request at once if it would wait too long.
+//! Queues requests fairly between models and clients, and refuses a request at once if its wait would be too long.
 //!
 //! Models take turns. Within a model, client addresses take turns; within an address, its connections do. Turns are
 //! weighted by the expected run time. The rules are those of `service/engine/workers.py`.
@@ -9,53 +9,55 @@ use std::time::{Duration, Instant};
 
 use super::fair_tree::{Node, Path, Waiting};
 
-/// The newest run counts for one part in `NEWEST` of the mean. A run counts as at most twice the mean plus
+/// The weight of the newest run in the mean run time is 1 / `NEWEST`. A run counts as at most twice the mean plus
 /// `MOST_NANOS`, because a single run may wait for a graph to load.
 const NEWEST: u64 = 4;
 const MOST_NANOS: u64 = 1_000_000;
-/// A request is refused once it has waited this many times the limit of the expected wait.
+/// A request is refused once it has waited this many times the limit on expected waits.
 const PATIENCE: u32 = 4;
-/// Only waits with at least this expected length correct later estimates. Real waits are longer than estimated,
-/// because machines are shared and runs wait for locks.
+/// A real wait corrects the later estimates only if the wait was expected to last at least this long. Real waits are
+/// longer than estimated, because machines are shared and runs wait for locks.
 const TELLING: Duration = Duration::from_millis(5);
-/// The weight of the newest wait in the correction factor: of one that was longer than corrected, and of any other.
-/// Thus the factor stays near the longest waits, and few requests are accepted that will be refused after a long wait.
+/// The weight of the newest wait in the factor that corrects estimates: `LONGER_WAIT` for a wait longer than its
+/// corrected estimate, `SHORTER_WAIT` for any other. Thus the factor stays near the longest waits, and the queue
+/// accepts few requests that it must refuse after a long wait.
 const LONGER_WAIT: f64 = 1.0 / 8.0;
 const SHORTER_WAIT: f64 = 1.0 / 256.0;
-/// The largest correction factor.
+/// The largest factor by which the estimate of a wait is corrected.
 const MOST_CORRECTION: f64 = 16.0;
-/// Number of size classes; a class holds requests of up to twice the bytes of the class before it.
+/// Number of size classes of requests; each class holds requests of up to twice the bytes of the class before it.
 const CLASSES: usize = 33;
 
-/// Returns the address in "address:port".
+/// Returns the address part of "address:port".
 #[must_use]
 pub fn address_of(peer: &str) -> &str {
     peer.rsplit_once(':').map_or(peer, |(address, _)| address)
 }
 
-/// A request that asks for a place.
+/// The description of a request that asks for a place in the queue.
 #[derive(Clone, Debug)]
 pub struct Ask {
-    /// See [`Path`]; the model is a configured one, or "".
+    /// The model, address and connection of the request; the model is a configured model, or "".
     pub path: Path,
-    /// Bytes of the request.
+    /// Number of bytes of the request.
     pub bytes: usize,
-    /// The time at which its client gives up.
+    /// The time at which the request's client stops waiting.
     pub deadline: Option<Instant>,
 }
 
 impl Ask {
-    /// Names a request of a connection. `peer` is "address:port".
+    /// Describes a request of a connection to the queue. `peer` is the client's "address:port".
     #[must_use]
     pub fn new(model: &str, peer: &str, bytes: usize, deadline: Option<Instant>) -> Self {
         Ask { path: [model.into(), address_of(peer).into(), peer.into()], bytes, deadline }
     }
 }
 
-/// The reason why a request is not run.
+/// The reason why the queue refuses a request.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Refusal {
-    /// The queue is full, or the model or the client has more than its share. Holds the number of waiting requests.
+    /// The queue is full, or the model or the client has used up its share of the places. Holds the number of waiting
+    /// requests.
     Queue(usize),
     /// The request would wait longer than the limit. Holds the number of waiting requests.
     Wait(usize),
@@ -63,12 +65,12 @@ pub enum Refusal {
     Deadline(usize),
     /// The request waited far longer than expected. Holds how long it waited.
     Waited(Duration),
-    /// Its deadline passed while it waited.
+    /// The request's deadline passed while it waited.
     Late,
 }
 
 impl Refusal {
-    /// The reason in the metrics.
+    /// Returns the name that the metrics use for the reason.
     #[must_use]
     pub fn reason(self) -> &'static str {
         match self {
@@ -79,38 +81,38 @@ impl Refusal {
     }
 }
 
-/// Limits of one queue.
+/// The limits of one queue.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// How many requests run at the same time.
+    /// Maximal number of requests that run at the same time.
     pub slots: usize,
-    /// How many requests may wait.
+    /// Maximal number of requests that wait.
     pub queued: usize,
-    /// How long a request may wait, as expected when it comes.
+    /// Maximal time that a request may be expected to wait when it arrives.
     pub wait: Duration,
 }
 
-/// A request that left the queue for its run.
+/// A request that has left the queue to run.
 #[derive(Debug)]
 pub struct Taken<T> {
     /// The value that was queued with the request.
     pub value: T,
-    /// The reason why it must not run any more.
+    /// The reason why the request must not run any more; None if it may run.
     pub refusal: Option<Refusal>,
-    /// How long it waited.
+    /// Time for which the request waited in the queue.
     pub waited: Duration,
-    /// Hand it to [`FairQueue::done`] at the end of the run.
+    /// The run, which the caller hands to [`FairQueue::done`] when the run has ended.
     pub run: Run,
 }
 
-/// The run of a request. Its duration is learned for its model and size class.
+/// The run of one request. The queue learns from its duration how long such requests of the model take.
 #[derive(Debug)]
 pub struct Run {
     model: Arc<str>,
     class: usize,
 }
 
-/// Mean nanoseconds of a model's runs by size class; 0: none was seen.
+/// The mean run time of a model's requests in each size class, in nanoseconds; 0 if no request of that size ran.
 #[derive(Debug)]
 struct Means([u64; CLASSES]);
 
@@ -132,7 +134,7 @@ fn class_of(bytes: usize) -> usize {
     (usize::BITS as usize - bytes.leading_zeros() as usize).min(CLASSES - 1)
 }
 
-/// A bounded queue and the count of what runs. It has no lock of its own.
+/// A queue with a limited number of places, and the number of running requests. It has no lock of its own.
 #[derive(Debug)]
 pub struct FairQueue<T> {
     limits: Limits,
@@ -142,14 +144,14 @@ pub struct FairQueue<T> {
     came: VecDeque<(Instant, Path, u64)>,
     running: usize,
     next_id: u64,
-    // Bounded: only configured models have names.
+    // The map stays small, because only configured models have names.
     means: HashMap<Arc<str>, Means>,
-    // How many times longer than expected requests wait.
+    // The factor by which real waits are longer than estimated waits.
     correction: f64,
 }
 
 impl<T> FairQueue<T> {
-    /// Starts empty.
+    /// Returns an empty queue.
     #[must_use]
     pub fn new(limits: Limits) -> Self {
         FairQueue {
@@ -164,7 +166,7 @@ impl<T> FairQueue<T> {
         }
     }
 
-    /// Queues a request; returns the number by which [`Self::remove`] finds it.
+    /// Queues a request; returns its number, with which [`Self::remove`] finds the request.
     ///
     /// # Errors
     /// [`Refusal`].
@@ -177,9 +179,9 @@ impl<T> FairQueue<T> {
         Ok(id)
     }
 
-    /// Announces a request before its body is read. Until [`Self::withdraw`], for the longest wait at most, further
-    /// announcements are judged as if this request waited already: else all bodies would be read, and most of their
-    /// requests refused afterwards.
+    /// Announces a request before the server reads the request's body. Until [`Self::withdraw`], and for the longest wait
+    /// at most, the queue judges further announcements as if this request waited already. Otherwise the server would read
+    /// the bodies of many requests, and refuse most of these requests afterwards.
     ///
     /// # Errors
     /// [`Refusal`].
@@ -220,14 +222,14 @@ impl<T> FairQueue<T> {
 
     fn learn_wait(&mut self, expected: Duration, waited: Duration, is_over: bool) {
         let ratio = (waited.as_secs_f64() / expected.as_secs_f64().max(1e-9)).clamp(1.0, MOST_CORRECTION);
-        // A wait that was cut short gives a lower bound only, so it may raise the correction but not lower it.
+        // A wait that was cut short is only a lower bound, so it may raise the correction factor but not lower it.
         if expected >= TELLING && (is_over || ratio > self.correction) {
             let weight = if ratio > self.correction { LONGER_WAIT } else { SHORTER_WAIT };
             self.correction += (ratio - self.correction) * weight;
         }
     }
 
-    /// Expected nanoseconds of its run.
+    /// Returns the expected run time of a request, in nanoseconds.
     fn cost(&self, ask: &Ask) -> u64 {
         self.means.get(&ask.path[0]).map_or(0, |means| means.of(class_of(ask.bytes)))
     }
@@ -243,7 +245,8 @@ impl<T> FairQueue<T> {
             return Err(Refusal::Queue(waiting));
         }
         let expected = self.scaled(before).mul_f64(self.correction);
-        // A long wait is accepted while fewer requests wait than there are slots: else slots would idle between runs.
+        // If fewer requests wait than there are slots, the queue accepts even a long wait: otherwise slots would be
+        // idle between runs.
         if expected > wait && waiting >= slots {
             return Err(Refusal::Wait(waiting));
         }
@@ -253,7 +256,8 @@ impl<T> FairQueue<T> {
         Ok(())
     }
 
-    /// Takes the next request out, where a slot is free; the slot is held until [`Self::done`].
+    /// Removes the next request from the queue, if a slot is free. The request holds the slot until [`Self::done`] is
+    /// called.
     pub fn take(&mut self, now: Instant) -> Option<Taken<T>> {
         if self.running >= self.limits.slots.max(1) {
             return None;
@@ -273,7 +277,7 @@ impl<T> FairQueue<T> {
         Some(Taken { value: request.value, refusal, waited, run })
     }
 
-    /// Frees the slot of a run. `took` is how long the request ran; None: it did not run.
+    /// Frees the slot of a run. `took` is how long the request ran; None if it did not run.
     pub fn done(&mut self, run: Run, took: Option<Duration>) {
         self.running -= 1;
         let Some(took) = took else { return };
@@ -281,32 +285,32 @@ impl<T> FairQueue<T> {
         self.means.entry(run.model).or_insert(Means([0; CLASSES])).learn(run.class, nanos);
     }
 
-    /// Removes a request whose client disconnected; None: the request is not in the queue any more.
+    /// Removes a request whose client disconnected; returns None if the request has left the queue already.
     pub fn remove(&mut self, ask: &Ask, id: u64) -> Option<T> {
         let request = self.root.remove(&ask.path, id)?;
         self.learn_wait(request.expected, request.since.elapsed(), false);
         Some(request.value)
     }
 
-    /// Returns how many wait.
+    /// Returns the number of waiting requests.
     #[must_use]
     pub fn num_waiting(&self) -> usize {
         self.root.waiting
     }
 
-    /// Says whether more requests wait than there are slots.
+    /// Returns true if more requests wait than there are slots.
     #[must_use]
     pub fn is_crowded(&self) -> bool {
         self.root.waiting > self.limits.slots
     }
 
-    /// The longest that a request may really wait.
+    /// Returns the maximal time that a request may wait before the queue refuses it.
     #[must_use]
     pub fn patience(&self) -> Duration {
         self.limits.wait.saturating_mul(PATIENCE)
     }
 
-    /// Empties the queue.
+    /// Removes all requests from the queue, and returns their values.
     pub fn clear(&mut self) -> Vec<T> {
         std::iter::from_fn(|| self.root.take()).map(|(request, _)| request.value).collect()
     }
@@ -322,7 +326,7 @@ mod tests {
         Ask::new(model, peer, 1000, None)
     }
 
-    /// Makes a queue whose one slot is taken. `means` has the milliseconds that runs of each model take.
+    /// Makes a queue whose only slot is in use. `means` has, for each model, the milliseconds that its requests take.
     fn busy(limits: Limits, means: &[(&str, u64)]) -> (FairQueue<usize>, Instant) {
         let (mut queue, now) = (FairQueue::new(limits), Instant::now());
         for (model, millis) in means {
@@ -337,7 +341,7 @@ mod tests {
         (queue, now)
     }
 
-    /// Takes all waiting requests out in the order in which the one slot would run them.
+    /// Removes all waiting requests, and returns them in the order in which the only slot would run them.
     fn order(queue: &mut FairQueue<usize>) -> Vec<usize> {
         queue.clear()
     }
@@ -356,7 +360,7 @@ mod tests {
 
     #[test]
     fn clients_with_one_request_at_a_time_take_turns_with_each_other_and_with_a_busy_one() {
-        // One slot is taken, and one serves these clients.
+        // One of the two slots is in use, so only the other slot runs the requests of these clients.
         let (mut queue, mut now) = busy(Limits { slots: 2, wait: Duration::MAX, ..LIMITS }, &[("m", 10)]);
         let peers = ["c:1", "a:1", "d:1", "b:1"];
         for (number, peer) in peers.iter().enumerate() {
@@ -402,7 +406,7 @@ mod tests {
         assert!(queue.push(&ask("quiet", "b:1"), now, 0).is_ok());
         let (mut queue, _) = busy(Limits { wait: Duration::MAX, ..LIMITS }, &[]);
         let one = flood(&mut queue, "m", "a:1");
-        // One connection has filled the whole share of its model.
+        // One connection has filled all the places that its model may use.
         assert_eq!((one, flood(&mut queue, "m", "b:1")), (81, 0));
     }
 
@@ -412,7 +416,8 @@ mod tests {
         let taken = (0..50).filter(|_| queue.push(&ask("m", "a:1"), now, 0).is_ok()).count();
         assert!((5..=7).contains(&taken), "{taken}");
         assert!(matches!(queue.push(&ask("m", "a:1"), now, 0), Err(Refusal::Wait(_))));
-        // Clients and models take turns, so a new client or a new model waits for one of these requests only.
+        // Clients and models take turns, so a new client or a new model waits for only one of the requests that came
+        // before.
         assert!(queue.push(&ask("m", "b:1"), now, 0).is_ok());
         assert!(queue.push(&ask("n", "a:1"), now, 0).is_ok());
     }
@@ -433,9 +438,11 @@ mod tests {
             queue.withdraw(&ask("m", "a:1"), *id);
         }
         assert!(queue.announce(&ask("m", "a:1"), now).is_ok());
-        // Clients that never send the bodies hold up nobody for longer than the longest wait.
+        // An announcement whose body never comes counts for the longest wait only.
+        let (mut queue, now) = busy(LIMITS, &[("m", 20)]);
+        let first = flood(&mut queue, now).len();
         assert!(flood(&mut queue, now + Duration::from_millis(99)).is_empty());
-        assert!(flood(&mut queue, now + Duration::from_millis(101)).len() >= 4);
+        assert_eq!(flood(&mut queue, now + Duration::from_millis(101)).len(), first);
     }
 
     #[test]
@@ -455,7 +462,7 @@ mod tests {
         for _ in 0..400 {
             while queue.push(&ask("m", "a:1"), now, 0).is_ok() {}
             most.push(queue.num_waiting());
-            // 40 ms pass for each run of 20 ms, as on a thread that has half of a processor.
+            // 40 ms pass while a request of 20 ms runs, as on a thread that gets half of a processor.
             now += Duration::from_millis(40);
             queue.running = 0;
             let run = queue.take(now).unwrap().run;
@@ -489,7 +496,7 @@ mod tests {
         };
         assert_eq!(next(20), Some(Refusal::Late));
         assert_eq!(next(500), Some(Refusal::Waited(Duration::from_millis(500))));
-        // No request waits behind the last one, so the last one may still run.
+        // No request waits behind the last request, so the last request may still run.
         assert_eq!(next(500), None);
     }
 

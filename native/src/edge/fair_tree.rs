@@ -4,13 +4,14 @@ use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// One model or one client may fill at most this many times the places that are still free. One that floods alone can
-/// fill four fifths of the queue, two that flood four ninths each. Source: `service/engine/admission_limits.py`.
+/// The waiting requests of one model or one client may fill at most this many times the places that are still free. So
+/// one flooding client can fill four fifths of the queue, and two can fill four ninths each. Source:
+/// `service/engine/admission_limits.py`.
 pub const SHARE: usize = 4;
-/// A turn costs this much at least, so that work of unknown length takes turns too.
+/// A run counts as at least this many nanoseconds, so that models with unknown run times take turns too.
 const LEAST_NANOS: u64 = 1_000;
 
-/// The names that shares are counted by: the model, the client's address, the connection.
+/// The model, the client's address and the connection of a request; the queue shares its places by these names.
 pub type Path = [Arc<str>; 3];
 
 /// A request in the queue.
@@ -20,26 +21,28 @@ pub struct Waiting<T> {
     pub value: T,
     pub class: usize,
     pub cost: u64,
-    // The wait estimated from the costs alone, without the correction.
+    // The wait that was estimated from the run times alone, before the correction by real waits.
     pub expected: Duration,
     pub since: Instant,
     pub deadline: Option<Instant>,
 }
 
-/// The virtual time of a child's next turn, and its number.
+/// The virtual time of a child node's next turn, with a number that orders equal times.
 type Turn = (u64, u64);
 
-/// A level of the tree: the root has models, a model addresses, an address connections, a connection requests.
+/// A node in the tree of waiting requests: the root's children are models, their children client addresses, and their
+/// children connections, which hold the requests.
 #[derive(Debug)]
 pub struct Node<T> {
     /// How many requests wait here.
     pub waiting: usize,
-    // Expected nanoseconds of the runs of all that waits here.
+    // The expected run time of all requests that wait below this node, in nanoseconds.
     cost: u64,
-    // Virtual time: the run time that each busy child has had so far. A new child starts from it, so that a client with
-    // one request at a time neither overtakes a client with many waiting requests for ever, nor waits for all of them.
+    // Virtual time: the run time that each child with waiting requests has had so far, in nanoseconds. A new child
+    // starts from it, so that a client with one request at a time neither overtakes a client with many waiting requests
+    // for ever, nor waits for all of them.
     clock: u64,
-    // The number of turns that were given out. Of two children with the same time the one that came first is first.
+    // The number of turns that were given out. Of two children with equal virtual time, the earlier one runs first.
     given: u64,
     turns: BTreeSet<(Turn, Arc<str>)>,
     children: HashMap<Arc<str>, (Turn, Node<T>)>,
@@ -129,7 +132,7 @@ impl<T> Node<T> {
         self.children.get(name).map(|(_, node)| node)
     }
 
-    /// Says whether each name on the path has room in its share.
+    /// Returns true if the model, the address and the connection on the path may each queue one more request.
     pub fn has_share(&self, path: &[Arc<str>], free: usize) -> bool {
         let mut node = self;
         for name in path {
@@ -144,8 +147,8 @@ impl<T> Node<T> {
         true
     }
 
-    /// Expected nanoseconds of the runs before a further request. As children take turns, no other child runs for
-    /// longer than the request's own child and the request together.
+    /// Returns the expected run time of all requests that run before a further request, in nanoseconds. Because
+    /// children take turns, each other child runs at most as long as the request's own child and the request together.
     pub fn before(&self, path: &[Arc<str>], cost: u64) -> u64 {
         let Some((name, rest)) = path.split_first() else {
             return self.cost;

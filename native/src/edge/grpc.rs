@@ -33,16 +33,16 @@ use super::socket::{Flushes, Socket};
 use crate::declined::Declined;
 use crate::plan::Effort;
 
-/// How many requests the connection's task takes in before it answers any.
+/// Maximal number of requests that the connection's task reads before it answers them.
 const BATCH: usize = 64;
-/// How long one connection answers before other connections get their turn.
+/// Time for which one connection's task may answer requests before other connections get the thread.
 const TURN: Duration = Duration::from_micros(500);
-/// How many received bytes of one connection may wait for our tasks.
+/// Number of bytes that one connection may send before the server has read them (the HTTP/2 window).
 const CONNECTION_WINDOW: u32 = 4 << 20;
 const STREAM_WINDOW: u32 = 1 << 20;
 const FRAME_BYTES: u32 = 1 << 20;
 
-/// Serves one connection to its end.
+/// Serves one gRPC connection until it is closed.
 pub async fn serve<S: AsyncRead + AsyncWrite + Unpin>(stream: S, connection: Arc<Connection>, shared: Arc<Shared>) {
     let limits = &shared.limits;
     let flushes = Arc::new(Flushes::default());
@@ -93,7 +93,7 @@ struct Task<'s, S> {
     connection: &'s Arc<Connection>,
     h2: h2::server::Connection<Socket<S>, Payload>,
     flushes: Arc<Flushes>,
-    // Requests that h2 has handed over, and that are not begun.
+    // Requests that h2 has accepted, and that the task has not begun to answer.
     batch: VecDeque<(Request<RecvStream>, SendResponse<Payload>)>,
     calls: FuturesUnordered<PendingCall>,
     // Requests and calls that the current turn has begun or ended.
@@ -200,7 +200,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Task<'_, S> {
     }
 }
 
-/// Answers a request at once, or returns a call that does.
+/// Answers a small request at once, or returns a call that answers it.
 fn begin(
     shared: &Arc<Shared>,
     connection: &Arc<Connection>,
@@ -214,7 +214,8 @@ fn begin(
             refuse_http(status, respond);
             return None;
         }
-        // The body is read to its end first: h2 then still reports a protocol error in the rest of the request.
+        // The task reads the body to its end first, so that h2 still reports a protocol error in the rest of the
+        // request.
         let stall = shared.limits.stall_timeout;
         return Some(Box::pin(async move {
             if let Ok(Some(())) = tokio::time::timeout(stall, drop_body(&mut body)).await {
@@ -254,7 +255,7 @@ fn begin(
                 Err(Failed::Panicked) => Reply::Panic,
                 Err(Failed::Declined(declined)) => {
                     let mut incoming = Incoming::new(shared, connection, head, body, draws);
-                    // Refused without a call, which would cost more than the refusal itself.
+                    // The request is refused here without a call, because a call would cost more than the refusal.
                     if declined == Declined::TooLarge
                         && let Some(data) = &first
                         && let Err(status) = incoming.announce(data, data.len())
@@ -274,7 +275,7 @@ fn begin(
     Some(Box::pin(serve_call(incoming, plain, respond, first)))
 }
 
-/// Returns the HTTP status that refuses a request which is not gRPC; None for gRPC.
+/// Returns the HTTP status with which a request that is not gRPC is refused; None if it is gRPC.
 fn not_grpc(head: &Parts) -> Option<StatusCode> {
     if head.method != http::Method::POST {
         return Some(StatusCode::METHOD_NOT_ALLOWED);
@@ -283,7 +284,7 @@ fn not_grpc(head: &Parts) -> Option<StatusCode> {
     (!kind.starts_with(b"application/grpc")).then_some(StatusCode::UNSUPPORTED_MEDIA_TYPE)
 }
 
-/// Reads a body to its end and drops it; None if the body breaks off.
+/// Reads a request's body to its end and drops it; returns None if the client ends the body too early.
 async fn drop_body(body: &mut RecvStream) -> Option<()> {
     while let Some(data) = body.data().await {
         let size = data.ok()?.len();
@@ -305,7 +306,7 @@ fn refuse_http(status: StatusCode, mut respond: SendResponse<Payload>) {
     }
 }
 
-/// Looks at the headers; None where the reference takes the request.
+/// Checks the headers of a call; returns None if the call must be forwarded to the reference server.
 fn plain(shared: &Shared, connection: &Connection, head: &Parts, draws: Draws) -> Option<Plain> {
     let method = Method::of_path(head.uri.path())?;
     if head.method != http::Method::POST {

@@ -1,4 +1,5 @@
-//! Accepts connections and serves their requests: TLS, limits, deadlines and metrics.
+//! The core's network server (the edge): accepts connections and serves their requests, with TLS, limits, deadlines and
+//! metrics.
 
 mod access;
 mod account;

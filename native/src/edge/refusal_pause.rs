@@ -118,7 +118,8 @@ mod tests {
         for _ in 0..refusals {
             pause.connection.note_refused();
         }
-        pause.after_turn(Instant::now() - spent, requests, &mut Context::from_waker(Waker::noop()));
+        let begun = Instant::now().checked_sub(spent).unwrap();
+        pause.after_turn(begun, requests, &mut Context::from_waker(Waker::noop()));
     }
 
     #[tokio::test]

@@ -191,8 +191,7 @@ impl Table {
             let mut is_late = false;
             let places = bound(part)..bound(part + 1);
             let (table, found_here, is_late_here) = (view(), &mut found, &mut is_late);
-            let kernel =
-                Scan { table, search, queries: &queries, places, found: found_here, is_late: is_late_here };
+            let kernel = Scan { table, search, queries: &queries, places, found: found_here, is_late: is_late_here };
             let _ = self.run_on(processor, kernel);
             (!is_late).then_some(found)
         };
