@@ -21,6 +21,7 @@ from service.engine.model_config import ModelConfig, RequestLogConfig
 from service.engine.servable import LoadedServable, NativeServable, Servable
 from service.errors import ArtifactError, Overloaded
 from service.observe.metrics import Metrics
+from service.observe.neighbor_metrics import neighbor_lines
 from service.observe.remote_metrics import remote_lines
 from service.observe.request_logs import RequestLogs
 from service.observe.serving_metric_names import MEANINGS
@@ -66,7 +67,7 @@ def exposition() -> str:
         counts = SimpleNamespace(read_bytes=0, listings=0, failures=0, fetched=0)
         more = [lambda: readiness_lines(True, {"m": True}), lambda: store_lines([("m", counts, True)])]
         remote = {("m", 1, "t"): ReadCounts()}
-        more += [logs.metric_lines, lambda: remote_lines(remote)]
+        more += [logs.metric_lines, lambda: remote_lines(remote), lambda: neighbor_lines({"m": 1})]
         metrics = Metrics(lambda: [LoadedServable(_servable(), 0), LoadedServable(_sampled(), 0)], more)
         _report(metrics)
         text = metrics.render()[0].decode()

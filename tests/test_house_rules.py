@@ -63,10 +63,10 @@ MAY_IMPORT: dict[str, Row] = {
     "service.remote": Row(_FORMATS, {"numpy", "redis"}),
     "service.tables": Row(
         # The tables import engine.validation for the error text of an id out of range, engine.deadline for reads of a
-        # cluster, and engine.hot_rows for counts by feature.
+        # cluster, engine.hot_rows for counts by feature, and engine.neighbors for types of a search for nearest rows.
         _FORMATS
-        | {"service.native_tables", "service.engine.deadline", "service.engine.validation", "service.remote"}
-        | {"service.engine.hot_rows"},
+        | {"service.native_tables", "service.remote"}
+        | {f"service.engine.{name}" for name in ("deadline", "hot_rows", "neighbors", "validation")},
         {"numpy", "ml_dtypes"},
     ),
     # service.comparison opens both versions as a load does.
@@ -403,6 +403,9 @@ def _known_too_much(file: Path) -> Iterator[str]:
         # This benchmark measures the cost of a row of a mapped table, which the time of a request over a wire would
         # hide.
         shown = {"service.tables"}
+    if file == Path("loadtest/bench/neighbors.py"):
+        # This benchmark compares the kernel with libraries that have no wire.
+        shown = {"service.engine.neighbors", "service.tables", "service.types"}
     if file == Path("loadtest/bench/cut_vs_whole.py"):
         # This benchmark compares a cut graph and the whole graph in one process, without a wire.
         shown = {"service.types", "service.engine.validation", "service.graph", "service.loading"}

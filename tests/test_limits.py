@@ -63,6 +63,14 @@ CONSTANTS: dict[str, tuple[str, str]] = {
     "maps of tables that wait; that are kept": ("service/engine/table_projection.py", r"MAX_MAPS = (\d+)"),
     "sessions of the console": ("service/access/sessions.py", r"MAX_SESSIONS = (\d+)"),
     "length of a session of the console": ("service/access/sessions.py", r"SESSION_S = ([\d_]+)"),
+    "ids and keys of a filter of a search for nearest rows": (
+        "service/engine/searches.py",
+        r"MAX_FILTER_IDS = (\d\w*)",
+    ),
+    "time of a search for nearest rows, if the request has no earlier deadline": (
+        "service/engine/searches.py",
+        r"MAX_SEARCH_S = (\d+)",
+    ),
     "headers (HTTP/1.1)": ("hyper", "1.12.0"),
     "empty DATA frames of a connection": ("h2", "0.4.20"),
     "requests that are cancelled before the server has accepted them": ("h2", "0.4.20"),

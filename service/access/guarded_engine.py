@@ -16,6 +16,8 @@ from service.engine.deltas import RowOrigin, Upsert, UpsertReceipt
 from service.engine.engine import Engine, ModelDescription, TableRows
 from service.engine.hot_rows import TableTraffic
 from service.engine.model_config import ModelConfig
+from service.engine.neighbors import NeighborAnswer, NeighborQuery
+from service.engine.searches import Searches
 from service.engine.tracing import Tracing
 from service.errors import PermissionDenied, ServiceError
 from service.types import Array, ModelRef, TableInfo, VersionStatus
@@ -130,6 +132,24 @@ class GuardedEngine(Engine):
     def traffic(self, ref: ModelRef, table_name: str, most: int) -> TableTraffic:
         """Returns the traffic of a table, for callers with the right "metadata" on the model."""
         return self._for(ref.name, "metadata").traffic(ref, table_name, most)
+
+    def neighbors(self, ref: ModelRef, table_name: str, query: NeighborQuery, call: Call) -> NeighborAnswer:
+        """Searches a table, for callers with the right "predict" on the model: a search reads its rows."""
+        try:
+            engine = self._for(ref.name, "predict")
+        except PermissionDenied as error:
+            self._engine.reject(error, call, model=ref.name)
+            raise
+        return engine.neighbors(ref, table_name, query, call)
+
+    def searches_by_signature(self, ref: ModelRef) -> bool:
+        """Says whether a signature means a search, as Engine does; of a hidden model it always does."""
+        return not self._grant().rights(ref.name) or self._engine.searches_by_signature(ref)
+
+    @property
+    def searches(self) -> Searches:  # type: ignore[override]
+        """The searches of the whole server."""
+        return self._engine.searches
 
     def may_wait(self, ref: ModelRef, table_name: str) -> bool:
         """Says whether reads of a table wait for other machines.

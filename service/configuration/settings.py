@@ -8,6 +8,7 @@ from typing import Literal
 
 from service.configuration.listener_settings import ListenerSettings
 from service.configuration.setting_fields import setting
+from service.engine.admission_limits import NeighborLimits
 
 ENV_PREFIX = "EMB_"
 # Name of a section's first setting -> title of the section, in `--help` and in docs/settings.md.
@@ -30,6 +31,7 @@ SECTIONS: Mapping[str, str] = {
     "remote_tables": "Tables in clusters",
     "warm": "Tables in memory",
     "delta_poll_wait_seconds": "Changes of rows",
+    "neighbors_threads": "Searches for nearest rows",
 }
 
 
@@ -114,3 +116,17 @@ class Settings(ListenerSettings):
     delta_max_rows: int = setting(65_536, "Largest upsert, in rows.", 1, 10_000_000)
     delta_max_file_mib: int = setting(256, "Largest delta file, in MiB.", 1, 2047)
     delta_journal_max_mib: int = setting(1024, "Largest journal of a version, in MiB.", 1, 1 << 20)
+    neighbors_threads: int = setting(
+        1,
+        "Searches for nearest rows that run at a time, and threads of one search that runs alone; they have a low "
+        "priority, so that lookups get a processor first.",
+        1,
+        1024,
+    )
+    neighbors_max_k: int = setting(1000, "Most nearest rows that a search may ask for, for each query.", 1, 1_000_000)
+    neighbors_max_queries: int = setting(256, "Most queries of one search for nearest rows.", 1, 1_000_000)
+
+    @property
+    def neighbor_limits(self) -> NeighborLimits:
+        """Limits on searches for nearest rows."""
+        return NeighborLimits(self.neighbors_max_k, self.neighbors_max_queries, self.neighbors_threads)

@@ -24,7 +24,8 @@ from service.deltas.upsert_rows import resolved_rows
 from service.engine.deltas import DeltaStatus, RowOrigin, Upsert, UpsertReceipt
 from service.engine.servable import Holder, Servable
 from service.errors import DeltaRefused
-from service.types import TableInfo, Vocabulary
+from service.tables.table_keys import TableKeys
+from service.types import TableInfo
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +48,8 @@ Replace = Callable[[Holder, Servable], Holder | None]
 class Target:
     """The description of the model version that deltas change.
 
-    vocabularies: table -> feature -> vocabulary. copied: signatures that answer from a copy of the tables.
+    keys: table -> keys of its rows, for tables with vocabularies.
+    copied: signatures that answer from a copy of the tables.
     """
 
     model: str
@@ -55,7 +57,7 @@ class Target:
     artifact: Path
     fingerprint: bytes
     tables: Mapping[str, TableInfo]
-    vocabularies: Mapping[str, Mapping[str, Vocabulary]]
+    keys: Mapping[str, TableKeys]
     copied: tuple[str, ...]
 
 
@@ -176,7 +178,7 @@ class VersionDeltas:
             )
         if target.copied and not upsert.is_forced:
             raise DeltaRefused(f"{_copied_text(target.copied)} Send force: true to change the lookups all the same.")
-        ids = resolved_rows(target.tables, target.vocabularies, table, upsert, self._max_rows)
+        ids = resolved_rows(target.tables, target.keys, table, upsert, self._max_rows)
 
         def make(sequence: int) -> tuple[Delta, bytes]:
             made_us = int(self._wall_clock() * 1e6)

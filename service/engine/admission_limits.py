@@ -30,6 +30,19 @@ class Limits:
     wait_s: float = 1e9
 
 
+@dataclass(frozen=True, slots=True)
+class NeighborLimits:
+    """The limits on searches.
+
+    k: most neighbours of a query. queries: most queries of a request. threads: searches that run at a time, and most
+    threads of one search.
+    """
+
+    k: int = 1000
+    queries: int = 256
+    threads: int = 1
+
+
 class AdmissionObserver(Protocol):
     """The observer that counts refused requests, and the time that requests wait.
 

@@ -9,13 +9,16 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from service.engine.admission import Admission
+from service.engine.admission_limits import NeighborLimits
 from service.engine.bound import Bound, Observer, Services
 from service.engine.call import Call, Finished, Subject
 from service.engine.deltas import RowOrigin, Upsert, UpsertReceipt
 from service.engine.hot_rows import TableTraffic
 from service.engine.model_config import ModelConfig
+from service.engine.neighbors import SIGNATURE, NeighborAnswer, NeighborQuery, SearchedTable
 from service.engine.recording import Recorder
 from service.engine.registry import Registry
+from service.engine.searches import Searches
 from service.engine.servable import Lease, Servable, find_signature
 from service.engine.tracing import Tracing
 from service.errors import (
@@ -82,6 +85,7 @@ class Engine:
       tracing: traces requests; None: requests are not traced.
       on_damage: called with a model's name when a request finds the model's files damaged.
       compare: compares two versions; None: versions can not be compared.
+      neighbor_limits: limits on searches; None: the defaults.
     """
 
     def __init__(
@@ -98,8 +102,10 @@ class Engine:
         tracing: Tracing | None = None,
         on_damage: Callable[[str], None] = lambda model: None,
         compare: CompareVersions | None = None,
+        neighbor_limits: NeighborLimits | None = None,
     ) -> None:
         self.admission = admission or Admission()
+        self.searches = Searches(neighbor_limits or NeighborLimits(), self.admission, clock)
         self._registry = registry
         self._reload = reload
         self._set_label = set_label
@@ -227,13 +233,8 @@ class Engine:
     def table_rows(self, ref: ModelRef, table_name: str, ids: Array) -> TableRows:
         """Returns rows of a table for [N] int64 ids; raises TableNotFound, IdOutOfRange, DataLoss."""
         with self._registry.lease(ref, lambda early: True) as servable:
-            table = servable.tables.get(table_name)
-            if table is None:
-                raise _no_table(servable, table_name)
-            rows = table.rows(ids)
-            if servable.files.mark[0]:
-                self._services.on_damage(servable.name)
-                raise servable.data_loss()
+            rows = _table(servable, table_name).rows(ids)
+            self._check_damage(servable)
             return TableRows(rows, servable.version)
 
     def row_origin(self, ref: ModelRef, table_name: str, row: int) -> RowOrigin | None:
@@ -250,8 +251,7 @@ class Engine:
           Unimplemented: the ids of the table are not sampled.
         """
         with self._registry.lease(ref) as servable:
-            if table_name not in servable.tables:
-                raise _no_table(servable, table_name)
+            _table(servable, table_name)
             found = servable.traffic(table_name, most)
         if found is None:
             raise Unimplemented(
@@ -259,6 +259,58 @@ class Engine:
                 "that the core answers."
             )
         return found
+
+    def neighbors(self, ref: ModelRef, table_name: str, query: NeighborQuery, call: Call) -> NeighborAnswer:
+        """Returns the rows of a table that are nearest to a query's vectors, all of one version.
+
+        Call it in a thread of `searches.pool`: a search of a large table takes milliseconds or more.
+
+        Raises:
+          ModelNotFound, VersionNotFound, LabelNotFound, NotReady: as bind does.
+          TableNotFound, InputMismatch, IdOutOfRange, IdsTooMany: the query does not fit the table.
+          DeadlineExceeded, Unimplemented, DataLoss: the search could not be completed.
+        """
+        try:
+            lease = self._registry.lease(ref, lambda early: True)
+        except ServiceError as error:
+            self.reject(error, call, model=ref.name)
+            raise
+        # The lease is held until the search is counted, so that rows and keys are those of one version.
+        with lease as servable:
+            started_s = self.clock()
+            rows, failure = 0, None
+            try:
+                found = self.searches.find(servable, _table(servable, table_name), query, call.deadline_s)
+                self._check_damage(servable)
+                rows = found.ids.shape[0]
+                return found
+            except Exception as error:
+                failure = error
+                raise
+            finally:
+                ended_s = self.clock()
+                subject = Subject(call.api, call.method, servable.name, servable.version, SIGNATURE)
+                seconds = ended_s - (started_s if call.started_s is None else call.started_s)
+                self._services.observer.finished(
+                    Finished(subject, "lookup", failure, seconds, ended_s - started_s, rows)
+                )
+
+    def _check_damage(self, servable: Servable) -> None:
+        if servable.files.mark[0]:
+            self._services.on_damage(servable.name)
+            raise servable.data_loss()
+
+    def searches_by_signature(self, ref: ModelRef) -> bool:
+        """Says whether the signature "neighbors" of a request means a search.
+
+        A SavedModel's own signature of that name comes first.
+        """
+        try:
+            with self._registry.lease(ref, lambda early: True) as servable:
+                return SIGNATURE not in servable.signatures
+        except ServiceError:
+            # neighbors() says what is wrong.
+            return True
 
     def may_wait(self, ref: ModelRef, table_name: str) -> bool:
         """Says whether a table is remote, so that reading it waits for another machine;
@@ -328,6 +380,9 @@ class Engine:
         return {name: problem for name in self.models() if (problem := self._registry.problem(name))}
 
 
-def _no_table(servable: Servable, table_name: str) -> TableNotFound:
-    known = ", ".join(sorted(servable.tables)) or "none"
-    return TableNotFound(f'Model "{servable.name}" has no table "{table_name}". Tables: {known}.')
+def _table(servable: Servable, name: str) -> SearchedTable:
+    table = servable.tables.get(name)
+    if table is None:
+        known = ", ".join(sorted(servable.tables)) or "none"
+        raise TableNotFound(f'Model "{servable.name}" has no table "{name}". Tables: {known}.')
+    return table

@@ -11,9 +11,10 @@ from typing import Any, NamedTuple, Protocol
 
 from service.engine.deltas import Deltas
 from service.engine.hot_rows import FeatureCounts, SampledRows, TableTraffic, hot_rows_of, summed
+from service.engine.neighbors import SearchedTable, TableKeys
 from service.errors import DataLoss, GraphUnavailable, SignatureNotFound
 from service.near_names import did_you_mean
-from service.types import DEFAULT_SIGNATURE, Backend, SignatureSpec, Table, TableCounts, Vocabulary
+from service.types import DEFAULT_SIGNATURE, Backend, SignatureSpec, TableCounts, Vocabulary
 
 
 class Files(Protocol):
@@ -99,13 +100,14 @@ class Servable:
     native: the servable that the native core answers from; None: the core forwards all requests for the version.
     remote_tables, remote_lookups: the tables that are read from other machines, and the lookups that read one of them.
     forwarded: signature -> why the native core forwards its requests to the reference servers.
+    keys: table -> keys of its rows, for tables with vocabularies.
     """
 
     name: str
     version: int
     signatures: Mapping[str, SignatureSpec]
     backends: Mapping[str, Backend]
-    tables: Mapping[str, Table] = field(default_factory=dict)
+    tables: Mapping[str, SearchedTable] = field(default_factory=dict)
     table_counts: Callable[[], Mapping[str, TableCounts]] = dict
     feature_counts: Callable[[], FeatureCounts] = dict
     vocabularies: Mapping[str, Sequence[Vocabulary]] = field(default_factory=dict)
@@ -117,6 +119,7 @@ class Servable:
     is_loading: bool = False
     remote_tables: frozenset[str] = frozenset()
     remote_lookups: frozenset[str] = frozenset()
+    keys: Mapping[str, TableKeys] = field(default_factory=dict)
 
     def signature(self, name: str, fallback: str = "") -> SignatureSpec:
         """Returns the signature that a request names, as find_signature() does; raises SignatureNotFound."""
@@ -172,9 +175,10 @@ class Servable:
         )
 
     def key_of(self, table: str, row: int) -> str | int | None:
-        """Returns the key of a row in the first vocabulary of the table that has one."""
+        """Returns the key of a row in the first vocabulary of the table that has one; escapes bytes that are no UTF-8."""
         keys = (vocabulary.key_of(row) for vocabulary in self.vocabularies.get(table, ()))
-        return next((key for key in keys if key is not None), None)
+        key = next((key for key in keys if key is not None), None)
+        return key.decode(errors="backslashreplace") if isinstance(key, bytes) else key
 
     def data_loss(self) -> DataLoss:
         """Returns the error to answer a request with if its answer was read from damaged files."""

@@ -13,6 +13,7 @@ from service.engine.call import Call
 from service.engine.engine import Engine
 from service.errors import InputMismatch, InvalidRequest, MalformedPayload, ServiceError
 from service.grpc.inference_methods import inference_methods
+from service.grpc.neighbor_search import is_search, search
 from service.wire.grpc_api import API, MODEL_SERVICE, PREDICT, PREDICTION_SERVICE, Handler
 from service.wire.model_config_proto import decode_reload_request, encode_reload_response
 from service.wire.predict_proto import decode_inputs, decode_request, encode_response, parse_message, read_model_spec
@@ -38,6 +39,8 @@ def service_methods(engine: Engine, *, as_content: bool = False) -> dict[str, Ha
         except ServiceError as error:
             engine.reject(error, call)
             raise
+        if is_search(engine, request):
+            return search(engine, request, call, as_content=as_content)
         with engine.bind(request.ref, request.signature_name, call) as bound:
             try:
                 inputs = decode_inputs(request)

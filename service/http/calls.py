@@ -19,6 +19,7 @@ from service.engine.admission import Reservation
 from service.engine.bound import Bound
 from service.engine.call import Call
 from service.engine.engine import Engine
+from service.engine.neighbors import SIGNATURE
 from service.engine.workers import Workers
 from service.errors import DeadlineExceeded, ServiceError
 from service.http.body import read_body
@@ -166,9 +167,29 @@ class Calls:
         finally:
             reservation.drop_user()
 
+    async def search(self, request: Request, model: str, work: Callable[[bytes, Call], T]) -> T:
+        """Reads a request's body and returns work(body, call), run in a thread for searches.
+
+        Args:
+          model: the model's name in the request.
+        """
+        reservation = Reservation(self._engine.admission, self._engine.share_of(model))
+        deadline_s = self._engine.clock() + self._timeout_s
+        call = Call(API, SIGNATURE, deadline_s=deadline_s)
+        try:
+            try:
+                body = await read_body(request, self._max_body_bytes, reservation)
+            except ServiceError as error:
+                self._engine.reject(error, call, model=model)
+                raise
+            call = replace(call, started_s=self._engine.clock())
+            return await self._in_thread(self._engine.searches.pool, reservation, partial(work, body, call), deadline_s)
+        finally:
+            reservation.drop_user()
+
     def close(self) -> None:
         """Closes the pools of threads: jobs that run go on to their end, jobs that wait are cancelled."""
-        for threads in (self._graph_threads, self._parse_threads, self._waiting_threads):
+        for threads in (self._graph_threads, self._parse_threads, self._waiting_threads, self._engine.searches.pool):
             threads.close()
 
     async def _in_thread(

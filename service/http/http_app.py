@@ -28,6 +28,7 @@ from service.http.errors import error_response, service_error_response
 from service.http.gzip_answers import GzipMiddleware
 from service.http.hot_rows_route import add_hot_rows_route
 from service.http.lookup_routes import add_lookup_routes
+from service.http.neighbor_routes import add_neighbor_routes
 from service.http.oip_routes import add_open_inference_routes
 from service.http.path_case import PathCaseMiddleware
 from service.http.request_id import RequestIdMiddleware, RequestIds
@@ -112,6 +113,7 @@ def create_http_app(
     )
     # The most used routes are added first, because the router tries routes in their order.
     add_lookup_routes(app, engine, calls, max_table_rows, strict_json=strict_json)
+    add_neighbor_routes(app, engine, calls, strict_json=strict_json)
     add_hot_rows_route(app, engine)
     # This route comes before the one for a version's status, which matches its paths too.
     add_diff_route(app, engine)

@@ -24,7 +24,7 @@ Embedding lookups straight from memory-mapped tables, and TensorFlow Serving's R
 * `:lookup` takes ids (or the keys of a feature's vocabulary, strings or integers) and answers one combined vector per
   row, or one vector per id where the feature is a sequence.
 * `:predict` takes and answers what TensorFlow Serving does, for every signature of a model.
-* `/tables` shows the embedding tables and their rows.
+* `/tables` shows the embedding tables and their rows; `:neighbors` finds the rows that are nearest to others.
 * `/v2` is the Open Inference Protocol, as KServe and Triton have it, for the same models.
 
 Every error has the body `{"error": "<text>"}`. Answers carry `X-Request-Id`: the client's own, or a new one. Those that

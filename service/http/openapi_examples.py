@@ -19,7 +19,7 @@ from service.wire.oip_tensors import datatype_name
 
 # Most signatures for which the page /docs shows an example; more examples would hide the rest of the page.
 _MAX_SIGNATURES = 4
-_ROUTES = {"lookup": ":lookup", "predict": ":predict", "infer": "/infer", "rows": ":rows"}
+_ROUTES = {"lookup": ":lookup", "predict": ":predict", "infer": "/infer", "rows": ":rows", "neighbors": ":neighbors"}
 
 
 def add_examples(document: Json, engine: Engine) -> None:
@@ -33,6 +33,7 @@ def add_examples(document: Json, engine: Engine) -> None:
         _ROUTES["predict"]: _requests(description, _is_predict, _predict),
         _ROUTES["infer"]: _requests(description, _is_predict, _infer),
         _ROUTES["rows"]: {"the first row": {"value": {"ids": [0]}}} if tables else {},
+        _ROUTES["neighbors"]: {"of the first row": {"value": {"ids": [0], "k": 3}}} if tables else {},
     }
     values = {"model": description.name, "version": description.version, **({"table": tables[0]} if tables else {})}
     for path, methods in document["paths"].items():

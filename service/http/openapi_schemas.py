@@ -14,6 +14,7 @@ from service.http.json_schema import (
     map_of,
     ref,
 )
+from service.http.neighbor_schemas import NEIGHBORS
 from service.http.oip_schemas import OPEN_INFERENCE
 from service.http.table_view_schemas import TABLE_VIEW
 
@@ -249,4 +250,4 @@ _OPERATIONS: dict[str, Json] = {
         }
     ),
 }
-_SCHEMAS = _LOOKUPS | TABLE_VIEW | _TENSORFLOW_SERVING | OPEN_INFERENCE | DIFFS | _OPERATIONS
+_SCHEMAS = _LOOKUPS | TABLE_VIEW | NEIGHBORS | _TENSORFLOW_SERVING | OPEN_INFERENCE | DIFFS | _OPERATIONS

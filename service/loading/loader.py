@@ -218,6 +218,7 @@ class ServableLoader:
             signature_faults=lookups.faults,
             remote_tables=frozenset(remote),
             remote_lookups=lookups.remote_signatures,
+            keys=lookups.keys,
         )
         graph_names = [s for s in signatures if s not in lookups.lookup_names]
         if graph_names and self._can_run_graphs():

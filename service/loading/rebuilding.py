@@ -17,7 +17,7 @@ from service.loading.warmup import is_initialiser
 from service.tables.backend import OpenedLookups
 from service.tables.residency import Residency
 from service.tables.table import MappedTable
-from service.types import Backend, Vocabulary
+from service.types import Backend
 
 
 def with_deltas(
@@ -46,7 +46,7 @@ def with_deltas(
         artifact=artifact,
         fingerprint=fingerprint_of(artifact),
         tables={name: table.info for name, table in lookups.tables.items()},
-        vocabularies=_vocabularies(manifest, lookups),
+        keys=lookups.keys,
         copied=_copied(servable, lookups),
     )
     deltas = rules.follow(target, Overlay(PrivateMaps(artifact, manifest, lookups.files), lookups.tables, rebuilt))
@@ -97,14 +97,3 @@ def _on_tables(backend: Backend, tables: Mapping[str, MappedTable]) -> Backend:
     from service.loading.towers import tower_on_tables
 
     return tower_on_tables(backend, tables) if isinstance(backend, TowerBackend) else backend
-
-
-def _vocabularies(manifest: Manifest, lookups: OpenedLookups) -> dict[str, dict[str, Vocabulary]]:
-    found: dict[str, dict[str, Vocabulary]] = {}
-    for name, entry in manifest.signatures.items():
-        spec = lookups.signatures.get(name)
-        for feature, lookup in entry.features.items():
-            vocabulary = spec.inputs[lookup.ids].vocabulary if spec is not None else None
-            if vocabulary is not None:
-                found.setdefault(manifest.features[feature].table, {})[feature] = vocabulary
-    return found

@@ -31,6 +31,7 @@ from service.loading.version_diffs import VersionDiffs
 from service.native.native_servable import compile_native
 from service.native.route_publisher import RoutePublisher
 from service.observe.metrics import Metrics
+from service.observe.neighbor_metrics import neighbor_lines
 from service.observe.recent_requests import RecentRequests
 from service.observe.remote_metrics import remote_lines
 from service.observe.request_logs import RequestLogs
@@ -93,6 +94,7 @@ class App:
             self._readiness_lines,
             lambda: [] if self._stores is None else store_lines(self._stores.counts()),
             lambda: remote_lines(self._remote.counts()),
+            self._neighbor_lines,
             self._request_logs.metric_lines,
         ]
         self._metrics = Metrics(self._registry.loaded, more, self._recent)
@@ -146,6 +148,7 @@ class App:
             tracing=self._tracing,
             on_damage=self._models.look_again,
             compare=diffs.of_request,
+            neighbor_limits=settings.neighbor_limits,
         )
         self._metrics.held, self._metrics.limits = self._engine.admission.held, self._engine.admission.limits
         self._access = create_access(settings.auth_config, self._engine, self._metrics.requests, self._metrics.auth)
@@ -342,6 +345,12 @@ class App:
     def _readiness_lines(self) -> list[str]:
         registry = self._registry
         return readiness_lines(registry.is_ready, {name: not registry.problem(name) for name in registry.models()})
+
+    def _store_lines(self) -> list[str]:
+        return [] if self._stores is None else store_lines(self._stores.counts())
+
+    def _neighbor_lines(self) -> list[str]:
+        return neighbor_lines(self._engine.searches.rows_scanned())
 
     def _show_health(self) -> None:
         with self._showing_health:

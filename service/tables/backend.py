@@ -16,6 +16,7 @@ from service.tables.plan import SignaturePlan, compile_signature
 from service.tables.remote_table import RemoteTable
 from service.tables.row_pool import RowRunner, in_one_piece
 from service.tables.table import MappedTable, open_tables
+from service.tables.table_keys import TableKeys
 from service.tables.vocabulary import OpenedVocabulary, counted_apart, open_vocabularies
 from service.types import Array, SignatureSpec, TableCounts, Tensors
 
@@ -88,6 +89,7 @@ class OpenedLookups:
     lookup_names: the names of the signatures that backend answers.
     files: the mapped files of the tables and vocabularies.
     remote: the tables that lie in clusters, and are not among tables.
+    keys: table -> keys of its rows, for tables with vocabularies.
     faults: why a signature does not fit its description in the manifest, by name; such a signature stays as the
       SavedModel has it.
     """
@@ -99,6 +101,7 @@ class OpenedLookups:
     files: GuardedFiles
     faults: Mapping[str, str]
     remote: Mapping[str, RemoteTable] = field(default_factory=dict)
+    keys: Mapping[str, TableKeys] = field(default_factory=dict)
 
     @property
     def remote_signatures(self) -> frozenset[str]:
@@ -149,12 +152,15 @@ def open_lookups(
             rules = lookup_rules(signatures[name], entry, manifest)
             plans[name] = compile_signature(entry, feature_tables, {**tables, **remote}, runner, rules)
     counted: dict[str, list[OpenedVocabulary]] = {}
+    by_table: dict[str, dict[str, OpenedVocabulary]] = {}
     for feature_name, view in views.items():
+        by_table.setdefault(feature_tables[feature_name], {})[feature_name] = view
         of_table = counted.setdefault(feature_tables[feature_name], [])
         if view not in of_table:
             of_table.append(view)
     backend = LookupBackend(plans, counted, remote)
-    return OpenedLookups(tables, all_described, frozenset(plans), backend, files, faults, remote)
+    keys = {table: TableKeys(table, of_table) for table, of_table in by_table.items()}
+    return OpenedLookups(tables, all_described, frozenset(plans), backend, files, faults, remote, keys)
 
 
 def _by_feature(manifest: Manifest, vocabularies: Mapping[str, OpenedVocabulary]) -> dict[str, OpenedVocabulary]:

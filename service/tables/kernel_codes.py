@@ -1,4 +1,4 @@
-"""Defines the kernels' numbers for dtypes, combiners, orders of additions and policies, and for how a run ended."""
+"""Defines the kernels' numbers for dtypes, combiners, orders of additions, policies, metrics and results."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ SUM, MEAN, SQRTN = 0, 1, 2
 # Numbers for the order in which vectors are added; kernels take the sum of such a number and a combiner's.
 IN_ORDER, BLOCKS_OF_8, FOUR_LANES = 0, 4, 8
 ERROR, DROP, DROP_NEGATIVE, DEFAULT_ROW, CLAMP, WRAP = 0, 1, 2, 3, 4, 5
+# Metrics of a search for neighbours.
+DOT, COSINE, L2 = 0, 1, 2
 FLOAT32, FLOAT16, BFLOAT16, INT8, INT4 = 0, 1, 2, 3, 4
 
 # Name of a policy for bad ids in the manifest -> the kernels' number for it.
@@ -23,3 +25,6 @@ POLICIES = {
     "clamp": CLAMP,
     "wrap": WRAP,
 }
+
+# Metrics by their names on the wire.
+METRICS = {"dot": DOT, "cosine": COSINE, "l2": L2}

@@ -1,7 +1,7 @@
-"""Chooses the kernels of lookups: the native core's, or numpy_kernels (many times slower) if the core is not built.
+"""Chooses the kernels of lookups and searches: the native core's, or numpy's (many times slower) without the core.
 
 Both have the same parameters and results, bit for bit; numpy_kernels has the documentation. Native kernels release the
-GIL.
+GIL. The scores of neighbours may differ in the last bits.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from service.native_tables import NATIVE_TABLES
-from service.tables import numpy_kernels
+from service.tables import numpy_kernels, numpy_neighbors
 from service.tables.kernel_codes import BFLOAT16 as BFLOAT16
 from service.tables.kernel_codes import BLOCKS_OF_8 as BLOCKS_OF_8
 from service.tables.kernel_codes import CLAMP as CLAMP
@@ -33,3 +33,4 @@ from service.tables.kernel_codes import WRAP as WRAP
 
 _chosen: Any = NATIVE_TABLES or numpy_kernels
 gather, combine, sequence = _chosen.gather, _chosen.combine, _chosen.sequence
+neighbors = (NATIVE_TABLES or numpy_neighbors).neighbors

@@ -70,7 +70,7 @@ class _Memory:
         self.__array_interface__ = {"data": (address, True), "shape": shape, "typestr": typestr, "version": 3}
 
 
-class _Table:
+class StoredRows:
     """A table that is given to a kernel by the addresses of its rows and scales."""
 
     def __init__(self, dtype: int, table_at: int, scales_at: int, vocabulary_size: int, dim: int) -> None:
@@ -134,7 +134,7 @@ def gather(
       policy, default_row: as in rows_read.
       out: [B, D or more] float32, written.
     """
-    table = _Table(dtype, table_at, scales_at, vocabulary_size, dim)
+    table = StoredRows(dtype, table_at, scales_at, vocabulary_size, dim)
     rows, missing = rows_read(ids[: len(out)], vocabulary_size, policy, default_row)
     refused = np.flatnonzero(rows == REFUSED)
     if refused.size:
@@ -166,7 +166,7 @@ def sequence(
       dtype, table_at, scales_at, vocabulary_size, dim, values, row_splits, policy, default_row: as in combine.
       out: [B, L, D] float32, written.
     """
-    table = _Table(dtype, table_at, scales_at, vocabulary_size, dim)
+    table = StoredRows(dtype, table_at, scales_at, vocabulary_size, dim)
     of_row, place = _places(np.minimum(np.diff(row_splits), out.shape[1]))
     at = row_splits[of_row] + place
     rows, missing = rows_read(values[at], vocabulary_size, policy, default_row)
@@ -199,7 +199,7 @@ def combine(
     out: Array,
 ) -> int:
     """Combines, for each row of ragged ids, the ids' vectors into one vector (sum, mean or sqrtn)."""
-    table = _Table(dtype, table_at, scales_at, vocabulary_size, dim)
+    table = StoredRows(dtype, table_at, scales_at, vocabulary_size, dim)
     lengths = np.diff(row_splits)
     too_long = np.flatnonzero(lengths > max_ids) if max_ids and not truncate else np.empty(0, np.int64)
     if max_ids:

@@ -14,8 +14,9 @@ import numpy as np
 
 from service.artifact.manifest import LookupFeature
 from service.engine.deadline import DEADLINE_S
+from service.engine.neighbors import Nearest, RowSearch
 from service.engine.validation import id_out_of_range
-from service.errors import DeadlineExceeded, TableUnreachable
+from service.errors import DeadlineExceeded, TableUnreachable, Unimplemented
 from service.tables.kernel_codes import POLICIES
 from service.tables.numpy_kernels import NO_ROW, REFUSED, rows_read
 from service.tables.table import MappedTable
@@ -87,6 +88,13 @@ class RemoteTable:
         self._check(ids)
         distinct, places = np.unique(ids, return_inverse=True)
         return self._small(distinct, None).rows(places)
+
+    def nearest(self, search: RowSearch) -> Nearest:
+        """Raises Unimplemented: a search would read all rows of the cluster."""
+        raise Unimplemented(
+            f'The rows of table "{self.info.name}" lie in a cluster. Neighbours are searched only in tables that this '
+            "server has mapped: serve a version without --remote_tables for this model to search it."
+        )
 
     def stored_rows(self, ids: Array) -> Array:
         """Reads [N, D] rows of [N] int64 ids as they are stored; raises IdOutOfRange, and as rows_of_request does."""

@@ -11,10 +11,13 @@ import numpy as np
 
 from service.artifact.bundle import BundleEntry, prefix_of, read_bundle
 from service.artifact.manifest import Manifest, TableEntry, TableScale
+from service.engine.neighbors import Nearest, RowSearch
 from service.engine.validation import id_out_of_range
-from service.errors import ArtifactError
+from service.errors import ArtifactError, DeadlineExceeded
 from service.tables import kernels
 from service.tables.guarded_files import GuardedFiles
+from service.tables.kernel_codes import METRICS
+from service.tables.numpy_neighbors import nearest
 from service.types import TABLE_DTYPES, Array, TableInfo, saved_dtype, stored_columns
 
 try:
@@ -72,6 +75,23 @@ class MappedTable:
         if stopped >= 0:
             raise id_out_of_range("ids", int(ids[stopped]), stopped, self.info.vocabulary_size)
         return out
+
+    def nearest(self, search: RowSearch) -> Nearest:
+        """Returns the rows that are nearest to each query, as engine.neighbors declares; compares all rows.
+
+        Raises:
+          DeadlineExceeded: the search took too long.
+        """
+        shape = (search.queries.shape[0], search.k)
+        found = Nearest(np.empty(shape, np.int64), np.empty(shape, np.float32))
+        to_rank = search.queries, search.own, METRICS[search.metric], search.allowed, search.denied
+        if self.info.dtype == "float64":
+            is_done = nearest(self.rows, self.info.vocabulary_size, *to_rank, search.seconds, *found)
+        else:
+            is_done = kernels.neighbors(*self.place, *to_rank, search.threads, search.seconds, *found)
+        if not is_done:
+            raise DeadlineExceeded(f'The search in table "{self.info.name}" did not end in time.')
+        return found
 
     def stored_rows(self, ids: Array) -> Array:
         """Reads [N, D] rows by [N] int64 ids, bit for bit as they are stored; raises IdOutOfRange.

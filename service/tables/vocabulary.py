@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import copy
 from itertools import accumulate
 from pathlib import Path
@@ -106,13 +107,18 @@ class StringVocabulary:
                 )
         return ids.reshape(keys.shape)
 
-    def key_of(self, row: int) -> str | None:
-        """Returns the string of a row; None for a row without one."""
-        line = row - self._oov[0]
-        if not 0 <= line < self._starts.size - 1:
-            return None
+    @property
+    def has_keys(self) -> bool:
+        """Whether the vocabulary knows its keys; a hashed one does not."""
+        return not self._is_hashed
+
+    def keys_of(self, ids: Array) -> Array:
+        """Returns the keys (bytes) of ids, of the same shape; None for an id without a key."""
+        return _keys_of(ids, self.key_of)
+
+    def _key(self, line: int) -> bytes:
         length = key_index.line_length(self._data, self._starts, line)
-        return self._data[self._starts[line] :][:length].tobytes().decode(errors="backslashreplace")
+        return self._data[self._starts[line] :][:length].tobytes()
 
     @property
     def index(self) -> KeyIndex:
@@ -123,17 +129,12 @@ class StringVocabulary:
     def key_of(self, row: int) -> bytes | None:
         """Returns the string of a row; None for a row without one, such as an OOV row."""
         line = row - self._oov[0]
-        if not 0 <= line < self._starts.size - 1:
-            return None
-        return self._data[self._starts[line] :][: key_index.line_length(self._data, self._starts, line)].tobytes()
+        return self._key(line) if 0 <= line < self._starts.size - 1 else None
 
     @property
     def example_key(self) -> bytes:
         """A string that the vocabulary maps to a row, for warm-up and example requests."""
-        if self._is_hashed:
-            return b"key"
-        length = key_index.line_length(self._data, self._starts, 0)
-        return self._data[self._starts[0] :][:length].tobytes()
+        return b"key" if self._is_hashed else self._key(0)
 
 
 class IntegerVocabulary:
@@ -163,10 +164,14 @@ class IntegerVocabulary:
                 raise _stranger(input_name, str(sent[at]), at, f"{self._keys.size} integers")
         return ids.reshape(keys.shape)
 
-    def key_of(self, row: int) -> int | None:
-        """Returns the integer of a row; None for a row without one."""
-        line = row - self._oov[0]
-        return int(self._keys[line]) if 0 <= line < self._keys.size else None
+    @property
+    def has_keys(self) -> bool:
+        """Whether the integer vocabulary knows its keys, as StringVocabulary.has_keys."""
+        return not self._is_hashed
+
+    def keys_of(self, ids: Array) -> Array:
+        """Returns the keys (int) of ids, of the same shape; None for an id without a key."""
+        return _keys_of(ids, self.key_of)
 
     @property
     def index(self) -> KeyIndex:
@@ -185,6 +190,13 @@ class IntegerVocabulary:
 
 
 OpenedVocabulary = StringVocabulary | IntegerVocabulary
+
+
+def _keys_of(ids: Array, key_of: Callable[[int], bytes | int | None]) -> Array:
+    keys = np.empty(ids.size, object)
+    for place, row in enumerate(ids.reshape(-1).tolist()):
+        keys[place] = key_of(row)
+    return keys.reshape(ids.shape)
 
 
 def counted_apart(vocabulary: OpenedVocabulary) -> OpenedVocabulary:

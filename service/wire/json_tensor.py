@@ -192,7 +192,7 @@ def plain_array(name: str, array: Array) -> Any:
     if array.dtype.kind in "OSU":
         as_bytes = name.endswith("_bytes")
         texts = np.empty(array.size, object)
-        texts[:] = [_text(item, as_bytes) for item in array.reshape(-1).tolist()]
+        texts[:] = [text_or_base64(item, as_bytes=as_bytes) for item in array.reshape(-1).tolist()]
         return texts.reshape(array.shape).tolist()
     if array.dtype.name == "bfloat16":
         array = array.astype(np.float32)
@@ -201,7 +201,8 @@ def plain_array(name: str, array: Array) -> Any:
     return np.ascontiguousarray(array) if array.ndim else array[()]
 
 
-def _text(item: bytes | str, as_bytes: bool) -> Any:
+def text_or_base64(item: bytes | str, *, as_bytes: bool = False) -> Any:
+    """Returns a string as JSON text; as {"b64": ...} if as_bytes is True or the bytes are not UTF-8."""
     data = item.encode() if isinstance(item, str) else item
     if not as_bytes:
         try:

@@ -19,8 +19,6 @@ from service.wire.json_document import parse_object
 
 _KEYS = frozenset({"ids", "keys", "feature", "rows", "force"})
 _IDS = TensorSpec("ids", "int64", (None,))
-_INTEGER_KEYS = TensorSpec("keys", "int64", (None,))
-_STRING_KEYS = TensorSpec("keys", "string", (None,))
 _ROWS = TensorSpec("rows", "float32", (None, None))
 
 
@@ -44,9 +42,13 @@ def decode_upsert(body: bytes) -> Upsert:
     if "ids" in document:
         return Upsert(rows, ids=_array("ids", document["ids"], _IDS, 1), feature=feature, is_forced=is_forced)
     keys = document["keys"]
-    is_text = type(keys) is list and bool(keys) and type(keys[0]) is str
-    named = _array("keys", keys, _STRING_KEYS if is_text else _INTEGER_KEYS, 1)
-    return Upsert(rows, keys=named, feature=feature, is_forced=is_forced)
+    return Upsert(rows, keys=_array("keys", keys, keys_spec("keys", keys), 1), feature=feature, is_forced=is_forced)
+
+
+def keys_spec(name: str, keys: Any) -> TensorSpec:
+    """Returns the description of a list of keys: strings if the first one is a string, else integers."""
+    is_text = type(keys) is list and bool(keys) and type(keys[0]) in (str, dict)
+    return TensorSpec(name, "string" if is_text else "int64", (None,))
 
 
 def encode_receipt(receipt: UpsertReceipt) -> bytes:

@@ -129,6 +129,15 @@ def predict(model: str) -> Any:
     return request
 
 
+def neighbors(model: str) -> Any:
+    """Returns a search for the neighbours of user 1."""
+    request = spec("PredictRequest", model)
+    request.model_spec.signature_name = "neighbors"
+    fill_tensor(request.inputs["table"], np.array(b"user", object))
+    fill_tensor(request.inputs["ids"], np.array([1]))
+    return request
+
+
 def examples(message: str, model: str) -> Any:
     request = spec(message, model)
     request.input.example_list.examples.add()
@@ -160,6 +169,7 @@ HTTP: Mapping[str, list[tuple[str, str, Any]]] = {
         ("POST", "/v1/models/{}:regress", EXAMPLES),
         ("POST", "/V1/MODELS/{}:lookup", BODY),
         ("POST", "/v1/models/{}/tables/user:rows", {"ids": [1]}),
+        ("POST", "/v1/models/{}/tables/user:neighbors", {"ids": [1]}),
         ("POST", "/v2/models/{}/infer", INFER),
         ("POST", "/v2/models/{}/versions/1/infer", INFER),
     ],
@@ -177,6 +187,7 @@ HTTP: Mapping[str, list[tuple[str, str, Any]]] = {
 GRPC: Mapping[str, list[tuple[str, Callable[[str], Any]]]] = {
     "predict": [
         (f"{PREDICTION}/Predict", predict),
+        (f"{PREDICTION}/Predict", neighbors),
         (f"{PREDICTION}/Classify", lambda model: examples("ClassificationRequest", model)),
         (f"{PREDICTION}/Regress", lambda model: examples("RegressionRequest", model)),
         (f"{INFERENCE}/ModelInfer", infer),

@@ -2,8 +2,8 @@
 
 /// Eight float32 numbers, which one processor instruction reads, multiplies, adds or writes.
 ///
-/// All implementations give the same bits: every operation rounds to float32, and no multiplication is fused with an
-/// addition.
+/// All implementations give the same bits, but for [`Lanes::times_plus`]: every other operation rounds to float32, and
+/// fuses no multiplication with an addition.
 ///
 /// # Safety
 /// The processor has the instructions of the implementation. At each address there are as many bytes as eight numbers
@@ -27,6 +27,10 @@ pub(super) trait Lanes: Copy {
     unsafe fn plus(self, other: Self) -> Self;
     /// Returns `self * other`.
     unsafe fn times(self, other: Self) -> Self;
+    /// Returns `self * other + sum`, rounded once or twice.
+    unsafe fn times_plus(self, other: Self, sum: Self) -> Self;
+    /// Returns the sum of each value's eight numbers: number `i` is the sum of `all[i]`.
+    unsafe fn totals(all: [Self; LANES]) -> Self;
     /// Writes 32 bytes.
     unsafe fn write(self, at: *mut u8);
 }
@@ -107,6 +111,20 @@ impl Lanes for Plain {
     }
 
     #[inline(always)]
+    unsafe fn times_plus(self, other: Self, sum: Self) -> Self {
+        Self::each(|i| self.0[i] * other.0[i] + sum.0[i])
+    }
+
+    #[inline(always)]
+    unsafe fn totals(all: [Self; LANES]) -> Self {
+        // Adds in the order of the AVX2 implementation.
+        Self::each(|i| {
+            let x = all[i].0;
+            ((x[0] + x[1]) + (x[2] + x[3])) + ((x[4] + x[5]) + (x[6] + x[7]))
+        })
+    }
+
+    #[inline(always)]
     unsafe fn write(self, at: *mut u8) {
         // SAFETY: the caller passes the address of 32 bytes that may be accessed.
         unsafe { at.cast::<[f32; LANES]>().write_unaligned(self.0) }
@@ -148,14 +166,14 @@ pub(super) use avx2::Avx2;
 mod avx2 {
     use std::arch::x86_64::{
         __m256, _mm_loadl_epi64, _mm_loadu_si128, _mm256_add_ps, _mm256_castsi256_ps, _mm256_cvtepi8_epi32,
-        _mm256_cvtepi32_ps, _mm256_cvtepu16_epi32, _mm256_cvtph_ps, _mm256_loadu_ps, _mm256_mul_ps, _mm256_set1_epi32,
-        _mm256_set1_ps, _mm256_setr_epi32, _mm256_setzero_ps, _mm256_slli_epi32, _mm256_sllv_epi32, _mm256_srai_epi32,
-        _mm256_storeu_ps,
+        _mm256_cvtepi32_ps, _mm256_cvtepu16_epi32, _mm256_cvtph_ps, _mm256_fmadd_ps, _mm256_hadd_ps, _mm256_loadu_ps,
+        _mm256_mul_ps, _mm256_permute2f128_ps, _mm256_set1_epi32, _mm256_set1_ps, _mm256_setr_epi32, _mm256_setzero_ps,
+        _mm256_slli_epi32, _mm256_sllv_epi32, _mm256_srai_epi32, _mm256_storeu_ps,
     };
 
-    use super::Lanes;
+    use super::{LANES, Lanes};
 
-    /// Lanes of an x86-64 processor with AVX2 and F16C.
+    /// Lanes of an x86-64 processor with AVX2, F16C and FMA.
     #[derive(Clone, Copy)]
     pub(in crate::tables) struct Avx2(__m256);
 
@@ -225,6 +243,24 @@ mod avx2 {
         unsafe fn times(self, other: Self) -> Self {
             // SAFETY: the caller promises that the processor has AVX2 and F16C.
             Avx2(unsafe { _mm256_mul_ps(self.0, other.0) })
+        }
+
+        #[inline(always)]
+        unsafe fn times_plus(self, other: Self, sum: Self) -> Self {
+            // SAFETY: the caller promises FMA.
+            Avx2(unsafe { _mm256_fmadd_ps(self.0, other.0, sum.0) })
+        }
+
+        #[inline(always)]
+        unsafe fn totals(all: [Self; LANES]) -> Self {
+            // SAFETY: the caller promises AVX2.
+            Avx2(unsafe {
+                let first = _mm256_hadd_ps(_mm256_hadd_ps(all[0].0, all[1].0), _mm256_hadd_ps(all[2].0, all[3].0));
+                let last = _mm256_hadd_ps(_mm256_hadd_ps(all[4].0, all[5].0), _mm256_hadd_ps(all[6].0, all[7].0));
+                // Each half holds the sums of four numbers of four values; the halves of one value are added.
+                let low = _mm256_permute2f128_ps::<0x20>(first, last);
+                _mm256_add_ps(low, _mm256_permute2f128_ps::<0x31>(first, last))
+            })
         }
 
         #[inline(always)]

@@ -18,6 +18,7 @@ pub mod guard;
 pub mod hot_rows;
 pub mod key_index;
 mod lanes;
+pub mod neighbors;
 mod numbers;
 mod processor;
 #[cfg(feature = "python")]

@@ -9,6 +9,8 @@ use super::lanes::{LANES, Lanes, half_of_byte, signed_byte, widened};
 pub(super) trait Stored {
     /// Whether each row has a float32 scale, by which its numbers are multiplied.
     const IS_SCALED: bool = false;
+    /// Whether the stored numbers are float32, so that a kernel can read a row where it lies.
+    const IS_FLOAT32: bool = false;
     /// Returns how many bytes a row of `dim` numbers takes.
     fn row_bytes(dim: usize) -> usize;
     /// Reads the number in one column of a row as float32.
@@ -24,6 +26,8 @@ pub(super) struct Int8;
 pub(super) struct Int4;
 
 impl Stored for Float32 {
+    const IS_FLOAT32: bool = true;
+
     #[inline(always)]
     fn row_bytes(dim: usize) -> usize {
         dim * 4

@@ -13,7 +13,8 @@ pub(super) struct Numbers {
 }
 
 impl Numbers {
-    fn get(&self, row: usize, column: usize) -> f32 {
+    /// Returns one number of the table as float32.
+    pub(super) fn get(&self, row: usize, column: usize) -> f32 {
         let place = row * self.dim + column;
         match self.dtype {
             Dtype::Float32 => f32::from_le_bytes(self.raw[place * 4..][..4].try_into().unwrap()),

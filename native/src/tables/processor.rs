@@ -4,9 +4,9 @@ use super::lanes::{Lanes, Plain};
 use super::numbers::{Bfloat16, Float16, Float32, Int4, Int8, Stored};
 use super::table::{Dtype, LookupResult};
 
-/// A lookup kernel with its arguments: gather, combine or sequence.
+/// A kernel with its arguments: gather, combine, sequence, or a search for neighbours.
 pub(super) trait Kernel {
-    /// Runs the lookup kernel.
+    /// Runs the kernel.
     ///
     /// # Safety
     /// The processor has the instructions of `L`, and the table stores `S`.
@@ -18,7 +18,7 @@ pub(super) trait Kernel {
 pub(super) enum Processor {
     /// The instruction set for which the whole crate is compiled.
     Any,
-    /// AVX2 and F16C.
+    /// AVX2, F16C and FMA.
     #[cfg(target_arch = "x86_64")]
     Avx2,
 }
@@ -27,7 +27,10 @@ impl Processor {
     /// Returns the best instruction set that this processor has.
     pub(super) fn best() -> Self {
         #[cfg(target_arch = "x86_64")]
-        if std::arch::is_x86_feature_detected!("avx2") && std::arch::is_x86_feature_detected!("f16c") {
+        if std::arch::is_x86_feature_detected!("avx2")
+            && std::arch::is_x86_feature_detected!("f16c")
+            && std::arch::is_x86_feature_detected!("fma")
+        {
             return Processor::Avx2;
         }
         Processor::Any
@@ -42,16 +45,16 @@ impl Processor {
             // SAFETY: `Plain` uses only instructions for which the crate is compiled.
             Processor::Any => unsafe { by_dtype::<Plain>(dtype, kernel) },
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: the caller promises that `best` returned Avx2, so the processor has AVX2 and F16C.
+            // SAFETY: the caller promises that `best` returned Avx2, so the processor has AVX2, F16C and FMA.
             Processor::Avx2 => unsafe { with_avx2(dtype, kernel) },
         }
     }
 }
 
 #[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,f16c")]
+#[target_feature(enable = "avx2,f16c,fma")]
 unsafe fn with_avx2(dtype: Dtype, kernel: impl Kernel) -> LookupResult {
-    // SAFETY: the caller checked that the processor has AVX2 and F16C.
+    // SAFETY: the caller checked that the processor has AVX2, F16C and FMA.
     unsafe { by_dtype::<super::lanes::Avx2>(dtype, kernel) }
 }
 

@@ -9,6 +9,7 @@
 )]
 
 use std::mem::MaybeUninit;
+use std::time::{Duration, Instant};
 
 use pyo3::buffer::PyUntypedBuffer;
 use pyo3::exceptions::{PyOSError, PyValueError};
@@ -17,6 +18,7 @@ use pyo3::prelude::*;
 use super::fingerprint;
 use super::guard;
 use super::key_index::{self, IndexError, Integers, Lines, UnknownKeys, find};
+use super::neighbors::{Metric, Search};
 use super::table::{
     CombineOptions, Combiner, Dtype, Ints, LookupError, LookupResult, OnBadId, OutputRows, Policy, Summation, Table,
     Weights,
@@ -39,6 +41,7 @@ pub fn register(parent: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(gather, &module)?)?;
     module.add_function(wrap_pyfunction!(combine, &module)?)?;
     module.add_function(wrap_pyfunction!(sequence, &module)?)?;
+    module.add_function(wrap_pyfunction!(neighbors, &module)?)?;
     module.add_function(wrap_pyfunction!(count_lines, &module)?)?;
     module.add_function(wrap_pyfunction!(find_lines, &module)?)?;
     module.add_function(wrap_pyfunction!(line_length, &module)?)?;
@@ -94,7 +97,7 @@ impl<const SIZE: usize> Array<SIZE> {
 
     /// Returns the elements of the array as a slice; an error if the array is not aligned for `T`.
     fn numbers<T: Copy>(&self) -> PyResult<&[T]> {
-        // SAFETY: T is i64 or i32, so any bytes are a valid T.
+        // SAFETY: T is i64, i32 or f32, so any bytes are a valid T.
         match unsafe { self.bytes().align_to() } {
             ([], numbers, []) => Ok(numbers),
             _ => Err(PyValueError::new_err("expected an aligned array")),
@@ -102,8 +105,8 @@ impl<const SIZE: usize> Array<SIZE> {
     }
 
     fn numbers_to_write<T: Copy>(&mut self) -> PyResult<&mut [T]> {
-        // SAFETY: to Rust, memory that numpy allocated counts as initialised; T is i64 or i32, so any bytes are a valid
-        // T.
+        // SAFETY: to Rust, memory that numpy allocated counts as initialised; T is i64, i32 or f32, so any bytes
+        // are a valid T.
         match unsafe { self.bytes_to_write()?.align_to_mut() } {
             ([], numbers, []) => Ok(numbers),
             _ => Err(PyValueError::new_err("expected an aligned array")),
@@ -255,6 +258,59 @@ fn sequence(
     let width = length * dim * 4;
     let out = OutputRows::new(out.bytes_to_write()?, 0, width, width, rows);
     Ok(code(py.detach(|| table.sequence(ids, splits, length, policy, out))))
+}
+
+/// Writes the ids and scores of the nearest rows to row `q` of `ids` and `scores`, and -1 and NaN after the last.
+/// Returns false if the search took longer than `seconds`.
+#[pyfunction]
+fn neighbors(
+    py: Python<'_>,
+    dtype: usize,
+    table_at: usize,
+    scales_at: usize,
+    vocabulary_size: usize,
+    dim: usize,
+    queries: Array<4>,
+    own: Array<8>,
+    metric: usize,
+    listed: Option<Array<8>>,
+    denied: Array<8>,
+    threads: usize,
+    seconds: f64,
+    mut ids: Array<8>,
+    mut scores: Array<4>,
+) -> PyResult<bool> {
+    let table = table(dtype, table_at, scales_at, vocabulary_size, dim)?;
+    let (num_queries, k) = rows_and_columns(ids.shape());
+    let listed = listed.as_ref().map(Array::numbers::<i64>).transpose()?;
+    let search = Search {
+        queries: queries.numbers()?,
+        own: own.numbers()?,
+        k,
+        metric: nth(&[Metric::Dot, Metric::Cosine, Metric::L2], metric, "metric")?,
+        listed,
+        denied: denied.numbers()?,
+        until: Duration::try_from_secs_f64(seconds).ok().and_then(|time| Instant::now().checked_add(time)),
+    };
+    let shapes_fit = rows_and_columns(scores.shape()) == (num_queries, k)
+        && search.own.len() == num_queries
+        && search.queries.len() == num_queries * dim;
+    let has_row = |&id: &i64| (id as u64) < vocabulary_size as u64;
+    if !shapes_fit || !listed.is_none_or(|ids| ids.iter().all(has_row)) {
+        return Err(PyValueError::new_err("the arrays' shapes do not fit, or a listed id is not in the table"));
+    }
+    let (ids, scores) = (ids.numbers_to_write::<i64>()?, scores.numbers_to_write::<f32>()?);
+    let Some(found) = py.detach(|| table.neighbors(&search, threads)) else {
+        return Ok(false);
+    };
+    ids.fill(-1);
+    scores.fill(f32::NAN);
+    for (query, nearest) in found.into_iter().enumerate() {
+        for (place, neighbor) in (query * k..).zip(nearest) {
+            (ids[place], scores[place]) = (neighbor.id, neighbor.score);
+        }
+    }
+    Ok(true)
 }
 
 #[pyfunction]

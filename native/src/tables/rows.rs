@@ -38,6 +38,11 @@ impl TableView {
         TableView { rows: table.rows, scales: table.scales.cast(), size, dim: table.embedding_dim, policy }
     }
 
+    /// Returns V, the number of rows; 0 for a dtype that no kernel reads.
+    pub(super) fn num_rows(&self) -> usize {
+        self.size as usize
+    }
+
     /// Says whether an id is the number of a row of the table.
     #[inline(always)]
     pub(super) fn has_row(&self, id: i64) -> bool {
@@ -90,8 +95,9 @@ impl TableView {
         }
     }
 
+    /// Returns the address of a row of the table.
     #[inline(always)]
-    fn row<S: Stored>(&self, id: i64) -> *const u8 {
+    pub(super) fn row<S: Stored>(&self, id: i64) -> *const u8 {
         // For a row of the table, the product of id and row size can not overflow, because the table lies in memory.
         self.rows.wrapping_add((id as usize).wrapping_mul(S::row_bytes(self.dim)))
     }

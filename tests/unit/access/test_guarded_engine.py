@@ -13,6 +13,7 @@ from service.access.callers import RIGHTS, Grant, Right, Rule
 from service.access.guarded_engine import GuardedEngine
 from service.engine.call import Call
 from service.engine.engine import Engine
+from service.engine.neighbors import Named, Nearest, NeighborQuery
 from service.engine.registry import Registry
 from service.errors import ModelNotFound, PermissionDenied, ServiceError
 from service.types import ModelRef, TableInfo
@@ -28,6 +29,10 @@ class FakeTable:
     def rows(self, ids: Any) -> Any:
         """Returns the ids as numbers."""
         return ids[:, None].astype(np.float32)
+
+    def nearest(self, search: Any) -> Nearest:
+        """Returns row 2 for each query."""
+        return Nearest(np.full((1, 1), 2), np.ones((1, 1), np.float32))
 
 
 @pytest.fixture
@@ -63,6 +68,12 @@ CALLS: dict[str, tuple[Right, Callable[[Engine, ModelRef], Any]]] = {
     "table_rows": ("predict", lambda engine, ref: engine.table_rows(ref, "t", np.array([2]))),
     "describe": ("metadata", lambda engine, ref: engine.describe(ref)),
     "require_ready": ("metadata", lambda engine, ref: engine.require_ready(ref)),
+    "neighbors": (
+        "predict",
+        lambda engine, ref: engine.neighbors(
+            ref, "t", NeighborQuery(rows=Named(ids=np.array([1]))), Call("grpc", "Predict")
+        ),
+    ),
     "statuses": ("metadata", lambda engine, ref: engine.statuses(ref.name)),
     "tables": ("metadata", lambda engine, ref: engine.tables(ref)),
     "row_origin": ("predict", lambda engine, ref: engine.row_origin(ref, "t", 2)),
@@ -74,6 +85,7 @@ CALLS: dict[str, tuple[Right, Callable[[Engine, ModelRef], Any]]] = {
 def test_a_stranger_is_told_by_table_rows_and_not_before(engine: Engine, observer: RecordingObserver) -> None:
     nobody = guarded(engine, observer)
     assert not nobody.may_wait(ModelRef("m"), "t")
+    assert nobody.searches_by_signature(ModelRef("m"))
     with pytest.raises(ServiceError):
         nobody.table_rows(ModelRef("m"), "t", np.array([1]))
 

@@ -19,6 +19,7 @@ from service.http.oip_routes import read_only_ready
 from service.types import Array, SignatureSpec, TensorSpec
 from service.wire.json_examples import decode_examples_body
 from service.wire.json_lookup import decode_lookup, decode_rows
+from service.wire.json_neighbors import decode_neighbors
 from service.wire.json_tensor import decode_predict
 from service.wire.oip_json import decode_infer
 from tests.conftest import RecordingObserver
@@ -109,6 +110,7 @@ def test_every_documented_body_is_one_that_the_codecs_take(http: Http) -> None:
     parsers: dict[str, Callable[[bytes], object]] = {
         ":classify": decode_examples_body,
         ":lookup": decode_lookup,
+        ":neighbors": decode_neighbors,
         ":predict": decode_predict,
         ":regress": decode_examples_body,
         ":rows": decode_rows,

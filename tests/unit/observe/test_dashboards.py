@@ -17,6 +17,7 @@ from service.engine.model_config import ModelConfig
 from service.engine.servable import LoadedServable
 from service.observe.hot_rows_metrics import hot_rows_lines
 from service.observe.metrics import Metrics
+from service.observe.neighbor_metrics import neighbor_lines
 from service.observe.remote_metrics import remote_lines
 from service.observe.request_logs import RequestLogs
 from service.observe.store_metrics import store_lines
@@ -89,7 +90,7 @@ def families(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Family]:
     remote = {("m", 1, "t"): ReadCounts()}
     more = [lambda: readiness_lines(True, {"m": True}), lambda: store_lines([("m", Counts(), True)])]
     sampled = [LoadedServable(sampled_model(folder), 0)]
-    more.append(lambda: hot_rows_lines(sampled))
+    more += [lambda: hot_rows_lines(sampled), lambda: neighbor_lines({"m": 1})]
     metrics = Metrics(served.registry.loaded, [logs.metric_lines, *more, lambda: remote_lines(remote)])
     metrics.version_changed("m", VersionStatus(1, State.AVAILABLE))
     return read_exposition(metrics.render()[0].decode())

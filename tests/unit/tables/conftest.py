@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from service.native_tables import NATIVE_TABLES
-from service.tables import dict_index, kernels, key_index, numpy_kernels
+from service.tables import dict_index, kernels, key_index, numpy_kernels, numpy_neighbors
 
 KERNELS = ("gather", "combine", "sequence")
 INDEX = (
@@ -40,6 +40,7 @@ def implementation(request: pytest.FixtureRequest) -> Iterator[str]:
     is_native = request.param == "native"
     by_module: list[tuple[Any, Any, tuple[str, ...]]] = [
         (kernels, NATIVE_TABLES if is_native else numpy_kernels, KERNELS),
+        (kernels, NATIVE_TABLES if is_native else numpy_neighbors, ("neighbors",)),
         (key_index, NATIVE_TABLES if is_native else dict_index, INDEX),
     ]
     with pytest.MonkeyPatch.context() as patched:

@@ -1,0 +1,425 @@
+//! Finds the rows of a table that are nearest to given vectors. Every row is compared, so the result is exact.
+//!
+//! Rows are read in blocks that fit the first cache of a processor. All queries are compared with one block before the
+//! next block is read, so several queries share one pass over the table.
+
+use std::cmp::Ordering;
+use std::collections::BinaryHeap;
+use std::ops::Range;
+use std::time::Instant;
+
+use super::lanes::{LANES, Lanes};
+use super::numbers::Stored;
+use super::processor::{Kernel, Processor};
+use super::rows::{PREFETCH_DISTANCE, TableView};
+use super::table::{LookupResult, OnBadId, Policy, Table};
+
+/// Bytes of the float32 rows of one block.
+const BLOCK_BYTES: usize = 16 << 10;
+/// Largest number of rows of one block; a multiple of eight.
+const MAX_BLOCK_ROWS: usize = 512;
+/// How many blocks are read between two looks at the clock.
+const CLOCK_BLOCKS: usize = 64;
+/// The least rows for each thread; the calling thread scans fewer by itself, as starting a thread costs some 50 us.
+const LEAST_ROWS: usize = 32 << 10;
+/// By how much threads that scan are nicer than the thread that asks, so that lookups get the processor first.
+const SCAN_NICE: libc::c_int = 10;
+
+/// How near two vectors are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Metric {
+    /// The scalar product; larger is nearer.
+    Dot,
+    /// The cosine of the angle, 0 if a vector has the length 0; larger is nearer.
+    Cosine,
+    /// The squared Euclidean distance; smaller is nearer.
+    L2,
+}
+
+/// A search for the nearest rows of a table.
+#[derive(Clone, Copy, Debug)]
+pub struct Search<'a> {
+    /// The query vectors, D float32 each, end to end.
+    pub queries: &'a [f32],
+    /// For each query, the id of a row that is no neighbour of it; -1 for none.
+    pub own: &'a [i64],
+    /// The largest number of neighbours of a query.
+    pub k: usize,
+    /// The metric.
+    pub metric: Metric,
+    /// The ids of the only rows that may be neighbours, ascending and in the table; None: all rows may be.
+    pub listed: Option<&'a [i64]>,
+    /// The ids of rows that may not be neighbours, ascending.
+    pub denied: &'a [i64],
+    /// The time at which the search gives up.
+    pub until: Option<Instant>,
+}
+
+/// A row and its score.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Neighbor {
+    /// The row's id.
+    pub id: i64,
+    /// The metric of the row and the query.
+    pub score: f32,
+}
+
+/// A candidate in a heap whose greatest element is the farthest row.
+#[derive(Clone, Copy, Debug)]
+struct Candidate {
+    /// Larger is nearer; never NaN.
+    nearness: f32,
+    id: i64,
+}
+
+impl Ord for Candidate {
+    fn cmp(&self, other: &Self) -> Ordering {
+        // Of two rows with the same score, the one with the larger id is farther.
+        other.nearness.partial_cmp(&self.nearness).unwrap_or(Ordering::Equal).then(self.id.cmp(&other.id))
+    }
+}
+
+impl PartialOrd for Candidate {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl PartialEq for Candidate {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other) == Ordering::Equal
+    }
+}
+
+impl Eq for Candidate {}
+
+/// The nearest rows of one query so far.
+#[derive(Clone, Debug)]
+struct Nearest {
+    heap: BinaryHeap<Candidate>,
+    k: usize,
+    /// A row with a larger id must be nearer than this to enter a full heap.
+    bar: f32,
+}
+
+impl Nearest {
+    fn new(k: usize) -> Self {
+        Nearest { heap: BinaryHeap::new(), k, bar: f32::NEG_INFINITY }
+    }
+
+    fn is_full(&self) -> bool {
+        self.heap.len() == self.k
+    }
+
+    fn add(&mut self, candidate: Candidate) {
+        if !self.is_full() {
+            self.heap.push(candidate);
+        } else if let Some(mut farthest) = self.heap.peek_mut()
+            && candidate < *farthest
+        {
+            *farthest = candidate;
+        }
+        if self.is_full() {
+            self.bar = self.heap.peek().map_or(f32::INFINITY, |farthest| farthest.nearness);
+        }
+    }
+}
+
+/// The queries of a search as the kernel reads them.
+struct Queries {
+    /// One query after the other, each filled up with zeros to `width` numbers. For the cosine they have the length 1,
+    /// for the distance they are negated.
+    numbers: Vec<f32>,
+    /// D, rounded up to a multiple of eight.
+    width: usize,
+}
+
+impl Queries {
+    fn new(search: &Search<'_>, dim: usize) -> Self {
+        let width = dim.next_multiple_of(LANES);
+        let mut numbers = vec![0.0; search.own.len() * width];
+        for (query, padded) in search.queries.chunks_exact(dim).zip(numbers.chunks_exact_mut(width)) {
+            let squares: f64 = query.iter().map(|&number| f64::from(number) * f64::from(number)).sum();
+            let factor = match search.metric {
+                Metric::Dot => 1.0,
+                Metric::Cosine if squares > 0.0 => 1.0 / squares.sqrt(),
+                Metric::Cosine => 0.0,
+                Metric::L2 => -1.0,
+            };
+            for (to, &number) in padded.iter_mut().zip(query) {
+                *to = (f64::from(number) * factor) as f32;
+            }
+        }
+        Queries { numbers, width }
+    }
+}
+
+impl Table {
+    /// Returns the nearest rows of each query, the nearest first; of rows with the same score, the one with the smaller
+    /// id first. A row whose score is NaN is no neighbour. Returns None if the time is over.
+    ///
+    /// Up to `threads` threads of low priority share the rows of a large table, and end with the call; the calling thread
+    /// scans a small table by itself.
+    ///
+    /// # Panics
+    /// `queries` is not D numbers for each element of `own`, or an id of `listed` is not in the table.
+    #[must_use]
+    pub fn neighbors(&self, search: &Search<'_>, threads: usize) -> Option<Vec<Vec<Neighbor>>> {
+        self.neighbors_on(Processor::best(), search, threads)
+    }
+
+    pub(super) fn neighbors_on(
+        &self,
+        processor: Processor,
+        search: &Search<'_>,
+        threads: usize,
+    ) -> Option<Vec<Vec<Neighbor>>> {
+        let view = || TableView::new(self, Policy { on_bad_id: OnBadId::Error, default_row: 0 });
+        let table = view();
+        assert!(search.queries.len() == search.own.len() * self.embedding_dim);
+        assert!(search.listed.is_none_or(|ids| ids.iter().all(|&id| table.has_row(id))));
+        if search.k == 0 || search.own.is_empty() || self.embedding_dim == 0 {
+            return Some(vec![Vec::new(); search.own.len()]);
+        }
+        let queries = Queries::new(search, self.embedding_dim);
+        let num_rows = search.listed.map_or(table.num_rows(), <[i64]>::len);
+        let parts = threads.min(num_rows / LEAST_ROWS).max(1);
+        // Parts begin at multiples of eight rows, so that only the last has a group that is not full.
+        let bound = |part: usize| if part == parts { num_rows } else { num_rows * part / parts / LANES * LANES };
+        let scan = |part: usize| {
+            let mut found = vec![Nearest::new(search.k); search.own.len()];
+            let mut is_late = false;
+            let places = bound(part)..bound(part + 1);
+            let (table, found_here, is_late_here) = (view(), &mut found, &mut is_late);
+            let kernel = Scan { table, search, queries: &queries, places, found: found_here, is_late: is_late_here };
+            let _ = self.run_on(processor, kernel);
+            (!is_late).then_some(found)
+        };
+        let scan_behind_lookups = |part: usize| {
+            // SAFETY: the calls change nothing but the priority of the calling thread, which ends after its scan. A
+            // refusal only means that the thread keeps its priority.
+            unsafe {
+                let nice = libc::getpriority(libc::PRIO_PROCESS, 0) + SCAN_NICE;
+                libc::setpriority(libc::PRIO_PROCESS, 0, nice);
+            }
+            scan(part)
+        };
+        let all = if num_rows < LEAST_ROWS {
+            vec![scan(0)]
+        } else {
+            std::thread::scope(|scope| {
+                let scan = &scan_behind_lookups;
+                let started: Vec<_> = (0..parts).map(|part| scope.spawn(move || scan(part))).collect();
+                let ended = started.into_iter().map(std::thread::ScopedJoinHandle::join);
+                ended.map(|found| found.unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
+            })
+        };
+        let mut all = all.into_iter();
+        let mut found = all.next()??;
+        for part in all {
+            for (nearest, more) in found.iter_mut().zip(part?) {
+                more.heap.into_iter().for_each(|candidate| nearest.add(candidate));
+            }
+        }
+        Some(found.into_iter().map(|nearest| ordered(nearest, search.metric)).collect())
+    }
+}
+
+fn ordered(nearest: Nearest, metric: Metric) -> Vec<Neighbor> {
+    let candidates = nearest.heap.into_sorted_vec().into_iter();
+    candidates
+        .map(|Candidate { nearness, id }| Neighbor {
+            id,
+            // The addition turns -0 into 0.
+            score: if metric == Metric::L2 { -nearness } else { nearness } + 0.0,
+        })
+        .collect()
+}
+
+/// Compares the queries of a search with some rows of a table.
+struct Scan<'a> {
+    table: TableView,
+    search: &'a Search<'a>,
+    queries: &'a Queries,
+    /// Row numbers, or positions in the list of a search.
+    places: Range<usize>,
+    /// One for each query.
+    found: &'a mut [Nearest],
+    is_late: &'a mut bool,
+}
+
+impl Kernel for Scan<'_> {
+    #[inline(always)]
+    unsafe fn run<L: Lanes, S: Stored>(self) -> LookupResult {
+        let Scan { table, search, queries, places, found, is_late } = self;
+        let width = queries.width;
+        let row_bytes = width * size_of::<f32>();
+        let block_rows = (BLOCK_BYTES / row_bytes / LANES * LANES).clamp(LANES, MAX_BLOCK_ROWS);
+        // Float32 rows are read where they lie if whole lanes fill them.
+        let is_direct = S::IS_FLOAT32 && table.dim == width && search.listed.is_none();
+        let mut copies = vec![0.0_f32; block_rows * width];
+        let mut factors = [1.0_f32; MAX_BLOCK_ROWS];
+        for (number, start) in places.clone().step_by(block_rows).enumerate() {
+            if number.is_multiple_of(CLOCK_BLOCKS) && search.until.is_some_and(|until| Instant::now() >= until) {
+                *is_late = true;
+                return Ok(0);
+            }
+            let count = block_rows.min(places.end - start);
+            let rows = if is_direct && count.is_multiple_of(LANES) {
+                table.row::<S>(start as i64)
+            } else {
+                // SAFETY: `places` lie in the table or in the list, whose ids lie in the table, and `copies` has space
+                // for `count` rows of `width` numbers, and D is at most `width`.
+                unsafe { copy_rows::<L, S>(&table, search, start..start + count, &mut copies, width) };
+                copies.as_ptr().cast()
+            };
+            // The rows after the last of the block are rows of an earlier block, or zeros.
+            let groups = count.div_ceil(LANES);
+            if search.metric == Metric::Cosine {
+                for group in 0..groups {
+                    // SAFETY: there are eight rows of `width` numbers for each group.
+                    let squares = unsafe { sums::<L, Square>(rows.add(group * LANES * row_bytes), rows, width) };
+                    for (factor, square) in factors[group * LANES..].iter_mut().zip(squares) {
+                        // A NaN stays in the product, and a row of zeros gets the score 0.
+                        *factor = if square > 0.0 { 1.0 / square.sqrt() } else { 0.0 };
+                    }
+                }
+            }
+            for (query, nearest) in found.iter_mut().enumerate() {
+                let numbers = queries.numbers[query * width..].as_ptr().cast::<u8>();
+                for group in 0..groups {
+                    let first = group * LANES;
+                    // SAFETY: there are eight rows of `width` numbers for each group, and `width` numbers of a query.
+                    let mut scores = unsafe {
+                        let rows = rows.add(first * row_bytes);
+                        match search.metric {
+                            Metric::Dot | Metric::Cosine => sums::<L, Product>(rows, numbers, width),
+                            Metric::L2 => sums::<L, Distance>(rows, numbers, width),
+                        }
+                    };
+                    match search.metric {
+                        Metric::Dot => {}
+                        Metric::Cosine => {
+                            scores.iter_mut().zip(&factors[first..]).for_each(|(score, factor)| *score *= factor);
+                        }
+                        Metric::L2 => scores.iter_mut().for_each(|score| *score = -*score),
+                    }
+                    let bar = nearest.bar;
+                    // The loop does not stop early, so that the compiler turns it into vector instructions. A row that
+                    // only equals the bar has a larger id than the rows in a full heap, and is farther.
+                    let has_nearer = scores.iter().fold(false, |any, &score| any | (score > bar));
+                    if has_nearer || !nearest.is_full() {
+                        let in_group = (count - first).min(LANES);
+                        add_group(&scores[..in_group], start + first, search, search.own[query], nearest);
+                    }
+                }
+            }
+        }
+        Ok(0)
+    }
+}
+
+/// Adds the rows of one group to the nearest rows of a query; `start` is the place of the group's first row.
+#[inline(never)]
+fn add_group(scores: &[f32], start: usize, search: &Search<'_>, own: i64, nearest: &mut Nearest) {
+    for (place, &nearness) in (start..).zip(scores) {
+        if nearness.is_nan() || (nearest.is_full() && nearness <= nearest.bar) {
+            continue;
+        }
+        let id = search.listed.map_or(place as i64, |ids| ids[place]);
+        if id != own && search.denied.binary_search(&id).is_err() {
+            nearest.add(Candidate { nearness, id });
+        }
+    }
+}
+
+/// Copies rows as float32 to `copies`, one in each `width` numbers.
+///
+/// # Safety
+/// `places` are row numbers of the table, or positions in the search's list; `copies` has space for them.
+#[inline(always)]
+unsafe fn copy_rows<L: Lanes, S: Stored>(
+    table: &TableView,
+    search: &Search<'_>,
+    places: Range<usize>,
+    copies: &mut [f32],
+    width: usize,
+) {
+    for (to, place) in copies.chunks_exact_mut(width).zip(places) {
+        let id = match search.listed {
+            None => place as i64,
+            Some(ids) => {
+                if let Some(&later) = ids.get(place + PREFETCH_DISTANCE) {
+                    table.prefetch_row::<S>(later);
+                }
+                ids[place]
+            }
+        };
+        // SAFETY: the caller promises that the row lies in the table and that `to` has space for D numbers.
+        unsafe { table.copy::<L, S>(id, to.as_mut_ptr().cast()) };
+    }
+}
+
+/// One term of a sum over the columns of a row.
+trait Term {
+    /// Adds the term of eight columns to the sum; `query` is the address of the query's numbers in these columns.
+    unsafe fn add<L: Lanes>(row: L, query: *const u8, sum: L) -> L;
+}
+
+/// Row times query.
+struct Product;
+/// Squared difference; the query's numbers are negated.
+struct Distance;
+/// Squared row.
+struct Square;
+
+impl Term for Product {
+    #[inline(always)]
+    unsafe fn add<L: Lanes>(row: L, query: *const u8, sum: L) -> L {
+        // SAFETY: the caller promises the instructions of `L`, and eight numbers at `query`.
+        unsafe { row.times_plus(L::float32(query), sum) }
+    }
+}
+
+impl Term for Distance {
+    #[inline(always)]
+    unsafe fn add<L: Lanes>(row: L, query: *const u8, sum: L) -> L {
+        // SAFETY: the caller promises the instructions of `L`, and eight numbers at `query`.
+        unsafe {
+            let difference = row.plus(L::float32(query));
+            difference.times_plus(difference, sum)
+        }
+    }
+}
+
+impl Term for Square {
+    #[inline(always)]
+    unsafe fn add<L: Lanes>(row: L, _query: *const u8, sum: L) -> L {
+        // SAFETY: the caller promises the instructions of `L`.
+        unsafe { row.times_plus(row, sum) }
+    }
+}
+
+/// Sums the terms over the columns of each of eight rows, which lie end to end.
+///
+/// # Safety
+/// The processor has the instructions of `L`; `rows` are eight rows of `width` float32, `query` is as many numbers, and
+/// `width` is a multiple of eight.
+#[inline(always)]
+unsafe fn sums<L: Lanes, T: Term>(rows: *const u8, query: *const u8, width: usize) -> [f32; LANES] {
+    let row_bytes = width * size_of::<f32>();
+    // SAFETY: no column is behind `width`; the caller promises the rest.
+    unsafe {
+        let mut sums = [L::zero(); LANES];
+        let mut at = 0;
+        while at < row_bytes {
+            for (number, sum) in sums.iter_mut().enumerate() {
+                *sum = T::add(L::float32(rows.add(number * row_bytes + at)), query.add(at), *sum);
+            }
+            at += LANES * size_of::<f32>();
+        }
+        let mut out = [0.0_f32; LANES];
+        L::totals(sums).write(out.as_mut_ptr().cast());
+        out
+    }
+}

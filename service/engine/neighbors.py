@@ -1,0 +1,128 @@
+"""Declares a search for the rows of a table that are nearest to some vectors, and its answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, Protocol, get_args
+
+from service.types import Array, Table
+
+# The signature that gRPC clients name for a search, and the name of searches in metrics.
+SIGNATURE = "neighbors"
+# dot, cosine: larger is nearer. l2: the squared Euclidean distance, smaller is nearer.
+Metric = Literal["dot", "cosine", "l2"]
+METRICS: tuple[Metric, ...] = get_args(Metric)
+DEFAULT_K = 10
+DEFAULT_METRIC: Metric = "dot"
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """Rows that a request names. ids: [N] int64; keys: [N] object (bytes) or int64, keys of a vocabulary; or None."""
+
+    ids: Array | None = None
+    keys: Array | None = None
+
+    @property
+    def size(self) -> int:
+        """Number of ids and keys."""
+        return sum(0 if one is None else int(one.shape[0]) for one in (self.ids, self.keys))
+
+    @property
+    def is_given(self) -> bool:
+        """Whether the request has ids or keys, perhaps an empty list of them."""
+        return self.ids is not None or self.keys is not None
+
+
+@dataclass(frozen=True, slots=True)
+class NeighborQuery:
+    """A request for the nearest rows of one table.
+
+    rows: the rows whose neighbours are wanted; vectors: [Q, D] float32, or None. A request has one of the two.
+    feature: the feature whose vocabulary has the keys; "" if the table has only one vocabulary.
+    allowed: the only rows that may be neighbours, if it is given. denied: rows that may not be.
+    include_self: whether a row may be its own neighbour.
+    """
+
+    rows: Named = Named()
+    vectors: Array | None = None
+    k: int = DEFAULT_K
+    metric: Metric = DEFAULT_METRIC
+    feature: str = ""
+    allowed: Named = Named()
+    denied: Named = Named()
+    include_self: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RowSearch:
+    """A search as a table runs it.
+
+    queries: [Q, D] float32. own: [Q] int64, the row that is no neighbour of a query; -1 for none.
+    allowed: [N] int64, the only rows that may be neighbours; None: all. denied: [M] int64. Both ascend.
+    seconds: time after which the search gives up. threads: most threads that share the rows.
+    """
+
+    queries: Array
+    own: Array
+    k: int
+    metric: Metric
+    allowed: Array | None
+    denied: Array
+    seconds: float
+    threads: int
+
+
+class Nearest(NamedTuple):
+    """The nearest rows of each query, the nearest first.
+
+    ids: [Q, k] int64, -1 after the last. scores: [Q, k] float32, NaN after the last.
+    """
+
+    ids: Array
+    scores: Array
+
+
+class NeighborAnswer(NamedTuple):
+    """The answer to a search.
+
+    ids, scores: as in Nearest. keys: [Q, k] object (bytes, int, or None for a row without a key); None: the table has
+    no vocabulary, or several and the request names none.
+    version: the model version of the table. rows_scanned: number of rows that the queries were compared with.
+    """
+
+    ids: Array
+    scores: Array
+    keys: Array | None
+    version: int
+    rows_scanned: int
+
+
+class SearchedTable(Table, Protocol):
+    """A table that can be searched. Concurrency: any thread."""
+
+    def nearest(self, search: RowSearch) -> Nearest:
+        """Returns the nearest rows of each query.
+
+        Raises:
+          DeadlineExceeded: the search took too long.
+          Unimplemented: this kind of table can not be searched.
+        """
+        ...
+
+
+class TableKeys(Protocol):
+    """The keys of one table's rows, from its vocabularies. Concurrency: any thread."""
+
+    def ids_of(self, keys: Array, feature: str) -> Array:
+        """Returns [N] int64 ids of [N] keys.
+
+        Raises:
+          InputMismatch: the feature has no vocabulary, or keys of another dtype.
+          IdOutOfRange: a key is not in the vocabulary.
+        """
+        ...
+
+    def keys_of(self, ids: Array, feature: str) -> Array | None:
+        """Returns keys of ids of any shape, as in NeighborAnswer; raises InputMismatch for an unknown feature."""
+        ...

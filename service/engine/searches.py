@@ -1,0 +1,154 @@
+"""Runs searches for nearest rows: checks the request, finds its rows, and compares them in threads of their own."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from threading import get_ident
+
+import numpy as np
+
+from service.engine.admission import Admission
+from service.engine.admission_limits import NeighborLimits
+from service.engine.neighbors import Named, NeighborAnswer, NeighborQuery, RowSearch, SearchedTable, TableKeys
+from service.engine.servable import Servable
+from service.engine.workers import Workers
+from service.errors import IdsTooMany, InputMismatch
+from service.types import Array, TableInfo
+
+# Most ids and keys of one filter.
+MAX_FILTER_IDS = 1_000_000
+# Longest time of a search whose request has no earlier deadline (seconds).
+MAX_SEARCH_S = 30.0
+
+_NO_IDS = np.empty(0, np.int64)
+
+
+def find_neighbors(
+    servable: Servable,
+    table: SearchedTable,
+    query: NeighborQuery,
+    limits: NeighborLimits,
+    *,
+    seconds: float,
+    threads: int,
+) -> NeighborAnswer:
+    """Runs a search in a table of a servable, on which the caller has a lease.
+
+    Raises:
+      InputMismatch, IdOutOfRange, IdsTooMany: the request does not fit the table, or is over a limit.
+      DeadlineExceeded, Unimplemented: as SearchedTable.nearest.
+    """
+    info = table.info
+    keys = servable.keys.get(info.name, _NoKeys(info.name))
+    _check_size("k", query.k, limits.k)
+    queries, own = _vectors(table, query, keys, limits.queries)
+    for named in (query.allowed, query.denied):
+        _check_size("filter", named.size, MAX_FILTER_IDS, least=0)
+    allowed = _row_numbers(info, query.allowed, query.feature, keys) if query.allowed.is_given else None
+    denied = _row_numbers(info, query.denied, query.feature, keys)
+    if allowed is not None:
+        allowed = np.setdiff1d(allowed, denied, assume_unique=True)
+    # An answer is never wider than the table, so that a large k takes no memory.
+    k = min(query.k, info.vocabulary_size)
+    search = RowSearch(queries, own, k, query.metric, allowed, denied, seconds, threads)
+    found = table.nearest(search)
+    scanned = info.vocabulary_size if allowed is None else int(allowed.size)
+    return NeighborAnswer(*found, keys.keys_of(found.ids, query.feature), servable.version, scanned)
+
+
+def _vectors(table: SearchedTable, query: NeighborQuery, keys: TableKeys, max_queries: int) -> tuple[Array, Array]:
+    """Returns the [Q, D] float32 queries, and the [Q] int64 rows that are left out of their neighbours."""
+    info = table.info
+    if (query.vectors is None) == (not query.rows.is_given):
+        raise InputMismatch('A search has one of "ids", "keys" and "vectors".')
+    if query.vectors is None:
+        _check_size("queries", query.rows.size, max_queries)
+        ids = _ids(query.rows, query.feature, keys)
+        rows = table.rows(ids)
+        return rows, np.full_like(ids, -1) if query.include_self else ids
+    vectors = query.vectors
+    if vectors.ndim != 2 or vectors.shape[1] != info.embedding_dim:
+        raise InputMismatch(
+            f'input "vectors": shape {list(vectors.shape)}, a row of table "{info.name}" has {info.embedding_dim} '
+            "numbers: send one list of as many numbers for each query."
+        )
+    _check_size("queries", vectors.shape[0], max_queries)
+    if not np.isfinite(vectors).all():
+        raise InputMismatch('input "vectors": a number is NaN or infinite.')
+    return np.ascontiguousarray(vectors, np.float32), np.full(vectors.shape[0], -1, np.int64)
+
+
+def _check_size(what: str, size: int, most: int, least: int = 1) -> None:
+    if size > most:
+        raise IdsTooMany(f'"{what}" is {size}, the limit is {most} per request.')
+    if size < least:
+        raise InputMismatch(f'"{what}" is {size}, the least is {least}.')
+
+
+def _ids(named: Named, feature: str, keys: TableKeys) -> Array:
+    parts = [] if named.ids is None else [named.ids]
+    if named.keys is not None:
+        parts.append(keys.ids_of(named.keys, feature) if named.keys.size else _NO_IDS)
+    return np.ascontiguousarray(np.concatenate(parts or [_NO_IDS]), np.int64)
+
+
+def _row_numbers(info: TableInfo, named: Named, feature: str, keys: TableKeys) -> Array:
+    """Returns the ids of a filter, ascending and each once; ids outside the table name no row, and are left out."""
+    found = np.unique(_ids(named, feature, keys))
+    return found[(found >= 0) & (found < info.vocabulary_size)]
+
+
+class _NoKeys:
+    """The TableKeys of a table without a vocabulary."""
+
+    def __init__(self, table: str) -> None:
+        self._table = table
+
+    def ids_of(self, keys: Array, feature: str) -> Array:
+        raise InputMismatch(f'table "{self._table}" has no vocabulary: send ids.')
+
+    def keys_of(self, ids: Array, feature: str) -> Array | None:
+        return None
+
+
+class Searches:
+    """The searches of all tables, which run in a pool of their own. Concurrency: any thread.
+
+    pool: runs the searches, so that no thread that answers lookups waits for one.
+    """
+
+    def __init__(self, limits: NeighborLimits, admission: Admission, clock: Callable[[], float]) -> None:
+        self._limits = limits
+        self._clock = clock
+        self.pool = Workers(limits.threads, name="neighbors", admission=admission, clock=clock)
+        # The number of running searches, counted as the leases of a Holder are: without a lock.
+        self._running: deque[None] = deque()
+        self._scanned: dict[tuple[int, str], int] = {}
+
+    def find(
+        self, servable: Servable, table: SearchedTable, query: NeighborQuery, deadline_s: float | None
+    ) -> NeighborAnswer:
+        """Runs a search in the calling thread; raises as find_neighbors does.
+
+        Args:
+          deadline_s: on the engine's clock; None: MAX_SEARCH_S from now.
+        """
+        seconds = MAX_SEARCH_S if deadline_s is None else min(deadline_s - self._clock(), MAX_SEARCH_S)
+        self._running.append(None)
+        try:
+            # A search that runs alone gets all threads.
+            threads = max(self._limits.threads // len(self._running), 1)
+            found = find_neighbors(servable, table, query, self._limits, seconds=max(seconds, 0.0), threads=threads)
+        finally:
+            self._running.pop()
+        key = get_ident(), servable.name
+        self._scanned[key] = self._scanned.get(key, 0) + found.rows_scanned
+        return found
+
+    def rows_scanned(self) -> Mapping[str, int]:
+        """Returns the number of rows that searches were compared with, by model."""
+        totals: Counter[str] = Counter()
+        for (_, model), count in self._scanned.copy().items():
+            totals[model] += count
+        return totals

@@ -1,0 +1,46 @@
+"""Defines the JSON Schemas of the search for nearest rows, by name."""
+
+from __future__ import annotations
+
+from service.engine.neighbors import METRICS
+from service.http.json_schema import BOOLEAN, INTEGER, STRING, Json, an_object, array_of, enum_of, ref
+
+_KEYS: Json = {"anyOf": [array_of(STRING), array_of(INTEGER), array_of(ref("Base64"))]}
+_QUERIES: dict[str, Json] = {
+    "ids": array_of(INTEGER, "Rows whose neighbours are wanted."),
+    "keys": _KEYS | {"description": "The same by keys of the table's vocabulary."},
+    "vectors": array_of(ref("Vector"), "Vectors whose neighbours are wanted, as long as the table's rows."),
+}
+_OPTIONS: dict[str, Json] = {
+    "k": INTEGER | {"description": "Most neighbours of each query; 10 if there is none."},
+    "metric": enum_of(*METRICS)
+    | {"description": "dot if there is none. l2 is the squared Euclidean distance, and smaller is nearer."},
+    "filter": an_object(
+        {},
+        {
+            "ids": array_of(INTEGER, "Only these rows, and those of keys, may be neighbours."),
+            "keys": _KEYS,
+            "exclude_ids": array_of(INTEGER, "These rows, and those of exclude_keys, may not."),
+            "exclude_keys": _KEYS,
+        },
+    ),
+    "feature": STRING | {"description": "The feature whose vocabulary has the keys, if the table has several."},
+    "include_self": BOOLEAN | {"description": "Whether a row may be its own neighbour; false if there is none."},
+}
+NEIGHBORS: dict[str, Json] = {
+    "NeighborsRequest": {
+        "anyOf": [an_object({name: query}, _OPTIONS) | {"title": f"By {name}"} for name, query in _QUERIES.items()]
+    },
+    "NeighborsResponse": an_object(
+        {
+            "ids": array_of(array_of(INTEGER), "For each query the nearest rows, the nearest first."),
+            "scores": array_of(array_of(ref("Float")), "The metric of each of them."),
+        },
+        {
+            "keys": array_of(
+                array_of({"anyOf": [STRING, INTEGER, ref("Base64"), {"type": "null"}]}),
+                "Their keys, if the table has a vocabulary; null for a row without a key.",
+            )
+        },
+    ),
+}

@@ -1,0 +1,81 @@
+"""Finds the rows of a table by keys of its vocabularies, and the keys of rows; errors are in the client's terms."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from service.errors import IdOutOfRange, InputMismatch
+from service.tables.vocabulary import OpenedVocabulary, counted_apart
+from service.types import Array
+
+
+class TableKeys:
+    """The vocabularies of one table, by feature, as engine.neighbors declares. Concurrency: any thread."""
+
+    def __init__(self, table: str, vocabularies: Mapping[str, OpenedVocabulary]) -> None:
+        self._table = table
+        self._vocabularies = vocabularies
+
+    def ids_of(self, keys: Array, feature: str) -> Array:
+        """Returns [N] int64 ids of [N] keys; an unknown key is an error, whatever a lookup reads for it.
+
+        Args:
+          feature: the feature whose vocabulary has the keys; "" if the table has only one vocabulary.
+
+        Raises:
+          InputMismatch: the feature has no vocabulary, or keys of another dtype.
+          IdOutOfRange: a key is not in the vocabulary.
+        """
+        chosen = self._named(feature) or self._only()
+        if chosen is None:
+            if self._vocabularies:
+                features = ", ".join(sorted(self._vocabularies))
+                raise InputMismatch(
+                    f'table "{self._table}" has several vocabularies: name one by "feature", of {features}.'
+                )
+            raise InputMismatch(f'table "{self._table}" has no vocabulary: send ids.')
+        if (chosen.key_dtype == "string") != (keys.dtype == object):
+            raise InputMismatch(f'table "{self._table}": its keys are {chosen.key_dtype}.')
+        # A lookup reads an OOV bucket or a default row for an unknown key, which is not the row of the key.
+        known_to = counted_apart(chosen)
+        ids = known_to.ids_of(keys, "keys")
+        if known_to.strangers.total:
+            place = next(i for i in range(len(keys)) if _is_stranger(chosen, keys[i : i + 1]))
+            key = keys[place]
+            shown = key.decode(errors="replace") if isinstance(key, bytes) else key
+            raise IdOutOfRange(f'table "{self._table}": key {shown!r} at position {place} is not in its vocabulary.')
+        return np.ascontiguousarray(ids, np.int64)
+
+    def keys_of(self, ids: Array, feature: str) -> Array | None:
+        """Returns the keys (bytes or int) of ids of any shape; None for an id without a key.
+
+        Returns None if no feature is named and the table has not exactly one vocabulary with keys.
+
+        Raises:
+          InputMismatch: the feature has no vocabulary.
+        """
+        chosen = self._named(feature) or self._only()
+        return None if chosen is None or not chosen.has_keys else chosen.keys_of(ids)
+
+    def _named(self, feature: str) -> OpenedVocabulary | None:
+        if not feature:
+            return None
+        if feature not in self._vocabularies:
+            known = ", ".join(sorted(self._vocabularies)) or "none"
+            raise InputMismatch(f'table "{self._table}" has no feature "{feature}" with keys. Features: {known}.')
+        return self._vocabularies[feature]
+
+    def _only(self) -> OpenedVocabulary | None:
+        distinct = {id(vocabulary): vocabulary for vocabulary in self._vocabularies.values()}
+        return next(iter(distinct.values())) if len(distinct) == 1 else None
+
+
+def _is_stranger(vocabulary: OpenedVocabulary, key: Array) -> bool:
+    alone = counted_apart(vocabulary)
+    try:
+        alone.ids_of(key, "keys")
+    except IdOutOfRange:
+        return True
+    return alone.strangers.total > 0

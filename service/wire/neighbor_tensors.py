@@ -1,0 +1,115 @@
+"""Converts the tensors of a Predict request with the signature "neighbors" to a search, and its answer to tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from service.engine.neighbors import (
+    DEFAULT_K,
+    DEFAULT_METRIC,
+    METRICS,
+    Named,
+    NeighborAnswer,
+    NeighborQuery,
+)
+from service.errors import InputMismatch, UnknownOutput
+from service.types import Array, Tensors
+
+_INTEGERS = frozenset({"int64", "int32"})
+# Input -> its rank and dtypes; object is a string.
+_INPUTS: Mapping[str, tuple[int, frozenset[str]]] = {
+    "table": (0, frozenset({"object"})),
+    "ids": (1, _INTEGERS),
+    "keys": (1, _INTEGERS | {"object"}),
+    "vectors": (2, frozenset({"float32", "float64", "float16"})),
+    "k": (0, _INTEGERS),
+    "metric": (0, frozenset({"object"})),
+    "feature": (0, frozenset({"object"})),
+    "filter_ids": (1, _INTEGERS),
+    "filter_keys": (1, _INTEGERS | {"object"}),
+    "exclude_ids": (1, _INTEGERS),
+    "exclude_keys": (1, _INTEGERS | {"object"}),
+    "include_self": (0, frozenset({"bool"})),
+}
+
+
+def decode_search(inputs: Tensors) -> tuple[str, NeighborQuery]:
+    """Returns the name of the table, and the search.
+
+    A scalar may come as a tensor of one element.
+
+    Raises:
+      InputMismatch: an input is unknown, missing, or of a wrong dtype or rank.
+    """
+    unknown = sorted(inputs.keys() - _INPUTS.keys())
+    if unknown or "table" not in inputs:
+        what = f"unknown inputs: {', '.join(unknown)}" if unknown else 'input "table" is missing'
+        raise InputMismatch(f'signature "neighbors": {what}. Its inputs are: {", ".join(_INPUTS)}.')
+    arrays = {name: _checked(name, array) for name, array in inputs.items()}
+    if len(arrays.keys() & {"ids", "keys", "vectors"}) != 1:
+        raise InputMismatch('signature "neighbors": send one of "ids", "keys" and "vectors".')
+    metric = _text(arrays, "metric", DEFAULT_METRIC)
+    chosen = next((known for known in METRICS if known == metric), None)
+    if chosen is None:
+        raise InputMismatch(f'input "metric" is {metric!r}, expected one of: {", ".join(METRICS)}.')
+    return _text(arrays, "table", ""), NeighborQuery(
+        rows=Named(arrays.get("ids"), arrays.get("keys")),
+        vectors=arrays.get("vectors"),
+        k=int(arrays["k"]) if "k" in arrays else DEFAULT_K,
+        metric=chosen,
+        feature=_text(arrays, "feature", ""),
+        allowed=Named(arrays.get("filter_ids"), arrays.get("filter_keys")),
+        denied=Named(arrays.get("exclude_ids"), arrays.get("exclude_keys")),
+        include_self=bool(arrays.get("include_self", False)),
+    )
+
+
+def encode_answer(answer: NeighborAnswer, output_filter: tuple[str, ...] = ()) -> dict[str, Array]:
+    """Returns the outputs: ids [Q, k] int64, scores [Q, k] float32, and keys [Q, k] strings if there are keys.
+
+    After a query's last neighbour come the id -1, the score NaN and an empty key. Integer keys are decimal text.
+
+    Args:
+      output_filter: the wanted outputs; empty: all.
+
+    Raises:
+      UnknownOutput: the answer has no such output.
+    """
+    outputs = {"ids": answer.ids, "scores": answer.scores}
+    if answer.keys is not None:
+        keys = np.empty(answer.keys.size, object)
+        for place, key in enumerate(answer.keys.reshape(-1).tolist()):
+            keys[place] = b"" if key is None else key if isinstance(key, bytes) else str(key).encode()
+        outputs["keys"] = keys.reshape(answer.keys.shape)
+    for name in output_filter:
+        if name not in outputs:
+            known = ",".join(sorted(outputs))
+            raise UnknownOutput(
+                f"output tensor alias not found in signature: {name} Outputs expected to be in the set {{{known}}}."
+            )
+    return {name: array for name, array in outputs.items() if not output_filter or name in output_filter}
+
+
+def _checked(name: str, array: Array) -> Array:
+    rank, dtypes = _INPUTS[name]
+    if rank == 0 and array.size == 1:
+        array = array.reshape(())
+    if array.ndim != rank or array.dtype.name not in dtypes:
+        wanted = " or ".join("string" if dtype == "object" else dtype for dtype in sorted(dtypes))
+        got = "string" if array.dtype == object else array.dtype.name
+        raise InputMismatch(
+            f'input "{name}": got {got} of rank {array.ndim}, signature "neighbors" takes {wanted} of rank {rank}.'
+        )
+    if array.dtype == np.int32:
+        return array.astype(np.int64)
+    return array.astype(np.float32) if name == "vectors" else array
+
+
+def _text(arrays: Mapping[str, Array], name: str, default: str) -> str:
+    value = arrays.get(name)
+    if value is None:
+        return default
+    found = value.item()
+    return found.decode(errors="replace") if isinstance(found, bytes) else str(found)
