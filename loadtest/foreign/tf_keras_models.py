@@ -1,4 +1,4 @@
-"""Builds Keras 2 (tf_keras) models; each is saved by model.export(), tf.saved_model.save and model.save."""
+"""Builds Keras 2 (tf_keras) models: three networks, each saved in three ways, and two by tf.saved_model.save."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans the manifest of an adopted SavedModel, before its lookups are compared with the oracle."""
+"""Plans the manifest of an adopted SavedModel, before its lookups are compared with numpy's (the oracle)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class PlannedVocabulary:
 
 @dataclass(frozen=True, slots=True)
 class AdoptPlan:
-    """The contents of a manifest before its lookups are compared with the oracle.
+    """The contents of a manifest before its lookups are compared with numpy's (the oracle).
 
     tables: name -> checkpoint key. vocabularies: by name; features that have the same keys share one.
     reasons: signature -> why it is no lookup. inexact: signatures whose sums differ in the last bits.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from service.access.callers import Callers
 from service.access.guarded_engine import GuardedEngine
+from service.access.sessions import Sessions
 from service.configuration.start_error import StartError
 from service.engine.bound import Observer
 from service.engine.engine import Engine
@@ -25,10 +26,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """The callers of one --auth_config file, and an engine that checks the rights of the current request's caller."""
+    """The callers of one --auth_config file, and an engine that checks the rights of the current request's caller.
+
+    sessions: the console's sessions, which all HTTP ports share.
+    """
 
     file: AuthFile
     engine: GuardedEngine
+    sessions: Sessions
 
     @property
     def callers(self) -> Callers:
@@ -78,4 +83,5 @@ def create_access(path: str, engine: Engine, observer: Observer, counter: Reload
     except AuthConfigError as error:
         raise StartError(f"--auth_config={path}: {error}") from error
     absent = Engine(Registry(lambda model, status: None), observer, engine.clock)
-    return Access(file, GuardedEngine(engine, absent, file.callers.current.get))
+    guarded = GuardedEngine(engine, absent, file.callers.current.get)
+    return Access(file, guarded, Sessions(file.callers))

@@ -18,7 +18,7 @@ from service.observe.reload_metrics import ReloadCounter
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_OPEN: frozenset[Part] = frozenset({"health", "reflection", "docs"})
+DEFAULT_OPEN: frozenset[Part] = frozenset({"health", "reflection", "docs", "console"})
 _KEYS = frozenset({"open", "caller"})
 _CALLER_KEYS = frozenset({"name", "token_sha256", "token_file", "certificate", "allow"})
 _ALLOW_KEYS = frozenset({"models", "rights"})

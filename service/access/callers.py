@@ -21,7 +21,7 @@ from service.errors import PermissionDenied, Unauthenticated
 Right = Literal["predict", "metadata", "admin"]
 RIGHTS: tuple[Right, ...] = get_args(Right)
 # Parts of the server that --auth_config may open to requests without credentials: see docs/security.md.
-Part = Literal["health", "reflection", "docs", "metrics"]
+Part = Literal["health", "reflection", "docs", "console", "metrics"]
 PARTS: tuple[Part, ...] = get_args(Part)
 _NONE: frozenset[Right] = frozenset()
 # Most entries of the cache from a token's digest to its caller, which saves the comparison with all callers' digests.
@@ -152,6 +152,10 @@ class Callers:
             raise Unauthenticated("Valid credentials are required: Authorization: Bearer <token>, or a certificate.")
         return grant
 
+    def of_digest(self, digest: bytes) -> Grant | None:
+        """Returns the grant of the caller that has a token with this SHA-256 now; None: no caller has it any more."""
+        return self._known.of_digest(digest)
+
     @contextmanager
     def acting(self, grant: Grant) -> Iterator[None]:
         """Returns a contextvars.Context in which code runs with a caller's grant as the current one."""
@@ -165,6 +169,11 @@ class Callers:
         """Raises PermissionDenied unless the current caller has the right on all models, or the part is open to all."""
         if part is None or not self.is_open(part):
             self.current.get().require_everywhere(right)
+
+
+def digest_of(token: bytes) -> bytes:
+    """Returns the SHA-256 of a token, without the spaces around it."""
+    return sha256(token.strip()).digest()
 
 
 class _Known:
@@ -181,7 +190,9 @@ class _Known:
     def of_header(self, value: bytes) -> Grant | None:
         if len(value) > _MAX_TOKEN_BYTES or value[: len(_SCHEME)].lower() != _SCHEME:
             return None
-        digest = sha256(value[len(_SCHEME) :].strip()).digest()
+        return self.of_digest(digest_of(value[len(_SCHEME) :]))
+
+    def of_digest(self, digest: bytes) -> Grant | None:
         # The time of this dict lookup tells a client nothing about valid tokens: it depends only on the token's SHA-256
         # digest, which no client can choose.
         seen = self._seen.get(digest)

@@ -12,7 +12,7 @@ from service.access.callers import Grant, Right
 from service.engine.admission import Admission
 from service.engine.bound import Bound
 from service.engine.call import Call
-from service.engine.deltas import Upsert, UpsertReceipt
+from service.engine.deltas import RowOrigin, Upsert, UpsertReceipt
 from service.engine.engine import Engine, ModelDescription, TableRows
 from service.engine.hot_rows import TableTraffic
 from service.engine.model_config import ModelConfig
@@ -127,6 +127,10 @@ class GuardedEngine(Engine):
         """Returns the traffic of a table, for callers with the right "metadata" on the model."""
         return self._for(ref.name, "metadata").traffic(ref, table_name, most)
 
+    def row_origin(self, ref: ModelRef, table_name: str, row: int) -> RowOrigin | None:
+        """Returns the delta that wrote a row last, for callers with the right "predict" on the model."""
+        return self._for(ref.name, "predict").row_origin(ref, table_name, row)
+
     def may_wait(self, ref: ModelRef, table_name: str) -> bool:
         """Says whether reads of a table wait for other machines.
 
@@ -138,6 +142,10 @@ class GuardedEngine(Engine):
         """Replaces the list of models; the caller needs the right "admin" on all models."""
         self._grant().require_everywhere("admin")
         self._engine.reload(models, deadline_s)
+
+    def set_label(self, model: str, label: str, version: int | None) -> None:
+        """Changes a label of a model, for callers with the right "admin" on the model."""
+        self._for(model, "admin").set_label(model, label, version)
 
     def models(self) -> list[str]:
         """Returns the names of the configured models on which the caller has the right "metadata", sorted."""

@@ -123,6 +123,11 @@ class Overlay:
         if self._shown is not None and self._shown.holder is None:
             self._shown.holder = holder
 
+    def order_of(self, table: str, row: int) -> int:
+        """Returns the order of the delta that wrote a row last; 0 if none did. Concurrency: any thread."""
+        orders = self._orders.get(table)
+        return 0 if orders is None or not 0 <= row < orders.size else int(orders[row])
+
     def close(self) -> None:
         """Drops the references to all sides; a side's memory is freed when the last request that reads it ends."""
         self._shown = self._spare = None

@@ -21,7 +21,7 @@ from service.artifact.delta_journal import Journal
 from service.deltas.overlay import Ordered, Overlay
 from service.deltas.sequences import Sequences
 from service.deltas.upsert_rows import resolved_rows
-from service.engine.deltas import DeltaStatus, Upsert, UpsertReceipt
+from service.engine.deltas import DeltaStatus, RowOrigin, Upsert, UpsertReceipt
 from service.engine.servable import Holder, Servable
 from service.errors import DeltaRefused
 from service.types import TableInfo, Vocabulary
@@ -35,6 +35,8 @@ _BATCH_BYTES = 64 << 20
 _PATIENCE_S = 0.25
 # Longest time, in seconds, that the request of an upsert waits until lookups are answered with the new rows.
 _SHOWN_S = 1.0
+# Deltas whose times are kept for origin(), the newest.
+_MAX_TIMES = 100_000
 
 # Type of Registry.replace in engine.registry: publishes the given servable in place of a holder's, and returns the new
 # holder.
@@ -110,6 +112,8 @@ class VersionDeltas:
         # Sequence number -> checksum of its delta file: the file may be written again unchanged, but another delta with
         # the same number is refused.
         self._checksums: dict[int, int] = {}
+        # Order of a delta -> when it was made, in microseconds since 1970.
+        self._made_us: dict[int, int] = {}
         self._highest = self._last_journaled = 0
         self._pending: list[Ordered] = []
         self._applied = 0
@@ -188,6 +192,14 @@ class VersionDeltas:
             is_visible = self._news.wait_for(lambda: self._shown_upsert >= delta.sequence, _SHOWN_S)
         return UpsertReceipt(target.model, target.version, table, delta.sequence, ids.size, is_visible)
 
+    def origin(self, table: str, row: int) -> RowOrigin | None:
+        """Returns the delta that wrote a row last, as Deltas.origin declares."""
+        order = self._overlay.order_of(table, row)
+        if not order:
+            return None
+        made_us = self._made_us.get(order)
+        return RowOrigin(order // 2, None if made_us is None else made_us / 1e6)
+
     def status(self) -> DeltaStatus:
         """Returns how many of the version's deltas are applied, wait or were refused, as Deltas.status declares."""
         since_s = self._behind_since_s
@@ -248,7 +260,11 @@ class VersionDeltas:
         self._highest = max(self._highest, delta.sequence)
         # If an upsert and a delta file have the same sequence number, the upsert wins, because a client was told that
         # it is stored.
-        self._pending.append(Ordered(2 * delta.sequence + is_journaled, delta))
+        order = 2 * delta.sequence + is_journaled
+        self._pending.append(Ordered(order, delta))
+        self._made_us[order] = delta.created_us
+        if len(self._made_us) > _MAX_TIMES:
+            self._made_us.pop(next(iter(self._made_us)), None)
 
     def _show(self, holder: Holder, replace: Replace) -> bool:
         now_s = self._clock()

@@ -40,6 +40,13 @@ class UpsertReceipt(NamedTuple):
     is_visible: bool
 
 
+class RowOrigin(NamedTuple):
+    """The delta that wrote a row last. time_s: when the delta was made, since 1970; None: longer ago than is kept."""
+
+    sequence: int
+    time_s: float | None
+
+
 class DeltaStatus(NamedTuple):
     """Numbers of a version's deltas: applied, pending, missing and refused ones.
 
@@ -74,6 +81,10 @@ class Deltas(Protocol):
           DeltaRefused: rows of this version can not be changed.
           JournalUnavailable: the upsert could not be put on disk; nothing was changed.
         """
+        ...
+
+    def origin(self, table: str, row: int) -> RowOrigin | None:
+        """Returns the delta that wrote a row last; None for a row that is as the version was saved."""
         ...
 
     def status(self) -> DeltaStatus:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from service.engine.admission import Admission
 from service.engine.bound import Bound, Observer, Services
 from service.engine.call import Call, Finished, Subject
-from service.engine.deltas import Upsert, UpsertReceipt
+from service.engine.deltas import RowOrigin, Upsert, UpsertReceipt
 from service.engine.hot_rows import TableTraffic
 from service.engine.model_config import ModelConfig
 from service.engine.recording import Recorder
@@ -42,6 +42,8 @@ from service.types import (
 CompareVersions = Callable[[str, int, int], Mapping[str, Any]]
 # Type of ModelSet.reload: replaces the list of models before a deadline (on the engine's clock; None: no deadline).
 Reload = Callable[[Sequence[ModelConfig], float | None], None]
+# Points a model's label to a version, or removes it for None: ModelLists.set_label of process.model_lists.
+SetLabel = Callable[[str, str, int | None], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,7 @@ class Engine:
       clock: seconds, monotonic.
       max_response_bytes: largest answer, as arrays: rows times the bytes of one row of all outputs.
       reload: replaces the list of models; None: the list is fixed.
+      set_label: changes a label of a model; None: the list is fixed.
       admission: counts and limits the bytes and rows in flight; None: there is no limit.
       recorders: the request recorders, by model; may change at any time.
       tracing: traces requests; None: requests are not traced.
@@ -89,6 +92,7 @@ class Engine:
         *,
         max_response_bytes: int = 2**31 - 1,
         reload: Reload | None = None,
+        set_label: SetLabel | None = None,
         admission: Admission | None = None,
         recorders: Mapping[str, Recorder] = MappingProxyType({}),
         tracing: Tracing | None = None,
@@ -98,6 +102,7 @@ class Engine:
         self.admission = admission or Admission()
         self._registry = registry
         self._reload = reload
+        self._set_label = set_label
         self._recorders = recorders
         self._compare = compare
         self._services = Services(observer, clock, max_response_bytes, self.admission, tracing, on_damage)
@@ -174,6 +179,21 @@ class Engine:
             raise ConfigConflict("The models of this server are fixed.")
         self._reload(models, deadline_s)
 
+    def set_label(self, model: str, label: str, version: int | None) -> None:
+        """Points a label of a model to a version, or removes the label for None; blocks.
+
+        Raises:
+          ModelNotFound: the server has no such model.
+          LabelNotFound: the model has no such label to remove.
+          ConfigConflict: the version is not AVAILABLE, or the list of models is fixed.
+          Other errors as engine.model_set.ModelSet.reload does.
+        """
+        if not self._registry.is_configured(model):
+            raise ModelNotFound(f"Servable not found for request: Latest({model})")
+        if self._set_label is None:
+            raise ConfigConflict("The models of this server are fixed.")
+        self._set_label(model, label, version)
+
     def is_model(self, name: str) -> bool:
         """Says whether a model of this name is configured."""
         return self._registry.is_configured(name)
@@ -234,6 +254,11 @@ class Engine:
                 "that the core answers."
             )
         return found
+
+    def row_origin(self, ref: ModelRef, table_name: str, row: int) -> RowOrigin | None:
+        """Returns the delta that wrote a row of a table last; None if the row is as the version was saved."""
+        with self._registry.lease(ref) as servable:
+            return None if servable.deltas is None else servable.deltas.origin(table_name, row)
 
     def may_wait(self, ref: ModelRef, table_name: str) -> bool:
         """Says whether a table is remote, so that reading it waits for another machine;

@@ -80,6 +80,11 @@ class ModelSet:
         self._refused: set[str] = set()
         self._is_stopped = False
 
+    @property
+    def configs(self) -> tuple[ModelConfig, ...]:
+        """The list of models in force."""
+        return tuple(self._configs.values())
+
     def check(self, configs: Sequence[ModelConfig]) -> None:
         """Checks a new list of models, also against the models that are served now.
 

@@ -221,8 +221,8 @@ class ModelWatcher:
             if rules.open_store is not None and is_in_store(base_path):
                 source = rules.open_store(self._name, base_path, self.look_again)
             self._source = base_path, source
-            # Arrivals of the former base path's versions are dropped: the versions of the new base path are watched
-            # from the start.
+            # The watchers of the former base path's versions are dropped: the new base path's versions get new
+            # watchers.
             self._arrivals.clear()
         return self._source[1]
 

@@ -174,7 +174,8 @@ class Servable:
     def key_of(self, table: str, row: int) -> str | int | None:
         """Returns the key of a row in the first vocabulary of the table that has one."""
         keys = (vocabulary.key_of(row) for vocabulary in self.vocabularies.get(table, ()))
-        return next((key for key in keys if key is not None), None)
+        key = next((key for key in keys if key is not None), None)
+        return key.decode(errors="backslashreplace") if isinstance(key, bytes) else key
 
     def data_loss(self) -> DataLoss:
         """Returns the error to answer a request with if its answer was read from damaged files."""

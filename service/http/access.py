@@ -6,11 +6,13 @@ import asyncio
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from starlette.requests import cookie_parser
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.access.callers import Callers, Grant, Part
 from service.access.peer import NO_NAMES, names_of_transport
-from service.errors import Unauthenticated
+from service.access.sessions import COOKIE, CSRF_HEADER, Sessions
+from service.errors import PermissionDenied, Unauthenticated
 from service.http.errors import service_error_response
 from service.native.forwarded import NO_FORWARDING, Forwarding
 
@@ -19,9 +21,12 @@ from service.native.forwarded import NO_FORWARDING, Forwarding
 _OPEN_PATHS: Mapping[str, Part] = {
     **dict.fromkeys(("/healthz", "/readyz", "/v2", "/v2/health/live", "/v2/health/ready"), "health"),
     **dict.fromkeys(("/docs", "/openapi.json"), "docs"),
+    **dict.fromkeys(("/", "/console", "/console/session"), "console"),
 }
-_ASSETS = "/docs-assets/"
+# Paths below these are open with the part, too: they hold files that are the same on every server.
+_OPEN_FOLDERS: Mapping[str, Part] = {"/docs-assets/": "docs", "/console/static/": "console"}
 _NAMES = "certificate_names"
+_CSRF = CSRF_HEADER.lower().encode()
 
 
 class AccessMiddleware:
@@ -30,6 +35,7 @@ class AccessMiddleware:
     Args:
       metrics_paths: paths of the metrics.
       forwarding: reads the names in client certificates from the native core's headers.
+      sessions: the sessions of browsers; None: a request needs a token or a certificate.
     """
 
     def __init__(
@@ -38,8 +44,10 @@ class AccessMiddleware:
         callers: Callers,
         metrics_paths: tuple[str, ...] = (),
         forwarding: Forwarding = NO_FORWARDING,
+        sessions: Sessions | None = None,
     ) -> None:
         self._app = app
+        self._sessions = sessions
         self._callers = callers
         self._forwarding = forwarding
         self._open_paths: dict[str, Part] = {**_OPEN_PATHS}
@@ -53,7 +61,7 @@ class AccessMiddleware:
             return
         try:
             grant = self._grant(scope)
-        except Unauthenticated as error:
+        except (Unauthenticated, PermissionDenied) as error:
             await service_error_response(error, scope["request_id"])(scope, receive, send)
             return
         with self._callers.acting(grant):
@@ -61,14 +69,36 @@ class AccessMiddleware:
 
     def _grant(self, scope: Scope) -> Grant:
         try:
+            authorization = authorization_of(scope["headers"])
+            if authorization is None and (grant := self._grant_of_session(scope)) is not None:
+                return grant
             names = names_of(scope) | self._forwarding.read(scope["headers"]).names
-            return self._callers.authenticate(authorization_of(scope["headers"]), names)
+            return self._callers.authenticate(authorization, names)
         except Unauthenticated:
             path = scope["path"]
-            part = "docs" if path.startswith(_ASSETS) else self._open_paths.get(path)
+            part = self._open_paths.get(path)
+            for folder, of_folder in _OPEN_FOLDERS.items():
+                part = of_folder if path.startswith(folder) else part
             if part is None or not self._callers.is_open(part):
                 raise
             return self._callers.nobody
+
+    def _grant_of_session(self, scope: Scope) -> Grant | None:
+        cookie = "" if self._sessions is None else session_cookie(scope["headers"])
+        if self._sessions is None or not cookie:
+            return None
+        csrf = next((value for name, value in scope["headers"] if name == _CSRF), b"").decode("latin-1")
+        return self._sessions.grant(cookie, csrf, is_read=scope["method"] in ("GET", "HEAD"))
+
+
+def session_cookie(headers: Iterable[tuple[bytes, bytes]]) -> str:
+    """Returns the value of the console's cookie; "" without one.
+
+    >>> session_cookie([(b"cookie", b"theme=dark; embedding_console=abc")])
+    'abc'
+    """
+    lines = [value.decode("latin-1") for name, value in headers if name == b"cookie"]
+    return next((found for line in lines if (found := cookie_parser(line).get(COOKIE))), "")
 
 
 def authorization_of(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:

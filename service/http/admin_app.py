@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextvars import copy_context
+from hmac import compare_digest
 
 import orjson
 from fastapi import FastAPI
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.access.callers import Callers
+from service.access.sessions import CSRF_HEADER, Sessions
 from service.engine.admission import Admission, Reservation
 from service.engine.engine import Engine
 from service.errors import MalformedPayload, PermissionDenied, RouteNotFound, ServiceError
-from service.http.access import AccessMiddleware
+from service.http.access import AccessMiddleware, session_cookie
 from service.http.admin_routes import add_admin_routes
 from service.http.body import read_body
+from service.http.console_routes import SESSION_PATH, ConsoleSources, add_console_routes
 from service.http.errors import error_response, service_error_response
 from service.http.request_id import RequestIdMiddleware, RequestIds
-from service.http.routing import add_route, raw_path
+from service.http.routing import add_route, model_ref, raw_path
 from service.http.security_headers import SecurityHeadersMiddleware
 
 # Largest body, in bytes, of a request that replaces the list of models: enough for ten thousand models.
@@ -35,6 +40,8 @@ def create_admin_app(
     metrics: Callable[[], tuple[bytes, str]],
     reload_config: Callable[[str | None], Sequence[str]],
     callers: Callers | None = None,
+    sessions: Sessions | None = None,
+    console: ConsoleSources | None = None,
     add_routes: Sequence[Callable[[FastAPI], None]] = (),
 ) -> FastAPI:
     """Returns the ASGI application of the admin port.
@@ -44,6 +51,8 @@ def create_admin_app(
       reload_config: replaces the list of models by one in the text form of ModelServerConfig, or None: by the file's;
         returns the models' names when they answer; may block.
       callers: the callers that may send requests; None: everybody who can connect.
+      sessions: the sessions of the console's users; None: nobody signs in.
+      console: data of the console, whose pages may send requests; None: there is no console, and no page may.
       add_routes: functions that add further admin routes.
     """
     app = FastAPI(redirect_slashes=False, docs_url=None, redoc_url=None, openapi_url=None)
@@ -62,33 +71,75 @@ def create_admin_app(
         names = await asyncio.to_thread(reload_config, text)
         return Response(orjson.dumps({"models": list(names)}), media_type="application/json")
 
+    async def set_label(request: Request) -> Response:
+        """Points a label of a model to a version; the version null removes the label."""
+        body = await read_body(request, _MAX_CONFIG_BYTES, Reservation(Admission(), ""))
+        ref, version = model_ref(request), _version_of(body)
+        assert ref.label is not None  # the route's path has it
+        await asyncio.to_thread(copy_context().run, engine.set_label, ref.name, ref.label, version)
+        return Response(orjson.dumps({"label": ref.label, "version": version}), media_type="application/json")
+
     add_route(app, "/v1/config:reload", reload, "POST")
+    add_route(app, "/v1/models/{model}/labels/{label}", set_label, "POST")
+    if console is not None:
+        add_console_routes(app, engine, console, callers, sessions)
     add_admin_routes(app, engine, metrics, METRICS_PATHS)
     for add in add_routes:
         add(app)
     app.add_exception_handler(ServiceError, _on_service_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
     if callers is not None:
-        app.add_middleware(AccessMiddleware, callers=callers, metrics_paths=METRICS_PATHS)
-    app.add_middleware(_NoPagesMiddleware)
+        app.add_middleware(AccessMiddleware, callers=callers, metrics_paths=METRICS_PATHS, sessions=sessions)
+    app.add_middleware(_OwnPagesMiddleware, sessions=sessions, csrf="" if console is None else console.csrf)
     app.add_middleware(SecurityHeadersMiddleware)
     app.add_middleware(RequestIdMiddleware, ids=RequestIds())
     return app
 
 
-class _NoPagesMiddleware:
-    """ASGI middleware: refuses requests of web pages, which a browser sends even to loopback addresses."""
+class _OwnPagesMiddleware:
+    """Refuses requests of web pages, which can make a browser send anything to the server's loopback address.
 
-    def __init__(self, app: ASGIApp) -> None:
+    The console's own pages send a token that only they can read; without a session it is the listener's.
+    """
+
+    def __init__(self, app: ASGIApp, sessions: Sessions | None, csrf: str) -> None:
         self._app = app
+        self._sessions = sessions
+        self._csrf = csrf
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # A request with the header Origin is from a web page: browsers add this header to every POST.
-        if scope["type"] == "http" and any(name == b"origin" for name, _ in scope["headers"]):
-            error = PermissionDenied("The admin routes answer no requests of web pages.")
+        # Browsers add Origin to every POST, whatever page it comes from.
+        if scope["type"] == "http" and not self._may_send(scope):
+            error = PermissionDenied("The admin routes answer no requests of web pages but the console's.")
             await service_error_response(error, scope["request_id"])(scope, receive, send)
             return
         await self._app(scope, receive, send)
+
+    def _may_send(self, scope: Scope) -> bool:
+        headers = Headers(scope=scope)
+        origin = headers.get("origin")
+        if origin is None:
+            return True
+        if origin.partition("://")[2] != headers.get("host"):
+            return False
+        expected = self._csrf
+        if self._sessions is not None:
+            if scope["path"] == SESSION_PATH and scope["method"] == "POST":
+                # A page that signs in has no session yet; the route itself wants a body that no other site's form has.
+                return True
+            found = self._sessions.find(session_cookie(scope["headers"]))
+            expected = "" if found is None else found[0].csrf
+        return bool(expected) and compare_digest(headers.get(CSRF_HEADER, "").encode(), expected.encode())
+
+
+def _version_of(body: bytes) -> int | None:
+    try:
+        version = orjson.loads(body)["version"]
+    except (orjson.JSONDecodeError, TypeError, KeyError):
+        version = ""
+    if version is not None and (type(version) is not int or version < 0):
+        raise MalformedPayload('Expected {"version": <number, or null to remove the label>}.')
+    return version
 
 
 async def _on_service_error(request: Request, error: Exception) -> Response:

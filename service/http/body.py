@@ -19,7 +19,7 @@ _PIECE_BYTES = 256 << 10
 # A body that decompresses to more than _FREE_BYTES may have at most _MAX_RATIO times its received bytes. JSON of ids
 # has about 10 times, an attack up to 1032.
 _FREE_BYTES, _MAX_RATIO = 4 << 20, 100
-# Most members of a gzip body, which may be a sequence of gzip files: each costs time, even if it is empty.
+# Largest number of members of a gzip body, which may be a sequence of gzip files: each costs time, even if it is empty.
 _MAX_MEMBERS = 1000
 
 

@@ -13,12 +13,14 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from service.access.callers import Callers
+from service.access.sessions import Sessions
 from service.engine.engine import Engine
 from service.errors import RouteNotFound, ServiceError
 from service.http import openapi
 from service.http.access import AccessMiddleware
 from service.http.admin_routes import add_admin_routes
 from service.http.calls import Calls
+from service.http.console_routes import ConsoleSources, add_console_routes
 from service.http.cors import CorsMiddleware
 from service.http.diff_routes import add_diff_route
 from service.http.docs_page import add_docs_page, installed_assets
@@ -32,6 +34,7 @@ from service.http.request_id import RequestIdMiddleware, RequestIds
 from service.http.routing import malformed, raw_path
 from service.http.security_headers import SecurityHeadersMiddleware
 from service.http.statusz_route import add_statusz_route
+from service.http.table_view_routes import add_table_view_routes
 from service.http.tfs_routes import add_tfs_routes
 from service.native.forwarded import NO_FORWARDING, Forwarding
 from service.wire.http_api import DEFAULT_MAX_TABLE_ROWS
@@ -56,6 +59,8 @@ def create_http_app(
     cors_origins: Collection[str] = (),
     strict_json: bool = False,
     callers: Callers | None = None,
+    sessions: Sessions | None = None,
+    console: ConsoleSources | None = None,
     spans: Callable[[ASGIApp], ASGIApp] | None = None,
     forwarding: Forwarding = NO_FORWARDING,
     statusz: tuple[Callable[[], Mapping[str, Any]], Callable[[Mapping[str, Any]], str]] | None = None,
@@ -74,6 +79,8 @@ def create_http_app(
       has_cors: lets web pages of other origins read answers; with cors_origins, of these origins only.
       strict_json: refuses bare NaN and Infinity in bodies, and writes null for them.
       callers: authenticates requests; None: everybody may send requests.
+      sessions: the sessions of the console's users; None: nobody signs in.
+      console: data of the console; None: there is no console.
       spans: wraps the application so that its requests are traced; None: they are not.
       forwarding: reads the headers that the native core adds to forwarded requests.
       statusz: a function that gathers the status page's content, and one that makes HTML of it; None: there is no
@@ -91,6 +98,7 @@ def create_http_app(
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
         calls.close()
+        close_table_views()
 
     app = FastAPI(
         lifespan=lifespan,
@@ -108,10 +116,13 @@ def create_http_app(
     # This route comes before the one for a version's status, which matches its paths too.
     add_diff_route(app, engine)
     add_tfs_routes(app, engine, calls, strict_json=strict_json)
+    close_table_views = add_table_view_routes(app, engine)
     add_open_inference_routes(app, engine, calls, strict_json=strict_json)
     add_admin_routes(app, engine, metrics, metrics_paths)
     if statusz is not None:
         add_statusz_route(app, *statusz)
+    if console is not None:
+        add_console_routes(app, engine, console, callers, sessions)
     openapi.complete(app, engine, strict_json=strict_json)
     add_docs_page(app, installed_assets())
     app.add_exception_handler(ServiceError, _on_service_error)
@@ -119,7 +130,13 @@ def create_http_app(
     if gzip_min_bytes:
         app.add_middleware(GzipMiddleware, min_bytes=gzip_min_bytes)
     if callers is not None:
-        app.add_middleware(AccessMiddleware, callers=callers, metrics_paths=tuple(metrics_paths), forwarding=forwarding)
+        app.add_middleware(
+            AccessMiddleware,
+            callers=callers,
+            metrics_paths=tuple(metrics_paths),
+            forwarding=forwarding,
+            sessions=sessions,
+        )
     if has_cors or cors_origins:
         app.add_middleware(CorsMiddleware, origins=cors_origins or None)
     app.add_middleware(SecurityHeadersMiddleware)

@@ -15,6 +15,7 @@ from service.http.json_schema import (
     ref,
 )
 from service.http.oip_schemas import OPEN_INFERENCE
+from service.http.table_view_schemas import TABLE_VIEW
 
 
 def schemas(*, strict_json: bool) -> dict[str, Json]:
@@ -248,4 +249,4 @@ _OPERATIONS: dict[str, Json] = {
         }
     ),
 }
-_SCHEMAS = _LOOKUPS | _TENSORFLOW_SERVING | OPEN_INFERENCE | DIFFS | _OPERATIONS
+_SCHEMAS = _LOOKUPS | TABLE_VIEW | _TENSORFLOW_SERVING | OPEN_INFERENCE | DIFFS | _OPERATIONS

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 from service.access.access import Access
 from service.engine.engine import Engine
 from service.http.admin_app import create_admin_app
+from service.http.console_routes import ConsoleSources
+from service.http.statusz_route import add_statusz_route
 from service.http.upsert_routes import add_upsert_routes
 from service.http.uvicorn_server import HttpServer, uvicorn_config
 
@@ -22,7 +25,7 @@ class AdminServer:
 
     Args:
       listener: a socket that listens already.
-      render, reload_config: as in create_admin_app.
+      render, reload_config, console: as in create_admin_app. statusz: as in create_http_app.
       tls: as in uvicorn_config; set if the models' HTTP port has TLS.
     """
 
@@ -37,6 +40,8 @@ class AdminServer:
         tls: Callable[[], ssl.SSLContext] | None,
         max_body_bytes: int,
         drain_timeout_s: float,
+        console: ConsoleSources,
+        statusz: tuple[Callable[[], Mapping[str, Any]], Callable[[Mapping[str, Any]], str]],
     ) -> None:
         seen = access.engine if access else engine
         app = create_admin_app(
@@ -44,7 +49,12 @@ class AdminServer:
             metrics=access.metrics(render) if access else render,
             reload_config=partial(reload_config, seen),
             callers=access.callers if access else None,
-            add_routes=[partial(add_upsert_routes, engine=seen, max_body_bytes=max_body_bytes)],
+            sessions=access.sessions if access else None,
+            console=console,
+            add_routes=[
+                partial(add_upsert_routes, engine=seen, max_body_bytes=max_body_bytes),
+                lambda app: add_statusz_route(app, *statusz),
+            ],
         )
         self._listener = listener
         self._server = HttpServer(uvicorn_config(app, drain_timeout_s=drain_timeout_s, tls=tls, lifespan="off"))

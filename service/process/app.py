@@ -16,8 +16,6 @@ from service.configuration.settings import Settings
 from service.configuration.settings_reading import installed_version
 from service.configuration.start_error import StartError
 from service.deltas.follower import Follower
-from service.engine.admission import Admission
-from service.engine.admission_limits import Limits
 from service.engine.engine import Engine
 from service.engine.model_set import ModelSet
 from service.engine.registry import Registry
@@ -37,7 +35,9 @@ from service.observe.request_logs import RequestLogs
 from service.observe.statusz import Statusz, overload
 from service.observe.store_metrics import store_lines
 from service.observe.tracing import TracingUnavailable, start_tracing
+from service.observe.version_history import VersionHistory
 from service.observe.version_metrics import readiness_lines
+from service.process.admission import create_admission
 from service.process.http_parts import HttpParts, Ports, metrics_paths_of
 from service.process.model_lists import ModelLists
 from service.process.object_stores import open_stores
@@ -83,6 +83,7 @@ class App:
         # Lock that is held while the state of readiness is read and reported, so that no older state is reported after
         # a newer one.
         self._showing_health = threading.Lock()
+        self._history = VersionHistory()
         self._recent = RecentRequests(settings.slow_request_s)
         self._remote = RemoteTables(remote_tables(settings.remote_tables), self._show_health)
         self._registry.problem_beside = self._remote.problem
@@ -138,7 +139,8 @@ class App:
             self._metrics.requests,
             max_response_bytes=settings.max_response_bytes,
             reload=self._lists.reload,
-            admission=_admission(settings, self._metrics),
+            set_label=self._lists.set_label,
+            admission=create_admission(settings, self._metrics),
             recorders=self._request_logs.recorders,
             tracing=self._tracing,
             on_damage=self._models.look_again,
@@ -159,6 +161,9 @@ class App:
             statusz=self._statusz().read,
             spans=self._tracing.http_spans if self._tracing else None,
             metrics_paths=metrics_paths_of(settings.monitoring_config_file),
+            version=installed_version,
+            labels=self._registry.labels,
+            history=self._history.read,
         )
         self._servers = self._create_servers()
 
@@ -327,6 +332,7 @@ class App:
 
     def _version_changed(self, model: str, status: VersionStatus) -> None:
         self._metrics.version_changed(model, status)
+        self._history.note(model, status)
         self._show_health()
         extra = {"model": model, "version": status.version, "state": status.state.name}
         level = logging.INFO if status.state in (State.AVAILABLE, State.END) else logging.DEBUG
@@ -344,16 +350,6 @@ class App:
 def _route_publisher(settings: Settings, logs: RequestLogs) -> RoutePublisher | None:
     """Returns the publisher of routes to the native core; None if there is no core and Python answers all requests."""
     return RoutePublisher(logs.recorders) if settings.data_plane == "native" else None
-
-
-def _admission(settings: Settings, metrics: Metrics) -> Admission:
-    limits = Limits(
-        bytes=settings.max_bytes_in_flight,
-        rows=settings.max_rows_in_flight,
-        queued=settings.max_queued_requests,
-        wait_s=settings.max_queue_ms / 1e3,
-    )
-    return Admission(limits, metrics.admission)
 
 
 def _start_tracing(settings: Settings) -> OtelTracing | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,6 +32,7 @@ class HttpParts:
     access: the callers and their rights; None: everybody may do everything.
     metrics_paths: the paths that serve metrics, see monitoring_config.
     statusz: gathers the content of the status page. spans: wraps the application so that its requests are traced.
+    version: returns the server's version. labels, history: of a model; see observe.version_history.
     """
 
     settings: Settings
@@ -42,6 +43,9 @@ class HttpParts:
     statusz: Callable[[], Mapping[str, Any]]
     spans: Callable[[Any], Any] | None
     metrics_paths: tuple[str, ...]
+    version: Callable[[], str]
+    labels: Callable[[str], Mapping[str, int]]
+    history: Callable[[str], Sequence[Mapping[str, Any]]]
 
 
 class BoundPort:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from service.engine.engine import Engine
+from service.http.console_routes import ConsoleSources, new_csrf
 from service.http.http_app import create_http_app
 from service.http.uvicorn_server import HttpServer, uvicorn_config
 from service.native.forwarded import NO_FORWARDING, Forwarding
@@ -66,6 +67,19 @@ def _create_app(parts: HttpParts, forwarding: Forwarding = NO_FORWARDING) -> Any
         forwarding=forwarding,
         statusz=(access.server_wide(parts.statusz) if access else parts.statusz, page),
         callers=access.callers if access else None,
+        sessions=access.sessions if access else None,
+        console=_console(parts),
+    )
+
+
+def _console(parts: HttpParts, *, is_admin: bool = False) -> ConsoleSources:
+    return ConsoleSources(
+        parts.version,
+        parts.labels,
+        parts.history,
+        has_tls=parts.tls.http is not None,
+        is_admin=is_admin,
+        csrf=new_csrf() if is_admin else "",
     )
 
 
@@ -92,4 +106,6 @@ def create_admin_server(
         tls=None if parts.tls.http is None else parts.tls.http.context,
         max_body_bytes=settings.max_request_bytes,
         drain_timeout_s=settings.drain_timeout_s,
+        console=_console(parts, is_admin=True),
+        statusz=(parts.access.server_wide(parts.statusz) if parts.access else parts.statusz, page),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from service.configuration.model_config import ConfigFile, single_model
@@ -12,7 +13,7 @@ from service.configuration.start_error import StartError
 from service.engine.engine import Engine
 from service.engine.model_config import ModelConfig
 from service.engine.model_set import ModelSet
-from service.errors import ConfigConflict, ServiceError
+from service.errors import ConfigConflict, LabelNotFound, ModelNotFound, ServiceError
 from service.wire.model_config_proto import parse_config_text
 
 
@@ -44,6 +45,26 @@ class ModelLists:
     def reload(self, models: Sequence[ModelConfig], deadline_s: float | None = None) -> None:
         """Replaces the list of models; blocks. Raises the errors of ModelSet.reload."""
         self._models.reload(models, deadline_s)
+
+    def set_label(self, model: str, label: str, version: int | None) -> None:
+        """Points a label of a model to a version, or removes it; blocks. Raises as Engine.set_label.
+
+        The change lasts until the next list of models, such as the --model_config_file's when that is read again.
+        """
+        before = self._models.configs
+        one = next((config for config in before if config.name == model), None)
+        if one is None:
+            raise ModelNotFound(f"Servable not found for request: Latest({model})")
+        if version is None and label not in one.labels:
+            raise LabelNotFound(f"Unrecognized servable version label: {label}")
+        labels = {name: old for name, old in one.labels.items() if name != label}
+        changed = replace(one, labels=labels if version is None else labels | {label: version})
+
+        def agree() -> None:
+            if self._models.configs != before:
+                raise ConfigConflict("The list of models changed meanwhile; look at it, and try again.")
+
+        self._models.reload([changed if config is one else config for config in before], agree=agree)
 
     def reload_config(self, engine: Engine, text: str | None) -> list[str]:
         """Replaces the list of models for a request to the admin port; returns the models' names.

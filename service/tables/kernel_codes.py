@@ -1,4 +1,4 @@
-"""Defines the numbers that kernels take for dtypes, combiners and policies, and return as the reason for stopping."""
+"""Defines the kernels' numbers for dtypes, combiners, orders of additions and policies, and for how a run ended."""
 
 from __future__ import annotations
 

@@ -106,19 +106,18 @@ class StringVocabulary:
                 )
         return ids.reshape(keys.shape)
 
-    def key_of(self, row: int) -> str | None:
-        """Returns the string of a row; None for a row without one."""
-        line = row - self._oov[0]
-        if not 0 <= line < self._starts.size - 1:
-            return None
-        length = key_index.line_length(self._data, self._starts, line)
-        return self._data[self._starts[line] :][:length].tobytes().decode(errors="backslashreplace")
-
     @property
     def index(self) -> KeyIndex:
         """The arrays of the vocabulary, for the native core; their memory is valid while the returned object lives."""
         empty_id = None if self._empty_id == key_index.NO_EMPTY_KEY else self._empty_id
         return KeyIndex(self._data, self._starts, self._slots, *self._oov, empty_id, self._refuses, self._is_hashed)
+
+    def key_of(self, row: int) -> bytes | None:
+        """Returns the string of a row; None for a row without one, such as an OOV row."""
+        line = row - self._oov[0]
+        if not 0 <= line < self._starts.size - 1:
+            return None
+        return self._data[self._starts[line] :][: key_index.line_length(self._data, self._starts, line)].tobytes()
 
     @property
     def example_key(self) -> bytes:
@@ -156,15 +155,15 @@ class IntegerVocabulary:
                 raise _stranger(input_name, str(sent[at]), at, f"{self._keys.size} integers")
         return ids.reshape(keys.shape)
 
-    def key_of(self, row: int) -> int | None:
-        """Returns the integer of a row; None for a row without one."""
-        line = row - self._oov[0]
-        return int(self._keys[line]) if 0 <= line < self._keys.size else None
-
     @property
     def index(self) -> KeyIndex:
         """The arrays of the integer vocabulary, for the native core, as in StringVocabulary.index."""
         return KeyIndex(_NO_BYTES, self._keys, self._slots, *self._oov, None, self._refuses, self._is_hashed)
+
+    def key_of(self, row: int) -> int | None:
+        """Returns the integer key of a row; None for a row without one."""
+        line = row - self._oov[0]
+        return int(self._keys[line]) if 0 <= line < self._keys.size else None
 
     @property
     def example_key(self) -> int:

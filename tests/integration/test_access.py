@@ -239,6 +239,22 @@ def test_every_route_of_a_model_asks_for_its_right(guarded: Guarded, right: str)
         assert ask("hidden", "boss").status_code in (200, 400), path
 
 
+@pytest.mark.parametrize("view", [":page", ":row?id=1", ":projection"])
+def test_a_view_of_a_table_needs_both_rights(guarded: Guarded, view: str) -> None:
+    path = f"/v1/models/{{}}/tables/user{view}"
+    for model in ("shown", "hidden", "absent"):
+        assert guarded.http("GET", path.format(model)).status_code == 401
+    assert [guarded.http("GET", path.format("shown"), name).status_code for name in ("user", "reader")] == [403, 403]
+    assert guarded.http("GET", path.format("shown"), "boss").status_code in (200, 202)
+    for token in ("user", "reader"):
+        told = {
+            (answer.status_code, answer.text.replace(name, "NAME"))
+            for name in ("hidden", "absent")
+            for answer in [guarded.http("GET", path.format(name), token)]
+        }
+        assert len(told) == 1 and told.pop()[0] == 404
+
+
 @pytest.mark.parametrize("right", GRPC)
 def test_every_method_of_a_model_asks_for_its_right(guarded: Guarded, right: str) -> None:
     (other,) = set(MAY.values()) - {MAY[right]}

@@ -117,6 +117,19 @@ def test_upserts_under_load_are_seen_whole_and_in_order(serve: Serve, base: Path
     assert (told(server, "last_sequence"), told(server, "rows"), told(server, "lag_seconds")) == (39, 5, 0)
 
 
+def test_a_row_names_the_delta_that_wrote_it_last(serve: Serve, tmp_path: Path) -> None:
+    server = serve(admin_port=0, delta_journal_dir=tmp_path / "journal").ready()
+    path = f"{MODEL}/tables/user:row?id="
+    assert server.http.get(path + "1").json()["delta"] is None
+    begin_s = time.time()
+    for value in (7, 8):
+        assert change(server, "user", [1, 2], [[value, value]] * 2).status_code == 200
+    row = server.http.get(path + "1").json()
+    assert row["values"] == [8, 8] and row["norm"] == pytest.approx(128**0.5)
+    assert row["delta"]["sequence"] == 2 and begin_s - 1 < row["delta"]["time_s"] < time.time() + 1
+    assert server.http.get(path + "3").json()["delta"] is None
+
+
 def test_nothing_that_was_answered_is_lost_with_the_process(serve: Serve, tmp_path: Path) -> None:
     done = 0
     for _ in range(2):

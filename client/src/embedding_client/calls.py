@@ -68,25 +68,25 @@ class Calls(Protocol):
     """The client's methods as flows (generators of Calls), for gRPC or HTTP. Concurrency: any thread."""
 
     def lookup(self, ids: Mapping[str, Ids], outputs: Sequence[str], at: Where, signature: str) -> Flow[Outputs]:
-        """Returns the flow of a lookup of ids; its result are the combined embeddings by output name."""
+        """Returns the generator of Calls of a lookup of ids; its result is the combined embeddings by output name."""
         ...
 
     def predict(self, inputs: Mapping[str, Array], outputs: Sequence[str], at: Where, signature: str) -> Flow[Outputs]:
-        """Returns the flow that calls any signature; its result are the outputs by name."""
+        """Returns the generator of Calls that runs any signature; its result is the outputs by name."""
         ...
 
     def tables(self, at: Where) -> Flow[tuple[TableDescription, ...]]:
-        """Returns the flow that lists the model's embedding tables."""
+        """Returns the generator of Calls that lists the model's embedding tables."""
         ...
 
     def rows(self, table: str, ids: Array, at: Where) -> Flow[Array]:
-        """Returns the flow that reads rows of a table; its result is [N, D] float32."""
+        """Returns the generator of Calls that reads rows of a table; its result is [N, D] float32."""
         ...
 
     def status(self, version: int | None) -> Flow[tuple[VersionStatus, ...]]:
-        """Returns the flow that gets the states of one version, or of all versions if `version` is None."""
+        """Returns the generator of Calls that asks for the states of one version, or of all if `version` is None."""
         ...
 
     def metadata(self, at: Where) -> Flow[ModelMetadata]:
-        """Returns the flow that gets the signatures of a version."""
+        """Returns the generator of Calls that asks for a version's signatures."""
         ...

@@ -18,7 +18,7 @@ from embedding_client.types import Array, ModelMetadata, Outputs, TableDescripti
 
 
 class Methods:
-    """The client's methods for one model, up to the flow that sends the Calls. Concurrency: any thread.
+    """The client's methods for one model, without the code that sends the Calls. Concurrency: any thread.
 
     target: the server, for every method but `tables` and `rows`.
     tables_target: the server for `tables` and `rows`; None if it is target.
@@ -79,7 +79,7 @@ class Methods:
         return self._tables_calls.rows(table, array, where(version, label))
 
     def status(self, version: int | None) -> Flow[tuple[VersionStatus, ...]]:
-        """Returns the flow of status(), which has no arguments to check."""
+        """Returns the generator of Calls of status(), which has no arguments to check."""
         return self._calls.status(version)
 
     def metadata(self, version: int | None, label: str | None) -> Flow[ModelMetadata]:

@@ -81,7 +81,7 @@ impl<T> Node<T> {
         child.1.push(rest, request);
     }
 
-    /// Takes out the request whose turn is next, with the first name of its path.
+    /// Takes out the request whose turn is next, with the name of the child that held it.
     pub fn take(&mut self) -> Option<(Waiting<T>, Option<Arc<str>>)> {
         let (request, name) = match self.turns.pop_first() {
             None => (self.requests.pop_front()?, None),

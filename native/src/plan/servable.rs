@@ -74,7 +74,7 @@ pub enum LookupKind {
     Combine(CombineOptions),
     /// Each row of ids gives the table rows of its first L ids; zeros fill up a shorter row.
     Sequence {
-        /// L, the number of table rows for each row of ids.
+        /// L, the number of vectors that each row of ids gives.
         length: usize,
     },
 }
@@ -171,7 +171,7 @@ impl Signature {
     }
 }
 
-/// Counts the ids that lookups of one feature have read so far.
+/// Counts the ids that lookups of one feature have had so far.
 #[derive(Debug, Default)]
 pub struct Counts {
     /// Number of ids that requests had for the feature.

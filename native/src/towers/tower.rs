@@ -306,7 +306,7 @@ fn gather_rows(features: &Features<'_, '_>, fed: &FedRows) -> Result<(AlignedBuf
     let mut width = 0_usize;
     for part in &fed.parts {
         let vectors = features.dims(part.feature, true)?;
-        // If the features differ in their rows, the reference server runs the graph, so that the client gets the
+        // If the features differ in their number of rows, the reference server runs the graph, so that the client gets the
         // graph's error.
         let [of_part, numbers] = vectors[..] else {
             return Err(Declined::Unfit);

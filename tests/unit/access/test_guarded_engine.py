@@ -43,7 +43,13 @@ def engine(observer: RecordingObserver, clock: Clock) -> Engine:
     registry.add_model("m")
     registry.start("m", 1)
     registry.publish(servable(1, backend=FakeBackend(), tables={"t": FakeTable()}))
-    return Engine(registry, observer, clock, reload=lambda models, deadline_s: None)
+    return Engine(
+        registry,
+        observer,
+        clock,
+        reload=lambda models, deadline_s: None,
+        set_label=lambda model, label, version: None,
+    )
 
 
 def guarded(engine: Engine, observer: RecordingObserver, *rules: Rule) -> GuardedEngine:
@@ -59,6 +65,8 @@ CALLS: dict[str, tuple[Right, Callable[[Engine, ModelRef], Any]]] = {
     "require_ready": ("metadata", lambda engine, ref: engine.require_ready(ref)),
     "statuses": ("metadata", lambda engine, ref: engine.statuses(ref.name)),
     "tables": ("metadata", lambda engine, ref: engine.tables(ref)),
+    "row_origin": ("predict", lambda engine, ref: engine.row_origin(ref, "t", 2)),
+    "set_label": ("admin", lambda engine, ref: engine.set_label(ref.name, "stable", 1)),
     "reload": ("admin", lambda engine, ref: engine.reload([])),
 }
 

@@ -226,6 +226,8 @@ ANSWERS: list[tuple[str, str, Any]] = [
     ("post", "/v1/models/{model}:predict", {}),
     ("post", "/v1/models/{model}/versions/{version}/tables/{table}:rows", {"ids": [3, 0]}),
     ("get", "/v1/models/{model}/tables", None),
+    ("get", "/v1/models/{model}/tables/{table}:page", None),
+    ("get", "/v1/models/{model}/versions/{version}/tables/{table}:projection", None),
     ("get", "/v1/models/{model}", None),
     ("get", "/v1/models/{model}/metadata", None),
     ("post", "/v2/models/{model}/infer", {"inputs": [X]}),

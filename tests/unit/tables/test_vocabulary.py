@@ -52,6 +52,13 @@ def test_line_i_is_row_first_id_plus_i(tmp_path: Path, data: bytes) -> None:
     assert vocabulary.ids_of(np.array(TEXTS, object), "x").tolist() == [1, 2, 3]
 
 
+def test_a_row_has_the_key_of_its_line_and_other_rows_have_none(tmp_path: Path) -> None:
+    strings = open_one(tmp_path, b"red\r\ngreen\r\nblue", first_id=1, oov_id=0)
+    assert [strings.key_of(row) for row in (-1, 0, 1, 2, 3, 4)] == [None, None, *TEXTS, None]
+    integers = open_one(tmp_path, b"7\n-9\n11\n", first_id=2, key_dtype="int64")
+    assert [integers.key_of(row) for row in (1, 2, 3, 4, 5)] == [None, 7, -9, 11, None]
+
+
 @pytest.mark.parametrize(
     "strings", [np.array([b"red", b"x"], object), np.array(["red", "x"]), np.array([b"red", b"x"])]
 )

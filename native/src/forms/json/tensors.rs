@@ -110,7 +110,7 @@ fn numbers(dtype: DataType, leaves: Leaves<'_>) -> Result<Data<'_>, Declined> {
         }
         (DataType::Float64, leaves) => Data::Bytes(floats(leaves)?.into_iter().flat_map(f64::to_le_bytes).collect()),
         (DataType::String, Leaves::None) => Data::Strings(Strings::default()),
-        // The core does not round JSON numbers to 16 bits; the reference server does, with numpy.
+        // 16-bit floats go to the reference server, where numpy rounds the request's JSON numbers.
         (DataType::Float16 | DataType::Bfloat16 | DataType::String, _) => return Err(Declined::Unusual),
         (_, Leaves::None) => Data::Bytes(Vec::new()),
         _ => return Err(Declined::Unfit),

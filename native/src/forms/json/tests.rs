@@ -189,7 +189,7 @@ fn a_predict_answers_by_row_and_by_column() {
     for body in bodies {
         assert!(answer(Form::Predict, body).is_err(), "{body}");
     }
-    // In an answer by row, all outputs must have the same number of rows.
+    // The output `both` joins `one` and `bag`, which must have the same number of rows.
     let body = r#"{"signature_name":"lookup","inputs":{"one":[1,2],"bag":[[1]]}}"#;
     assert!(answer(Form::Predict, body).is_err());
 }

@@ -1,0 +1,137 @@
+// The console: navigation, session, and the page that the address names.
+import type { JSX } from "preact";
+import { render } from "preact";
+import { useEffect, useRef } from "preact/hooks";
+import { Overview, Refusal, Session, get, send, setCsrf } from "./api";
+import { address, useAddress, useLoad } from "./hooks";
+import { Admin } from "./pages/admin";
+import { Compare } from "./pages/compare";
+import { MapPage } from "./pages/map";
+import { OverviewPage } from "./pages/overview";
+import { SignIn } from "./pages/sign_in";
+import { Tables } from "./pages/tables";
+import { Traffic } from "./pages/traffic";
+import { Try } from "./pages/try";
+import { Problem } from "./parts";
+import "uplot/dist/uPlot.min.css";
+import "./style.css";
+
+const PAGES: [string, string][] = [
+  ["", "Overview"],
+  ["tables", "Tables"],
+  ["map", "Map"],
+  ["try", "Try"],
+  ["traffic", "Traffic"],
+  ["compare", "Compare"],
+];
+const ADMIN_PAGES: [string, string][] = [
+  ["", "Overview"],
+  ["admin", "Admin"],
+];
+
+async function readSession(signal: AbortSignal): Promise<Session> {
+  const session = await get<Session>("/console/session", signal);
+  setCsrf(session.csrf);
+  return session;
+}
+
+function Shown({ session, overview }: { session: Session; overview: Overview }): JSX.Element {
+  const { page, params } = useAddress();
+  const main = useRef<HTMLElement>(null);
+  const isFirst = useRef(true);
+  const pages = session.is_admin ? ADMIN_PAGES : PAGES;
+  const models = overview.models;
+  useEffect(() => {
+    document.title = `${pages.find(([name]) => name === page)?.[1] ?? "Console"} – Embedding server`;
+    // A screen reader reads the new page's heading; the first page is read from its top.
+    if (!isFirst.current) main.current?.querySelector("h1")?.focus();
+    isFirst.current = false;
+  }, [page]);
+  return (
+    <>
+      <a class="skip" href="#main" onClick={(event) => {
+        event.preventDefault();
+        main.current?.querySelector("h1")?.focus();
+      }}>
+        Skip to the page
+      </a>
+      <header class="top">
+        <strong>Embedding server</strong>
+        <nav aria-label="Pages">
+          {pages.map(([name, title]) => (
+            <a key={name} href={address(name)} aria-current={name === page ? "page" : undefined}>
+              {title}
+            </a>
+          ))}
+        </nav>
+        {session.caller ? (
+          <span class="caller">
+            {session.caller}{" "}
+            <button
+              type="button"
+              onClick={() => {
+                void send("DELETE", "/console/session").then(() => location.reload());
+              }}
+            >
+              Sign out
+            </button>
+          </span>
+        ) : null}
+      </header>
+      <main id="main" ref={main}>
+        {session.is_admin && page === "admin" ? (
+          <Admin models={models} session={session} />
+        ) : session.is_admin ? (
+          <OverviewPage overview={overview} hasLinks={false} />
+        ) : page === "tables" ? (
+          <Tables overview={overview} params={params} />
+        ) : page === "map" ? (
+          <MapPage overview={overview} params={params} />
+        ) : page === "try" ? (
+          <Try models={models} params={params} session={session} />
+        ) : page === "traffic" ? (
+          <Traffic />
+        ) : page === "compare" ? (
+          <Compare overview={overview} params={params} />
+        ) : (
+          <OverviewPage overview={overview} hasLinks />
+        )}
+      </main>
+      <footer>
+        <a href="docs">API</a> <a href="console/static/licenses.txt">Licences</a>
+      </footer>
+    </>
+  );
+}
+
+function App(): JSX.Element {
+  const session = useLoad("session", readSession, 60_000);
+  const isIn = session.data !== undefined && (!session.data.needs_sign_in || session.data.caller !== null);
+  const overview = useLoad(`overview ${isIn}`, async (signal) => (isIn ? get<Overview>("/console/overview", signal) : undefined), 2000);
+  const isRefused = overview.error instanceof Refusal && overview.error.status === 401;
+  useEffect(() => {
+    // The session has ended, so the next look at it leads to the sign-in page.
+    if (isRefused) session.again();
+  }, [isRefused]);
+  if (session.data && !isIn) return <SignIn onDone={session.again} />;
+  if (!session.data || !overview.data) {
+    return (
+      <main>
+        <h1>Embedding server</h1>
+        <Problem error={session.error ?? overview.error} />
+      </main>
+    );
+  }
+  return (
+    <>
+      {overview.error ? (
+        <p class="problem" role="alert">
+          {overview.error.message} The page shows what was known before.
+        </p>
+      ) : null}
+      <Shown session={session.data} overview={overview.data} />
+    </>
+  );
+}
+
+render(<App />, document.getElementById("app") as HTMLElement);

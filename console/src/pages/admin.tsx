@@ -1,0 +1,89 @@
+// Admin actions, on the admin listener only: labels, and the list of models.
+import type { JSX } from "preact";
+import { useState } from "preact/hooks";
+import { Model, Session, checked, post, send } from "../api";
+import { Confirmed, Problem, Select } from "../parts";
+
+export function Admin({ models, session }: { models: Model[]; session: Session }): JSX.Element {
+  const [told, setTold] = useState("");
+  const [error, setError] = useState<Error>();
+  const [name, setName] = useState(models[0]?.name ?? "");
+  const [label, setLabel] = useState("");
+  const [version, setVersion] = useState("");
+  const model = models.find((one) => one.name === name);
+  const available = model?.versions.filter((one) => one.state === "AVAILABLE").map((one) => String(one.version)) ?? [];
+  const chosen = version === "remove" || available.includes(version) ? version : (available[0] ?? "");
+  const act = async (work: () => Promise<string>): Promise<void> => {
+    setError(undefined);
+    setTold("");
+    try {
+      setTold(await work());
+    } catch (caught) {
+      setError(caught as Error);
+    }
+  };
+  const change = (): Promise<void> =>
+    act(async () => {
+      const to = chosen === "remove" ? null : Number(chosen);
+      await post(`/v1/models/${encodeURIComponent(name)}/labels/${encodeURIComponent(label)}`, { version: to });
+      return to === null ? `The label ${label} of ${name} is removed.` : `The label ${label} of ${name} is version ${to} now.`;
+    });
+  const reload = (): Promise<void> =>
+    act(async () => {
+      const answer = (await (await checked(await send("POST", "/v1/config:reload"))).json()) as { models: string[] };
+      return `The list of models was read again: ${answer.models.join(", ")}.`;
+    });
+  return (
+    <>
+      <h1 tabIndex={-1}>Admin</h1>
+      {session.csrf ? null : (
+        <p class="problem" role="alert">
+          Open this page by an IP address or as localhost, or use --auth_config: without either, a page of another site could act in your name.
+        </p>
+      )}
+      <p role="status">{told}</p>
+      <Problem error={error} />
+      <section class="card" aria-label="Labels">
+        <h2>Labels</h2>
+        <div class="fields">
+          <Select label="Model" value={name} options={models.map((one) => one.name)} onChange={setName} />
+          <label class="field">
+            <span>Label</span>
+            <input list="labels" value={label} onInput={(event) => setLabel(event.currentTarget.value)} />
+          </label>
+          <datalist id="labels">
+            {Object.keys(model?.labels ?? {}).map((one) => (
+              <option key={one} value={one} />
+            ))}
+          </datalist>
+          <Select
+            label="Version"
+            value={chosen}
+            options={[...available.map((one): [string, string] => [one, one]), ["remove", "no version: remove the label"]]}
+            onChange={setVersion}
+          />
+          <Confirmed
+            label="Change label"
+            isDisabled={!label || !chosen || !session.csrf}
+            question={
+              chosen === "remove"
+                ? `Remove the label “${label}” of ${name}? Requests that name it will fail.`
+                : `Point the label “${label}” of ${name} to version ${chosen}? Requests that name it get that version from now on. The next list of models replaces this.`
+            }
+            act={change}
+          />
+        </div>
+      </section>
+      <section class="card" aria-label="List of models">
+        <h2>List of models</h2>
+        <p>Reads --model_config_file again: new models are loaded, and models that it does not name are unloaded.</p>
+        <Confirmed
+          label="Reload the list"
+          isDisabled={!session.csrf}
+          question="Read --model_config_file again, and serve what it lists?"
+          act={reload}
+        />
+      </section>
+    </>
+  );
+}

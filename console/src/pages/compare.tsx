@@ -1,0 +1,181 @@
+// Compare two versions: rows added, removed and moved, drift, and neighbours.
+import type { JSX } from "preact";
+import { Overview, get, modelPath } from "../api";
+import { Params, address, setParams, useLoad } from "../hooks";
+import { Grid, Select, Status, shown } from "../parts";
+
+interface Histogram {
+  edges: number[];
+  counts: number[];
+}
+
+interface Rows {
+  count: number;
+  first: string[];
+}
+
+interface Drift {
+  rows: number;
+  is_aligned: boolean;
+  cosines: Histogram;
+  norm_ratios: Histogram;
+  median_cosine: number | null;
+  equal: number;
+  drifted: number;
+  percent: number;
+  worst: { name: string; old_id: number; new_id: number; cosine: number | null }[];
+}
+
+interface TableDiff {
+  table: string;
+  old_rows: number;
+  new_rows: number;
+  added: Rows;
+  removed: Rows;
+  moved: Rows;
+  common: number;
+  drift: Drift | null;
+  neighbours: { k: number; overlap: number; chance: number; queries: number } | null;
+  notes: string[];
+}
+
+interface Diff {
+  tables: TableDiff[];
+  added_tables: string[];
+  removed_tables: string[];
+  notes: string[];
+}
+
+function Bins({ label, histogram }: { label: string; histogram: Histogram }): JSX.Element {
+  const largest = Math.max(...histogram.counts, 1);
+  const told = histogram.counts
+    .map((count, at) => (count ? `${shown(histogram.edges[at])} to ${shown(histogram.edges[at + 1])}: ${count}` : ""))
+    .filter(Boolean);
+  return (
+    <figure>
+      <figcaption>{label}</figcaption>
+      <svg class="bars" viewBox={`0 0 ${histogram.counts.length} 100`} preserveAspectRatio="none" role="img" aria-label={`${label}. ${told.join("; ")}`}>
+        {histogram.counts.map((count, at) => (
+          <rect key={at} class="plus" x={at + 0.05} width={0.9} y={100 - (97 * count) / largest} height={(97 * count) / largest}>
+            <title>{`${shown(histogram.edges[at])} to ${shown(histogram.edges[at + 1])}: ${count}`}</title>
+          </rect>
+        ))}
+      </svg>
+      <p class="ends">
+        <span>{shown(histogram.edges[0], 3)}</span>
+        <span>{shown(histogram.edges.at(-1), 3)}</span>
+      </p>
+    </figure>
+  );
+}
+
+function TableCard({ diff, model, to }: { diff: TableDiff; model: string; to: string }): JSX.Element {
+  const { drift, neighbours } = diff;
+  return (
+    <section class="card" aria-label={`Table ${diff.table}`}>
+      <h2>{diff.table}</h2>
+      <dl>
+        {(["added", "removed", "moved"] as const).map((kind) => (
+          <div key={kind}>
+            <dt>{kind}</dt>
+            <dd title={diff[kind].first.join(", ")}>{shown(diff[kind].count)}</dd>
+          </div>
+        ))}
+        <div>
+          <dt>in both</dt>
+          <dd>{shown(diff.common)}</dd>
+        </div>
+        {drift ? (
+          <>
+            <div>
+              <dt>drifted</dt>
+              <dd>
+                {shown(drift.drifted)} of {shown(drift.rows)} ({shown(drift.percent, 3)} %)
+              </dd>
+            </div>
+            <div>
+              <dt>median cosine</dt>
+              <dd>{shown(drift.median_cosine)}</dd>
+            </div>
+          </>
+        ) : null}
+        {neighbours ? (
+          <div>
+            <dt>same neighbours of {neighbours.k}</dt>
+            <dd>
+              {shown(neighbours.overlap * 100, 3)} % (by chance {shown(neighbours.chance * 100, 2)} %)
+            </dd>
+          </div>
+        ) : null}
+      </dl>
+      {diff.notes.map((note) => (
+        <p key={note} class="faint">
+          {note}
+        </p>
+      ))}
+      {drift ? (
+        <>
+          <div class="columns">
+            <Bins label={drift.is_aligned ? "Cosine of old and new row, after the best rotation" : "Cosine of old and new row"} histogram={drift.cosines} />
+            <Bins label="New norm / old norm" histogram={drift.norm_ratios} />
+          </div>
+          {drift.worst.length ? (
+            <Grid
+              label={`Rows of ${diff.table} that changed most`}
+              rows={drift.worst}
+              columns={[
+                { name: "row", cell: (row) => <a href={address("tables", { model, version: to, table: diff.table, id: String(row.new_id) })}>{row.name}</a> },
+                { name: "old id", isNumber: true, cell: (row) => row.old_id },
+                { name: "new id", isNumber: true, cell: (row) => row.new_id },
+                { name: "cosine", isNumber: true, cell: (row) => shown(row.cosine) },
+              ]}
+            />
+          ) : null}
+        </>
+      ) : null}
+    </section>
+  );
+}
+
+export function Compare({ overview, params }: { overview: Overview; params: Params }): JSX.Element {
+  const models = overview.models;
+  const canCompare = overview.methods.includes("diff");
+  const model = models.find((one) => one.name === params["model"]) ?? models[0];
+  const name = model?.name ?? "";
+  const versions = model?.versions.filter((one) => one.state === "AVAILABLE").map((one) => String(one.version)) ?? [];
+  const chosen = (key: string, otherwise: string | undefined): string =>
+    versions.includes(params[key] ?? "") ? (params[key] ?? "") : (otherwise ?? "");
+  const to = chosen("to", versions[0]);
+  const from = chosen("from", versions[1]);
+  const path = canCompare && from && to && from !== to ? `${modelPath(name, from)}:diff?to=${to}` : "";
+  const diff = useLoad(path, async (signal) => (path ? get<Diff>(path, signal) : undefined));
+  return (
+    <>
+      <h1 tabIndex={-1}>Compare</h1>
+      <div class="fields">
+        <Select label="Model" value={name} options={models.map((one) => one.name)} onChange={(value) => setParams({ model: value, from: "", to: "" })} />
+        <Select label="From version" value={from} options={versions} onChange={(value) => setParams({ from: value })} />
+        <Select label="To version" value={to} options={versions} onChange={(value) => setParams({ to: value })} />
+      </div>
+      {!canCompare ? (
+        <p class="faint">This server has no route that compares versions.</p>
+      ) : path ? (
+        <Status of={diff} what="the comparison" />
+      ) : (
+        <p class="faint">Comparing needs two AVAILABLE versions of one model.</p>
+      )}
+      {diff.data ? (
+        <>
+          {diff.data.notes.map((note) => (
+            <p key={note}>{note}</p>
+          ))}
+          {diff.data.added_tables.length ? <p>New tables: {diff.data.added_tables.join(", ")}</p> : null}
+          {diff.data.removed_tables.length ? <p>Tables that are gone: {diff.data.removed_tables.join(", ")}</p> : null}
+          {diff.data.tables.map((one) => (
+            <TableCard key={one.table} diff={one} model={name} to={to} />
+          ))}
+        </>
+      ) : null}
+    </>
+  );
+}

@@ -1,0 +1,215 @@
+// Map: the rows of a table on their two principal components, coloured by norm.
+import type { JSX } from "preact";
+import { useEffect, useMemo, useRef, useState } from "preact/hooks";
+import { Overview, TableMap, checked, send, tablePath } from "../api";
+import { Params, setParams, useLoad } from "../hooks";
+import { Status, TableChoice, shown, useTables } from "../parts";
+import { Points, View, ramp } from "../points";
+import { RowPanel } from "../row";
+
+const COMPUTING_MS = 500;
+
+/** Loads a map; waits while the server computes it. */
+async function loadMap(path: string, signal: AbortSignal): Promise<TableMap> {
+  for (;;) {
+    const response = await checked(await send("GET", path, undefined, signal));
+    if (response.status !== 202) return (await response.json()) as TableMap;
+    await new Promise((resolve) => setTimeout(resolve, COMPUTING_MS));
+    signal.throwIfAborted();
+  }
+}
+
+function Ramp({ points }: { points: Points }): JSX.Element {
+  const canvas = useRef<HTMLCanvasElement>(null);
+  useEffect(() => {
+    const context = canvas.current?.getContext("2d");
+    if (!context) return;
+    const image = context.createImageData(256, 1);
+    new Uint32Array(image.data.buffer).set(ramp());
+    context.putImageData(image, 0, 0);
+  }, []);
+  return (
+    <div class="ramp">
+      norm {shown(points.lowest, 3)}
+      <canvas ref={canvas} width={256} height={1} aria-hidden="true" />
+      {shown(points.highest, 3)}
+    </div>
+  );
+}
+
+function Canvas(props: { points: Points; chosen: number; onChoose: (id: number) => void }): JSX.Element {
+  const { points, chosen } = props;
+  const canvas = useRef<HTMLCanvasElement>(null);
+  const view = useRef<View>({ x: 0, y: 0, scale: 0 });
+  const drag = useRef<{ x: number; y: number; moved: number } | undefined>(undefined);
+  const frame = useRef(0);
+  const draw = (): void => {
+    cancelAnimationFrame(frame.current);
+    frame.current = requestAnimationFrame(() => {
+      const element = canvas.current;
+      const context = element?.getContext("2d");
+      if (!element || !context) return;
+      const ratio = Math.min(window.devicePixelRatio || 1, 2);
+      element.width = Math.max(Math.round(element.clientWidth * ratio), 1);
+      element.height = Math.max(Math.round(element.clientHeight * ratio), 1);
+      if (!view.current.scale) view.current.scale = 0.46 * Math.min(element.width, element.height);
+      const begin = performance.now();
+      points.draw(context, view.current, chosen, getComputedStyle(document.body).color);
+      element.dataset["drawMs"] = (performance.now() - begin).toFixed(1);
+    });
+  };
+  useEffect(draw);
+  useEffect(() => {
+    view.current = { x: 0, y: 0, scale: 0 };
+    draw();
+  }, [points]);
+  useEffect(() => {
+    const element = canvas.current;
+    if (!element) return;
+    const observer = new ResizeObserver(draw);
+    observer.observe(element);
+    const onWheel = (event: WheelEvent): void => {
+      event.preventDefault();
+      zoom(Math.exp(-event.deltaY / 400), event);
+    };
+    element.addEventListener("wheel", onWheel, { passive: false });
+    return () => {
+      observer.disconnect();
+      element.removeEventListener("wheel", onWheel);
+    };
+  });
+  const at = (event: { offsetX: number; offsetY: number }): [number, number] => {
+    const element = canvas.current!;
+    const ratio = element.width / Math.max(element.clientWidth, 1);
+    const { x, y, scale } = view.current;
+    return [x + (event.offsetX * ratio - element.width / 2) / scale, y - (event.offsetY * ratio - element.height / 2) / scale];
+  };
+  const zoom = (factor: number, event?: { offsetX: number; offsetY: number }): void => {
+    const element = canvas.current!;
+    const fixed = event ?? { offsetX: element.clientWidth / 2, offsetY: element.clientHeight / 2 };
+    const before = at(fixed);
+    view.current.scale = Math.min(Math.max(view.current.scale * factor, 20), 1e7);
+    const after = at(fixed);
+    view.current.x += before[0] - after[0];
+    view.current.y += before[1] - after[1];
+    draw();
+  };
+  const choose = (place: [number, number]): void => {
+    const found = points.nearest(...place);
+    if (found >= 0) props.onChoose(points.map.ids[found]!);
+  };
+  const move = (x: number, y: number): void => {
+    const step = (0.1 * canvas.current!.width) / view.current.scale;
+    view.current.x += x * step;
+    view.current.y += y * step;
+    draw();
+  };
+  const keys: Record<string, () => void> = {
+    ArrowLeft: () => move(-1, 0),
+    ArrowRight: () => move(1, 0),
+    ArrowUp: () => move(0, 1),
+    ArrowDown: () => move(0, -1),
+    "+": () => zoom(1.4),
+    "-": () => zoom(1 / 1.4),
+    Enter: () => choose([view.current.x, view.current.y]),
+  };
+  return (
+    <div class="map">
+      <canvas
+        ref={canvas}
+        tabIndex={0}
+        role="application"
+        aria-label={`Map of ${points.map.ids.length} rows. Arrow keys move, plus and minus zoom, Enter chooses the row at the centre.`}
+        onKeyDown={(event) => {
+          const act = keys[event.key];
+          if (!act) return;
+          event.preventDefault();
+          act();
+        }}
+        onPointerDown={(event) => {
+          drag.current = { x: event.offsetX, y: event.offsetY, moved: 0 };
+          event.currentTarget.setPointerCapture(event.pointerId);
+        }}
+        onPointerMove={(event) => {
+          const from = drag.current;
+          if (!from) return;
+          const ratio = event.currentTarget.width / Math.max(event.currentTarget.clientWidth, 1);
+          view.current.x -= ((event.offsetX - from.x) * ratio) / view.current.scale;
+          view.current.y += ((event.offsetY - from.y) * ratio) / view.current.scale;
+          from.moved += Math.abs(event.offsetX - from.x) + Math.abs(event.offsetY - from.y);
+          from.x = event.offsetX;
+          from.y = event.offsetY;
+          draw();
+        }}
+        onPointerUp={(event) => {
+          if (drag.current && drag.current.moved < 4) choose(at(event));
+          drag.current = undefined;
+        }}
+      />
+      <div class="ramp">
+        <button type="button" onClick={() => zoom(1.4)} aria-label="Zoom in">
+          +
+        </button>
+        <button type="button" onClick={() => zoom(1 / 1.4)} aria-label="Zoom out">
+          −
+        </button>
+        <button
+          type="button"
+          onClick={() => {
+            view.current = { x: 0, y: 0, scale: 0 };
+            draw();
+          }}
+        >
+          Whole map
+        </button>
+        <Ramp points={points} />
+      </div>
+    </div>
+  );
+}
+
+export function MapPage({ overview, params }: { overview: Overview; params: Params }): JSX.Element {
+  const { models, methods } = overview;
+  const { choice, loaded } = useTables(models, params);
+  const path = choice.table ? tablePath(choice.model, choice.version, choice.table.name, ":projection") : "";
+  // The latest version may change: the map of another version is another map.
+  const latest = models.find((one) => one.name === choice.model)?.versions.find((one) => one.state === "AVAILABLE")?.version;
+  const map = useLoad(`${path}#${choice.version || latest}`, async (signal) => (path ? loadMap(path, signal) : undefined));
+  const points = useMemo(() => (map.data ? new Points(map.data) : undefined), [map.data]);
+  const id = params["id"] ?? "";
+  const [told, setTold] = useState("");
+  return (
+    <>
+      <h1 tabIndex={-1}>Map</h1>
+      <TableChoice models={models} choice={choice} />
+      <Status of={loaded} what="tables" />
+      {path ? <Status of={map} what="the map, which the server computes once per version" /> : null}
+      {points ? (
+        <div class="columns">
+          <section class="card" aria-label="Map">
+            <Canvas
+              points={points}
+              chosen={id ? points.map.ids.indexOf(Number(id)) : -1}
+              onChoose={(chosen) => {
+                setParams({ id: String(chosen) });
+                setTold(`Row ${chosen} is chosen.`);
+              }}
+            />
+            <p class="faint">
+              {points.map.ids.length.toLocaleString("en")} of {points.map.total.toLocaleString("en")} rows of version {points.map.version}, on
+              the two directions of most variance ({points.map.explained.map((share) => `${(share * 100).toFixed(1)} %`).join(" and ")}).
+            </p>
+            <p role="status" class="faint">
+              {told}
+            </p>
+          </section>
+          {id ? (
+            <RowPanel choice={choice} id={id} wanted="" feature="" methods={methods} />
+          ) : (
+            <p class="card faint">Click a point to see its row.</p>
+          )}
+        </div>
+      ) : null}
+    </>
+  );
+}

@@ -1,0 +1,275 @@
+// Overview: models, versions on a time line, labels, load errors, limits, health.
+import type { JSX } from "preact";
+import { Change, Model, Overview, get } from "../api";
+import { address, useLoad } from "../hooks";
+import { Badge, Grid, Problem, bytes, duration, shown, time } from "../parts";
+
+interface TableStatus {
+  table: string;
+  rows: number;
+  dim: number;
+  dtype: string;
+  mapped_bytes: number;
+  missing_share?: number;
+  ids?: number;
+}
+
+interface VersionStatus {
+  version: number;
+  in_flight?: number;
+  signatures?: Record<string, string>;
+  tables?: TableStatus[];
+}
+
+interface Noted {
+  at: string;
+  code: string;
+  model: string;
+  message: string;
+  request_id: string;
+}
+
+/** The part of /v1/statusz that the page shows. */
+interface Statusz {
+  server: { uptime_s: number; rss_bytes?: number };
+  data_plane: { kind: string };
+  models: Record<string, { versions: VersionStatus[] }>;
+  overload: { limits?: Record<string, number>; models: { model: string; in_flight_bytes: number; refused: Record<string, number> }[] };
+  last_errors: Noted[];
+  settings: Record<string, { value: unknown; is_default: boolean }>;
+}
+
+const WIDTH = 600;
+const ROW = 22;
+const SHOWN_VERSIONS = 8;
+
+/** Draws when the versions of a model were loading, available, or ended. */
+function TimeLine({ model, nowS }: { model: Model; nowS: number }): JSX.Element | null {
+  const changes = model.history;
+  const first = changes[0];
+  if (!first) return null;
+  const versions = [...new Set(changes.map((one) => one.version))].sort((a, b) => b - a).slice(0, SHOWN_VERSIONS);
+  const startS = Math.min(...changes.filter((one) => versions.includes(one.version)).map((one) => one.at_s));
+  const span = Math.max(nowS - startS, 1);
+  const at = (second: number): number => 60 + ((second - startS) / span) * (WIDTH - 62);
+  const told = versions.map((version) => {
+    const own = changes.filter((one) => one.version === version);
+    return `version ${version}: ${own.map((one) => `${one.state} at ${time(one.at_s)}`).join(", ")}`;
+  });
+  return (
+    <svg class="line" viewBox={`0 0 ${WIDTH} ${versions.length * ROW + 16}`} role="img" aria-label={`Time line. ${told.join(". ")}`}>
+      {versions.map((version, row) => {
+        const own = changes.filter((one) => one.version === version);
+        return (
+          <g key={version}>
+            <text x="0" y={row * ROW + 15}>
+              {version}
+            </text>
+            {own.map((change: Change, number) => {
+              const isLast = number === own.length - 1;
+              const isOver = change.state === "END";
+              const endS = isOver ? change.at_s : (own[number + 1]?.at_s ?? nowS);
+              const kind = isOver && change.message ? "failed" : change.state.toLowerCase();
+              const x = isOver && isLast ? Math.min(at(change.at_s), WIDTH - 4) : at(change.at_s);
+              return (
+                <rect key={number} x={x} y={row * ROW + 3} width={Math.max(at(endS) - x, 3)} height={ROW - 8} class={kind}>
+                  <title>{`${change.state} ${time(change.at_s)} ${change.message}`}</title>
+                </rect>
+              );
+            })}
+          </g>
+        );
+      })}
+      <text x="60" y={versions.length * ROW + 12} class="tick">
+        {time(startS)}
+      </text>
+      <text x={WIDTH} y={versions.length * ROW + 12} class="tick end">
+        now
+      </text>
+    </svg>
+  );
+}
+
+function ModelCard(props: {
+  model: Model;
+  problem: string;
+  details: VersionStatus[];
+  nowS: number;
+  hasLinks: boolean;
+}): JSX.Element {
+  const { model, problem, details } = props;
+  const labels = (version: number): string =>
+    Object.entries(model.labels)
+      .filter(([, one]) => one === version)
+      .map(([label]) => label)
+      .join(", ");
+  const detail = (version: number): VersionStatus | undefined => details.find((one) => one.version === version);
+  const tables = details.flatMap((one) => (one.tables ?? []).map((table) => ({ ...table, version: one.version })));
+  return (
+    <section class="card" aria-label={`Model ${model.name}`}>
+      <h2>{model.name}</h2>
+      {problem ? <p class="problem">{problem}</p> : null}
+      <Grid
+        label={`Versions of ${model.name}`}
+        rows={model.versions}
+        columns={[
+          { name: "version", isNumber: true, cell: (one) => one.version },
+          { name: "state", cell: (one) => <Badge state={one.state} isBad={one.code !== "OK"} /> },
+          { name: "labels", cell: (one) => labels(one.version) },
+          { name: "in flight", isNumber: true, cell: (one) => detail(one.version)?.in_flight ?? "" },
+          {
+            name: "signatures",
+            cell: (one) => {
+              const names = Object.keys(detail(one.version)?.signatures ?? {});
+              if (!props.hasLinks || one.state !== "AVAILABLE") return names.join(", ");
+              return <a href={address("try", { model: model.name, version: String(one.version) })}>{names.join(", ") || "try"}</a>;
+            },
+          },
+        ]}
+      />
+      {model.versions
+        .filter((one) => one.message)
+        .map((one) => (
+          <p key={one.version} class="problem">
+            version {one.version}: {one.code}: {one.message}
+          </p>
+        ))}
+      <TimeLine model={model} nowS={props.nowS} />
+      {tables.length ? (
+        <Grid
+          label={`Tables of ${model.name}`}
+          rows={tables}
+          columns={[
+            {
+              name: "table",
+              cell: (one) =>
+                props.hasLinks ? (
+                  <a href={address("tables", { model: model.name, version: String(one.version), table: one.table })}>{one.table}</a>
+                ) : (
+                  one.table
+                ),
+            },
+            { name: "of version", isNumber: true, cell: (one) => one.version },
+            { name: "rows", isNumber: true, cell: (one) => shown(one.rows) },
+            { name: "numbers a row", isNumber: true, cell: (one) => one.dim },
+            { name: "dtype", cell: (one) => one.dtype },
+            { name: "mapped", isNumber: true, cell: (one) => bytes(one.mapped_bytes) },
+            { name: "ids read", isNumber: true, cell: (one) => shown(one.ids ?? 0) },
+            { name: "without a row", isNumber: true, cell: (one) => `${shown((one.missing_share ?? 0) * 100, 3)} %` },
+          ]}
+        />
+      ) : null}
+    </section>
+  );
+}
+
+function Limits({ statusz }: { statusz: Statusz }): JSX.Element {
+  const limits = Object.entries(statusz.settings).filter(([name]) => name.startsWith("max_") || name.endsWith("_timeout_s"));
+  const refused = statusz.overload.models.flatMap((one) => Object.entries(one.refused).map(([reason, count]) => ({ ...one, reason, count })));
+  return (
+    <section class="card" aria-label="Limits">
+      <h2>Limits</h2>
+      {refused.length ? (
+        <Grid
+          label="Refused requests"
+          rows={refused}
+          columns={[
+            { name: "model", cell: (one) => one.model || "(no model)" },
+            { name: "refused because of", cell: (one) => one.reason },
+            { name: "requests", isNumber: true, cell: (one) => shown(one.count) },
+          ]}
+        />
+      ) : (
+        <p class="faint">No request was refused because of a limit.</p>
+      )}
+      <details>
+        <summary>{limits.length} settings</summary>
+        <Grid
+          label="Settings of limits"
+          rows={limits}
+          columns={[
+            { name: "setting", cell: ([name]) => `--${name}` },
+            { name: "value", isNumber: true, cell: ([, one]) => String(one.value) },
+            { name: "is default", cell: ([, one]) => (one.is_default ? "yes" : "no") },
+          ]}
+        />
+      </details>
+    </section>
+  );
+}
+
+/** hasLinks: the port that the page came from has the other pages too. */
+export function OverviewPage({ overview, hasLinks }: { overview: Overview; hasLinks: boolean }): JSX.Element {
+  const statusz = useLoad("statusz", (signal) => get<Statusz>("/v1/statusz", signal), 5000);
+  const data = statusz.data;
+  return (
+    <>
+      <h1 tabIndex={-1}>Overview</h1>
+      <dl class="card">
+        <div>
+          <dt>server</dt>
+          <dd>
+            <Badge state={overview.server.is_ready ? "ready" : overview.server.is_draining ? "shutting down" : "not ready"} isBad={!overview.server.is_ready} />
+          </dd>
+        </div>
+        <div>
+          <dt>release</dt>
+          <dd>{overview.server.version}</dd>
+        </div>
+        {data ? (
+          <>
+            <div>
+              <dt>up for</dt>
+              <dd>{duration(data.server.uptime_s)}</dd>
+            </div>
+            <div>
+              <dt>data plane</dt>
+              <dd>{data.data_plane.kind}</dd>
+            </div>
+            {data.server.rss_bytes ? (
+              <div>
+                <dt>memory</dt>
+                <dd>{bytes(data.server.rss_bytes)}</dd>
+              </div>
+            ) : null}
+          </>
+        ) : null}
+      </dl>
+      {overview.models.length ? null : <p class="faint">No model is configured that you may see.</p>}
+      {overview.models.map((model) => (
+        <ModelCard
+          key={model.name}
+          model={model}
+          problem={overview.problems[model.name] ?? ""}
+          details={data?.models[model.name]?.versions ?? []}
+          nowS={Date.now() / 1000}
+          hasLinks={hasLinks}
+        />
+      ))}
+      <Problem error={statusz.error} />
+      {data ? (
+        <>
+          <Limits statusz={data} />
+          <section class="card" aria-label="Last errors">
+            <h2>Last errors</h2>
+            {data.last_errors.length ? (
+              <Grid
+                label="Failed requests"
+                rows={data.last_errors}
+                columns={[
+                  { name: "at", cell: (one) => one.at },
+                  { name: "model", cell: (one) => one.model },
+                  { name: "code", cell: (one) => one.code },
+                  { name: "message", cell: (one) => one.message },
+                  { name: "request id", cell: (one) => one.request_id },
+                ]}
+              />
+            ) : (
+              <p class="faint">No request has failed.</p>
+            )}
+          </section>
+        </>
+      ) : null}
+    </>
+  );
+}

@@ -1,0 +1,171 @@
+// Try a lookup or a predict: a form of the signature, and the same request as a program.
+import type { JSX } from "preact";
+import { useEffect, useMemo, useState } from "preact/hooks";
+import { BASE, Model, Session, get, modelPath, send } from "../api";
+import { Params, setParams, useLoad } from "../hooks";
+import { Copied, Select, Status } from "../parts";
+import { Field, Metadata, Method, bodyOf, fieldsOf, hintOf, programs } from "../signature";
+
+interface Answer {
+  status: number;
+  version: string;
+  milliseconds: number;
+  text: string;
+}
+
+const MAX_SHOWN = 20_000;
+
+/** Puts line breaks into JSON; a text that browsers can not read, such as with NaN, stays as it is. */
+function pretty(text: string): string {
+  try {
+    text = JSON.stringify(JSON.parse(text), null, 1).replace(/\n\s+(?=-?[\d\]])/g, " ");
+  } catch {
+    // The answer is shown as it came.
+  }
+  return text.length > MAX_SHOWN ? `${text.slice(0, MAX_SHOWN)}\n… ${text.length - MAX_SHOWN} characters more` : text;
+}
+
+function example(field: Field): string {
+  if (field.dtype === "DT_STRING") return field.isRagged || field.rank <= 1 ? "key" : '[["key"]]';
+  if (field.rank > 1 && !field.isRagged) return "";
+  return "1";
+}
+
+function Form(props: { model: string; version: string; name: string; fields: Field[]; session: Session }): JSX.Element {
+  const { fields, name } = props;
+  const [method, setMethod] = useState<Method>(name.startsWith("lookup") ? "lookup" : "predict");
+  const [texts, setTexts] = useState<Record<string, string>>({});
+  const [answer, setAnswer] = useState<Answer>();
+  const [isBusy, setBusy] = useState(false);
+  useEffect(() => {
+    setMethod(name.startsWith("lookup") ? "lookup" : "predict");
+    setTexts((old) => Object.fromEntries(fields.map((field) => [field.name, old[field.name] ?? example(field)])));
+    setAnswer(undefined);
+  }, [name, fields]);
+  let body = "";
+  let fault = "";
+  try {
+    body = bodyOf(method, name, fields, texts);
+  } catch (error) {
+    fault = (error as Error).message;
+  }
+  const path = `${modelPath(props.model, props.version)}:${method}`;
+  const onSubmit = async (event: Event): Promise<void> => {
+    event.preventDefault();
+    setBusy(true);
+    const begin = performance.now();
+    try {
+      const response = await send("POST", path, body);
+      const text = await response.text();
+      const milliseconds = performance.now() - begin;
+      setAnswer({ status: response.status, version: response.headers.get("X-Model-Version") ?? "", milliseconds, text: pretty(text) });
+    } catch (error) {
+      setAnswer({ status: 0, version: "", milliseconds: 0, text: (error as Error).message });
+    } finally {
+      setBusy(false);
+    }
+  };
+  return (
+    <div class="columns">
+      <form class="card" onSubmit={(event) => void onSubmit(event)} aria-label="Request">
+        <h2>Request</h2>
+        <Select
+          label="Method"
+          value={method}
+          options={[
+            ["lookup", "lookup: vectors by feature"],
+            ["predict", "predict: any signature"],
+          ]}
+          onChange={(value) => setMethod(value as Method)}
+        />
+        {fields.map((field) => (
+          <label key={field.name} class="field">
+            <span>
+              {field.name} <small>{hintOf(field)}</small>
+            </span>
+            <textarea
+              rows={field.isRagged ? 3 : 1}
+              spellcheck={false}
+              value={texts[field.name] ?? ""}
+              onInput={(event) => {
+                const value = event.currentTarget.value;
+                setTexts((old) => ({ ...old, [field.name]: value }));
+              }}
+            />
+          </label>
+        ))}
+        {fault ? (
+          <p class="problem" role="alert">
+            {fault}
+          </p>
+        ) : null}
+        <button class="main" disabled={isBusy || fault !== ""}>
+          Send
+        </button>
+      </form>
+      <div>
+        <section class="card" aria-label="Answer" aria-live="polite">
+          <h2>Answer</h2>
+          {answer ? (
+            <>
+              <p class={answer.status === 200 ? "" : "problem"}>
+                {answer.status || ""} {answer.version ? `from version ${answer.version}` : ""} in {answer.milliseconds.toFixed(1)} ms
+              </p>
+              <pre tabIndex={0} role="region" aria-label="Body of the answer">
+                {answer.text}
+              </pre>
+            </>
+          ) : (
+            <p class="faint">Send the request to see its answer.</p>
+          )}
+        </section>
+        {body
+          ? programs({
+              origin: location.origin + BASE,
+              path,
+              model: props.model,
+              version: props.version,
+              method,
+              signature: name,
+              body,
+              needsToken: props.session.needs_sign_in,
+            }).map((one) => <Copied key={one.label} {...one} />)
+          : null}
+      </div>
+    </div>
+  );
+}
+
+export function Try({ models, params, session }: { models: Model[]; params: Params; session: Session }): JSX.Element {
+  const model = models.find((one) => one.name === params["model"]) ?? models[0];
+  const name = model?.name ?? "";
+  const available = model?.versions.filter((one) => one.state === "AVAILABLE").map((one) => String(one.version)) ?? [];
+  const version = available.includes(params["version"] ?? "") ? (params["version"] ?? "") : "";
+  const loaded = useLoad(`${name}/${version || (available[0] ?? "")}`, (signal) => get<Metadata>(`${modelPath(name, version)}/metadata`, signal));
+  const signatures = loaded.data?.metadata.signature_def.signature_def ?? {};
+  const names = Object.keys(signatures).sort();
+  const chosen = names.includes(params["signature"] ?? "")
+    ? (params["signature"] ?? "")
+    : (names.find((one) => one === "serving_default") ?? names[0] ?? "");
+  const fields = useMemo(() => {
+    const signature = signatures[chosen];
+    return signature ? fieldsOf(signature) : [];
+  }, [loaded.data, chosen]);
+  return (
+    <>
+      <h1 tabIndex={-1}>Try</h1>
+      <div class="fields">
+        <Select label="Model" value={name} options={models.map((one) => one.name)} onChange={(value) => setParams({ model: value, version: "", signature: "" })} />
+        <Select
+          label="Version"
+          value={version}
+          options={[["", "latest"], ...available.map((one): [string, string] => [one, one])]}
+          onChange={(value) => setParams({ version: value })}
+        />
+        <Select label="Signature" value={chosen} options={names} onChange={(value) => setParams({ signature: value })} />
+      </div>
+      <Status of={loaded} what="signatures" />
+      {chosen ? <Form model={name} version={version} name={chosen} fields={fields} session={session} /> : null}
+    </>
+  );
+}

@@ -1,0 +1,252 @@
+// Parts that several pages show.
+import type { ComponentChildren, JSX } from "preact";
+import { useEffect, useRef, useState } from "preact/hooks";
+import { Model, State, Table, get, modelPath } from "./api";
+import { Loaded, Params, setParams, useLoad } from "./hooks";
+
+/** Writes a number for people; "not finite" for a JSON null. */
+export function shown(value: number | null | undefined, digits = 4): string {
+  if (value === null || value === undefined) return "not finite";
+  if (Number.isInteger(value)) return value.toLocaleString("en");
+  return String(Number(value.toPrecision(digits)));
+}
+
+/** Writes a number of bytes with its unit. */
+export function bytes(count: number): string {
+  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+  let unit = 0;
+  while (count >= 1024 && unit < units.length - 1) {
+    count /= 1024;
+    unit += 1;
+  }
+  return `${Number(count.toPrecision(4))} ${units[unit]}`;
+}
+
+/** Writes a length of time in its two largest units. */
+export function duration(seconds: number): string {
+  const whole = Math.floor(seconds);
+  if (whole < 60) return `${whole} s`;
+  if (whole < 3600) return `${Math.floor(whole / 60)} min ${whole % 60} s`;
+  if (whole < 86400) return `${Math.floor(whole / 3600)} h ${Math.floor((whole % 3600) / 60)} min`;
+  return `${Math.floor(whole / 86400)} d ${Math.floor((whole % 86400) / 3600)} h`;
+}
+
+/** Writes a time since 1970 in the browser's zone. */
+export function time(seconds: number): string {
+  return new Date(seconds * 1000).toLocaleString("en-GB", { hour12: false });
+}
+
+export function Badge({ state, isBad = false }: { state: State | string; isBad?: boolean }): JSX.Element {
+  const kind = isBad ? "bad" : state === "AVAILABLE" || state === "ready" ? "good" : "plain";
+  return <span class={`badge ${kind}`}>{state}</span>;
+}
+
+export function Problem({ error }: { error: Error | undefined }): JSX.Element | null {
+  return error ? (
+    <p class="problem" role="alert">
+      {error.message}
+    </p>
+  ) : null;
+}
+
+export function Status({ of, what }: { of: Loaded<unknown>; what: string }): JSX.Element | null {
+  if (of.error) return <Problem error={of.error} />;
+  return of.isLoading ? (
+    <p class="faint" role="status">
+      Loading {what} …
+    </p>
+  ) : null;
+}
+
+/** A region that scrolls sideways, also by keyboard. */
+export function Wide({ label, children }: { label: string; children: ComponentChildren }): JSX.Element {
+  return (
+    <div class="wide" role="region" aria-label={label} tabIndex={0}>
+      {children}
+    </div>
+  );
+}
+
+export interface Column<T> {
+  name: string;
+  isNumber?: boolean;
+  cell: (row: T) => ComponentChildren;
+}
+
+export function Grid<T>({ label, columns, rows }: { label: string; columns: Column<T>[]; rows: T[] }): JSX.Element {
+  return (
+    <Wide label={label}>
+      <table>
+        <thead>
+          <tr>
+            {columns.map((column) => (
+              <th key={column.name} scope="col" class={column.isNumber ? "number" : ""}>
+                {column.name}
+              </th>
+            ))}
+          </tr>
+        </thead>
+        <tbody>
+          {rows.map((row, at) => (
+            <tr key={at}>
+              {columns.map((column) => (
+                <td key={column.name} class={column.isNumber ? "number" : ""}>
+                  {column.cell(row)}
+                </td>
+              ))}
+            </tr>
+          ))}
+        </tbody>
+      </table>
+    </Wide>
+  );
+}
+
+export function Select(props: {
+  label: string;
+  value: string;
+  options: (string | [string, string])[];
+  onChange: (value: string) => void;
+}): JSX.Element {
+  const known = props.options.map((one) => (typeof one === "string" ? ([one, one] as [string, string]) : one));
+  const isKnown = known.some(([value]) => value === props.value);
+  return (
+    <label class="field">
+      <span>{props.label}</span>
+      <select value={props.value} onChange={(event) => props.onChange(event.currentTarget.value)}>
+        {isKnown ? null : <option value={props.value}>{props.value || "none"}</option>}
+        {known.map(([value, text]) => (
+          <option key={value} value={value}>
+            {text}
+          </option>
+        ))}
+      </select>
+    </label>
+  );
+}
+
+/** A chosen model, version and table. */
+export interface Choice {
+  model: string;
+  version: string;
+  tables: Table[];
+  table: Table | undefined;
+}
+
+/** Selects a model, one of its versions and a table; keeps all three in the address. */
+export function useTables(models: Model[], params: Params): { choice: Choice; loaded: Loaded<Table[]> } {
+  const model = models.find((one) => one.name === params["model"]) ?? models[0];
+  const asked = params["version"] ?? "";
+  const name = model?.name ?? "";
+  const available = model?.versions.filter((one) => one.state === "AVAILABLE").map((one) => String(one.version)) ?? [];
+  const version = available.includes(asked) ? asked : "";
+  const loaded = useLoad(`${name}/${version || (available[0] ?? "")}`, async (signal) => {
+    if (!name) return [];
+    return (await get<{ tables: Table[] }>(`${modelPath(name, version)}/tables`, signal)).tables;
+  });
+  const tables = loaded.data ?? [];
+  return {
+    choice: { model: name, version, tables, table: tables.find((one) => one.name === params["table"]) ?? tables[0] },
+    loaded,
+  };
+}
+
+export function TableChoice({ models, choice }: { models: Model[]; choice: Choice }): JSX.Element {
+  const versions = models.find((one) => one.name === choice.model)?.versions ?? [];
+  return (
+    <div class="fields">
+      <Select
+        label="Model"
+        value={choice.model}
+        options={models.map((one) => one.name)}
+        onChange={(model) => setParams({ model, version: "", table: "", id: "", key: "" })}
+      />
+      <Select
+        label="Version"
+        value={choice.version}
+        options={[
+          ["", "latest"],
+          ...versions
+            .filter((one) => one.state === "AVAILABLE")
+            .map((one): [string, string] => [String(one.version), String(one.version)]),
+        ]}
+        onChange={(version) => setParams({ version })}
+      />
+      <Select
+        label="Table"
+        value={choice.table?.name ?? ""}
+        options={choice.tables.map((one): [string, string] => [
+          one.name,
+          `${one.name} (${one.vocabulary_size.toLocaleString("en")} × ${one.embedding_dim}, ${one.dtype})`,
+        ])}
+        onChange={(table) => setParams({ table, id: "", key: "" })}
+      />
+    </div>
+  );
+}
+
+/** A button that asks before it acts, in a dialog of the browser's own. */
+export function Confirmed(props: {
+  label: string;
+  question: string;
+  isDisabled?: boolean;
+  act: () => Promise<void>;
+}): JSX.Element {
+  const dialog = useRef<HTMLDialogElement>(null);
+  const [isBusy, setBusy] = useState(false);
+  const answer = async (): Promise<void> => {
+    setBusy(true);
+    try {
+      await props.act();
+    } finally {
+      setBusy(false);
+      dialog.current?.close();
+    }
+  };
+  return (
+    <>
+      <button type="button" disabled={props.isDisabled} onClick={() => dialog.current?.showModal()}>
+        {props.label}
+      </button>
+      <dialog ref={dialog} aria-label={props.label}>
+        <p>{props.question}</p>
+        <div class="fields">
+          <button type="button" class="main" disabled={isBusy} onClick={() => void answer()}>
+            Yes, {props.label.toLowerCase()}
+          </button>
+          <button type="button" onClick={() => dialog.current?.close()}>
+            Cancel
+          </button>
+        </div>
+      </dialog>
+    </>
+  );
+}
+
+/** A text with a button that copies it. */
+export function Copied({ label, text }: { label: string; text: string }): JSX.Element {
+  const [told, setTold] = useState("");
+  useEffect(() => setTold(""), [text]);
+  const copy = async (): Promise<void> => {
+    try {
+      await navigator.clipboard.writeText(text);
+      setTold("copied");
+    } catch {
+      setTold("select the text to copy it");
+    }
+  };
+  return (
+    <section class="copied">
+      <header>
+        <h3>{label}</h3>
+        <button type="button" aria-label={`Copy ${label}`} onClick={() => void copy()}>
+          Copy
+        </button>
+        <span role="status">{told}</span>
+      </header>
+      <pre tabIndex={0} role="region" aria-label={label}>
+        {text}
+      </pre>
+    </section>
+  );
+}

@@ -1,0 +1,103 @@
+// Draws the points of a map into a canvas, pixel by pixel: 100,000 points take some milliseconds, without WebGL, whose
+// libraries compile code in the browser, which the page's policy forbids.
+import { TableMap } from "./api";
+
+/** The part of the map that is seen: its centre, and how many canvas pixels one unit has. */
+export interface View {
+  x: number;
+  y: number;
+  scale: number;
+}
+
+// Colours of viridis, from low to high norms: even steps of lightness, told apart by people who see no red or no green.
+const STOPS: [number, number, number][] = [
+  [68, 1, 84],
+  [59, 82, 139],
+  [33, 145, 140],
+  [94, 201, 98],
+  [253, 231, 37],
+];
+const COLORS = 256;
+
+/** Returns the colours as RGBA in the byte order of an image. */
+export function ramp(): Uint32Array {
+  const found = new Uint32Array(COLORS);
+  for (let at = 0; at < COLORS; at += 1) {
+    const place = (at / (COLORS - 1)) * (STOPS.length - 1);
+    const low = STOPS[Math.floor(place)] ?? [0, 0, 0];
+    const high = STOPS[Math.min(Math.floor(place) + 1, STOPS.length - 1)] ?? low;
+    const part = place - Math.floor(place);
+    const [red, green, blue] = low.map((value, channel) => Math.round(value + (high[channel]! - value) * part));
+    found[at] = (255 << 24) | (blue! << 16) | (green! << 8) | red!;
+  }
+  return found;
+}
+
+/** The points of a map as typed arrays, with a colour for each. lowest, highest: the norms at the ramp's ends. */
+export class Points {
+  readonly x: Float32Array;
+  readonly y: Float32Array;
+  readonly lowest: number;
+  readonly highest: number;
+  private readonly colors: Uint32Array;
+
+  constructor(readonly map: TableMap) {
+    this.x = Float32Array.from(map.x, (value) => value ?? 0);
+    this.y = Float32Array.from(map.y, (value) => value ?? 0);
+    const norms = Float32Array.from(map.norms, (value) => value ?? 0);
+    const sorted = norms.toSorted();
+    // The outer hundredths share the end colours: one huge row must not make all others one colour.
+    this.lowest = sorted[Math.floor(0.01 * (sorted.length - 1))] ?? 0;
+    this.highest = sorted[Math.ceil(0.99 * (sorted.length - 1))] ?? 1;
+    const span = this.highest - this.lowest || 1;
+    const all = ramp();
+    this.colors = Uint32Array.from(norms, (norm) => {
+      const share = Math.min(Math.max((norm - this.lowest) / span, 0), 1);
+      return all[Math.round(share * (COLORS - 1))]!;
+    });
+  }
+
+  /** Draws all points; `chosen` is the index of the marked one, or -1. */
+  draw(context: CanvasRenderingContext2D, view: View, chosen: number, ink: string): void {
+    const { width, height } = context.canvas;
+    const image = context.createImageData(width, height);
+    const pixels = new Uint32Array(image.data.buffer);
+    const size = Math.min(Math.max(Math.round(Math.sqrt(view.scale / 120)), this.x.length > 20_000 ? 2 : 4), 9);
+    const half = size >> 1;
+    for (let at = 0; at < this.x.length; at += 1) {
+      const left = Math.round((this.x[at]! - view.x) * view.scale + width / 2) - half;
+      const top = Math.round((view.y - this.y[at]!) * view.scale + height / 2) - half;
+      if (left < 0 || top < 0 || left + size > width || top + size > height) continue;
+      const color = this.colors[at]!;
+      for (let row = top; row < top + size; row += 1) pixels.fill(color, row * width + left, row * width + left + size);
+    }
+    context.putImageData(image, 0, 0);
+    if (chosen >= 0) {
+      const [x, y] = this.place(chosen, view, width, height);
+      context.strokeStyle = ink;
+      context.lineWidth = 2;
+      context.beginPath();
+      context.arc(x, y, size + 5, 0, 2 * Math.PI);
+      context.stroke();
+    }
+  }
+
+  /** Returns where a point is on the canvas. */
+  place(at: number, view: View, width: number, height: number): [number, number] {
+    return [(this.x[at]! - view.x) * view.scale + width / 2, (view.y - this.y[at]!) * view.scale + height / 2];
+  }
+
+  /** Returns the index of the point nearest to a place of the map; -1 without points. */
+  nearest(x: number, y: number): number {
+    let found = -1;
+    let least = Infinity;
+    for (let at = 0; at < this.x.length; at += 1) {
+      const distance = (this.x[at]! - x) ** 2 + (this.y[at]! - y) ** 2;
+      if (distance < least) {
+        least = distance;
+        found = at;
+      }
+    }
+    return found;
+  }
+}

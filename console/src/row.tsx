@@ -1,0 +1,131 @@
+// One row of a table: its values as bars, its norm, its provenance, and its neighbours.
+import type { JSX } from "preact";
+import { Row, get, post, tablePath } from "./api";
+import { address, useLoad } from "./hooks";
+import { Choice, Grid, Status, shown, time } from "./parts";
+
+const HEIGHT = 120;
+
+function Bars({ values }: { values: (number | null)[] }): JSX.Element {
+  const largest = Math.max(...values.map((value) => Math.abs(value ?? 0)), Number.MIN_VALUE);
+  const width = Math.max(values.length, 16);
+  return (
+    <svg
+      class="bars"
+      viewBox={`0 0 ${width} ${HEIGHT}`}
+      preserveAspectRatio="none"
+      role="img"
+      aria-label={`${values.length} values from ${shown(Math.min(...values.map((v) => v ?? 0)))} to ${shown(Math.max(...values.map((v) => v ?? 0)))}`}
+    >
+      <line x1="0" x2={width} y1={HEIGHT / 2} y2={HEIGHT / 2} class="axis" />
+      {values.map((value, at) => {
+        const height = (Math.abs(value ?? 0) / largest) * (HEIGHT / 2 - 2);
+        const top = (value ?? 0) >= 0 ? HEIGHT / 2 - height : HEIGHT / 2;
+        const kind = value === null ? "missing" : value >= 0 ? "plus" : "minus";
+        return (
+          <rect
+            key={at}
+            x={at + 0.1}
+            y={value === null ? 0 : top}
+            width={0.8}
+            height={value === null ? HEIGHT : Math.max(height, 0.5)}
+            class={kind}
+          >
+            <title>{`${at}: ${shown(value)}`}</title>
+          </rect>
+        );
+      })}
+    </svg>
+  );
+}
+
+/** One list for each query, the nearest row first. */
+interface Neighbors {
+  ids: number[][];
+  keys?: (string | number | null | { b64: string })[][];
+  scores: (number | null)[][];
+}
+
+function NeighborList({ choice, row }: { choice: Choice; row: Row }): JSX.Element {
+  const table = choice.table?.name ?? "";
+  const path = tablePath(choice.model, String(row.version), table, ":neighbors");
+  const loaded = useLoad(`${path}/${row.id}`, (signal) => post<Neighbors>(path, { ids: [row.id], k: 10, metric: "cosine" }, signal));
+  const { ids = [], keys = [], scores = [] } = loaded.data ?? {};
+  const found = (ids[0] ?? []).map((id, at) => ({ id, key: keys[0]?.[at], score: scores[0]?.[at] }));
+  return (
+    <section>
+      <h3>Nearest rows</h3>
+      <Status of={loaded} what="neighbours" />
+      <Grid
+        label="Nearest rows by cosine"
+        rows={found}
+        columns={[
+          {
+            name: "row",
+            isNumber: true,
+            cell: (one) => <a href={address("tables", rowParams(choice, one.id))}>{one.id}</a>,
+          },
+          { name: "key", cell: (one) => (typeof one.key === "object" ? "" : String(one.key ?? "")) },
+          { name: "cosine", isNumber: true, cell: (one) => shown(one.score) },
+        ]}
+      />
+    </section>
+  );
+}
+
+/** Parameters of the address of a row. */
+export function rowParams(choice: Choice, id: number): Record<string, string> {
+  return { model: choice.model, version: choice.version, table: choice.table?.name ?? "", id: String(id) };
+}
+
+/** Shows one row by its id, or by a key. */
+export function RowPanel(props: { choice: Choice; id: string; wanted: string; feature: string; methods: string[] }): JSX.Element {
+  const { choice, id, wanted, feature } = props;
+  const query = new URLSearchParams(wanted ? { key: wanted, ...(feature ? { feature } : {}) } : { id }).toString();
+  const path = tablePath(choice.model, choice.version, choice.table?.name ?? "", `:row?${query}`);
+  // A new version, or a delta, shows within some seconds.
+  const loaded = useLoad(path, (signal) => get<Row>(path, signal), 5000);
+  const row = loaded.data;
+  return (
+    <section class="card" aria-label="Row">
+      <Status of={loaded} what="the row" />
+      {row ? (
+        <>
+          <h2>
+            Row {row.id}
+            {Object.values(row.keys).some((key) => key !== null) ? (
+              <span class="key"> {String(Object.values(row.keys).find((key) => key !== null))}</span>
+            ) : null}
+          </h2>
+          {row.is_known ? null : <p>“{wanted}” is not in the vocabulary: lookups read this row for unknown keys.</p>}
+          <dl>
+            <div>
+              <dt>norm</dt>
+              <dd>{shown(row.norm)}</dd>
+            </div>
+            <div>
+              <dt>version</dt>
+              <dd>{row.version}</dd>
+            </div>
+            <div>
+              <dt>last written by</dt>
+              <dd>
+                {row.delta
+                  ? `delta ${row.delta.sequence}${row.delta.time_s === null ? "" : `, ${time(row.delta.time_s)}`}`
+                  : "the version's own files"}
+              </dd>
+            </div>
+          </dl>
+          <Bars values={row.values} />
+          <details>
+            <summary>{row.values.length} values</summary>
+            <pre tabIndex={0} role="region" aria-label="Values">
+              {row.values.map((value, at) => `${at}\t${shown(value, 7)}`).join("\n")}
+            </pre>
+          </details>
+          {props.methods.includes("neighbors") ? <NeighborList choice={choice} row={row} /> : null}
+        </>
+      ) : null}
+    </section>
+  );
+}

@@ -1,0 +1,100 @@
+"""Keeps the sessions of the console: a browser shows a caller's token once, and a cookie from then on.
+
+A session holds the digest of its token, and each request looks the digest up in the current list of callers. A token
+that is taken back ends its sessions at once.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from hashlib import sha256
+from typing import NamedTuple
+
+from service.access.callers import Callers, Grant, digest_of
+from service.errors import PermissionDenied, Unauthenticated
+
+# Name of the cookie that holds a session's secret.
+COOKIE = "embedding_console"
+# Header with the session's CSRF token, which every request that is not a read needs.
+CSRF_HEADER = "X-Console-Csrf"
+# Most sessions that are open; one more ends the oldest one.
+MAX_SESSIONS = 1000
+# Seconds after which a session ends.
+SESSION_S = 43_200
+_MAX_TOKEN_BYTES = 4096
+
+
+class Session(NamedTuple):
+    """One browser that is signed in. ends_s: on the clock of Sessions. csrf: value that CSRF_HEADER must have."""
+
+    token_digest: bytes
+    csrf: str
+    ends_s: float
+
+
+class Sessions:
+    """The open sessions of the console, in this process. Concurrency: any thread."""
+
+    def __init__(self, callers: Callers, clock: Callable[[], float] = time.monotonic) -> None:
+        self._callers = callers
+        self._clock = clock
+        self._lock = threading.Lock()
+        # Digest of the cookie -> session, oldest first: a memory dump does not hold a cookie that works.
+        self._open: dict[bytes, Session] = {}
+
+    def open(self, token: str) -> tuple[str, Session]:
+        """Opens a session for the caller of a token; returns the cookie's value and the session.
+
+        Raises:
+          Unauthenticated: the token belongs to no caller.
+        """
+        data = token.encode("utf-8", "replace")
+        digest = digest_of(data)
+        if len(data) > _MAX_TOKEN_BYTES or self._callers.of_digest(digest) is None:
+            raise Unauthenticated("This token belongs to no caller of --auth_config.")
+        cookie = secrets.token_urlsafe(32)
+        session = Session(digest, secrets.token_urlsafe(32), self._clock() + SESSION_S)
+        with self._lock:
+            self._open = {key: one for key, one in self._open.items() if one.ends_s > self._clock()}
+            while len(self._open) >= MAX_SESSIONS:
+                del self._open[next(iter(self._open))]
+            self._open[_key(cookie)] = session
+        return cookie, session
+
+    def find(self, cookie: str) -> tuple[Session, Grant] | None:
+        """Returns the session of a cookie and the grant of its caller; None if the session has ended."""
+        session = self._open.get(_key(cookie))
+        if session is None or session.ends_s <= self._clock():
+            return None
+        grant = self._callers.of_digest(session.token_digest)
+        return None if grant is None else (session, grant)
+
+    def grant(self, cookie: str, csrf: str | None, *, is_read: bool) -> Grant | None:
+        """Returns the grant of a request with a cookie; None if the session has ended.
+
+        Args:
+          csrf: value of CSRF_HEADER; None without that header. is_read: the request is a GET or a HEAD.
+
+        Raises:
+          PermissionDenied: the request is no read, and has not the session's CSRF token.
+        """
+        found = self.find(cookie)
+        if found is None:
+            return None
+        session, grant = found
+        if not is_read and not hmac.compare_digest((csrf or "").encode("utf-8", "replace"), session.csrf.encode()):
+            raise PermissionDenied(f"A request with a session's cookie needs the session's token in {CSRF_HEADER}.")
+        return grant
+
+    def close(self, cookie: str) -> None:
+        """Ends a session; does nothing if it has ended."""
+        with self._lock:
+            self._open.pop(_key(cookie), None)
+
+
+def _key(cookie: str) -> bytes:
+    return sha256(cookie.encode("utf-8", "replace")).digest()

@@ -1,0 +1,151 @@
+"""Adds the routes that only the console uses: the overview of models, and a browser's session."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from ipaddress import ip_address
+from typing import Any
+
+import orjson
+from fastapi import FastAPI
+from starlette.requests import Request
+from starlette.responses import Response
+
+from service.access.callers import Callers
+from service.access.sessions import COOKIE, SESSION_S, Sessions
+from service.engine.admission import Admission, Reservation
+from service.engine.engine import Engine
+from service.errors import MalformedPayload, ServiceError
+from service.http.access import session_cookie
+from service.http.body import read_body
+from service.http.console_files import PATH, add_console_files
+from service.http.routing import add_route
+
+SESSION_PATH = PATH + "/session"
+_MAX_BODY_BYTES = 16 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class ConsoleSources:
+    """The console's data that no other route has.
+
+    version: returns the server's version. labels: returns a model's labels. history: returns the last changes of state
+    of a model's versions. has_tls: browsers may send the session's cookie over TLS only. is_admin: the application is
+    the admin listener's. csrf: token of requests from the admin listener's pages if callers need no credentials.
+    """
+
+    version: Callable[[], str]
+    labels: Callable[[str], Mapping[str, int]]
+    history: Callable[[str], Sequence[Mapping[str, Any]]]
+    has_tls: bool = False
+    is_admin: bool = False
+    csrf: str = ""
+
+
+def new_csrf() -> str:
+    """Returns a token for ConsoleSources.csrf."""
+    return secrets.token_urlsafe(32)
+
+
+def add_console_routes(
+    app: FastAPI, engine: Engine, sources: ConsoleSources, callers: Callers | None, sessions: Sessions | None
+) -> None:
+    """Adds the console's page and the routes that only the console uses.
+
+    Args:
+      callers, sessions: None: everybody may send requests, and nobody signs in.
+    """
+    add_console_files(app)
+
+    async def overview(request: Request) -> Response:
+        """Returns the models that the caller may see: versions, labels, problems, and last changes of state."""
+        models = []
+        for name in engine.models():
+            try:
+                statuses = engine.statuses(name)
+            except ServiceError:
+                statuses = []
+            models.append(
+                {
+                    "name": name,
+                    "labels": dict(sources.labels(name)),
+                    "versions": [
+                        {"version": s.version, "state": s.state.name, "code": s.code, "message": s.message}
+                        for s in statuses
+                    ],
+                    "history": sources.history(name),
+                }
+            )
+        server = {"version": sources.version(), "is_ready": engine.is_ready, "is_draining": engine.is_draining}
+        # Which methods of tables and versions this server has, so that the page asks for no others.
+        methods = sorted(
+            {path.rpartition(":")[2] for route in app.routes if ":" in (path := getattr(route, "path", ""))}
+        )
+        return _json({"server": server, "models": models, "problems": engine.problems(), "methods": methods})
+
+    async def session(request: Request) -> Response:
+        """Says who the browser's user is, and which token requests that change something must carry."""
+        document: dict[str, Any] = {"needs_sign_in": callers is not None, "is_admin": sources.is_admin}
+        found = None if sessions is None else sessions.find(session_cookie(request.scope["headers"]))
+        if found is not None:
+            document |= {"caller": found[1].name, "csrf": found[0].csrf, "rights": sorted(found[1].everywhere)}
+        elif callers is None:
+            # A page of another site whose name was pointed at this address must not get the token.
+            csrf = sources.csrf if is_plain_host(request.headers.get("host", "")) else ""
+            document |= {"caller": None, "csrf": csrf, "rights": ["admin", "metadata", "predict"]}
+        else:
+            # A certificate names a caller without a session, too.
+            grant = callers.current.get()
+            document |= {"caller": grant.name or None, "csrf": "", "rights": sorted(grant.everywhere)}
+        return _json(document)
+
+    async def sign_in(request: Request) -> Response:
+        """Opens a session for the caller of a token."""
+        if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+            # A form of another site can not send this type, so it can not sign a browser in.
+            raise MalformedPayload("Send the token as application/json.")
+        body = await read_body(request, _MAX_BODY_BYTES, Reservation(Admission(), ""))
+        try:
+            token = orjson.loads(body)["token"]
+        except (orjson.JSONDecodeError, TypeError, KeyError):
+            token = None
+        if sessions is None or not isinstance(token, str):
+            raise MalformedPayload('Expected {"token": "<text>"}, on a server with --auth_config.')
+        cookie, _ = sessions.open(token)
+        return Response(status_code=204, headers={"Set-Cookie": _cookie(cookie, SESSION_S)})
+
+    async def sign_out(request: Request) -> Response:
+        """Ends the browser's session."""
+        if sessions is not None:
+            sessions.close(session_cookie(request.scope["headers"]))
+        return Response(status_code=204, headers={"Set-Cookie": _cookie("", 0)})
+
+    def _cookie(value: str, seconds: int) -> str:
+        secure = "; Secure" if sources.has_tls else ""
+        return f"{COOKIE}={value}; Path=/; Max-Age={seconds}; HttpOnly; SameSite=Strict{secure}"
+
+    add_route(app, PATH + "/overview", overview, "GET", include_in_schema=False)
+    add_route(app, SESSION_PATH, session, "GET", include_in_schema=False)
+    add_route(app, SESSION_PATH, sign_in, "POST", include_in_schema=False)
+    add_route(app, SESSION_PATH, sign_out, "DELETE", include_in_schema=False)
+
+
+def is_plain_host(host: str) -> bool:
+    """Says whether a Host header is an IP address or localhost, which nobody can point elsewhere in DNS.
+
+    >>> [is_plain_host(host) for host in ("127.0.0.1:9000", "[::1]:9000", "localhost", "evil.example:9000", "")]
+    [True, True, True, False, False]
+    """
+    name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
+    name = name.removeprefix("[").removesuffix("]").lower()
+    try:
+        ip_address(name)
+    except ValueError:
+        return name == "localhost"
+    return True
+
+
+def _json(document: Mapping[str, Any]) -> Response:
+    return Response(orjson.dumps(document), headers={"Cache-Control": "no-store"}, media_type="application/json")

@@ -1,0 +1,61 @@
+"""Describes the routes that show a table to people in the OpenAPI document."""
+
+from __future__ import annotations
+
+from service.http.json_schema import Json, ref
+from service.http.openapi import described
+
+
+def page(path: str) -> Json:
+    """Describes GET :page."""
+    example = {"version": 2, "start": 0, "total": 1683, "keys": ["Toy Story (1995)"], "norms": [1.25]}
+    answer = ("The rows' keys and norms", ref("TablePage"), {"one row": example})
+    route = described("pageRows", "Embeddings", "Rows of a table, by page", path + "/tables/{table}", answer)
+    return _with(route, _query("start", "integer", "First row id"), _query("count", "integer", "Rows, 1 to 1000"))
+
+
+def row(path: str) -> Json:
+    """Describes GET :row."""
+    example = {
+        "version": 2,
+        "id": 50,
+        "keys": {"film_id": "Star Wars (1977)"},
+        "is_known": True,
+        "values": [0.5, -0.25],
+        "norm": 0.559,
+        "delta": {"sequence": 7, "time_s": 1760000000.0},
+    }
+    answer = ("The row", ref("TableRow"), {"a row that a delta wrote": example})
+    route = described("showRow", "Embeddings", "One row, by id or key", path + "/tables/{table}", answer)
+    keys = _query("key", "string", "A key of the vocabulary"), _query("feature", "string", "Whose vocabulary")
+    return _with(route, _query("id", "integer", "Row id"), *keys)
+
+
+def projection(path: str) -> Json:
+    """Describes GET :projection."""
+    example = {
+        "version": 2,
+        "total": 3,
+        "explained": [0.9, 0.1],
+        "ids": [0, 1, 2],
+        "x": [-1.0, 0.0, 1.0],
+        "y": [0.1, -0.2, 0.1],
+        "norms": [1.0, 0.5, 1.0],
+    }
+    answer = ("The points of the table's map, at most 100,000", ref("TableMap"), {"three rows": example})
+    route = described("projectTable", "Embeddings", "Map of a table", path + "/tables/{table}", answer)
+    content = {"schema": ref("MapState"), "examples": {"computing": {"value": {"state": "computing"}}}}
+    route["responses"][202] = {
+        "description": "The map is computed; ask again",
+        "content": {"application/json": content},
+    }
+    return route
+
+
+def _query(name: str, kind: str, description: str) -> Json:
+    return {"name": name, "in": "query", "required": False, "schema": {"type": kind}, "description": description}
+
+
+def _with(route: Json, *parameters: Json) -> Json:
+    route["openapi_extra"]["parameters"] = [*route["openapi_extra"]["parameters"], *parameters]
+    return route

@@ -1,0 +1,99 @@
+"""Adds the routes that show a table to people: pages of rows, one row by id or key, and the table's map."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
+
+from fastapi import FastAPI
+from starlette.requests import Request
+from starlette.responses import Response
+
+from service.engine.engine import Engine
+from service.engine.table_projection import MAX_POINTS, KeptMaps, project
+from service.engine.table_view import read_page, read_row
+from service.errors import InvalidRequest, Overloaded
+from service.http import openapi_table_view as described
+from service.http.routing import add_route, model_ref
+from service.types import ModelRef
+from service.wire.json_table_view import encode_page, encode_projection, encode_row
+
+# Requests of this module that read at a time; each reads a thousand rows at most.
+MAX_READS = 4
+_DEFAULT_COUNT = 50
+
+T = TypeVar("T")
+
+
+def add_table_view_routes(app: FastAPI, engine: Engine) -> Callable[[], None]:
+    """Adds the routes; returns a function that ends their thread."""
+    reads = 0
+    maps: KeptMaps[bytes] = KeptMaps()
+
+    async def in_thread(work: Callable[[], T]) -> T:
+        nonlocal reads
+        if reads >= MAX_READS:
+            raise Overloaded(f"{MAX_READS} requests for pages and rows of tables run already; try again.")
+        reads += 1
+        try:
+            return await asyncio.to_thread(work)
+        finally:
+            reads -= 1
+
+    async def page(request: Request) -> Response:
+        """Returns consecutive rows of a table: their keys and norms."""
+        start, count = _number(request, "start", 0), _number(request, "count", _DEFAULT_COUNT)
+        work = partial(read_page, engine, model_ref(request), request.path_params["table"], start, count)
+        return _answer(encode_page(await in_thread(work)))
+
+    async def row(request: Request) -> Response:
+        """Returns one row of a table by its id or its key: values, norm, and the delta that wrote it."""
+        key = request.query_params.get("key")
+        if (key is None) == ("id" not in request.query_params):
+            raise InvalidRequest("Give either id or key.")
+        number = None if key is not None else _number(request, "id", 0)
+        feature = request.query_params.get("feature", "")
+        work = partial(read_row, engine, model_ref(request), request.path_params["table"], number, key or "", feature)
+        return _answer(encode_row(await in_thread(work)))
+
+    async def projection(request: Request) -> Response:
+        """Returns the map of a table, or 202 while it is computed."""
+        work = partial(_projection, engine, maps, model_ref(request), request.path_params["table"])
+        data = await in_thread(work)
+        return _answer(b'{"state":"computing"}', 202) if data is None else _answer(data)
+
+    for where in ("", "/versions/{version}", "/labels/{label}"):
+        path = "/v1/models/{model}" + where
+        add_route(app, path + "/tables/{table}:page", page, "GET", **described.page(path))
+        add_route(app, path + "/tables/{table}:row", row, "GET", **described.row(path))
+        add_route(app, path + "/tables/{table}:projection", projection, "GET", **described.projection(path))
+    return maps.close
+
+
+def _projection(engine: Engine, maps: KeptMaps[bytes], ref: ModelRef, table: str) -> bytes | None:
+    version = engine.describe(ref).version
+    ref = ModelRef(ref.name, version)
+    if engine.may_wait(ref, table):
+        raise InvalidRequest(f'Table "{table}" is read from a cluster, so it has no map.')
+    # This read checks that the caller may read rows; a map that is kept must not be a way around it.
+    page = read_page(engine, ref, table, 0, 1)
+    (info,) = (info for info in engine.tables(ref) if info.name == table)
+
+    def make() -> bytes:
+        found = project(lambda ids: engine.table_rows(ref, table, ids).rows, page.total, max_points=MAX_POINTS)
+        return encode_projection(found, version, page.total)
+
+    return maps.get((ref.name, version, table), info, make)
+
+
+def _number(request: Request, name: str, default: int) -> int:
+    text = request.query_params.get(name, str(default))
+    if not (text.isascii() and text.isdigit() and len(text) < 19):
+        raise InvalidRequest(f"{name} must be a number of 0 or more, got {text[:40]!r}.")
+    return int(text)
+
+
+def _answer(data: bytes, status: int = 200) -> Response:
+    return Response(data, status, headers={"Cache-Control": "no-store"}, media_type="application/json")

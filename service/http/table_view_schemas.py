@@ -1,0 +1,52 @@
+"""Defines the JSON Schemas of the answers that show a table to people, by name."""
+
+from __future__ import annotations
+
+from service.http.json_schema import BOOLEAN, INTEGER, Json, an_object, array_of, enum_of, map_of, ref
+
+_NUMBERS = array_of({"type": ["number", "null"]})
+_KEY: Json = {"type": ["string", "integer", "null"], "description": "null: the row has no key."}
+
+TABLE_VIEW: dict[str, Json] = {
+    "TablePage": an_object(
+        {
+            "version": INTEGER,
+            "start": INTEGER | {"description": "Id of the first row."},
+            "total": INTEGER | {"description": "Rows of the table."},
+            "keys": array_of(_KEY, "Empty for a table without a vocabulary."),
+            "norms": _NUMBERS | {"description": "Euclidean length of each row; null is NaN or infinite."},
+        }
+    ),
+    "TableRow": an_object(
+        {
+            "version": INTEGER,
+            "id": INTEGER,
+            "keys": map_of(_KEY, "The row's key, by feature with a vocabulary."),
+            "is_known": BOOLEAN | {"description": "false: the key led to a row for unknown keys."},
+            "values": _NUMBERS,
+            "norm": {"type": ["number", "null"]},
+            "delta": {
+                "anyOf": [ref("RowDelta"), {"type": "null"}],
+                "description": "The delta that wrote the row last; null: the row is as the version was saved.",
+            },
+        }
+    ),
+    "RowDelta": an_object(
+        {
+            "sequence": INTEGER,
+            "time_s": {"type": ["number", "null"], "description": "When the delta was made, since 1970."},
+        }
+    ),
+    "TableMap": an_object(
+        {
+            "version": INTEGER,
+            "total": INTEGER | {"description": "Rows of the table; a large table is sampled."},
+            "explained": array_of({"type": "number"}, "Shares of the variance along x and y."),
+            "ids": array_of(INTEGER),
+            "x": _NUMBERS,
+            "y": _NUMBERS,
+            "norms": _NUMBERS,
+        }
+    ),
+    "MapState": an_object({"state": enum_of("computing")}),
+}

@@ -1,0 +1,48 @@
+"""Writes pages, rows and maps of tables as JSON; NaN and infinity are null, so that browsers can read it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from service.engine.table_projection import Projection
+from service.engine.table_view import Key, Page, Row
+from service.wire.json_document import dump
+
+# Decimals of a map's places, which lie within -1 and 1.
+_PLACE_DECIMALS = 5
+
+
+def encode_page(page: Page) -> bytes:
+    """Encodes {"version", "start", "total", "keys", "norms"}; keys is empty where the table has no vocabulary."""
+    return dump(page._asdict() | {"keys": [_text(key) for key in page.keys]}, strict=True)
+
+
+def encode_row(row: Row) -> bytes:
+    """Encodes one row; delta is null for a row that is as the version was saved."""
+    document = row._asdict()
+    origin = document.pop("origin")
+    document["keys"] = {feature: _text(key) for feature, key in row.keys.items()}
+    document["delta"] = None if origin is None else {"sequence": origin.sequence, "time_s": origin.time_s}
+    return dump(document, strict=True)
+
+
+def encode_projection(projection: Projection, version: int, total: int) -> bytes:
+    """Encodes the points of a map; the places are scaled so that the largest one is 1 or -1."""
+    largest = float(np.abs(projection.places).max(initial=0.0)) or 1.0
+    places = np.round(projection.places / largest, _PLACE_DECIMALS).astype(np.float32)
+    return dump(
+        {
+            "version": version,
+            "total": total,
+            "explained": list(projection.explained),
+            "ids": projection.ids,
+            "x": np.ascontiguousarray(places[:, 0]),
+            "y": np.ascontiguousarray(places[:, 1]),
+            "norms": projection.norms,
+        },
+        strict=True,
+    )
+
+
+def _text(key: Key | None) -> str | int | None:
+    return key.decode("utf-8", "replace") if isinstance(key, bytes) else key

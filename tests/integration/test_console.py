@@ -1,0 +1,379 @@
+"""The console in a real browser, against a real server: pages, actions, sign-in, and versions that change meanwhile."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import numpy as np
+import pytest
+
+from tests.integration.process import PATIENCE_S, ROOT, ServerProcess, until
+from tests.integration.test_access import TOKENS, bearer, caller
+from tests.toy_model import toy_tables, write_toy_model
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Locator, Page
+
+    from tests.integration.browser import Watched
+
+if not shutil.which("chromium"):
+    pytest.skip("no chromium is installed", allow_module_level=True)
+browsing = pytest.importorskip("tests.integration.browser", reason="playwright is not installed", exc_type=ImportError)
+
+pytestmark = pytest.mark.slow
+MANY_ROWS = 1_000_000
+PAGES = ("", "tables", "tables?id=1", "map", "try", "traffic", "compare")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """Starts one browser for all tests."""
+    with browsing.chromium() as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Writes version 1 of the toy model, and version 1 of model "large", whose table of users has a million rows."""
+    folder = tmp_path_factory.mktemp("console")
+    write_toy_model(folder / "toy" / "1")
+    rows = np.arange(MANY_ROWS, dtype=np.float32)
+    users = np.stack([np.cos(rows) * (1 + rows / MANY_ROWS), np.sin(rows)], axis=1).astype(np.float32)
+
+    def enlarge(manifest: dict[str, Any]) -> None:
+        manifest["tables"]["user"]["vocabulary_size"] = MANY_ROWS
+
+    write_toy_model(folder / "large" / "1", tables=toy_tables() | {"user": users}, edit_manifest=enlarge)
+    entries = "".join(
+        f'config {{ name: "{name}" base_path: "{folder / name}" model_platform: "tensorflow" }}\n'
+        for name in ("toy", "large")
+    )
+    (folder / "models.conf").write_text(f"model_config_list {{\n{entries}}}\n")
+    return folder
+
+
+def serve(base: Path, **settings: object) -> ServerProcess:
+    """Starts a server of both models."""
+    return ServerProcess(
+        model_config_file=base / "models.conf",
+        admin_port=0,
+        file_system_poll_wait_seconds=0.1,
+        graph_signatures="off",
+        **settings,
+    )
+
+
+@pytest.fixture(scope="module")
+def server(base: Path) -> Iterator[ServerProcess]:
+    """Starts a server that everybody may use."""
+    with serve(base) as process:
+        process.answering()
+        until(lambda: process.http.get("/readyz").json().get("problems") == {})
+        yield process
+
+
+@pytest.fixture
+def console(browser: Browser, server: ServerProcess) -> Iterator[Watched]:
+    with browsing.watched(browser, f"http://127.0.0.1:{server.http_port}") as opened:
+        yield opened
+
+
+def settle(page: Page) -> None:
+    """Waits until a page has loaded its data."""
+    browsing.wait_for(page, "!/Loading/.test(document.body.innerText)")
+
+
+def box(page: Page, name: str) -> Locator:
+    """Finds a field with choices."""
+    return page.get_by_role("combobox", name=name, exact=True)
+
+
+needs_axe = pytest.mark.skipif(not browsing.AXE.is_file(), reason="axe-core is not installed: make console")
+
+
+@needs_axe
+@pytest.mark.parametrize(("scheme", "size"), [("light", "wide"), ("dark", "phone")])
+def test_no_page_has_findings(browser: Browser, server: ServerProcess, scheme: str, size: str) -> None:
+    with browsing.watched(browser, f"http://127.0.0.1:{server.http_port}", scheme=scheme, size=size) as seen:
+        for place in PAGES:
+            page = seen.open(place)
+            settle(page)
+            assert seen.findings() == [], place
+            # Nothing is wider than the window: a phone's user must not scroll sideways.
+            assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), place
+
+
+def test_a_browser_is_led_to_the_console(console: Watched) -> None:
+    console.page.goto(console.base)
+    console.page.wait_for_selector("h1 >> text=Overview")
+    assert console.page.url == f"{console.base}/console"
+
+
+def test_the_policy_holds(console: Watched) -> None:
+    page = console.open()
+    console.expected = ("Content Security Policy",)
+    page.evaluate(
+        "() => { const s = document.createElement('script'); s.textContent = 'window.wasRun = 1';"
+        " document.body.append(s); }"
+    )
+    assert page.evaluate("window.wasRun === undefined")
+
+
+def test_a_swap_shows_while_somebody_looks(console: Watched, base: Path) -> None:
+    page = console.open()
+    card = page.locator("section[aria-label='Model toy']")
+    card.locator("tr", has_text="AVAILABLE").first.wait_for()
+    (base / "toy" / "3").mkdir()
+    (base / "toy" / "3" / "saved_model.pb").write_bytes(b"broken")
+    card.locator("p.problem", has_text="version 3").wait_for()
+    shutil.rmtree(base / "toy" / "3")
+    page.goto(f"{console.base}/console#/tables?model=toy&table=user&id=2")
+    page.wait_for_selector("h2 >> text=Row 2")
+    write_toy_model(base / "toy" / "2.new", scale=3)
+    (base / "toy" / "2.new").rename(base / "toy" / "2")
+    # The row that is looked at is the new version's within some seconds.
+    browsing.wait_for(page, "/version\\s*2\\b/.test(document.querySelector(\"section[aria-label='Row']\")?.innerText)")
+    assert "60.3" in page.locator("section[aria-label='Row']").inner_text()
+    console.open()
+    page.locator("section[aria-label='Model toy'] svg[aria-label*='version 2: START']").wait_for()
+
+
+def test_a_row_is_found_by_id_and_by_key(console: Watched) -> None:
+    page = console.open("tables?model=large&table=user")
+    page.get_by_role("textbox", name="Row id", exact=True).fill("999999")
+    page.get_by_role("button", name="Find").click()
+    row = page.locator("section[aria-label='Row']")
+    row.locator("h2", has_text="Row 999999").wait_for()
+    norm = np.hypot(np.cos(999_999) * 2, np.sin(999_999))
+    assert f"{norm:.4g}" in row.inner_text() and "the version's own files" in row.inner_text()
+    assert row.locator("svg rect").count() == 2
+    box(page, "Table").select_option("tag")
+    box(page, "Find by").select_option("key:tags")
+    page.get_by_role("textbox", name="Key", exact=True).fill("green")
+    page.get_by_role("button", name="Find").click()
+    row.locator("h2", has_text="Row 2 green").wait_for()
+    console.expected = ("400", "501")
+    page.get_by_role("textbox", name="Key", exact=True).fill("no such key")
+    page.get_by_role("button", name="Find").click()
+    row.get_by_text("is not in the vocabulary").wait_for()
+    box(page, "Find by").select_option("id")
+    page.get_by_role("textbox", name="Row id", exact=True).fill("4")
+    page.get_by_role("button", name="Find").click()
+    row.get_by_text("id 4 at position 0 is out of range").wait_for()
+
+
+def test_pages_of_a_million_rows(console: Watched) -> None:
+    page = console.open("tables?model=large&table=user&start=999950")
+    rows = page.locator("section[aria-label='Rows']")
+    rows.get_by_text("999950 to 999999 of 1,000,000").wait_for()
+    assert rows.get_by_role("button", name="Later").is_disabled()
+    rows.get_by_role("button", name="Earlier").click()
+    rows.get_by_text("999900 to 999949").wait_for()
+    rows.get_by_role("link", name="999900").click()
+    page.wait_for_selector("h2 >> text=Row 999900")
+
+
+def test_a_map_of_a_million_rows_is_sampled_and_chosen_from(console: Watched) -> None:
+    page = console.open("map?model=large&table=user")
+    page.get_by_text("100,000 of 1,000,000 rows").wait_for()
+    canvas = page.locator("canvas[role=application]")
+    browsing.wait_for(page, "document.querySelector('canvas[role=application]').dataset.drawMs !== undefined")
+    colors = "c => new Set(new Uint32Array(c.getContext('2d').getImageData(0, 0, c.width, c.height).data.buffer)).size"
+    assert canvas.evaluate(colors) > 50
+    place = canvas.bounding_box()
+    assert place is not None
+    page.mouse.click(place["x"] + place["width"] * 0.6, place["y"] + place["height"] * 0.5)
+    page.locator("section[aria-label='Row'] h2").wait_for()
+    by_mouse = page.locator("section[aria-label='Row'] h2").inner_text()
+    canvas.focus()
+    for key in ("ArrowLeft", "ArrowLeft", "+", "+", "Enter"):
+        page.keyboard.press(key)
+    heading = "document.querySelector(\"section[aria-label='Row'] h2\")?.innerText"
+    browsing.wait_for(page, f"({heading} ?? {by_mouse!r}) !== {by_mouse!r}")
+    page.mouse.wheel(0, -500)
+    page.get_by_role("button", name="Whole map").click()
+
+
+def test_a_lookup_is_tried_and_its_programs_give_the_same(console: Watched, server: ServerProcess) -> None:
+    page = console.open("try?model=large&signature=lookup")
+    fill(page, "user", "1, 2")
+    fill(page, "tags", "red, green\n")
+    fill(page, "tags_sum", "")
+    fill(page, "tags_sqrtn", "")
+    page.get_by_role("button", name="Send").click()
+    page.get_by_text("200 from version 1").wait_for()
+    shown = json.loads(page.get_by_role("region", name="Body of the answer").inner_text())
+    assert shown["embeddings"]["user"][0] == pytest.approx([np.cos(1), np.sin(1)], rel=1e-4)
+    assert shown["embeddings"]["tags"] == [[1.5, 2.5, 1.0]]
+    curl, python = (page.get_by_role("region", name=name, exact=True).inner_text() for name in ("curl", "Python"))
+    assert "fetch" in page.get_by_role("region", name="TypeScript", exact=True).inner_text()
+    if shutil.which("curl"):
+        told = subprocess.run(["bash", "-c", curl], capture_output=True, text=True, check=True, timeout=PATIENCE_S)
+        assert json.loads(told.stdout) == shown
+    told = subprocess.run(
+        [sys.executable, "-c", python], cwd=ROOT / "client/src", capture_output=True, text=True, timeout=PATIENCE_S
+    )
+    assert told.returncode == 0 and told.stdout.startswith("1 "), told.stderr
+    console.expected = ("400", "501")
+    fill(page, "user", "-1")
+    page.get_by_role("button", name="Send").click()
+    page.get_by_text("id -1 at position 0").wait_for()
+    fill(page, "user", "[1")
+    assert page.get_by_role("button", name="Send").is_disabled()
+
+
+def fill(page: Page, name: str, text: str) -> None:
+    """Fills a field of the form of a signature."""
+    page.locator("label.field").filter(has_text=re.compile(rf"^{name} ")).locator("textarea").fill(text)
+
+
+def test_traffic_shows_requests_while_they_come(console: Watched, server: ServerProcess) -> None:
+    page = console.open("traffic")
+    page.get_by_text("Requests a second").first.wait_for()
+    row = page.locator("section[aria-label='Last seconds'] tr", has_text="large")
+
+    def is_counted() -> bool:
+        for _ in range(50):
+            server.lookup({"user": [1]}, model="large")
+        page.wait_for_timeout(100)
+        cells = row.locator("td").all_inner_texts()
+        return bool(cells) and cells[1] != "0" and cells[4] != "–"
+
+    until(is_counted)
+    assert page.locator(".uplot canvas").count() == 2
+
+
+def test_admin_actions_ask_first_and_are_on_the_admin_port_only(browser: Browser, server: ServerProcess) -> None:
+    assert server.http.get("/console/session").json()["is_admin"] is False
+    with browsing.watched(browser, f"http://127.0.0.1:{server.admin_port}") as seen:
+        page = seen.open("admin")
+        box(page, "Model").select_option("large")
+        box(page, "Label").fill("stable")
+        page.get_by_role("button", name="Change label").click()
+        page.get_by_role("button", name="Cancel").click()
+        assert server.http.get("/v1/models/large/labels/stable/metadata").status_code == 400
+        page.get_by_role("button", name="Change label").click()
+        page.get_by_role("button", name="Yes, change label").click()
+        page.get_by_text("The label stable of large is version 1 now.").wait_for()
+        assert server.http.get("/v1/models/large/labels/stable/metadata").status_code == 200
+        page.get_by_role("button", name="Reload the list").click()
+        page.get_by_role("button", name="Yes, reload the list").click()
+        page.get_by_text("was read again: large, toy").wait_for()
+        # The file has no labels, and what it says counts.
+        assert server.http.get("/v1/models/large/labels/stable/metadata").status_code == 400
+        if browsing.AXE.is_file():
+            assert seen.findings() == []
+
+
+def test_other_sites_can_not_use_the_admin_port(server: ServerProcess) -> None:
+    with httpx.Client(base_url=f"http://127.0.0.1:{server.admin_port}", timeout=PATIENCE_S) as admin:
+        csrf = admin.get("/console/session").json()["csrf"]
+        assert csrf
+        assert admin.get("/console/session", headers={"Host": "evil.example:9000"}).json()["csrf"] == ""
+        own = f"http://127.0.0.1:{server.admin_port}"
+
+        def label(**headers: str) -> int:
+            body = {"version": 1}
+            return admin.post("/v1/models/large/labels/x", json=body, headers=headers).status_code
+
+        assert label(Origin=own) == 403
+        assert label(Origin="http://evil.example", **{"X-Console-Csrf": csrf}) == 403
+        assert label(Origin=own, **{"X-Console-Csrf": csrf + "x"}) == 403
+        assert label(Origin=own, **{"X-Console-Csrf": csrf}) == 200
+        assert label() == 200
+        assert admin.post("/v1/models/large/labels/x", json={"version": None}).status_code == 200
+        for body, status in (({"version": None}, 400), ({"version": 9}, 400), ({"version": "1"}, 400), ([], 400)):
+            assert admin.post("/v1/models/large/labels/x", json=body).status_code == status, body
+        assert admin.post("/v1/models/none/labels/x", json={"version": 1}).status_code == 404
+
+
+@pytest.fixture(scope="module")
+def guarded(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """Starts a server whose callers need tokens: user and reader have one right on "large", boss has all on all."""
+    auth = tmp_path_factory.mktemp("auth") / "auth.toml"
+    rights = '["predict", "metadata", "admin"]'
+    auth.write_text(
+        caller("user", token="user", large='["predict", "metadata"]')
+        + caller("reader", token="reader", large='["metadata"]')
+        + caller("boss", token="boss").rstrip()
+        + f'\n[[caller.allow]]\nmodels = ["*"]\nrights = {rights}\n'
+    )
+    with serve(base, auth_config=auth) as process:
+        process.answering()
+        until(lambda: process.http.get("/readyz").status_code == 200)
+        yield process
+
+
+def sign_in(page: Page, name: str) -> None:
+    page.get_by_label("Token").fill(TOKENS.get(name, name))
+    page.get_by_role("button", name="Sign in").click()
+
+
+def test_a_person_signs_in_and_sees_what_the_caller_may(browser: Browser, guarded: ServerProcess) -> None:
+    with browsing.watched(browser, f"http://127.0.0.1:{guarded.http_port}") as seen:
+        seen.expected = ("401", "403", "501")
+        page = seen.open()
+        page.wait_for_selector("h1 >> text=Sign in")
+        if browsing.AXE.is_file():
+            assert seen.findings() == []
+        sign_in(page, "wrong")
+        page.get_by_text("belongs to no caller").wait_for()
+        sign_in(page, "reader")
+        page.wait_for_selector("section[aria-label='Model large']")
+        assert page.locator("section[aria-label='Model toy']").count() == 0
+        (cookie,) = page.context.cookies()
+        assert (cookie["httpOnly"], cookie["sameSite"]) == (True, "Strict")
+        assert TOKENS["reader"] not in str(page.context.storage_state())
+        seen.open("tables?model=large&table=user&id=1")
+        page.get_by_text('lacks the right "predict"').first.wait_for()
+        page.get_by_role("button", name="Sign out").click()
+        page.wait_for_selector("h1 >> text=Sign in")
+        sign_in(page, "user")
+        page.wait_for_selector("h2 >> text=Row 1")
+        seen.open("try?model=large&signature=lookup")
+        page.get_by_role("button", name="Send").click()
+        page.get_by_text("from version 1").wait_for()
+        assert "$TOKEN" in page.get_by_role("region", name="curl", exact=True).inner_text()
+
+
+def test_an_admin_signs_in_on_the_admin_port(browser: Browser, guarded: ServerProcess) -> None:
+    with browsing.watched(browser, f"http://127.0.0.1:{guarded.admin_port}") as seen:
+        seen.expected = ("401", "403", "501")
+        page = seen.open("admin")
+        sign_in(page, "user")
+        box(page, "Label").fill("stable")
+        page.get_by_role("button", name="Change label").click()
+        page.get_by_role("button", name="Yes, change label").click()
+        page.get_by_text('lacks the right "admin"').wait_for()
+        page.get_by_role("button", name="Sign out").click()
+        sign_in(page, "boss")
+        page.get_by_role("button", name="Reload the list").click()
+        page.get_by_role("button", name="Yes, reload the list").click()
+        page.get_by_text("was read again: large, toy").wait_for()
+
+
+def test_a_cookie_alone_changes_nothing(guarded: ServerProcess) -> None:
+    signed_in = httpx.Client(base_url=f"http://127.0.0.1:{guarded.http_port}", timeout=PATIENCE_S)
+    with signed_in as client:
+        form = client.post("/console/session", content='{"token": "x"}', headers={"Content-Type": "text/plain"})
+        assert form.status_code == 400
+        assert client.post("/console/session", json={"token": TOKENS["user"]}).status_code == 204
+        session = client.get("/console/session").json()
+        assert (session["caller"], session["rights"]) == ("user", [])
+        lookup = "/v1/models/large:lookup", {"features": {"user": [1]}}
+        assert client.post(lookup[0], json=lookup[1]).status_code == 403
+        assert client.post(lookup[0], json=lookup[1], headers={"X-Console-Csrf": session["csrf"]}).status_code == 200
+        # A token in the header counts for itself, whatever the cookie says.
+        assert client.post(lookup[0], json=lookup[1], headers=bearer("reader")).status_code == 403
+        assert client.get("/console/overview", headers=bearer("wrong")).status_code == 401
+        end = client.delete("/console/session", headers={"X-Console-Csrf": session["csrf"]})
+        assert end.status_code == 204 and "Max-Age=0" in end.headers["set-cookie"]
+        assert client.get("/console/overview").status_code == 401
