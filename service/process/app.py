@@ -16,8 +16,6 @@ from service.configuration.settings import Settings
 from service.configuration.settings_reading import installed_version
 from service.configuration.start_error import StartError
 from service.deltas.follower import Follower
-from service.engine.admission import Admission
-from service.engine.admission_limits import Limits
 from service.engine.engine import Engine
 from service.engine.model_set import ModelSet
 from service.engine.registry import Registry
@@ -40,6 +38,7 @@ from service.observe.store_metrics import store_lines
 from service.observe.tracing import TracingUnavailable, start_tracing
 from service.observe.version_history import VersionHistory
 from service.observe.version_metrics import readiness_lines
+from service.process.admission import create_admission
 from service.process.http_parts import HttpParts, Ports, metrics_paths_of
 from service.process.model_lists import ModelLists
 from service.process.object_stores import open_stores
@@ -143,7 +142,7 @@ class App:
             max_response_bytes=settings.max_response_bytes,
             reload=self._lists.reload,
             set_label=self._lists.set_label,
-            admission=_admission(settings, self._metrics),
+            admission=create_admission(settings, self._metrics),
             recorders=self._request_logs.recorders,
             tracing=self._tracing,
             on_damage=self._models.look_again,
@@ -360,16 +359,6 @@ class App:
 def _route_publisher(settings: Settings, logs: RequestLogs) -> RoutePublisher | None:
     """Returns the publisher of routes to the native core; None if there is no core and Python answers all requests."""
     return RoutePublisher(logs.recorders) if settings.data_plane == "native" else None
-
-
-def _admission(settings: Settings, metrics: Metrics) -> Admission:
-    limits = Limits(
-        bytes=settings.max_bytes_in_flight,
-        rows=settings.max_rows_in_flight,
-        queued=settings.max_queued_requests,
-        wait_s=settings.max_queue_ms / 1e3,
-    )
-    return Admission(limits, metrics.admission)
 
 
 def _start_tracing(settings: Settings) -> OtelTracing | None:

@@ -1,0 +1,19 @@
+"""Builds the admission of requests from the settings."""
+
+from __future__ import annotations
+
+from service.configuration.settings import Settings
+from service.engine.admission import Admission
+from service.engine.admission_limits import Limits
+from service.observe.metrics import Metrics
+
+
+def create_admission(settings: Settings, metrics: Metrics) -> Admission:
+    """Returns the admission with the limits of the settings; it reports to the metrics."""
+    limits = Limits(
+        bytes=settings.max_bytes_in_flight,
+        rows=settings.max_rows_in_flight,
+        queued=settings.max_queued_requests,
+        wait_s=settings.max_queue_ms / 1e3,
+    )
+    return Admission(limits, metrics.admission)
