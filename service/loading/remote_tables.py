@@ -14,7 +14,7 @@ from service.artifact.delta_file import fingerprint_of
 from service.artifact.manifest import Manifest, TableEntry
 from service.errors import ArtifactError
 from service.remote.address import StoreAddress, address_of
-from service.remote.counts import ReadCounts
+from service.remote.counts import ReadCounts, Subject
 from service.remote.layout import TableLayout
 from service.tables.remote_table import RemoteTable
 from service.tables.table import table_info
@@ -29,9 +29,6 @@ logger = logging.getLogger(__name__)
 # How long a load waits for a cluster, and the seconds between two looks at each cluster.
 _OPEN_S = 10.0
 _LOOK_S = 1.0
-
-# Model, version, table.
-Subject = tuple[str, int, str]
 
 
 class RemoteTables:

@@ -20,10 +20,12 @@ from service.graph.native_form import NativeGraph
 from service.native.left_out import lookup_fault, predict_fault
 from service.tables.backend import OpenedLookups
 from service.tables.plan import FeaturePlan, OutputPlan, SignaturePlan
+from service.tables.remote_table import RemoteTable
 from service.tables.table import MappedTable
 from service.tables.vocabulary import IntegerVocabulary, OpenedVocabulary, StringVocabulary
 from service.types import DEFAULT_SIGNATURE, SignatureSpec, TableCounts, TensorSpec
 
+ServedTable = MappedTable | RemoteTable
 # (signature's name, number of the feature there, ids that were sent for it, ids among them without a row).
 FeatureCounts = tuple[str, int, int, int]
 
@@ -43,11 +45,11 @@ class Described:
     keep: tuple[object, ...]
     key_tables: tuple[str, ...]
 
-    def addresses(self, tables: Mapping[str, MappedTable]) -> list[tuple[int, int]]:
+    def addresses(self, tables: Mapping[str, ServedTable]) -> list[tuple[int, int]]:
         """Returns the addresses of the rows and scales of tables of these names, in the order of the description."""
         return [_addresses(tables[name]) for name in self.tables]
 
-    def keep_with(self, tables: Mapping[str, MappedTable]) -> tuple[object, ...]:
+    def keep_with(self, tables: Mapping[str, ServedTable]) -> tuple[object, ...]:
         """Returns the objects to keep for the same description on other tables."""
         return (*self.keep, tuple(tables[name] for name in self.tables))
 
@@ -130,7 +132,7 @@ class _Writer:
     """Writes the parts of a description, and numbers the tables and vocabularies that its signatures read."""
 
     def __init__(self, lookups: OpenedLookups | None) -> None:
-        self._tables: Mapping[str, MappedTable] = {} if lookups is None else lookups.tables
+        self._tables: Mapping[str, ServedTable] = {} if lookups is None else {**lookups.tables, **lookups.remote}
         self._table_numbers: dict[str, int] = {}
         self._vocabularies: list[OpenedVocabulary] = []
         by_table = {} if lookups is None else lookups.backend.vocabularies
@@ -262,7 +264,7 @@ def _json_name(spec: SignatureSpec, lookup: LookupFeature) -> str:
     return (with_weights or same)[0].feature
 
 
-def _table(table: MappedTable) -> dict[str, Any]:
+def _table(table: ServedTable) -> dict[str, Any]:
     rows_at, scales_at = _addresses(table)
     return {
         "name": table.info.name,
@@ -271,10 +273,33 @@ def _table(table: MappedTable) -> dict[str, Any]:
         "embedding_dim": table.info.embedding_dim,
         "rows_at": rows_at,
         "scales_at": scales_at,
+        "remote": _remote(table) if isinstance(table, RemoteTable) else None,
     }
 
 
-def _addresses(table: MappedTable) -> tuple[int, int]:
+def _remote(table: RemoteTable) -> dict[str, Any]:
+    address, layout = table.reader.address, table.reader.layout
+    return {
+        "address": {
+            "nodes": address.nodes,
+            "has_tls": address.has_tls,
+            "ca_file": address.ca_file,
+            "user": address.user,
+            "password_file": address.password_file,
+            "timeout_ms": round(address.timeout_s * 1e3),
+            "node_timeout_ms": round(address.node_timeout_s * 1e3),
+        },
+        "tag": layout.tag,
+        "block_rows": layout.block_rows,
+        "num_shards": layout.num_shards,
+        "row_bytes": layout.row_bytes,
+        "default_rows": [(row, octets.tolist()) for row, octets in table.defaults.items()],
+    }
+
+
+def _addresses(table: ServedTable) -> tuple[int, int]:
+    if isinstance(table, RemoteTable):
+        return 0, 0
     _, rows_at, scales_at, _, _ = table.place
     return rows_at, scales_at
 

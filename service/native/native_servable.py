@@ -51,9 +51,15 @@ class CompiledServable:
 
 
 def compile_native(
-    servable: Servable, lookups: OpenedLookups | None, graphs: Mapping[str, NativeGraph | PythonOnly]
+    servable: Servable,
+    lookups: OpenedLookups | None,
+    graphs: Mapping[str, NativeGraph | PythonOnly],
+    clusters: _native.Clusters | None = None,
 ) -> Servable:
     """Compiles a version for the native core; returns it with the compiled servable and the reasons for forwarding.
+
+    Args:
+      clusters: opens the remote tables of the version; None: the core forwards the lookups of remote tables.
 
     If the version has a compiled servable already, that one answered its lookups while it was loading.
     """
@@ -70,7 +76,7 @@ def compile_native(
     if described is None:
         return servable
     try:
-        compiled = _native.Servable(described.text, described.keep)
+        compiled = _native.Servable(described.text, described.keep, clusters)
     except ValueError as error:
         # It is a fault of the server if the core can not compile a version. It costs speed and no answers, as the
         # reference servers have the version too.

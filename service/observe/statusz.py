@@ -42,6 +42,7 @@ class Statusz:
     stores: returns the counts of fetches, for each model in an object store.
     overload: returns the requests in flight and the refused requests.
     data_plane: returns the kind and the state of the data plane.
+    remote: returns the counts of reads of remote tables, and of the cache of their rows.
     """
 
     version: Callable[[], str]
@@ -53,6 +54,7 @@ class Statusz:
     stores: Callable[[], list[Document]] = list
     overload: Callable[[], Document] = dict
     data_plane: Callable[[], Document] = dict
+    remote: Callable[[], Document] = dict
     started_s: float = field(default_factory=time.time)
 
     def read(self) -> Document:
@@ -69,6 +71,7 @@ class Statusz:
             "last_errors": [_noted(one) for one in self.recent.failures()],
             "request_logs": dict(self.logs()),
             "stores": self.stores(),
+            "remote": self.remote(),
             "settings": shown_settings(self.settings),
         }
 

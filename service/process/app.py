@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from service.access.access import create_access
@@ -30,7 +31,7 @@ from service.native.native_servable import compile_native
 from service.native.route_publisher import RoutePublisher
 from service.observe.metrics import Metrics
 from service.observe.recent_requests import RecentRequests
-from service.observe.remote_metrics import remote_lines
+from service.observe.remote_metrics import remote_lines, remote_status
 from service.observe.request_logs import RequestLogs
 from service.observe.statusz import Statusz, overload
 from service.observe.store_metrics import store_lines
@@ -40,11 +41,13 @@ from service.process.http_parts import HttpParts, Ports, metrics_paths_of
 from service.process.model_lists import ModelLists
 from service.process.object_stores import open_stores
 from service.remote.address import remote_tables
+from service.remote.counts import RemoteCounts
 from service.types import State, VersionStatus
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from service.native.clusters import Clusters
     from service.observe.otel import OtelTracing
     from service.process.admin_server import AdminServer
     from service.process.native_servers import NativeServers
@@ -82,10 +85,11 @@ class App:
         self._recent = RecentRequests(settings.slow_request_s)
         self._remote = RemoteTables(remote_tables(settings.remote_tables), self._show_health)
         self._registry.problem_beside = self._remote.problem
+        self._clusters = None if self._routes is None else _clusters(settings)
         more = [
             self._readiness_lines,
             self._store_lines,
-            lambda: remote_lines(self._remote.counts()),
+            lambda: remote_lines(self._remote_counts()),
             self._request_logs.metric_lines,
         ]
         self._metrics = Metrics(self._registry.loaded, more, self._recent)
@@ -108,7 +112,7 @@ class App:
             pages=self._pages,
             verification=self._verification,
             wake_follower=self._follower.wake,
-            compile_native=None if self._routes is None else compile_native,
+            compile_native=None if self._clusters is None else partial(compile_native, clusters=self._clusters.core),
             show_lookups=self._show_lookups if settings.early_lookups else None,
             open_store=None if self._stores is None else self._stores.open,
             open_remote=self._remote.open if settings.remote_tables else None,
@@ -207,6 +211,7 @@ class App:
             lambda: self._metrics.requests.read()[0],
             logs=self._request_logs.read,
             stores=lambda: [] if self._stores is None else self._stores.status(),
+            remote=lambda: remote_status(self._remote_counts()),
             data_plane=lambda: self._servers.state(),
             overload=lambda: overload(admission.held(), admission.limits, self._metrics.admission),
         )
@@ -328,6 +333,10 @@ class App:
     def _store_lines(self) -> list[str]:
         return [] if self._stores is None else store_lines(self._stores.counts())
 
+    def _remote_counts(self) -> RemoteCounts:
+        counts = self._remote.counts()
+        return RemoteCounts(counts) if self._clusters is None else self._clusters.counts(counts)
+
     def _show_health(self) -> None:
         with self._showing_health:
             self._servers.set_serving(self._registry.is_ready)
@@ -336,6 +345,13 @@ class App:
 def _route_publisher(settings: Settings, logs: RequestLogs) -> RoutePublisher | None:
     """Returns the publisher of routes to the native core; None if Python answers requests."""
     return RoutePublisher(logs.recorders) if settings.data_plane == "native" else None
+
+
+def _clusters(settings: Settings) -> Clusters:
+    # Imported here and not at the top: the core may not be installed.
+    from service.native.clusters import Clusters
+
+    return Clusters(settings.remote_cache_bytes)
 
 
 def _admission(settings: Settings, metrics: Metrics) -> Admission:

@@ -161,13 +161,20 @@ class ServerProcess:
         assert response.status_code in (200, 503), response.text
         return bool(response.status_code == 200 and response.json()["embeddings"] == embeddings)
 
-    def predict_grpc(self, inputs: Mapping[str, Any], signature: str, *, model: str = "default") -> dict[str, Any]:
+    def predict_grpc(
+        self, inputs: Mapping[str, Any], signature: str, *, model: str = "default", timeout_s: float = PATIENCE_S
+    ) -> dict[str, Any]:
         """Calls Predict and returns the float outputs."""
-        return predict_grpc(self.channel, inputs, signature, model=model)
+        return predict_grpc(self.channel, inputs, signature, model=model, timeout_s=timeout_s)
 
 
 def predict_grpc(
-    channel: grpc.Channel, inputs: Mapping[str, Any], signature: str, *, model: str = "default"
+    channel: grpc.Channel,
+    inputs: Mapping[str, Any],
+    signature: str,
+    *,
+    model: str = "default",
+    timeout_s: float = PATIENCE_S,
 ) -> dict[str, Any]:
     """Calls Predict over a channel and returns the float outputs."""
     request = message_class("tensorflow.serving.PredictRequest")()
@@ -176,7 +183,7 @@ def predict_grpc(
     for name, array in inputs.items():
         fill_tensor(request.inputs[name], array)
     call = channel.unary_unary("/tensorflow.serving.PredictionService/Predict")
-    data = call(request.SerializeToString(), timeout=PATIENCE_S)
+    data = call(request.SerializeToString(), timeout=timeout_s)
     response = message_class("tensorflow.serving.PredictResponse").FromString(data)
     return {name: read_tensor(tensor) for name, tensor in response.outputs.items()}
 

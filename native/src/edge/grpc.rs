@@ -171,6 +171,7 @@ fn begin(
             let reply = match outcome {
                 Ok((answered, took)) => Reply::Answer(answered, took),
                 Err(Failed::Panicked) => Reply::Panic,
+                Err(Failed::NoRows(failure)) => Reply::Refusal(shared.no_rows(plain.method, "", failure)),
                 Err(Failed::Declined(declined)) => {
                     let incoming = Incoming::new(shared, connection, head, body, draws);
                     // Refused without a task, which would cost more than the refusal itself.

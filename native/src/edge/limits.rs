@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use super::fair_queue;
+
 /// How many bytes one connection reads before other connections get their turn.
 pub const READ_BUDGET: usize = 64 << 10;
 /// How many bytes one connection writes before other connections get their turn.
@@ -81,6 +83,12 @@ impl Default for Limits {
 }
 
 impl Limits {
+    /// Limits of a queue before so many slots.
+    #[must_use]
+    pub fn queue(&self, slots: usize) -> fair_queue::Limits {
+        fair_queue::Limits { slots, queued: self.max_queued_requests, wait: self.max_queue }
+    }
+
     /// Bytes of a body, or of answers, that a client must send, or read, within `stall_timeout`.
     #[must_use]
     pub fn least_bytes(&self) -> u64 {

@@ -1,7 +1,7 @@
 //! Shares a server's parts among its connections, and calls forms for them.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use arc_swap::{ArcSwap, ArcSwapOption};
@@ -12,7 +12,7 @@ use tokio::sync::oneshot;
 use super::access::Access;
 use super::account::Account;
 use super::connection::Connection;
-use super::dispatch::{Cors, Dispatch};
+use super::dispatch::{Cors, Dispatch, Method};
 use super::events::Event;
 use super::fair_queue::{Ask, Refusal};
 use super::grpc_message::{Code, Status};
@@ -25,7 +25,7 @@ use super::statistics::Statistics;
 use crate::declined::Declined;
 use crate::forms::{Answered, Call};
 use crate::forward::{Gates, GrpcUpstream, HttpUpstream};
-use crate::plan::{Effort, Grant, Routes};
+use crate::plan::{Effort, Failure, Grant, Routes, Waiting};
 
 /// The first letters of headers that only the edge may send to the reference.
 pub const OWN_HEADERS: &str = "x-embedding-server-";
@@ -38,6 +38,8 @@ pub const LOG_DRAW_HEADER: &str = "x-embedding-server-log-draw";
 pub const TRACE_ID_HEADER: &str = "x-embedding-server-trace-id";
 /// Proves to the reference that the edge wrote the other headers: clients may also connect to the reference directly.
 pub const SEAL_HEADER: &str = "x-embedding-server-seal";
+/// Threads that wait for rows of clusters. They start with the first request for such rows.
+const WAITING_THREADS: usize = 64;
 /// Names of more bytes than this are not sent: gRPC metadata may have 8 KiB in total.
 const MAX_NAMES_BYTES: usize = 4096;
 
@@ -67,6 +69,8 @@ pub struct Shared {
     pub account: Arc<Account>,
     /// Threads for large work.
     pub large: Pool,
+    /// Threads for requests that wait for other machines; None if the system gave no thread.
+    pub waiting: OnceLock<Option<Pool>>,
     /// Makes ids of requests.
     pub ids: RequestIds,
     /// The state that health checks are answered from.
@@ -86,6 +90,8 @@ pub struct Shared {
 pub enum Failed {
     /// The form declined it.
     Declined(Declined),
+    /// Rows of a cluster could not be read.
+    NoRows(Failure),
     /// The form panicked.
     Panicked,
 }
@@ -167,7 +173,7 @@ impl Shared {
     /// Calls a form on this thread; a panic in it ends this request only.
     pub fn call(
         &self,
-        effort: Effort,
+        effort: Effort<'_>,
         terms: &Terms,
         form: impl FnOnce(&dyn Dispatch, &Call<'_>) -> Result<Answered, Declined>,
     ) -> Outcome {
@@ -187,7 +193,11 @@ impl Shared {
             Ok(Ok(answered)) => Ok((answered, started.elapsed())),
             Ok(Err(declined)) => {
                 self.statistics.count(declined.into());
-                Err(Failed::Declined(declined))
+                let failure = match effort {
+                    Effort::Wait(waiting) if declined == Declined::NoRows => waiting.failure.get().cloned(),
+                    _ => None,
+                };
+                Err(failure.map_or(Failed::Declined(declined), Failed::NoRows))
             }
             Err(_) => {
                 self.statistics.count(Event::Panicked);
@@ -196,17 +206,43 @@ impl Shared {
         }
     }
 
-    /// Calls a form on a thread for large work. Dropping the future removes the work from the queue.
+    /// Calls a form on a thread for large work, or on one that may wait for other machines. Dropping the future removes
+    /// the work from the queue.
+    ///
+    /// `why` is the reason why a thread of connections does not run the form.
     ///
     /// # Errors
     /// [`NotRun`].
     pub async fn call_large(
         self: &Arc<Self>,
+        why: Declined,
+        ask: Ask,
+        connection: &Arc<Connection>,
+        terms: Terms,
+        form: impl FnOnce(&dyn Dispatch, &Call<'_>) -> Result<Answered, Declined> + Clone + Send + 'static,
+    ) -> Result<Outcome, NotRun> {
+        if why != Declined::Waits {
+            let outcome = self.call_in(&self.large, ask.clone(), connection, terms.clone(), form.clone()).await?;
+            if !matches!(outcome, Err(Failed::Declined(Declined::Waits))) {
+                return Ok(outcome);
+            }
+        }
+        let start = || Pool::start("waiting", self.limits.queue(WAITING_THREADS)).ok();
+        let pool = self.waiting.get_or_init(start).as_ref().ok_or(NotRun::Closed)?;
+        self.call_in(pool, ask, connection, terms, form).await
+    }
+
+    /// Calls a form on a thread of a pool.
+    async fn call_in(
+        self: &Arc<Self>,
+        pool: &Pool,
         ask: Ask,
         connection: &Arc<Connection>,
         terms: Terms,
         form: impl FnOnce(&dyn Dispatch, &Call<'_>) -> Result<Answered, Declined> + Send + 'static,
     ) -> Result<Outcome, NotRun> {
+        let may_wait = !std::ptr::eq(pool, &self.large);
+        let deadline = ask.deadline;
         let (sender, mut receiver) = oneshot::channel();
         let (shared, connection, model) = (Arc::clone(self), Arc::clone(connection), Arc::clone(&ask.path[0]));
         let job = move |told: Result<Duration, Refusal>| {
@@ -217,7 +253,9 @@ impl Shared {
                 Ok(_) if connection.is_full() => NotRun::Unread,
                 Ok(waited) => {
                     shared.statistics.waited(&model, waited);
-                    let outcome = shared.call(Effort::Any, &terms, form);
+                    let waiting = Waiting { deadline, ..Waiting::default() };
+                    let effort = if may_wait { Effort::Wait(&waiting) } else { Effort::Any };
+                    let outcome = shared.call(effort, &terms, form);
                     // Dropped before the answer is sent: this thread must neither keep the runtime alive nor drop it.
                     drop(shared);
                     let _ = sender.send(Ok(outcome));
@@ -229,14 +267,32 @@ impl Shared {
             false
         };
         let begun = Instant::now();
-        let ticket = self.large.submit(ask, job).map_err(NotRun::Refused)?;
+        let ticket = pool.submit(ask, job).map_err(NotRun::Refused)?;
         // While all threads are busy none looks at the queue, so the waiting task watches the time itself.
-        let told = match tokio::time::timeout(self.large.patience(), &mut receiver).await {
+        let told = match tokio::time::timeout(pool.patience(), &mut receiver).await {
             Err(_) if ticket.give_up() => return Err(NotRun::Refused(Refusal::Waited(begun.elapsed()))),
             Err(_) => receiver.await,
             Ok(told) => told,
         };
         told.unwrap_or(Err(NotRun::Closed))
+    }
+
+    /// Returns how many requests wait for a thread of a pool.
+    #[must_use]
+    pub fn num_queued(&self) -> usize {
+        let waiting = self.waiting.get().and_then(Option::as_ref);
+        self.large.num_waiting() + waiting.map_or(0, Pool::num_waiting)
+    }
+
+    /// Counts and words the failure of a request for rows that could not be read.
+    #[must_use]
+    pub fn no_rows(&self, method: Method, model: &str, failure: Failure) -> Status {
+        let (code, name) = match failure.is_late {
+            true => (Code::DeadlineExceeded, "DEADLINE_EXCEEDED"),
+            false => (Code::Unavailable, "UNAVAILABLE"),
+        };
+        self.statistics.failed(method, model, name);
+        Status { code, text: failure.text, may_retry: false }
     }
 
     /// Returns the published health; None if the reference answers health checks, as it does under tracing.

@@ -62,6 +62,8 @@ pub struct Snapshot {
     pub upstream_failed: Vec<(&'static str, u64)>,
     /// Requests that the edge refused itself, by model ("" where it is not known) and reason, and connections.
     pub refused: Vec<(String, &'static str, u64)>,
+    /// Requests that failed because rows of a cluster could not be read: API, method, model, code and count.
+    pub failed: Vec<(&'static str, &'static str, String, &'static str, u64)>,
     /// Times that requests waited for a thread before they ran, by model.
     pub waited: Vec<WaitSnapshot>,
     /// Connections that the sweeper cut, because the client sent its head or read answers too slowly, by wire.

@@ -27,7 +27,7 @@ pub struct Call<'a> {
     /// The routing table of published servables.
     pub routes: &'a Routes,
     /// How much work this thread may do.
-    pub effort: Effort,
+    pub effort: Effort<'a>,
     /// Maximal size of an answer's arrays, in bytes.
     pub max_response_bytes: usize,
     /// Whether gRPC Predict answers have their numbers in `tensor_content` and not in typed fields.
