@@ -108,7 +108,7 @@ MAY_IMPORT: dict[str, Row] = {
         _BASE
         | {f"service.{name}" for name in ("_native", "access", "configuration", "engine", "tables")}
         | {"service.artifact.manifest", "service.graph.native_form", "service.wire.ssl_config_proto"}
-        | {"service.observe.buckets", "service.observe.request_metrics"},
+        | {"service.observe.buckets", "service.observe.request_metrics", "service.remote.counts"},
         {"numpy"},
     ),
     # Where lookups, graphs and deltas become one servable.
@@ -380,9 +380,9 @@ def _known_too_much(file: Path) -> Iterator[str]:
     if file == Path("loadtest/foreign/adopting.py"):
         # A command for each of a hundred models would import TensorFlow a hundred times.
         shown = {"model_export"}
-    if file == Path("loadtest/remote_reads.py"):
+    if file in (Path("loadtest/remote_reads.py"), Path("loadtest/bench/remote.py")):
         # Nor what a row of a cluster costs; its nodes are those of the tests.
-        shown = {"service.artifact.manifest", "service.remote", "tests.valkey_cluster"}
+        shown = {"service._native", "service.artifact.manifest", "service.remote", "tests.valkey_cluster"}
     for name in imports(ast.walk(tree(file))):
         if is_below(name, _PACKAGES | {"tests"}) and not is_below(name, shown):
             yield f"{file} imports {name}"

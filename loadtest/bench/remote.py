@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
-from loadtest.remote_reads import fill, used_memory, plain_reader, server_cpu_s
+from loadtest.remote_reads import fill, plain_reader, server_cpu_s, used_memory
 from loadtest.wire import DT_INT64, message_classes
 from service import _native
 from service.artifact.manifest import TableEntry
@@ -55,7 +55,8 @@ def main() -> None:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         cluster = stack.enter_context(Cluster(folder / "nodes", 3, options.replicas))
         fill(cluster.client(), layout, table)
-        _tell(f"{options.rows:,} rows of {layout.row_bytes} bytes, {used_memory(cluster) / options.rows:.0f} bytes a row in all")
+        used = used_memory(cluster) / options.rows
+        _tell(f"{options.rows:,} rows of {layout.row_bytes} bytes, {used:.0f} bytes a row on all nodes together")
         address = StoreAddress.parse(cluster.address + "?timeout_ms=60000&node_timeout_ms=30000")
         uniform = Ids(options.rows, is_zipf=False)
         readers = {"core": core_reader(layout, address, 0)[0], "redis-py": plain_reader(cluster.client(), layout)}
@@ -177,9 +178,7 @@ def glide_reader(layout: TableLayout, address: StoreAddress) -> Reader | None:
     return read
 
 
-def compare(
-    cluster: Cluster, table: np.ndarray, readers: dict[str, Reader], ids: Ids, size: int, rounds: int
-) -> None:
+def compare(cluster: Cluster, table: np.ndarray, readers: dict[str, Reader], ids: Ids, size: int, rounds: int) -> None:
     """Runs the readers in turn on the same ids, compares each row, and prints a line for each reader."""
     client_us: dict[str, list[float]] = {name: [] for name in readers}
     wall_us: dict[str, list[float]] = {name: [] for name in readers}

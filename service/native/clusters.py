@@ -6,7 +6,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import fields
 
-from service import _native
 from service.remote.counts import CacheCounts, ReadCounts, RemoteCounts, Subject
 
 
@@ -18,6 +17,9 @@ class Clusters:
     """
 
     def __init__(self, cache_bytes: int) -> None:
+        # Imported here and not at the top: the core may not be installed.
+        from service import _native
+
         self.core = _native.Clusters(cache_bytes)
 
     def counts(self, of_reference: Mapping[Subject, ReadCounts]) -> RemoteCounts:
@@ -30,3 +32,8 @@ class Clusters:
             counts = ReadCounts(*(one[field.name] for field in fields(ReadCounts)))
             found[subject] = found.get(subject, ReadCounts()).plus(counts)
         return RemoteCounts(found, None if cache is None else CacheCounts(**cache))
+
+
+def remote_counts(clusters: Clusters | None, of_reference: Mapping[Subject, ReadCounts]) -> RemoteCounts:
+    """Returns the counts of all reads; clusters: None where there is no core."""
+    return RemoteCounts(of_reference) if clusters is None else clusters.counts(of_reference)

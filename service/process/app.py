@@ -27,6 +27,7 @@ from service.loading.load_rules import batching_of, create_load_rules
 from service.loading.remote_tables import RemoteTables
 from service.loading.table_pages import table_pages
 from service.loading.table_verification import table_verification
+from service.native.clusters import Clusters, remote_counts
 from service.native.native_servable import compile_native
 from service.native.route_publisher import RoutePublisher
 from service.observe.metrics import Metrics
@@ -41,13 +42,11 @@ from service.process.http_parts import HttpParts, Ports, metrics_paths_of
 from service.process.model_lists import ModelLists
 from service.process.object_stores import open_stores
 from service.remote.address import remote_tables
-from service.remote.counts import RemoteCounts
 from service.types import State, VersionStatus
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from service.native.clusters import Clusters
     from service.observe.otel import OtelTracing
     from service.process.admin_server import AdminServer
     from service.process.native_servers import NativeServers
@@ -85,11 +84,11 @@ class App:
         self._recent = RecentRequests(settings.slow_request_s)
         self._remote = RemoteTables(remote_tables(settings.remote_tables), self._show_health)
         self._registry.problem_beside = self._remote.problem
-        self._clusters = None if self._routes is None else _clusters(settings)
+        self._clusters = None if self._routes is None else Clusters(settings.remote_cache_bytes)
         more = [
             self._readiness_lines,
             self._store_lines,
-            lambda: remote_lines(self._remote_counts()),
+            lambda: remote_lines(remote_counts(self._clusters, self._remote.counts())),
             self._request_logs.metric_lines,
         ]
         self._metrics = Metrics(self._registry.loaded, more, self._recent)
@@ -211,7 +210,7 @@ class App:
             lambda: self._metrics.requests.read()[0],
             logs=self._request_logs.read,
             stores=lambda: [] if self._stores is None else self._stores.status(),
-            remote=lambda: remote_status(self._remote_counts()),
+            remote=lambda: remote_status(remote_counts(self._clusters, self._remote.counts())),
             data_plane=lambda: self._servers.state(),
             overload=lambda: overload(admission.held(), admission.limits, self._metrics.admission),
         )
@@ -333,10 +332,6 @@ class App:
     def _store_lines(self) -> list[str]:
         return [] if self._stores is None else store_lines(self._stores.counts())
 
-    def _remote_counts(self) -> RemoteCounts:
-        counts = self._remote.counts()
-        return RemoteCounts(counts) if self._clusters is None else self._clusters.counts(counts)
-
     def _show_health(self) -> None:
         with self._showing_health:
             self._servers.set_serving(self._registry.is_ready)
@@ -345,13 +340,6 @@ class App:
 def _route_publisher(settings: Settings, logs: RequestLogs) -> RoutePublisher | None:
     """Returns the publisher of routes to the native core; None if Python answers requests."""
     return RoutePublisher(logs.recorders) if settings.data_plane == "native" else None
-
-
-def _clusters(settings: Settings) -> Clusters:
-    # Imported here and not at the top: the core may not be installed.
-    from service.native.clusters import Clusters
-
-    return Clusters(settings.remote_cache_bytes)
 
 
 def _admission(settings: Settings, metrics: Metrics) -> Admission:

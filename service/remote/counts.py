@@ -36,7 +36,10 @@ Subject = tuple[str, int, str]
 
 @dataclass(frozen=True, slots=True)
 class CacheCounts:
-    """Counts of the native core's cache of rows. rows, bytes: in the cache now. evictions: rows that others displaced."""
+    """Counts of the native core's cache of rows.
+
+    rows, bytes: in the cache now. evictions: rows that other rows displaced.
+    """
 
     rows: int
     bytes: int

@@ -91,11 +91,7 @@ impl Cache {
     }
 
     pub(super) fn counts(&self) -> CacheCounts {
-        CacheCounts {
-            rows: self.rows.len() as u64,
-            bytes: self.rows.weight(),
-            evictions: self.evictions.load(Relaxed),
-        }
+        CacheCounts { rows: self.rows.len() as u64, bytes: self.rows.weight(), evictions: self.evictions.load(Relaxed) }
     }
 }
 

@@ -160,7 +160,8 @@ impl Connection {
     pub(super) fn answer(&mut self, until: Instant) -> io::Result<OwnedFrame> {
         loop {
             let received = &self.buffer[self.start..self.end];
-            let decoded = decode(received).map_err(|error| io::Error::new(ErrorKind::InvalidData, error.to_string()))?;
+            let decoded =
+                decode(received).map_err(|error| io::Error::new(ErrorKind::InvalidData, error.to_string()))?;
             if let Some((frame, size)) = decoded {
                 self.start += size;
                 return Ok(frame);

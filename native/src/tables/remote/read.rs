@@ -257,7 +257,8 @@ impl Task<'_, '_> {
             }
             let asks = told.is_some();
             let able = || map.nodes(slot).iter().filter(|node| !lacking.contains(node));
-            let node = told.or_else(|| able().find(|node| !self.topology.is_out(node)).or_else(|| able().next()).cloned());
+            let node =
+                told.or_else(|| able().find(|node| !self.topology.is_out(node)).or_else(|| able().next()).cloned());
             let Some(node) = node else {
                 needs_map = true;
                 self.left.push(item);
