@@ -1,4 +1,4 @@
-"""Opens the tables that --remote_tables names, watches their clusters, and tells which of them can not be reached."""
+"""Opens the tables that --remote_tables names, and checks regularly whether their clusters can be reached."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# How long a load waits for a cluster, and the seconds between two looks at each cluster.
+# Seconds that the load of a version waits for a cluster, and seconds between two checks whether a cluster answers.
 _OPEN_S = 10.0
 _LOOK_S = 1.0
 
 
 class RemoteTables:
-    """The remote tables of one server. Concurrency: any thread.
+    """The remote tables of one server, with the state of their clusters. Concurrency: any thread.
 
     Args:
       addresses: by table, or by model/table.
@@ -45,11 +45,11 @@ class RemoteTables:
         self._changing = threading.Lock()
         self._topologies: dict[StoreAddress, Topology] = {}
         self._problems: dict[StoreAddress, str] = {}
-        # A version that was unloaded goes with its reader.
+        # The references are weak, so that an unloaded version's reader is dropped with the version.
         self._readers: weakref.WeakValueDictionary[Subject, RowReader] = weakref.WeakValueDictionary()
 
     def open(self, model: str, version: int, artifact: Path, manifest: Manifest) -> dict[str, RemoteTable]:
-        """Returns the remote tables of a version, by name.
+        """Opens the remote tables of a version; returns them by name.
 
         Raises:
           ArtifactError: a cluster does not hold a table of this version, or can not be reached.
@@ -71,7 +71,7 @@ class RemoteTables:
         entry: TableEntry,
         address: StoreAddress,
     ) -> RemoteTable:
-        # Imported here and not at the top: redis-py is an optional extra.
+        # The import is here and not at the top, because redis-py is an optional extra.
         try:
             from service.remote.records import check_records
             from service.remote.row_reader import RowReader
@@ -97,12 +97,12 @@ class RemoteTables:
             return self._topologies.setdefault(address, Topology(address))
 
     def counts(self) -> dict[Subject, ReadCounts]:
-        """Returns the counts of each remote table of each version."""
+        """Returns (model, version, table) -> counts of reads, for all remote tables."""
         with self._changing:
             return {subject: reader.counts for subject, reader in self._readers.items()}
 
     def problem(self, model: str) -> str:
-        """Says in one line which table of a model can not be reached and has no default row; "" if there is none."""
+        """Returns one line on a remote table of the model that can not be reached and has no default row, else ""."""
         if not self._problems:
             return ""
         with self._changing:
@@ -114,7 +114,7 @@ class RemoteTables:
         return ""
 
     def look(self) -> None:
-        """Asks each cluster for its map, and each node for an answer."""
+        """Checks each cluster and each of its nodes, and logs if one can not be reached or is reached again."""
         with self._changing:
             topologies = dict(self._topologies)
         problems = {address: why for address, topology in topologies.items() if (why := topology.look())}
@@ -129,7 +129,7 @@ class RemoteTables:
             self._on_change()
 
     def watch(self, stop: threading.Event) -> None:
-        """Starts the thread that looks at the clusters until stop is set; does nothing where no table is remote."""
+        """Starts a thread that checks the clusters each second until stop is set; starts none if no table is remote."""
         if not self._addresses:
             return
 
@@ -141,12 +141,12 @@ class RemoteTables:
 
 
 def _defaults(reader: RowReader, manifest: Manifest, table: str) -> dict[int, Array]:
-    """Returns the rows that features read in place of rows that can not be read, [row_bytes] uint8 each."""
+    """Reads the default rows of a remote table, for use while the cluster is down, by row number: [row_bytes] uint8."""
     import numpy as np
 
     features = [name for name, feature in manifest.features.items() if feature.table == table]
     lookups = [one for signature in manifest.signatures.values() for one in signature.features.items()]
-    # Reads that belong to no feature take row 0.
+    # Row 0 is always among them: it is the default row of reads that belong to no feature.
     size = manifest.tables[table].vocabulary_size
     wanted = sorted({0, *(one.default_row for name, one in lookups if name in features and one.default_row < size)})
     found = reader.read(np.array(wanted, np.int64))

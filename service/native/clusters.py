@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 
 from service.remote.counts import CacheCounts, ReadCounts, RemoteCounts, Subject
+from service.types import Array
 
 
 class Clusters:
@@ -21,6 +22,10 @@ class Clusters:
         from service import _native
 
         self.core = _native.Clusters(cache_bytes)
+
+    def forget(self, subject: Subject, ids: Array | None) -> None:
+        """Removes the [N] int64 rows of a table from the cache, which changed in the cluster; None: all its rows."""
+        self.core.forget(*subject, None if ids is None else ids.tolist())
 
     def counts(self, of_reference: Mapping[Subject, ReadCounts]) -> RemoteCounts:
         """Returns the counts of the reference servers' reads with those of the core's."""

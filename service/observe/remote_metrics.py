@@ -1,4 +1,4 @@
-"""Metrics of reads of remote tables."""
+"""Writes the metrics of reads from remote tables."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _CACHE_FAMILIES: tuple[tuple[str, Kind, str, str], ...] = (
 
 
 def remote_lines(found: RemoteCounts) -> list[str]:
-    """Returns the families about remote tables; none where no table is remote."""
+    """Returns the lines of metrics on remote tables; none if no table is remote."""
     lines: list[str] = []
     counts = found.tables
     if not counts:

@@ -1,4 +1,4 @@
-"""The address of a Valkey or Redis cluster, as flags and commands name it.
+"""Parses the address of a Valkey or Redis cluster, as --remote_tables and commands give it.
 
 >>> StoreAddress.parse("valkey://a:7000,b?on_unavailable=default_row").nodes
 (('a', 7000), ('b', 6379))
@@ -21,13 +21,13 @@ _OPTIONS = ("user", "password_file", "ca_file", "on_unavailable", "timeout_ms", 
 
 @dataclass(frozen=True, slots=True)
 class StoreAddress:
-    """A cluster, or a single server, and how it is asked.
+    """The address of a cluster or of a single Valkey or Redis server, with the options of the connection.
 
-    nodes: host and port of some of its nodes; the others are found by asking these.
-    has_tls, ca_file: TLS, and the authorities that its certificates are held against; "": the system's.
-    user, password_file: of an ACL user; the file's first line is the password. "": no authentication.
-    on_unavailable: what an id reads whose row can not be read.
-    timeout_s: for all rows of one read. node_timeout_s: for one node, before another is asked.
+    nodes: host and port of some of its nodes; these tell the addresses of all others.
+    has_tls: connections use TLS. ca_file: the authorities that sign nodes' certificates; "": the system's authorities.
+    user: name of an ACL user. password_file: file whose first line is the password; "": no authentication.
+    on_unavailable: an id whose row can not be read fails the request ("error") or reads the default row.
+    timeout_s: longest time of one read of rows. node_timeout_s: longest wait for a node, before another is asked.
     """
 
     nodes: tuple[tuple[str, int], ...]
@@ -41,7 +41,7 @@ class StoreAddress:
 
     @staticmethod
     def parse(text: str) -> StoreAddress:
-        """Reads valkey://host:port,host:port?option=value&...; raises ValueError with what is wrong.
+        """Parses an address valkey://host:port,host:port?option=value&...; raises ValueError.
 
         valkeys:// asks for TLS; redis:// and rediss:// mean the same as valkey:// and valkeys://.
         """
@@ -76,16 +76,16 @@ class StoreAddress:
 
     @property
     def password(self) -> str:
-        """Returns the password, read anew from its file; "" without one. Raises OSError."""
+        """Reads the password from its file at each call; returns "" if no file is configured. Raises OSError."""
         return Path(self.password_file).read_text().partition("\n")[0] if self.password_file else ""
 
     def __str__(self) -> str:
-        """Returns the nodes, for messages."""
+        """Returns the addresses of the nodes, for log lines and error texts."""
         return ",".join(f"{host}:{port}" for host, port in self.nodes)
 
 
 def remote_tables(text: str) -> dict[str, StoreAddress]:
-    """Reads TABLE=ADDRESS;MODEL/TABLE=ADDRESS, as --remote_tables has it; raises ValueError with what is wrong.
+    """Parses TABLE=ADDRESS;MODEL/TABLE=ADDRESS, the value of --remote_tables; raises ValueError.
 
     >>> list(remote_tables("user=valkey://a:1; m/item=valkey://b"))
     ['user', 'm/item']
@@ -102,7 +102,7 @@ def remote_tables(text: str) -> dict[str, StoreAddress]:
 
 
 def address_of(addresses: Mapping[str, StoreAddress], model: str, table: str) -> StoreAddress | None:
-    """Returns the address of a model's table; None where the table is mapped."""
+    """Returns the address of the cluster that holds a model's table; None if the table is not remote."""
     return addresses.get(f"{model}/{table}") or addresses.get(table)
 
 

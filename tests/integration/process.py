@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -175,6 +175,7 @@ def predict_grpc(
     *,
     model: str = "default",
     timeout_s: float = PATIENCE_S,
+    metadata: Sequence[tuple[str, str]] = (),
 ) -> dict[str, Any]:
     """Calls Predict over a channel and returns the float outputs."""
     request = message_class("tensorflow.serving.PredictRequest")()
@@ -183,7 +184,7 @@ def predict_grpc(
     for name, array in inputs.items():
         fill_tensor(request.inputs[name], array)
     call = channel.unary_unary("/tensorflow.serving.PredictionService/Predict")
-    data = call(request.SerializeToString(), timeout=timeout_s)
+    data = call(request.SerializeToString(), timeout=timeout_s, metadata=metadata)
     response = message_class("tensorflow.serving.PredictResponse").FromString(data)
     return {name: read_tensor(tensor) for name, tensor in response.outputs.items()}
 

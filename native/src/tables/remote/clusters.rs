@@ -63,25 +63,25 @@ impl Clusters {
         new
     }
 
-    /// Removes rows from the cache that have changed in their cluster; `tag` is the beginning of the table's keys.
-    pub fn forget(&self, tag: &str, rows: &[u64]) {
-        let opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
-        let of_tag = opened.tables.iter().filter(|((known, _), _)| known == tag);
-        let tables: Vec<_> = of_tag.filter_map(|(_, table)| table.upgrade()).collect();
-        drop(opened);
-        for table in tables {
-            table.forget(rows);
+    /// Removes rows of a table from the cache that have changed in its cluster; None: all rows of the table.
+    pub fn forget(&self, model: &str, version: i64, table: &str, rows: Option<&[u64]>) {
+        for one in self.tables() {
+            let (its_model, its_version, name) = &one.subject;
+            if (&**its_model, *its_version, &**name) == (model, version, table) {
+                one.forget(rows);
+            }
         }
+    }
+
+    fn tables(&self) -> Vec<Arc<RemoteTable>> {
+        let opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
+        opened.tables.values().filter_map(Weak::upgrade).collect()
     }
 
     /// Returns the counts of each open table, in no order.
     #[must_use]
     pub fn counts(&self) -> Vec<TableCounts> {
-        let opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
-        let tables: Vec<_> = opened.tables.values().filter_map(Weak::upgrade).collect();
-        // A table that is dropped here takes no lock of this object's.
-        drop(opened);
-        tables.iter().map(|table| table.counts()).collect()
+        self.tables().iter().map(|table| table.counts()).collect()
     }
 
     /// Returns the counts of the cache; None if there is none.

@@ -190,13 +190,13 @@ impl RemoteTable {
         }
     }
 
-    /// Removes rows from the cache that have changed in the cluster.
-    pub(super) fn forget(&self, ids: &[u64]) {
-        if let Some(cache) = &self.cache {
-            self.changes.fetch_add(1, SeqCst);
-            for &id in ids {
-                cache.remove(self.serial, id);
-            }
+    /// Removes rows from the cache that have changed in the cluster; None: all rows of the table.
+    pub(super) fn forget(&self, ids: Option<&[u64]>) {
+        let Some(cache) = &self.cache else { return };
+        self.changes.fetch_add(1, SeqCst);
+        match ids {
+            None => cache.remove_table(self.serial),
+            Some(ids) => ids.iter().for_each(|id| cache.remove(self.serial, *id)),
         }
     }
 

@@ -176,13 +176,14 @@ fn rows_that_are_read_often_come_from_the_cache() {
     assert_eq!((counts.cache_hits, counts.cache_misses, counts.rows), (2, 3, 3));
     assert_eq!(clusters.cache_counts().unwrap().rows, 3);
     // A row that changes in the cluster is read anew.
-    clusters.forget("{es:m/t/f/", &[1]);
+    clusters.forget("m", 1, "t", Some(&[1]));
     assert_eq!(read_one(&table, &[1, 2]).0, rows_of(&[1, 2]));
     let counts = &clusters.counts()[0];
     assert_eq!((counts.cache_hits, counts.cache_misses, counts.rows), (3, 4, 4));
     // A read that began before a change does not cache what it read.
     let mut wants = [Want::new(&table, vec![7])];
-    clusters.forget("{es:m/t/f/", &[7]);
+    clusters.forget("m", 1, "t", None);
+    assert_eq!(clusters.cache_counts().unwrap().rows, 0);
     read(&mut wants, None);
     assert_eq!(Want::new(&table, vec![7]).left, [0]);
     // Another version of the table has other rows.
