@@ -63,7 +63,7 @@ MAY_IMPORT: dict[str, Row] = {
         _FORMATS | {"service.native_tables", "service.engine.deadline", "service.engine.validation", "service.remote"},
         {"numpy", "ml_dtypes"},
     ),
-    "service.wire": Row(_FORMATS | {"service.engine"}, {"numpy", "google.protobuf", "orjson", "ml_dtypes"}),
+    "service.wire": Row(_FORMATS | {"service.engine", "service.remote.address"}, {"numpy", "google.protobuf", "orjson", "ml_dtypes"}),
     "service.configuration": Row(
         _BASE
         | {"service.artifact.plain_file", "service.engine", "service.near_names", "service.wire"}

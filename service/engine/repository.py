@@ -10,7 +10,7 @@ import errno
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -50,6 +50,8 @@ class LoadRules:
     on_look: called after each scan of a folder with the versions of a model that have a folder or are loaded; None: the
       model's folder could not be read. Must not raise.
     open_store: opens the source of a base path in an object store; None: all base paths are folders.
+    on_list: called with a list of models before the first load that follows it, and with the list before if a reload is
+      refused. Must not raise.
     """
 
     load: Load
@@ -63,6 +65,7 @@ class LoadRules:
     look_timeout_s: float = 60.0
     on_look: Callable[[str, Collection[int] | None], None] = lambda model, versions: None
     open_store: OpenStore | None = None
+    on_list: Callable[[Sequence[ModelConfig]], None] = lambda configs: None
 
 
 @dataclass(slots=True)
@@ -100,6 +103,7 @@ class ModelWatcher:
         self._source: tuple[str, VersionSource] | None = None
         self._arrivals: dict[int, VersionArrival] = {}
         self._failures: dict[int, _Failure] = {}
+        self._tried_with = config.remote_tables
         # The fingerprint of each damaged version's folder, taken when the damage was found.
         self._damaged: dict[int, Fingerprint] = {}
         self._problem = ""
@@ -158,6 +162,10 @@ class ModelWatcher:
           The seconds until the next waiting version is due; None if no version waits.
         """
         config = self._config
+        if config is not None and config.remote_tables != self._tried_with:
+            # The list of models names other remote tables: a version that failed may load now.
+            self._tried_with = config.remote_tables
+            self._failures.clear()
         self._take_out_damaged()
         found = {} if config is None else self._look(config.base_path)
         if found is None:

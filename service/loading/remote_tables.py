@@ -6,14 +6,16 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from service.artifact.delta_file import fingerprint_of
 from service.artifact.manifest import Manifest, TableEntry
+from service.engine.model_config import ModelConfig
 from service.errors import ArtifactError
-from service.remote.address import StoreAddress, address_of
+from service.loading.remote_names import RemoteNames
+from service.remote.address import StoreAddress
 from service.remote.counts import ReadCounts
 from service.remote.layout import TableLayout
 from service.tables.remote_table import RemoteTable
@@ -38,30 +40,47 @@ class RemoteTables:
     """The remote tables of one server. Concurrency: any thread.
 
     Args:
-      addresses: by table, or by model/table.
+      addresses: by table, or by model/table, as --remote_tables has them.
       on_change: called when a cluster is reached again, or is not any more.
     """
 
     def __init__(self, addresses: Mapping[str, StoreAddress], on_change: Callable[[], None]) -> None:
-        self._addresses = addresses
+        self._names = RemoteNames(addresses)
         self._on_change = on_change
         self._changing = threading.Lock()
+        self._looking = threading.Lock()
+        self._stop: threading.Event | None = None
+        self._is_watched = False
         self._topologies: dict[StoreAddress, Topology] = {}
         self._problems: dict[StoreAddress, str] = {}
         # A version that was unloaded goes with its reader.
         self._readers: weakref.WeakValueDictionary[Subject, RowReader] = weakref.WeakValueDictionary()
 
-    def open(self, model: str, version: int, artifact: Path, manifest: Manifest) -> dict[str, RemoteTable]:
-        """Returns the remote tables of a version, by name.
+    def configure(self, configs: Sequence[ModelConfig]) -> None:
+        """Takes the list of models whose versions load from now on."""
+        self._names.configure(configs)
+
+    def open(self, model: str, version: int, artifact: Path, manifest: Manifest | None) -> dict[str, RemoteTable]:
+        """Returns the remote tables of a version, by name; a version without a manifest has none.
 
         Raises:
-          ArtifactError: a cluster does not hold a table of this version, or can not be reached.
+          ArtifactError: a cluster does not hold a table of this version, or can not be reached; or a table is named
+            remote that does not exist.
         """
-        found = {}
-        for name, entry in manifest.tables.items():
-            address = address_of(self._addresses, model, name)
-            if address is not None:
-                found[name] = self._open(model, version, artifact, manifest, name, entry, address)
+        entries = {} if manifest is None else manifest.tables
+        addresses = self._names.addresses_of(model, entries)
+        if manifest is None or not addresses:
+            return {}
+        with self._changing:
+            is_known = self._topologies.keys() >= set(addresses.values())
+        found = {
+            name: self._open(model, version, artifact, manifest, name, entries[name], address)
+            for name, address in addresses.items()
+        }
+        if not is_known:
+            # Before the version is AVAILABLE: a cluster that lacks slots makes the server not ready from the start.
+            self.look()
+            self._start()
         return found
 
     def _open(
@@ -118,10 +137,12 @@ class RemoteTables:
 
     def look(self) -> None:
         """Asks each cluster for its map, and each node for an answer."""
-        with self._changing:
-            topologies = dict(self._topologies)
-        problems = {address: why for address, topology in topologies.items() if (why := topology.look())}
-        if problems != self._problems:
+        with self._looking:
+            with self._changing:
+                topologies = dict(self._topologies)
+            problems = {address: why for address, topology in topologies.items() if (why := topology.look())}
+            if problems == self._problems:
+                return
             for address, why in problems.items():
                 if address not in self._problems:
                     logger.warning("cluster can not be reached", extra={"cluster": str(address), "reason": why})
@@ -129,12 +150,20 @@ class RemoteTables:
                 if address not in problems:
                     logger.info("cluster is reached again", extra={"cluster": str(address)})
             self._problems = problems
-            self._on_change()
+        self._on_change()
 
     def watch(self, stop: threading.Event) -> None:
-        """Starts the thread that looks at the clusters until stop is set; does nothing where no table is remote."""
-        if not self._addresses:
-            return
+        """Looks at the clusters until stop is set; the thread starts with the first remote table."""
+        self._stop = stop
+        if self._topologies:
+            self._start()
+
+    def _start(self) -> None:
+        stop = self._stop
+        with self._changing:
+            if stop is None or self._is_watched:
+                return
+            self._is_watched = True
 
         def run() -> None:
             while not stop.wait(_LOOK_S):

@@ -111,7 +111,8 @@ class App:
             compile_native=None if self._routes is None else compile_native,
             show_lookups=self._show_lookups if settings.early_lookups else None,
             open_store=None if self._stores is None else self._stores.open,
-            open_remote=self._remote.open if settings.remote_tables else None,
+            open_remote=self._remote.open,
+            on_list=self._remote.configure,
         )
         if self._tracing is not None:
             rules = replace(rules, load=self._tracing.loading(rules.load))

@@ -101,11 +101,6 @@ def remote_tables(text: str) -> dict[str, StoreAddress]:
     return found
 
 
-def address_of(addresses: Mapping[str, StoreAddress], model: str, table: str) -> StoreAddress | None:
-    """Returns the address of a model's table; None where the table is mapped."""
-    return addresses.get(f"{model}/{table}") or addresses.get(table)
-
-
 def _node(text: str, whole: str) -> tuple[str, int]:
     host, separator, port = text.rpartition(":") if not text.endswith("]") else (text, "", "")
     if not separator:

@@ -257,6 +257,32 @@ def test_readiness_names_the_table_and_requests_for_it_are_refused(cluster: Clus
         assert 'embedding_server_remote_table_errors_total{model="toy",version="1",table="user"} 2' in metrics
 
 
+def test_a_misspelt_name_fails_the_load_and_says_the_near_one(cluster: Cluster, tmp_path: Path) -> None:
+    folder = write_toy_model(tmp_path / "toy" / "1")
+    push(folder, StoreAddress.parse(cluster.address), tables=["user"])
+    models = tmp_path / "models.config"
+    models.write_text(
+        f"""model_config_list {{ config {{
+    name: "toy" base_path: "{folder.parent}" model_platform: "tensorflow"
+    #@ remote_tables: "usr={cluster.address}{_PATIENT}"
+}} }}
+"""
+    )
+    with ServerProcess(
+        model_config_file=models, graph_signatures="off", model_config_file_poll_wait_seconds=0.1
+    ) as server:
+        until(lambda: server.http.get("/readyz").status_code == 503 and "usr" in server.http.get("/readyz").text)
+        assert "did you mean user?" in server.http.get("/readyz").text
+        assert "'usr', which model 'toy' does not have" in server.http.get("/v1/models/toy").text
+        # Corrected while the server runs.
+        models.write_text(models.read_text().replace("usr", "user"))
+        server.ready()
+        body = {"features": {"user": [1, 2]}}
+        assert server.http.post("/v1/models/toy:lookup", json=body).json()["embeddings"]["user"] == [[1, 10], [2, 20]]
+        metrics = server.http.get("/metrics").text
+        assert 'embedding_server_remote_table_rows_total{model="toy",version="1",table="user"} 2' in metrics
+
+
 def test_a_version_flips_under_load_and_each_answer_is_of_one_version(cluster: Cluster, tmp_path: Path) -> None:
     models = tmp_path / "toy"
     address = StoreAddress.parse(cluster.address)
