@@ -1,4 +1,5 @@
-# Targets: serve (lookups, no TensorFlow), full (serve + TensorFlow: predict graphs and model-export), load (serve + locust).
+# Targets: serve (lookups, also of remote tables; no TensorFlow), full (serve + TensorFlow: predict graphs and
+# model-export), load (serve + locust).
 #
 #   docker build --target serve -t embedding-server:serve .
 #
@@ -23,7 +24,8 @@ COPY pyproject.toml ./
 RUN python -c "import pathlib, tomllib; \
 project = tomllib.loads(pathlib.Path('pyproject.toml').read_text())['project']; \
 extras = project['optional-dependencies']; \
-lists = {'serve': project['dependencies'], 'full': extras['tensorflow'] + extras['export'] + extras['stores'], \
+lists = {'serve': project['dependencies'] + extras['remote'], \
+         'full': extras['tensorflow'] + extras['export'] + extras['stores'], \
          'load': [name for name in extras['loadtest'] if not name.startswith('tensorflow')]}; \
 [pathlib.Path(f'{target}.txt').write_text('\n'.join(sorted(set(names))) + '\n') for target, names in lists.items()]"
 

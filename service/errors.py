@@ -159,7 +159,7 @@ class NotReady(ServiceError):
 
 
 class TableUnreachable(ServiceError):
-    """Rows of a table that lies in a cluster could not be read."""
+    """Rows of a table that lies in a cluster could not be read or changed."""
 
     code = "UNAVAILABLE"
 

@@ -1,4 +1,4 @@
-"""Finds the tables that --remote_tables and the list of models name as remote; a name that fits no table is an error."""
+"""Finds the tables that --remote_tables and the list of models name as remote; a name of no table is an error."""
 
 from __future__ import annotations
 
@@ -73,7 +73,8 @@ def unserved_models(flag: Mapping[str, StoreAddress], models: Collection[str]) -
         model, separator, _ = name.partition("/")
         if separator and not any(name.startswith(f"{each}/") for each in models):
             listed = ", ".join(sorted(models)) or "none"
-            return f"--remote_tables names model {model!r}, which is not served{did_you_mean(model, models)}; served: {listed}"
+            near = did_you_mean(model, models)
+            return f"--remote_tables names model {model!r}, which is not served{near}; served: {listed}"
     return ""
 
 

@@ -208,6 +208,7 @@ class App:
             lambda: self._metrics.requests.read()[0],
             logs=self._request_logs.read,
             stores=lambda: [] if self._stores is None else self._stores.status(),
+            clusters=self._remote.clusters,
             data_plane=lambda: self._servers.state(),
             overload=lambda: overload(admission.held(), admission.limits, self._metrics.admission),
         )

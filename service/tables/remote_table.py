@@ -23,6 +23,7 @@ from service.types import TABLE_DTYPES, Array, TableInfo, stored_columns
 
 if TYPE_CHECKING:
     # At run time it is imported only where a table is remote: redis-py is an optional extra.
+    from service.remote.changes import TableChanges
     from service.remote.row_reader import RowReader
 
 
@@ -45,16 +46,20 @@ class RemoteTable:
     Args:
       defaults: [row_bytes] uint8 by row: what is read in place of a row that can not be read. Empty: nothing is.
 
-    row_bytes: as of the same table mapped.
+    row_bytes: as of the same table mapped. reader, defaults: for the native core, which reads rows itself.
+    changes: writes changed rows into the cluster.
     """
 
-    __slots__ = ("info", "row_bytes", "_reader", "_defaults")
+    __slots__ = ("info", "row_bytes", "changes", "reader", "defaults")
 
-    def __init__(self, info: TableInfo, reader: RowReader, defaults: Mapping[int, Array]) -> None:
+    def __init__(
+        self, info: TableInfo, reader: RowReader, defaults: Mapping[int, Array], changes: TableChanges
+    ) -> None:
         self.info = info
         self.row_bytes = reader.layout.row_bytes
-        self._reader = reader
-        self._defaults = defaults
+        self.changes = changes
+        self.reader = reader
+        self.defaults = defaults
 
     def rows_of_request(self, feature: LookupFeature, ids: Array) -> RequestRows:
         """Reads the rows that [N] int64 ids read by a feature's policy.
@@ -95,7 +100,7 @@ class RemoteTable:
 
     def close(self) -> None:
         """Closes idle connections."""
-        self._reader.close()
+        self.reader.close()
 
     def _check(self, ids: Array) -> None:
         bad = np.flatnonzero((ids < 0) | (ids >= self.info.vocabulary_size))
@@ -116,13 +121,13 @@ class RemoteTable:
 
     def _read(self, distinct: Array, default_row: int | None) -> Array:
         deadline_s = DEADLINE_S.get()
-        found = self._reader.read(distinct, deadline_s)
+        found = self.reader.read(distinct, deadline_s)
         if not found.is_missing.any():
             return found.rows
-        default = None if default_row is None else self._defaults.get(default_row)
+        default = None if default_row is None else self.defaults.get(default_row)
         if default is not None:
             found.rows[found.is_missing] = default
-            self._reader.count_default_rows(int(found.is_missing.sum()))
+            self.reader.count_default_rows(int(found.is_missing.sum()))
             return found.rows
         if deadline_s is not None and time.monotonic() >= deadline_s:
             raise DeadlineExceeded(f'The deadline passed before rows of table "{self.info.name}" were read.')

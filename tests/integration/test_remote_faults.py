@@ -323,3 +323,35 @@ def test_a_version_flips_under_load_and_each_answer_is_of_one_version(cluster: C
         for _ in range(20):
             ask()
     assert seen == {"1", "2"}
+
+
+@pytest.mark.parametrize("cluster", [1], indirect=True)
+def test_status_names_the_node_that_is_missing_and_a_slot_without_one_is_not_ready(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    folder = write_toy_model(tmp_path / "toy" / "1")
+    push(folder, StoreAddress.parse(cluster.address))
+    first, replica = cluster.nodes[0], cluster.nodes[3]
+    tables = RemoteTables({"user": StoreAddress.parse(cluster.address)}, lambda: None)
+    reopened(tables, folder)
+
+    def silent() -> list[object]:
+        tables.look()
+        return [node["node"] for one in tables.clusters() for node in one["nodes"] if not node["answers"]]
+
+    assert silent() == []
+    first.kill()
+    until(lambda: silent() == [f"127.0.0.1:{first.port}"])
+    # The replica takes over: all slots have a node, and the status still names the dead one.
+    until(lambda: replica.ask("INFO", "replication")["role"] == "master")
+    until(lambda: tables.problem("toy") == "" and silent() == [f"127.0.0.1:{first.port}"])
+    replica.kill()
+    until(lambda: (tables.look(), f"127.0.0.1:{replica.port}" in tables.problem("toy"))[1])
+    # A server that starts now has its version, and is not ready from the start: before its first look.
+    for node in cluster.nodes:
+        if node.process.poll() is None:
+            node.ask("CONFIG SET", "cluster-require-full-coverage", "no")
+    late = RemoteTables({"user": StoreAddress.parse(cluster.address)}, lambda: None)
+    reopened(late, folder)
+    assert "table 'user' of version 1 can not be reached" in late.problem("toy")
+
