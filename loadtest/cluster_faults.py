@@ -37,12 +37,18 @@ _CHANGED = 8
 _READERS = 4
 _UPSERT_EVERY_S = 0.1
 _STALE_S = 1.0
+# Slots that move in one fault.
+_MOVED = 8
 _PASSWORD = "first"
 
 
 @dataclass
 class Tally:
-    """The counts of one fault. last_failure_s: the end of the last failed request, on time.monotonic()."""
+    """The counts of one fault.
+
+    last_failure_s: the end of the last failed request, on time.monotonic(). worst_s: of the longest request. why: error
+    -> how often. versions: that answered.
+    """
 
     requests: int = 0
     failed: int = 0
@@ -54,6 +60,7 @@ class Tally:
     last_failure_s: float = 0.0
     worst_s: float = 0.0
     why: dict[str, int] = field(default_factory=dict)
+    versions: set[str] = field(default_factory=set)
 
     @property
     def recovery_s(self) -> float:
@@ -108,6 +115,7 @@ class Load:
                     continue
             found = np.array(answer["embeddings"]["user"], np.float32)
             self._judge(tally, version, begin_s, ids, found)
+        server.close()
 
     def _judge(self, tally: Tally, version: str, begin_s: float, ids: np.ndarray, found: np.ndarray) -> None:
         rows = self._rows[version]
@@ -123,6 +131,7 @@ class Load:
                 wrong += 1
             stale += number < due
         with self._changing:
+            tally.versions.add(version)
             tally.wrong_rows += wrong
             tally.stale_rows += stale
 
@@ -143,6 +152,7 @@ class Load:
                     self._visible[str(answer["version"])].append((time.monotonic(), number))
                 elif status != 200:
                     tally.failed_upserts += 1
+        server.close()
 
 
 class _Connection:
@@ -161,8 +171,14 @@ class _Connection:
             answer = self._connection.getresponse()
             return answer.status, answer.headers.get("X-Model-Version", ""), json.loads(answer.read())
         except (OSError, http.client.HTTPException) as error:
-            self._connection = None
+            self.close()
             return 0, "", {"error": f"{type(error).__name__}: {error}"}
+
+    def close(self) -> None:
+        """Closes the connection."""
+        if self._connection is not None:
+            self._connection.close()
+        self._connection = None
 
 
 @dataclass
@@ -205,7 +221,7 @@ class Stage:
 
 
 def kill_primary(stage: Stage) -> None:
-    """SIGKILL of a primary; its replica takes over."""
+    """Kills a primary; its replica takes over."""
     number = stage.primary()
     stage.cluster.nodes[number].kill()
     stage.wait()
@@ -213,7 +229,7 @@ def kill_primary(stage: Stage) -> None:
 
 
 def kill_replica(stage: Stage) -> None:
-    """SIGKILL of a replica."""
+    """Kills a replica."""
     number = stage.replica()
     stage.cluster.nodes[number].kill()
     stage.wait()
@@ -221,7 +237,7 @@ def kill_replica(stage: Stage) -> None:
 
 
 def kill_host(stage: Stage) -> None:
-    """SIGKILL of a primary and of another primary's replica: a host with two nodes."""
+    """Kills a primary and another primary's replica: a host with two nodes."""
     first = stage.primary()
     second = _foreign_replica(stage, first)
     for number in (first, second):
@@ -242,7 +258,7 @@ def _foreign_replica(stage: Stage, primary: int) -> int:
 
 
 def stop_primary(stage: Stage) -> None:
-    """SIGSTOP of a primary, and SIGCONT."""
+    """Stops a primary, and lets it go on."""
     node = stage.cluster.nodes[stage.primary()]
     node.freeze()
     stage.wait()
@@ -251,7 +267,7 @@ def stop_primary(stage: Stage) -> None:
 
 
 def stop_replica(stage: Stage) -> None:
-    """SIGSTOP of a replica, and SIGCONT."""
+    """Stops a replica, and lets it go on."""
     node = stage.cluster.nodes[stage.replica()]
     node.freeze()
     stage.wait()
@@ -260,7 +276,7 @@ def stop_replica(stage: Stage) -> None:
 
 
 def failover(stage: Stage) -> None:
-    """CLUSTER FAILOVER: a replica and its primary change places."""
+    """Makes a replica and its primary change places (CLUSTER FAILOVER)."""
     number = stage.replica()
     stage.cluster.nodes[number].ask("CLUSTER FAILOVER")
     until(lambda: stage.role(number) == "master")
@@ -269,14 +285,14 @@ def failover(stage: Stage) -> None:
 
 
 def reshard(stage: Stage) -> None:
-    """Slots with rows move from one primary to another, key by key."""
+    """Moves slots with rows from one primary to another, key by key."""
     primaries = [node for n, node in enumerate(stage.cluster.nodes) if stage.role(n) == "master"]
     ids = [node.ask("CLUSTER MYID") for node in primaries]
     slots = sorted(set(layout_of(stage.folder, "user").slots.tolist()))
     auth = ("AUTH", stage.secret.read_text())
     moved = 0
     for slot in slots:
-        if moved == 16 or not primaries[0].ask("CLUSTER GETKEYSINSLOT", slot, 1):
+        if moved == _MOVED or not primaries[0].ask("CLUSTER GETKEYSINSLOT", slot, 1):
             continue
         primaries[1].ask("CLUSTER SETSLOT", slot, "IMPORTING", ids[0])
         primaries[0].ask("CLUSTER SETSLOT", slot, "MIGRATING", ids[1])
@@ -286,26 +302,26 @@ def reshard(stage: Stage) -> None:
         for node in (primaries[1], primaries[0], primaries[2]):
             node.ask("CLUSTER SETSLOT", slot, "NODE", ids[1])
         moved += 1
-        time.sleep(stage.seconds / 16)
-    assert moved == 16, "the first primary has rows of 16 slots"
+        time.sleep(stage.seconds / _MOVED)
+    assert moved == _MOVED, "the first primary has rows of fewer slots: give more --rows"
 
 
 def memory_full(stage: Stage) -> None:
-    """maxmemory is reached on each node: reads go on, upserts are refused."""
+    """Reaches maxmemory on each node: reads go on, upserts are refused."""
     stage.all_nodes("CONFIG SET", "maxmemory", "1")
     stage.wait()
     stage.all_nodes("CONFIG SET", "maxmemory", "0")
 
 
 def read_only(stage: Stage) -> None:
-    """Primaries take no writes (min-replicas-to-write is not met)."""
+    """Lets primaries take no writes (min-replicas-to-write is not met)."""
     stage.all_nodes("CONFIG SET", "min-replicas-to-write", "5")
     stage.wait()
     stage.all_nodes("CONFIG SET", "min-replicas-to-write", "0")
 
 
 def change_password(stage: Stage) -> None:
-    """The password changes: the new one is added, the file changes, the old one goes, all connections are cut."""
+    """Adds a password, writes it into the file, removes the old one, and cuts all connections."""
     old, new = stage.secret.read_text(), f"{time.monotonic_ns()}"
     stage.all_nodes("ACL SETUSER", "default", f">{new}")
     stage.all_nodes("CONFIG SET", "masterauth", new)
@@ -317,7 +333,7 @@ def change_password(stage: Stage) -> None:
 
 
 def flip_version(stage: Stage) -> None:
-    """A newer version is pushed and loaded."""
+    """Pushes a newer version, and puts it where servers look."""
     push(stage.newer, stage.address, model="toy", tables=["user"])
     stage.newer.rename(stage.models / "2")
     stage.wait()

@@ -119,7 +119,7 @@ MAY_IMPORT: dict[str, Row] = {
     "service.loading": Row(
         _FORMATS
         | {f"service.{name}" for name in ("configuration", "deltas", "engine", "graph", "remote", "tables", "wire")}
-        | {"service.observe.metrics"},
+        | {"service.near_names", "service.observe.metrics"},
         {"numpy"},
     ),
     # The reference servers: no tables, no graphs, no settings.

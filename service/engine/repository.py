@@ -103,7 +103,6 @@ class ModelWatcher:
         self._source: tuple[str, VersionSource] | None = None
         self._arrivals: dict[int, VersionArrival] = {}
         self._failures: dict[int, _Failure] = {}
-        self._tried_with = config.remote_tables
         # The fingerprint of each damaged version's folder, taken when the damage was found.
         self._damaged: dict[int, Fingerprint] = {}
         self._problem = ""
@@ -120,6 +119,8 @@ class ModelWatcher:
         with self._ending:
             if self._is_over:
                 return False
+            # With another config, such as other remote tables, a version that failed may load now.
+            self._failures = self._failures if config == self._config else {}
             self._config = config
         self._wake.set()
         return True
@@ -162,10 +163,6 @@ class ModelWatcher:
           The seconds until the next waiting version is due; None if no version waits.
         """
         config = self._config
-        if config is not None and config.remote_tables != self._tried_with:
-            # The list of models names other remote tables: a version that failed may load now.
-            self._tried_with = config.remote_tables
-            self._failures.clear()
         self._take_out_damaged()
         found = {} if config is None else self._look(config.base_path)
         if found is None:
@@ -395,8 +392,7 @@ class ModelWatcher:
             self._registry.forget(self._name, status.version)
 
     def _due_s(self, wanted: list[int]) -> float | None:
-        rules = self._rules
-        waits: list[float] = []
+        rules, waits = self._rules, list[float]()
         for version in wanted:
             failure = self._failures.get(version)
             if version in self._loaded or self._is_loading_late(version):

@@ -221,7 +221,7 @@ class RemoteTables:
         threading.Thread(target=follow, name="remote-changes", daemon=True).start()
 
     def follow(self) -> None:
-        """Hears of rows that other servers changed, and writes changes that wait."""
+        """Looks for rows that other servers changed, and writes changes that wait."""
         with self._changing:
             followed = list(self._changes)
         for changes in followed:

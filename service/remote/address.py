@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,9 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 OnUnavailable = Literal["error", "default_row"]
 
 _DEFAULT_PORT = 6379
+# Reads of a password_file that is empty, and the pause between them.
+_READS = 10
+_READ_AGAIN_S = 0.01
 _PLAIN, _TLS = ("valkey", "redis"), ("valkeys", "rediss")
 # The part of an address that has a password, as it stands in texts.
 _CREDENTIALS = re.compile(r"(?<=://)[^/?#;]*@")
@@ -85,10 +89,15 @@ class StoreAddress:
 
     @property
     def password(self) -> str:
-        """Returns the password, a file's read anew; "" without one. Raises OSError."""
-        if self.password_file:
-            return Path(self.password_file).read_text().partition("\n")[0]
-        return self.own_password
+        """Returns the password, a file's read anew; "" without one. Raises OSError, also for an empty file."""
+        if not self.password_file:
+            return self.own_password
+        # A program that writes a new password into the file may have emptied it a moment ago.
+        for _ in range(_READS):
+            if found := Path(self.password_file).read_text().partition("\n")[0]:
+                return found
+            time.sleep(_READ_AGAIN_S)
+        raise OSError(f"password_file {self.password_file} is empty")
 
     def __str__(self) -> str:
         """Returns the nodes, for messages."""

@@ -37,6 +37,8 @@ Reply = bytes | ErrorReply | None
 class RowConnection:
     """One connection to one node. Concurrency: one caller at a time. After any OSError it must be closed.
 
+    was_idle: whether the connection waited for a read, so that the node may have closed it.
+
     Raises:
       OSError: no connection, or the node did not answer before end_s (time.monotonic); also for an ErrorReply to AUTH.
     """
@@ -53,6 +55,7 @@ class RowConnection:
             raise
         self._socket = sock
         self._rest = b""
+        self.was_idle = False
         # Without READONLY a replica sends its readers to the primary; a primary ignores it.
         greetings = [command("READONLY")]
         if password := address.password:

@@ -43,6 +43,10 @@ class Found(NamedTuple):
     why: str
 
 
+class _Stale(ConnectionError):
+    """An idle connection was closed meanwhile: by a restart, or because the user's password changed."""
+
+
 class RowReader:
     """Reads rows of a table that was written as a layout says. Concurrency: any thread."""
 
@@ -104,7 +108,9 @@ class RowReader:
         """Returns a connection to a node; raises OSError."""
         with self._changing:
             if self._idle[node]:
-                return self._idle[node].pop()
+                connection = self._idle[node].pop()
+                connection.was_idle = True
+                return connection
         # READONLY does a primary no harm, and a replica that becomes a primary keeps its connections.
         return RowConnection(node, self.address, end_s)
 
@@ -197,7 +203,7 @@ class _Task:
                 values = self._receive(connection, some, asks=asks)
             except OSError as error:
                 connection.close()
-                needs_map |= self._failed(node, error)
+                needs_map |= self._failed(node, _of_connection(connection, error))
                 continue
             self._reader.topology.answered(node)
             self._reader.give_back(node, connection)
@@ -247,9 +253,9 @@ class _Task:
         connection = reader.connection(node, self._node_end_s())
         try:
             connection.send(commands, self._node_end_s())
-        except BaseException:
+        except OSError as error:
             connection.close()
-            raise
+            raise _of_connection(connection, error) from error
         return connection
 
     def _receive(self, connection: RowConnection, positions: Array, *, asks: bool) -> Array | list[Reply]:
@@ -262,6 +268,10 @@ class _Task:
 
     def _failed(self, node: Node, error: OSError) -> bool:
         self.why = f"{node[0]}:{node[1]}: {error}"
+        if isinstance(error, _Stale):
+            # The node is asked again, on a new connection.
+            self._reader.drop_idle(node)
+            return False
         self._reader.topology.failed(node)
         self._reader.drop_idle(node)
         return True
@@ -287,3 +297,8 @@ class _Task:
                 self._rows[position] = np.frombuffer(reply, np.uint8)
                 read.append(position)
         return np.array(read, np.int64), is_old
+
+
+def _of_connection(connection: RowConnection, error: OSError) -> OSError:
+    """Returns the error of a connection, or a _Stale where the connection broke that was idle before."""
+    return _Stale(*error.args) if connection.was_idle and not isinstance(error, TimeoutError) else error

@@ -25,3 +25,4 @@ def test_faults_under_load_give_no_wrong_row() -> None:
     # What is refused is named, and only a cluster that is full refuses upserts for its whole time.
     assert found["no fault"].failed == found["no fault"].failed_upserts == found["memory_full"].failed == 0
     assert found["memory_full"].failed_upserts > 0
+    assert found["flip_version"].versions == {"1", "2"}

@@ -43,7 +43,7 @@ def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cluster]
 
 
 class Server:
-    """What a server has of a remote table: the table, and the rows that it was told of."""
+    """A server as far as one remote table goes: the table, and the rows that the server heard of."""
 
     def __init__(self, cluster: Cluster, folder: Path, options: str = _OPTIONS) -> None:
         self.tables = RemoteTables({"user": StoreAddress.parse(cluster.address + options)}, lambda: None)

@@ -271,12 +271,13 @@ def test_a_misspelt_name_fails_the_load_and_says_the_near_one(cluster: Cluster, 
     with ServerProcess(
         model_config_file=models, graph_signatures="off", model_config_file_poll_wait_seconds=0.1
     ) as server:
+        server.answering()
         until(lambda: server.http.get("/readyz").status_code == 503 and "usr" in server.http.get("/readyz").text)
         assert "did you mean user?" in server.http.get("/readyz").text
         assert "'usr', which model 'toy' does not have" in server.http.get("/v1/models/toy").text
         # Corrected while the server runs.
         models.write_text(models.read_text().replace("usr", "user"))
-        server.ready()
+        until(lambda: server.http.get("/readyz").status_code == 200)
         body = {"features": {"user": [1, 2]}}
         assert server.http.post("/v1/models/toy:lookup", json=body).json()["embeddings"]["user"] == [[1, 10], [2, 20]]
         metrics = server.http.get("/metrics").text
@@ -333,7 +334,8 @@ def test_status_names_the_node_that_is_missing_and_a_slot_without_one_is_not_rea
     push(folder, StoreAddress.parse(cluster.address))
     first, replica = cluster.nodes[0], cluster.nodes[3]
     tables = RemoteTables({"user": StoreAddress.parse(cluster.address)}, lambda: None)
-    reopened(tables, folder)
+    # A version keeps its table; without it nothing is watched.
+    table = reopened(tables, folder)
 
     def silent() -> list[object]:
         tables.look()
@@ -352,6 +354,6 @@ def test_status_names_the_node_that_is_missing_and_a_slot_without_one_is_not_rea
         if node.process.poll() is None:
             node.ask("CONFIG SET", "cluster-require-full-coverage", "no")
     late = RemoteTables({"user": StoreAddress.parse(cluster.address)}, lambda: None)
-    reopened(late, folder)
+    late_table = reopened(late, folder)
     assert "table 'user' of version 1 can not be reached" in late.problem("toy")
-
+    assert (table.info, late_table.info.name) == (late_table.info, "user")

@@ -110,7 +110,7 @@ def test_a_password_is_changed_while_rows_are_read(cluster: Cluster, authority: 
     for node in cluster.nodes:
         node.ask("ACL SETUSER", "default", "resetpass", ">third")
     disconnect()
-    with pytest.raises(TableUnreachable, match="WRONGPASS"):
+    with pytest.raises(TableUnreachable, match="invalid username-password"):
         quick.table.rows(np.arange(100))
     secret.write_text("third")
     until(lambda: _reads(quick))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,14 @@ def test_credentials_stand_before_the_nodes_or_in_options(tmp_path: Path) -> Non
     assert (address.user, address.password) == ("me", "from file")
     file.write_text("changed")
     assert address.password == "changed"
+    file.write_text("")
+    with pytest.raises(OSError, match="is empty"):
+        _ = address.password
+    # As of a program that empties the file and then writes it.
+    writing = threading.Timer(0.03, file.write_text, ["later"])
+    writing.start()
+    assert address.password == "later"
+    writing.join()
 
 
 @pytest.mark.parametrize(
