@@ -44,7 +44,10 @@ def with_deltas(
         version=servable.version,
         artifact=artifact,
         fingerprint=fingerprint_of(artifact),
-        tables={name: table.info for name, table in (*lookups.tables.items(), *lookups.remote.items())},
+        tables={
+            **{name: table.info for name, table in lookups.tables.items()},
+            **{name: table.info for name, table in lookups.remote.items()},
+        },
         vocabularies=_vocabularies(manifest, lookups),
         copied=_copied(servable, lookups),
         remote={name: table.changes for name, table in lookups.remote.items()},

@@ -188,8 +188,8 @@ def _map_of(shards: Sequence[dict[str, Any]] | None, asked: Node, has_tls: bool)
 
 def _place(node: dict[str, Any], asked: Node, has_tls: bool) -> Node:
     """Returns a node's host and port; a cluster may have a port for TLS beside the plain one."""
-    ports = (node.get("tls-port"), node.get("port")) if has_tls else (node.get("port"), node.get("tls-port"))
-    return str(node.get("endpoint") or node["ip"] or asked[0]), int(ports[0] or ports[1])
+    names = ("tls-port", "port") if has_tls else ("port", "tls-port")
+    return str(node.get("endpoint") or node["ip"] or asked[0]), int(node.get(names[0]) or node[names[1]])
 
 
 def _as_dict(flat: Any) -> dict[str, Any]:

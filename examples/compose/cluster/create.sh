@@ -14,4 +14,8 @@ if ! ask cluster info | grep -q cluster_state:ok; then
   # shellcheck disable=SC2086
   valkey-cli --cluster create $addresses --cluster-replicas 1 --cluster-yes
 fi
-until ask cluster info | grep -q cluster_state:ok; do sleep 0.5; done
+# shellcheck disable=SC2086
+set -- $NODES
+until ask cluster info | grep -q cluster_state:ok && [ "$(ask cluster nodes | grep -c slave)" = $(($# / 2)) ]; do
+  sleep 0.5
+done
