@@ -1,5 +1,5 @@
-# Targets: serve (lookups, also of remote tables; no TensorFlow), full (serve + TensorFlow: predict graphs and
-# model-export), load (serve + locust).
+# Targets: serve (lookups of models in a folder and of remote tables, no TensorFlow), full (serve + TensorFlow,
+# model-export and object stores), load (serve + locust).
 #
 #   docker build --target serve -t embedding-server:serve .
 #

@@ -1,4 +1,4 @@
-"""Prints what a report of pip-audit says; exits with 1 for a finding."""
+"""Prints the findings in a report of pip-audit; exits with 1 if there are any."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def main(path: str) -> int:
-    """Returns the exit code."""
+    """Prints the findings of the report at `path`; returns the exit code."""
     report = json.loads(Path(path).read_text())["dependencies"]
     found = [(one["name"], one["version"], fault) for one in report for fault in one.get("vulns", ())]
     unknown = {one["name"]: one["skip_reason"] for one in report if "skip_reason" in one}

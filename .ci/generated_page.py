@@ -1,4 +1,4 @@
-"""Writes generated files of docs/, or compares them: what the scripts beside this file share."""
+"""Writes generated files of docs/, or compares them with the present ones, for the scripts .ci/make_*.py."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ DOCS = Path(__file__).parents[1] / "docs"
 
 
 def run(texts: Mapping[str, str]) -> int:
-    """Writes files of docs/ by name; with `--check` on the command line only compares them. Returns the exit status."""
+    """Writes files of docs/, given by name; with the flag `--check` only compares them. Returns the exit status."""
     parser = argparse.ArgumentParser(description=f"Writes {', '.join(f'docs/{name}' for name in texts)}.")
     parser.add_argument("--check", action="store_true", help="write nothing, fail where a file differs")
     is_check = parser.parse_args().check
@@ -31,5 +31,5 @@ def _write(name: str, text: str) -> int:
 
 
 def row(*cells: str) -> str:
-    """Returns a row of a Markdown table."""
+    """Returns one row of a Markdown table with these cells."""
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"

@@ -1,4 +1,4 @@
-"""Writes docs/errors.md from service.errors and the tables of both wires; `--check` only compares."""
+"""Writes docs/errors.md from service.errors and the error tables of HTTP and gRPC; `--check` only compares the file."""
 
 from __future__ import annotations
 
@@ -14,16 +14,18 @@ from service.http.errors import CODE_HEADER, ERROR_HEADERS, HTTP_STATUS
 HEAD = f"""\
 # Errors
 
-Every error that a client can meet. An error has one canonical code, a name of `google.rpc.Code`, and one HTTP status.
+This page lists every error that a client can get. An error has one canonical code, a name of `google.rpc.Code`, and one
+HTTP status.
 
 - **gRPC**: the call's status is the canonical code; its text is the message, cut at 1024 bytes.
 - **HTTP**: the body is `{{"error": "<message>"}}`, and the header `{CODE_HEADER}` holds the canonical code, because
     several codes share a status.
 - **Open Inference Protocol**: the same as HTTP or gRPC.
 
-The message names the input, what came and what was wanted. For a fault of the server the message holds a request id
-instead, under which the server's log has the cause. UNAVAILABLE means that the same request may succeed later: wait, at
-least as long as `Retry-After` says, and try again. [wire.md](wire.md#errors) has what differs from this table.
+The message names the input, the value that the client sent and the value that the server expects. For a fault of the
+server the message has a request id instead, under which the server's log has the cause. UNAVAILABLE means that the same
+request may succeed later: wait, at least as long as `Retry-After` says, and try again. [wire.md](wire.md#errors) lists
+errors that are not in this table.
 
 This file is generated from `service/errors.py` (`make generated`).
 
@@ -33,7 +35,7 @@ This file is generated from `service/errors.py` (`make generated`).
 
 
 def page() -> str:
-    """Returns the page: a row for each class, in the order of the file."""
+    """Returns the page's text: one row for each error class, in the order of service/errors.py."""
     return HEAD + "".join(_row(cls) for cls in _subclasses(ServiceError))
 
 

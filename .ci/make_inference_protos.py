@@ -1,4 +1,4 @@
-"""Writes service/artifact/open_inference.pb from open_inference.proto beside it; `--check` only compares.
+"""Writes service/artifact/open_inference.pb from open_inference.proto beside it; `--check` only compares the file.
 
 Needs the dev requirements (grpcio-tools has the compiler).
 """
@@ -16,17 +16,18 @@ TARGET = SOURCE.with_suffix(".pb")
 
 
 def descriptor_set() -> bytes:
-    """Returns SOURCE as a serialized FileDescriptorSet, without comments."""
+    """Returns the .proto file SOURCE as a serialized FileDescriptorSet, without comments."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / TARGET.name
-        # In a process of its own: the compiler crashes where TensorFlow's copy of protobuf was loaded before it.
+        # The compiler runs in a process of its own, because it crashes if TensorFlow's copy of protobuf is already
+        # loaded.
         command = [sys.executable, "-m", "grpc_tools.protoc", f"--proto_path={SOURCE.parent}"]
         subprocess.run([*command, f"--descriptor_set_out={out}", SOURCE.name], check=True)
         return out.read_bytes()
 
 
 def main() -> int:
-    """Returns the exit status: 1 when --check finds a difference."""
+    """Writes or compares the file; returns the exit status: 1 if --check finds a difference."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing, fail where the file differs")
     is_check = parser.parse_args().check

@@ -1,4 +1,4 @@
-"""Writes docs/metrics.md from a server's own exposition, in which each family has a sample; `--check` only compares."""
+"""Writes docs/metrics.md from a server's own metrics, with a sample of each; `--check` only compares the file."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from service.types import State, TableCounts, VersionStatus
 HEAD = """\
 # Metrics
 
-Every metric of `GET /metrics`, with the labels that its series have. Rates, alerts and what the labels mean:
-[monitoring.md](monitoring.md).
+This page lists every metric of `GET /metrics`, with the labels of its series. [monitoring.md](monitoring.md) has rates,
+alerts and the meaning of the labels.
 
 This file is generated from the code that declares the metrics (`make generated`).
 """
@@ -50,7 +50,7 @@ SECTION_HEAD = """
 
 
 class Family(NamedTuple):
-    """One metric. labels: without le, which every histogram has."""
+    """One metric in the table. labels: without `le`, which every histogram has."""
 
     kind: str
     labels: tuple[str, ...]
@@ -58,7 +58,7 @@ class Family(NamedTuple):
 
 
 def exposition() -> str:
-    """Returns the text of a server to which everything that it counts has happened once."""
+    """Returns the metrics page of a server that has counted each kind of event once."""
     with tempfile.TemporaryDirectory() as folder:
         logs = RequestLogs(tags=[], max_bytes=1, max_files=1, has_answers=True)
         logs.configure([ModelConfig("m", "/m", request_log=RequestLogConfig(str(Path(folder) / "log"), 1.0))])
@@ -83,7 +83,7 @@ def _report(metrics: Metrics) -> None:
     for method in ("Predict", "Classify"):
         subject = Subject("grpc", method, "m", 1, "s")
         metrics.requests.finished(Finished(subject, "predict", None, 0.001, 0.001, 1))
-    # Another version: the counts of one that ends go with it.
+    # The END is of another version, because a version's counts are dropped when the version ends.
     metrics.version_changed("m", VersionStatus(2, State.LOADING))
     metrics.version_changed("m", VersionStatus(2, State.END, ArtifactError.code, "why"))
     metrics.batches.arrived(rows=1)
@@ -100,7 +100,7 @@ def _report(metrics: Metrics) -> None:
 
 
 def families(text: str) -> dict[str, Family]:
-    """Returns the metrics of an exposition by name; a histogram's _bucket, _sum and _count are one."""
+    """Returns the metrics of a metrics page by name; a histogram's _bucket, _sum and _count are one metric."""
     kinds = dict(re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE))
     about = dict(re.findall(r"^# HELP (\S+) (.*)$", text, re.MULTILINE)) | MEANINGS
     labels: dict[str, set[str]] = {}

@@ -1,4 +1,4 @@
-"""Writes native/THIRD-PARTY-NOTICES.txt, the licenses of the crates linked into the core; `--check` only compares it.
+"""Writes native/THIRD-PARTY-NOTICES.txt, the licenses of crates linked into the core; `--check` only compares it.
 
 Without cargo it does nothing and succeeds, with a warning.
 """
@@ -29,7 +29,7 @@ RULE = "=" * 100
 
 
 def main() -> int:
-    """Returns the exit status: 1 when --check finds a difference."""
+    """Writes or compares the notices; returns the exit status: 1 if --check finds a difference."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true")
     is_check = parser.parse_args().check
@@ -47,7 +47,7 @@ def main() -> int:
 
 
 def linked_crates() -> list[dict[str, Any]]:
-    """Returns cargo's description of each linked crate, sorted by name; macros and build scripts are left out."""
+    """Returns cargo's description of each crate that is linked, sorted by name, without macros and build scripts."""
     found: dict[str, dict[str, Any]] = {}
     for platform in PLATFORMS:
         command = ["cargo", "metadata", "--locked", "--format-version=1", "--features=python"]
@@ -71,9 +71,9 @@ def linked_crates() -> list[dict[str, Any]]:
 
 
 def notices(crates: list[dict[str, Any]]) -> str:
-    """Returns the file's text: the list of crates, then each license text once, under the names of its crates."""
+    """Returns the notices: a list of the crates, then each license text once, below the names of its crates."""
     lines = [HEAD]
-    # The key is the text's words alone, because crates break the lines of the same license differently.
+    # The key is the license text's words, because crates break the lines of the same license differently.
     texts: dict[str, tuple[str, list[str]]] = {}
     for crate in crates:
         name = f"{crate['name']} {crate['version']}"
@@ -90,7 +90,7 @@ def notices(crates: list[dict[str, Any]]) -> str:
 
 
 def license_files(package: Path) -> list[Path]:
-    """Returns the files of a package that hold its license or notices."""
+    """Returns the files in a package's folder that hold its license or notices."""
     return sorted(file for file in package.iterdir() if file.is_file() and file.name.upper().startswith(NAMES))
 
 

@@ -1,4 +1,4 @@
-"""Writes the pictures of README.md and docs/request.md; `--check` only compares."""
+"""Draws the pictures of README.md and docs/request.md as SVG files; `--check` only compares the files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _LINE, _TEXT, _FAINT, _MAIN, _ASIDE, _FRAME = "#3949ab", "#222", "#777", "#e8eaf
 
 
 def overview() -> str:
-    """Returns the picture of what the server reads, and who asks it."""
+    """Returns the SVG picture of the server: the programs that write its models, and the clients that ask it."""
     parts = [
         _box(20, 50, 190, 92, "model-export", ["trains or adopts a model,", "checks every lookup"], _ASIDE),
         _box(20, 170, 190, 92, "another program", ["writes any SavedModel"], _ASIDE),
@@ -53,7 +53,7 @@ _STEPS = (
     ("Tables", ["reads rows of the mapped files and combines them straight into the answer"], "native/src/tables"),
     ("Connection", ["the answer is sent and counted; the version is let go of"], "native/src/edge"),
 )
-# By step: where a request leaves the path.
+# For some steps, by number: the text that says why a request leaves the path at this step.
 _EXITS = {
     0: "over a limit: refused, 503 or 413",
     2: "not plain: forwarded to Python",
@@ -62,7 +62,7 @@ _EXITS = {
 
 
 def request() -> str:
-    """Returns the picture of the path that most requests take."""
+    """Returns the SVG picture of the steps of most requests through the server."""
     parts = [_box(240, 10, 160, 40, "client", [], _ASIDE), _arrow(320, 50, 320, 80)]
     for place, (title, lines, folder) in enumerate(_STEPS):
         top = 80 + place * 92
@@ -80,7 +80,7 @@ def _picture(width: int, height: int, parts: Sequence[str]) -> str:
         'font-family="sans-serif" font-size="14">\n'
         '<defs><marker id="tip" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="8" markerHeight="8" orient="auto">'
         f'<path d="M0,0 L8,4 L0,8 z" fill="{_LINE}"/></marker></defs>\n'
-        # Readers with a dark page see it, too.
+        # The background is white, so that readers with a dark page can see the picture, too.
         f'<rect width="{width}" height="{height}" fill="white"/>\n'
     )
     return head + "".join(f"{part}\n" for part in parts) + "</svg>\n"

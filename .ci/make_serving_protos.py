@@ -1,4 +1,4 @@
-"""Writes service/artifact/serving_protos.pb from the installed tensorflow-serving-api; `--check` only compares.
+"""Writes service/artifact/serving_protos.pb from the package tensorflow-serving-api; `--check` only compares the file.
 
 The server ships descriptors instead of importing the package, because that import loads all of TensorFlow. Needs the
 dev requirements.
@@ -24,7 +24,7 @@ ROOTS = (prediction_service_pb2, model_service_pb2, prediction_log_pb2, saved_mo
 
 
 def descriptor_set() -> bytes:
-    """Returns the serialized files of ROOTS, each after what it imports, the same bytes on every run."""
+    """Returns the descriptors of ROOTS and of their imports, each after its imports; the bytes are always the same."""
     files: dict[str, FileDescriptor] = {}
 
     def add(file: FileDescriptor) -> None:
@@ -41,7 +41,7 @@ def descriptor_set() -> bytes:
 
 
 def main() -> int:
-    """Returns the exit status: 1 when --check finds a difference."""
+    """Writes or compares the file; returns the script's exit status: 1 if --check finds a difference."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing, fail where the file differs")
     is_check = parser.parse_args().check

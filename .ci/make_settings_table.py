@@ -1,4 +1,4 @@
-"""Writes docs/settings.md from service.configuration.settings.Settings; `--check` only compares."""
+"""Writes docs/settings.md from the class service.configuration.settings.Settings; `--check` only compares the file."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ HEAD = """\
 # Settings
 
 Each setting is a flag (`--port=8500`) and an environment variable (`EMB_PORT=8500`); a flag wins over the variable,
-the variable over the default. A variable that starts with `EMB_` and is none of these stops the start, and so does any
-value out of its range: the message lists every fault at once. Names that TensorFlow Serving has mean what they mean
-there.
+the variable over the default. The server does not start if a variable begins with `EMB_` and is none of these, or if
+a value is out of its range: the message lists every fault at once. A flag with a name of TensorFlow Serving's has the
+same meaning as there.
 
 This file is generated from `service/configuration/settings.py` (`make generated`).
 """
@@ -32,8 +32,9 @@ SECTION_HEAD = """
 FOREIGN_HEAD = """
 ## Flags of tensorflow_model_server that are no settings here
 
-Taken on the command line, so that one that is there can be kept. One without effect is named in the log; one that is
-refused stops the start, unless it is empty or false. `--version` prints the version and ends.
+The server accepts these flags, so that you can keep the command line of a tensorflow_model_server. The log names each
+flag that has no effect. A flag that is refused stops the start, unless its value is empty or false. `--version` prints
+the version and ends.
 
 | Flag | Here | |
 |---|---|---|

@@ -1,4 +1,4 @@
-"""Adds to the site of mkdocs.yml every decision of docs/adr/, and the files beside docs/ that pages link to.
+"""Adds the decisions in docs/adr/ to the site of mkdocs.yml, and the files outside docs/ to which pages link.
 
 Source: mkdocs.org/dev-guide/plugins, "Events".
 """
@@ -14,14 +14,14 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
-# A link of a page to a folder above it, such as ](../examples/client.py).
+# Matches a link to a folder above the page's, such as ](../examples/client.py).
 _UPWARDS = re.compile(r"\]\((\.\./[^)#\s]+)")
-# Where the site has files that lie beside docs/.
+# Folder of the site that holds the copies of files outside docs/.
 _FOLDER = "files"
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Appends the decisions to `nav`, in the order of their numbers: a new one needs no line in mkdocs.yml."""
+    """Appends the decisions to the site's `nav`, in the order of their numbers; mkdocs.yml need not list them."""
     decisions = sorted(path.name for path in (ROOT / "docs" / "adr").glob("*.md"))
     assert config.nav is not None
     config.nav.append({"Decisions": [f"adr/{name}" for name in decisions]})
@@ -29,7 +29,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds each file beside docs/ that a page links to; one that does not exist stays a broken link."""
+    """Adds to the site each file outside docs/ to which a page links; a link to a missing file stays broken."""
     for page in list(files.documentation_pages()):
         for link in _UPWARDS.findall(page.content_string):
             target = _beside_docs(page.src_uri, link)
@@ -39,7 +39,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Points links to such files at their place in the site."""
+    """Changes links to files outside docs/ into links to the copies of these files in the site."""
 
     def moved(link: re.Match[str]) -> str:
         target = _beside_docs(page.file.src_uri, link[1])
@@ -51,6 +51,6 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def _beside_docs(page: str, link: str) -> str:
-    """Returns the path from ROOT of the file that a page links to; "" where the file lies in docs/."""
+    """Returns the path, from the repository's root, of a file to which a page links; "" if the file is in docs/."""
     path = posixpath.normpath(posixpath.join("docs", posixpath.dirname(page), link))
     return "" if path.startswith("docs/") else path

@@ -1,4 +1,4 @@
-"""Asks a running server for embeddings with the Python client, over gRPC and HTTP, blocking and asynchronous.
+"""Requests embeddings from a running server with the Python client, over gRPC and HTTP, blocking and asynchronous.
 
 python examples/client.py --server=127.0.0.1:8500 --rest=http://127.0.0.1:8501 --model_name=movielens
 """
@@ -12,13 +12,13 @@ import sys
 
 from embedding_client import AsyncEmbeddingClient, EmbeddingClient, EmbeddingError, Outputs
 
-# Two rows: a plain feature has one id per row, a combined one has a list of ids per row. A feature with a vocabulary
-# takes strings.
+# Two rows: a plain feature has one id per row, a ragged feature has a list of ids per row. The ids of a feature with a
+# vocabulary are strings.
 FEATURES = {"user_id": [1, 2], "genres": [["Comedy", "Drama"], []]}
 
 
 def main() -> int:
-    """Looks up embeddings and prints them; returns 1, after the server's error, if a request fails."""
+    """Looks up embeddings and prints them; if a request fails, prints the server's error and returns 1."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--server", default="127.0.0.1:8500", help="gRPC")
     parser.add_argument("--rest", default="http://127.0.0.1:8501", help="HTTP")
@@ -36,7 +36,7 @@ def main() -> int:
 
 
 def show_blocking(options: argparse.Namespace) -> None:
-    """Looks up with one blocking client per wire. A program should keep its client, which keeps its connections."""
+    """Looks up embeddings with one blocking client per wire. A program should keep its client and its connections."""
     with EmbeddingClient(options.server, model=options.model_name, timeout_s=5, http_target=options.rest) as client:
         print_line("versions", [(status.version, status.state.name) for status in client.status()])
         print_line("signatures", sorted(client.metadata().signatures))
@@ -51,14 +51,14 @@ def show_blocking(options: argparse.Namespace) -> None:
 
 
 async def show_async(options: argparse.Namespace) -> None:
-    """Sends many lookups at once over one connection, with the asyncio client."""
+    """Sends many lookups at the same time over one connection, with the asyncio client."""
     async with AsyncEmbeddingClient(options.server, model=options.model_name, timeout_s=5) as client:
         answers = await asyncio.gather(*(client.lookup(options.features) for _ in range(10)))
     print_line("lookups at once", len(answers))
 
 
 def show(wire: str, embeddings: Outputs) -> None:
-    """Prints the version that answered, and one line per output."""
+    """Prints the version that answered, and one line for each output."""
     print_line(f"version over {wire}", embeddings.version)
     for name, array in sorted(embeddings.items()):
         print_line(f"{name} over {wire}", f"{array.dtype} {array.shape} {array[0][:3].tolist()} ...")

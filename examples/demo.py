@@ -22,7 +22,7 @@ ROWS = {"ids": [50]}
 
 
 def main() -> int:
-    """Runs the demo; returns 0 if every request was answered."""
+    """Serves the model and sends the requests; returns 0 if every request was answered."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model_name", default="movielens")
     parser.add_argument("--model_base_path", default="models/movielens")
@@ -53,7 +53,7 @@ def main() -> int:
 
 
 def wait_until_ready(server: subprocess.Popen[bytes], base: str) -> bool:
-    """Waits for /readyz; returns False if the server stops or is not ready within two minutes."""
+    """Waits until /readyz says that the server is ready; returns False if it stops, or after two minutes."""
     say("Starting the server (TensorFlow, which predictions need, takes some seconds to load) ...\n")
     reason = ""
     for _ in range(600):
@@ -73,7 +73,7 @@ def wait_until_ready(server: subprocess.Popen[bytes], base: str) -> bool:
 
 
 def show_requests(options: argparse.Namespace, base: str) -> int:
-    """Prints and runs each request; returns how many failed."""
+    """Prints and sends each example request; returns the number of requests that failed."""
     model = f"{base}/v1/models/{options.model_name}"
     grpc = [shortest(sys.executable), "examples/grpc_predict.py", f"--server={options.host}:{options.port}"]
     commands = [
@@ -96,18 +96,18 @@ def show_requests(options: argparse.Namespace, base: str) -> int:
 
 
 def curl(url: str, body: object) -> list[str]:
-    """Returns a curl command that posts JSON."""
+    """Returns a curl command, as a list of words, that posts JSON to a URL."""
     return ["curl", "-sS", "-X", "POST", url, "-d", json.dumps(body)]
 
 
 def shortest(path: str) -> str:
-    """Returns a path relative to the current folder if it lies below it; else unchanged."""
+    """Returns the path relative to the current folder if the path lies below it, and the path itself otherwise."""
     relative = os.path.relpath(path)
     return path if relative.startswith("..") else relative
 
 
 def shell(command: list[str]) -> str:
-    """Returns a command as a line for a shell; the JSON of this demo has no single quotes."""
+    """Returns a command as a line that a shell accepts; the JSON of this demo has no single quotes."""
     return " ".join(f"'{word}'" if set(word) & set(' {["') else word for word in command)
 
 

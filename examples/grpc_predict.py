@@ -1,4 +1,4 @@
-"""Requests predicted ratings over gRPC with the stock TensorFlow Serving stubs, without code of this project.
+"""Requests predicted ratings over gRPC with TensorFlow Serving's stubs, without any code of this project.
 
 pip install tensorflow-serving-api
 python examples/grpc_predict.py --server=127.0.0.1:8500 --model_name=movielens
@@ -16,8 +16,8 @@ import grpc
 import tensorflow as tf
 from tensorflow_serving.apis import predict_pb2, prediction_service_pb2_grpc
 
-# Two rows: user 1 rates film 50, once after films 1 and 2 and once without recent films. Genres and occupations are
-# sent as strings of the model's vocabularies; their row numbers would do too.
+# The request has two rows: user 1 rates film 50, once after films 1 and 2 and once without recent films. Genres and
+# occupations are sent as strings of the model's vocabularies; their row numbers would do too.
 INPUTS = {
     "user_id": tf.constant([1, 1], tf.int64),
     "film_id": tf.constant([50, 50], tf.int64),
@@ -30,7 +30,7 @@ INPUTS = {
 
 
 def main() -> int:
-    """Sends the request and prints the ratings; returns 1, after the server's error, if it fails."""
+    """Sends the request and prints the ratings; if it fails, prints the server's error and returns 1."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--server", default="127.0.0.1:8500")
     parser.add_argument("--model_name", default="movielens")

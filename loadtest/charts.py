@@ -9,14 +9,14 @@ from xml.sax.saxutils import escape
 
 _WIDTH, _HEIGHT = 800, 260
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 16, 44, 40
-# Colours of Okabe and Ito, which colour-blind readers can distinguish.
+# Colours of Okabe and Ito, which colour-blind readers can tell apart.
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
 _MAX_POINTS = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One line of a chart. points: (x, y) by rising x; a y that is not finite is a gap."""
+    """One line of a chart. points: (x, y) by ascending x; a y that is not finite interrupts the line."""
 
     name: str
     points: Sequence[tuple[float, float]]
@@ -24,7 +24,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """An event at an x, such as a kill, drawn as a dashed line with a name."""
+    """An event at an x, such as the kill of a server, which the chart shows as a dashed line with a name."""
 
     x: float
     name: str = ""
@@ -93,7 +93,7 @@ class _Axes:
 
 
 def _ticks(low: float, high: float) -> list[float]:
-    """Returns at most eleven round numbers that cover low to high."""
+    """Returns at most eleven round numbers that span the range from low to high."""
     if high <= low:
         high = low + (abs(low) or 1.0)
     step = 10.0 ** math.floor(math.log10((high - low) / 5))
@@ -105,7 +105,7 @@ def _ticks(low: float, high: float) -> list[float]:
 
 
 def _thinned(points: Sequence[tuple[float, float]]) -> Sequence[tuple[float, float]]:
-    """Reduces points to few enough for a picture; of each stretch the highest point stays."""
+    """Reduces points to few enough for a picture; each group of neighbours is replaced by its highest point."""
     size = -(-len(points) // _MAX_POINTS)
     if size <= 1:
         return points

@@ -1,4 +1,4 @@
-"""Holds thousands of connections open, and prints their memory and the response time of one more client.
+"""Opens thousands of connections to a server, and prints their memory and the response time of one more client.
 
 python -m loadtest.connections --count=10000 --wire=http --folder=/some/disk [flags of the server]
 
@@ -26,7 +26,7 @@ from loadtest.live_server import LiveServer
 from loadtest.swap.model import write_version
 from loadtest.wire import PREDICT_METHOD, message_classes, predict_request
 
-# Descriptors that this process and the server need for other files.
+# Number of file descriptors that this process and the server need beside the connections.
 _SPARE = 500
 _TIMEOUT_S = 60
 _BODY = b'{"features": {"user": [1]}}'
@@ -38,7 +38,7 @@ _PONG = bytes([0, 0, 8, 6, 1, 0, 0, 0, 0]) + b"as ever?"
 
 
 def main() -> int:
-    """Measures; returns 1 if a connection got no answer, 2 if the limit on open files is too low."""
+    """Opens and measures the connections; returns 1 if one got no answer, 2 if the limit on open files is too low."""
     parser = argparse.ArgumentParser(prog="python -m loadtest.connections")
     parser.add_argument("--count", type=int, default=10_000)
     parser.add_argument("--wire", choices=("http", "grpc"), default="http")
@@ -89,7 +89,7 @@ def _measure(server: LiveServer, options: argparse.Namespace) -> int:
 
 
 def _answered(socks: Sequence[socket.socket], wire: str, *, is_first: bool) -> int:
-    """Sends a request on each connection, then reads all answers; returns the number of right ones."""
+    """Sends a request on each connection, then reads all answers; returns the number of correct answers."""
     sent = _LOOKUP if wire == "http" else (_PREFACE if is_first else b"") + _PING
     for sock in socks:
         sock.sendall(sent)
@@ -112,7 +112,7 @@ def _reads(sock: socket.socket, wanted: bytes, end: bytes) -> bool:
 
 
 def _lookup_function(wire: str, where: tuple[str, int], stack: ExitStack) -> Callable[[], object]:
-    """Returns a function that looks up one row over its own connection and checks the answer."""
+    """Returns a function that looks up one row over a connection of its own, and checks the answer."""
     if wire == "http":
         sock = stack.enter_context(socket.create_connection(where, _TIMEOUT_S))
 

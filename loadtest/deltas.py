@@ -1,4 +1,4 @@
-"""Measures the time until all workers serve a delta, by its size: `python -m loadtest.deltas --model m --table t`.
+"""Measures the time until all workers of a server serve a delta, by the delta's size.
 
 It changes rows of the table permanently, so use a model that is not in production.
 """
@@ -19,7 +19,7 @@ _CONNECTIONS = 8
 
 
 class Table:
-    """One table of a running server, read over several connections, which reach all workers."""
+    """One table of a running server, which the test reads over several connections, so that it reaches all workers."""
 
     def __init__(self, url: str, admin_url: str, model: str, table: str, stack: ExitStack) -> None:
         self._admin = stack.enter_context(httpx.Client(base_url=admin_url, timeout=60))
@@ -30,7 +30,7 @@ class Table:
         self._random = random.Random(1)
 
     def change(self, count: int, value: float) -> tuple[float, float]:
-        """Writes a value into `count` rows; returns seconds until the answer, and until all workers serve the value."""
+        """Upserts a value into `count` rows; returns seconds until the answer, and until all workers serve it."""
         ids = self._random.sample(range(self.info["vocabulary_size"]), count)
         row = [value] * self.info["embedding_dim"]
         body: dict[str, Any] = {"ids": ids, "rows": [row] * count}
@@ -48,7 +48,7 @@ class Table:
 
 
 def main() -> None:
-    """Measures deltas of several sizes and prints a table of medians."""
+    """Measures deltas of several sizes, and prints a table of the median times."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--url", default="http://127.0.0.1:8501")
     parser.add_argument("--admin_url", default="http://127.0.0.1:8502", help="of the server's --admin_port")

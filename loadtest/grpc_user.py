@@ -1,4 +1,4 @@
-"""A locust user for TensorFlow Serving's gRPC, with messages made from the protocol's descriptors."""
+"""A locust user that calls TensorFlow Serving's gRPC API, with messages made from the protocol's descriptors."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from locust import User
 
 from loadtest.wire import PREDICT_METHOD, message_classes, predict_request
 
-# Makes grpcio use locust's gevent loop.
+# init_gevent() makes grpcio use locust's gevent loop.
 grpc.experimental.gevent.init_gevent()
 
 
 class GrpcUser(User):
-    """Sends Predict requests and reports them to locust under the name "Predict SIGNATURE"."""
+    """A locust user that sends Predict requests and reports them to locust under the name "Predict SIGNATURE"."""
 
     abstract = True
 
@@ -32,7 +32,7 @@ class GrpcUser(User):
         )
 
     def predict(self, model: str, signature: str, tensors: dict[str, list[int]]) -> None:
-        """Calls Predict with int64 tensors of rank 1, and reports the call to locust."""
+        """Calls Predict with int64 tensors of rank 1, and reports time and outcome of the call to locust."""
         request = predict_request(self._request_class, model, signature, tensors)
         started = time.perf_counter()
         response, failure = None, None

@@ -1,4 +1,4 @@
-"""Starts a server process for load tests and tools; gives its addresses, resources and logged errors."""
+"""Starts a server process for load tests; gives its addresses, its resources and the errors that it logged."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from types import TracebackType
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-# Seconds to wait for the server: enough for a slow machine to import TensorFlow.
+# Seconds to wait until the server is ready: enough for a slow machine to import TensorFlow.
 _PATIENCE_S = 180
-# Lines at the end of a traceback that are kept: the place and the exception.
+# Number of lines kept from the end of a traceback: the place in the code, and the exception.
 _LAST_LINES = 3
 
 
@@ -71,7 +71,7 @@ class LiveServer:
             try:
                 record = json.loads(line)
             except ValueError:
-                # Lines that are not JSON: TensorFlow's own messages, or a traceback that Python printed.
+                # A line that is not JSON is a message of TensorFlow's own, or part of a traceback that Python printed.
                 if "Error" in line:
                     self.faults[line.rstrip()] += 1
                 continue
@@ -84,7 +84,7 @@ class LiveServer:
         self._is_listening.set()
 
     def ready(self) -> LiveServer:
-        """Waits until every model answers; raises RuntimeError if the server ends or is not ready in time."""
+        """Waits until every model answers; raises RuntimeError if the server ends or takes too long."""
         self._wait_for_ports()
         end_s = time.monotonic() + _PATIENCE_S
         reason = ""
@@ -106,7 +106,7 @@ class LiveServer:
 
     @property
     def http(self) -> str:
-        """The server's HTTP address, as the start of a URL."""
+        """The server's HTTP address, the first part of a URL."""
         self._wait_for_ports()
         return f"http://127.0.0.1:{self._ports['http_port']}"
 
@@ -167,7 +167,7 @@ def held_by(pid: int) -> Held:
 
 @contextmanager
 def served_model(base_path: Path | None, name: str, flags: Sequence[str]) -> Iterator[tuple[LiveServer, Path]]:
-    """Yields a ready server and its model folder: base_path, or a tiny model that is exported now."""
+    """Yields a ready server and its model folder: base_path, or a tiny model that is exported at once."""
     with tempfile.TemporaryDirectory() as scratch:
         base_path = base_path or _export_demo(Path(scratch) / name)
         with LiveServer(f"--model_name={name}", f"--model_base_path={base_path}", *flags) as server:

@@ -1,4 +1,4 @@
-"""Sends load to a running server over both wires: `make load`, or the compose profile `load`.
+"""Sends load to a running server over gRPC and HTTP: for `make load`, or the compose profile `load`.
 
 Each user sends at a steady rate (--rate requests per second), not as fast as answers come. So a slow server shows
 longer response times instead of less load.
@@ -22,7 +22,7 @@ PREDICT, LOOKUP = "serving_default", "lookup"
 
 @events.init_command_line_parser.add_listener
 def add_options(parser: ArgumentParser) -> None:
-    """Adds this file's options to locust's command line."""
+    """Adds the options of this file to locust's command line."""
     parser.add_argument("--grpc_host", default="127.0.0.1:8500", help="gRPC address of the server")
     parser.add_argument("--model", default="movielens", help="served name of the model")
     parser.add_argument("--rows", type=int, default=8, help="rows per request")
@@ -32,7 +32,7 @@ def add_options(parser: ArgumentParser) -> None:
 
 @cache
 def served_features(host: str, model: str, signature: str) -> list[Feature]:
-    """Reads the features of a signature from the server, once."""
+    """Reads the features of a signature from the server; later calls return the same list."""
     base = f"{host}/v1/models/{model}"
     tables = requests.get(f"{base}/tables", timeout=10)
     metadata = requests.get(f"{base}/metadata", timeout=10)
@@ -43,7 +43,7 @@ def served_features(host: str, model: str, signature: str) -> list[Feature]:
 
 
 class Requests:
-    """Generates random requests for both kinds of locust users."""
+    """The source of random requests for both kinds of locust users."""
 
     def __init__(self, environment: Any) -> None:
         options = environment.parsed_options
@@ -53,31 +53,31 @@ class Requests:
         self._source = random.Random(options.seed)
 
     def features(self, signature: str) -> list[Feature]:
-        """Returns the features of a signature."""
+        """Returns the features of a signature of the served model."""
         return served_features(self._host, self.model, signature)
 
     def draw(self, signature: str) -> dict[str, list[Any]]:
-        """Draws the rows of one request to a signature."""
+        """Draws random rows for one request to a signature."""
         return rows(self.features(signature), self._num_rows, self._source)
 
 
 def rate(user: Any) -> float:
-    """Returns a locust wait time that paces a user by --rate."""
+    """Returns locust's wait time between two requests of a user, by which the user keeps the rate --rate."""
     return constant_throughput(user.environment.parsed_options.rate)(user)
 
 
 class HttpClient(FastHttpUser):
-    """A locust user that sends JSON over HTTP."""
+    """A locust user that sends JSON requests over HTTP."""
 
     wait_time = rate
 
     def on_start(self) -> None:
-        """Makes the source of random requests for the served model."""
+        """Makes the source of this user's random requests."""
         self.requests = Requests(self.environment)
 
     @task(3)
     def lookup(self) -> None:
-        """Sends a lookup of every feature of the model."""
+        """Sends a lookup that has every feature of the model."""
         body = {"features": self.requests.draw(LOOKUP)}
         self.client.post(f"/v1/models/{self.requests.model}:lookup", json=body, name=":lookup")
 
@@ -94,17 +94,17 @@ class GrpcClient(GrpcUser):
     wait_time = rate
 
     def on_start(self) -> None:
-        """Makes the source of random requests for the served model."""
+        """Makes the source of this gRPC user's random requests."""
         self.requests = Requests(self.environment)
 
     @task(3)
     def lookup(self) -> None:
-        """Sends a lookup of every feature of the model."""
+        """Sends a lookup over gRPC that has every feature of the model."""
         self._send(LOOKUP)
 
     @task(1)
     def predict_rating(self) -> None:
-        """Calls Predict with the default signature."""
+        """Calls Predict over gRPC with the default signature."""
         self._send(PREDICT)
 
     def _send(self, signature: str) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 PREDICT_METHOD_NAME = "tensorflow/serving/predict"
 NUM_ROWS = 2
-# Number of ids of a ragged feature in each row.
+# Number of ids in each row of a ragged feature.
 _ROW_LENGTHS = (2, 1)
 _SUFFIXES = ("__values", "__row_splits", "__weights")
 _DTYPES = {
@@ -33,7 +33,7 @@ Tensors = dict[str, np.ndarray[Any, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """A signature in the server's metadata. inputs: name -> (dtype's name, shape)."""
+    """A signature, as the server's metadata describes it. inputs: name -> (name of the dtype, shape)."""
 
     name: str
     method_name: str
@@ -45,12 +45,12 @@ class Signature:
         return [(dtype, len(shape) < 2) for dtype, shape in self.inputs.values()] == [("DT_STRING", True)]
 
     def tensors(self) -> Tensors:
-        """Returns NUM_ROWS rows for every input; ids are small, strings are "a", "b", ..."""
+        """Returns arrays of NUM_ROWS rows for every input; ids are small, strings are "a", "b", ..."""
         ragged = {name.removesuffix("__row_splits") for name in self.inputs if name.endswith("__row_splits")}
         return {name: self._tensor(name, ragged) for name in self.inputs}
 
     def columns(self) -> dict[str, Any]:
-        """Returns the rows of tensors() as columnar JSON: features by plain name, ragged ones as nested lists."""
+        """Returns the rows of tensors() as columnar JSON: features by plain name, ragged features as nested lists."""
         found: dict[str, Any] = {}
         tensors = self.tensors()
         for name, tensor in tensors.items():
@@ -80,7 +80,7 @@ class Signature:
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A model by its server's metadata.
+    """A served model, as its server's metadata describes it.
 
     tables: table -> names of its features.
     called: names of the signatures to call; empty: all.
@@ -96,18 +96,18 @@ class ServedModel:
         return tuple(s for s in self.signatures if not self.called or s.name in self.called)
 
     def predicted(self) -> tuple[Signature, ...]:
-        """Returns the signatures that Predict can call without tf.Examples."""
+        """Returns the signatures that Predict can call with inputs other than tf.Examples."""
         return tuple(
             s for s in self._called() if s.method_name == PREDICT_METHOD_NAME and s.inputs and not s.takes_examples
         )
 
     def of_method(self, method_name: str) -> tuple[Signature, ...]:
-        """Returns the signatures of method "classify" or "regress" that take tf.Examples, as calls of them must."""
+        """Returns the signatures that Classify and Regress can call; their only input is serialized tf.Examples."""
         wanted = f"tensorflow/serving/{method_name}"
         return tuple(s for s in self._called() if s.method_name == wanted and s.takes_examples)
 
     def lookups(self) -> tuple[Signature, ...]:
-        """Returns the signatures for the route :lookup, chosen by their names."""
+        """Returns the signatures that the route :lookup can call, which are recognized by their names."""
         return tuple(s for s in self.predicted() if s.name.startswith("lookup"))
 
 
@@ -135,7 +135,7 @@ def _get(url: str) -> Any:
 
 
 def _plain(array: np.ndarray[Any, Any]) -> Any:
-    """Converts an array to JSON lists, with strings decoded."""
+    """Converts an array to JSON lists; bytes become strings."""
     if array.dtype == object:
         array = np.vectorize(lambda text: text.decode(), otypes=[object])(array) if array.size else array
     return array.tolist()

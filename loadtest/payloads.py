@@ -1,4 +1,4 @@
-"""Generates requests for any served model: seeded Zipf ids within the tables that the server lists."""
+"""Generates requests for any served model: seeded ids with Zipf frequencies, from the tables that the server lists."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ MAX_IDS_PER_ROW = 8
 
 @dataclass(frozen=True, slots=True)
 class Feature:
-    """A feature of a request. cumulative: running sums of the Zipf weights of its ids."""
+    """A feature of a request. cumulative: running sums of the Zipf weights of the feature's ids."""
 
     name: str
     is_ragged: bool
     cumulative: tuple[float, ...]
 
     def draw(self, source: random.Random) -> int:
-        """Draws an id; small ids are the most frequent."""
+        """Draws a random id; small ids are the most frequent."""
         return bisect(self.cumulative, source.random() * self.cumulative[-1])
 
 
 def features_of(tables: list[dict[str, Any]], signature: dict[str, Any]) -> list[Feature]:
-    """Returns the features of a signature, with the sizes of their tables.
+    """Returns the features of a signature, each with the size of its table.
 
     Args:
       tables: the answer of `GET /v1/models/M/tables`.
@@ -44,7 +44,7 @@ def features_of(tables: list[dict[str, Any]], signature: dict[str, Any]) -> list
 
 
 def rows(features: list[Feature], num_rows: int, source: random.Random) -> dict[str, list[Any]]:
-    """Draws num_rows rows of ids for each feature; ragged rows hold 0 to MAX_IDS_PER_ROW ids."""
+    """Draws num_rows rows of ids for each feature; a ragged row holds 0 to MAX_IDS_PER_ROW ids."""
     return {
         feature.name: [
             [feature.draw(source) for _ in range(source.randint(0, MAX_IDS_PER_ROW))]
@@ -57,7 +57,7 @@ def rows(features: list[Feature], num_rows: int, source: random.Random) -> dict[
 
 
 def as_tensors(features: list[Feature], ids: dict[str, list[Any]]) -> dict[str, list[int]]:
-    """Converts rows to flat int64 tensors for gRPC: NAME, or NAME__values and NAME__row_splits."""
+    """Converts rows to flat int64 tensors for gRPC, named NAME, or NAME__values and NAME__row_splits."""
     tensors: dict[str, list[int]] = {}
     for feature in features:
         if not feature.is_ragged:

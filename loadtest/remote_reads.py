@@ -1,4 +1,4 @@
-"""Measures the reading of rows from a real cluster on loopback: CPU of client and server a row, by reader and batch.
+"""Measures the CPU time of reading a row from a real cluster on loopback, in client and server, by reader and batch.
 
   python -m loadtest.remote_reads --rows 1000000 --dim 64
 
@@ -29,7 +29,7 @@ _REPEATS = 30
 
 
 def main() -> None:
-    """Prints a table of figures."""
+    """Measures each reader with each batch size, and prints a table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--dim", type=int, default=64)
@@ -110,7 +110,7 @@ def _compare(
 
 
 def _server_cpu_s(cluster: Cluster) -> float:
-    """Returns the CPU seconds of all nodes so far."""
+    """Returns the CPU seconds that all nodes of the cluster have used so far."""
     return sum(sum(map(int, _stat(node.process.pid)[11:13])) for node in cluster.nodes) / 100
 
 

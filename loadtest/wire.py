@@ -14,7 +14,7 @@ INFER_METHOD = "/inference.GRPCInferenceService/ModelInfer"
 DT_STRING, DT_INT64 = 7, 9
 
 
-# protobuf creates a message class at its first use; without the lock two threads could get two classes.
+# protobuf makes a message class when it is first needed; without the lock, two threads could get different classes.
 _lock = threading.Lock()
 
 
@@ -29,14 +29,14 @@ def _pool(descriptor_file: str) -> descriptor_pool.DescriptorPool:
 
 
 def message_class(name: str) -> type[Any]:
-    """Returns the protobuf class of a message by its full name, also of TensorFlow's messages, without TensorFlow."""
+    """Returns the protobuf class of a message by its full name; TensorFlow's own messages too, without TensorFlow."""
     descriptor_file = "open_inference.pb" if name.startswith("inference.") else "serving_protos.pb"
     with _lock:
         return message_factory.GetMessageClass(_pool(descriptor_file).FindMessageTypeByName(name))
 
 
 def message_classes() -> tuple[type[Any], type[Any]]:
-    """Returns the classes PredictRequest and PredictResponse."""
+    """Returns the classes of PredictRequest and PredictResponse."""
     return message_class("tensorflow.serving.PredictRequest"), message_class("tensorflow.serving.PredictResponse")
 
 

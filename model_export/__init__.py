@@ -1,4 +1,4 @@
-"""Trains TPU-embedding models and exports them as stock SavedModels. This package imports no server and no wire format.
+"""Trains TPU-embedding models and exports them as stock SavedModels. It imports no module of the server's wire formats.
 
 The public names are listed here and imported on first use (docs/adr/0008), because most of them need TensorFlow, whose
 import takes seconds.
@@ -98,7 +98,7 @@ _HOMES = {
     "verify_artifact": "parity.verify",
     "write_delta": "compaction.deltas",
 }
-# Parameter classes that old TPU scripts import. Each raises an error that names the class to use instead. __all__
+# Classes of optimizers that old TPU scripts import. Each raises an error that names the class to use instead. __all__
 # leaves them out.
 _REFUSED = dict.fromkeys(
     (

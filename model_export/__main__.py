@@ -1,4 +1,4 @@
-"""Entry point of `model-export` and `python -m model_export`."""
+"""Entry point of the command `model-export` and of `python -m model_export`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from service.errors import ArtifactError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command; returns the exit status, which is 1, after one message, for an error that the user can fix."""
+    """Runs one command; returns the exit status. An error that the user can fix prints one message and returns 1."""
     arguments = build_parser().parse_args(argv)
     from model_export.commands import run_command
 

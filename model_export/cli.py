@@ -1,4 +1,4 @@
-"""The command line of model-export: flags, defaults and help. Commands are imported late: most need TensorFlow."""
+"""The command line of model-export: flags, defaults, help. It imports commands late, because most need TensorFlow."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ or step by step:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Builds the argument parser; the parsed `command` is the name of the command."""
+    """Builds the argument parser; the parsed field `command` is the name of the command."""
     parser = argparse.ArgumentParser(
         prog="model-export", description=_DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,4 +1,4 @@
-"""Implements the commands of the command line by calls into model_export's packages; prints to the terminal."""
+"""Implements the commands of the command line by calls of model_export's packages, and prints to the terminal."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from model_export.demo.loop import EpochResult
     from model_export.demo.run import Run
 
-# The synthetic data has few ratings, so its batches are small; all other settings are those of MovieLens.
+# Defaults for synthetic data: its ratings are few, so batches are small. Other settings are the same as for MovieLens.
 _SYNTHETIC_DEFAULTS = {"epochs": 10, "batch_size": 32}
 
 
@@ -48,13 +48,13 @@ _EXPORT_FLAGS = (
 
 
 def say(text: str) -> None:
-    """Writes a line to the terminal at once."""
+    """Writes a line to the terminal, and flushes it."""
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
 
 
 def run_command(arguments: argparse.Namespace) -> None:
-    """Runs the command that was parsed; raises ExportError or ArtifactError."""
+    """Runs the command of the parsed arguments; raises ExportError or ArtifactError."""
     commands: Mapping[str, Callable[[argparse.Namespace], None]] = {
         "demo": _demo,
         "fetch": _fetch,
@@ -93,7 +93,7 @@ def _export(arguments: argparse.Namespace) -> None:
     else:
         run = str(arguments.run or DEFAULT_RUN)
         config = ExportConfig("run", run, arguments.out or DEFAULT_MODELS, {"lookup_device": "both", **given})
-    # Check the target before the slow part, so that a bad one is refused early.
+    # Check the target folder before the slow export, so that a bad folder is refused early.
     new_version_folder(config.out, config.arguments.get("version"))
     if config.kind == "run":
         check_run(Path(config.model))
@@ -103,7 +103,7 @@ def _export(arguments: argparse.Namespace) -> None:
 
 def _adopt(arguments: argparse.Namespace) -> None:
     check_saved_model(arguments.saved_model)
-    # All checks that need no TensorFlow come before its slow start.
+    # All checks that need no TensorFlow come before TensorFlow's slow start.
     new_version_folder(arguments.out or arguments.saved_model.absolute().parent, arguments.version)
     if arguments.spec is not None and read_names(arguments.spec) is None:
         read_spec(arguments.spec, read_bundle(arguments.saved_model / VARIABLES_PREFIX))
@@ -158,7 +158,7 @@ def _import(arguments: argparse.Namespace) -> None:
 
 
 def _push(arguments: argparse.Namespace) -> None:
-    # Imported here and not at the top: redis-py is an extra.
+    # The module is imported here and not at the top, because it needs redis-py, which is an optional dependency.
     try:
         from model_export.remote.push_command import push_tables
     except ModuleNotFoundError as error:

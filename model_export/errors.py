@@ -4,4 +4,4 @@ from __future__ import annotations
 
 
 class ExportError(Exception):
-    """An export, import or other command can not continue; the command line prints the message."""
+    """Error that ends an export, an import or another command; the command line prints the message."""

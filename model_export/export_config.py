@@ -1,4 +1,4 @@
-"""Reads the file of `model-export export --config FILE`, TOML or JSON, and runs that export."""
+"""Reads the TOML or JSON file of `model-export export --config FILE`, and runs the export that it describes."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class ExportConfig:
-    """A checked configuration: the model to export, the target folder, and further arguments of export()."""
+    """A checked configuration of an export: the model, the target folder, and further arguments of export()."""
 
     kind: str
     model: str
@@ -75,7 +75,7 @@ class ExportConfig:
 
 
 def read_config(path: Path, overrides: Mapping[str, Any] | None = None) -> ExportConfig:
-    """Reads and checks a configuration file; values of `overrides`, by the file's keys, replace those of the file.
+    """Reads and checks a configuration file; values in `overrides` replace those of the file, by the file's keys.
 
     Raises:
       ExportError: the file can not be read, has an unknown key or a value of the wrong type, or does not name one
@@ -115,7 +115,7 @@ def read_config(path: Path, overrides: Mapping[str, Any] | None = None) -> Expor
 
 
 def run_config(config: ExportConfig) -> Path:
-    """Runs the export that a configuration describes and returns the version's folder; raises ExportError."""
+    """Runs the export that a configuration describes; returns the new version's folder; raises ExportError."""
     if config.kind == "adopt":
         from model_export.adoption.adopt import adopt
 
@@ -138,7 +138,7 @@ def _call(factory: str) -> Any:
     module_name, separator, name = factory.partition(":")
     if not separator:
         raise ExportError(f"factory is {factory!r}, expected package.module:function")
-    # As `python -m` does, so that modules of the current folder can be imported.
+    # Add the current folder to sys.path, as `python -m` does, so that its modules can be imported.
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:

@@ -1,4 +1,4 @@
-"""Defines export(), one function for models of every kind of training."""
+"""Defines export(), which exports models of every kind of training."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ ACCEPTED = (
     "anything with the methods of model_export.graphs.source.ExportSource"
 )
 _SOURCE_MEMBERS = ("spec", "provenance", "predict_names", "save", "table_rows", "predict")
-# Module and name of a class -> function that makes an ExportSource of a model of that class. Classes are compared by
-# name, so that no library is imported that the model does not use. The first entry that fits counts.
+# Maps a class, by module and name, to a function that makes an ExportSource of a model of that class. Classes are
+# compared by name, so that no library is imported that the model does not use. The first entry that fits counts.
 _SOURCES = (
     ("model_export.estimator", "EmbeddingEstimator", "model_export.estimator.export_source", "EstimatorSource"),
     ("keras_rs", "DistributedEmbedding", "model_export.layers.keras_rs", "KerasRsSource"),
@@ -83,7 +83,7 @@ def export(
         outputs differ from the model's. base_path then gets no version.
     """
     devices = lookup_devices(lookup_device)
-    # Check the version before the slow part, so that a bad one is refused early.
+    # Check the version number before the slow export, so that a bad number is refused early.
     new_version_folder(Path(base_path), version)
     if _is_plain_keras(model):
         _refuse_arguments(devices, signatures, batch_sizes, export_to_tpu, table_dtype)
@@ -100,7 +100,7 @@ def export(
             **source_options,
         )
     source = as_source(model, **source_options)
-    # Imported late, because it starts TensorFlow: wrong arguments were reported before.
+    # The module is imported late, because the import starts TensorFlow: wrong arguments have been reported by then.
     from model_export.exporter.artifact import write_artifact
 
     return write_artifact(
@@ -120,7 +120,7 @@ def export(
 
 
 def as_source(model: Any, **options: Any) -> ExportSource:
-    """Makes the ExportSource of a model; export() describes `model` and `source_options`.
+    """Makes an ExportSource of a model; export() documents `model` and `source_options`.
 
     Raises:
       TypeError: the model is of no known kind, or its kind does not have an option.
@@ -167,7 +167,7 @@ def _refuse_arguments(
     export_to_tpu: bool,
     table_dtype: Any,
 ) -> None:
-    """Refuses arguments that need layers for TPU embeddings, and says what to do instead."""
+    """Refuses arguments that only a model with TPU embedding layers can have; the error says what to do instead."""
     tpu = "it needs a TPUEmbedding or DistributedEmbedding layer in place of Embedding (docs/migration.md)"
     refused = {
         "lookup_device": (tuple(devices) != ("cpu",), tpu),

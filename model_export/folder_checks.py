@@ -1,4 +1,4 @@
-"""Checks the folders that a command gets, without TensorFlow, and says in one line why one does not fit."""
+"""Checks the folders that a command gets, without TensorFlow; an error says in one line why a folder does not fit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _KERAS = (".keras", ".h5", ".hdf5")
 
 
 def check_saved_model(folder: Path) -> None:
-    """Raises ExportError unless a folder holds a SavedModel; the text says what it is and what to name instead."""
+    """Raises ExportError unless a folder holds a SavedModel; the error says what it holds and what to name instead."""
     if (folder / SAVED_MODEL).is_file():
         return
     if not folder.exists():
@@ -40,20 +40,20 @@ def check_saved_model(folder: Path) -> None:
 
 
 def check_described(folder: Path) -> None:
-    """Raises ExportError unless a folder holds a SavedModel with a lookup manifest."""
+    """Raises ExportError unless a folder holds a SavedModel and a lookup manifest."""
     if not (folder / MANIFEST_PATH).is_file():
         check_saved_model(folder)
         raise ExportError(f"{folder} has no lookup manifest; `model-export` did not write it")
 
 
 def check_run(folder: Path) -> None:
-    """Raises ExportError unless a folder was written by `model-export train`."""
+    """Raises ExportError unless `model-export train` wrote the folder."""
     if not (folder / RUN_FILE).is_file():
         raise ExportError(f"{folder} has no {RUN_FILE}: it is not the folder of a `model-export train` run")
 
 
 def check_writable(folder: Path) -> None:
-    """Raises ExportError unless a folder can be written to, or created if it does not exist."""
+    """Raises ExportError unless a command can write to a folder, or create it if it does not exist."""
     nearest = folder
     while not nearest.exists() and nearest != nearest.parent:
         nearest = nearest.parent

@@ -1,4 +1,4 @@
-"""Imports TensorFlow for the whole package, after setting the environment variables that it reads at import.
+"""Imports TensorFlow for the whole package, after setting the environment variables that TensorFlow reads at import.
 
 The TFRS embedding layer works with Keras 2 only, and TensorFlow chooses Keras when it is imported. Modules that need
 TensorFlow use `from model_export.tensorflow_setup import tf`. Commands import such modules late, because the import
@@ -18,11 +18,12 @@ from contextlib import contextmanager
 
 @contextmanager
 def _quiet_start() -> Iterator[None]:
-    # TensorFlow's native code writes start-up messages (no GPU, CPU flags) to descriptor 2 at any log level. So the
-    # descriptor is replaced by a file; if the import fails, the file's contents are written to stderr.
+    # TensorFlow's native code writes start-up messages (no GPU, CPU flags) to file descriptor 2 at any log level. So a
+    # file replaces the descriptor; if the import fails, the file's content is written to stderr.
     try:
         saved = os.dup(2)
-    except OSError:  # this process has no stderr
+    # This process has no stderr.
+    except OSError:
         yield
         return
     with tempfile.TemporaryFile() as chatter:
@@ -43,16 +44,18 @@ os.environ["TF_USE_LEGACY_KERAS"] = "1"
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 with _quiet_start(), warnings.catch_warnings():
-    # Users can not act on deprecation warnings from within TensorFlow and its dependencies.
+    # TensorFlow and its dependencies raise deprecation warnings about themselves, about which users can do nothing.
     warnings.simplefilter("ignore")
     import tensorflow as tf
     import tensorflow_recommenders as tfrs
 
-    tf.config.list_physical_devices()  # prints the message about a missing GPU now, while it is hidden
+    # Listing the devices prints TensorFlow's message about a missing GPU now, while stderr is hidden.
+    tf.config.list_physical_devices()
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    # This package uses deprecated feature columns and v1 graphs on purpose.
+    # Deprecation messages are not logged, because this package uses deprecated feature columns and v1 graphs on
+    # purpose.
     return "is deprecated and will be removed" not in str(record.msg)
 
 

@@ -1,1 +1,1 @@
-"""Serves embedding lookups and predictions; app.py joins the layers (docs/architecture.md)."""
+"""Serves embedding lookups and predictions of models; process/app.py joins all folders (docs/architecture.md)."""

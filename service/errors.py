@@ -1,4 +1,4 @@
-"""Every error that a client can get, each with one canonical code (names of google.rpc.Code).
+"""Declares every error that a client can get, each with one canonical code of google.rpc.Code.
 
 ServiceError
   InvalidRequest        INVALID_ARGUMENT     MalformedPayload  InputMismatch  IdOutOfRange  IdsTooMany  UnknownOutput
@@ -55,7 +55,7 @@ class ServiceError(Exception):
 
     @property
     def message(self) -> str:
-        """The error text that a client sees."""
+        """The error text that the client gets."""
         return str(self.args[0]) if self.args else type(self).__name__
 
 
@@ -66,11 +66,11 @@ class InvalidRequest(ServiceError):
 
 
 class MalformedPayload(InvalidRequest):
-    """The request's bytes are not what the wire format asks for."""
+    """The request's bytes can not be parsed as the JSON document or protobuf message that they should be."""
 
 
 class InputMismatch(InvalidRequest):
-    """Names, dtypes, ranks or row counts of a request's inputs differ from the signature's."""
+    """The names, dtypes, ranks or numbers of rows of a request's inputs do not fit the signature."""
 
 
 class IdOutOfRange(InvalidRequest):
@@ -78,7 +78,7 @@ class IdOutOfRange(InvalidRequest):
 
 
 class IdsTooMany(InvalidRequest):
-    """A row holds more ids than the padded lookup allows, or a request more rows than its largest batch size."""
+    """A row has more ids than the padded lookup allows, or a request has more rows or ids than a limit."""
 
 
 class UnknownOutput(InvalidRequest):
@@ -86,11 +86,11 @@ class UnknownOutput(InvalidRequest):
 
 
 class LabelNotFound(InvalidRequest):
-    """The model has no such version label."""
+    """The model has no version label of the requested name."""
 
 
 class UnfitSignature(InvalidRequest):
-    """The signature is missing or is not of the kind that the method needs."""
+    """The request's method, such as Classify, can not run the signature, whose inputs or outputs do not fit it."""
 
 
 class PayloadTooLarge(ServiceError):
@@ -114,15 +114,15 @@ class VersionNotFound(NotFound):
 
 
 class TableNotFound(NotFound):
-    """The model has no such table."""
+    """The model has no table of the requested name."""
 
 
 class RouteNotFound(NotFound):
-    """The server has no such HTTP path."""
+    """The server has no route for the request's HTTP path."""
 
 
 class SignatureNotFound(ServiceError):
-    """The model has no such signature.
+    """The model has no signature of the requested name.
 
     near: the end of an error text, with the signature that the request probably means; "" where there is none.
     """
@@ -141,73 +141,73 @@ class GraphUnavailable(ServiceError):
 
 
 class NotBatchable(ServiceError):
-    """Batched requests can not be answered: an output does not have one row for each row of the batch."""
+    """The requests of a batch can not be answered: an output does not have one row for each row of the batch."""
 
     code = "FAILED_PRECONDITION"
 
 
 class DeltaRefused(ServiceError):
-    """Rows of this version can not be changed: there is no journal, or a signature would still answer the old rows."""
+    """Rows of this version can not be changed: there is no journal, or a signature would still return the old rows."""
 
     code = "FAILED_PRECONDITION"
 
 
 class NotReady(ServiceError):
-    """The model is loading, draining, or failed to load."""
+    """No version of the model can answer now: it is loading, has failed to load, or the server is shutting down."""
 
     code = "UNAVAILABLE"
 
 
 class TableUnreachable(ServiceError):
-    """Rows of a table that lies in a cluster could not be read or changed."""
+    """Rows of a remote table could not be read from its cluster, or changed there."""
 
     code = "UNAVAILABLE"
 
 
 class Overloaded(ServiceError):
-    """The server refuses more work: it has reached a limit on work in flight."""
+    """The server refuses the request, because it has reached a limit on requests in flight."""
 
     code = "UNAVAILABLE"
 
 
 class Unauthenticated(ServiceError):
-    """The request has no credentials, or none that the server knows; the message does not say which."""
+    """The request has no credentials, or unknown ones; the message does not say which of the two."""
 
     code = "UNAUTHENTICATED"
 
 
 class PermissionDenied(ServiceError):
-    """The caller is known and may see the model, but lacks the right for this request."""
+    """The caller is known, but lacks the right for this request."""
 
     code = "PERMISSION_DENIED"
 
 
 class JournalUnavailable(ServiceError):
-    """The journal of upserts can not be written; nothing was changed."""
+    """The journal of upserts can not be written, so no row was changed."""
 
     code = "UNAVAILABLE"
 
 
 class DeadlineExceeded(ServiceError):
-    """The client's deadline passed before the answer was ready."""
+    """The deadline of the client's request passed before the answer was ready."""
 
     code = "DEADLINE_EXCEEDED"
 
 
 class ConfigConflict(ServiceError):
-    """A list of models is well formed, but conflicts with the models that are loaded now."""
+    """A new list of models is well formed, but contradicts the models that are served now."""
 
     code = "FAILED_PRECONDITION"
 
 
 class ReloadFailed(ServiceError):
-    """A model that a reload would add did not load; the list of models is unchanged."""
+    """A model of a new list did not load, so the list of models is unchanged."""
 
     code = "UNKNOWN"
 
 
 class Unimplemented(ServiceError):
-    """No version of this server serves the method, or this use of it."""
+    """This server does not support the requested method, or this use of it."""
 
     code = "UNIMPLEMENTED"
 
@@ -219,7 +219,7 @@ class ArtifactError(ServiceError):
 
 
 class DataLoss(ServiceError):
-    """Files of a version may differ from the exported ones; another version may answer soon."""
+    """Files of a version may differ from the exported files; another version may answer soon."""
 
     code = "DATA_LOSS"
 

@@ -1,4 +1,4 @@
-"""Asks a server on the same machine whether it is ready: the health check of the container image.
+"""Runs the container image's health check: asks the server on this machine whether it is ready.
 
 It reads the server's flags and EMB_ variables. A health check does not see the flags in a container's command, so set
 the port and TLS in variables, or give the flags to the health check too.
@@ -20,7 +20,7 @@ _LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Asks the server; returns the exit status, 0 if the server is ready."""
+    """Asks the server on this machine whether it is ready; returns the exit status, 0 if it is."""
     settings = read_unchecked(sys.argv[1:] if arguments is None else arguments)
     try:
         return 0 if _is_ready(settings) else 1
@@ -34,7 +34,8 @@ def _is_ready(settings: Settings) -> bool:
     connection = http.client.HTTPConnection(host, port, timeout=_TIMEOUT_S)
     file = settings.rest_api_ssl_config_file
     if file:
-        # The check connects to the loopback address, which need not be a name in the server's certificate.
+        # The server's certificate is not verified: the check connects to the loopback address, which the certificate
+        # need not name.
         context = ssl.create_default_context()
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
@@ -42,7 +43,8 @@ def _is_ready(settings: Settings) -> bool:
     try:
         connection.connect()
         if file and _wants_certificate(file):
-            # The check has no client certificate to show: the TLS handshake is all that can be tested.
+            # A completed TLS handshake counts as ready here: the server wants a client certificate, and the check has
+            # none.
             return True
         connection.request("GET", "/readyz")
         return connection.getresponse().status == 200

@@ -1,4 +1,4 @@
-"""Gives the native core's kernels, indexes and guard of mapped files; None if the core is not built."""
+"""Imports the native core's kernels, key indexes and guard of mapped files; NATIVE_TABLES is None without the core."""
 
 from __future__ import annotations
 

@@ -1,18 +1,20 @@
-"""Suggests the name that a misspelt one probably means."""
+"""Suggests the known name that was probably meant by a misspelt name."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from difflib import get_close_matches
 
-# Higher than difflib's 0.6: names of settings share prefixes, and would all be near each other.
+# Least similarity of a suggested name: higher than difflib's default 0.6, because names of settings share prefixes and
+# would all look similar.
 _CUTOFF = 0.75
-# A comparison takes time by the product of the lengths, and a client chooses the name.
+# Limits on the work for a suggestion: comparing names takes time in proportion to the product of their lengths, and
+# clients choose the name.
 _MAX_NAMES, _MAX_LENGTH = 200, 100
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Returns the end of an error text that suggests the nearest known name; "" if no name is near.
+    """Returns the end of an error text, which suggests the most similar known name; "" if no name is similar.
 
     It compares no name of more than 100 characters, and nothing with more than 200 known names.
 

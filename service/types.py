@@ -1,4 +1,4 @@
-"""Types that all layers share: references to models, descriptions of tensors and signatures, ragged ids.
+"""Declares types that the whole server shares: references to models, specs of tensors and signatures, ragged ids.
 
 Legend for every shape in this package: B rows (examples) of a request, N ids in all its rows, V vocabulary_size
 and D embedding_dim of a table, K max ids per row of a padded lookup.
@@ -21,7 +21,7 @@ Array = npt.NDArray[Any]
 Tensors = Mapping[str, Array]
 SignatureKind = Literal["lookup", "predict"]
 
-# The signature of a request that names none.
+# Name of the signature that a request means if it names none.
 DEFAULT_SIGNATURE = "serving_default"
 
 VALUES_SUFFIX = "__values"
@@ -30,7 +30,7 @@ WEIGHTS_SUFFIX = "__weights"
 
 
 class ModelRef(NamedTuple):
-    """Names a model in a request; without version and label it means the latest AVAILABLE version."""
+    """The model, version or label that a request names; without version and label, the latest AVAILABLE version."""
 
     name: str
     version: int | None = None
@@ -38,7 +38,7 @@ class ModelRef(NamedTuple):
 
 
 class State(IntEnum):
-    """State of a version of a model; the numbers are those of both wires.
+    """The state of a model version, with the numbers that GetModelStatus uses for states.
 
     Source: tensorflow_serving/apis/get_model_status.proto (9d981c5).
     """
@@ -53,7 +53,7 @@ class State(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class VersionStatus:
-    """State of one version in an answer about a model's status; code is "OK" unless the last load failed."""
+    """The state of one version, as a model's status reports it; code is "OK" unless the last load failed."""
 
     version: int
     state: State
@@ -62,7 +62,7 @@ class VersionStatus:
 
 
 class RaggedIds(NamedTuple):
-    """The ids of B rows, one row's behind the other's.
+    """The ids of B rows in one array, in the order of the rows, with offsets at which rows begin.
 
     values: [N] int64 or int32, ids in row order.
     row_splits: [B+1] int64, row r is values[row_splits[r]:row_splits[r + 1]].
@@ -81,7 +81,7 @@ class RaggedIds(NamedTuple):
 
 
 class RaggedNames(NamedTuple):
-    """Input names of one ragged feature; a signature may lack the input named by weights.
+    """The names of the inputs of one ragged feature; a signature may lack the weights input.
 
     feature: the name under which JSON requests may send nested lists of ids.
     """
@@ -93,13 +93,13 @@ class RaggedNames(NamedTuple):
 
     @staticmethod
     def by_suffix(feature: str) -> RaggedNames:
-        """Returns the names that a feature's inputs have by convention."""
+        """Returns the input names of a ragged feature by convention: its name and __values, __row_splits, __weights."""
         return RaggedNames(feature, feature + VALUES_SUFFIX, feature + ROW_SPLITS_SUFFIX, feature + WEIGHTS_SUFFIX)
 
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """Description of one input or output of a signature.
+    """The description of one input or output of a signature: name, dtype, shape.
 
     dtype: numpy's name ("float32", "int64", "bool"), or "string" (object arrays of bytes).
     shape: None where the rank is unknown; None within it where a size is.
@@ -137,7 +137,7 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class SignatureSpec:
-    """Description of one signature: a named function of a model version.
+    """The description of one signature (a named function of a model version) with its inputs and outputs.
 
     ragged_names: the input names of the features that travel as ids, row splits and perhaps weights.
     definition: returns the text form of the artifact's SignatureDef, for error texts.
@@ -166,7 +166,7 @@ class SignatureSpec:
     has_joined_outputs: bool = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        # The derived fields are computed once here, because every request needs each of them.
+        # Derived fields are computed once here and not on use, because every request needs them.
         required = frozenset(name for name, tensor in self.inputs.items() if not tensor.is_optional)
         parts = {name for names in self.ragged_names for name in names[1:]}
         defaults = {name: tensor.default for name, tensor in self.inputs.items() if tensor.default is not None}
@@ -181,7 +181,8 @@ class SignatureSpec:
 def _row_bytes(tensor: TensorSpec, kind: SignatureKind) -> int:
     sizes = (tensor.shape or ())[1:]
     itemsize = tensor.numpy_dtype.itemsize if tensor.numpy_dtype else 0
-    # An open size of a lookup's output counts as 1: engine.validation multiplies by the request's number of elements.
+    # An open size of a lookup's output counts as 1, because engine.validation multiplies row_bytes by the number of
+    # ids.
     unknown = 1 if kind == "lookup" else 0
     return itemsize * math.prod(unknown if size is None else size for size in sizes)
 
@@ -196,7 +197,7 @@ def _numpy_dtype(name: str) -> np.dtype[Any] | None:
 
 
 def ragged_features(input_names: Mapping[str, object]) -> tuple[RaggedNames, ...]:
-    """Returns the features whose values and row_splits are both inputs by the convention of their names, sorted.
+    """Returns the ragged features among a signature's inputs, by the names x__values and x__row_splits; sorted.
 
     >>> [names.feature for names in ragged_features({"g__values": 0, "g__row_splits": 0, "user": 0, "x__values": 0})]
     ['g']
@@ -208,8 +209,8 @@ def ragged_features(input_names: Mapping[str, object]) -> tuple[RaggedNames, ...
     )
 
 
-# Table dtype -> the numpy dtype that its file is read as. A bfloat16 is the upper half of a float32, for which numpy
-# has no dtype; an int8 or int4 is multiplied by the float32 scale of its row. Two int4 share a byte.
+# Dtype of a table -> numpy dtype in which the table's file is read. A bfloat16 is the upper half of a float32, for
+# which numpy has no dtype; an int8 or int4 is multiplied by the float32 scale of its row. Two int4 share a byte.
 TABLE_DTYPES: Mapping[str, str] = {
     "float32": "<f4",
     "float16": "<f2",
@@ -218,12 +219,12 @@ TABLE_DTYPES: Mapping[str, str] = {
     "int8": "|i1",
     "int4": "|u1",
 }
-# The table dtypes with a float32 scale per row.
+# Dtypes of tables that have a float32 scale for each row.
 SCALED_DTYPES = frozenset({"int8", "int4"})
 
 
 def stored_columns(dtype: str, embedding_dim: int) -> int:
-    """Returns how many elements of TABLE_DTYPES[dtype] store a table's row of D numbers.
+    """Returns how many elements of TABLE_DTYPES[dtype] a table stores for each row of D numbers.
 
     >>> stored_columns("int8", 5), stored_columns("int4", 5)
     (5, 3)
@@ -232,18 +233,18 @@ def stored_columns(dtype: str, embedding_dim: int) -> int:
 
 
 def packed_dim(dtype: str, embedding_dim: int) -> int | None:
-    """Returns D for a table dtype that stores two numbers in a byte, None for any other."""
+    """Returns D for int4, which stores two numbers in a byte, and None for any other table dtype."""
     return embedding_dim if dtype == "int4" else None
 
 
 def saved_dtype(dtype: str) -> str:
-    """Returns the dtype under which a checkpoint's index lists a table of the given dtype."""
+    """Returns the dtype that a checkpoint's index names for a table of the given dtype."""
     return "uint8" if dtype == "int4" else dtype
 
 
 @dataclass(frozen=True, slots=True)
 class TableInfo:
-    """Description of one table of V x D numbers, as `GET .../tables` shows it.
+    """The description of one [V, D] table, as `GET .../tables` shows it.
 
     dtype: the dtype of the stored numbers, one of TABLE_DTYPES.
     nbytes: bytes of the numbers and of their scales.
@@ -258,7 +259,7 @@ class TableInfo:
 
 
 class TableCounts(NamedTuple):
-    """Counts of the ids that lookups were sent for one table, and of the bytes that they read from it.
+    """Counts for one table: ids and unknown keys in lookup requests, and bytes that lookups read.
 
     ids: number of ids that were sent; a lookup that is refused for an id without a row counts that id.
     missing_ids: number of ids that have no row.
@@ -273,7 +274,7 @@ class TableCounts(NamedTuple):
 
 
 class Vocabulary(Protocol):
-    """Maps keys to row ids of a table. Concurrency: any thread."""
+    """A vocabulary, which maps keys (strings or integers) to row ids of a table. Concurrency: any thread."""
 
     @property
     def key_dtype(self) -> Literal["string", "int64"]: ...
@@ -282,7 +283,7 @@ class Vocabulary(Protocol):
     def example_key(self) -> bytes | int: ...
 
     def ids_of(self, keys: Array, input_name: str) -> Array:
-        """Returns [N] int64 ids of [N] keys, strings as object (bytes); -1 for a key to drop.
+        """Returns [N] int64 row ids of [N] keys (strings: object arrays of bytes); -1 for a key that is dropped.
 
         Raises:
           IdOutOfRange: a key is unknown and the vocabulary has neither a row nor a policy for it.
@@ -291,7 +292,7 @@ class Vocabulary(Protocol):
 
 
 class Table(Protocol):
-    """Read access to one embedding table. Concurrency: any thread."""
+    """An embedding table that can be read. Concurrency: any thread."""
 
     @property
     def info(self) -> TableInfo: ...
@@ -301,17 +302,17 @@ class Table(Protocol):
         ...
 
     def stored_rows(self, ids: Array) -> Array:
-        """Reads [N, D] rows in the table's stored dtype by [N] int64 ids; raises IdOutOfRange."""
+        """Reads [N, D] rows of a table, in the dtype that it stores, by [N] int64 ids; raises IdOutOfRange."""
         ...
 
 
 class Backend(Protocol):
-    """Runs signatures of one model version. Concurrency: any thread."""
+    """A backend, which runs signatures of one model version. Concurrency: any thread."""
 
     def run(self, signature_name: str, inputs: Tensors, outputs: tuple[str, ...]) -> dict[str, Array]:
-        """Returns the named outputs; inputs have passed engine.validation."""
+        """Runs a signature on inputs that engine.validation has checked; returns the named outputs."""
         ...
 
     def close(self) -> None:
-        """Frees what the backend holds; called once, after the last run."""
+        """Frees the backend's resources, such as sessions; called once, after the last run."""
         ...

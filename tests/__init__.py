@@ -1,1 +1,1 @@
-"""Tests. toy_model.py writes the model that most of them serve; oracle.py computes the expected answers."""
+"""Tests. toy_model.py writes the model that most tests serve; oracle.py computes the expected answers."""

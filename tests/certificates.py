@@ -1,4 +1,4 @@
-"""Makes authorities and certificates for tests, with a library that the server does not use."""
+"""Makes certificate authorities and certificates for tests, with a library that the server does not use."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LONG_AGO = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
 
 @dataclass(frozen=True)
 class Issued:
-    """A private key and its certificate, as PEM texts."""
+    """A private key and its certificate, both as PEM text."""
 
     key: str
     cert: str
@@ -40,7 +40,7 @@ class Authority:
         self.pem = _pem(builder.sign(self._key, hashes.SHA256()))
 
     def issue(self, name: str = "localhost", ends: datetime.datetime | None = None) -> Issued:
-        """Signs a certificate for a name and for 127.0.0.1.
+        """Signs a certificate for a name and for the address 127.0.0.1, and returns it with its private key.
 
         Args:
           ends: end of validity; None: in a day.
@@ -53,7 +53,7 @@ class Authority:
 
 
 def ssl_config(issued: Issued, authority: Authority | None = None) -> str:
-    """Returns the text of an SSLConfig. With an authority, the server requires a client certificate that it signed."""
+    """Returns an SSLConfig as text. With an authority, clients must show a certificate that the authority signed."""
     lines = [f"server_key: {json.dumps(issued.key)}", f"server_cert: {json.dumps(issued.cert)}"]
     if authority is not None:
         lines += [f"custom_ca: {json.dumps(authority.pem)}", "client_verify: true"]

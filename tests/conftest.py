@@ -1,4 +1,4 @@
-"""Fixtures of all tests: the toy artifact and an engine over it, without sockets or TensorFlow."""
+"""Fixtures of all tests: the toy model's artifact, and an engine that serves it without sockets or TensorFlow."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ from tests.toy_model import write_toy_model
 
 TESTS = Path(__file__).resolve().parent
 SHARED = TESTS.parents[1] / "shared"
-# `--quick` leaves these folders and tests out, because they start processes, import TensorFlow or loop for seconds. The
+# `--quick` leaves out these folders and tests, because they start processes, import TensorFlow or loop for seconds. The
 # rest calls each layer of the server, the client and the native core inside one process.
 SLOW_FOLDERS = ("conformance", "integration", "unit/graph", "unit/loadtest", "unit/model_export")
 SLOW_MARKERS = ("tf", "slow")
 _LEFT_OUT = pytest.StashKey[int]()
 
 
-# No deadline for hypothesis: a busy machine must not fail a test.
+# Hypothesis gets no deadline per example, because a test must not fail on a busy machine.
 hypothesis.settings.register_profile("default", deadline=None)
 hypothesis.settings.load_profile("default")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Sets the environment variables that TensorFlow reads when a test first imports it."""
-    # The TFRS embedding layer works with Keras 2 only.
+    """Sets the environment variables that TensorFlow reads when it is first imported."""
+    # TFRS's TPUEmbedding layer works with Keras 2 only.
     os.environ["TF_USE_LEGACY_KERAS"] = "1"
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Adds pytest options that make a run shorter or longer."""
+    """Adds the options --quick (leave tests out) and --parity-requests (number of random requests) to pytest."""
     parser.addoption("--quick", action="store_true", help="run in a minute, without the tests that take long to start")
     parser.addoption(
         "--parity-requests",
@@ -57,7 +57,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Drops the marked tests that `--quick` leaves out, and counts the test functions that do not run."""
+    """Drops the tests marked slow if `--quick` is set, and counts the test functions that are left out."""
     if not config.getoption("--quick"):
         return
     marked = [item for item in items if any(map(item.get_closest_marker, SLOW_MARKERS))]
@@ -69,19 +69,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Hands the count from a process of xdist to the one that reports."""
+    """Sends the number of tests left out from a worker process of xdist to the main process, which reports it."""
     if hasattr(session.config, "workeroutput"):
         session.config.workeroutput["left_out"] = session.config.stash.get(_LEFT_OUT, 0)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    """Takes the count from a process of xdist. Each has the same, because each collects all tests."""
+    """Receives the number of tests left out from an xdist worker. All workers collect, and so count, the same tests."""
     node.config.stash[_LEFT_OUT] = getattr(node, "workeroutput", {}).get("left_out", 0)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Says how many tests `--quick` left out."""
+    """Writes the number of tests that `--quick` left out into pytest's summary."""
     if config.getoption("--quick"):
         terminalreporter.write_line(
             f"--quick left out {config.stash.get(_LEFT_OUT, 0)} test functions: all in {', '.join(SLOW_FOLDERS)}, "
@@ -91,19 +91,19 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 @dataclass
 class RecordingObserver:
-    """An observer that keeps the engine's reports in order."""
+    """An observer for engines that keeps their reports in a list, in order."""
 
     finished_requests: list[dict[str, Any]] = field(default_factory=list)
 
     def finished(self, request: Finished) -> None:
-        """Keeps the report of a finished request."""
+        """Appends the report of a finished request to the list."""
         fields = {field.name: getattr(request, field.name) for field in dataclasses.fields(request)}
         self.finished_requests.append({**fields.pop("subject")._asdict(), **fields})
 
 
 @dataclass
 class Clock:
-    """A clock that moves only when a test says so."""
+    """A clock whose time changes only when a test sets it."""
 
     now_s: float = 1000.0
 
@@ -113,7 +113,7 @@ class Clock:
 
 @pytest.fixture(scope="session")
 def toy_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Writes a base path with version 1 of the toy model; tests must not change it."""
+    """Writes a base path that holds version 1 of the toy model; tests must not change the files."""
     base = tmp_path_factory.mktemp("toy")
     write_toy_model(base / "1")
     return base
@@ -121,24 +121,24 @@ def toy_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def clock() -> Clock:
-    """Makes a clock that a test sets."""
+    """Makes a clock whose time a test sets."""
     return Clock()
 
 
 @pytest.fixture
 def observer() -> RecordingObserver:
-    """Makes the observer to which engines report."""
+    """Makes the observer to which a test's engines report."""
     return RecordingObserver()
 
 
 @pytest.fixture
 def toy_engine(toy_model: Path, observer: RecordingObserver, clock: Clock) -> Engine:
-    """Makes an engine of version 1 of model "toy", with lookups only."""
+    """Makes an engine that serves version 1 of model "toy"; the model has only lookups."""
     return Engine(serving(toy_model), observer, clock)
 
 
 def serving(base: Path, *, name: str = "toy", version: int = 1) -> Registry:
-    """Returns a registry that serves a version without TensorFlow."""
+    """Returns a registry of models that serves one version without TensorFlow."""
     registry = Registry(lambda model, status: None)
     registry.add_model(name)
     registry.start(name, version)
@@ -148,7 +148,7 @@ def serving(base: Path, *, name: str = "toy", version: int = 1) -> Registry:
 
 @pytest.fixture(scope="session")
 def tf() -> Any:
-    """Imports TensorFlow for tests with the marker `tf`, and silences its warnings at import."""
+    """Imports TensorFlow for tests that have the marker `tf`, and hides the warnings of the import."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import tensorflow
@@ -157,7 +157,7 @@ def tf() -> Any:
 
 @pytest.fixture(scope="session")
 def tf_serving_testdata() -> Path:
-    """Returns the folder of TensorFlow Serving's test models, which are not part of the repository."""
+    """Returns the folder of TensorFlow Serving's test models, which the repository does not include."""
     folder = SHARED / "testdata" / "tf_serving"
     if not folder.is_dir():
         pytest.skip("…/shared is not here")

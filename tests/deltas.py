@@ -1,4 +1,4 @@
-"""Writes delta files from the description of their format alone, without code of service.deltas."""
+"""Writes delta files by the description of their format, without code of service.deltas."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.toy_model import MANIFEST, masked_crc32c
 
 
 def crc32c(data: bytes) -> int:
-    """Computes CRC32C without TensorFlow's mask.
+    """Computes the CRC32C of bytes, without the mask that TensorFlow adds.
 
     >>> hex(crc32c(b"123456789"))
     '0xe3069283'
@@ -30,7 +30,7 @@ def delta_bytes(
     flags: int = 0,
     fingerprint: bytes | None = None,
 ) -> bytes:
-    """Encodes a delta for a version folder."""
+    """Encodes new values for rows of a table as a delta file for a version folder."""
     name = table.encode()
     fingerprint = fingerprint or hashlib.sha256((version / MANIFEST).read_bytes()).digest()
     data = b"EMBDELTA" + struct.pack("<IIQQII", 1, flags, sequence, 0, 1, len(rows[0]))
@@ -41,7 +41,7 @@ def delta_bytes(
 
 
 def drop(version: Path, sequence: int, data: bytes) -> Path:
-    """Writes a delta into a version's folder by a rename, as a writer must."""
+    """Writes a delta file into a version's folder under another name and renames it, as every writer of deltas must."""
     folder = version / "deltas"
     folder.mkdir(exist_ok=True)
     path = folder / f"{sequence:016d}.delta"

@@ -1,4 +1,4 @@
-"""Parses Prometheus's text format strictly; written from the format's description alone.
+"""Parses Prometheus's text format strictly, by the format's description, without code of a Prometheus library.
 
 Source: prometheus.io/docs/instrumenting/exposition_formats, "Text format details".
 """
@@ -21,19 +21,19 @@ Labels = tuple[tuple[str, str], ...]
 
 @dataclass
 class Family:
-    """One metric: its kind, and its samples by name and labels, in the order of the text."""
+    """One metric: its kind, and its samples by name and labels, in the order in which the text lists them."""
 
     kind: str
     samples: dict[tuple[str, Labels], float] = field(default_factory=dict)
 
     def value(self, suffix: str = "", **labels: object) -> float:
-        """Returns the value of the one sample that has exactly these labels."""
+        """Returns the value of the metric's one sample that has exactly these labels."""
         wanted = {name: str(value) for name, value in labels.items()}
         (found,) = [v for (n, ls), v in self.samples.items() if n.endswith(suffix) and dict(ls) == wanted]
         return found
 
     def labelled(self) -> list[dict[str, str]]:
-        """Returns the labels of all samples."""
+        """Returns the labels of all samples of the metric."""
         return [dict(labels) for _, labels in self.samples]
 
 

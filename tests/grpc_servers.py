@@ -1,4 +1,4 @@
-"""Builds gRPC servers for tests, with the settings of the service."""
+"""Builds gRPC servers for tests, with the same settings as the service."""
 
 from __future__ import annotations
 

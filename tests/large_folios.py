@@ -1,4 +1,4 @@
-"""Writes files for tests of huge pages, and checks whether the file system supports such pages.
+"""Writes files for tests of huge pages, and checks whether the file system has huge pages for files.
 
 It reads the kernel's smaps; the service uses PAGEMAP_SCAN.
 """
@@ -21,7 +21,7 @@ _HUGE_PAGE, _POPULATE_READ = 14, 22
 
 
 def write_in_pieces(path: Path, nbytes: int, seed: int = 0) -> np.ndarray:
-    """Writes random bytes in small pieces, as a copy does, and returns them."""
+    """Writes random bytes to a file in small pieces, as a copying program does, and returns the bytes."""
     octets = np.random.default_rng(seed).integers(0, 256, nbytes, np.uint8)
     with path.open("wb", buffering=0) as file:
         for begin in range(0, nbytes, _PIECE):
@@ -30,14 +30,14 @@ def write_in_pieces(path: Path, nbytes: int, seed: int = 0) -> np.ndarray:
 
 
 def drop(path: Path) -> None:
-    """Removes an unmapped file from the page cache."""
+    """Removes a file's pages from the page cache; the file must not be mapped."""
     with path.open("rb") as file:
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def smaps_bytes(octets: np.ndarray, field: str) -> int:
-    """Returns the sum of an smaps field over all maps that hold an array."""
+    """Returns the sum of one field of /proc/self/smaps over all maps that hold an array."""
     begin, end = octets.ctypes.data, octets.ctypes.data + octets.nbytes
     is_here, total = False, 0
     for line in Path("/proc/self/smaps").read_text().splitlines():
@@ -51,7 +51,7 @@ def smaps_bytes(octets: np.ndarray, field: str) -> int:
 
 
 def need_large_folios(folder: Path) -> None:
-    """Skips the test if the kernel does not map a file with huge pages even after madvise."""
+    """Skips the test if the kernel does not use huge pages for a mapped file even after madvise()."""
     path = folder / "probe"
     write_in_pieces(path, 2 * HUGE)
     drop(path)

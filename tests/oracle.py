@@ -1,4 +1,4 @@
-"""Computes the expected answers of lookups row by row in float64; written from the combiners' formulas alone."""
+"""Computes the expected answers of lookups row by row in float64, by the formulas of the combiners."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Weights = Sequence[Sequence[float]]
 
 
 class Refused(Exception):
-    """The lookup must refuse a request: an id has no row, or a row has too many ids."""
+    """A request that the lookup must refuse: an id has no row in the table, or a row has too many ids."""
 
 
 def combine(
@@ -77,7 +77,7 @@ def _row_of(row_id: int, vocabulary_size: int, on_bad_id: str, default_row: int)
 def sequence(
     table: np.ndarray, rows: Rows, length: int, *, on_bad_id: str = "error", default_row: int = 0
 ) -> np.ndarray:
-    """Returns [B, length, D]: the vectors of the first ids, with zeros for dropped ids and as padding."""
+    """Returns [B, length, D]: the vectors of each row's first ids, with zeros for dropped ids and for missing steps."""
     out = np.zeros((len(rows), length, table.shape[1]))
     for r, ids in enumerate(rows):
         for k, row_id in enumerate(ids[:length]):
@@ -88,13 +88,13 @@ def sequence(
 
 
 def gather(table: np.ndarray, ids: Sequence[int], *, on_bad_id: str = "error", default_row: int = 0) -> np.ndarray:
-    """Returns [B, D]: the vector of one id per row."""
+    """Returns [B, D]: the vector of the one id of each row."""
     rows = [[row_id] for row_id in ids]
     return combine(table, rows, "sum", on_bad_id=on_bad_id, default_row=default_row)
 
 
 def ragged(rows: Rows, dtype: str = "int64") -> tuple[np.ndarray, np.ndarray]:
-    """Converts lists of unequal length to values and row_splits.
+    """Converts lists of unequal length to the values and row_splits of a ragged feature.
 
     >>> [a.tolist() for a in ragged([[1, 2], [], [3]])]
     [[1, 2, 3], [0, 2, 2, 3]]

@@ -1,4 +1,4 @@
-"""Makes tables of every stored dtype with numpy alone, at unaligned addresses as in a checkpoint."""
+"""Makes tables of every stored dtype with numpy alone, at unaligned addresses as in a mapped checkpoint."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DTYPES = ("float32", "float16", "bfloat16", "int8", "int4")
 
 @dataclass(frozen=True)
 class StoredTable:
-    """A table in its stored form, and the float32 numbers that lookups must read.
+    """A table in its stored dtype, and the float32 numbers that lookups of it must read.
 
     numbers: [V, D] float32 that lookups must read. raw, scales: the stored bytes; scales is [0] unless int8 or int4.
     """
@@ -26,25 +26,25 @@ class StoredTable:
 
     @property
     def mapped(self) -> MappedTable:
-        """The table as the object that the server holds."""
+        """The table as a MappedTable, as the server holds it."""
         nbytes = self.raw.nbytes + self.scales.nbytes
         info = TableInfo("tag", *self.numbers.shape, dtype=self.dtype, nbytes=nbytes, features=())
         return MappedTable(info, self.raw, self.scales)
 
     @property
     def place(self) -> tuple[int, int, int, int, int]:
-        """The table as the argument of native kernels; valid while this object lives."""
+        """The table as an argument of the native kernels; valid while this object exists."""
         return self.mapped.place
 
 
 def unaligned(array: np.ndarray, offset: int = 1) -> np.ndarray:
-    """Returns a read-only copy that starts `offset` bytes after an aligned address."""
+    """Returns a read-only copy of an array that starts `offset` bytes after an aligned address."""
     data = bytes(offset) + array.tobytes()
     return np.frombuffer(data, array.dtype, array.size, offset).reshape(array.shape)
 
 
 def nibbles(numbers: np.ndarray) -> np.ndarray:
-    """Packs [V, D] integers from -8 to 7 into [V, ceil(D / 2)] bytes, with even columns in the low halves.
+    """Packs [V, D] integers from -8 to 7 into [V, ceil(D / 2)] bytes; an even column is in the low half of its byte.
 
     >>> [f"{byte:02x}" for byte in nibbles(np.array([[1, -7, 3]]))[0]]
     ['91', '03']
@@ -56,7 +56,7 @@ def nibbles(numbers: np.ndarray) -> np.ndarray:
 
 
 def store(numbers: np.ndarray, dtype: str = "float32", *, offset: int = 1) -> StoredTable:
-    """Stores float32 numbers as another dtype, rounded as described below.
+    """Converts float32 numbers to a table of another dtype, rounded as described below.
 
     int8: a row's scale is its largest magnitude / 127, so -127, 0 and 127 times a power of two are exact. int4: the
     same with 7.
@@ -69,7 +69,7 @@ def store(numbers: np.ndarray, dtype: str = "float32", *, offset: int = 1) -> St
         raw = numbers.astype(np.float16)
         seen = raw.astype(np.float32)
     elif dtype == "bfloat16":
-        # Truncated, not rounded, because a test may use any bits.
+        # float32 is cut to bfloat16, not rounded, because a test may use any numbers.
         raw = (numbers.view(np.uint32) >> 16).astype(np.uint16)
         seen = (raw.astype(np.uint32) << 16).view(np.float32)
     else:

@@ -1,4 +1,4 @@
-"""Checks that documents point at things that exist: links at files, rows of export.md and faults.md at tests."""
+"""Checks that documents refer to files, headings and tests that exist."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
-# A page with tables of claims -> the tests of each row, by heading and first cell; a user has no use for these names.
+# Maps each page with tables of claims to the tests of each row, by heading and first cell. Users do not need the tests'
+# names.
 TESTED = {"export.md": "argument_tests.toml", "faults.md": "fault_tests.toml"}
-# The first cell of those tables.
+# The texts of the first header cell by which such tables are recognized.
 TABLES = {"export.md": "| argument |", "faults.md": "| fault or attack |"}
 
 
 @cache
 def test_names(file: Path) -> set[str]:
-    """Returns the names of a file's test functions."""
+    """Returns the names of the test functions in a file."""
     return {node.name for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.FunctionDef)}
 
 
@@ -29,13 +30,13 @@ test_names.__test__ = False  # type: ignore[attr-defined]
 
 
 def faultless(faults: Iterable[str]) -> None:
-    """Fails with all faults, one a line."""
+    """Fails the test if there are faults, and lists all of them, one a line."""
     if found := list(faults):
         pytest.fail("\n".join(found), pytrace=False)
 
 
 def rows(page: str) -> set[tuple[str, str]]:
-    """Returns the rows of a page's tables of claims: the heading above each, and its first cell that is not empty."""
+    """Returns the rows of a page's tables of claims: the heading above, and the row's first cell that is not empty."""
     found, heading, is_table = set(), "", False
     for line in (ROOT / "docs" / page).read_text().splitlines():
         heading = line.lstrip("# ") if line.startswith("#") else heading
@@ -75,7 +76,8 @@ def _untested(page: str, claim: str, names: list[str]) -> Iterator[str]:
 
 
 def test_a_list_begins_behind_an_empty_line_and_nests_by_four() -> None:
-    # Else a code host shows a list, and the site (Python-Markdown) does not.
+    # Python-Markdown, which builds the site, needs a blank line before a list; a code host would show the list without
+    # it too.
     faultless(fault for page in (ROOT / "docs").rglob("*.md") for fault in _hidden_lists(page))
 
 

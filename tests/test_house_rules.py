@@ -1,4 +1,4 @@
-"""Checks imports of the folders, reads of the environment, and names of files: rules that a reader can rely on."""
+"""Checks rules about the source: imports between folders, reads of the environment, docstrings, and file names."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from service.http.errors import HTTP_STATUS
 from tests.unit.test_errors import leaves
 
 ROOT = Path(__file__).parents[1]
-# The client is a distribution of its own, and its package lies deeper.
+# The client is a distribution of its own, so its package lies two folders deeper than the other packages.
 CLIENT = Path("client/src")
 MAX_CODE_LINES = 300
 
 
 class Row(NamedTuple):
-    """Imports that a folder, or a file outside the folders, may have beside the standard library and its own folder.
+    """Imports that a folder, or a file outside of folders, may have beside the standard library and its own modules.
 
     ours: folders and modules of ours. packages: of others.
     """
@@ -37,29 +37,33 @@ class Row(NamedTuple):
     packages: set[str] = set()
 
 
-# Modules that every folder of the server may import, and the same with the formats on disk.
+# _BASE: modules that every folder of the server may import. _FORMATS: the same, and the formats of files.
 _BASE = {"service.errors", "service.types"}
 _FORMATS = _BASE | {"service.artifact"}
-# The same for model_export; near_names: both programs suggest a name for a misspelt one in the same words.
+# _SHARED: modules of the server that every folder of model_export may import. near_names is among them, so that both
+# programs suggest a name for a misspelt one in the same words.
 _SHARED = _FORMATS | {"service.near_names", "model_export.errors"}
 _TRAINED = _SHARED | {"model_export.spec", "model_export.tensorflow_setup"}
 
-# In order: a row names only rows above it, so that no two folders need each other (docs/adr/0043).
+# The table of allowed imports. A row names only rows above it, so that no two folders import each other
+# (docs/adr/0043).
 MAY_IMPORT: dict[str, Row] = {
     "service._native": Row(),
     "service.errors": Row(),
     "service.near_names": Row(),
     "service.types": Row({"service.errors"}, {"numpy"}),
-    # The native core's kernels and checksums, where the core is there.
+    # service.native_tables imports the native core's kernels and checksums, if the core is installed.
     "service.native_tables": Row({"service._native"}),
-    # ml_dtypes where it is installed: bfloat16.
+    # service.artifact imports ml_dtypes, if it is installed, for bfloat16.
     "service.artifact": Row(_BASE | {"service.native_tables"}, {"numpy", "google.protobuf", "orjson", "ml_dtypes"}),
-    # A version folder that is not complete is no version yet.
+    # The engine imports artifact.completeness, because it must ignore a version folder that is not complete.
     "service.engine": Row(_BASE | {"service.artifact.completeness", "service.near_names"}, {"numpy"}),
-    # Tables in a cluster. redis-py is an optional extra, so modules outside this folder import it late.
+    # service.remote reads tables in a cluster. redis-py is an optional extra, so modules outside this folder import it
+    # late.
     "service.remote": Row(_FORMATS, {"numpy", "redis"}),
     "service.tables": Row(
-        # An id out of range has one text, and a read of a cluster a deadline.
+        # The tables import engine.validation for the error text of an id out of range, and engine.deadline for reads of
+        # a cluster.
         _FORMATS | {"service.native_tables", "service.engine.deadline", "service.engine.validation", "service.remote"},
         {"numpy", "ml_dtypes"},
     ),
@@ -72,8 +76,8 @@ MAY_IMPORT: dict[str, Row] = {
         | {"service.remote.address"}
     ),
     "service.healthcheck": Row({"service.artifact.plain_file", "service.configuration", "service.wire"}),
-    # The only object stores of the server. obstore is an optional extra, which process.object_stores imports where
-    # --store_cache_dir asks for it.
+    # No other folder of the server may import obstore. It is an optional extra, so process.object_stores imports this
+    # folder only if --store_cache_dir is set.
     "service.stores": Row(
         _FORMATS | {"service.engine.base_paths"},
         {"obstore"},
@@ -84,30 +88,32 @@ MAY_IMPORT: dict[str, Row] = {
         | {"service.engine.deltas", "service.engine.registry", "service.engine.servable"},
         {"numpy"},
     ),
-    # The only TensorFlow of the server. ml_dtypes gives numpy bfloat16, and comes with TensorFlow.
+    # No other folder of the server may import TensorFlow. ml_dtypes gives numpy bfloat16, and comes with TensorFlow.
     "service.graph": Row(
         _BASE
         | {"service._native", "service.artifact.manifest", "service.artifact.tpu_lowering"}
-        # Rows of all tables that a tower reads are written side by side.
+        # The graphs import parts of the tables to write the rows of all tables that a tower reads side by side.
         | {"service.tables.plan", "service.tables.row_blocks", "service.tables.table"},
         {"numpy", "tensorflow", "ml_dtypes"},
     ),
-    # opentelemetry is an optional extra, which observe.tracing imports where --tracing asks for it.
+    # opentelemetry is an optional extra, so observe.tracing is the only module to import it, and only if --tracing is
+    # set.
     "service.observe": Row(
         _FORMATS
         | {"service.configuration", "service.engine", "service.wire.prediction_log"}
         | {"service.remote.address", "service.remote.counts"}
-        # How much of a table is in memory.
+        # The metrics import parts of the tables to report how much of a table is in memory.
         | {"service.tables.page_table", "service.tables.table"},
         {"opentelemetry", "prometheus_client", "starlette.types"},
     ),
     "service.access": Row(
         _BASE
         | {"service.artifact.plain_file", "service.configuration", "service.engine", "service.wire"}
-        # Reloads of a file of callers or of a certificate are counted.
+        # service.access counts the reloads of its files (callers, certificates) in metrics.
         | {"service.observe.reload_metrics", "service.observe.tls_metrics"}
     ),
-    # The Python side of the native core: descriptions that it gets, and its counts.
+    # service.native is the Python side of the native core: it describes models to the core, and reads the core's
+    # counts.
     "service.native": Row(
         _BASE
         | {f"service.{name}" for name in ("_native", "access", "configuration", "engine", "tables")}
@@ -115,14 +121,14 @@ MAY_IMPORT: dict[str, Row] = {
         | {"service.observe.buckets", "service.observe.request_metrics"},
         {"numpy"},
     ),
-    # Where lookups, graphs and deltas become one servable.
+    # service.loading joins lookups, graphs and deltas to one servable, so it imports the folders of all three.
     "service.loading": Row(
         _FORMATS
         | {f"service.{name}" for name in ("configuration", "deltas", "engine", "graph", "remote", "tables", "wire")}
         | {"service.near_names", "service.observe.metrics"},
         {"numpy"},
     ),
-    # The reference servers: no tables, no graphs, no settings.
+    # The reference servers may import no tables, no graphs and no settings.
     "service.http": Row(
         _BASE
         | {"service.artifact.signature_def", "service.engine", "service.wire"}
@@ -133,14 +139,14 @@ MAY_IMPORT: dict[str, Row] = {
         _BASE
         | {"service.artifact.protos", "service.artifact.signature_def", "service.engine", "service.wire"}
         | {"service.access.callers", "service.access.peer", "service.native.forwarded"},
-        # Messages of health and reflection can be malformed, and protobuf says so with an error of its own.
+        # The gRPC server catches protobuf's own error for malformed messages of the health and reflection services.
         {"grpc", "grpc_health", "grpc_reflection", "google.protobuf.message"},
     ),
     # Joins the folders.
     "service.process": Row({"service"}, {"numpy", "uvloop"}),
     "service.__main__": Row({"service.process.cli"}),
-    # It knows the wire only, and works beside any version of protobuf (docs/adr/0042). ml_dtypes where it is installed:
-    # bfloat16.
+    # The client knows only the wire, so it works beside any version of protobuf (docs/adr/0042). It imports ml_dtypes,
+    # if it is installed, for bfloat16.
     "embedding_client": Row(set(), {"numpy", "grpc", "httpx", "ml_dtypes"}),
     "model_export.errors": Row(),
     "model_export.tensorflow_setup": Row(set(), {"tensorflow", "tensorflow_recommenders", "tf_keras"}),
@@ -150,7 +156,7 @@ MAY_IMPORT: dict[str, Row] = {
     "model_export.graphs": Row(_TRAINED, {"numpy", "tensorflow"}),
     "model_export.columns": Row(_TRAINED, {"numpy", "tensorflow"}),
     "model_export.statistics": Row(_TRAINED | {"model_export.training"}, {"numpy"}),
-    # The oracle has its own formulas and reads tables by itself: of the server only the formats.
+    # The oracle has its own formulas and reads tables itself, so of the server it may import only the formats.
     "model_export.parity": Row(_TRAINED | {"model_export.folder_checks", "model_export.graphs"}, {"numpy"}),
     "model_export.exporter": Row(
         _TRAINED | {f"model_export.{name}" for name in ("folder_checks", "graphs", "parity")}, {"numpy"}
@@ -158,20 +164,22 @@ MAY_IMPORT: dict[str, Row] = {
     "model_export.compaction": Row(
         _TRAINED
         | {f"model_export.{name}" for name in ("exporter", "folder_checks", "graphs", "parity", "statistics")}
-        # Which saved tensor a variable is restored from.
+        # Compaction imports graph.restoring to find out from which saved tensor a graph restores a variable.
         | {"service.graph.restoring"},
         {"numpy"},
     ),
     "model_export.adoption": Row(
         _TRAINED
         | {f"model_export.{name}" for name in ("exporter", "folder_checks", "graphs", "parity")}
-        # It finds lookups by the code that cuts them in the server, or the server would not cut what it found.
+        # Adoption finds lookups with the server's own code for cutting graphs, so that the server can cut all that
+        # adoption found.
         | {"service.graph", "service.tables.plan", "service.tables.table"}
-        # It serves what it found, and times that as the server answers.
+        # Adoption serves the model that it described with process.trial, and times the answers.
         | {"service.process.trial"},
         {"numpy", "tensorflow"},
     ),
-    # The only readers of other people's formats; their libraries are an optional extra.
+    # The importers read other programs' formats, with libraries that are optional extras; no other folder may import
+    # these.
     "model_export.importers": Row(
         _TRAINED | {f"model_export.{name}" for name in ("adoption.spec", "exporter", "graphs", "parity")},
         {"numpy", "pyarrow", "tensorstore"},
@@ -181,7 +189,7 @@ MAY_IMPORT: dict[str, Row] = {
         | {f"model_export.{name}" for name in ("compaction", "folder_checks", "graphs", "parity", "statistics")},
         {"numpy", "google.protobuf", "tqdm"},
     ),
-    # It writes what the server reads, in the server's words.
+    # model_export.remote writes what the server reads, so it imports the server's layout of keys.
     "model_export.remote": Row(_SHARED | {"model_export.folder_checks", "service.remote"}, {"numpy", "redis", "tqdm"}),
     "model_export.layers": Row(_TRAINED | {"model_export.graphs", "model_export.training"}, {"numpy"}),
     "model_export.demo": Row(_TRAINED | {"model_export.folder_checks", "model_export.graphs"}, {"numpy"}),
@@ -196,7 +204,7 @@ MAY_IMPORT: dict[str, Row] = {
         },
         {"numpy", "tensorflow"},
     ),
-    # The commands and their configurations.
+    # The rows below are of the commands and of their configuration files.
     "model_export.export_config": Row(_SHARED | {"model_export.adoption", "model_export.export_model"}),
     "model_export.delta_commands": Row(_SHARED | {"model_export.compaction", "model_export.report"}, {"numpy", "tqdm"}),
     "model_export.cli": Row(
@@ -205,13 +213,14 @@ MAY_IMPORT: dict[str, Row] = {
     "model_export.commands": Row(_SHARED | {"model_export"}, {"tqdm"}),
     "model_export.__main__": Row(_SHARED | {"model_export.cli", "model_export.commands"}),
 }
-# Packages whose __init__.py names what is public. That of model_export imports each name on first use (docs/adr/0008).
+# Packages whose __init__.py exports public names. The one of model_export imports each name on first use
+# (docs/adr/0008).
 PUBLIC_PACKAGES = [Path("model_export"), CLIENT / "embedding_client"]
 _PACKAGES = {"service", "model_export", "embedding_client"}
 
 
 def python_files(*folders: str) -> list[Path]:
-    """Returns the source files below folders of the repository, relative to it."""
+    """Returns the Python files below folders of the repository, as paths relative to the repository."""
     return sorted(file.relative_to(ROOT) for folder in folders for file in (ROOT / folder).rglob("*.py"))
 
 
@@ -219,20 +228,20 @@ SOURCES = python_files("service", "model_export", str(CLIENT))
 
 
 def faultless(faults: Iterable[object]) -> None:
-    """Fails with all faults, one a line."""
+    """Fails the test if there are faults, and lists all of them, one a line."""
     found = [str(fault) for fault in faults]
     if found:
         pytest.fail("\n".join(found), pytrace=False)
 
 
 def module_name(file: Path) -> str:
-    """Returns the dotted name of a source file."""
+    """Returns the dotted module name of a source file."""
     inner = file.relative_to(CLIENT) if file.is_relative_to(CLIENT) else file
     return ".".join(inner.with_suffix("").parts).removesuffix(".__init__")
 
 
 def module_path(name: str) -> Path:
-    """Returns where a module of ours lies, without its ending."""
+    """Returns the path of one of the project's modules, without the file's ending."""
     return ROOT / (CLIENT if is_below(name, {"embedding_client"}) else "") / name.replace(".", "/")
 
 
@@ -241,12 +250,12 @@ MODULES = {module_name(file): file for file in SOURCES}
 
 @cache
 def tree(file: Path) -> ast.Module:
-    """Returns a source file's syntax tree."""
+    """Returns the syntax tree of a source file; parses each file once."""
     return ast.parse((ROOT / file).read_text(), str(file))
 
 
 def imports(nodes: Iterable[ast.AST]) -> Iterator[str]:
-    """Yields every module that nodes import; `from a import b` gives a.b where that is a module."""
+    """Yields every module that the nodes import; `from a import b` yields a.b if a.b is a module."""
     for node in nodes:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -254,13 +263,13 @@ def imports(nodes: Iterable[ast.AST]) -> Iterator[str]:
             assert node.level == 0 and node.module, f"line {node.lineno}: relative import"
             for alias in node.names:
                 as_module = module_path(node.module) / alias.name
-                # The native core is a module with a stub beside it.
+                # The native core is a compiled module, so only its stub (.pyi) is among the sources.
                 is_module = as_module.is_dir() or any(as_module.with_suffix(end).exists() for end in (".py", ".pyi"))
                 yield f"{node.module}.{alias.name}" if is_module else node.module
 
 
 def run_nodes(node: ast.AST) -> Iterator[ast.AST]:
-    """Yields the nodes of a tree that Python runs: all but `if TYPE_CHECKING:`."""
+    """Yields the nodes of a syntax tree that Python runs, that is, without `if TYPE_CHECKING:` blocks."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
             continue
@@ -269,17 +278,17 @@ def run_nodes(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def is_below(name: str, packages: Iterable[str]) -> bool:
-    """Says whether a dotted name is one of the packages or in one."""
+    """Says whether a dotted name is one of the packages, or a module below one of them."""
     return any(name == package or name.startswith(package + ".") for package in packages)
 
 
 def row_of(module: str) -> str | None:
-    """Returns the name of a module's row."""
+    """Returns the name of the row of MAY_IMPORT to which a module belongs; None if there is none."""
     return next((row for row in MAY_IMPORT if is_below(module, {row})), None)
 
 
 def test_every_module_has_a_row_and_every_row_a_module() -> None:
-    # Packages themselves hold no code but their public names.
+    # The packages themselves are skipped, because their __init__.py holds no code but public names.
     faultless(f"{file} has no row" for name, file in MODULES.items() if name not in _PACKAGES and row_of(name) is None)
     rows = {row_of(name) for name in MODULES} | {"service._native"}
     faultless(f"{row} is no module" for row in MAY_IMPORT if row not in rows)
@@ -292,10 +301,10 @@ def test_a_folder_imports_only_what_its_row_of_the_table_allows() -> None:
 def _forbidden(name: str, file: Path) -> Iterator[str]:
     row = row_of(name)
     if row is None:
-        # Another test says so.
+        # A module without a row is reported by test_every_module_has_a_row_and_every_row_a_module.
         return
     ours, packages = MAY_IMPORT[row]
-    # A single file may import nothing of its folder but what its row says.
+    # A folder may import its own modules; a single file has no folder of its own, so only its row counts.
     own = {row} if module_path(row).is_dir() else set()
     for imported in dict.fromkeys(imports(ast.walk(tree(file)))):
         if imported.split(".")[0] in sys.stdlib_module_names:
@@ -310,7 +319,7 @@ def test_a_row_names_only_rows_above_it() -> None:
     faultless(
         f"{row} names {one}, which is in no row above it"
         for position, (row, (ours, _)) in enumerate(MAY_IMPORT.items())
-        # process and commands join all the others.
+        # The rows of process and commands name whole packages, because they join all other folders.
         for one in ours - _PACKAGES
         if not is_below(one, names[:position])
     )
@@ -325,12 +334,13 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
 
 
 def circles(graph: dict[str, set[str]]) -> list[list[str]]:
-    """Returns one way around for each module that is imported by what it imports."""
+    """Returns one circle of imports for each group of modules that import each other; [] if there is none."""
     found = []
     left = set(graph)
     while leaves_of := {name for name in left if not graph[name] & left}:
         left -= leaves_of
-    # Every module that is left imports another that is left, so that each way goes round.
+    # Every module that is left imports another one that is left, so a walk from import to import must come back to a
+    # module.
     while left:
         way = [min(left)]
         while way[-1] not in way[:-1]:
@@ -349,7 +359,7 @@ def test_circles_are_found() -> None:
 
 def test_unit_tests_lie_in_folders_of_the_tree() -> None:
     folders = {file.parent for file in python_files("tests/unit")} - {Path("tests/unit")}
-    # The client and load tests are no part of the two programs.
+    # The folders of tests for the client and for load tests are no folders of the two programs.
     told = {folder.relative_to("tests/unit") for folder in folders} - {Path("client"), Path("loadtest")}
     faultless(
         f"tests/unit/{folder} is no folder of service or model_export"
@@ -372,20 +382,24 @@ def test_load_tests_and_examples_know_the_wire_only() -> None:
 
 
 def _known_too_much(file: Path) -> Iterator[str]:
-    # What an example shows: the exporter's public names, or the client's, which is one of the stock clients too.
+    # An example may import the public names that it shows: of the exporter, or of the client, which stock_clients tests
+    # too.
     shows_client = {"client.py", "stock_clients"}
     shown = {"export": {"model_export"}, **dict.fromkeys(shows_client, {"embedding_client"})}.get(file.parts[1], set())
     if file == Path("loadtest/bench/huge_pages.py"):
-        # Nor what a row costs by itself, beside microseconds of a wire.
+        # This benchmark measures the cost of a row of a mapped table, which the time of a request over a wire would
+        # hide.
         shown = {"service.tables"}
     if file == Path("loadtest/bench/cut_vs_whole.py"):
-        # Nor what a graph costs cut and whole, beside each other in one process.
+        # This benchmark compares a cut graph and the whole graph in one process, without a wire.
         shown = {"service.types", "service.engine.validation", "service.graph", "service.loading"}
     if file == Path("loadtest/foreign/adopting.py"):
-        # A command for each of a hundred models would import TensorFlow a hundred times.
+        # This load test calls adopt() itself: one command for each of a hundred models would import TensorFlow a
+        # hundred times.
         shown = {"model_export"}
     if file == Path("loadtest/remote_reads.py"):
-        # Nor what a row of a cluster costs; its nodes are those of the tests.
+        # This benchmark measures the cost of a row that is read from a cluster, without a wire; the tests start the
+        # cluster's nodes.
         shown = {"service.artifact.manifest", "service.remote", "tests.valkey_cluster"}
     if file == Path("loadtest/cluster_faults.py"):
         # Versions, nodes and the writer are those of the tests of remote tables.
@@ -396,7 +410,7 @@ def _known_too_much(file: Path) -> Iterator[str]:
 
 
 def reads_environment(file: Path) -> bool:
-    """Says whether a file touches the process's environment."""
+    """Says whether a source file reads or writes the process's environment variables."""
     return any(
         isinstance(node, ast.Attribute)
         and node.attr in ("environ", "environb", "getenv", "putenv")
@@ -428,7 +442,7 @@ def test_a_file_stays_small() -> None:
 
 
 def code_lines(source: str) -> int:
-    """Counts lines that hold code: not blank, not a comment, not part of a docstring."""
+    """Counts lines of code: lines that are not blank, no comment, and no part of a docstring."""
     lines: set[int] = set()
     docstrings = {
         line
@@ -486,21 +500,21 @@ def public_definitions(node: ast.AST) -> Iterator[Definition]:
 
 
 def documented(node: Definition) -> bool:
-    """Says whether a definition has a docstring, or is a protocol's attribute, which needs none."""
+    """Says whether a definition has a docstring or needs none, because it is a property in a protocol."""
     body = node.body[-1]
     is_declaration = isinstance(body, ast.Expr) and isinstance(body.value, ast.Constant) and body.value.value is ...
     is_property = any(isinstance(d, ast.Name) and d.id == "property" for d in getattr(node, "decorator_list", []))
     return bool(ast.get_docstring(node)) or (is_declaration and is_property)
 
 
-# Folders whose docstrings are held to the rules below.
+# The files in the folders whose docstrings must keep the rules that are tested below.
 PLAIN_WORDS = python_files("service", "model_export", "client", "loadtest")
-# An attack's docstring is the label of its case in the report.
+# In loadtest/attacks, an attack's docstring is the label of its case in the report, so it need not open with a verb.
 ATTACKS = Path("loadtest/attacks")
 
 
 class Described(NamedTuple):
-    """A module, class or function that has a docstring."""
+    """A module, class or function that has a docstring, with its place in the sources."""
 
     place: str
     name: str
@@ -509,7 +523,7 @@ class Described(NamedTuple):
 
 
 def described(files: Iterable[Path]) -> Iterator[Described]:
-    """Yields all modules, classes and functions that have a docstring, the private ones too."""
+    """Yields all modules, classes and functions of files that have a docstring, private ones included."""
     for file in files:
         for node in ast.walk(tree(file)):
             if isinstance(node, ast.Module | Definition) and (text := ast.get_docstring(node)):
@@ -518,12 +532,12 @@ def described(files: Iterable[Path]) -> Iterator[Described]:
 
 
 def is_property(node: Definition) -> bool:
-    """Says whether a function is read like an attribute."""
+    """Says whether a function is a property, which callers read like an attribute."""
     return any("property" in ast.unparse(decorator) for decorator in node.decorator_list)
 
 
 def opens_with_a_verb(text: str) -> bool:
-    """Says whether a text opens with a verb in the third person, as far as its letters tell.
+    """Says whether a text opens with a verb in the third person, as far as the first word's letters show.
 
     >>> opens_with_a_verb("Returns a name."), opens_with_a_verb("The name."), opens_with_a_verb("Names of files.")
     (True, False, False)
@@ -531,13 +545,41 @@ def opens_with_a_verb(text: str) -> bool:
     return re.match(r"[A-Z][a-z]+s\b(?! (of|whose)\b)", text) is not None
 
 
+# "What passes between the layers" names nothing: a reader who sees the sentence alone must know its subject.
+OPENS_BADLY = re.compile(r"(Who|What|Whoever|Those|That|Of)\b")
+
+
 def test_a_docstring_names_its_subject() -> None:
-    # "What passes between the layers" names nothing: a reader who sees the sentence alone must know its subject.
-    opens_badly = re.compile(r"(Who|What|Whoever|Those|That|Of)\b")
     faultless(
         f"{one.place} opens with {found[0]!r}"
         for one in described(PLAIN_WORDS + python_files("tests"))
-        if (found := opens_badly.match(one.text))
+        if (found := OPENS_BADLY.match(one.text))
+    )
+
+
+def rust_openings(source: str) -> Iterator[tuple[int, str]]:
+    """Yields the line number and the text of each line that opens a paragraph of a Rust doc comment.
+
+    >>> list(rust_openings("/// Of a row.\\n/// Of two.\\n///\\n/// What.\\nstruct A; // Of\\n//! That."))
+    [(1, 'Of a row.'), (4, 'What.'), (6, 'That.')]
+    """
+    before = ""
+    for number, line in enumerate(source.splitlines(), 1):
+        comment = re.match(r"\s*//[/!] ?(.*)", line)
+        text = comment[1].strip() if comment else ""
+        if text and not before:
+            yield number, text
+        before = text
+
+
+def test_a_rust_doc_comment_names_its_subject() -> None:
+    files = sorted(file for file in tracked_files() if file.suffix == ".rs")
+    assert files
+    faultless(
+        f"{file.relative_to(ROOT)}:{number} opens with {found[0]!r}"
+        for file in files
+        for number, text in rust_openings(file.read_text())
+        if (found := OPENS_BADLY.match(text))
     )
 
 
@@ -564,7 +606,7 @@ def test_a_functions_docstring_opens_with_a_verb() -> None:
 
 
 def test_no_two_names_have_the_same_first_line() -> None:
-    # Methods of one name may: they keep one promise, in several classes.
+    # Methods with the same name may share a first line, because they do the same in several classes.
     found: dict[str, dict[str, str]] = {}
     for one in described(PLAIN_WORDS):
         found.setdefault(one.text.splitlines()[0], {}).setdefault(one.name, one.place)
@@ -577,7 +619,7 @@ def test_every_other_file_says_what_it_is_for() -> None:
 
 
 def test_every_error_has_its_own_row_on_both_wires() -> None:
-    # By itself, not by a base class.
+    # Each class needs an entry of its own; the entry of a base class does not count.
     faultless(f"{cls.__name__} has no status of HTTP" for cls in leaves() if not 400 <= HTTP_STATUS.get(cls, 0) < 600)
     faultless(
         f"{cls.__name__} has no code of gRPC"
@@ -624,7 +666,7 @@ def test_the_server_starts_without_tensorflow() -> None:
 
 
 def tracked_files() -> list[Path]:
-    """Returns the repository's files as git sees them, new ones included."""
+    """Returns the files of the repository that git tracks or would add."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     if result.returncode:
@@ -632,7 +674,7 @@ def tracked_files() -> list[Path]:
     return [ROOT / name for name in result.stdout.split("\0") if name and (ROOT / name).is_file()]
 
 
-# In pieces, so that this file does not hold what it forbids.
+# The patterns are written in pieces, so that this file does not match them itself.
 MACHINE_PATHS = re.compile(
     rb"(?<![\w.])/(" + rb"|".join([rb"ho" + rb"me", rb"ro" + rb"ot", rb"Us" + rb"ers", rb"wo" + rb"rk"]) + rb")/\w"
 )

@@ -1,4 +1,4 @@
-"""The limits in docs/security.md are those of the code: flags, metrics, reasons and defaults."""
+"""Checks that the limits in docs/security.md agree with the code: flags, metrics, reasons and defaults."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ EDGE = "native/src/edge"
 _HEAD = "| Limit | Flag | Default | Counted as | What a client sees |\n|---|---|---|---|---|\n"
 _UNITS = {"": 1, "s": 1, "ms": 1, "KB": 1 << 10, "MB": 1 << 20, "GiB": 1 << 30}
 
-# Where a limit without a flag stands: a file, and a pattern whose first group is the number. Or a crate whose own
-# default it is, with the version in which somebody read it: a new version fails this test until it is read again.
+# Limits without a flag: the file that defines the limit, and a pattern whose first group is the number. Or a crate
+# whose own default it is, with the version in which somebody read it: a new version fails this test until it is read
+# again.
 CONSTANTS: dict[str, tuple[str, str]] = {
     "TLS handshakes at the same time": (f"{EDGE}/limits.rs", r"max_handshakes: (\d[^,]*),"),
     "header list (gRPC)": (f"{EDGE}/limits.rs", r"max_header_list_bytes: (\d[^,]*),"),
@@ -29,6 +30,10 @@ CONSTANTS: dict[str, tuple[str, str]] = {
     "bytes that one connection reads before other connections get their turn": (
         f"{EDGE}/limits.rs",
         r"READ_BUDGET: usize = ([^;]+);",
+    ),
+    "part of the connection threads' time that refusals take (gRPC), one in": (
+        f"{EDGE}/limits.rs",
+        r"REFUSAL_SHARE: u32 = ([^;]+);",
     ),
     "parts of a body (HTTP/1.1) below 32 bytes on average": (f"{EDGE}/limits.rs", r"TINY_PARTS: usize = ([^;]+);"),
     "inflated body or message beyond 4 MB": (f"{EDGE}/inflated.rs", r"RATIO: usize = ([^;]+);"),
@@ -54,13 +59,13 @@ CONSTANTS: dict[str, tuple[str, str]] = {
     "requests that are cancelled before the server has accepted them": ("h2", "0.4.20"),
     "RST_STREAM that the server sends because of a client's errors": ("h2", "0.4.20"),
 }
-# Defaults that are a formula.
+# Limits whose default is a formula, not a number.
 WORDS = {
     "as many as processors",
     "half of the limit on open files",
     "twice that, or twice `--graph_threads` if that is more",
 }
-# Rules of a protocol, which have no number in the code.
+# Limits that are rules of a protocol, so the code has no number for them.
 RULES = {
     "Host header (HTTP/1.1); two, or none",
     "messages of a unary gRPC call",
@@ -69,7 +74,7 @@ RULES = {
 
 
 def rows() -> list[list[str]]:
-    """Returns the cells of each row of the table of limits."""
+    """Returns the cells of each row in the table of limits."""
     table = (ROOT / "docs/security.md").read_text().partition(_HEAD)[2].partition("\n\n")[0]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
 
@@ -112,7 +117,7 @@ def test_a_metric_that_documents_name_is_one_of_the_servers() -> None:
 
 
 def number(text: str) -> float:
-    """Reads a default such as "64 KB", "262,144", "4096, and 100 a second" or "0.5 s".
+    """Reads a default in the table, such as "64 KB", "262,144", "4096, and 100 a second" or "0.5 s", as a number.
 
     >>> [number(text) for text in ("64 KB", "262,144", "20 s, and more", "100 times its size")]
     [65536.0, 262144.0, 20.0, 100.0]
@@ -123,13 +128,13 @@ def number(text: str) -> float:
 
 
 def evaluated(text: str) -> int:
-    """Computes an expression of Rust such as "64 << 10" or "1000"."""
+    """Computes the value of an expression of Rust such as "64 << 10" or "1000"."""
     left, _, right = text.replace("_", "").partition("<<")
     return int(left) << int(right or 0)
 
 
 def is_metric(name: str) -> bool:
-    """Says whether a file of the server has a metric: its whole name, or a prefix and the rest of the name."""
+    """Says whether a source file of the server names a metric: as a whole, or as a prefix and the rest."""
     words = f"embedding_server_{name}".split("_")
     cuts = [("_".join(words[:at]), "_".join(words[at:])) for at in range(2, len(words))]
     return any(
@@ -140,13 +145,13 @@ def is_metric(name: str) -> bool:
 
 @cache
 def sources() -> tuple[str, ...]:
-    """Returns the server's Python sources."""
+    """Returns the texts of the server's Python sources."""
     return tuple(file.read_text() for file in sorted((ROOT / "service").rglob("*.py")))
 
 
 @cache
 def known_reasons(kind: str) -> frozenset[str]:
-    """Returns the reasons that the native core counts, of connections that it closes or of requests that it refuses."""
+    """Returns the reasons, as metrics count them, for which the core closes connections or refuses requests."""
     statistics = (ROOT / EDGE / "statistics.rs").read_text()
     if kind == "closed":
         block = re.search(r"flooded: by\(&\[(.+?)\]\)", statistics, re.DOTALL)

@@ -1,4 +1,4 @@
-"""Checks that no file uses functions that run code from data, because strangers may have written the data."""
+"""Checks that no source file calls functions that run code from data, because strangers may have written the data."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.test_house_rules import faultless, imports, python_files, tree
 
-# Reading any of these can run what was written into the data.
+# Functions and modules that run code which is hidden in the data they read.
 _RUNS_DATA = {"pickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "jsonpickle", "yaml", "code"}
 _CALLS = {"eval", "exec", "compile", "__import__"}
 

@@ -1,4 +1,4 @@
-"""Writes a model with small tables and one predict signature per way to read them; `adopt` writes its manifest.
+"""Writes a model with small tables and one predict signature for each way of reading them; adopt() makes its manifest.
 
 The tower's score is the sum of the columns of the user's row and of the mean of the tags' rows, multiplied by 1, 10,
 100 and 1000, plus 0.5.
@@ -26,8 +26,8 @@ TAGS = [[1.0, 0.0], [0.0, 1.0], [2.0, 2.0]]
 
 
 def write_tower_model(tf: Any, folder: Path) -> Path:
-    """Writes version 1 of the model below a folder and returns the version's folder."""
-    # Imports TensorFlow, which a test file that only names this function must not do.
+    """Writes version 1 of the tower model below a folder, and returns the version's folder."""
+    # The function imports TensorFlow itself, so that a test file can import this module without TensorFlow.
     from model_export import adopt
 
     module = tf.Module()
@@ -76,7 +76,7 @@ def write_tower_model(tf: Any, folder: Path) -> Path:
         return {"largest": tf.reduce_max(found, axis=1)}
 
     def odd(values: Any, splits: Any) -> dict[str, Any]:
-        # A mean of all ids but one; only a constant in the graph reveals which.
+        # The signature's mean leaves out one id; only a constant in the graph shows which one.
         return {"score": mean(tf.where(values == 1, tf.zeros_like(values), values), splits)}
 
     signatures = {

@@ -1,4 +1,4 @@
-"""Writes models of common architectures as SavedModels, each with a manifest of its tables only.
+"""Writes models of common architectures as SavedModels, each with a manifest that describes only its tables.
 
 Weights are small integers, so that sums have the same bits in any order.
 """
@@ -22,7 +22,7 @@ NUM_KEYS = 50
 
 
 class ZooModel(NamedTuple):
-    """One model of the zoo.
+    """One architecture of the zoo, with the function that writes a model of it.
 
     build: (tensorflow, module, rows per table) -> the signature's function and its input specs; it sets the module's
         attribute `tables`.
@@ -34,7 +34,7 @@ class ZooModel(NamedTuple):
 
 
 def write_zoo_model(tf: Any, name: str, folder: Path, size: int) -> Path:
-    """Writes version 1 of a model, with `size` rows per table, below a folder and returns the version's folder."""
+    """Writes version 1 of a model whose tables have `size` rows, below a folder; returns the version's folder."""
     module = tf.Module()
     function, specs = ZOO[name].build(tf, module, size)
     signature = tf.function(function, input_signature=specs, autograph=False)
@@ -45,7 +45,7 @@ def write_zoo_model(tf: Any, name: str, folder: Path, size: int) -> Path:
 
 
 def write_tables_manifest(version: Path) -> None:
-    """Writes a manifest into a SavedModel that describes its tables: the variables of rank 2 below `tables`."""
+    """Writes a manifest into a SavedModel, which describes as tables the variables of rank 2 below `tables`."""
     variables = read_bundle(version / VARIABLES_PREFIX)
     tables = {
         key.split("/")[1]: table_entry(version, key, entry, None)
@@ -185,7 +185,8 @@ def _two_towers(tf: Any, module: Any, size: int) -> tuple[Callable[..., Any], li
 
 
 def _columns(tf: Any, module: Any, size: int) -> tuple[Callable[..., Any], list[Any]]:
-    # The graph of a functional Keras model: ids [B, 1], an Embedding each, Flatten, Concatenate, Dense.
+    # The graph is as in a functional Keras model: each input of ids [B, 1] has an Embedding and Flatten, then
+    # Concatenate and Dense.
     tables = _tables(tf, module, 6, size, 16)
     top = _mlp(tf, module, "top", 100, 64, 1)
 
@@ -203,7 +204,7 @@ def _columns_request(rows: int, size: int, random: np.random.Generator) -> Reque
 
 
 def _tags(tf: Any, module: Any, size: int) -> tuple[Callable[..., Any], list[Any]]:
-    # Tags combined by a segment mean, whose segments the graph computes from row splits.
+    # The vectors of tags are combined by segment_mean, and the graph computes the segments from the row splits.
     user, item, tag = _tables(tf, module, 3, size, 32)
     top = _mlp(tf, module, "top", 96, 64, 1)
 
@@ -217,7 +218,7 @@ def _tags(tf: Any, module: Any, size: int) -> tuple[Callable[..., Any], list[Any
 
 def _tags_request(rows: int, size: int, random: np.random.Generator) -> Request:
     lengths = random.integers(0, 20, rows)
-    # segment_mean returns no rows after the last segment that has ids.
+    # The last row has tags, because segment_mean returns no rows after the last segment that has ids.
     lengths[-1:] = 3
     splits = np.concatenate([[0], np.cumsum(lengths)])
     tags = {"tag_values": random.integers(0, size, int(splits[-1])), "tag_splits": splits}

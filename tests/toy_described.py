@@ -1,4 +1,4 @@
-"""Writes a third toy model, in manifest format 4: free input names, concatenated outputs, and unusual policies.
+"""Writes a third toy model, in manifest format 4: freely named inputs, concatenated outputs, and unusual policies.
 
 Row i of table `tag` (V=4, D=3) is [i, i*i, 1]; row i of `item` (V=9, D=2) is [3 i, 4 i], so that its norm is 5 i; rows
 of `half`, `brain` and `double` (V=3, D=2) are [i, i / 4] in float16, bfloat16 and float64.
@@ -30,7 +30,7 @@ _DTYPES = {"half": "float16", "brain": "bfloat16", "double": "float64"}
 
 
 def described_tables() -> dict[str, np.ndarray]:
-    """Returns the tables by name as float32, before they are stored in their dtypes."""
+    """Returns the tables by name as float32 numbers, before they are converted to the dtypes in the file."""
     thirds = np.array([[i, i / 4] for i in range(3)], np.float32)
     return {
         "tag": np.array([[i, i * i, 1] for i in range(4)], np.float32),
@@ -45,7 +45,7 @@ def _ragged(name: str, **more: Any) -> dict[str, Any]:
     return {"ids": f"{name}__values", "row_splits": f"{name}__row_splits", **more}
 
 
-# Signature -> feature -> table, manifest entry, and the rank of the ids unless they are ragged.
+# Maps signature and feature to the table, the manifest entry, and the rank of the ids (None for ragged ids).
 _FEATURES: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {
     "named": {
         "genre": (
@@ -58,7 +58,7 @@ _FEATURES: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {
                 "output": "genre_vector",
             },
         ),
-        # The output has the name of the ids input.
+        # In this signature, output and ids input have the same name.
         "own": ("item", {"ids": "own", "row_splits": "own_rows", "combiner": "sum", "output": "own"}),
         "film": ("item", {"ids": "film_id", "output": "film"}),
     },
@@ -125,14 +125,15 @@ _IDS_SHAPES = {"any": (-1, -1), "two": (-1, 2)}
 VOCABULARIES: dict[str, dict[str, Any]] = {
     "word": {"file": "", "size": 0, "first_id": 2, "num_oov_buckets": 7},
     "code": {"file": "", "size": 0, "num_oov_buckets": 9, "key_dtype": "int64"},
-    # Keras' StringLookup with two OOV indices and the mask token "": row 0 is the mask, 1 and 2 are buckets.
+    # Row numbers as in Keras' StringLookup with two OOV indices and the mask token "": row 0 is the mask, 1 and 2 are
+    # buckets.
     "keras": {"size": 3, "first_id": 3, "num_oov_buckets": 2, "first_oov_id": 1, "empty_key_id": 0},
     "masked": {"size": 3, "first_id": 2, "oov_id": 1, "empty_key_id": 0},
 }
 
 
 def write_described_model(folder: Path) -> Path:
-    """Writes a version folder of the described toy model and returns it."""
+    """Writes a version folder of the described toy model, and returns the folder."""
     for name in ("variables", "assets", "assets.extra"):
         (folder / name).mkdir(parents=True, exist_ok=True)
     stored = {

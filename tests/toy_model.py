@@ -1,4 +1,4 @@
-"""Writes a SavedModel whose answers are easy to compute by hand, without TensorFlow.
+"""Writes a SavedModel whose answers are easy to compute by hand; needs no TensorFlow.
 
 Row i of table `user` (V=5, D=2) is [i, 10 i], row i of `tag` (V=4, D=3) is [i, i*i, 1], both times `scale`. Strings
 "red", "green", "blue" are rows 1, 2, 3 of `tag`, any other string is row 0.
@@ -51,7 +51,7 @@ _DTYPE_NUMBERS = {
 
 
 def toy_tables(scale: int = 1) -> dict[str, np.ndarray]:
-    """Returns the two tables by name."""
+    """Returns the toy model's two tables by name, as float32 arrays."""
     return {
         "user": scale * np.array([[i, 10 * i] for i in range(5)], np.float32),
         "tag": scale * np.array([[i, i * i, 1] for i in range(4)], np.float32),
@@ -59,7 +59,7 @@ def toy_tables(scale: int = 1) -> dict[str, np.ndarray]:
 
 
 def toy_tables_as(dtype: str, scale: int = 1) -> dict[str, np.ndarray]:
-    """Returns the numbers that lookups read from tables stored as a dtype; only int4 changes them."""
+    """Returns the numbers that lookups read from tables of a dtype; only int4 changes the toy's numbers."""
     tables = toy_tables(scale)
     if dtype != "int4":
         return tables
@@ -67,7 +67,7 @@ def toy_tables_as(dtype: str, scale: int = 1) -> dict[str, np.ndarray]:
 
 
 def int4_steps(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns [V, D] integers from -7 to 7 and [V, 1] float32 scales, each a row's largest magnitude / 7.
+    """Returns [V, D] integers from -7 to 7 and [V, 1] float32 scales; the scale is a row's largest magnitude / 7.
 
     >>> [part.tolist() for part in int4_steps(np.float32([[3, -14], [0, 0]]))]
     [[[2.0, -7.0], [0.0, 0.0]], [[2.0], [0.0]]]
@@ -85,7 +85,7 @@ def write_toy_model(
     tables: Mapping[str, np.ndarray] | None = None,
     edit_manifest: Callable[[dict[str, Any]], None] | None = None,
 ) -> Path:
-    """Writes a version folder of the toy model and returns it.
+    """Writes a version folder of the toy model, and returns the folder.
 
     Args:
       scale: multiplies every table, so that an answer reveals its version.
@@ -119,19 +119,19 @@ def write_toy_model(
 
 
 def rewrite_manifest(folder: Path, edit: Callable[[dict[str, Any]], None]) -> None:
-    """Changes the manifest in a version folder."""
+    """Changes the manifest file in a version folder."""
     data = json.loads((folder / MANIFEST).read_text())
     edit(data)
     (folder / MANIFEST).write_text(json.dumps(data))
 
 
 def variable_name(table: str, kind: str = "tables") -> str:
-    """Returns a table's key in the checkpoint."""
+    """Returns the checkpoint key of a table."""
     return f"{kind}/{table}/.ATTRIBUTES/VARIABLE_VALUE"
 
 
 def stored_numbers(table: np.ndarray, dtype: str) -> np.ndarray:
-    """Converts float32 numbers to a dtype that holds them exactly: bfloat16 as bits, int4 as packed bytes.
+    """Converts float32 numbers to a dtype that holds them exactly: bfloat16 as 16-bit integers, int4 as packed bytes.
 
     >>> stored_numbers(np.float32([1, -2]), "bfloat16")
     array([16256, 49152], dtype=uint16)
@@ -142,7 +142,7 @@ def stored_numbers(table: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def toy_manifest(entries: Mapping[str, Mapping[str, int]], dtype: str = "float32") -> dict[str, Any]:
-    """Returns the manifest's JSON, without `files`; entries: the result of write_bundle()."""
+    """Returns the manifest as a JSON object, without `files`; entries: the result of write_bundle()."""
     cpu = {"user": {"ids": "user", "output": "user"}}
     for feature, combiner in COMBINERS.items():
         cpu[feature] = _ragged(feature) | {"weights": f"{feature}__weights", "output": feature, "combiner": combiner}
@@ -221,7 +221,7 @@ def saved_model(
     signatures: Mapping[str, tuple[Mapping[str, TensorInfo], Mapping[str, TensorInfo]]],
     tags: tuple[str, ...] = ("serve",),
 ) -> bytes:
-    """Returns saved_model.pb with these signatures and an empty graph."""
+    """Returns the bytes of a saved_model.pb that has these signatures and an empty graph."""
     message = message_class("tensorflow.SavedModel")()
     message.saved_model_schema_version = 1
     meta_graph = message.meta_graphs.add()
@@ -245,7 +245,7 @@ def write_bundle(
     is_compressed: bool = False,
     dtypes: Mapping[str, str] | None = None,
 ) -> dict[str, dict[str, int]]:
-    """Writes a checkpoint of one shard; returns offset, nbytes and crc32c of each tensor.
+    """Writes a checkpoint with one data file; returns the offset, nbytes and crc32c of each tensor.
 
     Args:
       is_compressed: whether the index is compressed.
@@ -288,7 +288,7 @@ def _sorted_table(records: Mapping[bytes, bytes], is_compressed: bool) -> bytes:
 
 
 def snappy(data: bytes) -> bytes:
-    """Compresses data to raw snappy: repeated bytes as copies of 4 to 64 bytes, others as literals.
+    """Compresses data to raw snappy: repeated bytes become copies of 4 to 64 bytes, all other bytes literals.
 
     >>> snappy(b"ab" * 4 + b"c")
     b'\\t\\x04ab\\x16\\x02\\x00\\x00c'
@@ -320,8 +320,9 @@ def snappy(data: bytes) -> bytes:
 
 
 def table_block(records: list[tuple[bytes, bytes]]) -> bytes:
-    """Encodes a block of a sorted table, without its checksum."""
-    # Keys are written without the prefix that they share with the key before, except every 16th, a restart point.
+    """Encodes one block of a sorted table (the format of checkpoint indexes), without the block's checksum."""
+    # Each key is written without the prefix that it shares with the previous key; every 16th key, a restart point, is
+    # whole.
     out, restarts, last = bytearray(), [0], b""
     for i, (key, value) in enumerate(records):
         shared = 0

@@ -76,7 +76,7 @@ _PREDICTED = ("drop_negative", "words", "codes", "code")
 
 
 def policy_tables() -> dict[str, np.ndarray]:
-    """Returns the two tables of the policy model by name."""
+    """Returns the two tables of the policy toy model by name."""
     return {
         "tag": np.array([[i, i * i, 1] for i in range(4)], np.float32),
         "item": np.array([[i, 10 * i] for i in range(9)], np.float32),
@@ -84,7 +84,7 @@ def policy_tables() -> dict[str, np.ndarray]:
 
 
 def write_policy_model(folder: Path) -> Path:
-    """Writes a version folder of the policy model and returns it."""
+    """Writes a version folder of the policy toy model, and returns the folder."""
     for name in ("variables", "assets", "assets.extra"):
         (folder / name).mkdir(parents=True, exist_ok=True)
     tables = {}
@@ -164,7 +164,7 @@ def _signatures() -> dict[str, tuple[dict[str, TensorInfo], dict[str, TensorInfo
 
     def outputs(names: tuple[str, ...]) -> dict[str, TensorInfo]:
         dims = {name: 2 if name in _TABLE else 3 for name in names}
-        # A graph may have an unknown size for the length of a sequence.
+        # The length of a sequence has an unknown size in this graph, as a graph may have.
         return {name: (_FLOAT, (-1, -1, dim) if name in _SEQUENCES else (-1, dim)) for name, dim in dims.items()}
 
     everything = tuple(_OPTIONS)

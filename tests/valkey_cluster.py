@@ -1,4 +1,4 @@
-"""Real Valkey or Redis processes on loopback: one server, or a cluster of primaries with replicas."""
+"""Starts real Valkey or Redis processes on loopback: one server, or a cluster of primaries with replicas."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _NUM_SLOTS = 16384
 
 
 def until(holds: Callable[[], object]) -> None:
-    """Waits until something holds; fails after a minute."""
+    """Waits until a condition holds; fails after a minute."""
     end_s = time.monotonic() + PATIENCE_S
     while not holds():
         assert time.monotonic() < end_s, "waited for a minute"
@@ -36,7 +36,7 @@ def until(holds: Callable[[], object]) -> None:
 
 
 def free_ports(count: int) -> list[int]:
-    """Returns ports of loopback that nothing listens on."""
+    """Returns numbers of loopback ports on which no program listens."""
     sockets = [socket.socket() for _ in range(count)]
     try:
         for one in sockets:
@@ -72,7 +72,7 @@ class Security:
 
 
 class Node:
-    """One process. port: its TCP port; bus: its port for other nodes."""
+    """One Valkey or Redis process. port: its TCP port for clients; bus: its port for other nodes of the cluster."""
 
     def __init__(self, folder: Path, *flags: str, is_cluster: bool, security: Security = Security()) -> None:
         assert PROGRAM is not None
@@ -91,7 +91,7 @@ class Node:
         self.start()
 
     def start(self) -> None:
-        """Starts the process, again too, and waits until it answers."""
+        """Starts the process, also after it was stopped, and waits until it answers."""
         self.process = subprocess.Popen(self._arguments, stdout=subprocess.DEVNULL, stdin=subprocess.DEVNULL)
         until(self._answers)
 
@@ -102,12 +102,12 @@ class Node:
 
     @cached_property
     def client(self) -> Any:
-        """A client of this node alone."""
+        """A client that sends commands to this node alone."""
         options = self.security.options
         return redis.Redis("127.0.0.1", self.port, decode_responses=True, protocol=2, socket_timeout=10, **options)
 
     def ask(self, *words: object) -> Any:
-        """Returns the answer to one command."""
+        """Sends one command to this node and returns the answer."""
         return self.client.execute_command(*words)
 
     def authenticate(self, security: Security) -> None:
@@ -117,22 +117,22 @@ class Node:
         self.__dict__.pop("client", None)
 
     def kill(self) -> None:
-        """Ends the process by SIGKILL."""
+        """Ends the process with SIGKILL, as a crash would."""
         self.client.close()
         self.process.kill()
         self.process.wait()
 
     def freeze(self) -> None:
-        """Stops the process by SIGSTOP."""
+        """Freezes the process with SIGSTOP, so that it answers nothing."""
         os.kill(self.process.pid, signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """Lets a frozen process go on."""
+        """Resumes a process that was frozen."""
         os.kill(self.process.pid, signal.SIGCONT)
 
 
 class Cluster:
-    """Nodes that are stopped at the end. primaries: 0 is a single server without cluster mode.
+    """The nodes of a cluster, stopped at the end of the test. primaries: 0 makes one server without cluster mode.
 
     nodes: the primaries, and then the replicas in the same order.
     """
@@ -160,7 +160,7 @@ class Cluster:
 
     @property
     def address(self) -> str:
-        """Returns the address of some of its nodes, without a password."""
+        """Returns the cluster's address, which lists some of its nodes and has no password."""
         scheme = "valkey://" if self._security.tls is None else "valkeys://"
         return scheme + ",".join(f"127.0.0.1:{node.port}" for node in self.nodes[:3])
 
@@ -170,7 +170,7 @@ class Cluster:
             begin, end = (_NUM_SLOTS * n // self._primaries for n in (number, number + 1))
             node.ask("CLUSTER ADDSLOTSRANGE", begin, end - 1)
             node.ask("CLUSTER SET-CONFIG-EPOCH", number + 1)
-        # Each meets each: news of others by gossip alone takes seconds.
+        # Every node is told of every other node, because gossip alone would take seconds to spread the addresses.
         for one in self.nodes:
             for other in self.nodes:
                 if one is not other:
@@ -181,7 +181,7 @@ class Cluster:
         until(self.is_whole)
 
     def is_whole(self) -> bool:
-        """Says whether all nodes agree that all slots are served, and all replicas follow."""
+        """Says whether all nodes agree that every slot has a primary, and all replicas follow their primaries."""
         alive = [node for node in self.nodes if node.process.poll() is None]
         states = [node.ask("CLUSTER INFO")["cluster_state"] for node in alive]
         links = [node.ask("INFO", "replication") for node in alive]
@@ -190,7 +190,7 @@ class Cluster:
         )
 
     def client(self) -> Any:
-        """Returns a client of redis-py for the whole of it."""
+        """Returns a redis-py client for the whole cluster."""
         if not self._primaries:
             return self.nodes[0].client
         options = self._security.options
@@ -203,7 +203,7 @@ class Cluster:
             node.authenticate(self._security)
 
     def keys(self) -> set[str]:
-        """Returns the keys of all primaries."""
+        """Returns the keys that the primaries hold, of all primaries."""
         return {key for node in self.nodes[: self._primaries or 1] for key in node.ask("KEYS", "*")}
 
     def stop(self) -> None:
@@ -224,6 +224,6 @@ def _replicates(node: Node, primary: str) -> bool:
     try:
         node.ask("CLUSTER REPLICATE", primary)
     except redis.ResponseError:
-        # The node has not heard of the primary yet.
+        # The replica does not know the primary yet, so the command is sent again.
         return False
     return True

@@ -1,4 +1,4 @@
-"""Trains feature columns with vocabularies, weights and a sequence in a model_fn, and exports them for lookups.
+"""Trains a model_fn with feature columns (vocabularies, weights, a sequence), and exports the columns as lookups.
 
 python examples/export/feature_columns.py --out models/feature_columns
 """
@@ -32,21 +32,21 @@ PARSE_SPEC = {
 }
 
 fc = tf.feature_column
-# A word that is not listed reads one of two extra rows, chosen by the word's hash.
+# A city outside the vocabulary reads one of two extra rows, which the hash of its name selects.
 city = embedding_column(fc.categorical_column_with_vocabulary_list("city", CITIES, num_oov_buckets=2), dimension=4)
 tag = embedding_column(
     fc.weighted_categorical_column(fc.categorical_column_with_identity("tag", 50), "tag_weight"),
     dimension=8,
     combiner="sqrtn",
 )
-# The last layer gets the first five clicks, in order; shorter sequences are padded with zeros.
+# The model gets the vectors of a user's first five clicks, in order; shorter sequences are padded with zeros.
 clicks = embedding_column(
     fc.sequence_categorical_column_with_identity("clicks", 100), dimension=8, max_sequence_length=5
 )
 
 
 def model_fn(features, labels, mode, params):
-    """Builds a logistic regression on the looked-up vectors."""
+    """Builds a logistic regression over the looked-up vectors."""
     v1 = tf.compat.v1
     bags = v1.keras.layers.DenseFeatures([city, tag])(features)
     sequence, _ = tf.keras.experimental.SequenceFeatures([clicks])(features)
@@ -60,7 +60,7 @@ def model_fn(features, labels, mode, params):
 
 
 def input_fn(params):
-    """Returns 512 random examples; users in Lima and Osaka click."""
+    """Returns 512 random examples, in which users in Lima and Osaka click and others do not."""
     rng = np.random.default_rng(1)
     cities = rng.integers(0, len(CITIES), 512)
     features = {

@@ -1,4 +1,4 @@
-"""Makes lookups of a foreign SavedModel fast: `adopt` copies it and adds a manifest, so that a server maps its tables.
+"""Adopts another program's SavedModel: `adopt` copies it and adds a manifest, so that a server maps its tables.
 
   python examples/export/foreign_savedmodel.py --out models/foreign
 
@@ -33,7 +33,7 @@ is_ragged = true
 
 
 class ForeignModel(tf.Module):
-    """A model that another team trained: it computes scores, and has no lookup signature."""
+    """A model that another team trained: it computes scores from films, and has no lookup signature."""
 
     def __init__(self):
         super().__init__()
@@ -45,7 +45,7 @@ class ForeignModel(tf.Module):
 
 
 def main() -> None:
-    """Saves the foreign model and adopts it."""
+    """Saves the other team's model, then adopts it with a spec file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("models/foreign"), metavar="DIR")
     out = parser.parse_args().out

@@ -1,4 +1,4 @@
-"""Compiles, fits and exports a plain Keras 3 model: StringLookup maps names to rows, Embedding rows to vectors.
+"""Trains and exports a plain Keras 3 model: StringLookup maps names to rows, Embedding maps rows to vectors.
 
 python examples/export/keras_model.py --out models/films
 """
@@ -19,7 +19,7 @@ FILMS = 20
 
 
 def make_model():
-    """Returns a model that predicts a rating from the user's name, the film's number and the film's age."""
+    """Returns a Keras model that predicts a rating from the user's name, the film's number and the film's age."""
     user = keras.Input((), dtype="string", name="user")
     film = keras.Input((), dtype="int64", name="film")
     age = keras.Input((1,), dtype="float32", name="age")
@@ -32,7 +32,7 @@ def make_model():
 
 
 def make_data(rows=512, seed=1):
-    """Returns batches of features and ratings: two users like films with an even number, the others like odd ones."""
+    """Returns batches of features and ratings: some users like films of even number, the others of odd number."""
     import tensorflow as tf
 
     rng = np.random.default_rng(seed)
@@ -52,7 +52,7 @@ def main() -> None:
     model.compile(keras.optimizers.Adam(0.03), "mse")
     history = model.fit(make_data(), epochs=20, shuffle=False, verbose=0)
     print("loss", [round(loss, 4) for loss in history.history["loss"]])
-    # say=print prints how each signature will be served.
+    # With say=print, export() prints how each signature will be served.
     print(f"exported and verified: {export(model, out, say=print)}")
 
 

@@ -1,4 +1,4 @@
-"""Compiles, fits and exports a functional Keras model with a TPUEmbedding layer.
+"""Trains and exports a functional Keras model with a TPUEmbedding layer.
 
 python examples/export/layer_functional.py --out models/layer_functional
 """
@@ -17,7 +17,7 @@ embedding = tf.tpu.experimental.embedding
 
 
 def make_model():
-    """Returns a model of a user, the items they saw, and the order of their last four clicks."""
+    """Returns a model with three features: a user, the items that the user saw, and the user's last four clicks."""
     users = embedding.TableConfig(100, 8, name="users")
     items = embedding.TableConfig(50, 8, name="items", combiner="mean")
     feature_config = {

@@ -1,4 +1,4 @@
-"""Exports a subclassed Keras model with a vocabulary: its layer takes row numbers, the exported model takes words.
+"""Exports a subclassed Keras model with a vocabulary: the layer gets row numbers, clients of the export send words.
 
 python examples/export/layer_subclass.py --out models/layer_subclass
 """
@@ -18,7 +18,7 @@ GENRES = ["action", "comedy", "drama", "horror", "western"]
 
 
 class GenreModel(tf.keras.Model):
-    """Model that scores a list of genres; row 0 of its table is for any genre that is not listed."""
+    """Model that scores a list of genres; row 0 of its table is for genres outside the vocabulary."""
 
     def __init__(self):
         super().__init__()
@@ -40,7 +40,8 @@ def main() -> None:
     rng = np.random.default_rng(1)
     lengths = rng.integers(0, 4, 512)
     genres = tf.RaggedTensor.from_row_lengths(rng.integers(0, len(GENRES) + 1, lengths.sum()), lengths)
-    likes = tf.cast(tf.reduce_any(genres == 3, axis=1), tf.float32)  # row 3 of the table belongs to "drama"
+    # Row 3 of the table belongs to "drama".
+    likes = tf.cast(tf.reduce_any(genres == 3, axis=1), tf.float32)
     model = GenreModel()
     model.compile(tf.keras.optimizers.legacy.Adam(0.01), {"score": "binary_crossentropy"})
     data = tf.data.Dataset.from_tensor_slices(({"genres": genres}, {"score": likes})).batch(64)

@@ -1,4 +1,4 @@
-"""Trains a film rating model with feature columns and EmbeddingEstimator: TPUEstimator code with new imports.
+"""Trains a film rating model with feature columns and EmbeddingEstimator: TPUEstimator code with changed imports.
 
 It is the model that `model-export demo` trains with the TPUEmbedding layer, with the same data, split and tower. Here
 EmbeddingConfigSpec trains the tables by Adagrad, and model_fn trains the tower by Adam.
@@ -43,7 +43,7 @@ def make_columns(data):
         fc.categorical_column_with_identity(key, data.num_films + 1, default_value=0)
         for key in ("film_id", "recent_films")
     )
-    # One out-of-vocabulary bucket: all words that are not listed share a row.
+    # The column has one out-of-vocabulary bucket: all words outside the vocabulary share a row.
     genres = fc.categorical_column_with_vocabulary_list("genres", data.genre_vocabulary, num_oov_buckets=1)
     jobs = fc.categorical_column_with_vocabulary_list("occupation", data.occupation_vocabulary, num_oov_buckets=1)
     start = {"initializer": tf.compat.v1.truncated_normal_initializer(stddev=0.05)}
@@ -58,7 +58,7 @@ def make_columns(data):
 
 
 def make_model_fn(columns, mean_rating):
-    """Returns a model_fn of the formula rating = mean + biases + taste . film + a small network."""
+    """Returns a model_fn that computes rating = mean + biases + taste . film + a small network."""
 
     def model_fn(features, labels, mode, params):
         v1 = tf.compat.v1
@@ -92,7 +92,7 @@ def make_model_fn(columns, mean_rating):
 
 
 def features_of(examples, data):
-    """Returns arrays by feature name, one row per example: ids, words, and padded lists."""
+    """Returns the features as arrays by name, one row per example: ids, words, and padded lists."""
     words = np.array(["", *data.genre_vocabulary], object)
     jobs = np.array(["unknown", *data.occupation_vocabulary], object)
 
@@ -106,14 +106,14 @@ def features_of(examples, data):
         "user_id": examples.ids["user_id"][:, None],
         "film_id": examples.ids["film_id"][:, None],
         "occupation": jobs[examples.ids["occupation"]][:, None].astype(np.bytes_),
-        # Padding of lists, which columns ignore: -1 among numbers, the empty string among words.
+        # Lists are padded with -1 or the empty string, which feature columns ignore.
         "recent_films": padded(examples.ragged["recent_films"], RECENT_FILMS, -1),
         "genres": words[padded(examples.ragged["genres"], 8, 0)].astype(np.bytes_),
     }
 
 
 def make_input_fn(features, ratings, *, epochs=1, unknown_rate=0.0, seed=1):
-    """Returns an input_fn that replaces the share unknown_rate of ids by 0, to train row 0 for unknown ids."""
+    """Returns an input_fn that replaces a share of ids (unknown_rate) by 0, to train row 0 for unknown ids."""
 
     def forget(batch):
         def replaced(name, ids):

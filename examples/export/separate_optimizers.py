@@ -1,4 +1,4 @@
-"""Trains in a custom loop: Adagrad with a decaying rate for the tables, Adam for the rest, checkpoints of both.
+"""Trains in a custom loop with two optimizers: Adagrad with a decaying rate for tables, Adam for all other variables.
 
 python examples/export/separate_optimizers.py --out models/separate_optimizers
 """
@@ -19,7 +19,7 @@ legacy = tf.keras.optimizers.legacy
 
 
 class Ranker(tf.keras.Model):
-    """Model of user and film vectors and a small network."""
+    """Model of user and film vectors, which a small network converts to a rating."""
 
     def __init__(self, table_optimizer):
         super().__init__()
@@ -38,7 +38,7 @@ class Ranker(tf.keras.Model):
 
 
 def batches(rows=256, seed=1):
-    """Yields random features and ratings that depend on both ids."""
+    """Yields batches of random users and films, and ratings that depend on both."""
     rng = np.random.default_rng(seed)
     while True:
         user, film = rng.integers(0, 200, rows), rng.integers(0, 100, rows)
@@ -47,7 +47,7 @@ def batches(rows=256, seed=1):
 
 
 def main() -> None:
-    """Trains a model, continues from its checkpoint in a second model, and exports that."""
+    """Trains a model, restores its checkpoint in a second model without optimizers, and exports the second model."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("models/separate_optimizers"), metavar="DIR")
     out = parser.parse_args().out
@@ -67,14 +67,15 @@ def main() -> None:
         checkpoint = tf.train.Checkpoint(model=model, tables=table_optimizer, dense=dense_optimizer)
         path = checkpoint.save(folder + "/checkpoint")
 
-        again = Ranker(None)  # without an optimizer the layer has no slots, which serving does not need
+        # Without an optimizer the layer has no slots, which serving does not need.
+        again = Ranker(None)
         tf.train.Checkpoint(model=again).restore(path).expect_partial()
         again(next(data)[0])
     print(f"exported and verified: {export(again, out)}")
 
 
 def table_rate(optimizer) -> float:
-    """Returns the tables' learning rate for the next step."""
+    """Returns the learning rate of the tables in the next step."""
     return float(optimizer.learning_rate(optimizer.iterations))
 
 

@@ -1,4 +1,4 @@
-"""Shares one table between two features: shared_embedding_columns with the tensor-core lookup, in a custom model_fn.
+"""Trains two features that share one table: shared_embedding_columns with the tensor-core lookup, in a model_fn.
 
 python examples/export/shared_columns.py --out models/shared_columns
 """
@@ -23,7 +23,7 @@ from model_export import (
 )
 from model_export.tensorflow_setup import tf
 
-# Trained and served with the padded lookup of a TPU's tensor core: 4 ids per row, longer rows are cut.
+# Both columns are trained and served with the padded lookup of a TPU's tensor core: 4 ids per row, longer rows are cut.
 watched, liked = shared_embedding_columns(
     [tf.feature_column.categorical_column_with_identity(key, 300) for key in ("watched", "liked")],
     dimension=16,
@@ -36,7 +36,7 @@ watched, liked = shared_embedding_columns(
 
 
 def model_fn(features, labels, mode, params):
-    """Builds a regression of the share of watched films that the user liked."""
+    """Builds a regression that predicts the share of liked films among the watched films."""
     v1 = tf.compat.v1
     vectors = v1.keras.layers.DenseFeatures([watched, liked])(features)
     share = v1.keras.layers.Dense(1, activation="sigmoid")(vectors)[:, 0]
@@ -48,7 +48,7 @@ def model_fn(features, labels, mode, params):
 
 
 def input_fn(params):
-    """Returns random lists of films; all users like every third film."""
+    """Returns random lists of films; every user likes the films whose number is divisible by 3."""
     rng = np.random.default_rng(1)
     films = rng.integers(0, 300, (512, 4))
     likes = films % 3 == 0

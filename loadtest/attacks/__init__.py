@@ -1,1 +1,1 @@
-"""Attacks a server with legal and illegal byte sequences, and measures how each slows another client, the victim."""
+"""Attacks a server with legal and illegal byte sequences, and measures how each attack slows a client of the server."""

@@ -1,4 +1,4 @@
-"""Attacks servers; prints how each attack slowed another client, how much memory it cost, and how the server reacted.
+"""Attacks servers; prints how much each attack slowed another client, its memory, and how the server reacted.
 
 python -m loadtest.attacks                              # all cases on a server of ours that it starts
 python -m loadtest.attacks --peer=ours,grpcio,nghttpd,nginx --server_cpus=0 --client_cpus=1
@@ -27,15 +27,15 @@ from loadtest.attacks.measuring import Result, measure
 from loadtest.attacks.targets import Target
 from loadtest.attacks.victim import Victim
 
-# Limits for an attack on this project's server: the victim's longest wait, its ratio to the wait without an attack,
-# and memory.
+# Limits for an attack on this project's server: the longest wait of the other client (the victim), that wait's ratio to
+# the wait without an attack, and the memory that the server still holds afterwards.
 _LONGEST_MS = 50.0
 _TIMES_QUIET = 5.0
 _HELD_MIB = 64.0
 
 
 def main() -> int:
-    """Returns the exit status: 1 if an attack on this project's server broke a limit, 2 for wrong flags."""
+    """Runs the attacks; returns 1 if an attack on this project's server broke a limit, 2 for wrong flags, else 0."""
     options, flags = _parser().parse_known_args()
     names = [name for name in CASES if any(fnmatch.fnmatch(name, pattern) for pattern in options.only.split(","))]
     if options.list:
@@ -76,7 +76,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _targets(options: argparse.Namespace, flags: list[str], stack: ExitStack) -> list[Target]:
-    """Starts the servers that the flags name, or returns those that run already."""
+    """Starts the servers that the flags name, or connects to servers that run already; yields their ports."""
     if options.grpc or options.http:
         host = (options.grpc or options.http).rpartition(":")[0].strip("[]")
         ports = [int(where.rpartition(":")[2]) if where else None for where in (options.grpc, options.http)]
@@ -127,7 +127,7 @@ def _run(targets: list[Target], names: list[str], options: argparse.Namespace) -
 
 
 def judge(name: str, result: Result) -> list[str]:
-    """Says which limits an attack broke."""
+    """Describes the limits that an attack broke."""
     found = [f"the victim: {fault}" for fault in sorted(set(result.during.faults))]
     longest = result.during.longest
     if longest > _LONGEST_MS and longest > _TIMES_QUIET * result.quiet.longest:

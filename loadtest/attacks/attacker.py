@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from loadtest.attacks import frames
 from loadtest.attacks.targets import Target
 
-# Maximum bytes of one read, and of an HTTP/1.1 answer that are kept.
+# Maximum number of bytes of one read, and number of bytes that are kept of the first HTTP/1.1 answer.
 _READ_BYTES = 1 << 18
 _KEPT_BYTES = 1 << 12
-# At its end the attacker reads on, for example for a GOAWAY, until no byte comes for so long, and for so long at most.
+# When its time is over, the attacker reads the server's last bytes, for example a GOAWAY: until no byte comes for the
+# first time, and at most for the second time.
 _LAST_WORD_S, _LAST_WORDS_S = 0.3, 10.0
 # The attacker's nice value, so that the victim's process runs first if both share a processor.
 _NICENESS = 10
@@ -26,7 +27,7 @@ _NICENESS = 10
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How the server reacted to an attack.
+    """The reaction of the server to an attack.
 
     text: the reaction, in words.
     is_out: whether the server ended the attack: it closed the connections, or refused every request.
@@ -39,7 +40,7 @@ class Outcome:
 
 
 class Conn:
-    """One connection of the attacker to the target."""
+    """One connection of the attacker to the attacked port."""
 
     def __init__(self, target: Target, sock: socket.socket) -> None:
         self._sock = sock
@@ -48,7 +49,7 @@ class Conn:
         self.received = frames.Received()
         self.head = b""
         self.statuses: Counter[str] = Counter()
-        # Streams whose requests the attack begins and does not finish.
+        # Numbers of the streams whose requests the attack begins and never finishes.
         self.unfinished: frozenset[int] = frozenset()
         self.sent = 0
         self.closed = ""
@@ -56,11 +57,11 @@ class Conn:
         sock.setblocking(False)
 
     def fileno(self) -> int:
-        """Returns the socket's descriptor."""
+        """Returns the file descriptor of the socket."""
         return self._sock.fileno()
 
     def send(self, pieces: Iterable[bytes], end_s: float, *, reads: bool = True, pause_s: float = 0.0) -> None:
-        """Sends pieces until all are sent, the server closes, or the time is over; reads answers if `reads`."""
+        """Sends pieces of bytes until all are sent, the server closes, or time is over; reads answers if `reads`."""
         left = iter(pieces)
         piece = b""
         while not self.closed and (now_s := time.monotonic()) < end_s:
@@ -91,7 +92,7 @@ class Conn:
         return size
 
     def read(self) -> None:
-        """Reads the bytes that have arrived."""
+        """Reads and counts the bytes that have arrived on the connection."""
         try:
             data = self._sock.recv(_READ_BYTES)
         except (BlockingIOError, ssl.SSLWantReadError):
@@ -104,13 +105,13 @@ class Conn:
         elif self._is_http2:
             self.received.feed(data)
         else:
-            # A status line that is split over two reads is not counted.
+            # A status line that is split over two reads is not counted, which makes the count a little too low.
             for part in data.split(b"HTTP/1.1 ")[1:]:
                 self.statuses[part[:3].decode("latin-1")] += 1
             self.head = self.head or data[:_KEPT_BYTES]
 
     def wait(self, end_s: float, *, reads: bool = True) -> None:
-        """Waits until the time is over or the server closes the connection."""
+        """Waits until the attack's time is over or the server closes the connection; reads answers if `reads`."""
         while not self.closed and (now_s := time.monotonic()) < end_s:
             if not reads:
                 time.sleep(min(0.05, end_s - now_s))
@@ -128,9 +129,9 @@ class Conn:
         self.closed_after_s = time.monotonic() - self._opened_s
 
     def last_word(self) -> None:
-        """Reads the connection's last bytes, such as a GOAWAY after unread answers."""
+        """Reads the last bytes that the server sent, such as a GOAWAY after answers that were not read."""
         was = self.closed, self.closed_after_s
-        # Bytes that arrived before a reset may still be read.
+        # After a reset, bytes that arrived before it may still be readable.
         self.closed = ""
         end_s = time.monotonic() + _LAST_WORDS_S
         while not self.closed and time.monotonic() < end_s and select.select([self], [], [], _LAST_WORD_S)[0]:
@@ -144,7 +145,7 @@ class Conn:
 
 
 class Attacker:
-    """Runs an attack on one port for a given time, which begins with the first connection, when all bytes are made."""
+    """Runner of an attack on one port. Its time begins with the first connection, when all bytes are made."""
 
     def __init__(self, target: Target, seconds: float) -> None:
         self.target = target
@@ -155,7 +156,7 @@ class Attacker:
 
     @property
     def is_over(self) -> bool:
-        """Whether the attack's time is over."""
+        """Whether the time of the attack is over."""
         return time.monotonic() >= self.end_s
 
     def connect(self, *, receive_bytes: int | None = None, is_raw: bool = False) -> Conn | None:
@@ -185,13 +186,13 @@ class Attacker:
         if conn is None:
             raise ConnectionError("no connection")
         conn.send([frames.PREFACE + frames.settings(*pairs)], self.end_s)
-        # Waits for the server's SETTINGS, and acknowledges them.
+        # The wait lets the server's SETTINGS arrive; then the attacker acknowledges them.
         conn.wait(min(time.monotonic() + 0.05, self.end_s))
         conn.send([frames.frame(frames.SETTINGS, frames.ACK, 0)], self.end_s)
         return conn
 
     def flood(self, pieces: Iterable[bytes], conn: Conn | None = None, *, reads: bool = True) -> None:
-        """Sends pieces on one connection until the time is over, and then reads the server's last bytes."""
+        """Sends pieces of bytes on one connection until the time is over; then reads the server's last bytes."""
         conn = conn or self.connect()
         if conn is None:
             return
@@ -200,7 +201,7 @@ class Attacker:
         conn.last_word()
 
     def again_and_again(self, request: bytes) -> None:
-        """Sends the same request on new connections, one after another, and reads the start of each answer."""
+        """Sends the same request on one new connection after another, and reads the start of each answer."""
         while not self.is_over:
             conn = self.connect()
             if conn is None:
@@ -211,7 +212,7 @@ class Attacker:
             conn.end()
 
     def outcome(self) -> Outcome:
-        """Closes all connections and returns a summary of the server's reactions."""
+        """Closes all connections of the attack, and returns a summary of the server's reactions."""
         conns = self._conns
         words: list[str] = []
         goaways = Counter(conn.received.goaway for conn in conns if conn.received.goaway)
@@ -243,12 +244,12 @@ class Attacker:
 
 
 def repeated(piece: bytes, size: int = 1 << 16) -> Iterator[bytes]:
-    """Yields a piece again and again, without end, in chunks of about `size` bytes."""
+    """Yields chunks of about `size` bytes that repeat a piece again and again, without end."""
     return itertools.repeat(piece * max(size // len(piece), 1))
 
 
 def run(target: Target, name: str, seconds: float) -> Outcome:
-    """Runs the attack of this name in this process and returns its Outcome."""
+    """Runs the attack with this name in this process, and returns its Outcome."""
     from loadtest.attacks.cases import CASES
 
     os.nice(_NICENESS)

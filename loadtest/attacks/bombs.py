@@ -7,7 +7,7 @@ import zlib
 
 
 def gzipped_zeros(mebibytes: int) -> bytes:
-    """Returns zeros in gzip's format: one compressed block, repeated, because compressing all of them takes long."""
+    """Returns zeros in gzip's format: one compressed block, repeated, because compressing so many zeros takes long."""
     zeros = bytes(1 << 20)
     packer = zlib.compressobj(9, zlib.DEFLATED, -15)
     block = packer.compress(zeros) + packer.flush(zlib.Z_FULL_FLUSH)

@@ -1,4 +1,4 @@
-"""Lists all attacks by name, with the kind of port that each is for, and whether a server must end it."""
+"""Lists all attacks by name, with the protocol that a port must speak, and whether a server must end the attack."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from loadtest.attacks import http2_cases as http2
 from loadtest.attacks.attacker import Attacker
 from loadtest.attacks.targets import Target
 
-# Kinds of ports. grpc: HTTP/2 with gRPC. json: HTTP/1.1 with JSON. tls: either of them, with TLS.
+# The protocol of an attacked port. grpc: HTTP/2 with gRPC. json: HTTP/1.1 with JSON. tls: HTTP/1.1 or HTTP/2 over TLS.
 Port = Literal["http2", "grpc", "http1", "json", "tls"]
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One attack of the list.
+    """One attack, and the reaction that is expected of a server.
 
     is_ended: whether a server must close the connection, or refuse each request. False: the attack consists of legal
       requests, or of requests that a server refuses stream by stream.
@@ -35,7 +35,7 @@ class Case:
         return (self.attack.__doc__ or "").strip()
 
     def fits(self, target: Target) -> bool:
-        """Says whether a target speaks the protocol that the attack is for."""
+        """Says whether a target's port speaks the protocol that the attack needs."""
         fits = {
             "http2": target.wire == "http2",
             "grpc": target.is_grpc,

@@ -1,4 +1,4 @@
-"""Writes HTTP/2 frames byte by byte, valid or not, and reads a server's frames. Source: RFC 9113, RFC 7541."""
+"""Writes HTTP/2 frames byte by byte, valid or not, and parses a server's frames. Source: RFC 9113, RFC 7541."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def window_update(stream: int, size: int) -> bytes:
 
 
 def reset(stream: int) -> bytes:
-    """Returns a RST_STREAM frame with the code CANCEL."""
+    """Returns a RST_STREAM frame with the error code CANCEL."""
     return frame(RST_STREAM, 0, stream, (8).to_bytes(4))
 
 
 def integer(value: int, bits: int, first: int = 0) -> bytes:
-    """Encodes an integer by RFC 7541, section 5.1: a prefix of `bits` bits in a byte whose other bits are `first`."""
+    """Encodes an integer by RFC 7541, 5.1, in the low `bits` bits of a byte; `first` has the byte's other bits."""
     most = (1 << bits) - 1
     if value < most:
         return bytes([first | value])
@@ -52,17 +52,17 @@ def integer(value: int, bits: int, first: int = 0) -> bytes:
 
 
 def field(name: bytes, value: bytes, *, first: int = 0x00) -> bytes:
-    """Encodes a literal header field; first: 0x40 adds the field to the HPACK table, 0x00 does not."""
+    """Encodes a literal header field for HPACK; first: 0x40 adds the field to the HPACK table, 0x00 does not."""
     return bytes([first]) + integer(len(name), 7) + name + integer(len(value), 7) + value
 
 
 def block(fields: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """Encodes a header block of literal fields."""
+    """Encodes a header block whose fields are all literal."""
     return b"".join(field(name, value) for name, value in fields)
 
 
 class Received:
-    """Counts the frames that a server sent, and the streams that it ended. `data` holds the DATA of a watched stream.
+    """Counter of the frames that a server sent, and of streams that it ended. `data` has a watched stream's DATA.
 
     Args:
       watched: the number of that stream.
@@ -79,7 +79,7 @@ class Received:
         self._waiting = bytearray()
 
     def feed(self, data: bytes) -> None:
-        """Parses further bytes from the server."""
+        """Parses more bytes from the server, and counts their frames."""
         self._waiting += data
         at = 0
         while len(self._waiting) - at >= _HEAD_BYTES:

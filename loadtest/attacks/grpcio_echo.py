@@ -1,4 +1,4 @@
-"""Serves an echo method on grpcio with default settings, as another server to attack; prints its port."""
+"""Serves an echo method on grpcio with default settings, as a server to compare attacks on; prints its port."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class _Echo(grpc.GenericRpcHandler):
 
 
 def main() -> None:
-    """Serves until the process is killed."""
+    """Serves the echo method until the process is killed."""
     server = grpc.server(futures.ThreadPoolExecutor(4), handlers=[_Echo()])
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()

@@ -1,4 +1,4 @@
-"""The attacks on HTTP/1.1, and on the JSON in its bodies. A docstring describes the bytes that its attack sends."""
+"""The attacks on HTTP/1.1 and on JSON bodies. The docstring of each attack describes the bytes that it sends."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _JSON_BYTES = 4 << 20
 
 
 def _dribble(attacker: Attacker, opening: bytes, piece: bytes) -> None:
-    """Opens many connections and sends one piece on each, again and again."""
+    """Opens many connections and sends one piece of bytes on each, again and again."""
     conns = []
     for _ in range(_SLOW_CONNECTIONS):
         if not attacker.is_over and (conn := attacker.connect()) is not None:
@@ -29,22 +29,22 @@ def _dribble(attacker: Attacker, opening: bytes, piece: bytes) -> None:
 
 
 def slow_head(attacker: Attacker) -> None:
-    """200 connections whose heads come byte by byte (slowloris)."""
+    """200 connections on which the heads of requests arrive byte by byte (slowloris)."""
     _dribble(attacker, attacker.target.head(b"content-length: 10"), b"x")
 
 
 def slow_body(attacker: Attacker) -> None:
-    """200 connections whose bodies come byte by byte."""
+    """200 connections on which the bodies of requests arrive byte by byte."""
     _dribble(attacker, attacker.target.head(b"content-length: 1000000") + b"\r\n{", b" ")
 
 
 def silent_connections(attacker: Attacker) -> None:
-    """200 connections on which nothing is sent."""
+    """200 connections on which the client sends nothing."""
     _dribble(attacker, b"", b"")
 
 
 def byte_chunks(attacker: Attacker) -> None:
-    """An endless body in chunks of 1 byte."""
+    """An endless request body in chunks of 1 byte."""
     conn = attacker.connect()
     if conn is not None:
         conn.send([attacker.target.head(b"transfer-encoding: chunked") + b"\r\n1\r\n{\r\n"], attacker.end_s)
@@ -52,7 +52,7 @@ def byte_chunks(attacker: Attacker) -> None:
 
 
 def chunk_extensions(attacker: Attacker) -> None:
-    """Chunks of 1 byte with extensions of 4 KB."""
+    """Chunks of 1 byte, each with a chunk extension of 4 KB."""
     conn = attacker.connect()
     if conn is not None:
         conn.send([attacker.target.head(b"transfer-encoding: chunked") + b"\r\n"], attacker.end_s)
@@ -60,7 +60,7 @@ def chunk_extensions(attacker: Attacker) -> None:
 
 
 def chunk_trailers(attacker: Attacker) -> None:
-    """Endless trailers after a body."""
+    """Endless trailer fields after a request body."""
     conn = attacker.connect()
     if conn is not None:
         conn.send([attacker.target.head(b"transfer-encoding: chunked") + b"\r\n1\r\n{\r\n0\r\n"], attacker.end_s)
@@ -68,12 +68,12 @@ def chunk_trailers(attacker: Attacker) -> None:
 
 
 def pipelining(attacker: Attacker) -> None:
-    """Small pipelined requests, sent without waiting for answers, which are read."""
+    """Small requests, pipelined without waiting for answers; the client reads the answers."""
     attacker.flood(repeated(attacker.target.whole()))
 
 
 def pipelining_unread(attacker: Attacker) -> None:
-    """Small pipelined requests, sent without waiting for answers, which are not read."""
+    """Small requests, pipelined without waiting for answers; the client reads no answers."""
     attacker.flood(repeated(attacker.target.whole()), attacker.connect(receive_bytes=4096), reads=False)
 
 
@@ -91,7 +91,7 @@ def huge_head(attacker: Attacker) -> None:
 
 
 def many_headers(attacker: Attacker) -> None:
-    """Requests of 20,000 headers each."""
+    """Requests with 20,000 header fields each."""
     attacker.again_and_again(attacker.target.head(*[b"a: b"] * 20_000, b"content-length: 0") + b"\r\n")
 
 
@@ -131,7 +131,7 @@ bad_chunk = _asked_again(
 
 
 def new_connections(attacker: Attacker) -> None:
-    """Connections that are opened and closed, one after the other."""
+    """Connections that the client opens and closes at once, one after the other."""
     while not attacker.is_over:
         conn = attacker.connect(is_raw=True)
         if conn is not None:
@@ -139,8 +139,8 @@ def new_connections(attacker: Attacker) -> None:
 
 
 def handshakes(attacker: Attacker) -> None:
-    """TLS handshakes that stop after the first bytes, on 300 connections."""
-    # A ClientHello that announces 512 bytes and brings 50.
+    """TLS handshakes that stop after their first bytes, on 300 connections."""
+    # The ClientHello announces 512 bytes and holds only 50.
     begun = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(50)
     conns = [conn for _ in range(300) if not attacker.is_over and (conn := attacker.connect(is_raw=True))]
     for conn in conns:
@@ -159,7 +159,7 @@ def whole_handshakes(attacker: Attacker) -> None:
 
 
 def unread_answers(attacker: Attacker) -> None:
-    """Requests on one connection with answers of megabytes, of which no byte is read."""
+    """Requests on one connection for answers of megabytes, of which the client reads no byte."""
     target = attacker.target
     request = (
         target.whole(target.large_body)
@@ -170,7 +170,7 @@ def unread_answers(attacker: Attacker) -> None:
 
 
 def _bodies(attacker: Attacker, body: bytes, *lines: bytes) -> None:
-    """Posts a body again and again on one connection; each request waits for the answer before."""
+    """Posts a body again and again on one connection; each request waits for the previous answer."""
     request = attacker.target.whole(body, *lines)
     conn = attacker.connect()
     while not attacker.is_over:
@@ -183,12 +183,12 @@ def _bodies(attacker: Attacker, body: bytes, *lines: bytes) -> None:
 
 
 def gzip_bomb(attacker: Attacker) -> None:
-    """Bodies of 60 KB that inflate to 60 MB."""
+    """Compressed bodies of 60 KB that inflate to 60 MB."""
     _bodies(attacker, gzipped_zeros(60), b"content-encoding: gzip")
 
 
 def gzip_members(attacker: Attacker) -> None:
-    """Bodies of 50,000 empty gzip members."""
+    """Compressed bodies that consist of 50,000 empty gzip members."""
     packer = zlib.compressobj(9, zlib.DEFLATED, 31)
     _bodies(attacker, packer.flush() * 50_000, b"content-encoding: gzip")
 
@@ -204,26 +204,26 @@ def _json(pieces: Iterator[bytes]) -> bytes:
 
 
 def json_keys(attacker: Attacker) -> None:
-    """JSON of 4 MB with a key every 8 bytes."""
+    """A JSON body of 4 MB that has a key every 8 bytes."""
     keys = _json(b'"%06x":1,' % number for number in range(1 << 30))
     _bodies(attacker, b'{"features": {' + keys + b'"z": 1}}')
 
 
 def json_depth(attacker: Attacker) -> None:
-    """JSON of 4 MB of opening brackets."""
+    """A JSON body that consists of 4 MB of opening brackets."""
     _bodies(attacker, b'{"features": {"user": ' + b"[" * _JSON_BYTES)
 
 
 def json_digits(attacker: Attacker) -> None:
-    """JSON with a number of 4 MB."""
+    """A JSON body with one number of 4 MB."""
     _bodies(attacker, b'{"features": {"user": [' + b"9" * _JSON_BYTES + b"]}}")
 
 
 def json_tokens(attacker: Attacker) -> None:
-    """JSON of 4 MB of empty lists."""
+    """A JSON body that holds 4 MB of empty lists."""
     _bodies(attacker, b'{"features": {"user": [' + b"[]," * (_JSON_BYTES // 3) + b"[]]}}")
 
 
 def json_strings(attacker: Attacker) -> None:
-    """JSON with a string of 4 MB of escapes."""
+    """A JSON body with one string of 4 MB of escape sequences."""
     _bodies(attacker, b'{"features": {"user": ["' + b"\\u0041" * (_JSON_BYTES // 6) + b'"]}}')

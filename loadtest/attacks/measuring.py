@@ -1,4 +1,4 @@
-"""Runs one attack beside a well-behaved client (the victim), and watches the memory of the attacked processes."""
+"""Runs one attack beside a well-behaved client (the victim), and samples the memory of the attacked processes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _OVERTIME_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Growth of the server's resident memory since before the attack, in MiB; None if it was not watched.
+    """Growth of the server's resident memory since before the attack, in MiB; None if no process was watched.
 
     most: during the attack. left: at the end.
     """
@@ -40,7 +40,7 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The figures of one attack on one server."""
+    """The victim's response times, the server's memory and the attack's outcome, for one attack on one server."""
 
     quiet: Waits
     during: Waits
@@ -49,7 +49,7 @@ class Result:
 
 
 def resident_mib(pids: Sequence[int]) -> float:
-    """Returns the sum of the processes' resident memory."""
+    """Returns the sum of the processes' resident memory in MiB."""
     pages = 0
     for pid in pids:
         try:
@@ -60,7 +60,7 @@ def resident_mib(pids: Sequence[int]) -> float:
 
 
 class _Watcher:
-    """Samples the resident memory of processes in a thread, and keeps the maximum."""
+    """Watcher of processes: a thread samples their resident memory, and keeps the maximum."""
 
     def __init__(self, pids: Sequence[int]) -> None:
         self._pids = pids
@@ -74,7 +74,7 @@ class _Watcher:
             self.most = max(self.most, resident_mib(self._pids))
 
     def end(self, allowed_mib: float) -> Memory:
-        """Waits up to a minute until at most `allowed_mib` are left; returns the maximum and the memory left."""
+        """Waits up to a minute until memory grew by at most `allowed_mib`; returns maximum and last growth."""
         self._is_over.set()
         self._thread.join()
         if not self._pids:

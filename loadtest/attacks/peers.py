@@ -1,4 +1,4 @@
-"""Starts the servers to attack as processes on this machine: ours, grpcio, nghttpd and nginx."""
+"""Starts the servers to attack as processes on this machine: this project's, grpcio, nghttpd and nginx."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from loadtest.wire import PREDICT_METHOD, message_classes, predict_request
 
 HOST = "127.0.0.1"
 _MODEL, _FEATURE = "attacked", "user"
-# Number of ids in the large request, whose answer has some 8 MB.
+# Number of ids in the large request; its answer has about 8 MB.
 _LARGE_IDS = 32_000
 _FILE_BYTES = 8 << 20
-# Seconds that a server waits for a client that sends slowly or does not read: less than an attack lasts.
+# Seconds that a server waits for a client that sends slowly or does not read; an attack lasts longer.
 _PATIENCE_S = 1
 _IMPATIENT = [
     f"--{name}={_PATIENCE_S}"
@@ -39,13 +39,13 @@ _START_S = 20.0
 
 
 class PeerAbsent(Exception):
-    """A peer's program is not installed on this machine."""
+    """Error that a program to attack is not installed on this machine."""
 
 
 def targets_of(
     host: str, grpc_port: int | None, http_port: int | None, model: str, feature: str, pids: tuple[int, ...]
 ) -> list[Target]:
-    """Returns the ports of a server of this project as targets.
+    """Returns the gRPC and HTTP ports of a server of this project as targets of attacks.
 
     Args:
       model, feature: what the victim looks up; ids 0 and 1 must be in its table.
@@ -67,7 +67,7 @@ def _message(model: str, feature: str, ids: list[int]) -> bytes:
 
 @contextmanager
 def ours(folder: Path, threads: int, flags: list[str]) -> Iterator[list[Target]]:
-    """Serves a small model on plaintext ports and, if openssl is installed, on TLS ports of a second server."""
+    """Serves a small model with this project's server: on plain ports and, if openssl is installed, on TLS ports."""
     write_version(folder / _MODEL / "1", 1, 0)
     given = [f"--model_base_path={folder / _MODEL}", f"--model_name={_MODEL}", "--graph_signatures=off"]
     given += [f"--threads={threads}", *_IMPATIENT, *flags]
@@ -78,7 +78,7 @@ def ours(folder: Path, threads: int, flags: list[str]) -> Iterator[list[Target]]
             yield found
             return
         tls = [f"--ssl_config_file={config}", f"--rest_api_ssl_config_file={config}"]
-        # The victim's first request waits until the server has loaded the model.
+        # The second server is not waited for, because the victim's first request waits until it has loaded the model.
         with LiveServer(*given, *tls) as second:
             yield found + [secured(target) for target in _of_server(second)]
 
@@ -89,7 +89,7 @@ def _of_server(server: LiveServer) -> list[Target]:
 
 
 def secured(target: Target) -> Target:
-    """Returns a copy of a target whose port uses TLS."""
+    """Returns a copy of a target whose port uses TLS instead of plain TCP."""
     return Target(**{name: getattr(target, name) for name in Target.__slots__} | {"is_tls": True})
 
 
@@ -108,7 +108,7 @@ def _ssl_config(folder: Path) -> Path | None:
 
 @contextmanager
 def grpcio(folder: Path) -> Iterator[list[Target]]:
-    """Serves an echo method on grpcio."""
+    """Serves an echo method with grpcio, as a target of attacks."""
     with _process([sys.executable, "-m", "loadtest.attacks.grpcio_echo"], folder) as process:
         assert process.stdout is not None
         port = int(process.stdout.readline())
@@ -118,7 +118,7 @@ def grpcio(folder: Path) -> Iterator[list[Target]]:
 
 @contextmanager
 def nghttpd(folder: Path) -> Iterator[list[Target]]:
-    """Serves files with nghttpd."""
+    """Serves files with nghttpd, as a target of attacks."""
     program, port = _program("nghttpd"), _free_port()
     _write_files(folder)
     with _process([program, "--no-tls", f"--htdocs={folder}", f"--address={HOST}", str(port)], folder) as process:
@@ -128,7 +128,7 @@ def nghttpd(folder: Path) -> Iterator[list[Target]]:
 
 @contextmanager
 def nginx(folder: Path) -> Iterator[list[Target]]:
-    """Serves files with nginx and one worker: HTTP/2 on one port, HTTP/1.1 on another."""
+    """Serves files with one worker of nginx, on a port for HTTP/2 and a port for HTTP/1.1."""
     program, http2_port, http1_port = _program("nginx"), _free_port(), _free_port()
     _write_files(folder)
     user = "user root;" if os.geteuid() == 0 else ""
@@ -212,7 +212,7 @@ PEERS: dict[str, Callable[[Path], AbstractContextManager[list[Target]]]] = {
 
 
 def pin(pids: tuple[int, ...], processors: set[int]) -> None:
-    """Binds all threads of processes to processors (Linux); threads that they start later inherit the binding."""
+    """Binds all threads of processes to processors (Linux); threads that the processes start later are bound too."""
     for pid in pids:
         for task in os.listdir(f"/proc/{pid}/task"):
             os.sched_setaffinity(int(task), processors)

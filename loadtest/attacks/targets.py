@@ -15,7 +15,7 @@ _CONNECT_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One port of a server to attack.
+    """One port of a server, with the requests that an attacker and the victim send to it.
 
     body: body of the small request; empty: that request is a GET.
     large_body: body of a request with an answer of megabytes; empty: a GET of `large_path` has such an answer.
@@ -36,11 +36,11 @@ class Target:
 
     @property
     def name(self) -> str:
-        """The server's name; with TLS also the protocol."""
+        """The name of the server; with TLS, also the protocol."""
         return f"{self.peer} {self.wire}" if self.is_tls else self.peer
 
     def connect(self, *, receive_bytes: int | None = None) -> socket.socket:
-        """Opens a connection, with TLS if the port uses it.
+        """Opens a connection to the port, with TLS if the port uses it.
 
         Args:
           receive_bytes: size of the socket's receive buffer; None: the system's default.
@@ -87,7 +87,7 @@ class Target:
         return b"".join([*sent, frames.frame(frames.DATA, frames.END_STREAM, stream, parts[-1])])
 
     def open_request(self, stream: int, *more: tuple[bytes, bytes]) -> bytes:
-        """Encodes the HEADERS frame of an HTTP/2 request whose body is still to come."""
+        """Encodes the HEADERS frame of an HTTP/2 request whose body is sent later."""
         return frames.frame(frames.HEADERS, frames.END_HEADERS, stream, self.fields(*more))
 
     def head(self, *lines: bytes, host: bytes = b"host: localhost\r\n") -> bytes:
@@ -95,6 +95,6 @@ class Target:
         return b"POST %s HTTP/1.1\r\n" % self.path.encode() + host + b"".join(line + b"\r\n" for line in lines)
 
     def whole(self, body: bytes | None = None, *lines: bytes) -> bytes:
-        """Encodes a whole HTTP/1.1 request; body None: the body of the small request."""
+        """Encodes a whole HTTP/1.1 request; if body is None, with the body of the small request."""
         body = self.body if body is None else body
         return self.head(*lines, b"content-length: %d" % len(body)) + b"\r\n" + body

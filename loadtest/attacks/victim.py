@@ -13,12 +13,12 @@ from loadtest.attacks import frames
 from loadtest.attacks.targets import Target
 
 PAUSE_S = 0.002
-# Timeout of one request; a longer wait counts as a fault.
+# Timeout of one request of the victim; a longer wait counts as a fault.
 PATIENCE_S = 20.0
 _WINDOW = 1 << 30
 _START_S = 60.0
-# A connection on which the victim was silent for so long is opened again, as any client does before the server's
-# keep-alive timeout: a busy machine may not run the victim for that long.
+# The victim opens a new connection after a longer silence, as any client does before the server's keep-alive timeout:
+# on a busy machine the victim may not run for that long.
 _SILENT_S = 0.1
 
 
@@ -34,7 +34,7 @@ class Waits:
 
     @classmethod
     def of(cls, seconds: Sequence[float], faults: Sequence[str]) -> Waits:
-        """Computes median, p99 and longest time from single response times."""
+        """Computes median, p99 and longest time from the response times of single requests."""
         ordered = sorted(seconds) or [float("nan")]
         at = [1e3 * ordered[int((len(ordered) - 1) * part)] for part in (0.5, 0.99, 1.0)]
         return cls(len(seconds), at[0], at[1], at[2], tuple(faults))
@@ -44,7 +44,7 @@ class Waits:
 
 
 class Victim:
-    """Sends requests from a separate process, so that the attacker's work does not slow it. Close it at the end."""
+    """Client in a separate process, which the attacker's work does not slow. Close it at the end."""
 
     def __init__(self, target: Target) -> None:
         context = multiprocessing.get_context("forkserver")
@@ -59,14 +59,14 @@ class Victim:
             raise RuntimeError(f"{target.peer} does not answer: {problem}")
 
     def waits(self) -> Waits:
-        """Returns the response times since the last call, including the request that is now in flight."""
+        """Returns the response times since the previous call, including the request that is in flight now."""
         self._ours.send("look")
         assert self._ours.poll(2 * PATIENCE_S), "the victim does not answer"
         seconds, faults = self._ours.recv()
         return Waits.of(seconds, faults)
 
     def close(self) -> None:
-        """Ends the victim's process."""
+        """Ends the process of the victim."""
         self._ours.close()
         self._process.join(5)
         if self._process.is_alive():
@@ -75,7 +75,7 @@ class Victim:
 
 
 class _Client:
-    """Sends requests on one connection, and reconnects after a fault."""
+    """Sends requests on one connection; after a fault, connects again."""
 
     def __init__(self, target: Target) -> None:
         self._target = target
@@ -85,7 +85,7 @@ class _Client:
         self.expected: bytes | None = None
 
     def ask(self) -> str:
-        """Sends one request; returns the fault, or "" if there was none."""
+        """Sends one request; returns a text about the fault, or "" if there was none."""
         if time.monotonic() - self._answered_s > _SILENT_S:
             self._close()
         try:

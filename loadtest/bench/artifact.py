@@ -1,4 +1,4 @@
-"""Exports the benchmark's model: with a manifest by model_export, and as plain SavedModels for TensorFlow.
+"""Exports the benchmark's model: with a manifest by model_export, and as plain SavedModels for TensorFlow alone.
 
 python -m loadtest.bench.artifact FOLDER full|small|tiny
 """
@@ -14,9 +14,9 @@ from typing import Any
 from loadtest.bench.workloads import FULL, LOOKUP, PREDICT, SMALL, TINY, Data, key_of
 
 ROOT = Path(__file__).parents[2]
-# Model folders and their signatures. A model that TensorFlow runs alone has one signature: with both in one model,
-# TensorFlow's optimizer copies whole tables for one of them. model_keys is `model` with a vocabulary of strings for
-# each feature.
+# Names of the folders of the models, and of their signatures. A model that TensorFlow runs alone has one signature:
+# with both in one model, TensorFlow's optimizer copies whole tables for one of them. model_keys is `model` with a
+# vocabulary of strings for each feature.
 MODELS = {"model": (PREDICT, LOOKUP), "model_keys": (LOOKUP,), "graph_lookup": (LOOKUP,), "graph_predict": (PREDICT,)}
 
 _SPEC = """
@@ -38,7 +38,7 @@ is_ragged = true
 
 
 def prepared(folder: Path, sizes: str) -> Path:
-    """Returns the folder of the models, after a child process has exported those that do not exist."""
+    """Returns the folder of the models; a child process exports the models that do not exist yet."""
     if not (folder / "done").exists():
         command = [sys.executable, "-m", "loadtest.bench.artifact", str(folder), sizes]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
@@ -48,7 +48,7 @@ def prepared(folder: Path, sizes: str) -> Path:
 
 
 def main() -> None:
-    """Exports the models that do not exist in the folder."""
+    """Exports those models that do not exist in the folder yet."""
     folder = Path(sys.argv[1])
     folder.mkdir(parents=True, exist_ok=True)
     data = Data({"full": FULL, "small": SMALL, "tiny": TINY}[sys.argv[2]])
@@ -94,7 +94,7 @@ def _save(data: Data, target: Path, names: tuple[str, ...]) -> None:
             return {
                 "user": tf.gather(self.tables["user"], user),
                 "item": tf.gather(self.tables["item"], item),
-                # Rows without tags at the end of the batch.
+                # Add zeros for the rows without tags at the end of the batch, for which segment_mean returns nothing.
                 "tags": tf.pad(tags, [[0, tf.shape(user)[0] - tf.shape(tags)[0]], [0, 0]]),
             }
 

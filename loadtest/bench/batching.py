@@ -1,4 +1,4 @@
-"""Measures how much batching gains for many clients, and what it costs a single client.
+"""Measures how much faster batching makes many clients, and how much slower a single client.
 
 Two servers on loopback serve the same SavedModel, a tower of dense layers over one row of numbers: one batches, the
 other does not. In each round each server in turn gets the same number of one-row requests from N concurrent clients; a
@@ -34,7 +34,7 @@ num_batch_threads { value: %d }
 
 
 def main() -> None:
-    """Measures both servers and prints one line per number of clients."""
+    """Measures a server with and one without batching; prints one line per number of clients."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--rounds", type=int, default=20)
@@ -78,8 +78,8 @@ def measure(
     latencies: list[list[float]] = [[], []]
     with ThreadPoolExecutor(clients) as pool:
         for number in range(options.rounds + 1):
-            # The servers take turns in going first, because the second one finds the other's weights in the processor's
-            # caches.
+            # The servers take turns in being measured first, because the second server finds the first one's weights in
+            # the processor's caches.
             for i in (0, 1) if number % 2 else (1, 0):
                 call, each = calls[i], options.requests // clients
 
@@ -88,7 +88,7 @@ def measure(
 
                 started = time.perf_counter()
                 seconds = [s for client in pool.map(ask, range(clients)) for s in client]
-                # The first round only warms up connections and threads.
+                # The first round is not counted, because it only warms up connections and threads.
                 if number:
                     rates[i].append(len(seconds) / (time.perf_counter() - started))
                     latencies[i] += seconds
@@ -103,14 +103,14 @@ def timed(call: Any, request: Any) -> float:
 
 
 def call_of(stack: ExitStack, address: str) -> Any:
-    """Returns the callable of a server's Predict method."""
+    """Returns a callable that calls the Predict method of the server at an address."""
     request_class, response_class = message_classes()
     channel = stack.enter_context(grpc.insecure_channel(address))
     return channel.unary_unary(PREDICT_METHOD, request_class.SerializeToString, response_class.FromString)
 
 
 def request_of(width: int, number: int) -> Any:
-    """Returns a PredictRequest with one row of numbers."""
+    """Returns a PredictRequest that has one row of numbers."""
     request = message_classes()[0]()
     request.model_spec.name = "bench"
     tensor = request.inputs["x"]
@@ -122,7 +122,7 @@ def request_of(width: int, number: int) -> Any:
 
 
 def write_model(folder: Path, width: int, layers: int) -> None:
-    """Saves the tower as a SavedModel."""
+    """Saves a dense tower as a SavedModel."""
     import tensorflow as tf
 
     tf.random.set_seed(0)

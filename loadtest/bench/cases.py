@@ -1,4 +1,4 @@
-"""Lists the benchmark's cases, the servers that they measure, and the ratios that must hold."""
+"""Lists the cases of the benchmark, the servers that they measure, and the ratios that must hold."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Start = Callable[[Path, frozenset[int]], Server]
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One measurement of the benchmark: a cell of its table.
+    """One measurement of the benchmark, which fills one cell of the table.
 
     row: name of its row in the table; workload: its column.
     server: name of the server in SERVERS.
@@ -41,13 +41,13 @@ class Case:
 
     @property
     def name(self) -> str:
-        """The case's name in --only and in reports."""
+        """The name of the case, for the flag --only and for reports."""
         return f"{self.row}/{self.workload}"
 
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """A ratio of two cases' requests per second, with the least that is accepted."""
+    """The ratio of two cases' requests per second, with the smallest value that is accepted."""
 
     of: str
     over: str
@@ -67,9 +67,10 @@ def _baseline(module: str, *more: str) -> Start:
 
 
 _LOOKUPS = "--graph_signatures=off"
-# W3 is so slow that with 32 connections the server would refuse requests, which would falsify the figures.
+# The server's queue limit is raised for W3, which is so slow that with 32 connections the server would refuse requests
+# and falsify the figures.
 _PATIENT = ("--max_queue_ms=60000",)
-# The server has one processor core, so one thread of the native core serves connections.
+# The server is bound to one processor core, so the native core gets one thread for connections.
 _NATIVE, _PYTHON = ("--data_plane=native", "--threads=1"), ("--data_plane=python",)
 SERVERS: Mapping[str, Start] = {
     "service": _service("model", _LOOKUPS, *_NATIVE, *_PATIENT),
@@ -91,7 +92,7 @@ SERVERS: Mapping[str, Start] = {
     "FastAPI": _baseline("fastapi_constant"),
     "orjson": _baseline("asgi_constant", "W2"),
 }
-# Flags that a server of another commit may lack; cases that need them are then left out.
+# Maps a server to the flag that it needs. If another commit's server lacks the flag, cases that need it are left out.
 FLAGS_NEEDED = {
     "one thread": "--threads",
     "two threads": "--threads",
@@ -101,7 +102,7 @@ ENCODE_ALONE = "orjson alone"
 
 
 def cases() -> Iterator[Case]:
-    """Yields all cases in the order of the table's rows."""
+    """Yields all cases, in the order of the rows in the table."""
     for row, suffix in (("gRPC", ""), ("gRPC, Python", ", Python")):
         for workload in WORKLOADS:
             server = "service with TensorFlow" if workload == "W5" else "service"
@@ -156,7 +157,8 @@ def _other_wires() -> Iterator[Case]:
 
 
 def _foreign() -> Iterator[Case]:
-    # Cases of a foreign model that was adopted without a spec; each is followed by the same signature of the original.
+    # Each case of a foreign model that was adopted without a spec is followed by the same signature of the original
+    # model.
     for row, wire, workloads in (
         ("gRPC", foreign_model.GRPC, WORKLOADS),
         ("JSON", foreign_model.JSON, ("W1", "W2")),
@@ -179,7 +181,8 @@ RATIOS = (
     Ratio("JSON/W1", "JSON, hyper constant/W1", 0.7),
     Ratio("JSON/W2", f"{ENCODE_ALONE}/W2", 0.8),
     Ratio("JSON, keys/W2", "JSON/W2", 0.5),
-    # Server and generator share two cores, and over gRPC the generator's share of them is large.
+    # This ratio is measured over JSON: server and generator share two cores, and over gRPC the generator uses much of
+    # them.
     Ratio("JSON, two threads/W2", "JSON, one thread/W2", 1.6),
     *(
         Ratio(case.name, f"{case.row.replace('adopted', 'whole')}/{case.workload}", 1.5)

@@ -1,4 +1,4 @@
-"""Measures the requests per second of a signature with cut-out lookups and of its whole graph, in one process.
+"""Measures how many requests per second a signature answers with cut-out lookups, and as a whole graph, in one process.
 
 Both run the same random requests in turns, with several concurrent callers, without a server. Ids of features in the
 manifest lie within their tables; other integers are 0 or 1, and strings are empty.
@@ -24,7 +24,7 @@ from service.types import Backend, SignatureSpec, Tensors
 
 
 def main() -> None:
-    """Measures both and prints one line per number of rows."""
+    """Measures the cut and the whole graph, and prints one line per number of rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("artifact", type=Path, help="a version folder with a lookup manifest")
     parser.add_argument("--signature", default="serving_default")
@@ -55,7 +55,7 @@ def _run(backend: Backend, name: str, outputs: tuple[str, ...], inputs: Tensors)
 
 
 def request(spec: SignatureSpec, rows: int) -> Tensors:
-    """Returns a random request in the form that engine.validation gives it."""
+    """Returns a random request, in the form in which engine.validation passes requests on."""
     arrays, _ = checked(spec, random_request(spec, rows, np.random.default_rng(rows)))
     return arrays
 

@@ -1,4 +1,4 @@
-"""Measures the time from a server's exec to its first answer, in processor time and on the clock.
+"""Measures the time from a server's start (exec) to its first answer, in processor time and in wall-clock time.
 
 python -m loadtest.bench.first_answer --rounds 10 --body '{"features": {"user": [1]}}' --model_base_path=models/toy
 python -m loadtest.bench.first_answer --verb predict --body '{"instances": [...]}' --model_base_path=models/movielens
@@ -26,14 +26,14 @@ _PATIENCE_S = 120.0
 
 
 class Start(NamedTuple):
-    """Seconds from a server's exec to its first answer: processor time of all threads, and on the clock."""
+    """Seconds from a server's exec to its first answer: processor time of all threads, and wall-clock time."""
 
     cpu_s: float
     wall_s: float
 
 
 def first_answer(path: str, body: str, flags: Sequence[str]) -> Start:
-    """Starts a server and sends requests until one is answered with 200; raises RuntimeError if none is in time."""
+    """Starts a server and sends requests until one is answered with 200; raises RuntimeError if that takes too long."""
     http_port, grpc_port = _free_port(), _free_port()
     where = ["--host=127.0.0.1", f"--rest_api_port={http_port}", f"--port={grpc_port}", "--log_format=json"]
     started_s = time.perf_counter()
@@ -52,7 +52,7 @@ def first_answer(path: str, body: str, flags: Sequence[str]) -> Start:
         wall_s = time.perf_counter() - started_s
     finally:
         server.kill()
-        # wait4 instead of Popen.wait, because it returns the processor time of the process.
+        # os.wait4 is used instead of Popen.wait, because it returns the processor time of the process.
         _, _, used = os.wait4(server.pid, 0)
         server.returncode = 0
     if status != 200:
@@ -66,7 +66,7 @@ def _ask(port: int, path: str, body: str) -> int | None:
         connection.request("POST", path, body, {"content-type": "application/json"})
         return connection.getresponse().status
     except OSError:
-        # The server does not listen yet.
+        # The connection failed, because the server does not listen yet.
         return None
     finally:
         connection.close()
@@ -79,7 +79,7 @@ def _free_port() -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Starts the server several times and prints one line of medians."""
+    """Starts the server several times, and prints the medians of the times in one line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--verb", default="lookup")

@@ -1,4 +1,4 @@
-"""Prepares a foreign model for the benchmark: the original, and a version adopted without a spec.
+"""Prepares another program's model for the benchmark: the original, and a version adopted without a spec.
 
 python -m loadtest.bench.foreign_model FOLDER full|quick|tiny
 """
@@ -23,27 +23,27 @@ from loadtest.foreign.random_tables import normal
 from loadtest.live_server import ROOT
 from loadtest.wire import PREDICT_METHOD, message_classes, predict_request
 
-# Folders of the original and of the adopted model.
+# Names of the folders of the original model and of the adopted one.
 WHOLE, ADOPTED = "foreign_whole", "foreign_adopted"
-# "quick" has small tables, because adopting tables of full size takes minutes.
+# The size "quick" has small tables, because adopting tables of full size takes minutes.
 SIZES = {"full": FULL, "quick": replace(FULL, tables=SMALL.tables), "tiny": TINY}
 _SIGNATURES = {"W1": "w1", "W2": "w2", "W3": "w2", "W4": "w4", "W5": "w5"}
-# The foreign model's names for the inputs of Data.requests and the outputs of Data.expected.
+# Maps the benchmark's names of inputs and outputs (in Data.requests and Data.expected) to the foreign model's names.
 _INPUTS = {"tags__values": "tag_values", "tags__row_splits": "tag_splits"}
 _OUTPUTS = {"user": "user_emb", "item": "item_emb", "tags": "tag_emb"}
 
 
 class ForeignData(Data):
-    """The benchmark's requests, with expected answers for the tables of the foreign model's builder."""
+    """The benchmark's requests, and the expected answers of the foreign model, which has tables of its own."""
 
     @cached_property
     def tables(self) -> Arrays:
-        """The tables, [V, D] float32, by name."""
+        """The foreign model's tables by name, [V, D] float32."""
         return {name: normal(name, *shape) for name, shape in self.sizes.tables.items()}
 
     @cached_property
     def tower(self) -> Arrays:
-        """The dense tower's weights, in the form of Data.tower."""
+        """The weights of the foreign model's dense tower, in the form of Data.tower."""
         wide, hidden = sum(dim for _, dim in self.sizes.tables.values()), 256
         return {
             "kernel_1": normal("tower_kernel", wide, hidden, scale=0.1),
@@ -53,7 +53,7 @@ class ForeignData(Data):
         }
 
     def expected(self, workload: str, inputs: Arrays) -> Arrays:
-        """Computes the expected outputs of a workload's signature."""
+        """Computes the outputs that a workload's signature of the foreign model should return."""
         found = super().expected(workload, inputs)
         if workload == "W1":
             return {"emb": np.concatenate([found["user"], found["item"], found["tags"]], axis=1)}
@@ -66,7 +66,7 @@ def _named(workload: str, inputs: Arrays) -> dict[str, list[int]]:
     if workload == "W4":
         return {"ids": inputs["item"].tolist()}
     if workload == "W1":
-        # These features have one id per row, so they have no row splits.
+        # In the signature w1 each feature has one id per row, so the inputs have no row splits.
         return {
             "user": inputs["user"].tolist(),
             "item": inputs["item"].tolist(),
@@ -87,7 +87,7 @@ def _encode_json(workload: str, inputs: Arrays) -> tuple[bytes, tuple[tuple[str,
 
 def _decode_json(body: bytes, _headers: dict[str, str]) -> Arrays:
     outputs = json.loads(body)["outputs"]
-    # JSON leaves out the name of a single output; among these signatures only w1 has one.
+    # JSON leaves out the name of a single output; among these signatures, only w1 has a single output.
     named = outputs if isinstance(outputs, dict) else {"emb": outputs}
     return {name: np.array(rows, np.float32) for name, rows in named.items()}
 
@@ -97,7 +97,7 @@ JSON = Wire(False, lambda _: f"/v1/models/{MODEL}:predict", _encode_json, _decod
 
 
 def prepare(folder: Path, sizes: str) -> None:
-    """Builds the model and adopts it in child processes, unless the folder has both already."""
+    """Builds the foreign model and adopts it, in child processes, unless the folder has both versions already."""
     if not (folder / WHOLE / "1").exists():
         _run("loadtest.bench.foreign_model", str(folder), sizes)
     if not (folder / ADOPTED / "1").exists():
@@ -111,7 +111,7 @@ def _run(module: str, *arguments: str) -> None:
 
 
 def main() -> None:
-    """Builds the foreign model in this process."""
+    """Builds the foreign model in this process, which imports TensorFlow."""
     folder, tables = Path(sys.argv[1]), SIZES[sys.argv[2]].tables
     rows = {USERS: tables["user"][0], ITEMS: tables["item"][0], TAGS: tables["tag"][0]}
     folder.mkdir(parents=True, exist_ok=True)

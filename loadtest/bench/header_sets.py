@@ -1,4 +1,4 @@
-"""Encodes the extra header fields that gRPC calls have in production.
+"""Encodes the header fields that gRPC calls have in production beside gRPC's own.
 
 Trace id, request id and timeout differ between requests, so each set has many header blocks, which requests use in
 turn. The blocks are independent of each other: their fields are literals with literal names (RFC 7541, section 6.2).
@@ -14,14 +14,14 @@ from functools import partial
 from hpack.huffman import HuffmanEncoder
 from hpack.huffman_constants import REQUEST_CODES, REQUEST_CODES_LENGTH
 
-# Number of blocks in a set: enough that a cache of whole header blocks does not help, and a multiple of the number of
-# variants of each workload.
+# Number of header blocks in a set: so many that a cache of whole blocks does not help, and a multiple of each
+# workload's number of variants.
 _NUM_BLOCKS = 4096
 _NOT_INDEXED, _NEVER_INDEXED, _INDEXED = 0x00, 0x10, 0x40
 _HUFFMAN = HuffmanEncoder(REQUEST_CODES, REQUEST_CODES_LENGTH)
 
 Field = tuple[str, str]
-# Function from (random numbers, body of the request) to header fields.
+# Type of a function that makes the header fields of one request from a random generator and the request's body.
 Fields = Callable[[random.Random, bytes], list[Field]]
 
 
@@ -55,7 +55,7 @@ def _block(fields: Sequence[Field], kind: int, is_huffman: bool) -> bytes:
         block += bytes([kind])
         for text in (name.encode(), value.encode()):
             coded = _HUFFMAN.encode(text) if is_huffman else text
-            # HPACK writes the length of a name or value in 7 bits, and needs more bytes for a length of 127 or more.
+            # HPACK writes the length of a name or value in 7 bits; a length of 127 or more needs further bytes.
             assert len(coded) < 127
             block += bytes([len(coded) | (0x80 if is_huffman else 0)]) + coded
     return block
@@ -66,7 +66,7 @@ def _blocks(fields: Fields, kind: int, is_huffman: bool, bodies: Sequence[bytes]
     return [_block(fields(rng, bodies[i % len(bodies)]), kind, is_huffman) for i in range(_NUM_BLOCKS)]
 
 
-# Name of a header set -> function that takes the bodies of the workload's requests and returns encoded header blocks.
+# Maps the name of a header set to a function that makes encoded header blocks for the bodies of a workload's requests.
 # Request i sends block i, modulo the number of blocks.
 HEADER_SETS: Mapping[str, Callable[[Sequence[bytes]], list[bytes]]] = {
     "plain": lambda bodies: [b""],

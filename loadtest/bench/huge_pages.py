@@ -1,4 +1,4 @@
-"""Measures the cost of reading a row in small and in huge pages, and of lookups while the kernel makes huge pages.
+"""Measures the cost of reading a row from small and from huge pages, and of lookups while the kernel makes huge pages.
 
 python -m loadtest.bench.huge_pages --gigabytes=2 --folder=DISK
 
@@ -33,7 +33,7 @@ _BESIDE_ROWS, _CALL_ROWS, _CALLS = 128, 4096, 25
 
 
 class Table:
-    """A file of random rows that is mapped and read once."""
+    """A mapped file of random rows; its pages are read once, so that they are in memory."""
 
     def __init__(self, path: Path, num_bytes: int) -> None:
         block = memoryview(np.random.default_rng(0).standard_normal(16 << 20, np.float32)).cast("B")
@@ -46,18 +46,18 @@ class Table:
         self.read()
 
     def read(self) -> None:
-        """Reads one number of each page, because in a virtual machine the first access to memory is slower."""
+        """Reads one number of each page, because in a virtual machine the first access to a page is slower."""
         float(self.rows[:: 4096 // (_DIM * 4), 0].sum())
 
     def gather(self, ids: np.ndarray[Any, Any], out: np.ndarray[Any, Any]) -> float:
-        """Gathers rows into `out`; returns the seconds that this took."""
+        """Gathers the rows of ids into `out`; returns the seconds that this took."""
         started_s = time.perf_counter()
         kernels.gather(*self._place, ids, kernels.ERROR, 0, out)
         return time.perf_counter() - started_s
 
 
 def main() -> None:
-    """Measures both files and prints a line for each, and the cost of making pages huge."""
+    """Measures a file in small pages and one in huge pages, and prints a line for each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gigabytes", type=float, default=2)
     parser.add_argument("--rounds", type=int, default=15)
@@ -83,21 +83,21 @@ def main() -> None:
 
 
 def _turn(table: Table, rng: np.random.Generator) -> float:
-    """Gathers random rows; returns nanoseconds per row."""
+    """Gathers random rows of a table; returns the nanoseconds per row."""
     out = np.empty((_CALL_ROWS, _DIM), np.float32)
     seconds = sum(table.gather(rng.integers(0, len(table.rows), _CALL_ROWS), out) for _ in range(_CALLS))
     return seconds / (_CALLS * _CALL_ROWS) * 1e9
 
 
 def _made(table: Table, rng: np.random.Generator) -> str:
-    """Makes a table's pages huge; returns a sentence about the lookups that ran meanwhile."""
+    """Makes the kernel use huge pages for a table; returns a sentence about lookups during this time."""
     out = np.empty((_BESIDE_ROWS, _DIM), np.float32)
 
     def looked_up(is_over: Callable[[int], bool]) -> list[float]:
         seconds: list[float] = []
         while not is_over(len(seconds)):
             seconds.append(table.gather(rng.integers(0, len(table.rows), _BESIDE_ROWS), out))
-            # A pause, because a server does other work between lookups.
+            # Pause between two lookups, because a server does other work between them.
             time.sleep(0.001)
         return seconds
 

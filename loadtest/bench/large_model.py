@@ -1,4 +1,4 @@
-"""Writes a model with 10 GB of tables in sparse files, which hold numbers only in the rows that requests read.
+"""Writes a model with 10 GB of tables in sparse files: only rows that the requests read hold numbers.
 
 The rest of the artifact is copied from an exported one, because a lookup's description does not depend on table sizes.
 
@@ -27,7 +27,7 @@ _MAGIC = 0xDB4775248B80FB57
 
 
 def write_large_model(small: Path, target: Path, tables: Mapping[str, tuple[int, int]] = TABLES) -> None:
-    """Writes a version folder with larger tables than an exported one.
+    """Writes a version folder whose tables are larger than those of an exported version.
 
     Args:
       small: an exported version folder with tables of the same names.
@@ -55,30 +55,30 @@ def write_large_model(small: Path, target: Path, tables: Mapping[str, tuple[int,
 
 
 def written_rows(rows: int) -> tuple[int, ...]:
-    """Returns the rows of a table that hold numbers: the last, to reveal an overflowing offset, and some others."""
+    """Returns the rows that hold numbers: the last one, which would reveal an overflowing offset, and two others."""
     return (0, rows // 2, rows - 1)
 
 
 def row_of(table: str, row: int, dim: int) -> np.ndarray[Any, Any]:
-    """Returns the numbers of a written row."""
+    """Returns the numbers of a row that is written to a table."""
     return np.random.default_rng([*table.encode(), row]).standard_normal(dim, np.float32)
 
 
 def request(tables: Mapping[str, tuple[int, int]]) -> tuple[dict[str, Any], Arrays]:
-    """Returns the features of a lookup of written rows, and the expected embeddings."""
+    """Returns the features of a lookup that reads only written rows, and the expected embeddings."""
     features = {"user": "user", "item": "item", "tags": "tag"}
     ids = {feature: list(written_rows(tables[table][0])) for feature, table in features.items()}
     expected = {
         feature: np.stack([row_of(table, row, tables[table][1]) for row in ids[feature]])
         for feature, table in features.items()
     }
-    # One tag per row, so that the mean is the tag's own vector.
+    # Each row has one tag, so the mean of its tags is the tag's own vector.
     return {**ids, "tags": [[row] for row in ids["tags"]]}, expected
 
 
 def _entry(shape: tuple[int, int], offset: int, nbytes: int) -> bytes:
     dims = b"".join(b"\x12" + varint(len(size)) + size for size in (b"\x08" + varint(n) for n in shape))
-    # dtype 1 is float32; crc32c is fixed32.
+    # In the record of a tensor, dtype 1 is float32, and crc32c is a fixed32 field.
     parts = [b"\x08\x01", b"\x12" + varint(len(dims)) + dims, b"\x20" + varint(offset), b"\x28" + varint(nbytes)]
     return b"".join([*parts, b"\x35" + bytes(4)])
 
@@ -88,8 +88,8 @@ def _sorted_table(records: Mapping[bytes, bytes]) -> bytes:
     handles = []
     for block in (_block(records), _block({})):
         handles.append(varint(len(out)) + varint(len(block)))
-        # After each block: compression type 0, and a checksum, which our readers do not check because the manifest has
-        # others.
+        # Each block is followed by its compression type, 0, and a checksum. Our readers do not check it, because the
+        # manifest has other checksums.
         out += block + bytes(5)
     index = _block({max(records): handles[0]})
     index_handle = varint(len(out)) + varint(len(index))
@@ -99,5 +99,5 @@ def _sorted_table(records: Mapping[bytes, bytes]) -> bytes:
 
 def _block(records: Mapping[bytes, bytes]) -> bytes:
     rows = [varint(0) + varint(len(k)) + varint(len(v)) + k + v for k, v in sorted(records.items())]
-    # One restart point, at the start of the block.
+    # The block has one restart point, at its start.
     return b"".join(rows) + struct.pack("<II", 0, 1)

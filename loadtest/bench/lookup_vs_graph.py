@@ -1,4 +1,4 @@
-"""Measures how much faster a lookup on mapped tables is than the same signature in TensorFlow, over the same wire.
+"""Measures how much faster a lookup of mapped tables is than the same signature run by TensorFlow, over the same wire.
 
 Two servers on loopback serve the same SavedModel: one unchanged, the other without its lookup manifest, so that
 TensorFlow runs all of it. Each round sends the same requests to both in turn over gRPC, one at a time, and compares the
@@ -35,7 +35,7 @@ MODEL, SIGNATURE = "bench", "lookup"
 
 
 def main() -> None:
-    """Measures both servers and prints one line per number of rows."""
+    """Measures a server with mapped tables and one without; prints one line per number of rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model_base_path", type=Path, default=Path("models/movielens"))
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 128, 4096])
@@ -76,14 +76,14 @@ def main() -> None:
 
 
 def timed(call: Any, request: Any) -> float:
-    """Calls a method and returns the answer's time in seconds."""
+    """Calls a method and returns the seconds until its answer."""
     started = time.perf_counter()
     call(request)
     return time.perf_counter() - started
 
 
 def compare(ours: Any, theirs: Any) -> None:
-    """Raises AssertionError unless both answers hold the same numbers."""
+    """Raises AssertionError unless both servers' answers hold the same numbers."""
     assert set(ours.outputs) == set(theirs.outputs)
     for name, tensor in ours.outputs.items():
         other = theirs.outputs[name].float_val
@@ -98,24 +98,24 @@ def signature(base: str) -> Any:
 
 
 def get(url: str) -> Any:
-    """Returns the parsed JSON of a URL."""
+    """Returns the JSON document at a URL, parsed."""
     with urllib.request.urlopen(url, timeout=30) as answer:
         return json.load(answer)
 
 
 def machine() -> str:
-    """Returns a line about the machine and the measured commit."""
+    """Returns a line of text about the machine and the measured commit."""
     return f"machine: {os.cpu_count()} cores, {platform.processor() or platform.machine()}, commit {commit()}"
 
 
 def commit() -> str:
-    """Returns the short hash of the measured commit."""
+    """Returns the short hash of the commit that is measured."""
     done = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True)
     return done.stdout.strip() or "unknown"
 
 
 def write(line: str) -> None:
-    """Prints a line at once."""
+    """Prints a line and flushes it."""
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 

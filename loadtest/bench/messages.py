@@ -1,4 +1,4 @@
-"""Encodes requests and decodes answers of each workload for each wire."""
+"""Encodes the requests and decodes the answers of each workload, for gRPC and for each JSON form."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ JSON_TYPE = ("content-type", "application/json")
 
 @dataclass(frozen=True, slots=True)
 class Wire:
-    """One wire form of requests and answers, such as gRPC or a JSON form.
+    """One form of requests and answers, such as gRPC messages or a JSON form.
 
     path: workload -> path of the method or route.
     encode: (workload, inputs) -> body and headers of a request.
@@ -39,7 +39,7 @@ def _encode_grpc(workload: str, inputs: Arrays) -> tuple[bytes, tuple[tuple[str,
 
 
 def decode_grpc(body: bytes, _headers: dict[str, str]) -> Arrays:
-    """Decodes the outputs of a PredictResponse, which must all be float32 in float_val."""
+    """Decodes the outputs in a PredictResponse, which must all be float32 values in float_val."""
     answer = message_classes()[1].FromString(body)
     return {
         name: np.array(tensor.float_val, np.float32).reshape([dim.size for dim in tensor.tensor_shape.dim])
@@ -72,7 +72,7 @@ def _encode_rest(workload: str, inputs: Arrays) -> tuple[bytes, tuple[tuple[str,
 def _decode_rest(body: bytes, _headers: dict[str, str]) -> Arrays:
     rows = json.loads(body)["predictions"]
     if not isinstance(rows[0], dict):
-        # JSON leaves out the name of a single output.
+        # JSON leaves out the name of an answer's only output.
         return {"score": np.array(rows, np.float32)}
     return {name: np.array([row[name] for row in rows], np.float32) for name in rows[0]}
 
@@ -156,7 +156,7 @@ BINARY = Wire(False, INFER_JSON.path, _encode_binary, _decode_binary)
 
 
 def grpc_answer(arrays: Arrays) -> bytes:
-    """Encodes arrays as a PredictResponse, for a constant server."""
+    """Encodes arrays as the PredictResponse that a constant server sends."""
     answer = message_classes()[1]()
     answer.model_spec.name = MODEL
     answer.model_spec.signature_name = LOOKUP
@@ -166,15 +166,15 @@ def grpc_answer(arrays: Arrays) -> bytes:
         tensor.dtype = 1
         for size in array.shape:
             tensor.tensor_shape.dim.add().size = size
-        # Packed floats are little-endian bytes, so they are parsed as a message; appending them one by one takes
-        # seconds.
+        # Packed floats are little-endian bytes, so the whole message is parsed from bytes; appending the floats one by
+        # one takes seconds.
         packed = array.astype("<f4").tobytes()
         tensor.MergeFromString(b"\x2a" + varint(len(packed)) + packed)
     return answer.SerializeToString()
 
 
 def json_answer(arrays: Arrays) -> bytes:
-    """Encodes arrays as the JSON answer to a lookup, for a constant server."""
+    """Encodes arrays as the JSON answer to a lookup that a constant server sends."""
     return orjson.dumps({"embeddings": arrays}, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
@@ -188,7 +188,7 @@ def varint(value: int) -> bytes:
 
 
 def check(found: Arrays, expected: Arrays, *, exact: bool) -> None:
-    """Raises AssertionError if an answer differs from numpy's; unless `exact`, sums may differ in their last bits."""
+    """Raises AssertionError if an answer differs from numpy's; if not `exact`, sums may differ in their last bits."""
     assert set(found) == set(expected), f"outputs {sorted(found)}, expected {sorted(expected)}"
     for name, array in expected.items():
         tolerance = 1e-6 if exact else 1e-4

@@ -1,4 +1,4 @@
-"""Measures the latency of one-row lookups while the same server does larger work.
+"""Measures the latency of one-row lookups while the same server answers larger requests.
 
 python -m loadtest.bench.mixed                    both data planes, the native one with two threads
 python -m loadtest.bench.mixed --seconds 5 --rounds 5
@@ -26,13 +26,13 @@ from loadtest.bench.workloads import FULL, MODEL, TINY, Data
 from loadtest.live_server import ROOT
 
 _CONNECTIONS = 8
-# Limits for each row of the table: p50 and p99 of lookups beside other work, relative to lookups alone.
+# Limits for each row of the table: p50 and p99 of lookups beside larger requests, divided by those of lookups alone.
 _MOST_P50, _MOST_P99 = 1.5, 3.0
 
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """Work that runs while lookups are measured. connections: each always has one request in flight."""
+    """Requests that a server answers while lookups are measured. connections: each has one request in flight."""
 
     name: str
     case: Case | None = None
@@ -50,7 +50,7 @@ _LOOKUP = Case("lookup", "W1", "service", GRPC)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measures and prints a table; returns the exit status, which is 0 for any figures."""
+    """Measures and prints a table; returns the exit status, which is 0 whatever the figures are."""
     parser = argparse.ArgumentParser(prog="python -m loadtest.bench.mixed", description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=3.0)

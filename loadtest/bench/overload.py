@@ -1,4 +1,4 @@
-"""Overloads a server with an open loop of requests; measures goodput, refusals, and other clients' response times.
+"""Overloads a server with requests at a fixed rate; measures answers, refusals, and other clients' response times.
 
 h2load sends each kind of work at 1.5, 3 and 10 times the measured capacity. The server's metrics count its answers.
 Meanwhile other clients send requests at fixed times: health checks, a lookup of one row, and the same work. Linux;
@@ -46,22 +46,23 @@ _CONFIG = """model_config_list {
 """
 _ANSWERED = re.compile(r'^embedding_server_requests_total\{[^}]*code="OK"[^}]*\} (\S+)', re.MULTILINE)
 _REFUSED = re.compile(r"^embedding_server_refused_total\{[^}]*\} (\S+)", re.MULTILINE)
-# The name of the native core's threads that serve connections.
+# The name of those threads of the native core that serve connections.
 _CONNECTION_THREAD = "edge"
-# Clients of the closed loop that measures the capacity: so few that the queue refuses no request.
+# Number of clients that measure the server's capacity, each with one request in flight: so few that the server refuses
+# none.
 _CLIENTS = 8
 _CONNECTIONS = 16
 _PROBES_PER_S = 50
 _GIVE_UP_S = 5.0
-# Number of consecutive answers after which a server counts as recovered.
+# Number of consecutive answers after which a server counts as recovered from the overload.
 _IN_A_ROW = 10
 
 
 class Probe(Waits):
-    """The results of requests at fixed times."""
+    """The results of requests that a client sends at fixed times."""
 
     def ask(self, call: Callable[[], object]) -> bool:
-        """Sends one request and records its time; returns whether it was answered."""
+        """Sends one request and records its response time; returns whether the server answered it."""
         begun_s = time.perf_counter()
         try:
             call()
@@ -79,7 +80,7 @@ class Probe(Waits):
 
 
 class Counts(NamedTuple):
-    """Requests that a server has answered, and that it has answered or refused; seconds of its connection threads."""
+    """Numbers of requests that a server answered, and answered or refused; seconds of its connection threads."""
 
     answered: float
     ended: float
@@ -87,7 +88,7 @@ class Counts(NamedTuple):
 
 
 class Target:
-    """A server under load, with the persistent clients that send it requests. Concurrency: any thread."""
+    """A server under load, and the clients that send it requests on persistent connections. Concurrency: any thread."""
 
     def __init__(self, service: Service) -> None:
         self.light, self._pid = light(), service.pid
@@ -101,20 +102,20 @@ class Target:
         self._channel.close()
 
     def ask(self, kind: Kind) -> bytes:
-        """Sends one request of a kind."""
+        """Sends one request of a kind of work and returns the answer."""
         return bytes(self._predict(kind.message, metadata=kind.headers, timeout=_GIVE_UP_S))
 
     def check_grpc(self) -> None:
-        """Calls gRPC's health service."""
+        """Calls the server's gRPC health service."""
         self._health.Check(health_pb2.HealthCheckRequest(), timeout=_GIVE_UP_S)
 
     def check_http(self) -> None:
-        """Requests /readyz over HTTP on a new connection, as a kubelet does."""
+        """Requests /readyz over HTTP on a new connection, as Kubernetes does; raises OSError if it is not ready."""
         if self._get("/readyz")[0] != 200:
             raise OSError("not ready")
 
     def counts(self) -> Counts:
-        """Returns how many requests the server has answered and refused, and what its connection threads used."""
+        """Reads how many requests the server answered and refused, and the time that its connection threads used."""
         text = self._get("/metrics")[1]
         answered, refused = (sum(map(float, pattern.findall(text))) for pattern in (_ANSWERED, _REFUSED))
         return Counts(answered, answered + refused, self._connection_s())
@@ -122,7 +123,7 @@ class Target:
     def _connection_s(self) -> float:
         threads = Path(f"/proc/{self._pid}/task").iterdir()
         edge = [thread for thread in threads if (thread / "comm").read_text().strip() == _CONNECTION_THREAD]
-        # The first number of schedstat is the nanoseconds that the thread ran.
+        # The first number in schedstat is the time, in nanoseconds, for which the thread ran.
         return sum(int((thread / "schedstat").read_text().split()[0]) for thread in edge) / 1e9
 
     def _get(self, path: str) -> tuple[int, str]:
@@ -136,7 +137,7 @@ class Target:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measures and prints a table; returns the exit status, 0 whatever the figures are."""
+    """Measures a server under overload and prints a table; returns the exit status, 0 whatever the figures are."""
     parser = argparse.ArgumentParser(
         prog="python -m loadtest.bench.overload",
         description=__doc__,
@@ -182,20 +183,20 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _measure(target: Target, kind: Kind, h2load: str, folder: Path, options: argparse.Namespace) -> Iterator[Load]:
-    """Yields the figures of each load of a kind of work."""
+    """Measures each load with one kind of work, and yields its figures."""
     body = folder / "body"
     body.write_bytes(b"\0" + len(kind.message).to_bytes(4, "big") + kind.message)
     command = [h2load, f"--data={body}", "-Hcontent-type: application/grpc", "-Hte: trailers"]
     command += [f"-H{key}: {value}" for key, value in kind.headers]
     command += [f"http://127.0.0.1:{target.grpc_port}{PREDICT_METHOD}"]
     target.ask(kind)
-    # The first load is not measured: meanwhile the server learns the cost of this kind of request.
+    # The first load is not measured, because during it the server learns the cost of this kind of request.
     closed_loop = [*command, f"-c{_CLIENTS}", "-m1"]
     _loaded(target, closed_loop, 1.0)
     quiet, _ = _loaded(target, closed_loop, options.seconds / 2)
     for factor in options.factors:
         per_client = max(round(quiet * factor / _CONNECTIONS), 1)
-        # With a nice value, so that h2load does not slow the clients that send at fixed times.
+        # h2load gets a nice value, so that it does not slow the clients that send at fixed times.
         loaded = ["nice", "-n19", *command, f"-c{_CONNECTIONS}", "-m1000", f"--rps={per_client}"]
         probes = [Probe(), Probe(), Probe(), Probe()]
         calls: list[Callable[[], object]] = [
@@ -234,7 +235,7 @@ def _measure(target: Target, kind: Kind, h2load: str, folder: Path, options: arg
 
 
 def _loaded(target: Target, command: Sequence[str], seconds: float) -> tuple[float, float]:
-    """Runs h2load; returns answers a second, and microseconds of the connection threads for each request that ended."""
+    """Runs h2load; returns answers per second, and microseconds of the connection threads per answer or refusal."""
     process = subprocess.Popen(
         [*command, f"--duration={math.ceil(seconds + 1)}", "--warm-up-time=0"],
         stdout=subprocess.DEVNULL,
@@ -259,7 +260,7 @@ def _ask_at_times(probe: Probe, call: Callable[[], object], is_over: threading.E
 
 
 def _recovery(target: Target, kind: Kind) -> float:
-    """Returns the seconds until the first of ten requests in a row that are all answered."""
+    """Returns the seconds until the first of ten consecutive requests that the server answers."""
     begun_s = first_s = time.perf_counter()
     probe, in_a_row = Probe(), 0
     while in_a_row < _IN_A_ROW and time.perf_counter() - begun_s < 2 * _GIVE_UP_S:

@@ -1,4 +1,4 @@
-"""The kinds of work that loadtest.bench.overload asks for, each as one gRPC message."""
+"""The kinds of requests that loadtest.bench.overload sends, each as one gRPC message."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from loadtest.bench.messages import GRPC, GRPC_KEYS
 from loadtest.bench.workloads import FULL, Data
 from loadtest.wire import message_classes
 
-# The models beside the benchmark's own: with string keys, and a graph that runs whole.
+# Names of models beside the benchmark's own: one with string keys, and one whose graph runs as a whole.
 KEYS, GRAPH = "keys", "graph"
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One kind of work. headers: make the core forward the request, for kinds that measure forwarding."""
+    """One kind of request. headers: extra header fields that make the core forward it, to measure forwarding."""
 
     name: str
     message: bytes
@@ -22,12 +22,12 @@ class Kind:
 
 
 def light() -> Kind:
-    """Returns a lookup of one row, which a client sends beside each load."""
+    """Returns a lookup of one row, which a client sends at fixed times beside each load."""
     return Kind("lookup", GRPC.encode("W1", Data(FULL).requests("W1")[0])[0])
 
 
 def kinds() -> list[Kind]:
-    """Returns the kinds of work."""
+    """Returns all kinds of requests that the benchmark measures."""
     data = Data(FULL)
 
     def message(workload: str) -> bytes:

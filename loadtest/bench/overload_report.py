@@ -1,4 +1,4 @@
-"""Writes the rows and the picture of loadtest.bench.overload."""
+"""Writes the table rows and the picture of loadtest.bench.overload's results."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HEAD = (
 
 @dataclass
 class Waits:
-    """The times of requests at fixed times.
+    """The response times of requests that a client sent at fixed times.
 
     seconds, refused_s: of answers and of refusals. failed: requests that got neither.
     """
@@ -30,7 +30,7 @@ class Waits:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """One load and its figures.
+    """One load of a server, and the figures measured under it.
 
     capacity, goodput: answers a second. connection_us: processor time of the threads that serve connections, for each
       request that was answered or refused; unlike rates, it hardly depends on what else the machine does.
@@ -49,7 +49,7 @@ class Load:
     recovered_s: float
 
     def row(self) -> str:
-        """Returns the load's row of the table."""
+        """Returns the row of the results table for this load."""
         probes = (self.same, self.light, self.grpc_health, self.http_health)
         failed = sum(one.failed for one in probes) + len(self.grpc_health.refused_s) + len(self.light.refused_s)
         return (
@@ -62,7 +62,7 @@ class Load:
 
 
 def picture(loads: Sequence[Load]) -> str:
-    """Returns an SVG: goodput of each kind of work against the load, both in multiples of its capacity."""
+    """Draws an SVG of each kind's goodput against the load; both are multiples of the kind's capacity."""
     names = dict.fromkeys(load.kind for load in loads)
     series = [
         Series(name, sorted((load.factor, load.goodput / load.capacity) for load in loads if load.kind == name))

@@ -17,7 +17,7 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 @contextmanager
 def bound_to(cores: frozenset[int]) -> Iterator[None]:
-    """Binds this thread, and the processes that the `with` block starts, to some cores."""
+    """Binds this thread, and the processes that the `with` block starts, to some processor cores."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cores)
     try:
@@ -27,14 +27,14 @@ def bound_to(cores: frozenset[int]) -> Iterator[None]:
 
 
 class Service:
-    """A process of the service, bound to cores."""
+    """A process of the service that is bound to processor cores."""
 
     def __init__(self, cores: frozenset[int], flags: Sequence[str]) -> None:
         with bound_to(cores):
             self._server = LiveServer("--file_system_poll_wait_seconds=0", *flags)
 
     def wait(self) -> None:
-        """Waits until the server answers; raises RuntimeError if it ends or does not answer."""
+        """Waits until the service answers; raises RuntimeError if it ends, or does not answer in time."""
         self._server.ready()
 
     def port(self, *, is_grpc: bool) -> int:
@@ -43,16 +43,16 @@ class Service:
 
     @property
     def pid(self) -> int:
-        """The process id of the server's main process."""
+        """The process id of the main process of the service."""
         return self._server.pid
 
     def stop(self) -> None:
-        """Stops the server and waits for its end."""
+        """Stops the service and waits until its process has ended."""
         self._server.__exit__(None, None, None)
 
 
 class Baseline:
-    """A process of a constant server (loadtest.bench.baselines), bound to cores."""
+    """A process of a constant server (loadtest.bench.baselines) that is bound to processor cores."""
 
     def __init__(self, cores: frozenset[int], module: str, arguments: Sequence[Any]) -> None:
         command = [sys.executable, "-m", f"loadtest.bench.baselines.{module}", *map(str, arguments)]
@@ -63,7 +63,7 @@ class Baseline:
         self._port = 0
 
     def wait(self) -> None:
-        """Waits until the server answers; raises RuntimeError if it ends or does not answer."""
+        """Waits until the constant server answers; raises RuntimeError if it ends, or does not answer in time."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line.strip().isdigit():
@@ -80,18 +80,19 @@ class Baseline:
         return self.process.pid
 
     def stop(self) -> None:
-        """Stops the server and waits for its end."""
+        """Stops the constant server and waits until its process has ended."""
         self.process.kill()
         self.process.communicate()
 
 
 def tree(pid: int) -> list[int]:
-    """Returns the ids of a process and of all its descendants."""
+    """Returns the process ids of a process and of all its descendants."""
     parents: dict[int, list[int]] = {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
             try:
-                # The fields after the process name in parentheses, which may hold any characters: state, parent.
+                # The process name in parentheses may hold any characters; the fields after it are the state, the
+                # parent, and others.
                 fields = (folder / "stat").read_text().rpartition(")")[2].split()
             except OSError:
                 continue
@@ -112,6 +113,6 @@ def cpu_s(pids: Sequence[int]) -> float:
 
 
 def memory(pids: Sequence[int]) -> Held:
-    """Returns the memory and descriptors that processes hold together."""
+    """Returns the memory and the file descriptors that several processes hold together."""
     each = [held_by(pid) for pid in pids]
     return Held(sum(h.pss_mib for h in each), sum(h.private_mib for h in each), sum(h.descriptors for h in each))

@@ -1,4 +1,4 @@
-"""Measures the server's processor time for a Predict from third-party clients, with and without extra header fields.
+"""Measures the server's processor time for a Predict of other projects' clients, with and without extra header fields.
 
 python -m loadtest.bench.real_clients                            native core and Python data plane, side by side
 python -m loadtest.bench.real_clients --clients grpcio,ghz --seconds 5 --rounds 5
@@ -46,7 +46,7 @@ _PATIENCE_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One measurement of a client. body: the message of each call, without gRPC's prefix of five bytes."""
+    """One measurement with one client program. body: the message of each call, without gRPC's prefix of five bytes."""
 
     port: int
     body: bytes

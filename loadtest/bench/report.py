@@ -1,4 +1,4 @@
-"""Writes measurements as Markdown tables and as JSON."""
+"""Writes the benchmark's measurements as Markdown tables and as JSON."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ BEGIN, END = "<!-- begin: written by `make bench` -->", "<!-- end -->"
 
 
 def median(measured: Measured, what: str) -> float:
-    """Returns the median over the rounds of one field of Shot."""
+    """Returns the median of one figure (a field of Shot) over the rounds of a case."""
     return statistics.median(getattr(shot, what) for shot in measured.shots)
 
 
 def tables(measured: Sequence[Measured], extra: Sequence[str] = ()) -> str:
-    """Returns the tables as Markdown; extra: rows of ratios measured elsewhere."""
+    """Returns the measurements as Markdown tables; extra: further rows for the table of ratios."""
     by_name = {m.case.name: m for m in measured}
     rows = list(dict.fromkeys(m.case.row for m in measured))
     lines = ["| requests/s | " + " | ".join(WORKLOADS) + " |", "|---" * (len(WORKLOADS) + 1) + "|"]
@@ -56,7 +56,7 @@ def tables(measured: Sequence[Measured], extra: Sequence[str] = ()) -> str:
 
 
 def ratio_of(ratio: Ratio, by_name: dict[str, Measured]) -> float | None:
-    """Returns the median over rounds of a ratio within a round; None if one of the two cases was not measured."""
+    """Returns the median of the ratio of two cases in each round; None if one of the cases was not measured."""
     sides = [by_name.get(ratio.of), by_name.get(ratio.over)]
     if sides[0] is None or sides[1] is None:
         return None
@@ -84,13 +84,13 @@ def document(measured: Sequence[Measured], **more: Any) -> dict[str, Any]:
 
 
 def commit() -> str:
-    """Returns the short hash of the measured commit."""
+    """Returns the short hash of the commit whose server was measured."""
     done = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True)
     return done.stdout.strip() or "unknown"
 
 
 def machine() -> dict[str, Any]:
-    """Describes the machine by processor, cores and Python version, without its host name."""
+    """Describes the machine by its processor, cores and Python version, without its host name."""
     model = platform.machine()
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
@@ -100,7 +100,7 @@ def machine() -> dict[str, Any]:
 
 
 def headline(rounds: int, seconds: float, connections: int) -> str:
-    """Returns a sentence about commit, machine, rounds and connections of the figures."""
+    """Returns a sentence with the commit, machine, rounds and connections of the measurements."""
     found = machine()
     return (
         f"Commit {commit()}, {found['cores']} cores ({found['processor']}), Python {found['python']}; medians of "
@@ -109,7 +109,7 @@ def headline(rounds: int, seconds: float, connections: int) -> str:
 
 
 def write_into(document_file: Path, text: str) -> None:
-    """Replaces the text between the markers of a document; raises ValueError if they are missing."""
+    """Replaces the text between two marker lines of a document; raises ValueError if a marker is missing."""
     before, begin, rest = document_file.read_text().partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:

@@ -1,4 +1,4 @@
-"""Runs the cases: starts their servers, checks one answer of each, and measures the cases in turn in every round."""
+"""Runs the cases: starts their servers, checks one answer of each, and measures all cases once in every round."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Places = Callable[[Case], "Place"]
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Duration and load of the rounds. cores: those of the server and of the generator, which should differ."""
+    """Number, duration and load of the rounds. cores: for the server and for the generator; they should differ."""
 
     rounds: int
     seconds: float
@@ -42,7 +42,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The folder of the models that cases send requests to, and the data of these requests."""
+    """The folder of the models for some cases, and the data of their requests."""
 
     folder: Path
     data: Data
@@ -50,7 +50,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The rounds of one case, and the memory that its server held after them."""
+    """The figures of all rounds of one case, and the memory that its server held after them."""
 
     case: Case
     shots: tuple[Shot, ...]
@@ -58,7 +58,7 @@ class Measured:
 
 
 def write_answers(folder: Path, data: Data) -> None:
-    """Writes the answer files of the constant servers."""
+    """Writes the files of constant answers that the baseline servers send."""
     folder.mkdir(parents=True, exist_ok=True)
     for workload in ("W1", "W2", "W3"):
         arrays = data.expected(workload, data.requests(workload)[0])
@@ -68,7 +68,7 @@ def write_answers(folder: Path, data: Data) -> None:
 
 
 def can_run(wanted: Sequence[Case]) -> list[Case]:
-    """Returns the cases whose servers can start: the server has the needed flags, and a compiler is there if needed."""
+    """Returns the cases that can run here: the server has the flags they need, and a compiler is there if needed."""
     done = subprocess.run([sys.executable, "-m", "service", "--help"], cwd=ROOT, capture_output=True, text=True)
     has_cargo = shutil.which("cargo") is not None
     return [
@@ -80,7 +80,7 @@ def can_run(wanted: Sequence[Case]) -> list[Case]:
 
 @contextmanager
 def running(wanted: Sequence[Case], place: Places, options: Options) -> Iterator[dict[str, Server]]:
-    """Starts the servers of cases and yields them when all are ready; stops them at the end."""
+    """Starts the servers of the cases, and yields them when all are ready; stops them at the end."""
     servers: dict[str, Server] = {}
     everything = frozenset(os.sched_getaffinity(0))
     try:
@@ -89,7 +89,8 @@ def running(wanted: Sequence[Case], place: Places, options: Options) -> Iterator
                 cores = everything if case.is_free else options.server_cores
                 servers[case.server] = SERVERS[case.server](place(case).folder, cores)
                 if len(servers) == 1:
-                    # Wait for the first server before starting others, which then find its files in memory.
+                    # Wait until the first server is ready before starting others, which then find its files in the page
+                    # cache.
                     servers[case.server].wait()
         for server in servers.values():
             server.wait()
@@ -100,7 +101,7 @@ def running(wanted: Sequence[Case], place: Places, options: Options) -> Iterator
 
 
 def measure(wanted: Sequence[Case], place: Places, options: Options, say: Callable[[str], None]) -> list[Measured]:
-    """Measures cases in interleaved rounds; raises AssertionError or LoadError at a wrong answer."""
+    """Measures the cases in turn in every round; raises AssertionError or LoadError at a wrong answer."""
     with running(wanted, place, options) as servers:
         pids = {name: tree(server.pid) for name, server in servers.items()}
         asks = {
@@ -130,7 +131,7 @@ def measure(wanted: Sequence[Case], place: Places, options: Options, say: Callab
                 shots[case.name].append(shot)
                 held[case.name] = memory(pids[case.server])
                 say(f"round {number + 1} {case.name}: {shot.requests_per_s:.0f}/s")
-        # Check one more answer of each case after all rounds.
+        # Check one more answer of each case after the last round.
         for case in wanted:
             if case.row != ENCODE_ALONE:
                 ask_of(case, place(case).data, servers[case.server])
@@ -138,7 +139,7 @@ def measure(wanted: Sequence[Case], place: Places, options: Options, say: Callab
 
 
 def ask_of(case: Case, data: Data, server: Server) -> Ask:
-    """Sends every variant once, compares the answers with numpy's, and returns the requests for the generator."""
+    """Sends each variant of a request once, compares answers with numpy's, and returns the generator's requests."""
     requests = data.requests(case.workload)
     path = case.path or case.wire.path(case.workload)
     encoded = [case.wire.encode(case.workload, inputs) for inputs in requests]
@@ -147,7 +148,7 @@ def ask_of(case: Case, data: Data, server: Server) -> Ask:
     sizes = []
     for inputs, (body, answer) in zip(requests, call(port, path, encoded), strict=True):
         sizes.append(len(body))
-        # A constant server always returns the answer to the first variant.
+        # A constant server sends the answer to the first variant for every request.
         wanted = data.expected(case.workload, requests[0] if case.is_constant else inputs)
         found: Arrays = case.wire.decode(body, answer)
         try:

@@ -1,4 +1,4 @@
-"""Measures the time from a server's start to its first answer, with 10 GB of tables and with tiny ones, in turns.
+"""Measures the time from a server's start to its first answer, with 10 GB of tables and with tiny tables, in turns.
 
 python -m loadtest.bench.start --rounds 5 [flags of the server, such as --table_pages=random]
 """
@@ -31,7 +31,7 @@ _PATIENCE_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Starts:
-    """Seconds to the first answer of each start, and the memory that the server then held.
+    """Seconds from each start of a server to its first answer, and the memory that the server then held.
 
     small_cpu_s, large_cpu_s: processor time until the first answer, which varies less on a busy machine.
     """
@@ -44,11 +44,11 @@ class Starts:
 
     @property
     def more_s(self) -> float:
-        """The extra seconds that 10 GB of tables take: the median of each turn's difference."""
+        """The extra seconds for 10 GB of tables: the median of the differences between large and tiny tables."""
         return statistics.median(b - a for a, b in zip(self.small_s, self.large_s, strict=True))
 
     def row(self) -> str:
-        """Returns the row for the report's table of ratios."""
+        """Returns the result as a row for the report's table of ratios."""
         small_s, large_s = statistics.median(self.small_s), statistics.median(self.large_s)
         cpu_s = f"{statistics.median(self.large_cpu_s):.2f}, {statistics.median(self.small_cpu_s):.2f}"
         then = f"{large_s:.2f}, {small_s:.2f}; of processor time {cpu_s}; then {self.held.private_mib:.0f} MiB private"
@@ -60,7 +60,7 @@ class Starts:
 
 
 def measure_starts(folder: Path, rounds: int, flags: Sequence[str] = ()) -> Starts:
-    """Measures starts in turns; folder: holds the models. Raises AssertionError if a first answer is wrong."""
+    """Measures starts with large and tiny tables in turns; raises AssertionError if a first answer is wrong."""
     models = prepared(folder / "tiny" / "models", "tiny")
     small, large = folder / "start_small", folder / "start_large"
     for target, tables in ((small, TINY.tables), (large, TABLES)):
@@ -110,7 +110,7 @@ def _ask(port: int, body: str) -> tuple[int, Any]:
 
 
 def main() -> None:
-    """Measures starts and prints the row of the table."""
+    """Measures the starts, and prints the row for the report's table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--folder", type=Path, default=ROOT / "build" / "bench")

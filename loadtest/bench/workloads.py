@@ -1,4 +1,4 @@
-"""The five workloads: tables, ids and expected answers, computed from seeds with numpy.
+"""The five workloads of the benchmark: tables, ids and expected answers, computed from seeds with numpy.
 
 W1: one row, three single ids. W2: 128 rows of user, item, and 1 to 20 tags, whose vectors are averaged. W3: W2 with
 4096 rows. W4: 10,000 rows of one table. W5: W2's vectors into a dense tower of 160-256-1.
@@ -19,7 +19,7 @@ MODEL = "bench"
 LOOKUP, PREDICT = "lookup", "serving_default"
 _HIDDEN = 256
 _MAX_TAGS = 20
-# Ids are distributed as in recommenders: the frequency of the r-th most frequent id falls as 1 / r^1.05.
+# The ids are distributed as in recommenders: the frequency of the r-th most frequent id is proportional to 1 / r^1.05.
 _ZIPF = 1.05
 
 
@@ -41,7 +41,7 @@ FULL = Sizes(
     rows={"W1": 1, "W2": 128, "W3": 4096, "W4": 10_000, "W5": 128},
     variants={"W1": 64, "W2": 16, "W3": 4, "W4": 4, "W5": 16},
 )
-# For loadtest/soak: large enough that a version which is never unloaded shows in the server's memory.
+# Sizes for loadtest/soak: so large that a version which the server never unloads shows in the server's memory.
 SMALL = Sizes(
     tables={"user": (40_000, 64), "item": (10_000, 64), "tag": (5_000, 32)},
     rows={"W1": 1, "W2": 48, "W3": 1024, "W4": 10_000, "W5": 48},
@@ -56,7 +56,7 @@ TINY = Sizes(
 
 @dataclass(frozen=True)
 class Data:
-    """Tables, tower and requests of given sizes, the same in every run."""
+    """Tables, tower and requests of a benchmark with given sizes; they are the same in every run."""
 
     sizes: Sizes
 
@@ -70,7 +70,7 @@ class Data:
 
     @cached_property
     def tower(self) -> Arrays:
-        """kernel_1 [160, 256], bias_1, kernel_2 [256, 1], bias_2, all float32."""
+        """The tower's weights: kernel_1 [160, 256], bias_1, kernel_2 [256, 1], bias_2, all float32."""
         generator = np.random.default_rng(2)
         wide = sum(dim for _, dim in self.sizes.tables.values())
         return {
@@ -85,7 +85,7 @@ class Data:
         found = {}
         for i, (name, (rows, _)) in enumerate(self.sizes.tables.items()):
             shares = np.cumsum(np.arange(1, rows + 1, dtype=np.float64) ** -_ZIPF)
-            # A random permutation, so that frequent ids are spread over the table.
+            # A random permutation of the ids, so that frequent ids are spread over the table.
             found[name] = (shares / shares[-1], np.random.default_rng([3, i]).permutation(rows))
         return found
 
@@ -94,17 +94,17 @@ class Data:
         return order[np.searchsorted(shares, generator.random(count))].astype(np.int64)
 
     def requests(self, workload: str) -> list[Arrays]:
-        """Returns the inputs of each variant of a workload, by the signature's input names."""
+        """Returns the inputs of each variant of a workload's request, by the signature's input names."""
         found = []
         rows = self.sizes.rows[workload]
-        # W5 looks up the rows of W2.
+        # W5 has the same ids as W2.
         seed = WORKLOADS.index("W2" if workload == "W5" else workload)
         for variant in range(self.sizes.variants[workload]):
             generator = np.random.default_rng([4, seed, variant])
             inputs = {"item": self._ids("item", rows, generator)}
             if workload != "W4":
                 inputs["user"] = self._ids("user", rows, generator)
-                # W1 has single ids only, no ragged feature.
+                # A request of one row (W1) has one tag in the row.
                 lengths = generator.integers(1, _MAX_TAGS + 1, rows) if rows > 1 else np.ones(1, np.int64)
                 inputs["tags__row_splits"] = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
                 inputs["tags__values"] = self._ids("tag", int(lengths.sum()), generator)
@@ -112,7 +112,7 @@ class Data:
         return found
 
     def expected(self, workload: str, inputs: Arrays) -> Arrays:
-        """Computes the expected answer with numpy: vectors by feature, or the tower's score."""
+        """Computes the answer to a request with numpy: vectors by feature, or the tower's score."""
         tables = self.tables
         found = {"item": tables["item"][inputs["item"]]}
         if "user" in inputs:
@@ -129,10 +129,10 @@ class Data:
 
 
 def key_of(row: int) -> str:
-    """Returns the string key of a table's row, for models with vocabularies."""
+    """Returns the string key of a row, for models that have vocabularies."""
     return f"key-{row:07}"
 
 
 def signature_of(workload: str) -> str:
-    """Returns the name of the signature that a workload calls."""
+    """Returns the name of the signature that the requests of a workload call."""
     return PREDICT if workload == "W5" else LOOKUP

@@ -1,4 +1,4 @@
-"""Adopts models of other frameworks and compares their answers with TensorFlow's: `python -m loadtest.foreign`.
+"""Adopts models of other frameworks, and compares the answers of the adopted and original versions with TensorFlow's.
 
 Each builder writes a SavedModel with its framework's own export, and uses no code of this project. The comparator runs
 `model-export adopt` on each, serves the original and the adopted version by two servers, and compares the answers of

@@ -1,4 +1,4 @@
-"""Builds foreign models, adopts them, and compares both versions' answers: `python -m loadtest.foreign`."""
+"""Builds foreign models, adopts them, and compares the answers of both versions with TensorFlow's."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-# Stops TensorFlow from logging processor features and sessions.
+# Stops TensorFlow from logging the processor's features and its sessions.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 from loadtest.foreign.estimator_models import GOLDEN_VARIABLE
@@ -20,7 +20,7 @@ from loadtest.foreign.models import ForeignModel, all_models
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the campaign; returns 0 if each model was skipped, or built, adopted and answered to the bit, else 1."""
+    """Runs the campaign; returns 0 if each model was skipped, or was adopted and answers to the bit, else 1."""
     arguments = _parser().parse_args(argv)
     if arguments.golden:
         os.environ[GOLDEN_VARIABLE] = str(arguments.golden.resolve())
@@ -35,7 +35,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(models: Sequence[ForeignModel], folder: Path, arguments: argparse.Namespace) -> int:
     sys.stderr.write(f"building and adopting {len(models)} models\n")
-    # Imported late, because they import TensorFlow: a mistake in the arguments is reported before.
+    # The modules are imported late, because they import TensorFlow: mistakes in the arguments have been reported by
+    # then.
     from loadtest.foreign.campaign import Plan, run
     from loadtest.foreign.report import details, header, row, summary
 
@@ -48,7 +49,7 @@ def _run(models: Sequence[ForeignModel], folder: Path, arguments: argparse.Names
         sys.stdout.write(row(result) + "\n")
         sys.stdout.flush()
         if arguments.json:
-            # Written after each model, so that a long run that is stopped has results.
+            # The file is written after each model, so that results remain if a long run is stopped.
             arguments.json.write_text(json.dumps([found.as_json() for found in results], indent=1) + "\n")
     sys.stdout.write("\n" + "".join(f"- {line}\n" for line in details(results)) + f"\n{summary(results)}\n")
     return 0 if all(result.is_exact or result.is_skipped for result in results) else 1

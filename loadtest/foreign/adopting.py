@@ -1,4 +1,4 @@
-"""Adopts foreign models without a spec, in a child process: `python -m loadtest.foreign.adopting`."""
+"""Adopts foreign models without a spec in a child process, which runs `python -m loadtest.foreign.adopting`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MANIFEST = Path("assets.extra/lookup_manifest.json")
 
 @dataclass(frozen=True, slots=True)
 class Adopted:
-    """The result of `adopt` for one model.
+    """The result of `adopt` for one foreign model.
 
     version: the adopted version's folder; None if adopt failed for the `reason`.
     runs: how the server runs each signature of the manifest: "lookup", "cut" or "whole".
@@ -30,7 +30,7 @@ class Adopted:
 
 
 def adopt_each(names: Sequence[str], originals: Path, out: Path) -> dict[str, Adopted]:
-    """Adopts originals/<name>/1 into out/<name> for each name; a failing model is reported, not raised.
+    """Adopts originals/<name>/1 into out/<name> for each name; if one fails, its result has the reason.
 
     A hundred `model-export adopt` commands would import TensorFlow a hundred times, so one process calls the function
     adopt().
@@ -51,14 +51,14 @@ def _runs(version: Path) -> dict[str, str]:
     if not manifest.exists():
         return {}
     signatures = json.loads(manifest.read_text())["signatures"]
-    # A manifest in an older format has no field `run`; then lookups are cut out of all predict signatures.
+    # A manifest of an older format has no field `run`; the server then cuts the lookups out of all predict signatures.
     return {
         name: "lookup" if entry["kind"] == "lookup" else entry.get("run", "cut") for name, entry in signatures.items()
     }
 
 
 def main() -> None:
-    """Adopts the named models."""
+    """Adopts the models that the command line names."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="+")
     parser.add_argument("--originals", type=Path, required=True)

@@ -1,4 +1,4 @@
-"""Builds foreign models, with one child process per version of Keras: `python -m loadtest.foreign.building`."""
+"""Builds foreign models, in one child process for each version of Keras (`python -m loadtest.foreign.building`)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ENVIRONMENTS = {"keras3": {"KERAS_BACKEND": "tensorflow"}, "tf_keras": {"TF_USE
 
 
 def build(models: Sequence[ForeignModel], folder: Path, *, scale: int = 1) -> dict[str, str]:
-    """Writes each model to folder/<name>/1; returns the reason, by name, of each model that failed or was skipped.
+    """Writes each model to folder/<name>/1; returns the reasons, by name, of models that failed or were skipped.
 
     A model that kills the process counts as failed; the next models are built in a new process.
     """
@@ -27,7 +27,7 @@ def build(models: Sequence[ForeignModel], folder: Path, *, scale: int = 1) -> di
 
 
 def main() -> None:
-    """Builds the named models."""
+    """Builds the models that the command line names."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="+")
     parser.add_argument("--folder", type=Path, required=True)

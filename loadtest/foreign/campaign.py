@@ -1,4 +1,4 @@
-"""Builds foreign models, adopts them, serves both versions, compares their answers, and times them."""
+"""Builds foreign models, adopts them, serves original and adopted versions, compares their answers, and times them."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from loadtest.foreign.speed import NUM_REQUESTS, NUM_ROWS, Speed, measure
 from loadtest.foreign.wires import GrpcWire, RestWire, from_json, has_json_form
 from loadtest.live_server import LiveServer
 
-# One in this many gRPC requests is also sent over REST.
+# One of this many gRPC requests is also sent over REST.
 _REST_SHARE = 10
-# Maximum number of requests drawn to find enough that TensorFlow answers, which alone are timed.
+# Maximum number of requests that are drawn to find enough requests that TensorFlow answers; only these are timed.
 _MOST_DRAWN = 64
 _NUM_VALID = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The options of a campaign: how much work is done on each model.
+    """The options of a campaign: the number of requests, rounds and seconds for each model.
 
     requests: number of gRPC requests to each signature.
     seconds: duration of each turn of the timing; 0: no timing.
@@ -49,21 +49,21 @@ class Plan:
 
 @dataclass(slots=True)
 class SignatureResult:
-    """The results of one signature: comparisons of both versions' answers with TensorFlow's, by wire."""
+    """The results of one signature, by wire: both versions' answers compared with TensorFlow's, and their speeds."""
 
     adopted: dict[str, Tally] = field(default_factory=dict)
     original: dict[str, Tally] = field(default_factory=dict)
     speed: dict[str, Speed] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
-        """Returns the outcome as a JSON object."""
+        """Returns the results of the signature as a JSON object."""
         kinds = {"adopted": self.adopted, "original": self.original, "speed": self.speed}
         return {key: {wire: found.as_json() for wire, found in wires.items()} for key, wires in kinds.items()}
 
 
 @dataclass(slots=True)
 class ModelResult:
-    """The results of one model. fault: why results are missing; "" if all of its tests ran."""
+    """The results of one model. fault: why results are missing; "" if all tests of the model ran."""
 
     name: str
     fault: str = ""
@@ -78,12 +78,12 @@ class ModelResult:
 
     @property
     def is_exact(self) -> bool:
-        """Whether the model was adopted, and every answer equals TensorFlow's to the bit."""
+        """Whether the model was adopted, and every answer of the adopted version equals TensorFlow's to the bit."""
         tallies = [tally for found in self.signatures.values() for tally in found.adopted.values()]
         return not self.fault and bool(tallies) and all(tally.equal == tally.asked for tally in tallies)
 
     def as_json(self) -> dict[str, Any]:
-        """Returns the findings as a JSON object."""
+        """Returns the results of the model as a JSON object."""
         adopted = self.adopted
         return {
             "name": self.name,
@@ -98,7 +98,7 @@ class ModelResult:
 
 
 def run(models: Sequence[ForeignModel], folder: Path, plan: Plan) -> Iterator[ModelResult]:
-    """Runs the campaign and yields each model's results; a failing model is a result, not an exception.
+    """Runs the campaign and yields the results of each model; if a model fails, its result has the reason.
 
     Args:
       folder: for original/<name>/1, adopted/<name>/1 and the servers' model lists.
@@ -110,7 +110,7 @@ def run(models: Sequence[ForeignModel], folder: Path, plan: Plan) -> Iterator[Mo
     adopted = adopt_each([model.name for model in waiting], originals, adopted_to)
     while waiting:
         group = waiting[: plan.together]
-        # Both servers start at once.
+        # The servers of the adopted and of the original versions start at the same time.
         bases = {model.name: originals / model.name for model in group}
         adopted_bases = {name: adopted_to / name for name in bases if adopted[name].version}
         with ExitStack() as stack:
@@ -122,7 +122,7 @@ def run(models: Sequence[ForeignModel], folder: Path, plan: Plan) -> Iterator[Mo
                 waiting.remove(model)
                 result = ModelResult(model.name, adopted=adopted[model.name])
                 is_adopted = model.name in adopted_bases
-                # The original's answers are always compared, because adopt must not change them.
+                # The original's answers are compared too, because adopt must not change the original model.
                 yield _run_one(model, bases[model.name], servers if is_adopted else servers[-1:], plan, result)
                 if not all(server.is_alive for server in servers):
                     break
@@ -162,8 +162,8 @@ def _ask_servers(
             _compare(reference, model.name, name, draws[name].draw(plan.requests), sides, tallies)
             valid = [expect(reference, name, tensors) for tensors in draws[name].of_rows(NUM_ROWS, _NUM_VALID)]
             refusals = [answer for answer in valid if isinstance(answer, Refused)]
-            # If TensorFlow refused most valid requests, nothing was compared. It refuses a few: segment_mean returns
-            # fewer rows if the last ones are empty.
+            # If TensorFlow refused most valid requests, nothing would have been compared. It may refuse a few:
+            # segment_mean returns fewer rows if the last ones are empty.
             if len(refusals) > _NUM_VALID // 2:
                 raise ValueError(f"TensorFlow refuses {len(refusals)} of {_NUM_VALID} valid requests: {refusals[:1]}")
         if plan.seconds and len(servers) > 1:
@@ -200,7 +200,7 @@ def _compare(
 
 
 def expect(reference: Reference, signature: str, tensors: Tensors) -> Tensors | Refused:
-    """Returns TensorFlow's answer, or its refusal."""
+    """Returns TensorFlow's answer to a request, or the Refused that TensorFlow raised."""
     try:
         return reference.predict(signature, tensors)
     except Refused as refusal:
@@ -210,14 +210,14 @@ def expect(reference: Reference, signature: str, tensors: Tensors) -> Tensors | 
 def ask_grpc(
     tallies: dict[str, Tally], wire: GrpcWire, model: str, signature: str, tensors: Tensors, expected: Tensors | Refused
 ) -> None:
-    """Sends a request over gRPC and counts the comparison under "grpc"."""
+    """Sends a request over gRPC, and adds the comparison of its answer to the tally "grpc"."""
     compare(tallies.setdefault("grpc", Tally()), expected, lambda: wire.predict(model, signature, tensors))
 
 
 def ask_rest(
     tallies: dict[str, Tally], wire: RestWire, model: str, signature: str, tensors: Tensors, expected: Tensors | Refused
 ) -> None:
-    """Sends a request over REST and counts the comparison under "rest"."""
+    """Sends a request over REST, and adds the comparison of its answer to the tally "rest"."""
 
     def ask() -> Tensors:
         outputs = wire.predict(model, signature, tensors)

@@ -1,4 +1,4 @@
-"""Runs a module on many models in a child process; if that process dies, a new one continues with the next model."""
+"""Runs a module for many models in a child process; if the process dies, a new one continues with the next model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from loadtest.live_server import ROOT
 
-# Bytes at the end of a crashed process's output that are reported.
+# Number of bytes at the end of a crashed process's output that the report quotes.
 _LAST_BYTES = 600
 _MARK = "done: "
 _KERAS_VARIABLES = ("TF_USE_LEGACY_KERAS", "KERAS_BACKEND")
@@ -21,7 +21,7 @@ _KERAS_VARIABLES = ("TF_USE_LEGACY_KERAS", "KERAS_BACKEND")
 def run_each(
     module: str, names: Sequence[str], arguments: Sequence[str], environment: Mapping[str, str]
 ) -> dict[str, dict[str, Any]]:
-    """Runs `python -m module *arguments *names`; if a name kills the process, runs it again with the following names.
+    """Runs `python -m module *arguments *names`; if it dies at one name, runs it again with the names after that one.
 
     Args:
       environment: added to this process's environment, from which choices of Keras are removed.
@@ -49,7 +49,7 @@ def run_each(
 
 
 def write_result(name: str, work: Callable[[], Mapping[str, Any]]) -> None:
-    """Calls `work` for a name and writes its result or its error to stdout, for `run_each` to read."""
+    """Calls `work` for a name, and writes the result or the error to stdout, where run_each() reads it."""
     try:
         result = {**work()}
     except Exception as error:

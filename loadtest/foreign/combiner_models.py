@@ -14,7 +14,7 @@ TAGS = 500
 _COMBINERS = ("sum", "mean", "sqrtn")
 _SPARSE = {"ids": Sparse(TAGS, indices="indices", dense_shape="dense_shape", weights="weights")}
 _RAGGED = {"ids": Ragged(TAGS, splits="splits", weights="weights")}
-# (table, ids, weights or None, combiner) -> vectors
+# Type of a function of (table, ids, weights or None, combiner) that returns combined vectors.
 Combine = Callable[[Any, Any, Any, str], Any]
 
 
@@ -24,7 +24,7 @@ def _sparse_specs(*, has_weights: bool) -> list[Any]:
 
 
 def _add_sparse(name: str, combine: Combine) -> None:
-    # One signature for each combiner, with and without weights.
+    # The model has one signature for each combiner, with weights and without.
     def build(folder: Path, rows: Rows) -> None:
         import tensorflow as tf
 
@@ -47,7 +47,7 @@ def _add_sparse(name: str, combine: Combine) -> None:
 
 
 def _add_ragged(name: str, combine: Combine) -> None:
-    # Inputs are values and row splits; the graph makes a RaggedTensor or a SparseTensor of them.
+    # The inputs are values and row splits, of which the graph makes a RaggedTensor or a SparseTensor.
     def build(folder: Path, rows: Rows) -> None:
         import tensorflow as tf
 

@@ -1,4 +1,4 @@
-"""Compares servers' answers with TensorFlow's in dtype, shape and every bit, and refusals with refusals."""
+"""Compares servers' answers with TensorFlow's in dtype, shape and every bit, and their refusals with TensorFlow's."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import numpy as np
 
 from loadtest.foreign.kinds import Array, Tensors
 
-# Maximum number of distinct reasons that a comparison keeps.
+# Maximum number of different reasons that a comparison keeps.
 _MOST_REASONS = 5
 _REASON_CHARS = 240
-# Codes of refusals that are the server's fault, not the request's.
+# gRPC codes by which a server says that a failure is its own fault, not the request's.
 _FAULTS = {"INTERNAL", "UNKNOWN", "UNAVAILABLE", "DEADLINE_EXCEEDED", "DATA_LOSS", "500", "503", "504"}
 _SIGNED = {2: np.int16, 4: np.int32, 8: np.int64}
 
 
 class Refused(Exception):
-    """The server refused a request. code: the canonical name, e.g. INVALID_ARGUMENT."""
+    """A request that a server or TensorFlow refused. code: the canonical name, e.g. INVALID_ARGUMENT."""
 
     def __init__(self, code: str, text: str) -> None:
         super().__init__(f"{code}: {text}")
@@ -29,7 +29,7 @@ class Refused(Exception):
 
 @dataclass(slots=True)
 class Tally:
-    """Results of comparing one signature over one wire.
+    """Counts of the requests to one signature over one wire, by the result of comparing their answers.
 
     refused: number of requests that both sides refused; they count as equal.
     max_ulp: largest distance of two floats, in steps between neighbours; 0 if no floats differ.
@@ -43,7 +43,7 @@ class Tally:
     reasons: Counter[str] = field(default_factory=Counter)
 
     def add(self, reason: str, ulp: int = 0) -> None:
-        """Counts a request; reason: the difference, "" if there is none."""
+        """Counts a compared request; reason: the difference, "" if the answers are equal."""
         self.asked += 1
         self.equal += not reason
         self.max_ulp = max(self.max_ulp, ulp)
@@ -52,7 +52,7 @@ class Tally:
             self.reasons[short] += 1
 
     def as_json(self) -> dict[str, Any]:
-        """Returns the tallies as a JSON object."""
+        """Returns the counts as a JSON object."""
         return {
             "equal": self.equal,
             "asked": self.asked,
@@ -63,7 +63,7 @@ class Tally:
 
 
 def compare(tally: Tally, expected: Tensors | Refused, ask: Callable[[], Tensors]) -> None:
-    """Sends one request with `ask` and counts whether the answer is the expected one."""
+    """Sends one request with `ask`, and counts whether the answer is the expected one."""
     try:
         answer: Tensors | Refused = ask()
     except Refused as refusal:
@@ -86,7 +86,7 @@ def compare(tally: Tally, expected: Tensors | Refused, ask: Callable[[], Tensors
 
 
 def difference(answer: Mapping[str, Array], expected: Mapping[str, Array]) -> tuple[str, int]:
-    """Describes the first difference ("" if there is none); returns also the largest distance of two floats in ulps."""
+    """Describes the first difference of two answers, "" if equal; also returns the floats' largest distance in ulps."""
     if answer.keys() != expected.keys():
         return f"outputs {sorted(answer)} instead of {sorted(expected)}", 0
     reason, ulp = "", 0
@@ -116,7 +116,7 @@ def ulps(a: Array, b: Array) -> int:
 
 
 def _ordered(array: Array) -> list[int]:
-    # Positive floats have the order of their bits as integers; negative ones have the reverse order.
+    # As integers, positive floats have the same order as the floats; negative floats have the reverse order.
     bits = np.ascontiguousarray(array).view(_SIGNED[array.dtype.itemsize]).reshape(-1).tolist()
     lowest = -(1 << (8 * array.dtype.itemsize - 1))
     return [n if n >= 0 else lowest - n for n in bits]
@@ -133,7 +133,7 @@ def _same_bits(a: Array, b: Array) -> bool:
 
 
 def _is_float(array: Array) -> bool:
-    # NumPy's dtype.kind does not count bfloat16 as a float.
+    # NumPy's dtype.kind does not report bfloat16 as a float.
     return array.dtype.kind == "f" or array.dtype.name == "bfloat16"
 
 

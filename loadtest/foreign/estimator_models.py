@@ -1,4 +1,4 @@
-"""Copies exports of TensorFlow 2.15's TPUEstimator from a folder that is not part of this repository."""
+"""Copies models that TensorFlow 2.15's TPUEstimator exported, from a folder that is not part of this repository."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from loadtest.foreign.kinds import Examples, Kind, Ragged
 from loadtest.foreign.models import ZOO, Rows, Skip
 from loadtest.live_server import ROOT
 
-# Environment variable with the folder; the default lies beside the repository.
+# Environment variable that names the folder; by default the folder lies beside the repository.
 GOLDEN_VARIABLE = "FOREIGN_GOLDEN"
 _IDS = {"a": 10, "b": 10, "c": 20}
 _INPUTS: dict[str, dict[str, Kind]] = {
     "cpu": {"examples": Examples(_IDS)},
     "tpu_v1": {"examples": Examples(_IDS)},
     "tpu_v2": {"examples": Examples(_IDS)},
-    # Sparse inputs, each of which a request sends as two inputs.
+    # The model has sparse inputs; a request sends each of them as two inputs, values and row splits.
     "tpu_sparse": {f"{name}__values": Ragged(size, splits=f"{name}__row_splits") for name, size in _IDS.items()},
 }
 
 
 def golden_folder() -> Path:
-    """Returns the folder of the exports of TensorFlow 2.15."""
+    """Returns the folder of the models that TensorFlow 2.15 exported."""
     given = os.environ.get(GOLDEN_VARIABLE)
     return Path(given) if given else ROOT.parent / "shared" / "golden" / "tpu_estimator_2_15" / "tensor_core"
 

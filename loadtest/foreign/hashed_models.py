@@ -1,4 +1,4 @@
-"""Builds tf.Modules that hash strings to rows, or find rows in TensorFlow's lookup tables."""
+"""Builds tf.Modules that hash strings to rows, or find the rows in TensorFlow's lookup tables."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _save_keyed(folder: Path, rows: Rows, keys: Any, initializer: Any, buckets: 
     if buckets:
         found = tf.lookup.StaticVocabularyTable(initializer, buckets)
     else:
-        # Unknown words read the row after the last word's.
+        # Words outside the vocabulary read the row after the last word's row.
         found = tf.lookup.StaticHashTable(initializer, rows(_WORDS))
 
     def read(word: Any) -> Any:
@@ -55,7 +55,7 @@ def _save_keyed(folder: Path, rows: Rows, keys: Any, initializer: Any, buckets: 
 
 
 def _words_file(folder: Path, rows: Rows) -> str:
-    # TensorFlow copies this file to the SavedModel's assets/.
+    # TensorFlow copies this file into the assets/ folder of the SavedModel.
     path = folder.parent / "words.txt"
     path.write_text("".join(f"{word}\n" for word in vocabulary("word", rows(_WORDS))))
     return str(path)
@@ -71,19 +71,19 @@ def _file_initializer(folder: Path, rows: Rows) -> Any:
 
 @ZOO.foreign(_INPUTS)
 def keyed_by_file(folder: Path, rows: Rows) -> None:
-    """Finds a word's row by its line in an asset file; other words have the last row."""
+    """Builds a model in which a word's row is its line in an asset file; unknown words read the last row."""
     _save_keyed(folder, rows, spec("word", "string"), _file_initializer(folder, rows), 0)
 
 
 @ZOO.foreign(_INPUTS)
 def keyed_by_file_with_buckets(folder: Path, rows: Rows) -> None:
-    """Finds a word's row by its line in an asset file; other words have one of 7 buckets."""
+    """Builds a model in which a word's row is its line in an asset file; unknown words are hashed to 7 rows."""
     _save_keyed(folder, rows, spec("word", "string"), _file_initializer(folder, rows), 7)
 
 
 @ZOO.foreign(_INPUTS)
 def keyed_by_constants(folder: Path, rows: Rows) -> None:
-    """Finds a word's row in a lookup table of constants in the graph."""
+    """Builds a model that finds a word's row in a lookup table of constants in the graph."""
     import tensorflow as tf
 
     ids = tf.range(rows(_WORDS), dtype=tf.int64)
@@ -93,7 +93,7 @@ def keyed_by_constants(folder: Path, rows: Rows) -> None:
 
 @ZOO.foreign({"key": Keys(_WORDS)})
 def keyed_by_integers(folder: Path, rows: Rows) -> None:
-    """Finds an integer's row in a lookup table of constants, in another order than the rows."""
+    """Builds a model that finds an integer's row in a lookup table of constants, in another order than the rows."""
     import tensorflow as tf
 
     ids = tf.reverse(tf.range(rows(_WORDS), dtype=tf.int64), [0])
@@ -103,7 +103,7 @@ def keyed_by_integers(folder: Path, rows: Rows) -> None:
 
 @ZOO.foreign({"item": Ragged(_WORDS, splits="item_splits")})
 def hashed_of_integers(folder: Path, rows: Rows) -> None:
-    """Hashes ids as decimal text and takes the mean of their rows."""
+    """Builds a model that hashes ids as decimal text, and returns the mean of their rows."""
     import tensorflow as tf
 
     table = variable("word", rows(_WORDS), 16)

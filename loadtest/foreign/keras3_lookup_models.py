@@ -1,4 +1,4 @@
-"""Builds Keras 3 models that take strings or keys: StringLookup, IntegerLookup and Hashing before their tables."""
+"""Builds Keras 3 models that take strings or keys, which StringLookup, IntegerLookup or Hashing maps to rows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _WORDS = 800
 def _export(keyed: Callable[[Any, Rows], Any], dtype: str, folder: Path, rows: Rows, *, has_tower: bool) -> None:
     keras = keras3()
     word = keras.Input((), dtype=dtype, name="word")
-    # More rows than any lookup layer has keys and buckets.
+    # The tables have more rows than any of the lookup layers has keys and buckets.
     vectors = keras.layers.Embedding(rows(_WORDS) + 20, 8)(keyed(keras, rows)(word))
     outputs = keras.layers.Dense(3, activation="tanh")(vectors) if has_tower else vectors
     keras.Model({"word": word}, {"answer": outputs}).export(str(folder), verbose=False)
@@ -59,7 +59,7 @@ _add("hashing_of_integers", lambda k, rows: k.layers.Hashing(num_bins=rows(_WORD
 
 @ZOO.foreign({"words": Words("word", _WORDS), "item": Ids(1000)})
 def keras3_mean_of_words(folder: Path, rows: Rows) -> None:
-    """Takes strings [B, K], of which "" is padding, and returns the mean of their rows."""
+    """Builds a model that takes strings [B, K], with "" as padding, and averages their rows before a dense layer."""
     keras = keras3()
     words = keras.Input((None,), dtype="string", name="words")
     item = keras.Input((), dtype="int64", name="item")

@@ -1,4 +1,4 @@
-"""Builds Keras 3 models: each kind of model, saved by model.export() and by tf.saved_model.save, and more layers."""
+"""Builds Keras 3 models of many kinds; some are saved both by model.export() and by tf.saved_model.save."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from loadtest.foreign.models import SEED, ZOO, Rows
 
 
 def keras3() -> Any:
-    """Imports Keras 3 on TensorFlow and sets its random seed."""
+    """Imports Keras 3 with the TensorFlow backend, and sets the random seed."""
     import keras
 
     assert keras.backend.backend() == "tensorflow"
@@ -27,7 +27,7 @@ def _export(model: Any, folder: Path) -> None:
 def _save(model: Any, folder: Path) -> None:
     import tensorflow as tf
 
-    # Keras's own variables would be saved as copies that the graph does not read. These are the TensorFlow variables.
+    # Keras's variables would be saved as copies that the graph does not read, so the TensorFlow variables are saved.
     module = tf.Module()
     module.kept = [variable.value for variable in model.variables]
     by_name = {tensor.name: tf.TensorSpec(tensor.shape, tensor.dtype, tensor.name) for tensor in _inputs_of(model)}
@@ -53,7 +53,7 @@ for _save_name, _save_by in {"export": _export, "saved_model_save": _save}.items
 
 @ZOO.foreign(FUNCTIONAL)
 def keras3_saved_without_its_variables(folder: Path, rows: Rows) -> None:
-    """Saves a model by plain tf.saved_model.save, whose graph reads variables that no session restores."""
+    """Builds a model with plain tf.saved_model.save; its graph reads variables that no session restores."""
     import tensorflow as tf
 
     tf.saved_model.save(functional(keras3(), rows), str(folder))
@@ -61,7 +61,7 @@ def keras3_saved_without_its_variables(folder: Path, rows: Rows) -> None:
 
 @ZOO.foreign({"item": Ids(2000)})
 def keras3_embedding_of_one_id(folder: Path, rows: Rows) -> None:
-    """Returns the looked-up rows themselves, for ids [B]."""
+    """Builds a model of ids [B] that returns the looked-up rows themselves."""
     keras = keras3()
     item = keras.Input((), dtype="int64", name="item")
     _export(keras.Model({"item": item}, keras.layers.Embedding(rows(2000), 16)(item)), folder)
@@ -69,7 +69,7 @@ def keras3_embedding_of_one_id(folder: Path, rows: Rows) -> None:
 
 @ZOO.foreign({"item": Ids(2000)})
 def keras3_embedding_of_a_column(folder: Path, rows: Rows) -> None:
-    """Returns rows [B, 1, D] for ids [B, 1], and flat rows [B, D]."""
+    """Builds a model of ids [B, 1] that returns rows [B, 1, D], and flat rows [B, D]."""
     keras = keras3()
     item = keras.Input((1,), dtype="int32", name="item")
     vectors = keras.layers.Embedding(rows(2000), 16)(item)
@@ -78,7 +78,7 @@ def keras3_embedding_of_a_column(folder: Path, rows: Rows) -> None:
 
 @ZOO.foreign({"tags": Padded(500, 0)})
 def keras3_masked_mean(folder: Path, rows: Rows) -> None:
-    """Returns the mean of the rows of all ids that are not 0, without a tower."""
+    """Builds a model without a tower that returns the mean of the rows of all ids that are not 0."""
     keras = keras3()
     tags = keras.Input((None,), dtype="int64", name="tags")
     vectors = keras.layers.Embedding(rows(500), 8, mask_zero=True)(tags)
@@ -87,7 +87,7 @@ def keras3_masked_mean(folder: Path, rows: Rows) -> None:
 
 @ZOO.foreign({"seen": Ids(2000), "offered": Ids(2000)})
 def keras3_shared_embedding(folder: Path, rows: Rows) -> None:
-    """Reads one table by two inputs and returns the dot product of the rows."""
+    """Builds a model with two inputs that read one table; it returns the dot product of their rows."""
     keras = keras3()
     seen, offered = (keras.Input((), dtype="int64", name=name) for name in ("seen", "offered"))
     items = keras.layers.Embedding(rows(2000), 16)
@@ -97,7 +97,7 @@ def keras3_shared_embedding(folder: Path, rows: Rows) -> None:
 
 @ZOO.foreign({"user": Ids(3000), "item": Ids(2000)})
 def keras3_outputs_of_two_tables(folder: Path, rows: Rows) -> None:
-    """Returns the rows of two tables, each in its own output."""
+    """Builds a model that returns the rows of two tables, each in an output of its own."""
     keras = keras3()
     user, item = (keras.Input((), dtype="int64", name=name) for name in ("user", "item"))
     outputs = {
@@ -109,7 +109,7 @@ def keras3_outputs_of_two_tables(folder: Path, rows: Rows) -> None:
 
 @ZOO.foreign({"history": Padded(2000, 0), "item": Ids(2000)})
 def keras3_attention_over_history(folder: Path, rows: Rows) -> None:
-    """Weighs a history of items [B, L] by the item that is scored."""
+    """Builds a model that weighs the rows of a history [B, L] by attention to the scored item."""
     keras = keras3()
     history = keras.Input((None,), dtype="int64", name="history")
     item = keras.Input((1,), dtype="int64", name="item")
@@ -122,7 +122,7 @@ def keras3_attention_over_history(folder: Path, rows: Rows) -> None:
 
 @ZOO.foreign({"history": Padded(2000, 0)})
 def keras3_gru_over_history(folder: Path, rows: Rows) -> None:
-    """Runs a recurrent layer over a history of items [B, 12]."""
+    """Builds a model that runs a recurrent layer over a history of items [B, 12]."""
     keras = keras3()
     history = keras.Input((12,), dtype="int64", name="history")
     vectors = keras.layers.Embedding(rows(2000), 16, mask_zero=True)(history)
@@ -131,7 +131,7 @@ def keras3_gru_over_history(folder: Path, rows: Rows) -> None:
 
 @ZOO.foreign({"item": Ids(2000), "day": Ids(7), "dense": Numbers()})
 def keras3_category_encoding(folder: Path, rows: Rows) -> None:
-    """Concatenates a row, a one-hot day and numbers, before a tower."""
+    """Builds a model that concatenates a row, a one-hot day and numbers before a tower."""
     keras = keras3()
     item, day = keras.Input((), dtype="int64", name="item"), keras.Input((1,), dtype="int64", name="day")
     dense = keras.Input((5,), name="dense")

@@ -1,4 +1,4 @@
-"""Builds networks that are the same in Keras 2 and Keras 3: functional, subclassed and sequential."""
+"""Builds networks in the same way with Keras 2 and Keras 3: functional, subclassed and sequential."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from loadtest.foreign.models import Rows
 
 USERS, ITEMS, TAGS = 3000, 2000, 500
 _USER, _ITEM, _PRICE = Ids(USERS), Ids(ITEMS), Ids(100)
-# Keras 3 drops the keys of a dict of inputs and numbers the inputs instead, in the order of keys.
+# Keras 3 drops the keys of a dict of inputs; it numbers the inputs in the order of the keys instead.
 FUNCTIONAL: dict[str, Kind] = {"user": _USER, "item": _ITEM, "inputs": _ITEM, "inputs_1": _USER}
 SUBCLASSED: dict[str, Kind] = {
     **{"user": _USER, "item": _ITEM, "price": _PRICE},
@@ -20,7 +20,7 @@ SEQUENTIAL: dict[str, Kind] = {"*": Ids(TAGS)}
 
 
 def functional(keras: Any, rows: Rows) -> Any:
-    """Returns a model of inputs of shape [B, 1] and [B]."""
+    """Returns a functional model with inputs of shape [B, 1] and [B]."""
     user = keras.Input((1,), dtype="int64", name="user")
     item = keras.Input((), dtype="int64", name="item")
     user_vector = keras.layers.Flatten()(keras.layers.Embedding(rows(USERS), 16, name="users")(user))
@@ -30,7 +30,7 @@ def functional(keras: Any, rows: Rows) -> Any:
 
 
 def subclassed(keras: Any, rows: Rows) -> Any:
-    """Returns a model of a dict of inputs of shape [B], which Keras 3 exports as float32."""
+    """Returns a subclassed model with a dict of inputs of shape [B], which Keras 3 exports as float32."""
     import tensorflow as tf
 
     class Ranker(keras.Model):
@@ -51,7 +51,7 @@ def subclassed(keras: Any, rows: Rows) -> Any:
 
 
 def sequential(keras: Any, rows: Rows) -> Any:
-    """Returns a model of ids [B, 10], where 0 is padding."""
+    """Returns a sequential model of ids [B, 10], in which 0 is padding."""
     return keras.Sequential(
         [
             keras.Input((10,), dtype="int32"),

@@ -27,14 +27,14 @@ for _combiner in ("sum", "mean", "sqrtn"):
 
 @ZOO.foreign({"user": Ids(3000), "film": Ids(2000), "seen": Ids(2000)})
 def keras_rs_distributed_embedding(folder: Path, rows: Rows) -> None:
-    """Has a DistributedEmbedding layer of two tables and three features, two of which share a table, and a tower."""
+    """Builds a model with a tower and a DistributedEmbedding layer: two tables, and three features that read them."""
     keras = keras3()
     import keras_rs
 
     layers = keras_rs.layers
     users = layers.TableConfig("users", rows(3000), 16, placement="default_device", combiner="mean")
     films = layers.TableConfig("films", rows(2000), 16, placement="default_device", combiner="mean")
-    # Arguments: name, table, input shape, output shape; the batch size matters in training only.
+    # A FeatureConfig gets a name, a table, an input shape and an output shape; the batch size matters in training only.
     features = {
         "user": layers.FeatureConfig("user", users, (8, 1), (8, 16)),
         "film": layers.FeatureConfig("film", films, (8, 1), (8, 16)),

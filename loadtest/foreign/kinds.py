@@ -1,4 +1,4 @@
-"""Kinds of inputs: each model declares, by the input's name, which random values are valid for it."""
+"""The kinds of inputs: each foreign model declares, by input name, which random values are valid."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ import numpy as np
 
 Array = np.ndarray[Any, Any]
 Tensors = dict[str, Array]
-# Maximum ids of a ragged row, and maximum size of an inner dimension that the signature does not fix.
+# Maximum number of ids in a ragged row, and maximum size of an inner dimension that the signature leaves open.
 _MOST_IDS = 8
 _MOST_INNER = 12
 
 
 @dataclass(frozen=True, slots=True)
 class InputSpec:
-    """An input by its signature: NumPy dtype (object for strings) and sizes; -1 is any size, None any rank."""
+    """Dtype and shape of a signature's input. dtype: object for strings; shape: -1 is any size, None any rank."""
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...] | None
 
 
 class Draw:
-    """The source of random values for one request.
+    """The source of random values for the inputs of one request.
 
     Args:
       num_rows: B, the rows of the request.
@@ -36,7 +36,7 @@ class Draw:
         self.rng, self.num_rows, self.scale, self.bad_input = rng, num_rows, scale, bad_input
 
     def shape(self, spec: InputSpec) -> tuple[int, ...]:
-        """Returns the sizes of an input: those of the signature, else B rows, and 1 to 12 for an inner dimension."""
+        """Returns the sizes of an input: as in the signature; if open, B rows, and 1 to 12 in inner dimensions."""
         if spec.shape is None:
             return (self.num_rows,)
         inner = [size if size >= 0 else int(self.rng.integers(1, _MOST_INNER + 1)) for size in spec.shape[1:]]
@@ -45,7 +45,7 @@ class Draw:
         return (self.num_rows if spec.shape[0] < 0 else spec.shape[0], *inner)
 
     def ids(self, name: str, low: int, size: int, count: int) -> Array:
-        """Returns ids of a table: spread, repeated, near its start, or with its first and last id."""
+        """Returns random ids: spread over the table, all equal, near its start, or with the first and the last id."""
         high = low + size * self.scale
         style = self.rng.integers(4)
         ids = self.rng.integers(low, min(high, low + 5) if style == 2 else high, count)
@@ -58,7 +58,7 @@ class Draw:
         return ids
 
     def row_lengths(self) -> Array:
-        """Returns the number of ids of each row: random, with an empty first, middle or last row, or all rows empty."""
+        """Returns a random number of ids for each row; the first, a middle, the last or all rows may be empty."""
         lengths = self.rng.integers(0, _MOST_IDS + 1, self.num_rows)
         style = self.rng.integers(8)
         if self.num_rows and style < 4:
@@ -70,7 +70,7 @@ class Draw:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """The kind of values that an input holds.
+    """The kind of values that a model's input takes.
 
     has_ids: whether the input can hold an id outside the table.
     """
@@ -80,13 +80,13 @@ class Kind:
         return False
 
     def tensors(self, name: str, specs: Mapping[str, InputSpec], draw: Draw) -> Tensors:
-        """Returns the values of the input, and of other inputs that belong to it."""
+        """Returns random values for the input, and for other inputs that belong to it."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)
 class Ids(Kind):
-    """Ids of a table of `size` rows, from `low` on, in any shape."""
+    """Ids of a table of `size` rows, which start at `low`; the input may have any shape."""
 
     size: int
     low: int = 0
@@ -103,7 +103,7 @@ class Ids(Kind):
 
 @dataclass(frozen=True, slots=True)
 class Padded(Kind):
-    """Ids [B, K] with padding at the end of each row; if the padding is 0, ids start at 1."""
+    """Ids [B, K] with padding at the end of each row; if the padding is 0, valid ids start at 1."""
 
     size: int
     padding: int
@@ -124,7 +124,7 @@ class Padded(Kind):
 
 @dataclass(frozen=True, slots=True)
 class Ragged(Kind):
-    """Ids of all rows [N]; splits, lengths, rowids, num_rows, weights: names of the inputs that describe the rows."""
+    """Ids of all rows, [N]; splits, lengths, rowids, num_rows, weights: names of the inputs that describe the rows."""
 
     size: int
     splits: str = ""
@@ -153,7 +153,7 @@ class Ragged(Kind):
 
 @dataclass(frozen=True, slots=True)
 class Sparse(Kind):
-    """The values of a sparse tensor, with the inputs of its indices [N, 2], its dense shape [2], and its weights."""
+    """Values of a sparse tensor, with the inputs of its indices [N, 2], its dense shape [2], and its weights."""
 
     size: int
     indices: str
@@ -179,7 +179,7 @@ class Sparse(Kind):
 
 @dataclass(frozen=True, slots=True)
 class Words(Kind):
-    """Strings of vocabulary(): prefix0 to prefix<size - 1>, and some that it lacks."""
+    """Strings of the model's vocabulary(), prefix0 to prefix<size - 1>, and some outside of it."""
 
     prefix: str
     size: int
@@ -196,7 +196,7 @@ class Words(Kind):
 
 @dataclass(frozen=True, slots=True)
 class Keys(Kind):
-    """Integers of a vocabulary, 10, 20, ... 10 * size, and some that it lacks."""
+    """Integer keys of a vocabulary, 10, 20, ... 10 * size, and some outside of it."""
 
     size: int
 
@@ -209,7 +209,7 @@ class Keys(Kind):
 
 @dataclass(frozen=True, slots=True)
 class Numbers(Kind):
-    """Normally distributed numbers; integers from 0 to 9 for an input of integers."""
+    """Normally distributed numbers; for an input of integers, integers from 0 to 9."""
 
     def tensors(self, name: str, specs: Mapping[str, InputSpec], draw: Draw) -> Tensors:
         shape, dtype = draw.shape(specs[name]), specs[name].dtype
@@ -220,7 +220,7 @@ class Numbers(Kind):
 
 @dataclass(frozen=True, slots=True)
 class Examples(Kind):
-    """Serialized tf.Examples; features: name of an int64 list -> number of different ids."""
+    """Serialized tf.Examples; features: name of a field of int64 values -> number of different ids."""
 
     features: Mapping[str, int]
 
@@ -240,10 +240,10 @@ class Examples(Kind):
 
 
 def vocabulary(prefix: str, size: int) -> list[str]:
-    """Returns the vocabulary from which Words draws strings."""
+    """Returns the vocabulary from which the kind Words draws strings."""
     return [f"{prefix}{i}" for i in range(size)]
 
 
 def _weights(draw: Draw, count: int) -> Array:
-    # Some weights are 0 or negative, which combiners treat differently.
+    # Some weights are 0 or negative, because combiners treat such weights differently.
     return draw.rng.choice(np.array([0.5, 1.0, 2.0, 0.25, 1.5, 0.3, 0.0, -1.0]), count)

@@ -1,4 +1,4 @@
-"""The registry of foreign models, in which builders register themselves under a name."""
+"""The registry of foreign models, to which each builder function adds its model under a name."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Literal
 
 from loadtest.foreign.kinds import Kind
 
-# Function from a table's number of rows at --scale 1 to its number of rows in this run.
+# Type of a function that scales a table: from its number of rows at --scale 1 to its number of rows in this run.
 Rows = Callable[[int], int]
 Builder = Callable[[Path, Rows], None]
 Keras = Literal["keras3", "tf_keras"]
 
 SEED = 7
-# Start of the reason of a skipped model.
+# First words of the reason why a model was skipped.
 SKIPPED = "skipped: "
 _FILES = (
     "keras3_models",
@@ -37,7 +37,7 @@ _FILES = (
 
 
 class Skip(Exception):
-    """A builder lacks files that are not part of this repository."""
+    """Error of a builder whose files are not part of this repository and not on this machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class ForeignModel:
 
 @dataclass(slots=True)
 class Zoo:
-    """Foreign models by name, in the order of their files."""
+    """The registered foreign models by name, in the order of their files."""
 
     models: dict[str, ForeignModel] = field(default_factory=dict)
 
@@ -69,13 +69,13 @@ class Zoo:
         *,
         keras: Keras = "keras3",
     ) -> None:
-        """Registers a model; raises ValueError if the name is taken."""
+        """Registers a foreign model; raises ValueError if another model has the name."""
         if name in self.models:
             raise ValueError(f"two models are named {name!r}")
         self.models[name] = ForeignModel(name, build, keras, inputs)
 
     def foreign(self, inputs: Mapping[str, Kind], *, keras: Keras = "keras3") -> Callable[[Builder], Builder]:
-        """Returns a decorator that registers a builder under its function's name."""
+        """Returns a decorator that registers a builder function under the function's name."""
 
         def register(build: Builder) -> Builder:
             self.add(build.__name__, inputs, build, keras=keras)
@@ -88,7 +88,7 @@ ZOO = Zoo()
 
 
 def all_models() -> dict[str, ForeignModel]:
-    """Returns every model by name."""
+    """Imports all files of builders, and returns every model by name."""
     for file in _FILES:
         import_module(f"loadtest.foreign.{file}")
     return ZOO.models

@@ -1,4 +1,4 @@
-"""Builds tf.Modules that read tables by tf.gather and tf.nn.embedding_lookup, for padded or ragged rows of ids."""
+"""Builds tf.Modules that read tables with tf.gather and tf.nn.embedding_lookup, for padded or ragged rows of ids."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SPLITS = {"tag_values": Ragged(TAGS, splits="tag_splits")}
 
 @ZOO.foreign({"item": Ids(2000)})
 def module_gather(folder: Path, rows: Rows) -> None:
-    """Returns rows, in signatures with int64 and with int32 ids."""
+    """Builds a model that returns rows, in one signature with int64 ids and one with int32 ids."""
     import tensorflow as tf
 
     table = variable("item", rows(2000), 16)
@@ -30,7 +30,7 @@ def module_gather(folder: Path, rows: Rows) -> None:
 
 @ZOO.foreign({"user": Ids(3000), "item": Ids(2000), "dense": Numbers()})
 def module_gather_and_tower(folder: Path, rows: Rows) -> None:
-    """Concatenates two rows and numbers, with a tower and, in another signature, without."""
+    """Builds a model that concatenates two rows and numbers; one signature has a tower, another has none."""
     import tensorflow as tf
 
     users, items, tower = variable("user", rows(3000), 32), variable("item", rows(2000), 16), Tower("tower", 52)
@@ -48,7 +48,7 @@ def module_gather_and_tower(folder: Path, rows: Rows) -> None:
 
 @ZOO.foreign({"item": Ids(2000), "items": Ids(2000)})
 def module_embedding_lookup(folder: Path, rows: Rows) -> None:
-    """Looks up ids [B] and [B, K], with and without max_norm."""
+    """Builds a model that looks up ids [B] and [B, K], with and without max_norm."""
     import tensorflow as tf
 
     table = variable("item", rows(2000), 16)
@@ -116,7 +116,7 @@ for _combiner in ("mean", "sum", "max"):
 
 @ZOO.foreign({"tag_values": Ragged(TAGS, lengths="tag_lengths")})
 def module_ragged_by_lengths(folder: Path, rows: Rows) -> None:
-    """Takes the ids of all rows, and the number of ids in each row."""
+    """Builds a model whose inputs are the ids of all rows, and the number of ids in each row."""
     import tensorflow as tf
 
     table = variable("tag", rows(TAGS), 16)
@@ -130,7 +130,7 @@ def module_ragged_by_lengths(folder: Path, rows: Rows) -> None:
 
 @ZOO.foreign({"tag_values": Ragged(TAGS, rowids="tag_rows", num_rows="num_rows")})
 def module_ragged_by_row_numbers(folder: Path, rows: Rows) -> None:
-    """Takes the ids of all rows, the row number of each id, and the number of rows."""
+    """Builds a model whose inputs are the ids of all rows, the row number of each id, and the number of rows."""
     import tensorflow as tf
 
     table = variable("tag", rows(TAGS), 16)
@@ -144,7 +144,7 @@ def module_ragged_by_row_numbers(folder: Path, rows: Rows) -> None:
 
 @ZOO.foreign({"tag_values": Ragged(TAGS, splits="tag_splits", weights="tag_weights")})
 def module_ragged_weighted_sum(folder: Path, rows: Rows) -> None:
-    """Multiplies each vector by a weight before a ragged sum."""
+    """Builds a model that multiplies each vector by a weight before it sums the vectors of a ragged row."""
     import tensorflow as tf
 
     table = variable("tag", rows(TAGS), 16)

@@ -21,7 +21,7 @@ _INPUTS = {
 
 @ZOO.foreign(_INPUTS)
 def peer(folder: Path, rows: Rows) -> None:
-    """Has signatures for four workloads: w1 (one concatenated output), w2 (three outputs), w4 (rows), w5 (a tower)."""
+    """Builds a model with signatures w1 (one concatenated output), w2 (three outputs), w4 (rows) and w5 (a tower)."""
     import tensorflow as tf
 
     users, items = variable("user", rows(USERS), 64), variable("item", rows(ITEMS), 64)

@@ -1,4 +1,4 @@
-"""Draws random requests for a signature by the kinds that the model declares; some have an id outside the table."""
+"""Draws random requests for a signature, by the kinds of inputs that its model declares; some have a bad id."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import numpy as np
 from loadtest.foreign.kinds import Draw, InputSpec, Kind, Tensors
 
 _MOST_ROWS = 64
-# Shares of requests without rows, and of requests with a bad id.
+# Share of requests without any row, and share of requests with an id outside its table.
 _NO_ROWS, _BAD_ID = 0.01, 0.04
 
 
 class NoKind(Exception):
-    """The model declares no kind for an input of its signature."""
+    """Error that a model declares no kind for an input of its signature."""
 
 
 @dataclass(frozen=True, slots=True)
 class RandomRequests:
-    """Generates random requests for one signature.
+    """Generator of random requests for one signature.
 
     Args:
       specs: the signature's inputs by name.
@@ -34,7 +34,7 @@ class RandomRequests:
     seed: int
 
     def draw(self, count: int) -> Iterator[Tensors]:
-        """Yields requests of 1 to 64 rows, a few without rows and a few with an id outside its table.
+        """Yields requests of 1 to 64 rows; a few have no rows, and a few have an id outside its table.
 
         Raises:
           NoKind: the model declares no kind for one of the signature's inputs.
@@ -47,7 +47,7 @@ class RandomRequests:
             yield self._one(Draw(rng, num_rows, self.scale, bad))
 
     def of_rows(self, num_rows: int, count: int) -> list[Tensors]:
-        """Returns `count` valid requests, each of `num_rows` rows."""
+        """Returns `count` random valid requests of `num_rows` rows each."""
         rng = np.random.default_rng([self.seed, num_rows])
         return [self._one(Draw(rng, num_rows, self.scale, "")) for _ in range(count)]
 

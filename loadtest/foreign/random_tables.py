@@ -1,4 +1,4 @@
-"""Makes the seeded numbers of tables and layers in foreign models."""
+"""Makes the numbers of tables and layers in foreign models from a seed."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from loadtest.foreign.models import SEED
 
 
 def normal(name: str, *shape: int, scale: float = 1.0) -> np.ndarray[Any, Any]:
-    """Returns normally distributed float32 numbers, the same for the same name and shape."""
+    """Returns normally distributed float32 numbers; the same name and shape always give the same numbers."""
     rng = np.random.default_rng([SEED, zlib.crc32(name.encode())])
     return rng.standard_normal(shape, dtype=np.float32) * np.float32(scale)
 
 
 def variable(name: str, *shape: int, dtype: str = "float32", scale: float = 1.0) -> Any:
-    """Returns a tf.Variable with the numbers of normal()."""
+    """Returns a tf.Variable of normally distributed numbers, as normal() makes them."""
     import tensorflow as tf
 
     return tf.Variable(tf.cast(normal(name, *shape, scale=scale), dtype), name=name)
 
 
 def spec(name: str, dtype: str = "int64", shape: tuple[int | None, ...] = (None,)) -> Any:
-    """Returns a tf.TensorSpec of an input, by default ids [B]."""
+    """Returns the tf.TensorSpec of an input; by default it is an input of ids [B]."""
     import tensorflow as tf
 
     return tf.TensorSpec(shape, dtype, name)
@@ -35,7 +35,7 @@ def spec(name: str, dtype: str = "int64", shape: tuple[int | None, ...] = (None,
 def save_module(
     folder: Path, variables: Mapping[str, Any], signatures: Mapping[str, tuple[Callable[..., Any], list[Any]]]
 ) -> None:
-    """Saves a tf.Module with variables (or lookup tables) and a tf.function for each signature.
+    """Saves a tf.Module that has variables (or lookup tables) and a tf.function for each signature.
 
     Args:
       signatures: name -> (function, TensorSpecs of its inputs).
@@ -52,7 +52,7 @@ def save_module(
 
 
 class Tower:
-    """A dense tower of two layers; a module keeps its variables as attributes."""
+    """A dense tower of two layers, whose variables a module keeps as attributes."""
 
     def __init__(self, name: str, width: int, hidden: int = 32, outputs: int = 1) -> None:
         self.kernel = variable(f"{name}_kernel", width, hidden, scale=0.1)
@@ -68,5 +68,5 @@ class Tower:
 
     @property
     def variables(self) -> list[Any]:
-        """The variables of both layers."""
+        """The variables of both layers of the tower."""
         return [self.kernel, self.bias, self.last_kernel, self.last_bias]

@@ -20,7 +20,7 @@ def _ids(sizes: dict[str, int]) -> dict[str, Kind]:
 
 @ZOO.foreign({**_ids(_DLRM_TABLES), "dense": Numbers()})
 def dlrm(folder: Path, rows: Rows) -> None:
-    """Has eight tables, a bottom tower, interactions of all pairs and a top tower."""
+    """Builds a DLRM: eight tables, a bottom tower, the interactions of all pairs, and a top tower."""
     import tensorflow as tf
 
     width = 16
@@ -42,7 +42,7 @@ def dlrm(folder: Path, rows: Rows) -> None:
 
 @ZOO.foreign(_ids(_FM_FIELDS))
 def deepfm(folder: Path, rows: Rows) -> None:
-    """Has ten fields in two tables each, of width 1 and 8: first order, factorization machine, tower."""
+    """Builds a DeepFM: ten fields in two tables each, of width 1 and 8; first order, factorization machine, tower."""
     import tensorflow as tf
 
     first = {f"{name}_first": variable(f"{name}_first", rows(size), 1) for name, size in _FM_FIELDS.items()}
@@ -61,7 +61,7 @@ def deepfm(folder: Path, rows: Rows) -> None:
 
 @ZOO.foreign({**_ids(_SMALL_TABLES)})
 def forty_small_tables(folder: Path, rows: Rows) -> None:
-    """Concatenates rows of forty tables of different widths before a tower."""
+    """Builds a model that concatenates rows of forty tables of different widths before a tower."""
     import tensorflow as tf
 
     widths = {name: 4 + i % 5 for i, name in enumerate(_SMALL_TABLES)}
@@ -76,7 +76,7 @@ def forty_small_tables(folder: Path, rows: Rows) -> None:
 
 @ZOO.foreign({"user": Ids(3000), "word": Words("word", 500), "tag_values": Ragged(500, splits="tag_splits")})
 def wide_and_deep(folder: Path, rows: Rows) -> None:
-    """Adds a linear part over hashed feature crosses to a tower over a row and a ragged mean."""
+    """Builds a wide and deep model: a linear part over hashed feature crosses, and a tower over a row and a mean."""
     import tensorflow as tf
 
     users, tags = variable("user", rows(3000), 16), variable("tag", rows(500), 8)
@@ -84,7 +84,7 @@ def wide_and_deep(folder: Path, rows: Rows) -> None:
 
     def score(user: Any, word: Any, tag_values: Any, tag_splits: Any) -> Any:
         mean = tf.reduce_mean(tf.RaggedTensor.from_row_splits(tf.gather(tags, tag_values), tag_splits), axis=1)
-        # tf.reduce_mean of an empty row gives NaN.
+        # tf.reduce_mean gives NaN for a row without ids.
         mean = tf.where(tf.math.is_nan(mean), tf.zeros_like(mean), mean)
         crossed = tf.strings.join([tf.strings.as_string(user), word], separator="_X_")
         linear = tf.gather(wide, tf.strings.to_hash_bucket_fast(crossed, rows(1000)))
@@ -97,7 +97,7 @@ def wide_and_deep(folder: Path, rows: Rows) -> None:
 
 @ZOO.foreign({"history": Padded(2000, 0), "item": Ids(2000), "user": Ids(3000)})
 def sequence_with_attention(folder: Path, rows: Rows) -> None:
-    """Combines a padded history [B, L] by attention to the scored item, as DIN does."""
+    """Builds a model that combines a padded history [B, L] by attention to the scored item, as DIN does."""
     import tensorflow as tf
 
     items, users, tower = variable("item", rows(2000), 16), variable("user", rows(3000), 16), Tower("tower", 48)
@@ -115,7 +115,7 @@ def sequence_with_attention(folder: Path, rows: Rows) -> None:
 
 @ZOO.foreign({"history": Ids(2000), "item": Ids(2000)})
 def sequence_with_mean(folder: Path, rows: Rows) -> None:
-    """Takes the plain mean of a history of fixed length [B, 20]."""
+    """Builds a model that takes the plain mean of a history of fixed length, [B, 20]."""
     import tensorflow as tf
 
     items, tower = variable("item", rows(2000), 16), Tower("tower", 32)
@@ -131,7 +131,7 @@ def sequence_with_mean(folder: Path, rows: Rows) -> None:
 def _save_of_fields(
     folder: Path, tables: dict[str, Any], towers: list[Tower], score: Any, *, more: Any = None, dense: Any = None
 ) -> None:
-    # A signature has one input per table, which tf.function passes by position.
+    # The signature has one input for each table, and tf.function passes the inputs by position.
     names = [*tables] if dense is None else ["dense", *tables]
     specs = [spec(name) for name in tables]
     variables = {"tables": tables, "towers": [tower.variables for tower in towers], "more": more or {}}

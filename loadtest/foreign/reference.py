@@ -1,4 +1,4 @@
-"""Computes TensorFlow's own answers: runs the SavedModel in a session, fed and fetched by its SignatureDefs."""
+"""Computes TensorFlow's own answers: runs a SavedModel in a session, fed and fetched as its SignatureDefs say."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PREDICT = "tensorflow/serving/predict"
 
 
 class Reference:
-    """A SavedModel loaded like TensorFlow Serving: into a session, which does not check shapes before the graph.
+    """A SavedModel in a session, as TensorFlow Serving loads it; a session checks no shapes before the graph runs.
 
     If the session lacks a variable, because Keras 3 saved two handles for it, tf.saved_model.load runs the signature.
 
@@ -39,7 +39,7 @@ class Reference:
         self.signatures = {name: _specs(definition.inputs) for name, definition in self._definitions.items()}
 
     def predict(self, signature: str, inputs: Tensors) -> Tensors:
-        """Runs a signature and returns the outputs by name; raises Refused."""
+        """Runs a signature and returns its outputs by name; raises Refused if TensorFlow refuses the request."""
         definition = self._definitions[signature]
         feeds: dict[str, Any] = {}
         for name, info in definition.inputs.items():
@@ -54,11 +54,11 @@ class Reference:
             if _LOST_VARIABLE in str(error.message):
                 return self._by_object(signature, inputs)
             code = type(error).__name__.removesuffix("Error")
-            # TensorFlow may write a line "Graph execution error" before the reason.
+            # TensorFlow may write the line "Graph execution error" before the reason.
             text = str(error.message).removeprefix("Graph execution error:").strip()
             raise Refused(code, text.partition("\n")[0]) from error
         except ValueError as error:
-            # The request does not have the placeholder's shape.
+            # The shape of an array in the request does not fit the placeholder.
             raise Refused("InvalidArgument", str(error)) from error
 
     def _by_object(self, signature: str, inputs: Tensors) -> Tensors:

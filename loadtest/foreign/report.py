@@ -22,12 +22,12 @@ _REASON_CHARS = 110
 
 
 def header() -> str:
-    """Returns the two header lines of the table."""
+    """Returns the two header lines of the Markdown table of results."""
     return _line(_COLUMNS) + "\n" + _line("---" for _ in _COLUMNS)
 
 
 def row(result: ModelResult) -> str:
-    """Returns a model's row of the table; ratios are the smallest and the largest of its signatures."""
+    """Returns the row of a model in the table; ratios are the smallest and the largest of its signatures."""
     if result.adopted is None:
         fault = result.fault if result.is_skipped else f"not built: {result.fault}"
         return _line([result.name, _short(fault), *[""] * (len(_COLUMNS) - 2)])
@@ -50,7 +50,7 @@ def row(result: ModelResult) -> str:
 
 
 def details(results: Iterable[ModelResult]) -> list[str]:
-    """Returns one line for each difference that was found, and for each timing that failed."""
+    """Returns one line for each difference between answers, and for each timing that failed."""
     lines = []
     for result in results:
         for name, signature in result.signatures.items():
@@ -66,7 +66,7 @@ def details(results: Iterable[ModelResult]) -> list[str]:
 
 
 def summary(results: Iterable[ModelResult]) -> str:
-    """Returns one line with the totals of the campaign."""
+    """Returns one line with the totals of all models."""
     results = list(results)
     adopted = [result for result in results if result.adopted and result.adopted.version]
     exact = [result for result in adopted if result.is_exact]

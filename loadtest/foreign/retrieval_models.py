@@ -1,4 +1,4 @@
-"""Builds two-tower retrieval models with vocabularies, as a tf.Module and in Keras."""
+"""Builds two-tower retrieval models with vocabularies, as tf.Modules and with Keras."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _WORDS = {"user": Words("user", _USERS), "item": Words("item", _ITEMS)}
 
 @ZOO.foreign(_WORDS)
 def two_towers_of_keras3(folder: Path, rows: Rows) -> None:
-    """Has the signatures query, candidate and score, each with StringLookup."""
+    """Builds a model with the signatures query, candidate and score, each of which has a StringLookup."""
     import tensorflow as tf
 
     keras = keras3()
@@ -44,7 +44,7 @@ def two_towers_of_keras3(folder: Path, rows: Rows) -> None:
 
 @ZOO.foreign({"user": Ids(3000), "item": Ids(2000)})
 def two_towers_of_a_module(folder: Path, rows: Rows) -> None:
-    """Has ids, normalized vectors of two towers, and their dot product."""
+    """Builds a model of ids that returns the normalized vectors of two towers, and their dot product."""
     import tensorflow as tf
 
     users, items = variable("user", rows(3000), 32), variable("item", rows(2000), 32)
@@ -70,7 +70,7 @@ def two_towers_of_a_module(folder: Path, rows: Rows) -> None:
 
 @ZOO.foreign({"user": Ids(3000)})
 def nearest_items(folder: Path, rows: Rows) -> None:
-    """Scores a user's row against the whole table of items and returns the ten best."""
+    """Builds a model that scores a user's row against all rows of items, and returns the ten best."""
     import tensorflow as tf
 
     users, items = variable("user", rows(3000), 16), variable("item", rows(2000), 16)

@@ -1,4 +1,4 @@
-"""Starts a server with many models, and waits for each; some models may fail to load."""
+"""Starts a server with many models, and waits for each model; some models may fail to load."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ _PATIENCE_S = 180
 
 
 class NotServed(Exception):
-    """A model is not AVAILABLE, or its server has ended."""
+    """Error that a model is not AVAILABLE, or that its server has ended."""
 
 
 def serve(bases: Mapping[str, Path], config: Path) -> LiveServer:
-    """Starts a server of models, given by name and base path; config: path for the server's list of models."""
+    """Starts a server of models, given by name and base path; config: path at which the list of models is written."""
     lines = [
         f'config {{ name: "{name}" base_path: "{base}" model_platform: "tensorflow" }}' for name, base in bases.items()
     ]
     config.write_text("model_config_list {\n" + "\n".join(lines) + "\n}\n")
-    # No retries, because the server would wait a minute before it loads a broken model again.
+    # The server gets no retries, because it would wait a minute before it loads a broken model again.
     once = ("--file_system_poll_wait_seconds=0", "--max_num_load_retries=0")
     return LiveServer(f"--model_config_file={config}", *once)
 
 
 def wait_for(server: LiveServer, model: str) -> None:
-    """Waits until a model answers; raises NotServed with the server's reason if it does not."""
+    """Waits until the server answers for a model; raises NotServed with the server's reason if it can not."""
     end_s = time.monotonic() + _PATIENCE_S
     while server.is_alive and time.monotonic() < end_s:
         with urllib.request.urlopen(f"{server.http}/v1/models/{model}", timeout=_PATIENCE_S) as response:

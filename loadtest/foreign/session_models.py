@@ -1,4 +1,4 @@
-"""Builds TensorFlow 1 models with a graph, a session and simple_save: reference variables and partitioned ones."""
+"""Builds TensorFlow 1 models with a graph, a session and simple_save: with reference variables or partitioned ones."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from loadtest.foreign.models import SEED, ZOO, Rows
 from loadtest.foreign.random_tables import normal
 
 _USERS, _TAGS, _WORDS = 1000, 500, 400
-# (tf, v1, rows) -> placeholders, outputs
+# Type of a function of (tf, v1, rows) that builds a graph and returns its placeholders and its outputs.
 Graph = Callable[[Any, Any, Rows], tuple[dict[str, Any], dict[str, Any]]]
 
 

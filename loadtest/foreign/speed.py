@@ -1,4 +1,4 @@
-"""Measures the requests per second of the adopted version and of the original, in turns on the same machine."""
+"""Measures the requests per second of the adopted version and of the original one, in turns on the same machine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _CONNECTIONS, _WARM_S, _TIMEOUT_S = 8, 0.2, 60
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Median requests per second of one signature on one wire. reason: why they are missing; "" if they are not."""
+    """Median requests per second of one signature over one wire. reason: why they are missing; "" if measured."""
 
     adopted: float = 0.0
     original: float = 0.0
@@ -31,11 +31,11 @@ class Speed:
 
     @property
     def ratio(self) -> float | None:
-        """The adopted version's requests per second over the original's."""
+        """The adopted version's requests per second, divided by the original's."""
         return self.adopted / self.original if self.original else None
 
     def as_json(self) -> dict[str, Any]:
-        """Returns the speeds as a JSON object."""
+        """Returns the requests per second of both versions as a JSON object."""
         return {"adopted": self.adopted, "original": self.original, "ratio": self.ratio, "reason": self.reason}
 
 
@@ -49,7 +49,7 @@ def measure(
     seconds: float,
     rounds: int,
 ) -> Speed:
-    """Drives the adopted and the original server in turns, with 8 connections each; all requests must be valid."""
+    """Sends requests to the adopted and the original server in turns, on 8 connections each; all must be valid."""
     rates: list[list[float]] = [[], []]
     try:
         asks = [_ask(server, model, signature, requests, is_grpc=is_grpc) for server in servers]
@@ -75,7 +75,7 @@ def _port(server: LiveServer, *, is_grpc: bool) -> int:
 
 
 def _ask(server: LiveServer, model: str, signature: str, requests: Sequence[Tensors], *, is_grpc: bool) -> Ask:
-    # Send each request once first, because the generator compares the size of every answer with this one's.
+    # Send each request once first, because the generator checks that later answers have the same size as this one.
     if is_grpc:
         bodies = [grpc_request(model, signature, tensors).SerializeToString() for tensors in requests]
         with grpc.insecure_channel(server.grpc) as channel:

@@ -1,4 +1,4 @@
-"""Builds Keras 2 (tf_keras) models, each kind saved by model.export(), tf.saved_model.save and model.save."""
+"""Builds Keras 2 (tf_keras) models; each is saved by model.export(), tf.saved_model.save and model.save."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from loadtest.foreign.models import SEED, ZOO, Rows
 
 
 def tf_keras() -> Any:
-    """Imports Keras 2 and sets its random seed."""
+    """Imports Keras 2 (tf_keras) and sets its random seed."""
     import tf_keras as keras
 
     keras.utils.set_random_seed(SEED)
@@ -45,7 +45,7 @@ for _save_name, _save_by in {"export": _export, "saved_model_save": _saved_model
 
 @ZOO.foreign({"word": Words("word", 800), "tags": Padded(500, 0)}, keras="tf_keras")
 def tf_keras_string_lookup_and_masked_mean(folder: Path, rows: Rows) -> None:
-    """Concatenates the row of a string with a masked mean."""
+    """Builds a model that concatenates the row of a string with a masked mean."""
     keras = tf_keras()
     word, tags = keras.Input((), dtype="string", name="word"), keras.Input((6,), dtype="int64", name="tags")
     lookup = keras.layers.StringLookup(vocabulary=vocabulary("word", rows(800)))
@@ -57,7 +57,7 @@ def tf_keras_string_lookup_and_masked_mean(folder: Path, rows: Rows) -> None:
 
 @ZOO.foreign({"tags": Padded(500, 0)}, keras="tf_keras")
 def tf_keras_gru(folder: Path, rows: Rows) -> None:
-    """Runs a recurrent layer over ids [B, 12]."""
+    """Builds a model that runs a recurrent layer over ids [B, 12]."""
     keras = tf_keras()
     tags = keras.Input((12,), dtype="int64", name="tags")
     vectors = keras.layers.Embedding(rows(500), 8, mask_zero=True)(tags)

@@ -21,7 +21,7 @@ def _tower(keras: Any, prefix: str, size: int) -> Any:
 
 @ZOO.foreign({"*": Words("user", _USERS)}, keras="tf_keras")
 def tfrs_retrieval(folder: Path, rows: Rows) -> None:
-    """Exports the retrieval index of TFRS's tutorial: a query tower, and the ten nearest films."""
+    """Builds the retrieval index of TFRS's tutorial: a query tower, and the ten nearest films."""
     import tensorflow as tf
 
     keras = tf_keras()
@@ -37,7 +37,7 @@ def tfrs_retrieval(folder: Path, rows: Rows) -> None:
 
 @ZOO.foreign({"user_id": Words("user", _USERS), "film": Words("film", _FILMS)}, keras="tf_keras")
 def tfrs_ranking(folder: Path, rows: Rows) -> None:
-    """Exports the ranking model of TFRS's tutorial: two tables with string vocabularies and a tower."""
+    """Builds the ranking model of TFRS's tutorial: two tables with string vocabularies and a tower."""
     import tensorflow as tf
 
     keras = tf_keras()
@@ -60,7 +60,7 @@ def tfrs_ranking(folder: Path, rows: Rows) -> None:
 
 @ZOO.foreign({"user": Ids(_USERS), "film": Ids(_FILMS), "seen": Padded(_FILMS, 0)}, keras="tf_keras")
 def tfrs_tpu_embedding(folder: Path, rows: Rows) -> None:
-    """Exports a model whose tables are in a TPUEmbedding layer, on a CPU; film and seen share a table."""
+    """Builds a model whose tables are in a TPUEmbedding layer, on a CPU; the features film and seen share a table."""
     import tensorflow as tf
 
     keras = tf_keras()
@@ -80,7 +80,7 @@ def tfrs_tpu_embedding(folder: Path, rows: Rows) -> None:
     module.layers = [layer, tower]
 
     def vectors(user: Any, film: Any, seen: Any) -> Any:
-        # Removes the padding, which is no id.
+        # Remove the padding value, which is no valid id.
         ids = {"user": user, "film": film, "seen": tf.sparse.from_dense(seen)}
         return layer(ids)
 

@@ -1,4 +1,4 @@
-"""Builds models with tables of other dtypes than float32, or of unusual shapes."""
+"""Builds models whose tables have other dtypes than float32, or unusual shapes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ for _dtype in ("float16", "bfloat16", "float64"):
 
 @ZOO.foreign({"item": Ids(1000)})
 def table_of_int8_with_scale(folder: Path, rows: Rows) -> None:
-    """Stores rows as int8 with a scale per row; the graph multiplies both."""
+    """Builds a model that stores rows as int8 with a scale per row; its graph multiplies both."""
     import tensorflow as tf
 
     stored = tf.Variable(tf.cast(tf.round(variable("item", rows(1000), 16) * 40.0), tf.int8))
@@ -55,7 +55,7 @@ def table_of_int8_with_scale(folder: Path, rows: Rows) -> None:
 
 @ZOO.foreign({"item": Ids(1000)})
 def table_of_one_column(folder: Path, rows: Rows) -> None:
-    """Has biases [V] beside weights [V, 1]."""
+    """Builds a model that reads biases [V] and weights [V, 1]."""
     import tensorflow as tf
 
     biases, weights = variable("bias", rows(1000)), variable("weight", rows(1000), 1)
@@ -68,7 +68,7 @@ def table_of_one_column(folder: Path, rows: Rows) -> None:
 
 @ZOO.foreign({"item": Ids(1000)})
 def table_of_three_dimensions(folder: Path, rows: Rows) -> None:
-    """Has a matrix [4, 8] for each id."""
+    """Builds a model whose table has a matrix [4, 8] for each id."""
     import tensorflow as tf
 
     table = variable("item", rows(1000), 4, 8)
@@ -79,7 +79,7 @@ def table_of_three_dimensions(folder: Path, rows: Rows) -> None:
 
 @ZOO.foreign({"item": Ids(1000)})
 def table_changed_in_the_graph(folder: Path, rows: Rows) -> None:
-    """Returns rows that the graph has multiplied by another variable."""
+    """Builds a model that returns rows multiplied by another variable."""
     import tensorflow as tf
 
     table, factor = variable("item", rows(1000), 16), variable("factor", 16)
@@ -92,7 +92,7 @@ def table_changed_in_the_graph(folder: Path, rows: Rows) -> None:
 
 @ZOO.foreign({"item": Ids(500), "shifted": Ids(500, low=1)})
 def table_read_by_shifted_ids(folder: Path, rows: Rows) -> None:
-    """Reads rows by ids that start at 1, and by ids modulo the number of rows."""
+    """Builds a model that reads rows by ids that start at 1, and by ids modulo the number of rows."""
     import tensorflow as tf
 
     table = variable("item", rows(500), 16)

@@ -1,4 +1,4 @@
-"""Calls Predict over gRPC with the stock stubs, and over REST with columnar JSON."""
+"""Calls a server's Predict over gRPC with the stock stubs, and over REST with columnar JSON."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _TIMEOUT_S = 60
 
 
 class GrpcWire:
-    """One gRPC channel to a server."""
+    """A client with one gRPC channel to a server."""
 
     def __init__(self, address: str) -> None:
         self._channel = grpc.insecure_channel(address, options=[("grpc.max_receive_message_length", -1)])
         self._stub = prediction_service_pb2_grpc.PredictionServiceStub(self._channel)
 
     def predict(self, model: str, signature: str, inputs: Tensors) -> Tensors:
-        """Calls Predict and returns the outputs by name; raises Refused."""
+        """Calls Predict over gRPC and returns the outputs by name; raises Refused."""
         try:
             response = self._stub.Predict(grpc_request(model, signature, inputs), _TIMEOUT_S)
         except grpc.RpcError as error:
@@ -40,7 +40,7 @@ class GrpcWire:
 
 
 def grpc_request(model: str, signature: str, inputs: Tensors) -> Any:
-    """Encodes inputs as a PredictRequest."""
+    """Encodes input arrays as a PredictRequest."""
     request = predict_pb2.PredictRequest()
     request.model_spec.name, request.model_spec.signature_name = model, signature
     for name, array in inputs.items():
@@ -49,13 +49,13 @@ def grpc_request(model: str, signature: str, inputs: Tensors) -> Any:
 
 
 class RestWire:
-    """One HTTP connection to a server."""
+    """A client with one HTTP connection to a server."""
 
     def __init__(self, url: str) -> None:
         self._connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=_TIMEOUT_S)
 
     def predict(self, model: str, signature: str, inputs: Tensors) -> Any:
-        """Returns the outputs in their JSON form: a dict, or a single output without its name; raises Refused."""
+        """Calls Predict over REST; returns a dict of outputs, or a single output without its name; raises Refused."""
         self._connection.request(
             "POST", rest_path(model), rest_body(signature, inputs), {"content-type": "application/json"}
         )
@@ -71,25 +71,25 @@ class RestWire:
 
 
 def rest_path(model: str) -> str:
-    """Returns the REST path of a model's Predict."""
+    """Returns the URL path of a model's predict route."""
     return f"/v1/models/{model}:predict"
 
 
 def rest_body(signature: str, inputs: Tensors) -> bytes:
-    """Encodes a request in the columnar JSON form."""
+    """Encodes a predict request in the columnar JSON form."""
     columns = {name: _plain(array) for name, array in inputs.items()}
     return json.dumps({"signature_name": signature, "inputs": columns}).encode()
 
 
 def has_json_form(inputs: Tensors) -> bool:
-    """Says whether JSON can hold the inputs' shapes: an empty list shows one dimension only."""
+    """Says whether JSON can show the shapes of the inputs: of an empty array it shows one dimension only."""
     return all(array.size or array.ndim == 1 for array in inputs.values())
 
 
 def from_json(outputs: Any, expected: Tensors) -> Tensors:
-    """Converts a JSON answer to arrays of the expected dtypes; raises ValueError if the answer does not fit."""
+    """Converts a JSON answer to arrays of the expected dtypes; raises ValueError if the answer has another form."""
     if not (isinstance(outputs, dict) and outputs.keys() == expected.keys()):
-        # JSON leaves out the name of a single output.
+        # JSON leaves out the name of an answer's only output.
         (name,) = expected
         outputs = {name: outputs}
     return {name: _from_lists(outputs[name], array) for name, array in expected.items()}
@@ -98,7 +98,7 @@ def from_json(outputs: Any, expected: Tensors) -> Tensors:
 def _from_lists(value: Any, like: Array) -> Array:
     if like.dtype == object:
         return np.array([_bytes(item) for item in np.array(value, object).reshape(-1)], object).reshape(like.shape)
-    # JSON numbers are doubles, from which float16 and bfloat16 are converted exactly.
+    # JSON numbers are doubles, which convert exactly to the float16 or bfloat16 that the server had.
     array = np.array(value, np.float64 if like.dtype.kind in "fV" else like.dtype)
     if not like.size and not array.size:
         array = array.reshape(like.shape)

@@ -1,4 +1,4 @@
-"""Starts a server, sends it mutated requests and reports findings; the exit status is 1 if there are any.
+"""Starts a server, sends it mutated requests, and reports the wrong reactions; exits with 1 if there are any.
 
     python -m loadtest.fuzz                                  100,000 requests over each wire, then schemathesis
     python -m loadtest.fuzz --requests 2000 --seed 7 --wires grpc,http --model_base_path models/movielens
@@ -24,12 +24,12 @@ from loadtest.live_server import LiveServer, served_model
 from loadtest.model_samples import ask
 
 _WIRES = ("grpc", "http", "schema", "reload")
-# Reload requests are slow and may unload the model, so they come last, and this many times fewer are sent.
+# Reload requests are slow and may unload the model, so they are sent last, and fewer by this factor.
 _RELOAD_SHARE = 100
 
 
 def main() -> int:
-    """Runs the wires; returns 1 if there were findings."""
+    """Sends the requests of all chosen wires; returns 1 if the server reacted wrongly to one."""
     options = _parser().parse_args()
     with served_model(options.model_base_path, options.model_name, options.server_flags) as (server, _):
         say(f"seed {options.seed}; the server at the start: {server.held()}")
@@ -61,7 +61,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _attack(wire: str, server: LiveServer, options: argparse.Namespace) -> bool:
-    """Sends one wire's requests; returns whether there were no findings."""
+    """Sends the mutated requests of one wire; returns whether the server reacted rightly to all."""
     if wire == "schema":
         options_of_it = {"max_examples": options.examples, "seed": options.seed, "phases": options.phases}
         return run_schemathesis(server.http, **options_of_it) == 0
@@ -78,7 +78,7 @@ def _attack(wire: str, server: LiveServer, options: argparse.Namespace) -> bool:
     campaign = Campaign(wire, server)
     campaign.run(numbers, connect, connections=options.connections, seed=options.seed)
     campaign.print_figures()
-    # The native core keeps a connection to the reference server for two seconds; both ends count as descriptors.
+    # The native core keeps its connections to the reference server for two seconds; both ends count as descriptors.
     most_descriptors = 3 * options.connections
     grown = campaign.grown_mib() > options.max_growth_mib or campaign.grown_descriptors() > most_descriptors
     if grown:

@@ -1,6 +1,7 @@
-"""Mutates bytes at random, and by protobuf's wire format, so that changes reach fields deep in a message.
+"""Mutates bytes at random and by protobuf's wire format, so that some changes reach fields deep in a message.
 
-The lengths of the messages around a changed field are then corrected."""
+The lengths of the messages around a changed field are then corrected.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ Mutation = Callable[[Random, bytes, Sequence[bytes]], bytes]
 
 
 def mutated(source: Random, seeds: Sequence[bytes]) -> bytes:
-    """Returns one of the seeds after one to four changes, which rarely have no effect."""
+    """Returns one of the seeds after one to four random changes, which rarely cancel each other."""
     data = source.choice(seeds)
     for _ in range(source.choice((1, 1, 1, 1, 2, 4))):
         data = source.choice(_MUTATIONS)(source, data, seeds)[:MAX_BYTES]
@@ -26,7 +27,7 @@ def mutated(source: Random, seeds: Sequence[bytes]) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One field of a message: data[start:body] is its tag and length, data[body:end] its value."""
+    """One field of a protobuf message: data[start:body] is its tag and length, data[body:end] its value."""
 
     start: int
     body: int
@@ -36,7 +37,7 @@ class Field:
 
 
 def varint(number: int, padding: int = 0) -> bytes:
-    """Encodes a varint, with padding bytes that do not change its value.
+    """Encodes a varint; padding adds bytes that do not change its value.
 
     >>> varint(300).hex(), varint(1, padding=2).hex()
     ('ac02', '818000')
@@ -53,7 +54,7 @@ def varint(number: int, padding: int = 0) -> bytes:
 
 
 def fields(data: bytes) -> list[Field]:
-    """Parses the fields of a message up to the first byte that is invalid.
+    """Parses the fields of a protobuf message, up to the first invalid byte.
 
     >>> [(f.number, f.wire_type, f.end) for f in fields(bytes.fromhex("0801 1202ffff 0d"))]
     [(1, 0, 2), (2, 2, 6)]
@@ -82,7 +83,7 @@ def fields(data: bytes) -> list[Field]:
 
 
 def _read_varint(data: bytes, at: int) -> tuple[int, int]:
-    """Returns the number and its end position, -1 if the varint does not end."""
+    """Reads a varint; returns its number and the position after it; the position is -1 if the varint does not end."""
     number = shift = 0
     while at < len(data) and shift < 70:
         number |= (data[at] & 0x7F) << shift
@@ -132,7 +133,7 @@ def _splice(source: Random, data: bytes, seeds: Sequence[bytes]) -> bytes:
 
 
 def _within(source: Random, data: bytes, seeds: Sequence[bytes]) -> bytes:
-    """Changes one field, often a deeply nested one, and corrects the lengths of the messages around it."""
+    """Changes one field of a message, often a deeply nested one, and corrects the lengths of the messages around it."""
     found = fields(data)
     if not found:
         return source.choice(_BLIND)(source, data, seeds)
@@ -184,7 +185,7 @@ def _double(source: Random, data: bytes, field: Field) -> bytes:
 
 
 def _bury(source: Random, data: bytes, field: Field) -> bytes:
-    """Nests a field in itself many times, or in groups that never end."""
+    """Nests a field in itself many times, or puts it into many groups that never end."""
     depth = source.choice((1, 10, 99, 101, _MAX_NESTING))
     if source.random() < 0.3:
         return varint(field.number << 3 | 3) * depth + data[field.body : field.end]
@@ -211,5 +212,5 @@ _FIELD_CHANGES = (
     _fill,
 )
 _BLIND: tuple[Mutation, ...] = (_flip, _overwrite, _truncate, _delete, _insert, _repeat, _splice)
-# Two of three changes work on fields, because few messages can still be parsed after the other changes.
+# Two of three changes are made by fields, because few messages can still be parsed after changes of random bytes.
 _MUTATIONS: tuple[Mutation, ...] = (*_BLIND, *(_within,) * len(_BLIND) * 2)

@@ -1,4 +1,4 @@
-"""Sends many requests over a few concurrent connections, counts them by status, and watches the server."""
+"""Sends many mutated requests over a few concurrent connections, counts them by status, and watches the server."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from dataclasses import dataclass, field
 from loadtest.fuzz.wires import Sent, Wire
 from loadtest.live_server import Held, LiveServer
 
-# A run stops after this many findings.
+# A run stops after this many wrong reactions of the server.
 _ENOUGH = 20
 _SHOWN_BYTES = 600
-# The share of requests that is sent again to find leaks. The first time memory grows with the largest request and stays
-# so, because the allocator keeps it for each thread (150 bytes may spread two tf.Examples to 65,536 rows). Growth by
-# repeated requests is a leak.
+# The share of requests that are sent a second time, to find memory that the server does not free. The first time memory
+# grows with the largest request and stays so, because the allocator keeps it for each thread (150 bytes may spread two
+# tf.Examples to 65,536 rows). Growth by repeated requests is a leak.
 _AGAIN_SHARE = 0.2
 
 
 @dataclass(slots=True)
 class Campaign:
-    """A run of many requests on one wire, and its results.
+    """A run of many mutated requests over one wire, and its results.
 
     start, once, again: the server's resources before, after all requests, and after some of them were repeated.
     """
@@ -39,7 +39,7 @@ class Campaign:
     again: Held | None = None
 
     def run(self, numbers: Sequence[int], connect: Callable[[], Wire], *, connections: int, seed: int) -> None:
-        """Sends the requests of these numbers, until all are sent, there are enough findings, or the server is gone."""
+        """Sends the requests of these numbers until all are sent, too many problems are found, or the server ends."""
         self.start = self.server.held()
         started_s = time.monotonic()
         self._send(numbers, connect, connections, seed)
@@ -91,15 +91,15 @@ class Campaign:
         )
 
     def grown_mib(self) -> float:
-        """Returns the growth of the server's memory (PSS) by repeated requests."""
+        """Returns how much the server's memory (PSS) grew while requests were sent a second time, in MiB."""
         return self.again.pss_mib - self.once.pss_mib if self.once and self.again else 0.0
 
     def grown_descriptors(self) -> int:
-        """Returns the growth of the server's open descriptors since the start."""
+        """Returns the growth of the server's open file descriptors since the start."""
         return self.again.descriptors - self.start.descriptors if self.start and self.again else 0
 
     def print_figures(self) -> None:
-        """Prints the figures of the run."""
+        """Prints the figures of the run: statuses, rate, memory and descriptors."""
         sent = self.statuses.total()
         say(f"{self.name}: {sent} requests, {self.seconds:.1f} s without those that were repeated")
         say("  " + ", ".join(f"{status} {count}" for status, count in self.statuses.most_common()))

@@ -1,4 +1,4 @@
-"""Mutates JSON documents: their structure, their text, and their bytes."""
+"""Mutates JSON documents: their structure, their text, or their bytes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from loadtest.fuzz.byte_mutations import MAX_BYTES, mutated
 
-# Tokens, most of them invalid, that are written unquoted in place of a value.
+# Tokens, most of them invalid in JSON, that are written without quotes in place of a value.
 _TOKENS = (
     "NaN",
     "-Infinity",
@@ -73,14 +73,15 @@ _KEYS = ("", "signature_name", "instances", "inputs", "features", "weights", "id
 _MARK = "\u2603 a token goes here \u2603"
 _MARKS = re.compile("|".join(re.escape(json.dumps(_MARK, ensure_ascii=ascii)) for ascii in (True, False)))
 _MAX_DEPTH = 100_000
-# Changes that repeat a part are limited to documents below this size, or a few of them would make gigabytes.
+# Changes that repeat a value are applied only to documents below this size, because larger ones would become gigabytes.
 _SMALL_BYTES = 400
 
 
 def mutated_json(source: Random, documents: Sequence[Any]) -> tuple[bytes, dict[str, str]]:
-    """Returns a request body and its headers, from one of the documents after random changes.
+    """Returns a request body, which is one of the documents after random changes, and its headers.
 
-    The changes are to structure, text or bytes; sometimes the body is compressed."""
+    The changes are to structure, text or bytes; sometimes the body is compressed.
+    """
     document = copy.deepcopy(source.choice(documents))
     kind = source.random()
     if kind < 0.6:
@@ -98,7 +99,7 @@ def mutated_json(source: Random, documents: Sequence[Any]) -> tuple[bytes, dict[
 
 
 def _restructured(source: Random, document: Any, documents: Sequence[Any]) -> Any:
-    """Changes one value, which a random walk from the root selects."""
+    """Changes one value of a document, which is selected by a random walk from the root."""
     path: list[Any] = []
     node = document
     while isinstance(node, (dict, list)) and node and (not path or source.random() < 0.7):
@@ -139,7 +140,7 @@ def _change(source: Random, parent: Any, key: Any, node: Any, documents: Sequenc
 
 
 def _respelled(source: Random, data: bytes) -> bytes:
-    """Writes a document in another valid or invalid form."""
+    """Writes a document in another form of JSON, which may be valid or invalid."""
     how = source.randrange(9)
     depth = source.choice((10, 200, 2000, _MAX_DEPTH))
     if how == 0:
@@ -147,7 +148,7 @@ def _respelled(source: Random, data: bytes) -> bytes:
     if how == 1:
         return data.decode().encode(source.choice(("utf-16", "utf-32", "utf-16-le")))
     if how == 2:
-        # A document with each key twice: the members of a JSON object are written two times.
+        # All members of the JSON object are written twice, so each key occurs twice.
         return data[: data.rfind(b"}")] + b"," + data[1:] if data.startswith(b"{") else data
     if how == 3:
         opening, closing = source.choice(((b"[", b"]"), (b'{"a":', b"}")))

@@ -1,4 +1,4 @@
-"""Runs schemathesis on the server's OpenAPI document."""
+"""Tests the server with schemathesis, which makes requests from the server's OpenAPI document."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PHASES = "examples,coverage,fuzzing,stateful"
 
 
 def run_schemathesis(url: str, *, max_examples: int, seed: int, phases: str = PHASES) -> int:
-    """Runs schemathesis against a server, with its report on standard output; returns its exit status.
+    """Runs schemathesis against a server; its report goes to standard output; returns its exit status.
 
     Args:
       url: "http://host:port".
@@ -43,5 +43,5 @@ def run_schemathesis(url: str, *, max_examples: int, seed: int, phases: str = PH
             "--warnings=off",
             "--no-color",
         ]
-        # In a temporary folder, because schemathesis writes files into its current folder.
+        # schemathesis runs in a temporary folder, because it writes files into its current folder.
         return subprocess.run(command, cwd=folder).returncode

@@ -1,4 +1,4 @@
-"""Makes valid requests for the served model, for both wires, as seeds of the mutations."""
+"""Makes valid requests for the served model, over gRPC and HTTP, which the mutations change."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PREDICT = f"/{_PREDICTION}/Predict"
 RELOAD = f"/{_MODELS}/HandleReloadConfigRequest"
 HEALTH = "/grpc.health.v1.Health/Check"
 REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
-# numpy's kind and size -> number of the DataType and its field.
+# Maps numpy's kind and size of a dtype to TensorFlow's DataType number, and the TensorProto field of its values.
 _FIELDS = {
     "f4": (1, "float_val"),
     "f8": (2, "double_val"),
@@ -33,7 +33,7 @@ _FIELDS = {
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """An HTTP route: its path, documents to post, and the keys of which a good answer has exactly one."""
+    """An HTTP route: its path, valid bodies, and keys of which a good answer has exactly one."""
 
     path: str
     documents: tuple[Any, ...]
@@ -41,7 +41,7 @@ class Route:
 
 
 def grpc_seeds(model: ServedModel) -> dict[str, list[bytes]]:
-    """Returns serialized requests by gRPC method."""
+    """Returns valid serialized requests by gRPC method."""
     examples = list(_examples())
     return {
         PREDICT: [request.SerializeToString() for request in _predict_requests(model, examples)],
@@ -52,14 +52,15 @@ def grpc_seeds(model: ServedModel) -> dict[str, list[bytes]]:
         f"/{_MODELS}/GetModelStatus": [_spec_request("GetModelStatusRequest", model, metadata=False)],
         RELOAD: [_reload(model)],
         "/tensorflow.serving.SessionService/SessionRun": [b""],
-        # string service = 1, and string list_services = 7, file_containing_symbol = 4 and file_by_filename = 3.
+        # Field numbers: service = 1 in the health request; list_services = 7, file_containing_symbol = 4 and
+        # file_by_filename = 3 in reflection requests.
         HEALTH: [b"", _text(1, model.name), _text(1, _PREDICTION)],
         REFLECTION: [_text(7, ""), _text(4, _PREDICTION), _text(3, "tensorflow/core/framework/tensor.proto")],
     }
 
 
 def http_seeds(model: ServedModel) -> list[Route]:
-    """Returns the HTTP routes that accept a body, with valid documents."""
+    """Returns the HTTP routes that accept a body, with valid bodies."""
     version = f"/v1/models/{model.name}/versions/{model.version}"
     columns = [{"signature_name": s.name, "inputs": s.columns()} for s in model.predicted()]
     rows = [{"signature_name": s.name, "instances": _as_rows(s)} for s in model.predicted() if _as_rows(s)]
@@ -180,7 +181,7 @@ def _spec_request(message: str, model: ServedModel, *, metadata: bool) -> bytes:
 def _reload(model: ServedModel) -> bytes:
     request = message_class("tensorflow.serving.ReloadConfigRequest")()
     config = request.config.model_config_list.config.add()
-    # A folder that does not exist, so that a mutated request that is valid by chance loads nothing.
+    # The path names a folder that does not exist, so that a mutated request which is valid by chance loads nothing.
     config.name, config.base_path, config.model_platform = model.name, "no_such_folder", "tensorflow"
     return bytes(request.SerializeToString())
 

@@ -1,4 +1,4 @@
-"""Judges the answers to mutated requests, for each wire."""
+"""Judges whether the server's answer to a mutated request is right, over gRPC and HTTP."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError
 
 from loadtest.wire import message_class
 
-# Codes that blame the request; every other failure is a finding.
+# gRPC codes by which a server may refuse a mutated request; any other error is a wrong reaction.
 _REFUSALS = {
     grpc.StatusCode.INVALID_ARGUMENT,
     grpc.StatusCode.NOT_FOUND,
@@ -32,7 +32,7 @@ _RESPONSES = {
     "GetModelStatus": "GetModelStatusResponse",
     "HandleReloadConfigRequest": "ReloadConfigResponse",
 }
-# DataType number -> field of the values, and bytes per value in tensor_content.
+# Maps a DataType number to the TensorProto field of its values, and to its bytes per value in tensor_content.
 _VALUES = {
     1: ("float_val", 4),
     2: ("double_val", 8),
@@ -53,14 +53,14 @@ _VALUES = {
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """An answer's status, and the problem with the answer; "" if there is none."""
+    """The status of an answer, and a text about its problem; "" if the answer is right."""
 
     status: str
     problem: str = ""
 
 
 def of_grpc_error(error: grpc.RpcError) -> Verdict:
-    """Judges an error that the server answered over gRPC."""
+    """Judges an error that the server sent over gRPC."""
     code, details = error.code(), error.details() or ""
     if code not in _REFUSALS:
         return Verdict(code.name, f"{code.name}: {details}")
@@ -70,7 +70,7 @@ def of_grpc_error(error: grpc.RpcError) -> Verdict:
 
 
 def of_grpc_answer(method: str, data: bytes) -> Verdict:
-    """Judges the bytes of a gRPC answer."""
+    """Judges the bytes of an answer that the server sent over gRPC."""
     name = _RESPONSES.get(method.rpartition("/")[2])
     if name is None:
         return Verdict("OK")
@@ -85,7 +85,7 @@ def of_grpc_answer(method: str, data: bytes) -> Verdict:
 
 
 def tensor_problem(tensor: Any) -> str:
-    """Says why a TensorProto in an answer does not fit its own dtype and shape; "" if it fits."""
+    """Describes why a TensorProto in an answer does not fit its own dtype and shape; "" if it fits."""
     if tensor.dtype not in _VALUES:
         return f"dtype {tensor.dtype}"
     sizes = [dim.size for dim in tensor.tensor_shape.dim]
@@ -100,7 +100,7 @@ def tensor_problem(tensor: Any) -> str:
 
 
 def of_http(status: int, content_type: str, body: bytes, answers: Sequence[str]) -> Verdict:
-    """Judges an HTTP answer.
+    """Judges an answer that the server sent over HTTP.
 
     Args:
       answers: keys of which a good answer has exactly one.

@@ -1,4 +1,4 @@
-"""Sends request number i, which depends on the seed and i only, so that a finding can be sent again."""
+"""Sends request number i, which depends only on the seed and i, so that any request can be sent again."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PREDICT_SHARE = 0.85
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """One sent request, its target, and the verdict on its answer."""
+    """One request that was sent, its route or method, and the verdict on the server's answer."""
 
     target: str
     payload: bytes
@@ -30,23 +30,24 @@ class Sent:
 
 
 class Wire(Protocol):
-    """A wire's connection of one thread."""
+    """The interface of a connection over which one thread sends mutated requests."""
 
     def send(self, number: int) -> Sent:
-        """Sends the request of this number and judges its answer."""
+        """Makes and sends the request with this number, and judges its answer."""
 
     def close(self) -> None:
         """Closes the connection."""
 
 
 class GrpcWire:
-    """Sends mutated gRPC messages, mostly to Predict, but to all methods. Concurrency: one caller at a time."""
+    """Sender of mutated gRPC messages, mostly to Predict, some to other methods. Concurrency: one caller at a time."""
 
     def __init__(self, address: str, model: ServedModel, seed: int) -> None:
         self._channel = grpc.insecure_channel(address, [("grpc.use_local_subchannel_pool", 1)])
         self._seed = seed
         self._seeds = grpc_seeds(model)
-        # Not the reload method: a mutated reload that is valid by chance changes the served models. See ReloadWire.
+        # The reload method is left to ReloadWire, because a mutated reload that is valid by chance changes the served
+        # models.
         self._others = [method for method in self._seeds if method not in (PREDICT, RELOAD)]
         self._calls: dict[str, Any] = {method: self._channel.unary_unary(method) for method in self._seeds}
         self._reflect: Any = self._channel.stream_stream(REFLECTION)
@@ -71,7 +72,7 @@ class GrpcWire:
 
 
 class ReloadWire(GrpcWire):
-    """Sends mutated configurations to the gRPC method that reloads the list of models."""
+    """Sender of mutated configurations to the gRPC method that reloads the list of models."""
 
     def send(self, number: int) -> Sent:
         source = Random(f"reload {self._seed} {number}")
@@ -79,7 +80,7 @@ class ReloadWire(GrpcWire):
 
 
 class HttpWire:
-    """Sends mutated JSON to every HTTP route that accepts a body. Concurrency: one caller at a time."""
+    """Sender of mutated JSON to every HTTP route that accepts a body. Concurrency: one caller at a time."""
 
     def __init__(self, address: str, model: ServedModel, seed: int) -> None:
         host, _, port = address.removeprefix("http://").partition(":")
@@ -94,7 +95,8 @@ class HttpWire:
         try:
             verdict = self._post(route, body, headers)
         except (OSError, http.client.HTTPException):
-            # A server may close an idle connection at the moment when it is used again: retry once on a new one.
+            # A server may close an idle connection just when the client sends on it, so send the request once more on a
+            # new connection.
             self._connection.close()
             try:
                 verdict = self._post(route, body, headers)

@@ -1,4 +1,4 @@
-"""Measures goodput under overload: finds a server's capacity in a closed loop, then offers 0.5 to 4 times that load.
+"""Measures goodput under overload: finds a server's capacity in a closed loop, then sends 0.5 to 4 times that load.
 
 The server runs a SavedModel that takes some milliseconds, on loopback and bound to the first core; this generator is
 bound to the last. Requests are sent at random times, without waiting for earlier ones; clients give up after
@@ -27,12 +27,12 @@ _CONFIG = """model_config_list {
   config { name: "other" base_path: "%s" model_platform: "tensorflow" }
 }
 """
-# Requests per second to the second model, which is not flooded.
+# Requests per second to the second model, while the first model is flooded.
 _OTHER_PER_S = 4.0
 
 
 def main() -> None:
-    """Measures both wires and prints a table for each."""
+    """Measures overload over HTTP and over gRPC, and prints a table for each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--wire", choices=["http", "grpc"], nargs="+", default=["http", "grpc"])
     parser.add_argument("--factors", type=float, nargs="+", default=[0.5, 0.8, 1.0, 1.5, 2.0, 3.0, 4.0])
@@ -77,7 +77,8 @@ async def _curve(name: str, port: int, options: argparse.Namespace) -> str:
             offer(wire, "flooded", per_s=factor * before, seed=number, **common),
             offer(wire, "other", per_s=_OTHER_PER_S, seed=1000 + number, **common),
         )
-        # Other work on the machine changes during the run, so the capacity is measured before and after each round.
+        # The capacity is measured before and after each round, because other work on the machine changes during the
+        # run.
         after = await _capacity(wire, options)
         rounds.append((flood, other, (before + after) / 2))
         before = after
@@ -103,7 +104,7 @@ def _row(flood: Round, other: Round, per_s: float) -> str:
 
 
 def _chart(name: str, rounds: list[tuple[Round, Round, float]]) -> str:
-    """Draws goodput and refusals over the offered load, all as multiples of the capacity around each round."""
+    """Draws goodput and refusals against the offered load, all as multiples of the capacity around each round."""
     points = [
         ((flood.offered + other.offered) / per_s, (flood.goodput + other.goodput) / per_s, flood.refused / per_s)
         for flood, other, per_s in rounds

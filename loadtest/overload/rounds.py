@@ -1,4 +1,4 @@
-"""Runs closed loops, which measure a server's capacity, and open loops, which exceed it."""
+"""Runs closed loops, which measure a server's capacity, and open loops, which exceed the capacity."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from dataclasses import dataclass
 
 from loadtest.overload.wires import Outcome, Wire, timed
 
-# With more requests in flight than this, the generator would be the bottleneck.
+# Maximum number of requests in flight; with more, the generator would be slower than the server.
 _MAX_ON_THEIR_WAY = 5000
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """The results of one offered load.
+    """The results of one offered load (requests per second that the generator sends).
 
     factor: load as a multiple of the capacity; offered, goodput, refused: requests per second. goodput counts answers
         within the client's timeout.
@@ -35,7 +35,7 @@ class Round:
 
 
 async def capacity(wire: Wire, model: str, *, clients: int, seconds: float, timeout_s: float) -> float:
-    """Returns answers per second with N clients that each send the next request after an answer."""
+    """Returns answers per second with N clients, each of which sends its next request after an answer."""
     end_s = time.perf_counter() + seconds
     done = 0
 
@@ -52,7 +52,7 @@ async def capacity(wire: Wire, model: str, *, clients: int, seconds: float, time
 async def offer(
     wire: Wire, model: str, *, factor: float, per_s: float, seconds: float, timeout_s: float, seed: int
 ) -> Round:
-    """Sends requests at random times, without waiting for earlier ones, and returns the results."""
+    """Sends requests at random times, without waiting for earlier answers, and returns the results."""
     random_times = random.Random(seed)
     started_s = time.perf_counter()
     due_s = started_s

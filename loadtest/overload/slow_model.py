@@ -1,4 +1,4 @@
-"""Writes a SavedModel that takes long to compute 2 x: it runs dense layers whose result it does not use."""
+"""Writes a SavedModel that takes long to compute 2 x, because it also runs dense layers whose result it discards."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _WIDTH = 256
 
 
 def write_slow_model(folder: Path, layers: int) -> None:
-    """Writes a version folder; each layer costs some 17 million multiplications."""
+    """Writes a version folder of the slow model; each layer costs about 17 million multiplications."""
     import tensorflow
 
     tf: Any = tensorflow
@@ -24,7 +24,7 @@ def write_slow_model(folder: Path, layers: int) -> None:
             state = tf.fill([_WIDTH, _WIDTH], tf.reduce_sum(x))
             for _ in range(layers):
                 state = tf.matmul(state, self.kernel)
-            # min(abs(...), 0) is always 0, but TensorFlow's optimizer does not find that out.
+            # min(abs(...), 0) is always 0, but TensorFlow's optimizer does not recognize this, so it keeps the layers.
             return {"y": 2.0 * x + tf.minimum(tf.abs(tf.reduce_sum(state)), 0.0)}
 
     module = Slow()

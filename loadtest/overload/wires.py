@@ -1,4 +1,4 @@
-"""Sends single requests over HTTP or gRPC, and records their outcome and time."""
+"""Sends single requests over HTTP or gRPC, and records their outcome and their response time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ import grpc.aio
 
 from loadtest.wire import PREDICT_METHOD, message_classes
 
-# ok: the right answer; late: after the client gave up; refused: for overload; failed: all other outcomes.
+# The outcomes of a request. ok: the right answer; late: none before the client gave up; refused: for overload; failed:
+# all others.
 Kind = Literal["ok", "refused", "late", "failed"]
 _DT_FLOAT = 1
 X, Y = 3.0, 6.0
@@ -22,7 +23,7 @@ X, Y = 3.0, 6.0
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The outcome of a request. seconds: since the request was due, not since it was sent."""
+    """The outcome of one request. seconds: the time since the request was due, not since it was sent."""
 
     kind: Kind
     seconds: float
@@ -30,19 +31,19 @@ class Outcome:
 
 
 class Wire(Protocol):
-    """The interface of a wire that sends requests. Concurrency: one event loop."""
+    """The interface for sending requests over HTTP or gRPC. Concurrency: one event loop."""
 
     async def ask(self, model: str, timeout_s: float) -> tuple[Kind, bool]:
-        """Sends a request; returns its outcome, and whether a refusal had a Retry-After."""
+        """Sends a request to a model; returns its outcome, and whether a refusal had a Retry-After."""
         ...
 
     async def close(self) -> None:
-        """Closes all connections of the wire."""
+        """Closes all connections to the server."""
         ...
 
 
 class HttpWire:
-    """Sends requests over persistent HTTP connections, one for each request in flight."""
+    """Sender of requests over persistent HTTP connections, one for each request in flight."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -50,7 +51,7 @@ class HttpWire:
         self._body = json.dumps({"inputs": {"x": [X]}}).encode()
 
     async def ask(self, model: str, timeout_s: float) -> tuple[Kind, bool]:
-        """Returns how a request ended; the client gives up after timeout_s, and closes the connection then."""
+        """Sends a request; returns its outcome. After timeout_s the client gives up and closes the connection."""
         try:
             return await asyncio.wait_for(self._ask(model), timeout_s)
         except TimeoutError:
@@ -59,7 +60,7 @@ class HttpWire:
             return "failed", False
 
     async def close(self) -> None:
-        """Closes the free connections."""
+        """Closes the idle connections."""
         for _, writer in self._free:
             writer.close()
         for _, writer in self._free:
@@ -89,7 +90,7 @@ class HttpWire:
 
 
 class GrpcWire:
-    """Sends requests over one gRPC channel, each with the deadline of the client."""
+    """Sender of requests over one gRPC channel, each with the client's deadline."""
 
     def __init__(self, address: str) -> None:
         self._channel = grpc.aio.insecure_channel(address)
@@ -99,7 +100,7 @@ class GrpcWire:
         self._call = self._channel.unary_unary(PREDICT_METHOD)
 
     async def ask(self, model: str, timeout_s: float) -> tuple[Kind, bool]:
-        """Returns how a call ended, and whether a refusal's trailers said when to try again."""
+        """Calls a model; returns the outcome, and whether a refusal's trailers say when to try again."""
         try:
             data = await self._call(self._request(model), timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
@@ -127,6 +128,6 @@ class GrpcWire:
 
 
 async def timed(wire: Wire, model: str, due_s: float, timeout_s: float) -> Outcome:
-    """Sends a request and measures the time since it was due, so that a late generator hides no waiting."""
+    """Sends a request and measures the time since it was due, so that a late generator does not hide waiting times."""
     kind, has_hint = await wire.ask(model, timeout_s)
     return Outcome(kind, time.perf_counter() - due_s, has_hint)

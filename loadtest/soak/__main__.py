@@ -1,4 +1,4 @@
-"""Keeps a server of its own under a steady mixed load, swaps versions, floods the server, and reports the result.
+"""Starts a server and keeps it under a steady mixed load, swaps versions, floods it, and reports the result.
 
     python -m loadtest.soak --minutes 60
     python -m loadtest.soak --minutes 60 --flood_seconds 10
@@ -36,7 +36,7 @@ _SIZES = {"small": SMALL, "tiny": TINY}
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs the soak test; returns 1 if there were failures."""
+    """Runs the soak test; returns 1 if there were failures, else 0."""
     options = _parser().parse_args(arguments)
     interrupted = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -54,7 +54,7 @@ def main(arguments: list[str] | None = None) -> int:
         ]
         with LiveServer(*flags) as server:
             _soak(server.ready(), models, report, options, interrupted)
-        # Errors that the server logs while it stops count too.
+        # Errors that the server logs while it stops are counted too.
         report.faults = dict(server.faults)
     report.write(options.out)
     _say(report.markdown())
@@ -92,7 +92,7 @@ def _soak(
             next_s += options.sample_seconds
         if server.is_alive:
             interrupted.wait(max(0.0, end_s - time.monotonic()))
-    # A last sample, with the requests that were still in flight.
+    # Take a last sample, which includes the requests that were still in flight.
     _sample(server, tally, report, start_s)
 
 
@@ -100,7 +100,7 @@ def _sample(server: LiveServer, tally: Tally, report: Report, start_s: float) ->
     try:
         sample = sampled(server.pid, time.monotonic() - start_s, tally.next_window())
     except (OSError, KeyError) as error:
-        # Ctrl-C also interrupts the server, so its end is then no failure.
+        # Ctrl-C interrupts the server too, so the end of the server is then no failure.
         tally.failed("server", f"it is gone: {error}")
         return
     report.samples.append(sample)

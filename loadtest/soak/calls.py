@@ -1,4 +1,4 @@
-"""The kinds of requests of the soak test, with their shares and their expected answers."""
+"""The kinds of requests of the soak test, with each kind's share of all requests and its expected answer."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from loadtest.wire import PREDICT_METHOD, message_class
 
 _MODEL_STATUS = "/tensorflow.serving.ModelService/GetModelStatus"
 _METADATA = "/tensorflow.serving.PredictionService/GetModelMetadata"
-# Timeout of a request, far longer than a busy machine needs.
+# Timeout of one request, much longer than even a busy machine needs.
 _PATIENCE_S = 30.0
 _OPTIONS = [
-    # Makes grpcio open a separate connection for each channel.
+    # This option makes grpcio open a separate connection for each channel.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.max_receive_message_length", -1),
 ]
@@ -34,12 +34,12 @@ SMALL_LOOKUP = "small lookup"
 
 
 class Wrong(Exception):
-    """The server sent another answer than the expected one."""
+    """Error that the server sent another answer than the expected one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request to send again and again. answer: its first, checked answer, without the version."""
+    """A request that is sent again and again. answer: its first answer, which was checked, without the version."""
 
     body: bytes
     answer: Any
@@ -48,7 +48,7 @@ class Asked:
 
 
 class Calls:
-    """Sends every kind of request over a given channel.
+    """Sender of every kind of request; the caller gives the gRPC channel.
 
     share: kind -> (its share of all requests, the function that sends one).
     """
@@ -84,7 +84,7 @@ class Calls:
         }
 
     def channel(self) -> grpc.Channel:
-        """Opens a channel with its own connection."""
+        """Opens a gRPC channel that has a connection of its own."""
         return grpc.insecure_channel(self._grpc, _OPTIONS)
 
     def _first(self, channel: grpc.Channel, workload: str, inputs: Arrays, data: Data, metadata: Any) -> Asked:
@@ -169,7 +169,7 @@ class Calls:
         return "OK"
 
     def available(self, channel: grpc.Channel) -> set[int]:
-        """Returns the numbers of the model's AVAILABLE versions."""
+        """Returns the numbers of the model's versions that are AVAILABLE."""
         request = message_class("tensorflow.serving.GetModelStatusRequest")()
         request.model_spec.name = MODEL
         body = _unary(channel, _MODEL_STATUS, request.SerializeToString())
@@ -192,7 +192,7 @@ class Calls:
         return "4 times 200"
 
     def _over_http(self, _channel: grpc.Channel, source: random.Random) -> str:
-        """Sends a valid and an invalid request over one HTTP connection."""
+        """Sends a valid and an invalid request over one HTTP connection, and checks both answers."""
         connection = http.client.HTTPConnection(self._http, timeout=_PATIENCE_S)
         try:
             one = source.choice(self._medium)
@@ -232,7 +232,7 @@ def _refused(channel: grpc.Channel, method: str, request: Any, code: grpc.Status
 
 
 def _code(call: Callable[[], Any], allowed: str) -> str:
-    """Returns "OK", or the error's status name if it is allowed; raises other errors."""
+    """Makes a call; returns "OK", or the name of its error status if the error is allowed; raises other errors."""
     try:
         call()
     except grpc.FutureCancelledError:
@@ -249,7 +249,7 @@ def _predict_class(kind: str) -> type[Any]:
 
 
 def _with_content(body: bytes) -> bytes:
-    """Returns a copy of a request whose tensors hold their values in tensor_content."""
+    """Returns a copy of a request whose tensors have their values in tensor_content."""
     request = _predict_class("Request").FromString(body)
     for tensor in request.inputs.values():
         tensor.tensor_content = np.array(tensor.int64_val, "<i8").tobytes()

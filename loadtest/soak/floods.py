@@ -1,4 +1,4 @@
-"""Floods the server with one attack after another while the other clients send their requests."""
+"""Floods the server with one attack after another, while the other clients send their requests."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from loadtest.soak.tally import Tally
 
 _FEATURE = "user"
 _FLOOD_S = 3.0
-# A flood that runs this much longer than its time is killed, and counted as a failure.
+# A flood that runs longer than planned by this time is killed, and counts as a failure.
 _OVERTIME_S = 60.0
 _KIND = "flood"
 
 
 def run(grpc_address: str, http_address: str, tally: Tally, stop: threading.Event, *, interval_s: float) -> None:
-    """Runs the attacks of `loadtest.attacks` in turn, each for 3 s, until `stop` is set.
+    """Runs the attacks of `loadtest.attacks` in turn, 3 s each, until `stop` is set.
 
     Args:
       grpc_address, http_address: host:port of the server's listeners without TLS.
@@ -32,7 +32,8 @@ def run(grpc_address: str, http_address: str, tally: Tally, stop: threading.Even
     ports = (int(address.rpartition(":")[2]) for address in (grpc_address, http_address))
     targets = targets_of(host, *ports, MODEL, _FEATURE, ())
     rounds = itertools.cycle([(name, target) for name in CASES for target in targets if CASES[name].fits(target)])
-    # The attacker has a process of its own: its loops would hold the interpreter lock that the clients need.
+    # The attacker runs in a process of its own, because its loops would hold the interpreter lock that the clients
+    # need.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["loadtest.attacks.cases"])
     while not stop.wait(interval_s):

@@ -1,4 +1,4 @@
-"""Reads the present memory, descriptors and threads of a server process."""
+"""Reads how much memory, and how many file descriptors and threads, a server process has now."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from loadtest.live_server import held_by
 
 @dataclass(frozen=True, slots=True)
 class HeldNow:
-    """Memory, descriptors and threads of a server process; report.Sample describes the fields."""
+    """Memory, file descriptors and threads of a server process; report.Sample describes the fields."""
 
     pss_mib: float
     private_mib: float
@@ -23,10 +23,10 @@ class HeldNow:
 
 
 def held_now(pid: int) -> HeldNow:
-    """Reads the resources of a server process; raises OSError if the process has ended."""
+    """Reads the memory, descriptors and threads of a process; raises OSError if the process has ended."""
     held = held_by(pid)
-    # Fields after the process name in parentheses, which may hold spaces: 12th and 13th are user and system time, 18th
-    # is the number of threads.
+    # The process name in parentheses may hold spaces. Of the fields after it, the 12th and 13th are user and system
+    # time, and the 18th is the number of threads.
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return HeldNow(
         held.pss_mib,

@@ -1,4 +1,4 @@
-"""The clients of the soak test: threads that send by a schedule, one that watches health, one that swaps versions."""
+"""The clients of the soak test: threads that send requests by a schedule, that watch health, and that swap versions."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from loadtest.soak.calls import SMALL_LOOKUP, Calls
 from loadtest.soak.tally import Tally
 
 THREADS = 8
-# Seconds after which half of the threads open a new channel.
+# Seconds after which half of the threads open a new gRPC channel.
 _CHANNEL_S = 5.0
 _MAX_LOAD_S = 60.0
 
 
-# A function that runs in a thread until the event is set.
+# Type of a function that disturbs the server in a thread, until the event is set.
 Trouble = Callable[[threading.Event], None]
 
 
@@ -38,7 +38,7 @@ def running(
     swap_s: float,
     troubles: Sequence[Trouble] = (),
 ) -> Iterator[None]:
-    """Sends requests from threads until the `with` block ends.
+    """Sends requests from several threads until the `with` block ends.
 
     Args:
       models: the served model folder, which holds version 1.
@@ -95,7 +95,8 @@ def _client(
         try:
             outcome = calls.share[kind][1](channel, source)
         except Exception as error:
-            # Every exception counts as a failure. If it ended the thread, the missing requests would look like success.
+            # Every exception counts as a failure. If an exception ended the thread, the missing requests would look
+            # like success.
             tally.failed(kind, _words(error))
         else:
             seconds = time.monotonic() - start_s
@@ -114,7 +115,7 @@ def _words(error: Exception) -> str:
 
 
 def _watch(watch: Iterator[health_pb2.HealthCheckResponse], tally: Tally, stop: threading.Event) -> None:
-    """Watches the server's health; counts every change after the first status as a failure."""
+    """Watches the server's health service; every change after the first status counts as a failure."""
     serving = health_pb2.HealthCheckResponse.SERVING
     try:
         for answer in watch:
@@ -130,7 +131,7 @@ def _watch(watch: Iterator[health_pb2.HealthCheckResponse], tally: Tally, stop: 
 
 
 def _swap(calls: Calls, tally: Tally, stop: threading.Event, models: Path, swap_s: float) -> None:
-    """Adds a copy of the version under the next number, and removes the version before the old one."""
+    """Adds a copy of the present version under the next number, and removes the version before the present one."""
     version = 1
     with calls.channel() as channel:
         while not stop.wait(swap_s):

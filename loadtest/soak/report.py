@@ -1,4 +1,4 @@
-"""Writes the result of a soak test: JSON with every sample, and a summary as Markdown and picture."""
+"""Writes the result of a soak test: all samples as JSON, and a summary as Markdown and as a picture."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The server's resources at one moment, and the requests and lookup times since the sample before.
+    """The server's resources at one moment, and the requests and lookup times since the previous sample.
 
     anonymous_mib: memory that is not mapped from files. PSS and private memory vary with other processes that map the
         same files (TensorFlow's libraries are hundreds of MiB), so growth is visible in this number.
@@ -60,7 +60,7 @@ class Sample:
 
 
 def sampled(pid: int, at_s: float, window: Window) -> Sample:
-    """Makes a sample of a server process and a window of requests; raises OSError if the process has ended."""
+    """Makes a sample from a server process and the counts of a window; raises OSError if the process has ended."""
     times = np.array(window.seconds or [0.0]) * 1e3
     return Sample(
         at_s=at_s,
@@ -76,7 +76,7 @@ def sampled(pid: int, at_s: float, window: Window) -> Sample:
 
 
 def slope_mib_per_hour(samples: list[Sample], what: str) -> float | None:
-    """Returns the growth of memory in the second half of the samples, by least squares; None for fewer than three."""
+    """Returns how much memory grew in the second half of the samples, by least squares; None for fewer than three."""
     later = samples[len(samples) // 2 :]
     if len(later) < 3:
         return None
@@ -97,11 +97,11 @@ class Report:
 
     @property
     def is_good(self) -> bool:
-        """Whether nothing failed and the server logged no error."""
+        """Whether no request failed and the server logged no error."""
         return bool(self.samples) and not self.problems and not self.faults
 
     def write(self, out: Path) -> None:
-        """Writes soak.json, soak.md and soak.svg into a folder."""
+        """Writes the files soak.json, soak.md and soak.svg into a folder."""
         out.mkdir(parents=True, exist_ok=True)
         document = {**self.about, "totals": self._totals(), "problems": self.problems, "faults": self.faults}
         document |= {"slopes_mib_per_hour": self._slopes(), "samples": [asdict(sample) for sample in self.samples]}
@@ -117,7 +117,7 @@ class Report:
         return {what: slope_mib_per_hour(self.samples, what) for what in ("anonymous_mib", "private_mib", "pss_mib")}
 
     def markdown(self) -> str:
-        """Returns tables of the samples, of which some are combined to fit a page, and of the totals."""
+        """Returns Markdown tables of the samples, some of them combined to fit a page, and of the totals."""
         together = max(1, -(-len(self.samples) // _MAX_ROWS))
         lines = [
             f"| {' | '.join(_COLUMNS)} |",
@@ -154,7 +154,7 @@ class Report:
         return "\n".join(lines) + "\n"
 
     def picture(self) -> str:
-        """Draws response times, memory, descriptors and requests over time, as SVG."""
+        """Draws response times, memory, descriptors and requests over time as an SVG picture."""
         charts = []
         for title, unit, shown in _CHARTS:
             series = [Series(name, [(s.at_s / 60, read(s)) for s in self.samples]) for name, read in shown]

@@ -1,4 +1,4 @@
-"""Counts requests and failures by kind since the last sample, and keeps the times of small lookups."""
+"""Counts requests and failures by kind since the last sample, and keeps the response times of small lookups."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 
-# Maximum length of a failure's text, so that similar failures of a server that is gone count as one.
+# Maximum length of a failure's text. Failures after the server is gone differ only further on, so they count as one.
 _MAX_LENGTH = 300
 
 
 @dataclass
 class Window:
-    """The counts of the time between two samples.
+    """The counts of requests and failures between two samples.
 
     seconds: response time of each small lookup.
     behind_s: the longest delay of a request behind its schedule, caused by the clients or the server.
@@ -27,7 +27,7 @@ class Window:
 
 
 class Tally:
-    """Counts requests and failures. Concurrency: any thread.
+    """Counter of requests and failures by kind. Concurrency: any thread.
 
     problems: text of a failure -> (how often, when first in seconds since the epoch).
     """
@@ -52,7 +52,7 @@ class Tally:
                 self._window.seconds.append(seconds)
 
     def failed(self, kind: str, why: str) -> None:
-        """Counts a failure, unless the run is being interrupted, because Ctrl-C also interrupts the server."""
+        """Counts a failed request, except after Ctrl-C, which interrupts the server too."""
         if self._interrupted.wait(0.3):
             return
         why = " ".join(f"{kind}: {why}".split())[:_MAX_LENGTH]
@@ -63,7 +63,7 @@ class Tally:
             self.problems[why] = (count + 1, first)
 
     def next_window(self) -> Window:
-        """Returns the counts since the last call, and starts a new window."""
+        """Returns the counts since the previous call, and starts to count from 0."""
         with self._lock:
             window, self._window = self._window, Window()
         return window

@@ -1,4 +1,4 @@
-"""Changes rows while the server answers from their table, and reads each until all answers show the change."""
+"""Changes rows of a table under load, and reads each changed row until all answers show the change."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from loadtest.soak.tally import Tally
 
 _TABLE, _FEATURE = "user", "user"
 _PATIENCE_S = 30.0
-# Number of consecutive answers, each over a new connection, that must show the change.
+# Number of consecutive answers, each over a new connection, that must show a change.
 _LOOKS = 4
 _KIND = "upsert"
 
 
 def free_row(data: Data) -> int:
-    """Returns a row of the table that no other request of the soak test looks up."""
+    """Returns a row of the table that no other request of the soak test reads."""
     used = {int(i) for name in WORKLOADS for inputs in data.requests(name) for i in inputs.get(_FEATURE, [])}
     return next(row for row in range(data.sizes.tables[_TABLE][0]) if row not in used)
 
 
 def run(admin: str, address: str, data: Data, tally: Tally, stop: threading.Event, *, interval_s: float) -> None:
-    """Changes one row every interval_s until stop is set.
+    """Changes one row every interval_s seconds, until `stop` is set.
 
     Args:
       admin, address: host:port of the admin listener and of the HTTP listener.
@@ -50,7 +50,7 @@ def run(admin: str, address: str, data: Data, tally: Tally, stop: threading.Even
 
 
 def _seen(address: str, row: int, wanted: list[float], stop: threading.Event) -> str:
-    """Waits until the row has the written value; returns the outcome in words, "" if it never has."""
+    """Reads the row until it has the written value; returns the outcome in words, "" if it never has the value."""
     end_s = time.monotonic() + _PATIENCE_S
     in_a_row = 0
     versions = _versions(address)
@@ -61,7 +61,7 @@ def _seen(address: str, row: int, wanted: list[float], stop: threading.Event) ->
             return "seen"
         if not in_a_row:
             if _versions(address) != versions:
-                # The version served now was copied before the change, so it does not have the change.
+                # A new version was copied from the files before the change, so it does not have the change.
                 return "overtaken by a version"
             time.sleep(0.05)
     return ""

@@ -1,4 +1,4 @@
-"""Starts a server and calls it with each stock client: prints one line per call; the exit status is 1 on a failure.
+"""Starts a server, calls it with each stock client, and prints one line per call; exits with 1 after a failure.
 
 python -m loadtest.stock_clients                                     on a tiny model, trained and exported now
 python -m loadtest.stock_clients --model_base_path models/movielens
@@ -31,7 +31,7 @@ _CLIENTS: dict[str, Callable[[Place], Iterable[Check]]] = {
 
 
 def main() -> int:
-    """Runs all checks; returns 1 if a call failed."""
+    """Runs the checks of all clients; returns 1 if a call failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model_name", default="movielens")
     parser.add_argument("--model_base_path", type=Path, help="default: a tiny model, trained and exported now")

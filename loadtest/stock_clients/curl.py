@@ -17,7 +17,7 @@ _TIMEOUT_S = 60
 
 
 def checks(place: Place) -> Iterator[Check]:
-    """Yields a check for each route of the OpenAPI document, and checks of errors."""
+    """Yields a check for each route of the OpenAPI document, and checks of error answers."""
     with urllib.request.urlopen(f"{place.http}/openapi.json", timeout=_TIMEOUT_S) as response:
         document = json.load(response)
     for path, operations in document["paths"].items():
@@ -114,7 +114,8 @@ def _run(place: Place, url: str, *options: str) -> str:
     binary = shutil.which("curl")
     if binary is None:
         raise Skip("curl is not on PATH")
-    # Prints the status before the body, because the body may end in any bytes; -D - would print all headers.
+    # With -w, curl prints the status in a last line after the body, which may hold any bytes; -D - would print all
+    # headers.
     command = [binary, "-sS", *(options or ()), f"{place.http}{url}"]
     if not any(option.startswith("-w") for option in options):
         command += ["-w", "\n%{http_code}"]

@@ -1,4 +1,4 @@
-"""Calls grpc.health.v1 as probes do: Check and Watch, and the program grpc_health_probe of Kubernetes setups."""
+"""Calls grpc.health.v1 as health probes do: Check, Watch, and the program grpc_health_probe of Kubernetes setups."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TIMEOUT_S = 30
 
 
 def checks(place: Place) -> Iterator[Check]:
-    """Yields checks of the server, of its services and of the model."""
+    """Yields checks of the health of the server, of its gRPC services and of the model."""
     stub = health_pb2_grpc.HealthStub(grpc.insecure_channel(place.grpc))
     for service in ("", "tensorflow.serving.PredictionService", place.model.name):
         yield Check(CLIENT, f"Check {service or 'the server'}", partial(_check, stub, service))

@@ -1,4 +1,4 @@
-"""Checks of single calls, their results, and their lines in the report."""
+"""Checks of single calls of a client, their results, and their lines in the report."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _MAX_ANSWER = 100
 
 
 class Skip(Exception):
-    """The call can not be made on this machine or model; the message says what is missing."""
+    """A call that can not be made on this machine or with this model; the message says what is missing."""
 
 
 class Failed(Exception):
-    """The answer to a call is wrong."""
+    """Error that the answer to a call is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +45,13 @@ class Check:
 
 
 def require(is_so: bool, otherwise: str) -> None:
-    """Raises Failed with a text unless a condition is true."""
+    """Raises Failed with a text if a condition is false."""
     if not is_so:
         raise Failed(otherwise)
 
 
 def run_checks(checks: Iterable[Check]) -> int:
-    """Runs checks, prints a line for each and a summary; returns the number of failed ones."""
+    """Runs checks, prints a line for each and a summary; returns the number of checks that failed."""
     counts = {"ok": 0, "skipped": 0, "FAILED": 0}
     for check in checks:
         verdict, answer = _outcome(check)
@@ -71,5 +71,5 @@ def _outcome(check: Check) -> tuple[str, str]:
     except Skip as reason:
         return "skipped", str(reason)
     except Exception as error:
-        # Any exception of a stock client counts as a failure of the check.
+        # Any exception that a stock client raises counts as a failure of the check.
         return "FAILED", "".join(traceback.format_exception_only(error))

@@ -1,4 +1,4 @@
-"""Calls the server with the project's own client over both wires, whose answers must be equal to the bit."""
+"""Calls the server with the project's own client over gRPC and HTTP; the answers must be equal to the bit."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TIMEOUT_S = 60
 
 
 def checks(place: Place) -> Iterator[Check]:
-    """Yields checks of each wire, and comparisons of both."""
+    """Yields checks of the client over gRPC and over HTTP, and comparisons of their answers."""
     for wire, target in (("grpc", place.grpc), ("http", place.http)):
         yield Check(CLIENT, f"{wire}: status, metadata, rows", partial(_describe, place, target))
     for signature in place.model.predicted():
@@ -25,7 +25,7 @@ def checks(place: Place) -> Iterator[Check]:
 
 
 def _open(place: Place, target: str) -> EmbeddingClient:
-    # The method rows() needs HTTP, so a gRPC client gets an HTTP address too.
+    # rows() works only over HTTP, so the gRPC client gets an HTTP address too.
     http_target = None if target.startswith("http") else place.http
     return EmbeddingClient(target, model=place.model.name, timeout_s=_TIMEOUT_S, http_target=http_target)
 

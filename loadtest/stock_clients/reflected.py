@@ -1,4 +1,4 @@
-"""Uses gRPC reflection like grpcurl: lists and describes services, and calls them by the returned descriptors."""
+"""Uses gRPC reflection like grpcurl: lists and describes services, and calls them with the descriptors that it gets."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from loadtest.stock_clients.outcome import Check, Place, Skip, require
 CLIENT = "reflection"
 _STATUS_METHOD = ("tensorflow.serving.ModelService", "GetModelStatus")
 _TIMEOUT_S = 60
-# Services that reflection must list; there may be more.
+# Services that the server's reflection must list; it may list more.
 _EXPECTED = {
     "grpc.health.v1.Health",
     "grpc.reflection.v1alpha.ServerReflection",
@@ -29,7 +29,7 @@ _EXPECTED = {
 
 
 def checks(place: Place) -> Iterator[Check]:
-    """Yields the steps of a dynamic client in order, then grpcurl itself if it is installed."""
+    """Yields the steps of a client that uses reflection, in order, then grpcurl itself if it is installed."""
     dynamic = _Dynamic(place)
     yield Check(CLIENT, "list", dynamic.list_services)
     for service in sorted(_EXPECTED):
@@ -44,7 +44,7 @@ def checks(place: Place) -> Iterator[Check]:
 
 
 class _Dynamic:
-    """A client that knows the server's address only, no message types."""
+    """A client that knows only the server's address, and learns all message types by reflection."""
 
     def __init__(self, place: Place) -> None:
         self._model = place.model
@@ -60,7 +60,7 @@ class _Dynamic:
     def describe(self, service: str) -> str:
         methods = self._pool.FindServiceByName(service).methods
         for method in methods:
-            # As in grpcurl: a method's request and response types must be found, with all types that they use.
+            # As in grpcurl, the request and response types of each method must be found, with all types that they use.
             message_factory.GetMessageClass(method.input_type)
             message_factory.GetMessageClass(method.output_type)
         require(bool(methods), "no methods")
@@ -82,7 +82,7 @@ class _Dynamic:
         signature = self._model.predicted()[0]
         inputs = {}
         for name, tensor in signature.tensors().items():
-            # Values are in typed fields, as a person writes them, not in tensor_content.
+            # The values are in typed fields such as int64_val, as a person would write them, not in tensor_content.
             field = {"i": "int64_val" if tensor.itemsize == 8 else "int_val", "f": "float_val", "O": "string_val"}
             if tensor.dtype.kind not in field:
                 raise Skip(f"no JSON form here for {tensor.dtype}")

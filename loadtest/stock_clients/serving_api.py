@@ -18,7 +18,7 @@ _TIMEOUT_S = 60
 
 
 def checks(place: Place) -> Iterator[Check]:
-    """Yields a check for each method that the model supports."""
+    """Yields a check for each method of the API that the model supports."""
     try:
         stubs = _Stubs(place)
     except ImportError as error:
@@ -45,7 +45,7 @@ def _skip(reason: str) -> str:
 
 
 class _Stubs:
-    """The stubs of tensorflow-serving-api on one channel."""
+    """The stubs of tensorflow-serving-api on one gRPC channel."""
 
     def __init__(self, place: Place) -> None:
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")

@@ -1,1 +1,1 @@
-"""Swaps versions of gigabytes under a steady load, and measures the effect on requests and memory."""
+"""Swaps versions of gigabytes under a steady load, and measures the effect on response times and memory."""

@@ -31,7 +31,7 @@ _PATIENCE_S = 60.0
 
 @dataclass(slots=True)
 class Run:
-    """The observations of a run.
+    """The observations of a whole test run.
 
     swaps: times of each swap on the monotonic clock: the rename, the old version's end, and the new version's first
         answer.
@@ -43,7 +43,7 @@ class Run:
 
 
 def main() -> int:
-    """Runs the test; returns 1 if a request failed or an answer mixed two versions."""
+    """Runs the test; returns 1 if a request failed, or an answer had numbers of two versions."""
     parser = argparse.ArgumentParser(prog="python -m loadtest.swap")
     parser.add_argument("--gigabytes", type=float, default=0.25)
     parser.add_argument("--folder", type=Path, help="where the versions are written; default: the temporary folder")
@@ -101,7 +101,7 @@ def _swap(server: LiveServer, base: Path, scratch: Path, options: argparse.Names
     next_s, version = started_s + options.every, 1
     while (now_s := time.monotonic()) - started_s < options.seconds:
         _remember(server, run)
-        # As often as during a swap, because reading the state is load too.
+        # The state is read as often as during a swap, because reading it is load too.
         _states(server)
         if now_s >= next_s:
             _one_swap(server, base, scratch, version, run)
@@ -111,7 +111,7 @@ def _swap(server: LiveServer, base: Path, scratch: Path, options: argparse.Names
 
 
 def _one_swap(server: LiveServer, base: Path, scratch: Path, old: int, run: Run) -> None:
-    # Two contents alternate: version v holds the number (v - 1) % 2 + 1 everywhere.
+    # The versions alternate between two contents: every number of version v is (v - 1) % 2 + 1.
     begun_s = time.monotonic()
     (scratch / f"spare-{old % _VERSIONS + 1}").rename(base / str(old + 1))
     answers_s = 0.0
@@ -135,7 +135,7 @@ def _states(server: LiveServer) -> dict[int, str]:
 
 
 def _remember(server: LiveServer, run: Run) -> None:
-    # Not smaps: the kernel computes it under the lock that page faults need.
+    # smaps is not read, because the kernel computes it under the lock that page faults need.
     lines = Path(f"/proc/{server.pid}/status").read_text().splitlines()
     kib = {line.partition(":")[0]: int(line.split()[1]) for line in lines if line.startswith(("VmRSS", "RssFile"))}
     run.memory.append((time.monotonic(), kib["VmRSS"] / 1024, kib["RssFile"] / 1024))
@@ -144,7 +144,7 @@ def _remember(server: LiveServer, run: Run) -> None:
 def _report(run: Run, asked: dict[str, Any], options: argparse.Namespace, server: LiveServer) -> int:
     answers = np.array(asked["answers"]).reshape(-1, 3)
     due, ms = answers[:, 0], 1000 * answers[:, 1]
-    # The first second is left out, in which connections and caches are cold.
+    # The first second is left out, because connections and caches are cold then.
     is_settled = due > due.min() + 1
     during = np.zeros(len(due), bool)
     for begun_s, _, ended_s in run.swaps:

@@ -1,4 +1,4 @@
-"""Writes a model of gigabytes in which every number of a version is the same, in TensorFlow's checkpoint format.
+"""Writes a model of gigabytes, in TensorFlow's checkpoint format, in which all numbers of a version are the same.
 
 Source: tensorflow/core/lib/io/format.h, protobuf/tensor_bundle.proto and lib/hash/crc32c.h (TensorFlow 2.21). The
 checksum of a repeated block is computed from that of one block, because appending a block to a CRC is linear over
@@ -30,14 +30,14 @@ _MAGIC = 0xDB4775248B80FB57
 
 
 def rows_of(gigabytes: float) -> dict[str, int]:
-    """Returns the number of rows of each table; the first has nine tenths of the bytes."""
+    """Returns the number of rows of each table; the first table has nine tenths of the bytes."""
     blocks = max(round(gigabytes * 2**30) // _BLOCK_BYTES, 10)
     sizes = (blocks * 9 // 10, blocks - blocks * 9 // 10)
     return {name: size * _BLOCK_BYTES // _ROW_BYTES for name, size in zip(TABLES, sizes, strict=True)}
 
 
 def write_version(folder: Path, number: int, gigabytes: float) -> None:
-    """Writes a version folder in which every value of every table is `number`."""
+    """Writes a version folder in which every number of every table is `number`."""
     for name in ("variables", "assets.extra"):
         (folder / name).mkdir(parents=True)
     block = np.full(_BLOCK_BYTES // 4, number, "<f4").tobytes()
@@ -101,7 +101,7 @@ def _sorted_table(records: dict[bytes, bytes]) -> bytes:
     def append(block: dict[bytes, bytes]) -> None:
         nonlocal out
         rows = [varint(0) + varint(len(k)) + varint(len(v)) + k + v for k, v in sorted(block.items())]
-        # One restart point, at the start; after each block its compression type, 0, and its checksum.
+        # The block has one restart point, at its start; a compression type, 0, and a checksum follow each block.
         data = b"".join(rows) + struct.pack("<II", 0, 1) + b"\0"
         handles.append(varint(len(out)) + varint(len(data) - 1))
         out += data + struct.pack("<I", _masked(_crc32c(data)))
@@ -137,7 +137,7 @@ def _crc_of_repeated(block: bytes, times: int) -> int:
 
 
 def _shift_by(num_bytes: int) -> list[int]:
-    """Returns the matrix, by bits, that appends num_bytes (a power of two) zero bytes to a CRC."""
+    """Returns the 32 x 32 bit matrix that updates a CRC for num_bytes appended zero bytes (a power of two)."""
     matrix = [_POLYNOMIAL, *(1 << bit for bit in range(31))]
     for _ in range((8 * num_bytes).bit_length() - 1):
         matrix = [_apply(matrix, column) for column in matrix]
@@ -159,5 +159,5 @@ def _masked(crc: int) -> int:
 
 
 def numbers_of(answer: Any) -> set[float]:
-    """Returns the set of numbers in an answer's embeddings."""
+    """Returns the set of different numbers in the embeddings of an answer."""
     return {number for rows in answer["embeddings"].values() for row in rows for number in row}

@@ -1,4 +1,4 @@
-"""Sends lookups at a steady rate, independent of answers, from a separate process, and checks every answer.
+"""Sends lookups at a steady rate, without waiting for answers, from a separate process, and checks every answer.
 
 python -m loadtest.swap.steady_load PORT ROWS_USER ROWS_ITEM RATE CONNECTIONS
 
@@ -24,13 +24,13 @@ import orjson
 from loadtest.swap.model import numbers_of
 
 _PATH = "/v1/models/swap:lookup"
-# Number of requests drawn in advance; their ids have a skewed distribution, as in production.
+# Number of requests that are drawn in advance; their ids have a skewed distribution, as in production.
 _DRAWN = 4096
 _MAX_WRONG = 20
 
 
 class SteadyLoad:
-    """Sends a steady load over HTTP, and records times, versions and faults."""
+    """Sender of a steady load over HTTP; it records response times, versions and faults."""
 
     def __init__(self, port: int, rows: dict[str, int], rate: float, connections: int) -> None:
         self._rate = rate
@@ -60,7 +60,7 @@ class SteadyLoad:
         return (head + f"content-length: {len(body)}\r\n\r\n").encode() + body
 
     def run(self) -> None:
-        """Sends requests until standard input ends, then waits up to 10 s for the answers."""
+        """Sends requests until standard input ends, then waits up to 10 s for the last answers."""
         started_s = time.monotonic()
         number, waiting, is_over, until_s = 0, deque[float](), False, float("inf")
         while not (is_over and not waiting and not self._due) and time.monotonic() < until_s:
@@ -86,7 +86,7 @@ class SteadyLoad:
         self._read[sock] = self._read.get(sock, b"") + data
         head, found, body = self._read[sock].partition(b"\r\n\r\n")
         if not data:
-            # The server may close an idle connection, but not one with a request.
+            # The server may close an idle connection, but not a connection with a request in flight.
             self._note("a connection was closed before its answer", is_so=self._due.pop(sock, None) is not None)
             self._selector.unregister(sock)
             self._idle = deque(one for one in self._idle if one is not sock)
@@ -111,7 +111,7 @@ class SteadyLoad:
 
 
 def main() -> None:
-    """Runs the load and prints its results as JSON."""
+    """Sends the load, and prints its results as JSON."""
     port, user, item, rate, connections = sys.argv[1:]
     load = SteadyLoad(int(port), {"user": int(user), "item": int(item)}, float(rate), int(connections))
     load.run()

@@ -1,4 +1,4 @@
-"""Copies a foreign SavedModel and writes a manifest for the copy, so that its lookups read mapped tables.
+"""Copies another program's SavedModel and adds a manifest, so that the server reads its tables from mapped files.
 
 The variables stay unchanged. The manifest describes each signature that is a lookup; if no signature is one, adopt
 adds one. Every lookup is compared with the numpy oracle before the copy becomes a version.
@@ -123,7 +123,7 @@ def print_spec(saved_model: str | Path, *, allow_rounding: bool = False) -> str:
 
 
 class _Copy:
-    """A copy of a SavedModel for which a manifest is being made."""
+    """A copied SavedModel, with the methods that make its manifest."""
 
     def __init__(self, artifact: Path, opened: OpenedGraph, plan: AdoptPlan, provenance: Mapping[str, object]) -> None:
         self._artifact, self._opened, self._plan, self._provenance = artifact, opened, plan, provenance
@@ -132,7 +132,7 @@ class _Copy:
         _write_vocabularies(artifact, plan)
 
     def described(self, say: Say, *, measure: bool) -> tuple[Manifest, dict[str, Served]]:
-        """Compares the lookups with the oracle; returns the manifest and how each signature is served."""
+        """Compares lookups with the numpy oracle; returns the manifest and, per signature, how the server serves it."""
         say("comparing lookups with an oracle")
         signatures, why = self._proven(self._plan.signatures)
         added = self._added(signatures)
@@ -153,14 +153,15 @@ class _Copy:
         return dataclasses.replace(manifest, parity=parity.manifest_json()), served
 
     def _proven(self, signatures: Mapping[str, SignatureEntry]) -> tuple[dict[str, SignatureEntry], dict[str, str]]:
-        """Returns the manifest's entries and, for each lookup that the oracle contradicts, the difference by its name.
+        """Returns the manifest's entries and, by name, the difference of each lookup that the oracle contradicts.
 
         Such a lookup becomes a predict.
         """
         lookups = {name: entry for name, entry in signatures.items() if entry.kind == "lookup"}
         found, why = dict(signatures), {}
         if self._faults(lookups) is not None:
-            # Compare each signature by itself, to find the one at fault.
+            # The lookups, compared together, failed. Compare each signature by itself, to find the one that differs
+            # from the oracle.
             for name, entry in lookups.items():
                 fault = self._faults({name: entry})
                 if fault is None:

@@ -13,7 +13,7 @@ from service.near_names import did_you_mean
 
 
 def names_text(found: Discovery) -> str:
-    """Returns a file of names as TOML; a comment on each line describes the table or the feature."""
+    """Returns the found names as the text of a TOML file; a comment on each line describes the table or the feature."""
     lines = ["# Change the names on the right and pass this file to `model-export adopt` as --spec.", "[names.tables]"]
     for key, name in found.tables.items():
         entry = found.opened.variables[key]
@@ -34,7 +34,7 @@ def names_text(found: Discovery) -> str:
 
 
 def with_names(found: Discovery, names: Names) -> Discovery:
-    """Returns the discovery with tables and features renamed.
+    """Returns a copy of the discovery in which tables and features have the names that the user chose.
 
     Raises:
       ExportError: `names` renames a table or feature that was not found, or gives two tables or two features one name.

@@ -21,7 +21,7 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class NamedFeature:
-    """A feature for the manifest. table: its variable's checkpoint key; keys: its vocabulary, None if it takes ids."""
+    """A feature of the manifest. table: checkpoint key of its variable; keys: its vocabulary, None if it takes ids."""
 
     table: str
     keys: FoundKeys | None
@@ -29,7 +29,7 @@ class NamedFeature:
 
 @dataclass(frozen=True, slots=True)
 class FoundSignature:
-    """One signature of the SavedModel, and whether the search found it to be a lookup.
+    """One signature of the SavedModel, with the manifest entry that the search made for it.
 
     entry: the signature's entry for the manifest.
     reason: why the signature is no lookup, "" for a lookup.
@@ -95,7 +95,7 @@ def discover(artifact: Path, progress: Progress = lambda text: None, *, allow_ro
 
 @dataclass(slots=True)
 class _Features:
-    """Names the features of all signatures. Features of one name share one table and one vocabulary."""
+    """The names that features have so far, over all signatures. Features of one name share table and vocabulary."""
 
     tables: Mapping[str, str]
     named: dict[str, NamedFeature] = field(default_factory=dict)

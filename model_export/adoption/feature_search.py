@@ -29,17 +29,19 @@ from service.tables.plan import compile_signature
 from service.types import Array, Tensors
 
 _COMBINERS: tuple[Combiner, ...] = ("sum", "mean", "sqrtn")
-# Ids per row of each trial request. Long rows are among them, because a graph may sum their vectors in another order.
+# Numbers of ids per row in each trial request. Some rows are long, because a graph may sum their vectors in another
+# order.
 _LENGTHS = ((3, 0, 1, 2), (0, 0, 5, 1, 9, 0), (40, 2, 0, 17, 1), (1,), (0, 0), (8, 16, 24, 10))
 _SEED = 31
-# At most so many keys are hashed to find a key for each row, and so many rows compared to find the default row.
+# _HASHED_KEYS: the most keys that are hashed to find a key for each row. _SEARCHED_ROWS: the most rows that are
+# compared to find the default row.
 _HASHED_KEYS = 4096
 _SEARCHED_ROWS = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
 class FoundFeature:
-    """A lookup that a signature's graph does.
+    """A lookup that the search found in a signature's graph.
 
     tensor: the graph's tensor with the result: [B, D], or any shape if the ids are not combined.
     read: the read of the table whose rows the lookup uses.
@@ -57,7 +59,7 @@ class FoundFeature:
 def find_feature(
     probe: Probe, graph: SignatureGraph, read: Read, *, allow_rounding: bool = False
 ) -> FoundFeature | None:
-    """Returns the lookup that ends farthest from a read of a table; None if the read belongs to no lookup.
+    """Returns the lookup that starts at a read of a table and spans the most ops; None if the read is in no lookup.
 
     Args:
       allow_rounding: accept a lookup whose sums differ from the graph's in the last bits.
@@ -75,7 +77,7 @@ def find_feature(
 
 
 def _is_lookup_alone(graph: SignatureGraph, read: Read, tensor: str) -> bool:
-    """Says whether a tensor depends on nothing but the read's rows and the request: on no other variable."""
+    """Says whether the graph computes a tensor from the read's rows and the request alone, without other variables."""
     for name in graph.flat.ancestors([tensor], cut=read.rows, follow=graph.follow):
         node = graph.flat.nodes[name]
         if node.op in ("VarHandleOp", "VariableV2", "Variable", "ReadVariableOp", "ResourceGather"):
@@ -84,7 +86,7 @@ def _is_lookup_alone(graph: SignatureGraph, read: Read, tensor: str) -> bool:
 
 
 class _Trial:
-    """Compares one tensor of the graph with all lookups that are possible for the given roles of the inputs."""
+    """The search for the lookup that computes one tensor, given which inputs hold its ids, row splits and weights."""
 
     def __init__(self, probe: Probe, graph: SignatureGraph, read: Read, tensor: str, roles: Roles) -> None:
         self._probe, self._graph, self._read, self._tensor, self._roles = probe, graph, read, tensor, roles
@@ -92,7 +94,7 @@ class _Trial:
         self._size = self._table.info.vocabulary_size
         self._random = np.random.default_rng(_SEED)
         self._keys: FoundKeys | None = None
-        # Row of the table -> the key that reads it; empty if the input takes ids.
+        # Maps a row number of the table to a key that reads the row; empty if the input takes ids.
         self._key_of: dict[int, Any] = {}
 
     def found(self, before: FoundFeature | None) -> FoundFeature | None:
@@ -100,8 +102,7 @@ class _Trial:
 
         Args:
           before: the lookup of a tensor nearer to the table's rows; None if there is none yet. A later tensor counts
-              only if
-            it combines the vectors of a row.
+              only if it combines the vectors of a row.
         """
         if self._roles.row_splits is None:
             if before is not None:
@@ -171,7 +172,7 @@ class _Trial:
         return [n for n in _constants(self._graph, self._tensor).floats if 1e-6 < n < 1e6 and n != 1.0] + [1.0]
 
     def _agrees(self, feature: LookupFeature) -> bool | None:
-        """Returns whether graph and lookup give the same bits; None if sums differ by more than rounding."""
+        """Says whether graph and lookup give equal bits in all trials; None if they differ by more than rounding."""
         entry = SignatureEntry("lookup", {"it": replace(feature, output="it")})
         plan = compile_signature(entry, {"it": self._read.key}, self._probe.tables)
         is_exact = True
@@ -191,7 +192,7 @@ class _Trial:
         return is_exact
 
     def _requests(self, feature: LookupFeature) -> Iterator[tuple[dict[str, Array], Tensors]]:
-        """Yields pairs of requests: one for the graph, and the same one with row numbers in place of its keys."""
+        """Yields pairs: a request for the graph, and the same with row numbers in place of keys, for our kernels."""
         bad = {"error": [], "wrap": [-1, -self._size], "drop_negative": [-1, -7]}.get(
             feature.on_bad_id, [-1, -7, self._size, self._size + 9]
         )
@@ -231,9 +232,9 @@ class _Trial:
         return "default_row", row, trailing
 
     def _policy(self, outcome: Callable[[Any], Outcome | None]) -> tuple[Any, int] | None:
-        """Finds the on_bad_id and default_row that explain the graph's outcomes; None if no policy does."""
+        """Finds the on_bad_id and default_row that explain how the graph reacts to bad ids; None if no policy does."""
         if self._keys is not None:
-            # Known keys always become rows of the table; only unknown keys need a trial.
+            # Known keys always become rows of the table, so only an unknown key is tried.
             entry = self._keys.entry
             if entry.num_oov_buckets or entry.oov_id is not None or not entry.size:
                 return "error", 0
@@ -263,15 +264,15 @@ class _Trial:
         return row_of(got[0], self._rows)
 
     def _learn_keys(self) -> bool:
-        """Finds the key to send for each row of the table, if the input takes keys; returns False if there is none."""
+        """Finds a key for each row if the input takes keys; returns False if the graph has no vocabulary or hash."""
         tensor = self._graph.spec.inputs[self._roles.ids]
         ids = None
         if tensor.dtype != "string":
             probe_rows = [[0] * self._width, [min(1, self._size - 1)] * self._width]
             ids = self._probe.ids(self._graph, self._read, self._roles.request(self._graph.spec, probe_rows))
             if len(self._read.gathers) > 1:
-                # A table saved in parts: the graph maps an id to a part and a row in it, so its ids can not be compared
-                # with rows here. _single and _combined compare the vectors.
+                # For a table saved in parts, the graph maps an id to a part and a row in it, so its ids can not be
+                # compared with row numbers here. _single and _combined compare the vectors.
                 return True
             if (
                 ids is not None

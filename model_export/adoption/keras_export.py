@@ -46,7 +46,7 @@ def export_keras(
     what = f"{type(model).__name__} {model.name!r}"
     _check(model, what, inputs)
     with tempfile.TemporaryDirectory() as temporary:
-        # adopt() records the folder's name in the manifest as the source.
+        # The folder bears the model's name, because adopt() records the folder's name in the manifest as the source.
         folder = Path(temporary) / valid(model.name)
         try:
             _save(model, folder, inputs)
@@ -82,7 +82,8 @@ def _check(model: Any, what: str, inputs: Any) -> None:
             f"{what} runs on {backend!r}, whose SavedModels hold compiled code and no lookups: save its weights, and "
             "load them in a process with KERAS_BACKEND=tensorflow"
         )
-    # Keras 3 would export a subclassed model with the shapes of one batch and with every input as float32.
+    # Without `inputs`, Keras 3 would export a subclassed model with the shapes of one batch, and every input as
+    # float32.
     tensors = tf.nest.flatten(getattr(model, "inputs", None) or [])
     if inputs is None and (not tensors or any(tensor.shape[0] is not None for tensor in tensors)):
         raise ExportError(f"{what} does not tell its inputs; {_INPUTS_HINT}")
@@ -97,7 +98,7 @@ def _save(model: Any, folder: Path, inputs: Any) -> None:
     if _is_keras3(model):
         model.export(str(folder), verbose=False, input_signature=signature)
         return
-    # tf_keras has export() too, but it prints a report and takes no input signature.
+    # export() of a tf_keras model prints a report, which is hidden here, and takes no input signature.
     with contextlib.redirect_stdout(io.StringIO()):
         if signature is None:
             model.export(str(folder))
@@ -109,7 +110,7 @@ def _save(model: Any, folder: Path, inputs: Any) -> None:
 
 
 def _named(inputs: Any) -> Any:
-    """Returns the input specs as a list; a spec from a dict is renamed to its key."""
+    """Returns the input specs; in a dict, each spec gets its key as its name."""
     if not isinstance(inputs, Mapping):
         return inputs
     return {name: tf.TensorSpec(spec.shape, spec.dtype, name) for name, spec in inputs.items()}

@@ -15,7 +15,8 @@ from model_export.parity.fingerprint import fingerprint64
 from service.artifact.manifest import KeyDtype, OovPolicy, VocabularyEntry
 from service.types import Array
 
-# Trial keys that a vocabulary probably lacks. Case, spaces, signs and digits reveal a graph that normalizes keys.
+# Trial keys that a vocabulary probably lacks. Their capitals, spaces, signs and digits reveal a graph that normalizes
+# keys.
 _STRANGERS = (
     *(
         "no such key",
@@ -33,21 +34,21 @@ _STRANGERS = (
     *(f"stranger {n}" for n in range(60)),
 )
 _INTEGER_STRANGERS = tuple(10**9 + 7 * n for n in range(30)) + tuple(-5 - n for n in range(30))
-# If the graph refuses keys sent together, up to this many keys are sent one by one.
+# If the graph refuses a request of several keys, each key is sent alone, unless there are more keys than this.
 _MOST_SINGLY = 2000
 _HASHES = ("StringToHashBucketFast",)
 
 
 @dataclass(frozen=True, slots=True)
 class FoundKeys:
-    """A vocabulary found in a graph: key i of lines is row entry.first_id + i. The caller fills in entry.file."""
+    """A vocabulary found in a graph: the key lines[i] means row entry.first_id + i. The caller sets entry.file."""
 
     entry: VocabularyEntry
     lines: tuple[bytes, ...]
 
 
 def find_keys(probe: Probe, graph: SignatureGraph, read: Read, roles: Roles) -> FoundKeys | None:
-    """Returns the vocabulary or hash that maps the signature's input to the ids of a read; None if there is neither.
+    """Returns the vocabulary or hash by which a graph maps an input's keys to the ids of a read; None without one.
 
     The returned entry says that an unknown key without a row is an error; feature_search then tries whether the graph
     drops it.
@@ -126,7 +127,7 @@ class _Search:
         return FoundKeys(replace(entry, empty_key_id=row), lines) if 0 <= row < self._size else None
 
     def _strangers(self, lines: set[bytes]) -> tuple[int | None, int, OovPolicy] | None:
-        """Returns the first row that unknown keys read, the number of such rows, and on_oov; None if no rule fits."""
+        """Finds the rule for unknown keys; returns their first row, the number of rows, and on_oov. None: no rule."""
         keys = [key for key in self._unknown(lines) if _line(key) not in lines]
         rows = self._rows(np.array(keys, object if self._key_dtype == "string" else np.int64))
         if rows is None or not ((rows >= 0) & (rows < self._size)).any():
@@ -156,7 +157,8 @@ class _Search:
         """Returns the [N] ids that the graph computes from N keys; None if it fails or gives another number of ids."""
         found = self._ask(keys.tolist())
         if found is None and 1 < len(keys) <= _MOST_SINGLY:
-            # A graph may look up each distinct id once, and so compute fewer ids than keys were sent.
+            # A graph that looks up each distinct id once may compute fewer ids than keys were sent, so each key is sent
+            # alone.
             singly = [self._ask([key]) for key in keys.tolist()]
             found = None if any(ids is None for ids in singly) else np.concatenate([i for i in singly if i is not None])
         return found

@@ -1,4 +1,4 @@
-"""Times the signatures of an adopted model, and chooses the faster way to serve each."""
+"""Times the signatures of an adopted model, and decides whether the server runs the cut graph or the whole graph."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ _ROWS = (1, 32, 256)
 # timed.
 _COMPARED_ROWS = (2, 7, 20, 64, 130)
 _IDS_PER_ROW = 5
-# A signature is served whole if the cut graph's rate is below this share of the whole graph's rate at any request size.
+# The server runs the whole graph of a signature if the cut graph reaches less than this share of the whole graph's
+# rate, for any timed number of rows.
 _LEAST_RATIO = 0.97
 _TURNS = 5
 _SEED = 37
@@ -31,7 +32,7 @@ _SEED = 37
 def measured(
     artifact: Path, manifest: Manifest, served: Mapping[str, Served], say: Callable[[str], None]
 ) -> dict[str, Served]:
-    """Returns the signatures with their times; sets run to "whole" for a predict signature if that is better.
+    """Returns the signatures with their times; sets `run` to "whole" for a predict that the whole graph serves better.
 
     It is better if the whole graph is faster, or if the cut graph's answers differ from the whole graph's in any bit.
 
@@ -73,7 +74,7 @@ def _compared(
 
 
 def _differs(trial: Trial, name: str, requests: Iterable[Mapping[str, Array]]) -> bool:
-    """Says whether the cut signature and the whole graph differ in a bit of an answer, or in whether they answer."""
+    """Says whether the cut and the whole graph differ: in a bit of an output, or in whether they refuse a request."""
     for request in requests:
         cut, whole = trial.outputs(name, request)
         if cut.keys() != whole.keys() or any(cut[o].tobytes() != whole[o].tobytes() for o in cut):

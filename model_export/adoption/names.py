@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 _ATTRIBUTE = "/.ATTRIBUTES/VARIABLE_VALUE"
-# Last parts of a variable's name that every layer uses, so they do not tell tables apart.
+# Last words of variable names that occur in layers of every kind, so they make no good name of a table.
 _KINDS = re.compile(
     r"(embeddings?|embedding_weights|weights?|table|variable|_?kernel|value)(_\d+)?(:0)?$", re.IGNORECASE
 )
@@ -46,7 +46,7 @@ def unique(name: str, taken: set[str]) -> str:
 
 
 def is_nameless_input(name: str) -> bool:
-    """Says whether an input has a name that Keras or TensorFlow made up.
+    """Says whether Keras or TensorFlow made up the name of an input, because the user gave none.
 
     >>> is_nameless_input("keras_tensor_3"), is_nameless_input("args_0_1"), is_nameless_input("input_ids")
     (True, True, False)

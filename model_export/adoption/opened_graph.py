@@ -28,7 +28,7 @@ _INIT_OP = "__saved_model_init_op"
 
 @dataclass(frozen=True, slots=True)
 class RowRead:
-    """One gather op on a table: the names of its ids tensor and of its rows tensor in the graph."""
+    """A gather op that reads rows of a table. ids, rows: the graph's names of its ids tensor and of its result."""
 
     ids: str
     rows: str
@@ -39,7 +39,7 @@ class RowRead:
 class Read:
     """One read of a variable's rows: a single gather, or one gather per part if the variable is saved in parts.
 
-    key: of the variable in the checkpoint.
+    key: the variable's key in the checkpoint.
     """
 
     key: str
@@ -53,7 +53,7 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class SignatureGraph:
-    """One signature as a flat graph.
+    """The graph of one signature, with all function calls inlined.
 
     outputs: name of the output -> its tensor in the flat graph.
     needed: the nodes that the outputs depend on.
@@ -79,7 +79,7 @@ class SignatureGraph:
         return found + [tensor for tensor in self.outputs.values() if tensor not in found]
 
     def placeholders(self) -> dict[str, str]:
-        """Returns the placeholder nodes of the graph, each with the signature's input that is fed to it."""
+        """Maps each placeholder node of the graph to the name of the signature's input that is fed to it."""
         nodes = {node_of(tensor.tensor_name): name for name, tensor in self.spec.inputs.items() if tensor.tensor_name}
         for names in self.sparse.values():
             values = nodes[node_of(names.values)]
@@ -120,7 +120,7 @@ class OpenedGraph:
         return variable_names(self.meta_graph, self.artifact)
 
     def alias(self, key: str) -> str:
-        """Returns the key that the graph restores, if the same numbers are saved under two keys; else `key`."""
+        """Returns the key under which the graph restores the numbers that are saved under `key`; else `key`."""
         if key in self.variables:
             return key
         entry = self.bundle.get(key)
@@ -203,5 +203,6 @@ def _content(entry: BundleEntry) -> tuple[object, ...]:
 
 
 def _first_row(part: str) -> int:
-    # The text "20 4 5,5:0,4" of a part is the variable's shape, then the part's start and length in each dimension.
+    # The text of a part, such as "20 4 5,5:0,4", is the variable's shape, then the part's start and length in each
+    # dimension.
     return int(part.split(" ")[-1].partition(",")[0]) if part else 0

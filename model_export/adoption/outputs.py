@@ -10,14 +10,14 @@ from service.graph.flat_graph import node_of
 
 # Ops that may change a tensor's shape but none of its numbers.
 _RESHAPES = ("Identity", "Reshape", "Squeeze", "ExpandDims")
-# Ops that only read or pass on a tensor: the reason why an output is no lookup does not name them.
+# Ops that only read or pass on a tensor. The message that says why an output is no lookup never names one of them.
 _PLUMBING = frozenset(
     {*_RESHAPES, "Const", "Placeholder", "NoOp", "ReadVariableOp", "VarHandleOp", "Shape", "StridedSlice"}
 )
 
 
 def find_outputs(graph: SignatureGraph, tensors: Mapping[str, str]) -> dict[str, list[str]] | str:
-    """Returns the features that each output concatenates; or the reason why an output is more than a lookup.
+    """Returns, for each output, the features that it concatenates; or why an output is more than a lookup.
 
     Args:
       tensors: tensor of the graph -> name of the feature that it holds.

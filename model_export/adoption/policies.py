@@ -17,14 +17,14 @@ Outcome = Literal["refused", "dropped"] | int
 
 @dataclass(frozen=True, slots=True)
 class IdPolicy:
-    """A policy for ids outside the table; both fields are those of manifest.LookupFeature."""
+    """A policy for ids outside the table; its fields mean the same as in manifest.LookupFeature."""
 
     on_bad_id: BadIdPolicy
     default_row: int = 0
 
 
 def find_policy(outcome: Callable[[int], Outcome | None], vocabulary_size: int, largest: int) -> IdPolicy | None:
-    """Returns the policy that explains the outcomes of ids outside [0, V); None if no policy does.
+    """Returns the policy that explains how the graph reacts to ids outside [0, V); None if no policy does.
 
     Args:
       outcome: tries one id. It returns None if the vector is neither a row of the table nor the vector of an empty row.

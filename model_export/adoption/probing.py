@@ -21,13 +21,14 @@ from service.graph.tower import request_feed
 from service.tables.table import MappedTable, open_tables
 from service.types import Array, TableInfo
 
-# A table above this size is mapped and its own rows are fed, on the assumption that no two rows are equal.
+# A larger table is not replaced by random numbers: its own rows, which are mapped, are fed, on the assumption that no
+# two rows are equal.
 _MOST_RANDOM_BYTES = 64 << 20
 _SEED = 29
 
 
 class Probe:
-    """A TensorFlow session of all signatures' graphs, fed with the tables' rows. Concurrency: one caller at a time."""
+    """A TensorFlow session of all signatures' graphs; rows of tables are fed. Concurrency: one caller at a time."""
 
     def __init__(self, opened: OpenedGraph, graphs: Iterable[SignatureGraph]) -> None:
         self._opened = opened
@@ -45,7 +46,7 @@ class Probe:
         except (NotProven, ArtifactError, tf.errors.OpError) as error:
             raise ExportError(f"TensorFlow can not run the graph of {opened.artifact}: {error}") from error
 
-        # The session's graph lacks inputs that no node reads.
+        # The names of the graph's ops. An input that no node reads is not among them, and must not be fed.
         self._known = {operation.name for operation in self.session.graph.get_operations()}
 
     def close(self) -> None:
@@ -105,13 +106,13 @@ def _table(opened: OpenedGraph, key: str) -> MappedTable:
 def _rows(table: MappedTable, ids: Array) -> Array:
     if table.info.dtype == "float32":
         return rows_of(ids, table)
-    # Called for its error only: it raises for ids outside the table.
+    # Called for its error only: rows_of() raises if an id is outside the table.
     rows_of(ids, table)
     return table.stored_rows(ids.reshape(-1)).reshape(*ids.shape, table.info.embedding_dim)
 
 
 def _random(key: str, entry: BundleEntry) -> MappedTable:
-    # Random numbers, because equal rows of a trained table could hide a wrong description.
+    # Random numbers, because with equal rows of a trained table a wrong description of the lookup would go unnoticed.
     numbers = np.random.default_rng(_SEED).standard_normal(entry.shape, np.float32)
     is_bfloat16 = entry.dtype == "bfloat16"
     rows: Array = (numbers.view(np.uint32) >> 16).astype(np.uint16) if is_bfloat16 else numbers.astype(entry.dtype)

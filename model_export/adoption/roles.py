@@ -55,12 +55,12 @@ class Roles:
 
 
 def width_of(tensor: TensorSpec) -> int:
-    """Returns how many ids a row of an input holds; 2 if the input's shape does not fix it."""
+    """Returns the number of ids in each row of an input; 2 if the input's shape does not fix it."""
     return int(np.prod([size or 2 for size in (tensor.shape or (None,))[1:]]))
 
 
 def possible_roles(graph: SignatureGraph, tensor: str, ids_tensors: Sequence[str]) -> Iterator[Roles]:
-    """Yields the possible Roles of the inputs that a tensor depends on, the likely ones first.
+    """Yields the possible assignments of a tensor's inputs to ids, row splits and weights, the likely ones first.
 
     Args:
       ids_tensors: the ids tensors of the table's gathers; all of them depend on the input that holds ids.

@@ -52,8 +52,7 @@ class AdoptSpec:
     """The contents of a user's spec file of tables and features.
 
     variables: table -> checkpoint key. fitting: signatures that the file declares to be lookups. added: devices to add
-        a
-    lookup signature for; None: "cpu" if `fitting` is empty.
+    a lookup signature for; None: "cpu" if `fitting` is empty.
     """
 
     model: ModelSpec
@@ -141,7 +140,7 @@ def find_variable(name: str, variables: Mapping[str, BundleEntry], *, dtypes: Co
 
 
 def is_table(entry: BundleEntry, dtypes: Collection[str] = _SERVED_DTYPES) -> bool:
-    """Says whether a variable is a matrix of one of the dtypes; the default ones can be served from a mapped file."""
+    """Says whether a variable is a matrix of one of the dtypes; by default, of those that a mapped file can serve."""
     return entry.dtype in dtypes and len(entry.shape) == 2
 
 
@@ -185,8 +184,8 @@ def _feature(path: Path, name: str, entry: Mapping[str, Any]) -> FeatureSpec:
         except (OSError, UnicodeDecodeError) as error:
             raise ExportError(f"{path}: features.{name}.vocabulary.file: {error}") from error
         options["vocabulary"] = _built(path, f"features.{name}.vocabulary", VocabularySpec, keys, **rest)
-        # An added signature takes row numbers; the server itself maps strings to rows. So the foreign graph gets no
-        # vocabulary that a loader would have to initialize.
+        # An added signature takes row numbers, because the server itself maps strings to rows. So the foreign graph
+        # gets no vocabulary that a loader would have to initialize.
         options["sends_rows"] = True
     return _built(path, f"features.{name}", FeatureSpec, name, **options)
 

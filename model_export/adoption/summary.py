@@ -11,7 +11,7 @@ from service.artifact.manifest import SignatureEntry
 
 
 class Times(NamedTuple):
-    """Seconds that one request takes. before_s: by TensorFlow alone; after_s: by the server with the manifest."""
+    """Seconds that one request takes. before_s: in TensorFlow alone; after_s: in the server, with the manifest."""
 
     before_s: float
     after_s: float
@@ -20,7 +20,7 @@ class Times(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """How the server will run one signature of an adopted model.
+    """The way in which the server will run one signature of an adopted model.
 
     reason: why the signature is no lookup; "" for a lookup.
     is_inexact: whether the lookup's sums may differ from the graph's in the last bits.

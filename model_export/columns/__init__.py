@@ -1,1 +1,1 @@
-"""Feature columns of TPU embeddings as tf.compat.v1.tpu.experimental has them, with lookups that run on any machine."""
+"""Feature columns like those of tf.compat.v1.tpu.experimental, whose lookups run on any machine."""

@@ -1,4 +1,4 @@
-"""Checks the arguments of both column functions; an argument that TensorFlow refuses too gets TensorFlow's error text.
+"""Checks the arguments of both functions that make embedding columns, with TensorFlow's error texts where it has any.
 
 Source: the messages are those of TensorFlow 2.21, python/tpu/feature_column_v2.py and feature_column.py, which old code
 and its tests may match on. Arguments that TensorFlow forgets to check, or checks only when it builds the
@@ -19,7 +19,7 @@ TENSOR_CORE = "tpu_tensor_core"
 
 
 def check_categorical_column(column: Any, function: str) -> None:
-    """Refuses an argument that is no categorical column, and the column kinds that do not assign one key to one row.
+    """Refuses an argument that is no categorical column, and kinds of columns that map one key to several rows.
 
     Args:
       function: "embedding_column" or " shared_embedding_columns" (TensorFlow's text has that blank).
@@ -34,7 +34,7 @@ def check_categorical_column(column: Any, function: str) -> None:
 
 
 def innermost(column: Any) -> Any:
-    """Returns the column that turns a feature into ids, without the weighted and sequence columns around it."""
+    """Returns the innermost categorical column, which makes the ids; weighted and sequence columns wrap it."""
     while isinstance(column, (tensorflow_columns.WeightedColumn, tensorflow_columns.SequenceColumn)):
         column = column.categorical_column
     return column
@@ -77,7 +77,7 @@ def check_device(device: Any, shape: Any, columns: Sequence[Any]) -> None:
 
 
 def check_max_sequence_length(length: Any, column: Any) -> None:
-    """Refuses a length that is no integer, one below 1 for a sequence column, and any but 0 for other columns."""
+    """Refuses a length that is no integer, one below 1 for a sequence column, and one not 0 for other columns."""
     is_sequence = isinstance(column, tensorflow_columns.SequenceColumn)
     try:
         number = operator.index(length)
@@ -95,7 +95,7 @@ def check_max_sequence_length(length: Any, column: Any) -> None:
 
 
 def checked_combiner(combiner: Any, device: Any) -> Combiner:
-    """Returns the combiner, None being "mean"; raises ValueError for a combiner that the device can not compute."""
+    """Returns the combiner, "mean" if it is None; raises ValueError for one that the device can not compute."""
     if combiner is None:
         return "mean"
     if combiner not in get_args(Combiner):
@@ -113,7 +113,7 @@ def check_learning_rate_fn(function: Callable[..., Any] | None, column: str) -> 
 
 
 def checked_shape(shape: Any) -> tuple[int | None, int] | None:
-    """Returns (rows, ids per row); rows is None if the number of rows is dynamic.
+    """Returns a tensor_core_shape as (rows, ids per row); rows is None if the number of rows is dynamic.
 
     Raises:
       ValueError: the rows are not None, -1 or a positive integer, or the ids per row not a positive integer.

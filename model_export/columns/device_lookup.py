@@ -1,4 +1,4 @@
-"""The mixin that both kinds of embedding column look ids up with, according to their lookup device."""
+"""A mixin of both classes of embedding columns: looks up ids as the column's lookup device demands."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _BY_NAME = {
 
 
 class DeviceLookup:
-    """Mixin for a column class of TensorFlow: stores the column's lookup device and shape, and does its lookup.
+    """Mixin for TensorFlow's column classes: keeps the column's lookup device and shape, and looks up its ids.
 
     Outside a TPU: device tpu_tensor_core computes the tensor-core lookup; cpu, tpu_embedding_core and None compute
     TensorFlow's CPU lookup, in training as in serving.
@@ -50,7 +50,7 @@ class DeviceLookup:
     use_safe_embedding_lookup: bool
 
     def _set_device(self, device: str | None, shape: tuple[int | None, int] | None) -> None:
-        # Attribute names that TensorFlow's own column methods read, inside a TPU context only.
+        # TensorFlow's own column methods read these two attributes, but only inside a TPU context.
         self._embedding_lookup_device = _BY_NAME[device]
         self._tensor_core_shape = shape
         self._device_name = device
@@ -62,7 +62,7 @@ class DeviceLookup:
 
     @property
     def tensor_core_shape(self) -> tuple[int | None, int] | None:
-        """[B or None, K] of the padded lookup; None if the user gave none."""
+        """The shape [B or None, K] of the padded lookup; None if the user gave no shape."""
         return self._tensor_core_shape
 
     @property
@@ -73,7 +73,7 @@ class DeviceLookup:
 
     @property
     def max_sequence_length(self) -> int:
-        """L of a sequence column; 0 for other columns."""
+        """The length L to which a sequence column is cut or padded; 0 for other columns."""
         length: int = self.get_max_sequence_length()  # type: ignore[attr-defined]
         return length
 
@@ -82,7 +82,7 @@ class DeviceLookup:
         return self._device_name == TENSOR_CORE
 
     def _lookup(self, pair: Any, table: Any) -> Any:
-        # pair: ids and weights from the categorical column, with its vocabulary and default value applied.
+        # pair: ids and weights from the categorical column, which has already applied its vocabulary and default value.
         ids, weights = pair.id_tensor, pair.weight_tensor
         if self._is_padded and not _asks_cpu.get():
             return tensor_core.combined(table, *self._padded(ids, weights), self.combiner)
@@ -96,14 +96,15 @@ class DeviceLookup:
         return _with_all_rows(tf.nn.embedding_lookup_sparse(table, ids, weights, combiner=self.combiner), ids)
 
     def _padded(self, ids: Any, weights: Any) -> tuple[Any, Any]:
-        assert self._tensor_core_shape is not None  # check_device() refused a padded lookup without a shape
+        # check_device() refused tensor-core columns without a tensor_core_shape.
+        assert self._tensor_core_shape is not None
         return tensor_core.padded(
             ids, weights, self._tensor_core_shape[1], drops_negative=self.use_safe_embedding_lookup
         )
 
     def _tpu_serving_lookup(self, transformation_cache: Any, state_manager: Any, table: Any) -> Any:
-        # The same split as in TensorFlow: ids are padded on the host, and rows gathered and combined on the tensor
-        # core. TensorFlow pads the raw feature; this method pads the ids that the categorical column made of it.
+        # As in TensorFlow, the host pads the ids, and the tensor core gathers and combines the rows. TensorFlow pads
+        # the raw feature; this method pads the ids that the categorical column made of it.
         def on_host() -> Any:
             pair = self.categorical_column.get_sparse_tensors(transformation_cache, state_manager)
             values, mask = self._padded(pair.id_tensor, pair.weight_tensor)
@@ -116,8 +117,8 @@ class DeviceLookup:
         return pair._replace(sequence_length=sequence.cut_lengths(pair.sequence_length, self.max_sequence_length))
 
     def _device_config(self) -> dict[str, Any]:
-        # The function object itself, because columns with the same function share a learning rate; the JSON encoder of
-        # Keras writes its name.
+        # learning_rate_fn stays a function object, because columns with the same function share a learning rate;
+        # Keras's JSON encoder writes the function's name.
         return {
             "max_sequence_length": self.max_sequence_length,
             "learning_rate_fn": self.learning_rate_fn,
@@ -128,7 +129,7 @@ class DeviceLookup:
 
 
 def learning_rate_from_config(config: Any, custom_objects: Any) -> Callable[..., Any] | None:
-    """Returns the learning_rate_fn of a configuration, which may be a function or its name among custom_objects.
+    """Returns the learning_rate_fn of a column's configuration, given as a function or as a name in custom_objects.
 
     Raises:
       ValueError: custom_objects lack the name.
@@ -140,6 +141,7 @@ def learning_rate_from_config(config: Any, custom_objects: Any) -> Callable[...,
 
 
 def _with_all_rows(vectors: Any, ids: Any) -> Any:
-    # TensorFlow's unsafe lookup leaves out empty rows at the end, but every column of a layer must give B rows.
+    # TensorFlow's unsafe lookup returns no vectors for empty rows at the end of a batch, but every column of a layer
+    # must give B rows.
     missing = tf.cast(ids.dense_shape[0], tf.int32) - tf.shape(vectors)[0]
     return tf.pad(vectors, [[0, missing], [0, 0]])

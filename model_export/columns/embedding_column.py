@@ -1,4 +1,4 @@
-"""`embedding_column` and `shared_embedding_columns` of tf.compat.v1.tpu.experimental, for any machine."""
+"""embedding_column and shared_embedding_columns, as in tf.compat.v1.tpu.experimental, but for any machine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def embedding_column(
     tensor_core_shape: Sequence[int | None] | None = None,
     use_safe_embedding_lookup: bool = True,
 ) -> TPUEmbeddingColumn:
-    """Makes a dense column [B, D], or a sequence [B, L, D], of a categorical column, with a table of its own.
+    """Makes a dense column, [B, D] or for sequences [B, L, D], of a categorical column, with a table of its own.
 
     Works wherever TensorFlow's own column works: DenseFeatures (both), SequenceFeatures, input_layer; the table is the
     variable `<layer>/<column>_embedding/embedding_weights`, [V, D] float32.
@@ -83,7 +83,7 @@ def shared_embedding_columns(
     tensor_core_shape: Sequence[int | None] | None = None,
     use_safe_embedding_lookup: bool = True,
 ) -> list[TPUSharedEmbeddingColumn]:
-    """Makes one column for each categorical column, all reading one table; in the given order.
+    """Makes one embedding column for each categorical column, in the given order; all of them read one table.
 
     The table is the variable of the collection's name, [V, D] float32, outside any layer's scope.
 

@@ -42,7 +42,7 @@ def checked_columns(feature_columns: Any) -> list[Any]:
 
 
 def feature_names(feature_columns: Any) -> Mapping[str, Any]:
-    """Returns the columns by feature name, in the given order. A weighted column is named by the key of its ids.
+    """Maps feature names to the columns, in the given order. A weighted column is named by the key of its ids.
 
     Raises:
       ValueError: two columns read one feature, or two keys become the same name.
@@ -61,7 +61,7 @@ def feature_names(feature_columns: Any) -> Mapping[str, Any]:
 
 
 def table_names(feature_columns: Any) -> Mapping[str, Sequence[Any]]:
-    """Returns the columns of each table by table name, made of the collection's or the categorical column's name.
+    """Maps table names to each table's columns. A name comes from the collection or from the categorical column.
 
     Raises:
       ValueError: two different tables would have the same name.

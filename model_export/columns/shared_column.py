@@ -1,4 +1,4 @@
-"""The columns that `shared_embedding_columns` makes: several categorical columns, one table."""
+"""The class of columns that `shared_embedding_columns` makes: several categorical columns read one table."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from model_export.tensorflow_setup import tf
 
 
 class SharedTable:
-    """The table of shared columns: one variable per v1 graph, and one outside of graphs, named after the collection.
+    """The table of shared columns, named after their collection: one variable per v1 graph, and one outside of graphs.
 
     It replaces TensorFlow's SharedEmbeddingColumnCreator, which still makes the variables of v1 graphs. The creator is
     trackable: a layer would wrap it together with the shared columns, and then could not be saved.
     """
 
     def __init__(self, name: str, num_buckets: int, dimension: int, initializer: Any) -> None:
-        self._name = name  # read by TensorFlow's method for the embedding cores
+        # TensorFlow's method for the embedding cores reads this attribute.
+        self._name = name
         self.num_buckets = num_buckets
         self.dimension = dimension
         self._initializer = initializer
@@ -43,8 +44,9 @@ class SharedTable:
         return self._in_graphs.embedding_weights
 
     def _eager_weights(self) -> Any:
-        # Not get_variable: within a tf.function it keeps each variable by name forever, so a second model with a table
-        # of the same name would fail. A variable made outside of the function belongs to this object alone.
+        # get_variable is not used here: within a tf.function it keeps each variable by name forever, so a second model
+        # with a table of the same name would fail. A variable made outside of the function belongs to this object
+        # alone.
         if self._outside_graphs is None:
             with tf.compat.v1.name_scope(""):
                 numbers = self._initializer((self.num_buckets, self.dimension), tf.float32)
@@ -52,14 +54,14 @@ class SharedTable:
         return self._outside_graphs
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SharedTable:
-        # Columns that are copied together still share their table, because deepcopy copies an object once. The copy
-        # gets no variables.
+        # deepcopy copies an object once, so columns that are copied together still share their table. The copied table
+        # has no variables yet.
         return SharedTable(self._name, self.num_buckets, self.dimension, copy.deepcopy(self._initializer, memo))
 
 
 @tensorflow_columns.register
 class TPUSharedEmbeddingColumn(DeviceLookup, tensorflow_columns.TpuSharedDeviceColumn):  # type: ignore[misc]
-    """A shared TPU embedding column of TensorFlow's that also looks up outside a TPU; made by shared_embedding_columns.
+    """TensorFlow's shared TPU column, extended to look up outside a TPU too; shared_embedding_columns makes it.
 
     Inside a TPU context TensorFlow's own methods run, except the tensor-core lookup when serving: it pads the ids that
     the categorical column gives.
@@ -77,7 +79,7 @@ class TPUSharedEmbeddingColumn(DeviceLookup, tensorflow_columns.TpuSharedDeviceC
         tensorflow_columns.TpuSharedColumn.__init__(self, *args, **kwargs)
 
     def __getnewargs__(self) -> tuple[Any, ...]:
-        # TensorFlow's own method leaves out the last argument.
+        # TensorFlow's own __getnewargs__ leaves out the last argument, use_safe_embedding_lookup.
         return (*super().__getnewargs__(), self.use_safe_embedding_lookup)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
@@ -94,23 +96,24 @@ class TPUSharedEmbeddingColumn(DeviceLookup, tensorflow_columns.TpuSharedDeviceC
         return name
 
     def create_state(self, state_manager: Any) -> None:
-        """Lists the table among the layer's variables outside of v1 graphs; TensorFlow's column leaves it untrained."""
+        """Adds the table to the layer's variables outside of v1 graphs; without this, Keras would not train it."""
         with tf.init_scope():
             if not tf.executing_eagerly() or tensorflow_columns.is_on_tpu():
                 return
         layer = getattr(state_manager, "_layer", None)
         if layer is not None:
-            # Keras tracks a variable that is an attribute of the layer, and each variable once.
+            # Keras tracks each variable that is an attribute of the layer, and counts a variable once that several
+            # columns set.
             name = re.sub(r"\W", "_", self.shared_embedding_collection_name)
             setattr(layer, f"shared_table_{name}", self.shared_embedding_column_creator.embedding_weights)
 
     def get_dense_tensor(self, transformation_cache: Any, state_manager: Any) -> Any:
         """Returns the combined embeddings, [B, D] float32; an empty row gives zeros."""
-        # TensorFlow's method checks that this column is no sequence, then calls _get_dense_tensor_internal.
+        # TensorFlow's get_dense_tensor checks that this column is no sequence, then calls _get_dense_tensor_internal.
         return tensorflow_columns.SharedEmbeddingColumn.get_dense_tensor(self, transformation_cache, state_manager)
 
     def get_sequence_dense_tensor(self, transformation_cache: Any, state_manager: Any) -> Any:
-        """Returns a sequence of embeddings, [B, L, D] float32, padded with zeros or cut, and [B] int64 lengths."""
+        """Returns embeddings of sequences, [B, L, D] float32, padded with zeros or cut to L, and [B] int64 lengths."""
         tpu = tensorflow_columns.TpuSharedColumn
         return self._cut_lengths(tpu.get_sequence_dense_tensor(self, transformation_cache, state_manager))
 
@@ -121,7 +124,8 @@ class TPUSharedEmbeddingColumn(DeviceLookup, tensorflow_columns.TpuSharedDeviceC
         if tensorflow_columns.is_tpu_inference():
             if self._is_padded:
                 return self._tpu_serving_lookup(transformation_cache, state_manager, table.embedding_weights)
-            if self.embedding_lookup_device != "tpu_embedding_core":  # which TensorFlow's method refuses
+            # TensorFlow's method below gets columns of the device tpu_embedding_core, and refuses them.
+            if self.embedding_lookup_device != "tpu_embedding_core":
                 return tensorflow_columns.on_host(lambda: self._sparse_lookup(transformation_cache, state_manager))
         is_plain = self.embedding_lookup_device is None
         owner = tensorflow_columns.TpuSharedColumn if is_plain else tensorflow_columns.TpuSharedDeviceColumn
@@ -132,7 +136,7 @@ class TPUSharedEmbeddingColumn(DeviceLookup, tensorflow_columns.TpuSharedDeviceC
         return self._lookup(pair, self.shared_embedding_column_creator.embedding_weights)
 
     def get_config(self) -> dict[str, Any]:
-        """Returns this column's arguments of shared_embedding_columns; TensorFlow's shared column has no get_config."""
+        """Returns the arguments that shared_embedding_columns got; TensorFlow's shared column has no get_config."""
         return {
             "categorical_column": tensorflow_columns.column_config(self.categorical_column),
             "dimension": self.shared_embedding_column_creator.dimension,

@@ -1,4 +1,4 @@
-"""The column that `embedding_column` makes: one categorical column, one table."""
+"""The class of columns that `embedding_column` makes: one categorical column reads a table of its own."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from model_export.columns.device_lookup import DeviceLookup, learning_rate_from_
 
 @tensorflow_columns.register
 class TPUEmbeddingColumn(DeviceLookup, tensorflow_columns.TpuDeviceColumn):  # type: ignore[misc]
-    """A TPU embedding column of TensorFlow's that also looks up outside a TPU; made by embedding_column.
+    """TensorFlow's TPU embedding column, extended to look up outside a TPU too; embedding_column makes it.
 
     Inside a TPU context TensorFlow's own methods run, except the tensor-core lookup when serving: it pads the ids that
     the categorical column gives.
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """Makes the named tuple only: TensorFlow's __new__ would set device and shape on the class, for all columns."""
+        """Makes the named tuple only: TensorFlow's __new__ would set device and shape on the class of all columns."""
         of_tensorflow = {
             key: kwargs[key] for key in kwargs if key not in ("embedding_lookup_device", "tensor_core_shape")
         }
@@ -36,8 +36,9 @@ class TPUEmbeddingColumn(DeviceLookup, tensorflow_columns.TpuDeviceColumn):  # t
         )
 
     def create_state(self, state_manager: Any) -> None:
-        """Creates the table as `embedding_weights`, except where the embedding cores of a TPU have it in training."""
-        # When serving, the host looks up columns without a device, but TensorFlow's method makes no variable for them.
+        """Creates the table's variable `embedding_weights`, unless a TPU trains the table on its embedding cores."""
+        # When serving, the host looks up a column without a device, but TensorFlow's TPU method makes no variable for
+        # it.
         is_hosts = self.embedding_lookup_device is None and tensorflow_columns.is_tpu_inference()
         if is_hosts or not tensorflow_columns.is_on_tpu():
             tensorflow_columns.EmbeddingColumn.create_state(self, state_manager)
@@ -54,12 +55,12 @@ class TPUEmbeddingColumn(DeviceLookup, tensorflow_columns.TpuDeviceColumn):  # t
         return self._of_tensorflow.get_dense_tensor(self, transformation_cache, state_manager)
 
     def get_sequence_dense_tensor(self, transformation_cache: Any, state_manager: Any) -> Any:
-        """Returns a sequence of embeddings, [B, L, D] float32, padded with zeros or cut, and [B] int64 lengths."""
+        """Returns a sequence's embeddings, [B, L, D] float32, padded with zeros or cut to L, and [B] int64 lengths."""
         tpu = tensorflow_columns.TpuEmbeddingColumn
         return self._cut_lengths(tpu.get_sequence_dense_tensor(self, transformation_cache, state_manager))
 
     def _get_dense_tensor(self, inputs: Any, weight_collections: Any = None, trainable: Any = None) -> Any:
-        # Called by tf.compat.v1.feature_column.input_layer.
+        # tf.compat.v1.feature_column.input_layer calls this method.
         owner = tensorflow_columns.EmbeddingColumn
         if tensorflow_columns.is_on_tpu():
             owner = self._of_tensorflow
@@ -70,17 +71,17 @@ class TPUEmbeddingColumn(DeviceLookup, tensorflow_columns.TpuDeviceColumn):  # t
         return self._cut_lengths(tpu._get_sequence_dense_tensor(self, inputs, weight_collections, trainable))
 
     def _get_dense_tensor_internal_helper(self, sparse_tensors: Any, embedding_weights: Any) -> Any:
-        # All lookups of TensorFlow's class, except those of the embedding cores, end in this method.
+        # TensorFlow's column class calls this method for every lookup, except a lookup on the embedding cores.
         return self._lookup(sparse_tensors, embedding_weights)
 
     @property
     def _of_tensorflow(self) -> Any:
-        # The TensorFlow class, of two, whose methods this column uses inside a TPU context.
+        # Returns the TensorFlow class whose methods this column uses inside a TPU context: with or without a device.
         is_plain = self.embedding_lookup_device is None
         return tensorflow_columns.TpuEmbeddingColumn if is_plain else tensorflow_columns.TpuDeviceColumn
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the arguments of embedding_column; TensorFlow's own method leaves out five of them."""
+        """Returns the arguments of embedding_column; TensorFlow's own get_config leaves out five of them."""
         return {
             "categorical_column": tensorflow_columns.column_config(self.categorical_column),
             "dimension": self.dimension,

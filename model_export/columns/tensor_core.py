@@ -1,4 +1,4 @@
-"""The tensor-core lookup, on any device: ids padded to [B, K], one dense gather, a mask.
+"""Computes a TPU tensor core's lookup on any device: pads ids to [B, K], gathers their rows, and masks the padding.
 
 TensorFlow has this lookup in TPU graphs only, and for raw ids. Here it runs on a CPU too, and for the ids that the
 categorical column gives: with default value, vocabulary and out-of-vocabulary buckets applied before the padding.
@@ -38,14 +38,14 @@ def padded(ids: Any, weights: Any, width: int, *, drops_negative: bool) -> tuple
     factors = tf.ones_like(ids.values, tf.float32) if weights is None else tf.cast(weights.values, tf.float32)
     if drops_negative:
         factors = tf.where(ids.values < 0, 0.0, factors)
-    # The mask is computed first, from ids that may still be negative.
+    # The mask is computed before negative ids become 0, because it gives them the weight 0.
     mask = _dense(tf.SparseTensor(ids.indices, factors, shape), width)
     values = tf.maximum(ids.values, 0) if drops_negative else ids.values
     return _dense(tf.SparseTensor(ids.indices, values, shape), width), mask
 
 
 def combined(table: Any, values: Any, mask: Any, combiner: str) -> Any:
-    """Gathers the vectors of padded rows of ids and combines them.
+    """Gathers the vectors of padded ids and combines the vectors of each row.
 
     Args:
       table: [V, D] float32 variable or tensor.
@@ -67,7 +67,7 @@ def combined(table: Any, values: Any, mask: Any, combiner: str) -> Any:
 
 
 def for_tpu(values: Any) -> Any:
-    """Converts ids to int32, which a TPU gathers by. An id beyond int32 stays beyond the table; it does not wrap."""
+    """Converts ids to int32, the dtype by which a TPU gathers; a larger id is clipped, so that it does not wrap."""
     return tf.cast(tf.clip_by_value(values, tf.int32.min, tf.int32.max), tf.int32)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from model_export.tensorflow_setup import tf
 
-# The import above chooses TensorFlow's Keras, so it must come first.
+# Importing model_export.tensorflow_setup chooses TensorFlow's Keras, so it must come before the imports below.
 # isort: split
 from tensorflow.python.feature_column import feature_column_v2 as _columns
 from tensorflow.python.feature_column import serialization as _serialization
@@ -51,7 +51,7 @@ def is_tpu_inference() -> bool:
 
 
 def on_host(computation: Any) -> Any:
-    """Places a computation on the host of a TPU; outside of a TPU graph, just calls it."""
+    """Places a computation of a TPU graph on the TPU's host; outside of a TPU graph, just calls the function."""
     return tf.compat.v1.tpu.outside_compilation(computation)
 
 
@@ -72,7 +72,7 @@ def initializer_config(initializer: Any) -> Any:
 
 
 def initializer_from_config(config: Any, custom_objects: Any) -> Any:
-    """Makes the initializer that initializer_config() serialized, or returns the one of that name in custom_objects."""
+    """Makes the initializer that initializer_config() serialized; a name is looked up in custom_objects."""
     if callable(config):
         return config
     known = {name: value for name, value in vars(_init_ops).items() if isinstance(value, type)}

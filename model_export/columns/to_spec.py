@@ -1,4 +1,4 @@
-"""Describes embedding columns as a ModelSpec: their tables, their features and their policies for odd ids and weights.
+"""Describes embedding columns as a ModelSpec: their tables, their features and their policies for bad ids and weights.
 
 The policies are those of TensorFlow's CPU lookup of the column: safe_embedding_lookup_sparse, or
 embedding_lookup_sparse if use_safe_embedding_lookup is off.
@@ -47,7 +47,7 @@ def model_spec(feature_columns: Any, *, max_ids_per_row: int = 32) -> ModelSpec:
 
 
 def device_of(column: Any) -> str | None:
-    """Returns the embedding_lookup_device that a column of model_export or TensorFlow was made with."""
+    """Returns the embedding_lookup_device that was given to a column of model_export or TensorFlow."""
     device = getattr(column, "_embedding_lookup_device", None)
     return None if device is None else EmbeddingDevice(device).name.lower()
 

@@ -15,8 +15,7 @@ def vocabulary_of(column: Any, *, is_safe: bool) -> VocabularySpec | None:
     Args:
       column: an identity, vocabulary-file or vocabulary-list column.
       is_safe: whether use_safe_embedding_lookup is on. TensorFlow gives a key outside the vocabulary, without default
-          or
-        bucket, an id below 0: a safe lookup drops that id, and another lookup fails.
+        or bucket, an id below 0: a safe lookup drops that id, and another lookup fails.
 
     Raises:
       ValueError: the vocabulary file does not fit the column.

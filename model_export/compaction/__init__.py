@@ -1,1 +1,1 @@
-"""Makes the next version of an artifact: folds deltas into its tables, and reduces tables to fewer bits."""
+"""Makes the next version of an artifact: writes deltas into its tables, and stores tables in fewer bits."""

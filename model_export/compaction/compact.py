@@ -1,4 +1,4 @@
-"""Makes the next version of an artifact from its own files: with deltas folded in, or tables of fewer bits, or both.
+"""Makes the next version of an artifact from its files: deltas written into tables, or tables of fewer bits, or both.
 
 The new version has the files of the old one, with other rows, their checksums in index and manifest, and without the
 recorded answers of the old rows. A server loads it without deltas. Folding alone needs no TensorFlow.
@@ -28,9 +28,10 @@ from model_export.statistics.table_health import Progress
 from service.artifact.delta_file import DELTAS_FOLDER, Delta
 from service.artifact.manifest import Manifest
 
-# Key in the manifest's provenance: the version that was compacted, and its last delta that was folded in.
+# Key in the manifest's provenance. Its value names the version that was compacted, and the last delta that was folded
+# in.
 COMPACTED_KEY = "compacted"
-# TensorFlow's fingerprint of a SavedModel's checkpoint, wrong for the new checkpoint.
+# TensorFlow's fingerprint of the SavedModel; the new version leaves it out, because it does not fit the new checkpoint.
 _FINGERPRINT = "fingerprint.pb"
 _UNAFFECTED = "not affected: they read the trained tables"
 
@@ -46,7 +47,7 @@ def compact(
     table_dtype: str | Mapping[str, str] | None = None,
     progress: Callable[[str], Progress] = lambda what: lambda done, rows: None,
 ) -> Path:
-    """Writes a new version of an artifact whose tables have its deltas, or fewer bits, or both; returns its folder.
+    """Writes a new version of an artifact with its deltas in the tables, or tables of fewer bits; returns its folder.
 
     Args:
       artifact: the version folder; it is not changed.
@@ -62,8 +63,7 @@ def compact(
 
     Raises:
       ExportError: there is nothing to fold or to reduce; a server refuses a delta; the new version would lack upserts;
-      or
-        a lookup can not read another table.
+        or a lookup can not read another table.
     """
     folder = Path(artifact).absolute()
     check_described(folder)
@@ -83,7 +83,7 @@ def compact(
     temporary = Path(tempfile.mkdtemp(prefix=".tmp-", dir=base))
     try:
         copy = temporary / target.name
-        # The answers recorded at export are wrong for the new rows.
+        # The answers that the export recorded are wrong for rows that deltas changed.
         recorded = [Path(RECORDED_PATH).name] if deltas else []
         shutil.copytree(folder, copy, ignore=shutil.ignore_patterns(DELTAS_FOLDER, _FINGERPRINT, *recorded))
         tables = write_deltas(copy, manifest, deltas)
@@ -123,7 +123,7 @@ def _provenance(folder: Path, deltas: list[Delta], reduction: Reduction | None) 
 
 def _reduced(copy: Path, manifest: Manifest, reduction: Reduction, progress: Callable[[str], Progress]) -> Manifest:
     made = reduce_tables(copy, manifest, reduction, progress=progress)
-    # Imported late, because it starts TensorFlow.
+    # The module is imported late, because the import starts TensorFlow.
     from model_export.parity.verify import check_parity
 
     made = dataclasses.replace(made, files=file_sizes(copy))

@@ -1,4 +1,4 @@
-"""Writes the deltas of a version into a copy of it: rows, and their checksums in the index and in the manifest."""
+"""Writes a version's deltas into a copy of its tables, and new checksums into the index and the manifest."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _CHUNK_BYTES = 16 << 20
 
 
 def read_deltas(folder: Path, journal: Path | None) -> tuple[list[Delta], list[str]]:
-    """Reads a version's deltas: those that a server would apply, in order, and a fault for each of the others."""
+    """Reads a version's deltas; returns those that a server would apply, in order, and a fault for each other delta."""
     faults: list[str] = []
     tables, fingerprint = read_tables(folder), fingerprint_of(folder)
 
@@ -39,8 +39,8 @@ def read_deltas(folder: Path, journal: Path | None) -> tuple[list[Delta], list[s
         for delta in deltas:
             try:
                 check_delta(delta, tables, fingerprint)
-                # The same order as in service.deltas.version_deltas: upserts that were acknowledged win over delta
-                # files.
+                # The order is the same as in service.deltas.version_deltas: with equal numbers, an acknowledged upsert
+                # wins over a delta file.
                 found.append((2 * delta.sequence + is_journaled, delta))
             except DeltaFault as fault:
                 refused(fault, f"delta {delta.sequence} of table {delta.table!r}")
@@ -58,7 +58,7 @@ def read_deltas(folder: Path, journal: Path | None) -> tuple[list[Delta], list[s
 
 
 def write_deltas(artifact: Path, manifest: Manifest, deltas: Sequence[Delta]) -> dict[str, TableEntry]:
-    """Writes the rows of deltas, one delta after the other; returns the manifest's tables with new checksums."""
+    """Writes the rows of the deltas into the tables, in order; returns the manifest's tables with new checksums."""
     for delta in deltas:
         _write(artifact, manifest.tables[delta.table], delta)
     return _with_checksums(artifact, manifest, {delta.table for delta in deltas})

@@ -1,4 +1,4 @@
-"""Searches for the journal of a version's upserts, whose folder only the server's settings name.
+"""Searches for the journal file of a version's upserts; only the server's settings name the journal's folder.
 
 A server keeps it as <--delta_journal_dir>/<model>/<version>-<fingerprint>.journal. That folder is often beside the
 model's folder or the repository; the search looks there only.
@@ -12,7 +12,7 @@ from pathlib import Path
 from service.artifact.delta_file import fingerprint_of
 from service.artifact.delta_journal import journal_path
 
-# Patterns below the searched folder: the journal itself, in the folder of its model, and one folder deeper.
+# Glob prefixes: a journal is searched in the folder itself, in its subfolders, and one level deeper.
 _DEPTHS = ("", "*/", "*/*/")
 
 
@@ -29,7 +29,7 @@ def find_journal(folder: Path) -> Path | None:
     name = journal_path(Path(), "", int(folder.name), fingerprint_of(folder)).name
     for root in dict.fromkeys([*folder.parents[:3], Path.cwd()]):
         for path in _found(root, name):
-            # An empty journal holds no upserts: a server opened it and never wrote to it.
+            # An empty journal holds no upserts: a server opened the file and never wrote to it.
             if path.stat().st_size:
                 return path
     return None
@@ -40,5 +40,5 @@ def _found(root: Path, name: str) -> Iterator[Path]:
         try:
             yield from sorted(path for path in root.glob(depth + name) if path.is_file())
         except OSError:
-            # No permission to read the folder: then its journals could not be folded either.
+            # Skip a folder that this user may not read: its journals could not be folded in either.
             continue

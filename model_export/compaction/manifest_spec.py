@@ -1,4 +1,4 @@
-"""Derives a ModelSpec from a lookup's manifest entry, so that its graph can be built again. Needs no TensorFlow."""
+"""Derives a ModelSpec from a lookup's manifest entry, so that the lookup's graph can be built without the model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rewrites the lookup signatures of a saved_model.pb, so that they read tables of fewer bits.
+"""Rewrites the lookup signatures in a saved_model.pb, so that their graphs read tables of fewer bits.
 
 Each lookup is built again from its manifest entry (ADR 0007), with its own variables. The rest of the graph stays, with
 the trained tables that predictions read; a SavedModel that has only lookups gets a new graph without those tables.
@@ -35,7 +35,7 @@ _SCOPE = "reduced"
 
 
 def rewrite_lookups(artifact: Path, manifest: Manifest, rebuilt: Mapping[str, Any], *, is_alone: bool) -> None:
-    """Rewrites artifact/saved_model.pb.
+    """Rewrites the lookup signatures in artifact/saved_model.pb.
 
     Args:
       manifest: describes the tables that the checkpoint holds now.
@@ -62,7 +62,7 @@ def rewrite_lookups(artifact: Path, manifest: Manifest, rebuilt: Mapping[str, An
 
 @dataclass(frozen=True, slots=True)
 class _Lookups:
-    """Manifest entries and specs of the lookups to build, by signature."""
+    """The lookups to build, by name of the signature: their manifest entries and their specs."""
 
     entries: Mapping[str, Any]
     specs: Mapping[str, ModelSpec]
@@ -72,7 +72,8 @@ class _Vocabulary:
     """A vocabulary's lookup table in the graph. init: the operation that fills the table from its asset file."""
 
     def __init__(self, asset: Any, content: bytes) -> None:
-        # Named by its content, because tf.saved_model.load shares tables of the same name within a process.
+        # The lookup table's shared name is a hash of its content, because tf.saved_model.load shares lookup tables of
+        # the same name within a process.
         shared = f"vocabulary_{hashlib.sha256(content).hexdigest()[:16]}"
         self._handle = tf.raw_ops.HashTableV2(key_dtype=tf.string, value_dtype=tf.int64, shared_name=shared)
         whole_line, line_number = tf.lookup.TextFileIndex.WHOLE_LINE, tf.lookup.TextFileIndex.LINE_NUMBER
@@ -128,7 +129,7 @@ def _rewrite(artifact: Path, meta_graph: Any, manifest: Manifest, lookups: _Look
 
 
 class _Variables:
-    """The tables that lookups read in the current graph: its own variables, or new ones.
+    """The tables that lookups in the current graph read: variables that the graph has already, or new ones.
 
     Args:
       present: checkpoint key -> handles of the graph's own variable, one for each part, in the order of rows.
@@ -140,7 +141,7 @@ class _Variables:
         self._tables: dict[str, Any] = {}
 
     def table(self, name: str) -> Any:
-        """Returns the variable, parts or reduced table that build_lookup needs for a table's name."""
+        """Returns a table in build_lookup's form: a variable, a list of parts, or a GraphTable of fewer bits."""
         if name not in self._tables:
             entry = self._manifest.tables[name]
             shape = (entry.vocabulary_size, stored_columns(entry.dtype, entry.embedding_dim))
@@ -155,7 +156,7 @@ class _Variables:
         return self._tables[name]
 
     def saver(self, old: Any) -> Any:
-        """Adds operations that restore the new variables to the graph's saver; returns the new SaverDef."""
+        """Adds operations to the graph's saver that restore the new variables; returns the new SaverDef."""
         v1 = tf.compat.v1
         definition = v1.train.SaverDef(version=v1.train.SaverDef.V2, max_to_keep=1)
         if old is None:
@@ -188,7 +189,8 @@ class _Variables:
     def _values(self, entry: TableEntry, key: str, dtype: Any, shape: tuple[int, int], crc32c: int) -> list[Any]:
         handles = self._present.get(key)
         if handles is None:
-            # Named by its content, because tf.saved_model.load shares variables of the same name within a process.
+            # The variable's shared name holds its checksum, because tf.saved_model.load shares variables of the same
+            # name within a process.
             shared = f"{_SCOPE}/{key}/{crc32c:08x}"
             handle = tf.raw_ops.VarHandleOp(dtype=dtype, shape=shape, shared_name=shared, name=_node_name(key))
             self._new[key] = (handle, dtype)
@@ -203,7 +205,7 @@ class _Variables:
 
 
 class _Vocabularies:
-    """The vocabularies that lookups read in the current graph, filled from its own asset files or from added ones.
+    """The vocabularies that lookups in the current graph read, from the graph's asset files or from added ones.
 
     added: file below assets/ -> the string tensor to which a loader feeds the file's path.
     """
@@ -214,7 +216,7 @@ class _Vocabularies:
         self.added: dict[str, str] = {}
 
     def table(self, feature: str) -> _Vocabulary:
-        """Returns the lookup table of a feature's vocabulary, added to the graph at the first call."""
+        """Returns the lookup table of a feature's vocabulary; the first call adds it to the graph."""
         file = Path(self._manifest.vocabularies[self._manifest.features[feature].vocabulary or ""].file)
         if file.name not in self._tables:
             if file.parent != Path("assets"):
@@ -229,7 +231,7 @@ class _Vocabularies:
         return self._tables[file.name]
 
     def init(self, old: str) -> str:
-        """Adds an operation that fills all vocabularies; returns its name, or "" if there is nothing to fill."""
+        """Adds an operation that fills all vocabularies; returns its name, or `old` if there is none to fill."""
         if not self._tables:
             return old
         graph = tf.compat.v1.get_default_graph()
@@ -242,8 +244,8 @@ def _handles(meta_graph: Any) -> dict[str, list[Any]]:
     graph = tf.compat.v1.get_default_graph()
     found: dict[str, list[tuple[int, Any]]] = {}
     for node, saved in saved_tensors(meta_graph).items():
-        # The shape_and_slices text of a part is "rows columns first,count:first,count"; of a whole variable it is
-        # empty.
+        # The shape_and_slices text is empty for a whole variable; for a part it is "rows columns
+        # first,count:first,count".
         start = int(saved.part.split()[-1].partition(",")[0]) if saved.part else 0
         found.setdefault(saved.key, []).append((start, graph.get_tensor_by_name(f"{node}:0")))
     return {key: [handle for _, handle in sorted(parts, key=lambda part: part[0])] for key, parts in found.items()}

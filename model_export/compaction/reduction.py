@@ -1,4 +1,4 @@
-"""Reduces the tables of a copy of an artifact: its lookups then read float16, bfloat16, int8 or int4."""
+"""Stores the tables of a copied artifact in fewer bits: its lookups then read float16, bfloat16, int8 or int4."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from service.artifact.manifest import Manifest, SignatureEntry, TableEntry
 from service.artifact.protos import message_class
 from service.types import TABLE_DTYPES, Array, packed_dim, saved_dtype
 
-# Key in the manifest's provenance: the lookups that compact built again. Their nodes have other names than adopt's.
+# Key in the manifest's provenance. Its value lists the lookups that compact built again, whose graph nodes are not
+# named as adopt names them.
 REBUILT_KEY = "rebuilt_lookups"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Reduction:
-    """The planned reduction of an artifact.
+    """The plan by which compact() stores tables of an artifact in fewer bits.
 
     dtypes: table -> dtype that lookups shall read. rebuilt: the lookups to build again: those that read such a table,
-        or all
-    lookups. is_alone: whether there are no other signatures, so that the trained tables are left out.
+    or all lookups. is_alone: whether there are no other signatures, so that the trained tables are left out.
     """
 
     dtypes: Mapping[str, TableDtype]
@@ -43,7 +43,7 @@ class Reduction:
 
 
 def plan_reduction(artifact: Path, manifest: Manifest, table_dtype: str | Mapping[str, str]) -> Reduction:
-    """Plans the reduction for a table_dtype, which has the form that export() takes.
+    """Plans the reduction to a table_dtype, an argument of the same form as in export().
 
     Raises:
       ExportError: a table or dtype is unknown, a table is reduced already, or a lookup is the model's own graph.
@@ -93,7 +93,7 @@ def reduce_tables(
     *,
     progress: Callable[[str], Progress] = lambda what: lambda done, rows: None,
 ) -> Manifest:
-    """Rewrites the checkpoint and the graph of an artifact; returns a manifest with the reduced tables.
+    """Rewrites the checkpoint and the graph of an artifact; returns a manifest that describes the reduced tables.
 
     The caller fills in the manifest's `files` and `parity`.
 
@@ -112,7 +112,7 @@ def reduce_tables(
     kept |= {entry.scale.variable for entry in manifest.tables.values() if entry.scale is not None}
     old, new = artifact / VARIABLES_PREFIX, artifact / "reduced_variables" / "variables"
     with BundleWriter(new) as writer:
-        # An artifact that has only lookups needs no other variable.
+        # If the artifact has only lookups, no signature needs the other variables.
         writer.copy(old, (lambda key: key in kept) if reduction.is_alone else (lambda key: True))
         for name, dtype in reduction.dtypes.items():
             entry = manifest.tables[name]
@@ -133,7 +133,7 @@ def reduce_tables(
             REBUILT_KEY: sorted({*manifest.provenance.get(REBUILT_KEY, ()), *reduction.rebuilt}),
         },
     )
-    # Imported late, because it starts TensorFlow.
+    # The module is imported late, because the import starts TensorFlow.
     from model_export.compaction.reduced_lookups import rewrite_lookups
 
     rewrite_lookups(artifact, reduced_manifest, reduction.rebuilt, is_alone=reduction.is_alone)
@@ -156,7 +156,8 @@ def _is_own(manifest: Manifest, name: str, entry: SignatureEntry, definition: An
         return False
     if "adopted_from" not in manifest.provenance or name in manifest.provenance.get(REBUILT_KEY, ()):
         return True
-    # graphs.added_lookups.add_lookups names placeholders and outputs in this way, so the lookup is ours.
+    # graphs.added_lookups.add_lookups, and no other code, names placeholders and outputs in this way, so adopt added
+    # this lookup.
     return (
         name in SIGNATURE_OF_DEVICE.values()
         and all(info.name == f"{name}_{key}:0" for key, info in definition.inputs.items())
@@ -245,7 +246,7 @@ def _tables(
 
 
 def _remove_parts(artifact: Path, manifest: Manifest, trained: set[str]) -> None:
-    # adopt wrote whole copies of tables that the graph has in parts; now no signature reads those copies.
+    # For each table that the graph has in parts, adopt wrote a whole copy. No signature reads these copies now.
     for entry in manifest.tables.values():
         prefix = prefix_of(artifact / entry.file)
         if entry.variable in trained and prefix != artifact / VARIABLES_PREFIX:

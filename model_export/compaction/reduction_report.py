@@ -1,4 +1,4 @@
-"""Measures how much a table loses by fewer bits: errors of its numbers, angles of its rows, changed neighbours.
+"""Measures what a table loses when it is stored in fewer bits: errors of numbers, angles of rows, changed neighbours.
 
 Rows with NaN or infinity, and angles of rows of zeros, are left out. Relative errors leave out numbers that are 0.
 
@@ -21,7 +21,7 @@ from model_export.statistics.table_health import Progress
 from service.artifact.manifest import Manifest
 from service.types import Array
 
-# Key in the manifest's provenance: the version that was reduced, and whether its predictions changed.
+# Key in the manifest's provenance. Its value names the version that was reduced, and says whether predictions changed.
 REDUCED_FROM_KEY = "reduced_from"
 
 MOST_QUERIES = 2_000
@@ -29,13 +29,13 @@ MOST_CANDIDATES = 100_000
 NEIGHBOURS = 10
 _SEED = 0
 _BLOCK_ROWS = 100
-# Two cosines count as equal if they differ by no more than their rounding.
+# Two cosines count as equal if they differ by no more than this, about their rounding error.
 _TIE = 1e-6
 
 
 @dataclass(slots=True)
 class Losses:
-    """Sums of the errors over the rows of one table. Concurrency: one caller at a time.
+    """Errors of one table's rows, summed up for their means. Concurrency: one caller at a time.
 
     Pass the table's rows to add(), a block at a time.
     """
@@ -61,23 +61,23 @@ class Losses:
         self._count("relative", relative)
         lengths = np.linalg.norm(exact, axis=1)
         products = lengths * np.linalg.norm(found, axis=1)
-        # A row that became all zeros has no angle; its cosine counts as 0.
+        # A row that became all zeros has no angle to the trained row; its cosine counts as 0.
         cosines = np.divide((exact * found).sum(axis=1), products, out=np.zeros_like(products), where=products > 0)
         self._count("cosine", np.minimum(cosines[lengths > 0], 1.0))
 
     @property
     def mean_error(self) -> float:
-        """Mean absolute error of the numbers; NaN and infinity are left out."""
+        """Mean absolute error of the table's numbers; NaN and infinity are left out."""
         return self._mean("error", 0.0)
 
     @property
     def mean_relative_error(self) -> float:
-        """Mean relative error of the numbers that are not 0."""
+        """Mean relative error of the table's numbers, without the trained numbers that are 0."""
         return self._mean("relative", 0.0)
 
     @property
     def mean_cosine(self) -> float:
-        """Mean cosine between a trained row and the row that lookups read."""
+        """Mean cosine between each trained row and the row of fewer bits that lookups read."""
         return self._mean("cosine", 1.0)
 
     def to_json(self) -> dict[str, Any]:
@@ -114,7 +114,7 @@ def neighbours_kept(
     vocabulary_size: int | None = None,
     progress: Progress = lambda done, rows: None,
 ) -> dict[str, Any]:
-    """Returns the share of nearest neighbours by cosine that stay nearest, exactly, for at most MOST_QUERIES rows.
+    """Returns the share of a row's nearest trained neighbours that stay nearest in fewer bits, over MOST_QUERIES rows.
 
     A neighbour among the stored rows is a hit if, among the trained rows, it is at least as near as the last of the
     trained neighbours. So equal rows do not count as losses.
@@ -152,7 +152,7 @@ def neighbours_kept(
 
 
 def reduction_lines(manifest: Manifest) -> list[str]:
-    """Returns the terminal's lines about a version whose tables were reduced."""
+    """Returns lines for the terminal about a version whose tables were reduced to fewer bits."""
     lines = [f"reduced from version {manifest.provenance[REDUCED_FROM_KEY]['of']}"]
     for name, record in manifest.provenance[REDUCED_KEY].items():
         first, *rest = report_lines(name, record)
@@ -161,7 +161,7 @@ def reduction_lines(manifest: Manifest) -> list[str]:
 
 
 def report_lines(name: str, record: Mapping[str, Any]) -> list[str]:
-    """Returns the terminal's lines about one reduced table; record: its entry in the manifest's provenance."""
+    """Returns lines for the terminal about one reduced table; record: its entry in the manifest's provenance."""
     lines = []
     if "bytes_before" in record:
         before, after = record["bytes_before"], record["bytes_after"]
@@ -195,6 +195,6 @@ def _unit(rows: Array) -> Array:
 
 
 def _others(cosines: Array, block: Array) -> Array:
-    # A row is not its own neighbour.
+    # A row must not count as its own neighbour.
     cosines[np.arange(len(block)), block] = -np.inf
     return cosines

@@ -1,1 +1,1 @@
-"""The MovieLens demo: ratings, a model on TPU embedding layers, its training and its export."""
+"""The MovieLens demo: ratings of films, a model with TPU embedding layers, its training and its export."""

@@ -1,4 +1,4 @@
-"""Checkpoints of a training run: model, both optimizers and the number of finished epochs."""
+"""Checkpoints of a training run: the model, both optimizers and the number of finished epochs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Checkpoints:
         self._manager = tf.train.CheckpointManager(self._checkpoint, str(folder), max_to_keep=_KEPT)
 
     def save(self, epoch: int) -> None:
-        """Writes a checkpoint of the state after an epoch."""
+        """Writes a checkpoint of the model and its optimizers after an epoch."""
         self._epoch.assign(epoch)
         self._manager.save(checkpoint_number=epoch)
 
@@ -35,7 +35,7 @@ class Checkpoints:
 
 
 def restore_weights(folder: Path, model: Any) -> int:
-    """Fills a model without optimizers from the newest checkpoint and returns its epoch.
+    """Fills a model that has no optimizers from the newest checkpoint; returns the checkpoint's epoch.
 
     Raises:
       ExportError: there is no checkpoint.
@@ -46,5 +46,6 @@ def restore_weights(folder: Path, model: Any) -> int:
     epoch = tf.Variable(0, dtype=tf.int64, trainable=False)
     status = tf.train.Checkpoint(model=model, epoch=epoch).restore(latest)
     status.assert_existing_objects_matched()
-    status.expect_partial()  # the checkpoint's optimizer variables are not restored
+    # The checkpoint's optimizer variables are not restored.
+    status.expect_partial()
     return int(epoch)

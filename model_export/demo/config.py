@@ -1,4 +1,4 @@
-"""Settings of one training run."""
+"""The settings of one training run of the demo."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from model_export.demo.examples import HeldOut
 
 @dataclass(frozen=True, slots=True)
 class TrainConfig:
-    """Settings of a training run; together with the data they decide its result.
+    """Settings of a training run; settings and data together decide the trained model.
 
     table_learning_rate, dense_learning_rate: Adagrad of the tables, Adam of the tower.
     dropout: share of hidden units dropped while training.
@@ -47,5 +47,5 @@ class TrainConfig:
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> TrainConfig:
-        """Makes a TrainConfig of to_json's object."""
+        """Makes a TrainConfig of the JSON object that to_json() returned."""
         return TrainConfig(**{**data, "hidden": tuple(data["hidden"])})

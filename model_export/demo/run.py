@@ -1,4 +1,4 @@
-"""A training run's folder: run.json (settings, spec, history, baselines) beside checkpoints/."""
+"""The folder of a training run: run.json (settings, spec, history, baselines) beside checkpoints/."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Run:
 
     @property
     def held_out_rmse(self) -> float:
-        """Held-out RMSE after the last epoch, whether or not it is the best epoch."""
+        """RMSE on the held-out part after the last epoch, even if an earlier epoch was better."""
         return self.history[-1].held_out_rmse
 
     def write(self, folder: Path) -> None:
@@ -75,7 +75,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """Callbacks for a run's progress: on_start(steps to do, baselines), on_steps(steps, loss), on_epoch(result)."""
+    """Callbacks for training progress: on_start(steps to do, baselines), on_steps(steps, loss), on_epoch(result)."""
 
     on_start: Callable[[int, Mapping[str, float]], None] = lambda steps, baselines: None
     on_steps: Callable[[int, float], None] = lambda steps, loss: None
@@ -90,7 +90,7 @@ def train(
     is_resumed: bool = False,
     listener: Listener | None = None,
 ) -> Run:
-    """Trains the rating model, with checkpoints in a folder, and returns the run.
+    """Trains the rating model, writes checkpoints into a folder, and returns the training run's record.
 
     Args:
       is_resumed: continue after the last epoch of the run in the folder; only the number of epochs may differ from that
@@ -141,11 +141,12 @@ def train(
             step=trainer.global_step,
             seconds=(before.seconds if before else 0.0) + time.monotonic() - started,
         )
-        # run.json first: a run that is killed before its checkpoint is saved then repeats this epoch when it is
-        # resumed.
+        # Write run.json before the checkpoint: if the process is killed between the two, the resumed run repeats this
+        # epoch.
         run.write(folder)
         trainer.save(epoch)
-    assert run is not None  # epochs is at least 1, so the run exists
+    # epochs is at least 1, so the loop above has set `run`.
+    assert run is not None
     return run
 
 

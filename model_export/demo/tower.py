@@ -1,4 +1,4 @@
-"""The dense part of the rating model, from combined vectors to a rating. Training and export share it."""
+"""The dense layers of the rating model, from combined vectors to a rating, for training and for export."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Dense(tf.Module):  # type: ignore[misc]
 
 
 class RatingTower(tf.Module):  # type: ignore[misc]
-    """The model's formula: rating = mean + b_user + b_film + (p_user + W h) . q_film + mlp(all vectors).
+    """The rating model's formula: rating = mean + b_user + b_film + (p_user + W h) . q_film + mlp(all vectors).
 
     Column 0 of the user and film vectors is the bias b, the other columns are p and q. h is the mean vector of the
     recent films, so that a user without a trained row still gets ratings that depend on the films they watched.
@@ -69,5 +69,5 @@ class RatingTower(tf.Module):  # type: ignore[misc]
         return self.mean_rating + bias + tf.reduce_sum(taste * film[:, 1:], axis=1) + self.output(x)[:, 0]
 
     def clipped(self, vectors: Mapping[str, Any]) -> Any:
-        """Computes [B] float32 ratings clipped to the range of ratings, as they are served and measured."""
+        """Computes [B] float32 ratings, clipped to the range of ratings as in serving and in error measurements."""
         return tf.clip_by_value(self(vectors), self.rating_range[0], self.rating_range[1])

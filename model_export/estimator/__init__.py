@@ -1,1 +1,1 @@
-"""EmbeddingEstimator: TPUEstimator's programming model, on today's TensorFlow and without a TPU."""
+"""EmbeddingEstimator: TPUEstimator's interface for training and export, on today's TensorFlow and without a TPU."""

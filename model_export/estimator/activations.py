@@ -1,4 +1,4 @@
-"""Replaces ids by looked-up vectors in the features that model_fn gets, for features of feature_to_config_dict.
+"""Replaces ids by looked-up vectors in the features that model_fn gets, as feature_to_config_dict says.
 
 Source: tensorflow_estimator/python/estimator/tpu/_tpu_estimator_embedding.py, split_inputs, at 2.15.
 """
@@ -18,7 +18,7 @@ SEQUENCE_LENGTH_SUFFIX = "_seq_length_"
 
 
 def with_activations(spec: EmbeddingConfigSpec, features: Any, recorder: TableRecorder) -> dict[str, Any]:
-    """Returns the features with each configured one replaced by its vectors; creates the tables.
+    """Returns the features, with vectors in place of the ids of each configured feature; creates the tables.
 
     A feature of a table with a combiner becomes [B, D]. A sequence becomes [B, L, D], cut at L and padded with zeros;
     its lengths are the feature <name>_seq_length_: [B] int64. Without a combiner, [B] ids become [B, D].
@@ -55,7 +55,7 @@ def with_activations(spec: EmbeddingConfigSpec, features: Any, recorder: TableRe
 
 
 def feature_ids(name: str, config: FeatureConfig, table: TableConfig, features: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Returns a feature's ids (sparse; dense only for a table without combiner) and its weights or None.
+    """Returns a feature's ids, sparse or (only for a table without combiner) dense, and its weights or None.
 
     Raises:
       ValueError: the ids or weights are invalid, as in with_activations.
@@ -80,7 +80,7 @@ def feature_ids(name: str, config: FeatureConfig, table: TableConfig, features: 
         return ids, weights
     if table.combiner is None and not config.max_sequence_length:
         return ids, None
-    # As in TPUEstimator, 0 is padding: a dense matrix has no other way to hold a short row.
+    # In a dense matrix, 0 is padding, as in TPUEstimator: a dense matrix has no other way to hold rows of fewer ids.
     return tf.sparse.from_dense(ids), None
 
 

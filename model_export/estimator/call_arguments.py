@@ -11,7 +11,7 @@ _MODEL_FN_ARGUMENTS = {"features", "labels", "mode", "params", "config"}
 
 
 def argument_names(function: Callable[..., Any]) -> tuple[str, ...]:
-    """Returns the argument names of a function, method, partial or callable object."""
+    """Returns the names of the arguments that a function, method, partial or callable object declares."""
     if isinstance(function, functools.partial):
         bound = {*argument_names(function.func)[: len(function.args)], *function.keywords}
         return tuple(name for name in argument_names(function.func) if name not in bound)
@@ -42,7 +42,7 @@ def check_model_fn(model_fn: Any) -> None:
 
 
 def call_input_fn(input_fn: Callable[..., Any], *, params: dict[str, Any], config: Any, mode: str) -> Any:
-    """Calls input_fn with the arguments that it declares; `params` must be one of them."""
+    """Calls input_fn with those arguments that it declares; it must declare `params`."""
     names = argument_names(input_fn)
     if "params" not in names:
         raise ValueError(
@@ -54,7 +54,7 @@ def call_input_fn(input_fn: Callable[..., Any], *, params: dict[str, Any], confi
 def call_model_fn(
     model_fn: Callable[..., Any], features: Any, labels: Any, *, params: dict[str, Any], config: Any, mode: str
 ) -> Any:
-    """Calls model_fn with the arguments that it declares."""
+    """Calls model_fn with those of features, labels, mode, params and config that it declares."""
     names = argument_names(model_fn)
     if labels is not None and "labels" not in names:
         raise ValueError("model_fn does not take labels, but input_fn returns labels.")

@@ -17,7 +17,7 @@ def latest_checkpoint(model_dir: str) -> str | None:
 
 
 def trained_checkpoint(model_dir: str, checkpoint_path: str | None = None) -> str:
-    """Returns checkpoint_path, or the newest checkpoint's path if it is None; raises ValueError if there is none."""
+    """Returns `checkpoint_path`, or if it is None the newest checkpoint's path; raises ValueError without any."""
     path = checkpoint_path or latest_checkpoint(model_dir)
     if path is None:
         raise ValueError(f"Could not find trained model in model_dir: {model_dir}.")
@@ -59,7 +59,7 @@ def remove_unfinished(model_dir: str) -> None:
 
 
 def loss_history(model_dir: str) -> list[dict[str, float]]:
-    """Returns {"step", "loss"} of every training summary in a model_dir, by step; a repeated step counts once."""
+    """Returns the {"step", "loss"} of all training summaries in a model_dir, by step, each step once."""
     losses: dict[int, float] = {}
     for file in sorted(Path(model_dir).glob("events.out.tfevents.*")):
         losses.update(_losses(file))

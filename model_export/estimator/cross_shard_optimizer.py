@@ -1,4 +1,4 @@
-"""Trains with the optimizer inside a tf.compat.v1.tpu.CrossShardOptimizer, the wrapper that old TPU scripts use.
+"""Makes a tf.compat.v1.tpu.CrossShardOptimizer, the wrapper in old TPU scripts, call its inner optimizer directly.
 
 TensorFlow's wrapper sums gradients over TPU cores with the operation CrossReplicaSum, which has no CPU kernel. Our
 estimator has one replica, whose gradient already is the sum.
@@ -23,14 +23,14 @@ _WRAPPER = tf.compat.v1.tpu.CrossShardOptimizer
 
 @dataclass(slots=True)
 class _Unwrapping:
-    """The state of one `with unwrapped(...)` block: TPUConfig.num_shards, and whether the log line was written."""
+    """State of one `with unwrapped(...)` block: TPUConfig.num_shards, and whether its log line was written."""
 
     num_shards: int | None
     is_logged: bool = False
 
 
 class _PatchedMethods:
-    """Replaces two methods of CrossShardOptimizer while any thread is inside `unwrapped`.
+    """The replacement of two methods of CrossShardOptimizer, while any thread is inside an `unwrapped` block.
 
     TensorFlow has no hook for this. Threads that are not inside `unwrapped` still run the original methods.
     """
@@ -43,13 +43,13 @@ class _PatchedMethods:
 
     @property
     def active(self) -> _Unwrapping | None:
-        """The state of this thread's innermost `unwrapped` block; None outside of one."""
+        """The state of this thread's innermost `unwrapped` block; None if the thread is in no such block."""
         found: _Unwrapping | None = getattr(self._thread, "active", None)
         return found
 
     @contextmanager
     def installed(self, state: _Unwrapping) -> Iterator[None]:
-        """Replaces CrossShardOptimizer's methods for this thread while the `with` block runs."""
+        """Replaces both methods of CrossShardOptimizer for this thread while the `with` block runs."""
         outer = self.active
         with self._lock:
             if not self._users:
@@ -83,7 +83,7 @@ _METHODS = _PatchedMethods()
 
 @contextmanager
 def unwrapped(num_shards: int | None) -> Iterator[None]:
-    """Makes every CrossShardOptimizer that this thread uses in the `with` block train as the optimizer that it wraps.
+    """Makes this thread's CrossShardOptimizers train, in the `with` block, as the optimizers that they wrap.
 
     Writes one log line when this happens.
 

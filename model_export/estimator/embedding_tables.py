@@ -1,4 +1,4 @@
-"""Hides embedding tables from model_fn's own optimizer; on a TPU they are not variables of the model at all.
+"""Hides embedding tables from model_fn's own optimizer. On a TPU the tables are not even variables of the model.
 
 While model_fn runs, each table's variable is recognised when a column creates it, and is removed from the collection of
 trainable variables, so that an optimizer's minimize() does not see it. Afterwards the variable is trainable again, for
@@ -21,7 +21,7 @@ ANCHOR = "embedding_tables_anchor"
 
 
 def embedding_columns(spec: EmbeddingConfigSpec) -> list[Any]:
-    """Returns the embedding columns of a spec, without its numeric columns."""
+    """Returns the embedding columns among a spec's feature columns, and leaves out the numeric ones."""
     return [column for column in spec.feature_columns or () if hasattr(column, "categorical_column")]
 
 
@@ -37,7 +37,7 @@ def is_shared(column: Any) -> bool:
 
 
 class TableRecorder:
-    """Records the variables of a spec's tables in the current graph. Concurrency: one caller at a time.
+    """Recorder of a spec's tables: finds their variables in the current graph. Concurrency: one caller at a time.
 
     Args:
       spec: None means that there are no tables.
@@ -53,7 +53,7 @@ class TableRecorder:
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Records the tables among the variables that the `with` block creates."""
+        """Records the table variables that are created while the `with` block runs."""
         if self._keeps:
             self._anchor = _anchor()
         with tf.compat.v1.variable_creator_scope(self._create):
@@ -62,13 +62,13 @@ class TableRecorder:
             self._give_back()
 
     def add(self, key: str, variable: Any) -> Any:
-        """Records a table of table_to_config_dict, which the caller created while recording; returns its variable."""
+        """Records a variable that the caller created for a table of table_to_config_dict; returns the variable."""
         self._found[key] = [variable]
         self._prepare(variable)
         return variable
 
     def variables(self) -> Mapping[str, Any]:
-        """Returns table -> its variable.
+        """Returns each recorded table's variable, by the table's name.
 
         Raises:
           ValueError: model_fn did not use a table's columns, or used them in several layers, each with its own
@@ -89,7 +89,7 @@ class TableRecorder:
         return {key: variables[0] for key, variables in self._found.items()}
 
     def trained_tables(self) -> list[TrainedTable]:
-        """Returns every table, by name, with its variable and optimizer; raises ValueError as variables()."""
+        """Returns every table, by name, with its variable and optimizer; raises ValueError as variables() does."""
         assert self._spec is not None  # callers check this
         trained = []
         for key, variable in sorted(self.variables().items()):
@@ -114,8 +114,8 @@ class TableRecorder:
         if not self._keeps:
             return
         _remove(tf.compat.v1.GraphKeys.TRAINABLE_VARIABLES, lambda other: other is variable)
-        # An optimizer refuses to minimize a model without other variables. So every lookup also depends on one number,
-        # the anchor, whose gradient is zero; TPUEstimator had dummy variables for the same reason.
+        # Without any other variable than tables, an optimizer would refuse to minimize. So every lookup also depends on
+        # one number, the anchor, whose gradient is zero; TPUEstimator had dummy variables for the same reason.
         read = variable.sparse_read
         variable.sparse_read = lambda *args, **named: _tied(read(*args, **named), self._anchor.read_value())
 
@@ -123,7 +123,7 @@ class TableRecorder:
         v1 = tf.compat.v1
         keys = v1.GraphKeys
         _remove(keys.TRAINABLE_VARIABLES, lambda variable: variable is self._anchor)
-        # The optimizer's slots for the anchor are not part of the model, so they must not get into checkpoints.
+        # The optimizer's slot variables for the anchor are no part of the model, so they must not get into checkpoints.
         slots = _remove(keys.GLOBAL_VARIABLES, lambda variable: variable.op.name.startswith(f"{ANCHOR}/"))
         for slot in slots:
             v1.add_to_collection(keys.LOCAL_VARIABLES, slot)
@@ -155,7 +155,8 @@ def _is_table_of(variable: str, column: Any) -> bool:
     if is_shared(column):
         names = [column.get_embedding_var_name()]
     else:
-        # Keras layers use a column's name unchanged; v1's input_layer converts it to a valid scope name.
+        # A Keras layer uses a column's name as a scope unchanged; v1's input_layer first converts it to a valid scope
+        # name.
         scopes = (column.name, re.sub(r"[^A-Za-z0-9_.\-]", "_", column.name))
         names = [f"{scope}/embedding_weights" for scope in scopes]
     return any(variable == name or variable.endswith(f"/{name}") for name in names)

@@ -25,7 +25,7 @@ _RESERVED_PARAMS = ("batch_size", "context")
 
 
 class EmbeddingEstimator:
-    """A model of feature columns or configured tables, trained on this machine's CPU as a TPU would train it.
+    """Estimator of a model with feature columns or configured tables: trains on the local CPU as a TPU would.
 
     Tables of embedding_config_spec are trained by its optimization parameters, everything else by model_fn's optimizer.
     Checkpoints have the names and shapes that TPUEstimator gave them, and each continues the other's.
@@ -99,13 +99,13 @@ class EmbeddingEstimator:
 
     @property
     def model_dir(self) -> str:
-        """Folder of checkpoints and summaries."""
+        """Folder of the estimator's checkpoints and summaries."""
         assert self._config.model_dir is not None  # __init__ set it
         return self._config.model_dir
 
     @property
     def config(self) -> RunConfig:
-        """A copy of the RunConfig."""
+        """A copy of the estimator's RunConfig."""
         return copy.copy(self._config)
 
     @property
@@ -115,27 +115,27 @@ class EmbeddingEstimator:
 
     @property
     def model(self) -> Model:
-        """Returns the Model (functions, params and batch sizes) from which graphs are built."""
+        """Returns the Model, the functions, params and batch sizes from which the estimator builds its graphs."""
         return self._model
 
     @property
     def export_to_tpu(self) -> bool:
-        """Whether exports get a {serve,tpu} MetaGraph."""
+        """Whether exported models get a {serve,tpu} MetaGraph."""
         return self._export_to_tpu
 
     @property
     def export_to_cpu(self) -> bool:
-        """Whether exports get a {serve} MetaGraph."""
+        """Whether exported models get a {serve} MetaGraph."""
         return self._export_to_cpu
 
     @property
     def api_version(self) -> ExportSavedModelApiVersion:
-        """The export API of this estimator, which decides who places a {serve,tpu} graph on the TPU."""
+        """The export API version. It says whether estimator or model_fn places a {serve,tpu} graph on the TPU."""
         return self._api_version
 
     @property
     def warm_start_checkpoint(self) -> str | None:
-        """The checkpoint that a first training starts from; None without warm_start_from."""
+        """The checkpoint with whose values a first training starts; None without warm_start_from."""
         if self._warm_start is None:
             return None
         path = self._warm_start.ckpt_to_initialize_from
@@ -149,7 +149,7 @@ class EmbeddingEstimator:
         max_steps: int | None = None,
         saving_listeners: Sequence[Any] | None = None,
     ) -> EmbeddingEstimator:
-        """Trains, starting at the newest checkpoint, and saves one at the end. Returns self.
+        """Trains from the newest checkpoint on, and saves a checkpoint at the end. Returns self.
 
         Args:
           steps: number of steps to train; None: until the input ends.
@@ -194,7 +194,7 @@ class EmbeddingEstimator:
         checkpoint_path: str | None = None,
         name: str | None = None,
     ) -> dict[str, Any]:
-        """Returns metric -> value of a checkpoint, with "loss", the mean over batches, and "global_step".
+        """Evaluates a checkpoint; returns its metrics by name, with "loss", the mean over batches, and "global_step".
 
         Args:
           steps: number of batches; None: until the input ends.
@@ -224,7 +224,7 @@ class EmbeddingEstimator:
         checkpoint_path: str | None = None,
         yield_single_examples: bool = True,
     ) -> Iterator[Any]:
-        """Yields predictions until the input ends. Exhaust or close the generator, since it holds a session.
+        """Yields predictions until the input ends. Exhaust or close the generator, because it holds a session open.
 
         Args:
           predict_keys: names of predictions; None: all.
@@ -253,7 +253,7 @@ class EmbeddingEstimator:
         checkpoint_path: str | None = None,
         experimental_mode: str = ModeKeys.PREDICT,
     ) -> str:
-        """Writes export_dir_base/<seconds since 1970>/ and returns that folder.
+        """Exports the model into the new folder export_dir_base/<seconds since 1970>/, and returns that folder.
 
         The version holds the heads of model_fn and the lookups of embedding_config_spec's tables, checked and described
         by a manifest as model_export.export() does; export() has more options.
@@ -281,7 +281,7 @@ class EmbeddingEstimator:
         )
 
     def latest_checkpoint(self) -> str | None:
-        """Returns the newest checkpoint's path without ".index"; None if there is none."""
+        """Returns the path of the newest checkpoint, without ".index"; None if there is no checkpoint."""
         return checkpoints.latest_checkpoint(self.model_dir)
 
     def get_variable_names(self) -> list[str]:
@@ -289,11 +289,11 @@ class EmbeddingEstimator:
         return checkpoints.variable_names(self.model_dir)
 
     def get_variable_value(self, name: str) -> Any:
-        """Returns a variable's array from the newest checkpoint in model_dir; raises ValueError if there is none."""
+        """Returns the array of a variable in model_dir's newest checkpoint; raises ValueError if there is none."""
         return checkpoints.variable_value(self.model_dir, name)
 
     def eval_dir(self, name: str | None = None) -> str:
-        """Returns the folder of an evaluation's summaries."""
+        """Returns the folder for the summaries of an evaluation with this name."""
         return os.path.join(self.model_dir, f"eval_{name}" if name else "eval")
 
 

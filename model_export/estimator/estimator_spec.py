@@ -1,4 +1,4 @@
-"""Defines EstimatorSpec, the result of a model_fn: the fields of TPUEstimatorSpec, checked.
+"""Defines EstimatorSpec, the result of a model_fn: it has the fields of TPUEstimatorSpec, and checks them.
 
 Source: tensorflow_estimator/python/estimator/model_fn.py and tpu/tpu_estimator.py at 2.15.
 """
@@ -29,7 +29,7 @@ class _Fields(NamedTuple):
 
 
 class EstimatorSpec(_Fields):
-    """The tensors and ops that one call of model_fn returns; a named tuple whose `_replace` checks again.
+    """The tensors and ops that one call of model_fn returns; a named tuple whose `_replace` checks the fields again.
 
     Args:
       mode: the mode that model_fn was called with.
@@ -38,8 +38,7 @@ class EstimatorSpec(_Fields):
         (EmbeddingConfigSpec) follow the gradient of this tensor.
       train_op: op or tensor that trains one step and increments the global step; needed to train.
       eval_metrics: (metric_fn, tensors): metric_fn is called with the tensors, by position if they are a list and by
-          name
-        if they are a dict, and returns name -> (value, update op) or Keras metric.
+        name if they are a dict, and returns name -> (value, update op) or Keras metric.
       export_outputs: name -> ExportOutput, one of them "serving_default"; None exports all predictions.
       scaffold_fn: function without arguments that returns a tf.compat.v1.train.Scaffold.
       host_call: (function, tensors): the function is called like metric_fn; the ops that it returns run with every
@@ -100,7 +99,7 @@ class EstimatorSpec(_Fields):
 
 
 def call_on_host(call: Any) -> Any:
-    """Calls the function of eval_metrics or host_call with its tensors, and returns its result."""
+    """Calls the function of an eval_metrics or host_call pair with the pair's tensors, and returns its result."""
     function, tensors = call
     return function(**tensors) if isinstance(tensors, dict) else function(*tensors)
 

@@ -1,4 +1,4 @@
-"""Finds the fields that a graph parses from the serialized tf.Examples of a placeholder."""
+"""Finds the fields that a graph parses from serialized tf.Examples, which a client feeds to a placeholder."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from model_export.tensorflow_setup import tf
 
 @dataclass(frozen=True, slots=True)
 class ExampleFields:
-    """The fields of a tf.Example. dense: name -> (dtype, fixed number of values); the others have any length."""
+    """Fields of a tf.Example. dense: name -> (dtype, fixed number of values); other fields have any length."""
 
     names: tuple[str, ...] = ()
     dense: dict[str, tuple[str, int]] = field(default_factory=dict)
 
 
 def example_fields(examples: Any) -> ExampleFields | None:
-    """Returns the fields that tf.io.parse_example reads from a placeholder; None if no op parses it."""
+    """Returns the fields that tf.io.parse_example reads from a placeholder; None if no op parses the placeholder."""
     names: list[str] = []
     dense: dict[str, tuple[str, int]] = {}
     is_parsed = False
@@ -25,7 +25,7 @@ def example_fields(examples: Any) -> ExampleFields | None:
         if op.type != "ParseExampleV2":
             continue
         is_parsed = True
-        # Inputs of the op: serialized, names, sparse_keys, dense_keys, ragged_keys, then the defaults.
+        # Inputs of ParseExampleV2: serialized, names, sparse_keys, dense_keys, ragged_keys, then the default values.
         sparse_keys, dense_keys, ragged_keys = (_strings(tensor) for tensor in op.inputs[2:5])
         names += [*sparse_keys, *dense_keys, *ragged_keys]
         for key, dtype, shape in zip(dense_keys, op.get_attr("Tdense"), op.get_attr("dense_shapes"), strict=True):

@@ -1,4 +1,4 @@
-"""Heads of an exported model, one signature each: the classes of tf.estimator.export, which TensorFlow 2.16 removed.
+"""Heads (named outputs) of an exported model, one signature each; TensorFlow 2.16 removed these classes.
 
 Source of the names of inputs and outputs: tensorflow/python/saved_model/model_utils/export_output.py.
 """
@@ -14,13 +14,13 @@ SERVING_DEFAULT = "serving_default"
 
 
 class ExportOutput:
-    """One head of a model. A subclass defines method_name and outputs."""
+    """One head (named group of outputs) of a model. A subclass defines method_name and outputs."""
 
     method_name: str
     outputs: dict[str, Any]
 
     def signature_def(self, receiver_tensors: Mapping[str, Any]) -> Any:
-        """Returns the head's SignatureDef; raises ValueError if its method can not have these inputs."""
+        """Returns the head's SignatureDef; raises ValueError if the head's method does not allow these inputs."""
         saved_model = tf.compat.v1.saved_model
         return saved_model.build_signature_def(
             {name: saved_model.build_tensor_info(tensor) for name, tensor in receiver_tensors.items()},
@@ -30,7 +30,7 @@ class ExportOutput:
 
 
 class PredictOutput(ExportOutput):
-    """A head of any tensors, with the method tensorflow/serving/predict.
+    """A head with any output tensors, for the method tensorflow/serving/predict.
 
     Args:
       outputs: name -> tensor; a single tensor gets the name "output".
@@ -53,7 +53,7 @@ class PredictOutput(ExportOutput):
 
 
 class _ExamplesOutput(ExportOutput):
-    # Classify and Regress requests hold tf.Examples, so the one input is a string tensor named "inputs".
+    # Classify and Regress requests hold tf.Examples, so the head's only input is a string tensor named "inputs".
     def signature_def(self, receiver_tensors: Mapping[str, Any]) -> Any:
         if len(receiver_tensors) != 1:
             raise ValueError(
@@ -67,7 +67,7 @@ class _ExamplesOutput(ExportOutput):
 
 
 class ClassificationOutput(_ExamplesOutput):
-    """A head of scores, classes or both, with the method tensorflow/serving/classify.
+    """A head whose outputs are scores, classes or both, for the method tensorflow/serving/classify.
 
     Args:
       scores: [B, C] float, one score per class.
@@ -92,7 +92,7 @@ class ClassificationOutput(_ExamplesOutput):
 
 
 class RegressionOutput(_ExamplesOutput):
-    """A head of one number per row, with the method tensorflow/serving/regress.
+    """A head whose output is one number per row, for the method tensorflow/serving/regress.
 
     Args:
       value: [B] or [B, 1] float.
@@ -111,7 +111,7 @@ class RegressionOutput(_ExamplesOutput):
 
 
 def checked_export_outputs(export_outputs: Any, predictions: Any) -> dict[str, ExportOutput]:
-    """Returns the heads of a PREDICT spec: export_outputs, or one head of all predictions if that is None.
+    """Returns the heads of a spec in mode PREDICT: export_outputs, or if it is None one head of all predictions.
 
     One of the heads is named serving_default.
 
@@ -139,7 +139,7 @@ def checked_export_outputs(export_outputs: Any, predictions: Any) -> dict[str, E
 def signature_defs(
     export_outputs: Mapping[str, ExportOutput], receiver_tensors: Mapping[str, Any], alternatives: Any = None
 ) -> dict[str, Any]:
-    """Returns the SignatureDefs of all heads by name, for the receiver tensors and for each of their alternatives.
+    """Returns the SignatureDefs of all heads by name: for the receiver tensors, and for each alternative of them.
 
     A head is left out for receiver tensors that it can not have as inputs. The signature of an alternative is named
     <alternative>:<head>.
@@ -151,7 +151,8 @@ def signature_defs(
             try:
                 definitions[name] = output.signature_def(tensors)
             except ValueError:
-                # As in TensorFlow: classify and regress need tf.Examples; the other heads accept the raw inputs.
+                # As in TensorFlow, a classify or regress head without tf.Examples is left out; other heads accept the
+                # raw inputs.
                 if len(export_outputs) == 1 and alternative is None:
                     raise
     return definitions

@@ -1,4 +1,4 @@
-"""Wraps a trained EmbeddingEstimator as an ExportSource."""
+"""Makes a trained EmbeddingEstimator an ExportSource, which the exporter can write and check."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ from service.artifact.bundle import BundleEntry, read_bundle
 from service.types import Array
 
 if TYPE_CHECKING:
-    # For types only: estimator.py imports this module when it exports.
+    # The class is imported for annotations only: estimator.py imports this module when it exports, so an import here
+    # would be circular.
     from model_export.estimator.estimator import EmbeddingEstimator
 
 SERVE, TPU = "serve", "tpu"
@@ -64,7 +65,7 @@ class EstimatorSource:
             refuse_mod_export(embedding.partition_strategy, model_dir=estimator.model_dir)
         self._spec = ModelSpec((), ()) if embedding is None else lookup_spec(embedding, max_ids_per_row=max_ids_per_row)
         self._tables: dict[str, Array] = {}
-        # Graph and session of the model in memory, for predict().
+        # The trained model in memory: predict() runs its graph in its session.
         self._graph = tf.Graph()
         with self._graph.as_default():
             self._serving = cpu_serving_graph(estimator.model, serving_input_receiver_fn)
@@ -80,7 +81,7 @@ class EstimatorSource:
 
     @property
     def provenance(self) -> Mapping[str, Any]:
-        """Returns the provenance of the training: checkpoint, step, losses and optimizer."""
+        """Returns the checkpoint, step, losses and optimizer of the training, for the manifest's provenance."""
         embedding = self._estimator.model.embedding
         record: dict[str, Any] = {
             "trained_by": "EmbeddingEstimator",
@@ -95,11 +96,11 @@ class EstimatorSource:
 
     @property
     def predict_names(self) -> Sequence[str]:
-        """The names of the signatures that model_fn's heads become."""
+        """The names of the predict signatures, one for each head of model_fn."""
         return tuple(sorted(self._definitions))
 
     def save(self, folder: Path, plan: LookupPlan, predict: Sequence[str]) -> SavedParts:
-        """Writes a {serve} MetaGraph and, with plan.export_to_tpu, a {serve,tpu} one over the same variables.
+        """Writes a {serve} MetaGraph and, with plan.export_to_tpu, a {serve,tpu} MetaGraph over the same variables.
 
         The {serve,tpu} MetaGraph holds the heads only, no lookup signatures.
         """
@@ -110,7 +111,7 @@ class EstimatorSource:
             serving = cpu_serving_graph(self._estimator.model, self._receiver_fn)
             definitions = {name: definition for name, definition in serving.definitions().items() if name in predict}
             vocabularies = vocabulary_tables(self._spec, plan.vocabulary_files)
-            # Restore first: reduced tables, added later, are variables that the checkpoint lacks.
+            # Restore the checkpoint before reduced tables are added, because it lacks the variables of reduced tables.
             session = self._restored(serving)
             reduced = ReducedGraphVariables(plan.reduced)
             tables = reduced.for_lookups(serving.tables)
@@ -133,9 +134,9 @@ class EstimatorSource:
         )
 
     def save_tpu_only(self, folder: Path) -> None:
-        """Writes the {serve,tpu} MetaGraph alone, with its variables, as TPUEstimator did with export_to_cpu=False."""
+        """Writes only the {serve,tpu} MetaGraph and its variables, as TPUEstimator did with export_to_cpu=False."""
         self.save(folder, LookupPlan({}, {}, export_to_tpu=True), self.predict_names)
-        # A TPU graph can not run here, not even to save its variables, so the {serve} graph saved them.
+        # A TPU graph can not run here, not even to save its variables, so save() saved them with the {serve} graph.
         file = folder / "saved_model.pb"
         saved_model = read_saved_model(folder)
         kept = [graph for graph in saved_model.meta_graphs if TPU in graph.meta_info_def.tags]
@@ -144,13 +145,13 @@ class EstimatorSource:
         file.write_bytes(saved_model.SerializeToString())
 
     def table_rows(self, table: str, start: int, stop: int) -> Array:
-        """Reads rows [start, stop) of a table in the checkpoint."""
+        """Reads the rows [start, stop) of a table from the checkpoint."""
         if table not in self._tables:
             self._tables[table] = _mapped(read_bundle(Path(self._checkpoint))[self._table_names[table]])
         return self._tables[table][start:stop]
 
     def predict(self, signature: str, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
-        """Runs a head on the checkpoint's variables, in the graph that save() writes."""
+        """Runs a head of model_fn on the checkpoint's variables, in the same graph as save() writes."""
         definition = self._definitions[signature]
         feed = {definition.inputs[name].name: array for name, array in inputs.items()}
         fetches = {name: info.name for name, info in definition.outputs.items()}
@@ -190,7 +191,7 @@ class EstimatorSource:
         for key in strings:
             fields = example_fields(self._graph.get_tensor_by_name(inputs[key].name))
             if fields is not None:
-                # The signature takes tf.Examples, so no feature has an input of its own.
+                # The signature's one input holds tf.Examples, so no feature has an input of its own.
                 return PredictSignature((), key, _float_fields(fields), self._weight_fields(fields))
         return PredictSignature(features)
 
@@ -243,7 +244,8 @@ def _is_plain(value: Any) -> bool:
 
 
 class _quiet(warnings.catch_warnings):
-    # Silences a warning: the v1 builder is deprecated in favour of tf.saved_model.save, which can not write v1 graphs.
+    # Silences TensorFlow's warning that the v1 builder is deprecated in favour of tf.saved_model.save, which can not
+    # write v1 graphs.
     def __enter__(self) -> Any:
         entered = super().__enter__()
         warnings.simplefilter("ignore", DeprecationWarning)

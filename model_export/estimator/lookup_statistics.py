@@ -1,4 +1,4 @@
-"""Collects statistics of the ids that a training looks up, for EmbeddingConfigSpec.profile_data_directory."""
+"""Counts the ids that a training looks up, for EmbeddingConfigSpec.profile_data_directory."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class _Observe(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
 
     def _rows_read(self, name: str, ids: Any) -> tuple[Any, Any]:
         values, splits = ids_and_splits(ids)
-        # An unknown key is -1 here. Lookups drop it, so it reads no row.
+        # The id -1 stands for an unknown key. Lookups drop such an id, so no row is counted for it.
         is_row = (values >= 0) & (values < self._rows[name])
         if splits is None:
             return values[is_row], None

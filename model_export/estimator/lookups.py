@@ -1,4 +1,4 @@
-"""Describes the lookups of an EmbeddingConfigSpec as a ModelSpec, and finds the ids that they read from a batch."""
+"""Describes the lookups of an EmbeddingConfigSpec as a ModelSpec, and finds the ids in a batch that they look up."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DEFAULT_MAX_IDS_PER_ROW = 32
 
 
 def lookup_spec(spec: EmbeddingConfigSpec, *, max_ids_per_row: int = DEFAULT_MAX_IDS_PER_ROW) -> ModelSpec:
-    """Returns a spec's tables and features as a ModelSpec; its lookups treat bad ids and weights as training does.
+    """Returns an EmbeddingConfigSpec as a ModelSpec, whose lookups treat bad ids and weights as training does.
 
     Args:
       max_ids_per_row: largest number of ids in a row, for features that do not set it themselves.
@@ -39,7 +39,7 @@ def lookup_spec(spec: EmbeddingConfigSpec, *, max_ids_per_row: int = DEFAULT_MAX
 
 
 def looked_up_ids(spec: EmbeddingConfigSpec, features: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the row numbers that each feature looks up for one batch, by the feature's name in lookup_spec().
+    """Returns the row numbers that each feature looks up for one batch, by the feature names of lookup_spec().
 
     A value is a SparseTensor, or a dense tensor if each example has one id.
 
@@ -63,7 +63,7 @@ def looked_up_ids(spec: EmbeddingConfigSpec, features: Mapping[str, Any]) -> dic
 
 
 def weight_keys(spec: EmbeddingConfigSpec) -> dict[str, str]:
-    """Returns the keys of the weights in the features of input_fn, by the weighted feature's name in lookup_spec()."""
+    """Maps the names of weighted features in lookup_spec() to the keys of their weights in input_fn's features."""
     if spec.feature_columns:
         columns = feature_names(embedding_columns(spec)).items()
         keys = {name: getattr(column.categorical_column, "weight_feature_key", None) for name, column in columns}
@@ -97,7 +97,7 @@ def _feature(name: str, config: FeatureConfig, table: TableConfig, max_ids_per_r
 
 
 def ids_and_splits(ids: Any) -> tuple[Any, Any]:
-    """Returns values and row_splits of ids that a session run returned; for dense ids, row_splits is None."""
+    """Returns values and row_splits of the ids that a session run returned; row_splits is None for dense ids."""
     if not isinstance(ids, tf.compat.v1.SparseTensorValue):
         return ids.reshape(-1), None
     lengths = np.bincount(ids.indices[:, 0], minlength=ids.dense_shape[0])

@@ -21,7 +21,7 @@ from model_export.training.table_optimizers import TableTraining, train_tables
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """The functions and settings of an estimator that its graphs are built from.
+    """The functions and settings of an estimator, from which its graphs are built.
 
     batch_sizes: mode -> params["batch_size"]; a mode without one has no such parameter.
     """
@@ -33,7 +33,7 @@ class Model:
     batch_sizes: Mapping[str, int]
 
     def params_for(self, mode: str, *, is_export: bool = False, use_tpu: bool | None = False) -> dict[str, Any]:
-        """Returns a copy of params for a user's function, with batch_size and, unless use_tpu is None, use_tpu."""
+        """Returns a copy of params for model_fn or input_fn, with batch_size and, unless use_tpu is None, use_tpu."""
         params = copy.deepcopy(dict(self.params))
         if not is_export and mode in self.batch_sizes:
             params["batch_size"] = self.batch_sizes[mode]
@@ -44,7 +44,7 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class ModelGraph:
-    """The result of one call of model_fn in the current graph, with the training of its tables.
+    """The ops that one call of model_fn added to the current graph, and the ops that train its tables.
 
     tables: embedding table -> its variable.
     train_op: one step of the model's optimizer and of the tables' optimizers; None unless the mode is TRAIN.
@@ -61,7 +61,7 @@ class ModelGraph:
 def build_model_graph(
     model: Model, features: Any, labels: Any, mode: str, *, is_export: bool = False, use_tpu: bool = False
 ) -> ModelGraph:
-    """Calls model_fn in the current graph, which has a global step.
+    """Calls model_fn in the current graph, which must have a global step, and adds the training of its tables.
 
     Raises:
       ValueError: model_fn returned no EstimatorSpec, or did not create the tables of the EmbeddingConfigSpec.
@@ -76,8 +76,8 @@ def build_model_graph(
     if mode != ModeKeys.TRAIN:
         return ModelGraph(spec, recorder.variables())
     tables = recorder.trained_tables()
-    # The tables' updates run after their reads, because their gradients depend on the loss. But nothing orders a read
-    # of the global step before train_op, which increments it, so the step is fed.
+    # The ops that update tables run after the ops that read them, because the gradients depend on the loss. But nothing
+    # orders a read of the global step before train_op, which increments it, so the step is fed.
     step = tf.compat.v1.placeholder_with_default(tf.compat.v1.train.get_global_step().read_value(), [])
     gradients = tf.gradients(spec.loss, [table.variable for table in tables])
     training = train_tables(embedding, tables, gradients, step)
@@ -85,7 +85,7 @@ def build_model_graph(
 
 
 def model_features(model: Model, features: Any, recorder: TableRecorder) -> Any:
-    """Returns the features for model_fn, in which vectors replace the ids of feature_to_config_dict's features."""
+    """Returns the features for model_fn, with vectors in place of the ids that feature_to_config_dict names."""
     if model.embedding is None or not model.embedding.feature_to_config_dict:
         return features
     return with_activations(model.embedding, features, recorder)
@@ -94,7 +94,7 @@ def model_features(model: Model, features: Any, recorder: TableRecorder) -> Any:
 def call_model(
     model: Model, features: Any, labels: Any, mode: str, *, is_export: bool = False, use_tpu: bool = False
 ) -> EstimatorSpec:
-    """Calls model_fn with copies of params and config; raises ValueError if it returns no EstimatorSpec of the mode."""
+    """Calls model_fn with copies of params and config; raises ValueError unless it returns the mode's EstimatorSpec."""
     with unwrapped(model.config.tpu_config.num_shards):
         spec = call_model_fn(
             model.model_fn,

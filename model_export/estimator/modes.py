@@ -1,4 +1,4 @@
-"""Modes of a model_fn, and the two ways of exporting to a TPU."""
+"""The modes in which an estimator calls model_fn, and the two API versions of an export to a TPU."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import enum
 
 
 class ModeKeys:
-    """The values of model_fn's `mode`: the strings of TensorFlow's Estimator."""
+    """The values of model_fn's argument `mode`; the strings are the same as in TensorFlow's Estimator."""
 
     TRAIN = "train"
     EVAL = "eval"
@@ -14,7 +14,7 @@ class ModeKeys:
 
 
 class ExportSavedModelApiVersion(enum.Enum):
-    """The API version by which an exported {serve,tpu} graph is placed on the TPU.
+    """The API version of an export: it decides who places the {serve,tpu} graph on the TPU.
 
     V1: the estimator wraps the whole model_fn, called with params["use_tpu"] = True.
     V2: model_fn itself places ops on the TPU if params["use_tpu"] is True; its graph is written unchanged.

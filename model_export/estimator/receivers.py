@@ -18,7 +18,7 @@ class _Receiver(NamedTuple):
 
 
 class ServingInputReceiver(_Receiver):
-    """The result of a serving_input_receiver_fn.
+    """The inputs of an exported model, as a serving_input_receiver_fn returns them.
 
     Args:
       features: model_fn's features: name -> tensor, sparse or ragged tensor; a single tensor becomes {"feature":
@@ -44,7 +44,7 @@ class ServingInputReceiver(_Receiver):
 
 
 class TensorServingInputReceiver(_Receiver):
-    """A ServingInputReceiver for a model_fn whose `features` is one tensor rather than a dict."""
+    """The inputs of an exported model whose model_fn takes one tensor as `features`, not a dict."""
 
     __slots__ = ()
 
@@ -65,7 +65,7 @@ class TensorServingInputReceiver(_Receiver):
 def build_parsing_serving_input_receiver_fn(
     feature_spec: Mapping[str, Any], default_batch_size: int | None = None
 ) -> Callable[[], ServingInputReceiver]:
-    """Returns a receiver function of one input, "examples": [B] string, serialized tf.Examples.
+    """Returns a receiver function with the one input "examples": [B] string, serialized tf.Examples.
 
     Args:
       feature_spec: the argument `features` of tf.io.parse_example.
@@ -82,7 +82,7 @@ def build_parsing_serving_input_receiver_fn(
 def build_raw_serving_input_receiver_fn(
     features: Mapping[str, Any], default_batch_size: int | None = None
 ) -> Callable[[], ServingInputReceiver]:
-    """Returns a receiver function with one input per feature.
+    """Returns a receiver function with one input for each feature.
 
     Args:
       features: name -> tensor or tf.TensorSpec with the input's dtype and shape; the first dimension becomes B.

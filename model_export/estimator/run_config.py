@@ -1,4 +1,4 @@
-"""RunConfig and TPUConfig, with the arguments that TPUEstimator's classes of these names have.
+"""RunConfig and TPUConfig, with the same arguments as TPUEstimator's classes of these names.
 
 Everything runs in one process on the CPU. Settings for a TPU or a cluster are checked and kept for model_fn to read,
 but have no effect; settings that would change the result are refused.
@@ -25,7 +25,7 @@ _CORES = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 class InputPipelineConfig:
-    """The ways in which TPU hosts would call input_fn; without effect here."""
+    """The ways in which hosts of a TPU would call input_fn; the setting is without effect here."""
 
     PER_SHARD_V1 = 1
     PER_HOST_V1 = 2
@@ -35,7 +35,7 @@ class InputPipelineConfig:
 
 
 def check_positive_integer(value: Any, name: str) -> None:
-    """Raises TypeError unless value is an integer, ValueError unless it is positive."""
+    """Raises TypeError if value is not an integer, and ValueError if it is not positive."""
     if not isinstance(value, (int, np.integer)) or isinstance(value, bool):
         raise TypeError(f"{name} must be int, got {type(value)}")
     if value <= 0:
@@ -94,7 +94,7 @@ class TPUConfig:
 
 
 class RunConfig:
-    """The settings of an estimator's runs: folder, seed, checkpoints, summaries and session.
+    """Settings of an estimator: model folder, random seed, checkpoints, summaries and session.
 
     Args:
       model_dir: folder of checkpoints and summaries.
@@ -175,7 +175,7 @@ class RunConfig:
         self.checkpoint_save_graph_def = checkpoint_save_graph_def
         self._check()
 
-    # Attributes that model_fn may read; a single process is its own chief.
+    # Attributes that model_fn may read. Training is a single process, which is its own chief.
     is_chief = True
     task_type = "worker"
     task_id = 0
@@ -184,7 +184,7 @@ class RunConfig:
     cluster_spec = None
 
     def replace(self, **changes: Any) -> RunConfig:
-        """Returns a copy with other values; setting one of the two checkpoint intervals does not unset the other."""
+        """Returns a copy with other values; a change of one checkpoint interval leaves the other interval set."""
         return RunConfig(**{name: copy.copy(getattr(self, name)) for name in self._FIELDS} | changes)
 
     def _check(self) -> None:

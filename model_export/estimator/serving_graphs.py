@@ -1,4 +1,4 @@
-"""Builds the graphs of an exported model, for CPU and TPU: receiver, model_fn in mode PREDICT, and its heads."""
+"""Builds the graphs of an exported model, for CPU and TPU: receiver, model_fn in mode PREDICT, and output heads."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from model_export.tensorflow_setup import tf
 
 @dataclass(frozen=True, slots=True)
 class ServingGraph:
-    """The parts of a serving graph that was built in the current tf.Graph.
+    """A serving graph that was built in the current tf.Graph: its inputs, heads and tables.
 
     heads: name -> ExportOutput of model_fn; one is named serving_default.
     tables: embedding table -> its variable.
@@ -36,7 +36,7 @@ class ServingGraph:
     scaffold_fn: Callable[[], Any] | None
 
     def definitions(self) -> dict[str, Any]:
-        """Returns the SignatureDefs of all heads by signature name, for the receiver tensors and their alternatives."""
+        """Returns the SignatureDefs of all heads by signature name, for the receiver tensors and each alternative."""
         alternatives = getattr(self.receiver, "receiver_tensors_alternatives", None)
         return signature_defs(self.heads, self.receiver.receiver_tensors, alternatives)
 
@@ -53,7 +53,7 @@ def cpu_serving_graph(model: Model, receiver_fn: Callable[[], Any]) -> ServingGr
 def tpu_serving_graph(
     model: Model, receiver_fn: Callable[[], Any], api_version: ExportSavedModelApiVersion
 ) -> ServingGraph:
-    """Builds the {serve,tpu} graph: API V1 places all of model_fn on the TPU, V2 leaves the placement to model_fn."""
+    """Builds the {serve,tpu} graph. API V1 places all of model_fn on the TPU; with V2, model_fn places its ops."""
     _start(model)
     receiver = receiver_fn()
     recorder = TableRecorder(model.embedding, keeps_from_optimizer=False)

@@ -31,7 +31,7 @@ def evaluate(
     warm_start_settings: WarmStartSettings | None,
     summary_dir: str,
 ) -> dict[str, Any]:
-    """Evaluates a checkpoint and returns its metrics by name, with "loss" and "global_step".
+    """Evaluates a checkpoint; returns its metrics by name, with the mean loss as "loss", and "global_step".
 
     Args:
       steps: number of batches; None: until the input ends.

@@ -24,7 +24,8 @@ def predict(
     yield_single_examples: bool,
 ) -> Iterator[Any]:
     """Yields predictions, one row or one batch at a time, until the input ends."""
-    # The caller may change the default graph between two items of the generator, so each step enters its graph anew.
+    # The caller may change the default graph between two items of this generator, so each step enters the generator's
+    # graph again.
     v1 = tf.compat.v1
     config = model.config
     graph = tf.Graph()

@@ -1,4 +1,4 @@
-"""The estimator's training loop: a v1 session with checkpoints in model_dir and with all hooks."""
+"""The estimator's training loop: a v1 session that writes checkpoints into model_dir and calls all hooks."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def train(
         for listener in saving_listeners:
             _listeners(savers[0]).append(listener)
         if built.training is not None:
-            # Flush pending gradients into the tables before all other listeners and the saver read the tables.
+            # Write pending gradients into the tables before the saver and all other listeners read the tables.
             for saver in savers:
                 _listeners(saver).insert(0, _Flush(built.training.flush))
             all_hooks.append(_TableSteps(built))
@@ -85,11 +85,13 @@ def train(
             scaffold=scaffold,
             hooks=all_hooks,
             chief_only_hooks=chief_hooks,
-            save_checkpoint_secs=0,  # no saver hook of the session: it would not call the listeners
+            # The session adds no saver hook of its own, because that hook would not call the saving listeners.
+            save_checkpoint_secs=0,
             save_summaries_steps=config.save_summary_steps,
             config=config.session_config,
             max_wait_secs=config.session_creation_timeout_secs,
-            log_step_count_steps=None,  # StepRateHook replaces the session's own step counter
+            # StepRateHook replaces the step counter of the session, so the session logs no step counts.
+            log_step_count_steps=None,
             save_graph_def=config.checkpoint_save_graph_def,
         ) as session:
             loss = None
@@ -102,7 +104,7 @@ def train(
 
 
 class _TableSteps(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
-    """Feeds the global step to the tables' optimizers, and applies their pending gradients at the end."""
+    """A hook that feeds the global step to the tables' optimizers, and applies their pending gradients at the end."""
 
     def __init__(self, built: ModelGraph) -> None:
         self._placeholder, self._training = built.step, built.training
@@ -116,11 +118,13 @@ class _TableSteps(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         return tf.compat.v1.train.SessionRunArgs(None, {self._placeholder: self._step})
 
     def after_run(self, run_context: Any, run_values: Any) -> None:
-        # A separate run: fetched together with the train_op it could be the value before or after the increment.
+        # A separate session run reads the global step: fetched together with train_op, it could be the value before or
+        # after the increment.
         self._step = run_context.session.run(self._global_step)
 
     def end(self, session: Any) -> None:
-        assert self._training is not None  # the hook is added only if tables are trained
+        # The training loop adds this hook only if tables are trained.
+        assert self._training is not None
         session.run(self._training.flush)
 
 
@@ -133,13 +137,13 @@ class _Flush(tf.compat.v1.train.CheckpointSaverListener):  # type: ignore[misc]
 
 
 class RunEachStep(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
-    """Evaluates tensors or operations in every training step."""
+    """A hook that evaluates tensors or operations in every training step."""
 
     def __init__(self, fetches: Any) -> None:
         self._fetches = fetches
 
     def before_run(self, run_context: Any) -> Any:
-        """Adds the tensors or operations to the session's next run."""
+        """Adds the tensors or operations to the fetches of the session's next run."""
         return tf.compat.v1.train.SessionRunArgs(self._fetches)
 
 
@@ -148,7 +152,8 @@ def _host_call_hooks(spec: Any) -> list[Any]:
 
 
 def _listeners(saver: Any) -> list[Any]:
-    listeners: list[Any] = saver._listeners  # CheckpointSaverHook has no public method to add a listener
+    # CheckpointSaverHook has no public method that adds a listener.
+    listeners: list[Any] = saver._listeners
     return listeners
 
 

@@ -1,4 +1,4 @@
-"""Logs and summarizes steps per second, without TensorFlow's false warning that the global step does not increase."""
+"""Logs the training steps per second, without TensorFlow's false warning that the global step does not increase."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from model_export.tensorflow_setup import tf
 
 
 class StepRateHook(tf.compat.v1.train.StepCounterHook):  # type: ignore[misc]
-    """A StepCounterHook that warns of a global step that does not increase only if that is true.
+    """A StepCounterHook that warns only if the global step really does not increase.
 
     TensorFlow fetches the step in the same run that increments it, so it gets the value before or after the increment.
     "After" followed by "before" then looks like a step that did not increase. Over two runs the values always differ if
@@ -19,7 +19,7 @@ class StepRateHook(tf.compat.v1.train.StepCounterHook):  # type: ignore[misc]
     _earlier: int | None = None
 
     def after_run(self, run_context: Any, run_values: Any) -> None:
-        """Checks over two runs whether the global step increased."""
+        """Checks, from the values after two runs, whether the global step increased."""
         newest, self._last_global_step = self._last_global_step, self._earlier
         super().after_run(run_context, run_values)
         self._earlier = newest

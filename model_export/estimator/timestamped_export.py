@@ -1,4 +1,4 @@
-"""Implements export_saved_model: the version number is the seconds since 1970, as TPUEstimator's was."""
+"""Implements export_saved_model: the new version's number is the seconds since 1970, as in TPUEstimator."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from model_export.exporter.versions import existing_versions
 from service.artifact.manifest import LookupDevice
 
 if TYPE_CHECKING:
-    # For types only: estimator.py imports this module when it exports.
+    # The class is imported for annotations only: estimator.py imports this module when it exports, so an import here
+    # would be circular.
     from model_export.estimator.estimator import EmbeddingEstimator
 
 
@@ -33,7 +34,7 @@ def export_timestamped(
     mode: str,
     clock: Callable[[], float] = time.time,
 ) -> str:
-    """Exports an estimator as EmbeddingEstimator.export_saved_model() documents; `clock` returns seconds since 1970."""
+    """Exports an estimator, as EmbeddingEstimator.export_saved_model() says; `clock` returns seconds since 1970."""
     if serving_input_receiver_fn is None:
         raise ValueError("An input_receiver_fn must be defined.")
     if mode != ModeKeys.PREDICT:
@@ -44,7 +45,7 @@ def export_timestamped(
         raise ValueError("One of export_to_cpu and export_to_tpu must be true.")
     _check_extra(assets_extra)
     source = EstimatorSource(estimator, serving_input_receiver_fn, checkpoint_path=checkpoint_path)
-    # A second export in the same second gets the next number: versions must increase.
+    # A second export in the same second gets the next version number, because version numbers must increase.
     version = max(int(clock()), *(number + 1 for number in existing_versions(base)), 1)
     if not estimator.export_to_cpu:
         return str(_export_tpu_only(source, base / str(version), assets_extra))
@@ -65,7 +66,7 @@ def _devices(estimator: EmbeddingEstimator, source: EstimatorSource) -> list[Loo
     embedding = estimator.model.embedding
     devices: list[LookupDevice] = ["cpu"]
     if embedding is not None and embedding.tensor_core_feature_columns:
-        # Padded lookups only if a column has that device: they can not combine by sqrtn.
+        # Padded lookups can not combine by sqrtn, so they are exported only if no feature has that combiner.
         if all(source.spec.combiner_of(feature) != "sqrtn" for feature in source.spec.features):
             devices.append("tpu_tensor_core")
     return devices

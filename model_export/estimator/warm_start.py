@@ -1,4 +1,4 @@
-"""Reads initial values from another checkpoint or SavedModel, for a model_dir that has no checkpoint yet."""
+"""Initializes variables from another checkpoint or SavedModel, if model_dir has no checkpoint yet."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from model_export.tensorflow_setup import tf
 
 @dataclass(frozen=True, slots=True)
 class WarmStartSettings:
-    """The variables to initialize, and their checkpoint; tf.compat.v1.train.warm_start documents the fields.
+    """The variables to initialize, and the checkpoint to read; tf.compat.v1.train.warm_start documents the fields.
 
     vars_to_warm_start: ".*" or another regular expression selects trainable variables, with embedding tables but
         without optimizer slots; a list of expressions selects any variables, so [".*"] restores the slots too.
@@ -30,7 +30,7 @@ class WarmStartSettings:
 
 
 def warm_start_settings(warm_start_from: Any) -> WarmStartSettings | None:
-    """Makes WarmStartSettings of an estimator's warm_start_from: a checkpoint, its folder, or a SavedModel.
+    """Makes WarmStartSettings of the argument warm_start_from: a checkpoint, a folder of one, or a SavedModel.
 
     Raises:
       ValueError: warm_start_from is neither a path nor WarmStartSettings.
@@ -47,7 +47,7 @@ def warm_start_settings(warm_start_from: Any) -> WarmStartSettings | None:
 
 
 def warm_start(settings: WarmStartSettings) -> None:
-    """Makes the initializers of the current graph read the settings' checkpoint. Call it after model_fn."""
+    """Makes the current graph's initializers read a checkpoint. Call it after model_fn has made the variables."""
     tf.compat.v1.train.warm_start(
         settings.ckpt_to_initialize_from,
         settings.vars_to_warm_start,

@@ -1,1 +1,1 @@
-"""Writes verified artifacts from trained models: signatures, manifest, comparison with the numpy oracle."""
+"""Writes artifacts of trained models: signatures and manifest, verified by comparison with the numpy oracle."""

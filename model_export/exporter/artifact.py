@@ -82,8 +82,8 @@ def write_artifact(
     dtypes = chosen_dtypes(table_dtype, [table.name for table in source.spec.tables])
     lookups, predict = _chosen(source, lookup_devices, signatures, batch_sizes)
     base.mkdir(parents=True, exist_ok=True)
-    # The temporary folder is on the target's file system, so that the rename is atomic; its name is no number, so no
-    # server loads it.
+    # The temporary folder is on the target's file system, so that renaming it is atomic. The folder's name is no
+    # number, so no server loads it as a version.
     temporary = Path(tempfile.mkdtemp(prefix=".tmp-", dir=base))
     try:
         files = vocabulary_files(source.spec, temporary / "vocabularies")
@@ -141,7 +141,7 @@ def _chosen(
 
 
 def vocabulary_files(spec: ModelSpec, folder: Path) -> dict[str, Path]:
-    """Writes the vocabularies into a new folder, one key a line; returns the file of each feature."""
+    """Writes each vocabulary into a new folder, one key a line; returns the file of each feature."""
     folder.mkdir()
     files = {}
     for feature in spec.features:
@@ -153,8 +153,8 @@ def vocabulary_files(spec: ModelSpec, folder: Path) -> dict[str, Path]:
 
 
 def _add_missing_vocabularies(artifact: Path, files: Mapping[str, Path]) -> None:
-    # TensorFlow copies only the vocabularies that a graph reads. The server needs the others too, for clients that send
-    # strings.
+    # TensorFlow copies only the vocabularies that a graph reads into the artifact. The server needs the others too, for
+    # clients that send strings.
     for feature, file in files.items():
         asset = artifact / vocabulary_file(feature)
         if not asset.exists():
@@ -191,7 +191,7 @@ def _reduced_tables(source: ExportSource, dtypes: Mapping[str, TableDtype]) -> d
 def _check_tables(
     artifact: Path, manifest: Manifest, source: ExportSource, reduced: Mapping[str, ReducedTable]
 ) -> None:
-    # Compared chunk by chunk, because a table may fill most of the memory.
+    # Compare the saved tables with the trained ones chunk by chunk, because a table may fill most of the memory.
     for name, entry in manifest.tables.items():
         few_bits = reduced.get(name)
         scales = read_scales(artifact, entry)

@@ -1,4 +1,4 @@
-"""Writes the index file of a checkpoint: makes records of tensors, joins them to an index, replaces checksums in one.
+"""Writes a checkpoint's index file: makes records of tensors, joins records to an index, and replaces checksums.
 
 Source: tensorflow/core/lib/io/table_builder.cc, format.cc and tensorflow/core/protobuf/tensor_bundle.proto
 (TensorFlow 2.21).
@@ -16,11 +16,12 @@ from service.errors import ArtifactError
 
 _MAGIC = 0xDB4775248B80FB57
 _RESTART_EVERY = 16
-# Tags of fields: number << 3 | wire type (0 varint, 2 message, 5 fixed32). BundleHeaderProto:
+# Tags of protobuf fields: field number << 3 | wire type (0 varint, 2 message, 5 fixed32). First the fields of
+# BundleHeaderProto:
 _NUM_SHARDS, _VERSION = 1 << 3, 3 << 3 | 2
 # BundleEntryProto:
 _DTYPE, _SHAPE, _SHARD, _OFFSET, _SIZE, _CHECKSUM = 1 << 3, 2 << 3 | 2, 3 << 3, 4 << 3, 5 << 3, 6 << 3 | 5
-# TensorShapeProto.dim, its size, and VersionDef.producer.
+# Fields of TensorShapeProto (dim), of TensorShapeProto.Dim (size), and of VersionDef (producer):
 _DIM, _DIM_SIZE, _PRODUCER = 2 << 3 | 2, 1 << 3, 1 << 3
 
 
@@ -30,12 +31,12 @@ def new_header() -> bytes:
 
 
 def header_of_one_shard(header: bytes) -> bytes:
-    """Returns a copy of a header record whose number of data shards is 1."""
+    """Returns a copy of a checkpoint's header record that says that there is one data shard."""
     return _field(_NUM_SHARDS, 1) + _without_fields(header, {_NUM_SHARDS})
 
 
 def new_record(entry: BundleEntry) -> bytes:
-    """Makes the record of a whole tensor in the only data shard."""
+    """Makes the index record of a whole tensor, whose bytes lie in the checkpoint's only data shard."""
     number = next(number for number, name in DTYPES.items() if name == entry.dtype)
     dims = b"".join(_message(_DIM, _field(_DIM_SIZE, size)) for size in entry.shape)
     return (
@@ -48,12 +49,12 @@ def new_record(entry: BundleEntry) -> bytes:
 
 
 def moved_record(record: bytes, offset: int) -> bytes:
-    """Returns a copy of a tensor's record with another offset, in the only data shard."""
+    """Returns a copy of a tensor's index record for another offset of its bytes, in the only data shard."""
     return _without_fields(record, {_SHARD, _OFFSET}) + _field(_OFFSET, offset)
 
 
 def replace_checksums(index: bytes, checksums: Mapping[str, int]) -> bytes:
-    """Returns a copy of an index with other checksums: masked CRC32C values by the key of the tensor."""
+    """Returns a copy of an index with new checksums; checksums: masked CRC32C values by the key of the tensor."""
     records = read_records(index)
     for name, checksum in checksums.items():
         if name.encode() not in records:
@@ -64,10 +65,10 @@ def replace_checksums(index: bytes, checksums: Mapping[str, int]) -> bytes:
 
 
 def new_index(records: Mapping[bytes, bytes]) -> bytes:
-    """Makes an uncompressed index file of records by key."""
+    """Makes an uncompressed index file of the records, which are given by key."""
     rows = sorted(records.items())
     out = bytearray()
-    # One block for all records: readers accept blocks of any size.
+    # All records go into one block, because readers accept blocks of any size.
     data = _append(out, _block(rows))
     meta = _append(out, _block([]))
     index = _append(out, _block([(rows[-1][0], data)]))
@@ -116,7 +117,7 @@ def _without_fields(message: bytes, tags: Collection[int]) -> bytes:
 
 def _append(out: bytearray, block: bytes) -> bytes:
     handle = _varint(len(out)) + _varint(len(block))
-    # After a block come its compression type, 0 for none, and the checksum of both.
+    # A block is followed by its compression type (0: none) and the checksum of block and type.
     out += block + b"\0" + struct.pack("<I", masked_of(block + b"\0"))
     return handle
 

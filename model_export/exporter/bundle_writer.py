@@ -1,4 +1,4 @@
-"""Writes a checkpoint tensor by tensor: new tensors from arrays, and tensors of another checkpoint byte for byte.
+"""Writes a checkpoint tensor by tensor: new tensors from arrays, and tensors copied from another checkpoint.
 
 No tensor needs to fit into memory.
 
@@ -19,13 +19,14 @@ from service.artifact.crc32c import crc32c_of, masked
 from service.artifact.sorted_table import read_records
 from service.types import Array
 
-# TensorFlow's checkpoints guarantee no alignment. A row that starts at a cache line takes the fewest cache lines.
+# Alignment of each tensor in the file. A row that starts at a cache line spans the fewest cache lines; TensorFlow's
+# checkpoints guarantee no alignment.
 _ALIGNMENT = 64
 _CHUNK_BYTES = 16 << 20
 
 
 class BundleWriter:
-    """Writes PREFIX.data-00000-of-00001, and PREFIX.index when the `with` block ends without an exception.
+    """Writer of PREFIX.data-00000-of-00001 and, when the `with` block ends without an exception, of PREFIX.index.
 
     Concurrency: one caller at a time. All methods raise OSError if the disk is full.
 
@@ -61,7 +62,7 @@ class BundleWriter:
         return shape
 
     def copy(self, source: Path, is_kept: Callable[[str], bool]) -> None:
-        """Copies tensors of another checkpoint, and its header.
+        """Copies the chosen tensors of another checkpoint, and the other checkpoint's header.
 
         Args:
           source: path of the other checkpoint without ".index".
@@ -91,7 +92,7 @@ class BundleWriter:
         return self._end
 
     def _append_file(self, entry: BundleEntry) -> None:
-        # The record of a partitioned tensor has no bytes of its own; its parts have.
+        # The record of a partitioned tensor has no bytes of its own; the records of its parts have them.
         if not entry.nbytes:
             return
         with entry.file.open("rb") as file:

@@ -1,4 +1,4 @@
-"""The last steps of every artifact: write the manifest, check the files against it, flush, and rename to a version."""
+"""The last steps of every export: write the manifest, check the files against it, flush them, rename the folder."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def finish(artifact: Path, manifest: Manifest, target: Path) -> None:
 
 
 def _make_durable(artifact: Path) -> None:
-    # Make the files readable for the server's user, and flush them before the rename: a crash may lose the whole
-    # version, but never leaves half of one.
+    # Make the files readable for the server's user, and flush them to the disk before the rename: a crash may then lose
+    # the whole version, but never leaves half of one.
     for path in [artifact, *artifact.rglob("*")]:
         path.chmod(0o755 if path.is_dir() else 0o644)
         _sync(path)

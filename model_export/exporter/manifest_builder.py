@@ -1,4 +1,4 @@
-"""Builds the manifest of a saved artifact: joins the spec's declarations with the places of tables in the files."""
+"""Builds the manifest of a saved artifact from the spec's declarations and the places of tables in the files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def build_manifest(
     table_scales: Mapping[str, str] | None = None,
     table_dtypes: Mapping[str, str] | None = None,
 ) -> Manifest:
-    """Describes a SavedModel that was just written.
+    """Builds the manifest of a SavedModel that was just written.
 
     Args:
       table_variables: table -> its key in a checkpoint index.

@@ -1,4 +1,4 @@
-"""Generates requests for signatures that run a model's own graph: tensors, or serialized tf.Examples."""
+"""Generates requests of tensors or serialized tf.Examples, for signatures that run a model's own graph."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _travels(feature: FeatureSpec) -> LookupFeature:
 
 
 def _length(spec: ModelSpec, name: str, request: Mapping[str, Array], rows: int) -> int:
-    # Inputs that are weights have one number per id; other inputs have one per row.
+    # A weights input has one number per id; other inputs have one number per row.
     owner = next((f for f in spec.features if f.weights_input == name and f.ids_input in request), None)
     return rows if owner is None else len(request[owner.ids_input])
 
@@ -104,7 +104,7 @@ def _ids_of_row(ids: Ids, row: int) -> list[Any]:
 
 
 def _field(feature: FeatureSpec, items: list[Any]) -> Any:
-    # A tf.Example holds a feature's string keys, even if the feature's tensor inputs are row numbers.
+    # In a tf.Example a feature holds string keys, even if the signature with tensor inputs takes row numbers.
     if feature.vocabulary is not None and feature.vocabulary.key_dtype == "string":
         return tf.train.Feature(bytes_list=tf.train.BytesList(value=items))
     return tf.train.Feature(int64_list=tf.train.Int64List(value=items))

@@ -1,4 +1,4 @@
-"""Records, with an artifact, the trained model's answers to generated requests, and warm-up requests."""
+"""Writes the trained model's answers to generated requests, and warm-up requests, into an artifact."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from service.types import Array
 def record_requests(
     artifact: Path, manifest: Manifest, source: ExportSource, parts: SavedParts, *, warmup: bool
 ) -> Manifest:
-    """Runs generated requests on the model in memory; writes its answers and warm-up requests into the artifact.
+    """Runs generated requests on the model in memory; writes the answers and warm-up requests into the artifact.
 
     Returns:
       The manifest, whose predict entries now hold the inputs that the SavedModel has.
@@ -49,7 +49,7 @@ def record_requests(
 
 
 def _id_dtypes(source: ExportSource, inputs: Mapping[str, InputInfo]) -> dict[str, str]:
-    # A feature within a tf.Example has no input of its own; its keys are strings.
+    # In a tf.Example a feature has no input of its own; its ids are keys of the vocabulary's dtype.
     dtypes = {}
     for feature in source.spec.features:
         info = inputs.get(feature.ids_input)
@@ -60,7 +60,7 @@ def _id_dtypes(source: ExportSource, inputs: Mapping[str, InputInfo]) -> dict[st
 def lookup_requests(
     artifact: Path, manifest: Manifest, entry: SignatureEntry, inputs: Mapping[str, InputInfo]
 ) -> list[dict[str, Array]]:
-    """Returns the warm-up requests of a lookup; inputs: those of its signature in the SavedModel."""
+    """Generates the warm-up requests of a lookup; inputs: the signature's inputs in the SavedModel."""
     id_dtypes = {name: inputs[feature.ids].dtype for name, feature in entry.features.items()}
     writer = CaseWriter(manifest, entry, read_keys(artifact, manifest, id_dtypes), id_dtypes)
     return list(lookup_warmup(writer, {name: info.dtype for name, info in inputs.items()}))

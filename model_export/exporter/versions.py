@@ -1,4 +1,4 @@
-"""Version folders of a model: their names are positive integers, and the largest is the newest."""
+"""Finds and numbers the version folders of a model: names are positive integers, and the largest is the newest."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from model_export.folder_checks import check_writable
 
 
 def existing_versions(base: Path) -> list[int]:
-    """Returns the version numbers in a model's folder, ascending."""
+    """Returns the version numbers in a model's folder in ascending order."""
     names = [path.name for path in base.iterdir()] if base.is_dir() else []
     return sorted(int(name) for name in names if name.isdecimal())
 
 
 def new_version_folder(base: Path, version: int | None) -> Path:
-    """Returns the folder of a new version; version None means one above the highest, or 1.
+    """Returns the path of a new version's folder; version None means the highest number plus 1, or 1.
 
     Raises:
       ExportError: the version is not positive or exists, or `base` can not be written to.

@@ -1,4 +1,4 @@
-"""Writes warm-up requests, which TensorFlow Serving replays when it loads a version, before it serves that version.
+"""Writes warm-up requests. TensorFlow Serving replays them when it loads a version, before it serves that version.
 
 There is one per signature, and one per static batch size of a padded lookup, so that XLA compiles all of them then.
 """
@@ -25,7 +25,7 @@ def write_warmup(artifact: Path, requests: Mapping[str, list[Mapping[str, Array]
 
 
 def lookup_warmup(writer: CaseWriter, dtypes: Mapping[str, str]) -> Iterator[dict[str, Array]]:
-    """Yields warm-up requests of a lookup: one of 1 row, or one of each static batch size. Weights are empty.
+    """Yields warm-up requests of a lookup: one of 1 row, or one of each static batch size. Weights are left empty.
 
     Args:
       dtypes: dtype of each input of the signature.

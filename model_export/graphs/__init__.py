@@ -1,1 +1,1 @@
-"""Builds the TensorFlow graphs of an artifact: lookups for both devices, vocabularies, {serve, tpu} MetaGraphs."""
+"""Builds the TensorFlow graphs of an artifact: lookups for both devices, vocabularies, and {serve, tpu} MetaGraphs."""

@@ -1,4 +1,4 @@
-"""Adds lookup signatures to a foreign SavedModel: appends nodes, and leaves the nodes of its graph unchanged.
+"""Adds lookup signatures to another program's SavedModel: appends nodes to its graph, and changes none.
 
 The nodes read the model's own variables. Nodes and SignatureDefs go into saved_model.pb, where TensorFlow Serving and
 our server find signatures. `tf.saved_model.load(...).signatures` of TensorFlow 2 reads the object graph instead, so it
@@ -25,7 +25,7 @@ def add_lookups(
     lookups: Mapping[str, SignatureEntry],
     handles: Mapping[str, Sequence[str]],
 ) -> None:
-    """Rewrites artifact/saved_model.pb with the lookups added; no variable is loaded.
+    """Rewrites artifact/saved_model.pb with lookup signatures added; loads no variable.
 
     Args:
       handles: table of the spec -> nodes of its variable, one per part in order of rows (a single one if it is whole).
@@ -69,7 +69,7 @@ def _serving(saved_model: Any) -> Any:
 
 def _write(artifact: Path, saved_model: Any) -> None:
     (artifact / "saved_model.pb").write_bytes(saved_model.SerializeToString())
-    # fingerprint.pb is removed, because it was computed from the old saved_model.pb.
+    # TensorFlow computed fingerprint.pb from the old saved_model.pb, so the file is removed.
     (artifact / "fingerprint.pb").unlink(missing_ok=True)
 
 
@@ -84,7 +84,7 @@ def _value(graph: Any, node: str) -> Any:
 
 
 def append_nodes(meta_graph: Any, extended: Any, before: Collection[str]) -> None:
-    """Copies the nodes, functions and ops that meta_graph lacks from `extended`; before: meta_graph's node names."""
+    """Appends `extended`'s nodes, functions and ops that meta_graph lacks; before: names of meta_graph's nodes."""
     functions = {function.signature.name for function in meta_graph.graph_def.library.function}
     for node in extended.graph_def.node:
         if node.name not in before:

@@ -1,4 +1,4 @@
-"""Applies a feature's policy for ids outside the table within a graph, before rows are gathered."""
+"""Applies a feature's policy for ids outside the table in a graph, before the graph gathers rows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from service.artifact.manifest import LookupFeature
 
 
 def placed(lookup: LookupFeature, ids: Any, vocabulary_size: int) -> tuple[Any, Any | None]:
-    """Applies the policy on_bad_id; returns ids in [0, V), and a mask of the ids to keep (None: all).
+    """Applies the policy on_bad_id; returns ids in [0, V), and a mask of the ids to keep (None: keep all).
 
     Ids that the policy refuses stay unchanged; bad_id_checks() finds them.
 
@@ -33,7 +33,7 @@ def placed(lookup: LookupFeature, ids: Any, vocabulary_size: int) -> tuple[Any, 
 
 
 def bad_id_checks(lookup: LookupFeature, ids: Any, vocabulary_size: int) -> list[Any]:
-    """Returns assertions that the policy refuses no id. Without them a gather compiled by XLA would clamp bad ids."""
+    """Returns assertions that fail for a refused id. Without them, a gather that XLA compiled would clamp bad ids."""
     checks = []
     if lookup.on_bad_id == "error":
         checks.append(tf.debugging.assert_non_negative(ids, f"{lookup.ids}: an id is negative"))
@@ -47,7 +47,7 @@ def bad_id_checks(lookup: LookupFeature, ids: Any, vocabulary_size: int) -> list
 
 
 def too_many_checks(lookup: LookupFeature, ids: Any) -> list[Any]:
-    """Returns an assertion that no row of ragged ids is longer than K; none if longer rows are cut."""
+    """Returns an assertion that no row has more than K ids; no assertion if the policy cuts longer rows."""
     if lookup.max_ids_per_row is None or lookup.on_too_many_ids != "error":
         return []
     width = tf.constant(lookup.max_ids_per_row, tf.int64)
@@ -56,7 +56,7 @@ def too_many_checks(lookup: LookupFeature, ids: Any) -> list[Any]:
 
 
 def gathered(table: Any, ids: Any) -> Any:
-    """Gathers the vectors of ids of any shape.
+    """Gathers the vectors of ids; the ids may have any shape.
 
     Args:
       table: a variable, a tensor, a list of its parts in order of rows, or a GraphTable of fewer bits.

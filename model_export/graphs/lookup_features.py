@@ -1,4 +1,4 @@
-"""Derives a signature's manifest entry from a ModelSpec, for each lookup device; imports no TensorFlow.
+"""Derives a signature's manifest entry from a ModelSpec, for either lookup device; imports no TensorFlow.
 
 >>> from model_export.spec.features import TableSpec
 >>> spec = ModelSpec((TableSpec("film", 9, 2),), (FeatureSpec("seen", "film", is_ragged=True, max_ids_per_row=4),))
@@ -59,12 +59,12 @@ def predict_entry(spec: ModelSpec, features: Sequence[str], inputs: Sequence[str
 
 
 def tensor_features(signature: PredictSignature) -> tuple[str, ...]:
-    """Returns the names of the features that are tensor inputs: none if the signature takes tf.Examples."""
+    """Returns the names of the features that have tensor inputs: none if the signature takes tf.Examples."""
     return () if signature.examples_input is not None else signature.features
 
 
 def id_dtype(feature: FeatureSpec, device: LookupDevice | None) -> WireDtype:
-    """Returns the dtype of a feature's ids input: its keys' dtype; for row numbers int32 (tensor core) or int64."""
+    """Returns the dtype of a feature's ids input: of its keys, or for row numbers int32 (tensor core) or int64."""
     if feature.vocabulary is not None and not feature.sends_rows:
         return feature.vocabulary.key_dtype
     return "int32" if device == "tpu_tensor_core" else "int64"
@@ -89,7 +89,7 @@ def _tensor_core(spec: ModelSpec, feature: FeatureSpec) -> LookupFeature:
         on_bad_id=feature.on_bad_id,
         default_row=feature.default_id,
         mean_divisor="at_least_one",
-        # A sequence has no K: it is cut at max_sequence_length.
+        # A sequence has no K (largest number of ids in a row), because it is cut at max_sequence_length.
         max_ids_per_row=None if feature.max_sequence_length else feature.max_ids_per_row,
         on_too_many_ids=feature.on_too_many_ids,
         on_nonpositive_weight=feature.on_nonpositive_weight,

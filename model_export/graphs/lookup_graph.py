@@ -1,4 +1,4 @@
-"""The TensorFlow graph of a lookup signature, built from its manifest entry.
+"""Builds the TensorFlow graph of a lookup signature from its manifest entry.
 
 The entry is the one description of a lookup (ADR 0007): the server's kernels and the numpy oracle read the same entry.
 Steps for each row of a request: keys become row numbers, the ids are cut at K or L, the policies for ids outside the
@@ -24,7 +24,7 @@ from service.artifact.manifest import LookupFeature, SignatureEntry
 
 @dataclass(frozen=True, slots=True)
 class LookupGraph:
-    """A lookup signature that can be built in any graph. Concurrency: one caller at a time."""
+    """A lookup signature whose graph can be built in any tf.Graph. Concurrency: one caller at a time."""
 
     entry: SignatureEntry
     spec: ModelSpec
@@ -33,7 +33,7 @@ class LookupGraph:
     compiled: Compile = by_xla
 
     def input_specs(self) -> dict[str, Any]:
-        """Returns the TensorSpec of every input by name; all inputs have rank 1."""
+        """Returns the TensorSpec of every input of the lookup by name; all inputs have rank 1."""
         specs = {}
         for name, lookup in self.entry.features.items():
             dtype = tf.as_dtype(id_dtype(self.spec.feature(name), self.entry.device))
@@ -45,11 +45,11 @@ class LookupGraph:
         return specs
 
     def weight_inputs(self) -> list[str]:
-        """Returns the names of the weights inputs. Requests may leave them out: the empty default means 1 per id."""
+        """Returns the names of the inputs for weights. A request may leave them out: empty weights mean 1 per id."""
         return [lookup.weights for lookup in self.entry.features.values() if lookup.weights is not None]
 
     def outputs(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """Builds the lookup of one tensor per input; returns [B, D] or, of a sequence, [B, L, D] float32 by output.
+        """Builds the lookup on input tensors; returns float32 by output: [B, D], or [B, L, D] of a sequence.
 
         Works in a tf.function and in a v1 graph.
         """
@@ -68,7 +68,7 @@ class LookupGraph:
         return {lookup.output or name: vectors[name] for name, lookup in self.entry.features.items()}
 
     def function(self) -> Any:
-        """Returns a tf.function that tf.saved_model.save writes as a signature; requests may leave its weights out."""
+        """Returns a tf.function that tf.saved_model.save writes as a signature, in which weights are optional."""
         # tf.saved_model.save writes default arguments that are tensors as SignatureDef.defaults, so that TensorFlow
         # Serving and our server accept requests without them. A default of None is not written.
         specs = self.input_specs()
@@ -87,7 +87,7 @@ class LookupGraph:
             key: v1.placeholder(spec.dtype, spec.shape, f"{name}_{key}") for key, spec in self.input_specs().items()
         }
         outputs = {key: tf.identity(vectors, f"{name}_{key}_vectors") for key, vectors in self.outputs(inputs).items()}
-        # TensorFlow's helper for this logs at each call that it is deprecated.
+        # TensorFlow's predict_signature_def() is not used, because it logs at each call that it is deprecated.
         method = v1.saved_model.signature_constants.PREDICT_METHOD_NAME
         definition = v1.saved_model.build_signature_def(method_name=method)
         for infos, tensors in ((definition.inputs, inputs), (definition.outputs, outputs)):
@@ -116,7 +116,7 @@ def build_lookup(
     *,
     compiled: Compile = by_xla,
 ) -> LookupGraph:
-    """Returns the graph of a lookup.
+    """Makes the LookupGraph of a manifest entry.
 
     Args:
       entry: the signature's entry, from lookup_features.lookup_entry or a manifest.
@@ -126,8 +126,7 @@ def build_lookup(
       vocabularies: feature -> table of vocabulary_graph.vocabulary_tables, for those that take keys; features that
         send rows (FeatureSpec.sends_rows) are left out by this function.
       compiled: wraps the dense part of a padded lookup, so that XLA compiles it or, in a {serve,tpu} MetaGraph, it runs
-          on
-        the TPU: `lambda combine: partial(tpu_call, combine)`.
+        on the TPU: `lambda combine: partial(tpu_call, combine)`.
     """
     keyed = {
         name: table for name, table in (vocabularies or {}).items() if name in entry.features and _is_keyed(spec, name)
@@ -139,7 +138,7 @@ def build_lookup(
 
 
 def with_default_weights(lookup: LookupFeature, inputs: Mapping[str, Any]) -> Any:
-    """Returns [N] float32 weights; the empty default becomes ones. Another length than N fails when the graph runs."""
+    """Returns [N] float32 weights, ones if the input is empty. Another length than N fails when the graph runs."""
     assert lookup.weights is not None  # callers check this
     values, weights = inputs[lookup.ids], inputs[lookup.weights]
     ones = tf.ones(tf.shape(values), tf.float32)

@@ -1,4 +1,4 @@
-"""Handles SavedModels with several MetaGraphs over one `variables/` folder."""
+"""Adds MetaGraphs to SavedModels over the same `variables/` folder; reads and sets the initialiser of a graph."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from model_export.errors import ExportError
 from model_export.graphs.signature_names import INIT_OP
 from model_export.tensorflow_setup import tf
 
-# The extra key of object-based checkpoints, whose value describes the object graph.
+# The key under which an object-based checkpoint stores the description of its object graph.
 _OBJECT_GRAPH_KEY = "_CHECKPOINTABLE_OBJECT_GRAPH"
 
-# Collections that name a graph's initialiser, beside the signature INIT_OP: of TensorFlow 2 and late 1, and of early 1.
+# Collections that may name a graph's initialiser: the one of TensorFlow 2 and late TensorFlow 1, and the one of early
+# TensorFlow 1.
 _INIT_COLLECTION, _LEGACY_COLLECTION = "saved_model_main_op", "legacy_init_op"
 
 
 def merge_meta_graphs(folder: Path, meta_graph: Any) -> None:
-    """Adds a MetaGraphDef to a SavedModel whose variables it shares; replaces saved_model.pb atomically.
+    """Adds a MetaGraphDef to a SavedModel with the same variables; replaces saved_model.pb atomically.
 
     Raises:
       ExportError: the folder holds no SavedModel, already has a MetaGraph with these tags, lacks an asset, or its
@@ -53,7 +54,7 @@ def merge_meta_graphs(folder: Path, meta_graph: Any) -> None:
 
 
 def hide_initialiser(meta_graph: Any) -> None:
-    """Moves the name of the graph's initialiser from the signatures to the collection that every loader reads."""
+    """Moves the name of the graph's initialiser from the signatures to a collection that every loader reads."""
     # tf.saved_model.load treats a SavedModel with two MetaGraphs as one of TensorFlow 1: it would load the initialiser
     # as a signature, and fail if that reads an asset. Every loader finds the initialiser in the collection instead.
     if INIT_OP in meta_graph.signature_def:
@@ -63,7 +64,7 @@ def hide_initialiser(meta_graph: Any) -> None:
 
 
 def initialiser_of(meta_graph: Any) -> str:
-    """Returns the operation that a loader runs last; "" if there is none. Call hide_initialiser() first."""
+    """Returns the graph's initialiser, which a loader runs last; "" if none. Call hide_initialiser() first."""
     for key in (_INIT_COLLECTION, _LEGACY_COLLECTION):
         names = meta_graph.collection_def[key].node_list.value if key in meta_graph.collection_def else []
         if names:
@@ -72,7 +73,7 @@ def initialiser_of(meta_graph: Any) -> str:
 
 
 def set_initialiser(meta_graph: Any, operation: str) -> None:
-    """Sets the operation that a loader runs last."""
+    """Sets the graph's initialiser, the operation that a loader runs last."""
     meta_graph.collection_def[_INIT_COLLECTION].node_list.value[:] = [operation]
 
 

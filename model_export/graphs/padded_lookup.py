@@ -61,11 +61,11 @@ def padded_lookup(
         used = ids[name]
         if lookup.row_splits is not None:
             checks += too_many_checks(lookup, used)
-            # Ids that are cut off are not checked: a bad id among them is no error.
+            # Only ids that remain after the cut are checked: a bad id that is cut off is no error.
             used = used[:, : _width(lookup)].flat_values
         checks += bad_id_checks(lookup, used, shapes[name].vocabulary_size)
     with tf.control_dependencies(checks):
-        # count depends on the checks, so the padding waits until they have passed.
+        # `count` gets the checks as control dependencies, so the padding waits until they have passed.
         count = tf.identity(count)
         prepared = {
             name: _prepared(lookup, ids[name], weights.get(name), shapes[name].vocabulary_size)
@@ -84,7 +84,8 @@ def padded_lookup(
 
 def _width(lookup: LookupFeature) -> int:
     width = lookup.max_sequence_length or lookup.max_ids_per_row
-    assert width is not None  # lookup_features sets K or L for every ragged feature
+    # lookup_features sets K or L for every ragged feature.
+    assert width is not None
     return width
 
 
@@ -93,14 +94,14 @@ def _num_rows(ids: Any) -> Any:
 
 
 def _int32(ids: Any) -> Any:
-    # A vocabulary gives int64 row numbers, which fit int32.
+    # A vocabulary returns int64 row numbers; all of them fit int32, which this lookup gathers by.
     if isinstance(ids, tf.RaggedTensor):
         return ids.with_flat_values(tf.cast(ids.flat_values, tf.int32))
     return tf.cast(ids, tf.int32)
 
 
 def _prepared(lookup: LookupFeature, ids: Any, weights: Any, vocabulary_size: int) -> tuple[Any, Any | None]:
-    # Returns ids inside the table and a mask, both of the shape of ids; None for the mask if every id counts as 1.
+    # Returns ids inside the table, and a mask of the same shape, or None as mask if every id counts as 1.
     if lookup.row_splits is None:
         inside, is_kept = placed(lookup, ids, vocabulary_size)
         return inside, None if is_kept is None else tf.cast(is_kept, tf.float32)
@@ -123,7 +124,8 @@ def _pad(lookup: LookupFeature, rows: Any, size: int) -> Any:
 def _reduced(lookup: LookupFeature, vectors: Any, mask: Any) -> Any:
     if mask is None:
         return vectors
-    # A plain product would bring NaN or infinity of the table's row 0 into every padded row.
+    # A plain product would turn NaN or infinity in the table's row 0, which padding reads, into NaN in every padded
+    # row.
     vectors = tf.math.multiply_no_nan(vectors, mask[..., None])
     if lookup.combiner is None:
         return vectors

@@ -1,4 +1,4 @@
-"""Builds the lookup of device cpu: rows of any length, combined by TensorFlow's serving_embedding_lookup."""
+"""Builds the lookup of device cpu: rows of any number of ids, combined by TensorFlow's serving_embedding_lookup."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def ragged_lookup(
     rows: Mapping[str, Any],
     weights: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Builds the ragged lookup; returns [B, D] float32, or [B, L, D] of a sequence, by feature.
+    """Builds the ragged lookup; returns float32 by feature: [B, D], or [B, L, D] of a sequence.
 
     Each feature may have its own number of rows.
 
@@ -53,7 +53,7 @@ def _one_per_row(lookup: LookupFeature, shape: TableSpec, table: Any, ids: Any) 
 
 def _sequence(lookup: LookupFeature, shape: TableSpec, table: Any, ids: Any) -> Any:
     length = lookup.max_sequence_length
-    # Ids that are cut off are not checked: a bad id among them is no error.
+    # Only ids that remain after the cut are checked: a bad id that is cut off is no error.
     ids = ids[:, :length]
     with tf.control_dependencies(bad_id_checks(lookup, ids.flat_values, shape.vocabulary_size)):
         inside, is_kept = placed(lookup, ids.flat_values, shape.vocabulary_size)
@@ -90,8 +90,8 @@ def _combined(lookup: LookupFeature, shape: TableSpec, table: Any, ids: Any, wei
 
 def _tensorflows(shape: TableSpec, combiner: Any, table: Any, ids: Any, weights: Any) -> Any:
     if isinstance(table, list | tuple | GraphTable):
-        # serving_embedding_lookup accepts whole float32 tables only: it would read parts as interleaved by modulo. So
-        # the vectors are gathered first, and looked up as a table of their own.
+        # serving_embedding_lookup accepts whole float32 tables only: it would read a table's parts as if rows were
+        # dealt to them in turn. So the vectors are gathered first, and looked up as a table of their own.
         vectors = gathered(table, ids.flat_values)
         ids, table = ids.with_flat_values(tf.range(tf.shape(ids.flat_values, tf.int64)[0])), vectors
     rows = embedding.TableConfig(shape.vocabulary_size, shape.embedding_dim, combiner=combiner, name=shape.name)

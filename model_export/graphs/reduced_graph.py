@@ -1,4 +1,4 @@
-"""Reads tables of fewer bits within a TensorFlow graph: gathers stored numbers, then converts them to float32."""
+"""Reads tables of fewer bits in a TensorFlow graph: gathers the stored numbers, then converts them to float32."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from service.types import packed_dim, saved_dtype
 
 @dataclass(frozen=True, slots=True)
 class GraphTable:
-    """A table of fewer bits in the graph of a lookup.
+    """A table of float16, bfloat16, int8 or int4 in the graph of a lookup.
 
     numbers: [V, D] variable, of int4 [V, ceil(D / 2)] uint8.
     scales: [V, 1] float32 variable of an int8 or int4 table.
@@ -25,27 +25,27 @@ class GraphTable:
     packed_dim: int | None = None
 
     def gather(self, ids: Any) -> Any:
-        """Gathers the vectors of ids of any shape, as float32."""
+        """Gathers the vectors of ids, which may have any shape, and converts them to float32."""
         rows = tf.gather(self.numbers, ids)
         vectors = tf.cast(rows if self.packed_dim is None else _unpacked(rows, self.packed_dim), tf.float32)
         return vectors if self.scales is None else vectors * tf.gather(self.scales, ids)
 
 
 def numbers_of(table: ReducedTable) -> Any:
-    """Converts a table's stored numbers to a tensor of its dtype; numpy holds bfloat16 as bits."""
+    """Converts a table's stored numbers to a tensor of the table's dtype; numpy holds bfloat16 as 16-bit integers."""
     numbers = tf.constant(table.numbers)
     return tf.bitcast(numbers, tf.bfloat16) if table.dtype == "bfloat16" else numbers
 
 
 class ReducedVariables:
-    """The variables of tables of fewer bits, for a tf.Module that is saved. Concurrency: one caller at a time.
+    """Variables of tables of fewer bits, for a tf.Module that will be saved. Concurrency: one caller at a time.
 
     tables, scales: the caller makes them attributes of the module, under these names.
     """
 
     def __init__(self, reduced: Mapping[str, ReducedTable]) -> None:
         self._reduced = reduced
-        # Variables on the host, because saving copies variables of another device to the host.
+        # The variables are on the host, because saving would copy variables of another device to the host.
         with tf.device("CPU"):
             self.tables = {
                 name: tf.Variable(numbers_of(table), trainable=False, name=name) for name, table in reduced.items()
@@ -57,7 +57,7 @@ class ReducedVariables:
             }
 
     def for_lookups(self, tables: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the tables for build_lookup: `tables`, with GraphTables in place of those that have fewer bits."""
+        """Returns the tables for build_lookup: `tables`, with a GraphTable in place of each that has fewer bits."""
         own = {
             name: _graph_table(self._reduced[name], numbers, self.scales.get(name))
             for name, numbers in self.tables.items()
@@ -65,12 +65,12 @@ class ReducedVariables:
         return {**tables, **own}
 
     def scale_keys(self) -> dict[str, str]:
-        """Returns the checkpoint key of each table's scales."""
+        """Returns the checkpoint key of the scales of each table that has scales."""
         return {name: f"scales/{name}/.ATTRIBUTES/VARIABLE_VALUE" for name in self.scales}
 
 
 class ReducedGraphVariables:
-    """The variables of tables of fewer bits, added to the current v1 graph. Concurrency: one caller at a time."""
+    """Variables of tables of fewer bits, added to the current v1 graph. Concurrency: one caller at a time."""
 
     def __init__(self, reduced: Mapping[str, ReducedTable]) -> None:
         self._reduced = reduced
@@ -87,7 +87,7 @@ class ReducedGraphVariables:
         }
 
     def for_lookups(self, tables: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the tables for build_lookup, as ReducedVariables.for_lookups does."""
+        """Returns the tables for build_lookup, as ReducedVariables.for_lookups() does."""
         own = {
             name: _graph_table(self._reduced[name], numbers, self._scales.get(name))
             for name, numbers in self._tables.items()
@@ -95,18 +95,18 @@ class ReducedGraphVariables:
         return {**tables, **own}
 
     def fill(self, session: Any) -> None:
-        """Fills the variables in a session. Constants in the graph could exceed the largest size of a GraphDef."""
+        """Feeds the numbers to the variables in a session. As constants they could exceed a GraphDef's largest size."""
         for name, table in self._reduced.items():
             _write(session, self._tables[name], table.numbers)
             if table.scales is not None:
                 _write(session, self._scales[name], table.scales)
 
     def table_keys(self) -> dict[str, str]:
-        """Returns the checkpoint key of each table."""
+        """Returns the checkpoint key of the numbers of each table."""
         return {name: variable.op.name for name, variable in self._tables.items()}
 
     def scale_keys(self) -> dict[str, str]:
-        """Returns the checkpoint key of each table's scales."""
+        """Returns the checkpoint key of the scales of each table that has scales."""
         return {name: variable.op.name for name, variable in self._scales.items()}
 
 
@@ -115,8 +115,8 @@ def _graph_table(table: ReducedTable, numbers: Any, scales: Any) -> GraphTable:
 
 
 def _unpacked(octets: Any, embedding_dim: int) -> Any:
-    # [..., ceil(D / 2)] uint8 to [..., D] int32 from -8 to 7. The low half of a byte is the first of two columns. A
-    # half is read as a number below 16; numbers from 8 on are negative: subtract 16.
+    # Converts [..., ceil(D / 2)] uint8 to [..., D] int32 from -8 to 7. The low half of a byte is the first of two
+    # columns. A half is read as a number below 16; numbers from 8 on are negative: subtract 16.
     halves = tf.stack([tf.bitwise.bitwise_and(octets, 15), tf.bitwise.right_shift(octets, 4)], axis=-1)
     numbers = tf.bitwise.bitwise_xor(tf.cast(halves, tf.int32), 8) - 8
     columns = tf.concat([tf.shape(octets)[:-1], [2 * octets.shape[-1]]], axis=0)
@@ -124,7 +124,7 @@ def _unpacked(octets: Any, embedding_dim: int) -> Any:
 
 
 def unwritten_variable(name: str, dtype: Any, shape: Any) -> Any:
-    """Adds a variable without memory to the current v1 graph: its initializer is never run."""
+    """Adds a variable to the current v1 graph that uses no memory: its initializer is never run."""
     return tf.compat.v1.Variable(
         lambda: tf.zeros(shape, dtype), trainable=False, name=name, dtype=dtype, use_resource=True
     )

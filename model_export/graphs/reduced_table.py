@@ -1,4 +1,4 @@
-"""Rounds tables to fewer bits, measures the error, and converts stored numbers back to float32.
+"""Rounds float32 tables to fewer bits, measures the error, and converts the stored numbers back to float32.
 
 float16, bfloat16: each number is rounded to the nearest one, and to the even one of two that are equally near. int8:
 row r is scale[r] times whole numbers from -127 to 127, scale[r] = max|row| / 127; a row of zeros has scale 0. int4: the
@@ -26,17 +26,18 @@ from service.artifact.rounding import LARGEST, STEPS, rounded, unpacked
 from service.types import SCALED_DTYPES, TABLE_DTYPES, Array, stored_columns
 
 TableDtype = Literal["float32", "float16", "bfloat16", "int8", "int4"]
-# Key in the manifest's provenance: table -> Rounding.to_json(), and the losses of a table that compact reduced.
+# Key in the manifest's provenance. Its value maps a table to Rounding.to_json() and, if compact reduced the table, to
+# its losses.
 REDUCED_KEY = "reduced_tables"
 
 _CHUNK_BYTES = 16 << 20
-# Half the distance between two neighbouring numbers: between 1 and 2, and among subnormal numbers.
+# Half the distance between two neighbouring numbers of the dtype: of numbers between 1 and 2, and of subnormal numbers.
 _HALF_STEP = {"float16": (2.0**-11, 2.0**-25), "bfloat16": (2.0**-8, 2.0**-134)}
 
 
 @dataclass(frozen=True, slots=True)
 class ReducedTable:
-    """A rounded table, in the form in which it is saved.
+    """A table rounded to fewer bits, in the form in which it is saved.
 
     numbers: [V, D] as TABLE_DTYPES reads the dtype; of bfloat16 its bits, of int4 [V, ceil(D / 2)] bytes.
     scales: [V, 1] float32 of an int8 or int4 table.
@@ -52,12 +53,12 @@ class ReducedTable:
     error_bound: float
 
     def to_json(self) -> dict[str, str | float]:
-        """Returns the table's entry for the manifest's provenance."""
+        """Returns the provenance entry of the table: its dtype, errors and bound."""
         return _provenance(self.dtype, self.largest_error, self.error_bound)
 
 
 def chosen_dtypes(table_dtype: str | Mapping[str, str] | None, tables: Sequence[str]) -> dict[str, TableDtype]:
-    """Returns the dtype of each table that does not stay float32.
+    """Returns the dtype of each table that shall have fewer bits than float32.
 
     Args:
       table_dtype: one for all tables, or by table.
@@ -77,7 +78,7 @@ def chosen_dtypes(table_dtype: str | Mapping[str, str] | None, tables: Sequence[
 
 
 def reduced(name: str, dtype: TableDtype, vocabulary_size: int, rows: Callable[[int, int], Array]) -> ReducedTable:
-    """Rounds a table, a few megabytes at a time.
+    """Rounds a table to fewer bits; reads a few megabytes of rows at a time.
 
     Args:
       rows: returns the rows [start, stop) as [stop - start, D] float32.
@@ -99,7 +100,7 @@ def reduced(name: str, dtype: TableDtype, vocabulary_size: int, rows: Callable[[
 
 
 class Rounding:
-    """Rounds the rows of one table, block by block in order, and keeps the largest error.
+    """Rounds the rows of one table, block by block in the order of rows, and keeps the largest rounding error.
 
     Concurrency: one caller at a time.
     """
@@ -109,7 +110,7 @@ class Rounding:
         self._name, self._dtype, self._done = name, dtype, 0
 
     def add(self, rows: Array) -> tuple[Array, Array | None]:
-        """Rounds the next [n, D] float32 rows; raises the errors of reduced().
+        """Rounds the next [n, D] float32 rows of the table; raises the errors of reduced().
 
         Returns:
           The numbers, in ReducedTable's form, and for int8 and int4 their [n, 1] float32 scales.
@@ -123,7 +124,7 @@ class Rounding:
         return numbers, scales
 
     def to_json(self) -> dict[str, str | float]:
-        """Returns the rounded table's entry for the manifest's provenance."""
+        """Returns the provenance entry of the rounded table."""
         return _provenance(self._dtype, self.largest_error, self.error_bound)
 
 

@@ -13,15 +13,15 @@ PREDICT = "serving_default"
 PREDICT_EXAMPLES = "serve_examples"
 RATING_OUTPUT = "rating"
 EXAMPLES_INPUT = "examples"
-# The signature under which TensorFlow 2 names the graph's initialiser.
+# Name of the signature in which TensorFlow 2 stores a graph's initialiser.
 INIT_OP = "__saved_model_init_op"
 DEFAULT_BATCH_SIZES = (1, 8, 64, 512)
-# The file of recorded requests and answers of the trained model.
+# Path in the artifact of the file with recorded requests and the trained model's answers.
 RECORDED_PATH = "assets.extra/recorded_predictions"
 
 
 def lookup_devices(lookup_device: Any) -> tuple[LookupDevice, ...]:
-    """Returns the lookup devices that an argument or a configuration names; raises ExportError for an unknown one."""
+    """Returns the lookup devices that an argument names; raises ExportError for an unknown device."""
     named = (lookup_device,) if isinstance(lookup_device, str) else tuple(lookup_device)
     choices: tuple[LookupDevice, ...] = get_args(LookupDevice)
     if named == ("both",):

@@ -26,12 +26,12 @@ SERVE_TPU = ("serve", "tpu")
 
 
 class GraphRefusedError(Exception):
-    """A TensorFlow graph refused a request; the message is the first line of TensorFlow's error."""
+    """A refusal of a request by a TensorFlow graph; the message is the first line of TensorFlow's error."""
 
 
 @dataclass(frozen=True, slots=True)
 class InputInfo:
-    """One input of a signature: dtype (numpy's name or "string"), shape (None: unknown), default (None: none)."""
+    """One input of a signature. dtype: numpy's name or "string"; shape: None if unknown; default: None without one."""
 
     dtype: str
     shape: tuple[int | None, ...] | None
@@ -39,7 +39,7 @@ class InputInfo:
 
 
 class SignatureRunner:
-    """The signatures of one loaded MetaGraph. Concurrency: one caller at a time."""
+    """Runner of the signatures of one loaded MetaGraph. Concurrency: one caller at a time."""
 
     def __init__(self, session: Any, signature_defs: Mapping[str, Any]) -> None:
         self._session = session
@@ -51,12 +51,12 @@ class SignatureRunner:
         return sorted(self._definitions)
 
     def inputs(self, signature: str) -> dict[str, InputInfo]:
-        """Returns the inputs of a signature by name; one that is no single tensor has dtype ""."""
+        """Returns the inputs of a signature by name; an input that is not one tensor has the dtype ""."""
         definition = self._definitions[signature]
         return {key: _input_info(info, definition.defaults.get(key)) for key, info in definition.inputs.items()}
 
     def output_ranks(self, signature: str) -> dict[str, int | None]:
-        """Returns the rank of each output of a signature by its SignatureDef; None for an unknown rank."""
+        """Returns the rank of each output, as the signature's SignatureDef declares it; None for an unknown rank."""
         infos = self._definitions[signature].outputs
         return {
             key: None if info.tensor_shape.unknown_rank else len(info.tensor_shape.dim) for key, info in infos.items()
@@ -81,12 +81,12 @@ class SignatureRunner:
 
 
 def meta_graph_tags(artifact: Path) -> list[tuple[str, ...]]:
-    """Returns the sorted tags of each MetaGraph in an artifact."""
+    """Returns the sorted tags of each MetaGraph in an artifact's saved_model.pb."""
     return [tuple(sorted(graph.meta_info_def.tags)) for graph in read_saved_model(artifact).meta_graphs]
 
 
 def read_saved_model(artifact: Path) -> Any:
-    """Parses saved_model.pb to a SavedModel message (of our private descriptor pool); raises ExportError."""
+    """Parses saved_model.pb to a SavedModel message of our private descriptor pool; raises ExportError."""
     message = message_class("tensorflow.SavedModel")()
     try:
         message.ParseFromString((artifact / "saved_model.pb").read_bytes())
@@ -96,7 +96,7 @@ def read_saved_model(artifact: Path) -> Any:
 
 
 def read_signature_inputs(artifact: Path) -> dict[str, dict[str, InputInfo]]:
-    """Returns the inputs of each signature of the {serve} MetaGraph without loading it; raises ExportError."""
+    """Reads the inputs of each signature of the {serve} MetaGraph without loading the graph; raises ExportError."""
     for graph in read_saved_model(artifact).meta_graphs:
         if set(graph.meta_info_def.tags) == set(SERVE):
             return {
@@ -109,7 +109,7 @@ def read_signature_inputs(artifact: Path) -> dict[str, dict[str, InputInfo]]:
 
 @contextmanager
 def open_signatures(artifact: Path, tags: Sequence[str] = SERVE) -> Iterator[SignatureRunner]:
-    """Loads the MetaGraph with these tags; a MetaGraph tagged "tpu" is first lowered for a CPU.
+    """Loads the MetaGraph with these tags; one tagged "tpu" is first rewritten so that a CPU can run it.
 
     Raises:
       ExportError: TensorFlow can not load the MetaGraph; the message holds TensorFlow's error.
@@ -129,7 +129,7 @@ def open_signatures(artifact: Path, tags: Sequence[str] = SERVE) -> Iterator[Sig
 
 
 def _lowered(artifact: Path, tags: tuple[str, ...], folder: Path) -> Path:
-    # Link to the same variables and assets, because lowering changes the graph only.
+    # The rewritten MetaGraph links to the same variables and assets, because only the graph changes.
     saved_model = read_saved_model(artifact)
     graphs = [graph for graph in saved_model.meta_graphs if set(graph.meta_info_def.tags) == set(tags)]
     if not graphs:
@@ -147,14 +147,14 @@ def _lowered(artifact: Path, tags: tuple[str, ...], folder: Path) -> Path:
 def _input_info(info: Any, default: Any) -> InputInfo:
     shape = info.tensor_shape
     sizes = None if shape.unknown_rank else tuple(None if dim.size < 0 else dim.size for dim in shape.dim)
-    # A sparse or composite input consists of several tensors, so it can not be fed by one name.
+    # A sparse or composite input consists of several tensors, so it can not be fed by one name; its dtype is "".
     dtype = tf.as_dtype(info.dtype).name if info.name else ""
     return InputInfo(dtype, sizes, None if default is None else tf.make_ndarray(default))
 
 
 @contextmanager
 def quiet_loader() -> Iterator[None]:
-    """Silences TensorFlow's warning, at every load, that the only loader which feeds by name is deprecated."""
+    """Silences the loader's warning that it is deprecated; TensorFlow has no other loader that feeds by name."""
     logger = logging.getLogger("tensorflow")
     level = logger.level
     logger.setLevel(logging.ERROR)

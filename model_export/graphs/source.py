@@ -1,4 +1,4 @@
-"""The interface between the exporter and a trained model of any kind.
+"""The interface ExportSource, through which the exporter writes and checks a trained model of any kind.
 
 A source writes the SavedModel and computes reference predictions. The exporter does the rest, in the same way for every
 source: manifest, parity of lookups, warm-up requests and the rename to a version.
@@ -19,7 +19,7 @@ from service.types import Array
 
 @dataclass(frozen=True, slots=True)
 class PredictSignature:
-    """A signature that runs the model's own graph.
+    """A signature that runs the model's own graph, and the form of its inputs.
 
     features: names of the features whose ids are inputs, with the input names and dtypes of their FeatureSpec.
     examples_input: the input of serialized tf.Examples, if the signature has one; each feature is then a field of its
@@ -37,7 +37,7 @@ class PredictSignature:
 
 @dataclass(frozen=True, slots=True)
 class SavedParts:
-    """The places of the tables and signatures in the SavedModel that a source wrote.
+    """The checkpoint keys of tables, and the predict signatures, of a SavedModel that a source wrote.
 
     table_variables: table of the spec -> its key in variables/variables.index.
     table_scales: the same for the scales of int8 and int4 tables.
@@ -50,7 +50,7 @@ class SavedParts:
 
 @dataclass(frozen=True, slots=True)
 class LookupPlan:
-    """The lookup signatures that a source must write beside its predict signatures.
+    """The lookup signatures that a source must write into its SavedModel, beside its predict signatures.
 
     lookups: signature name -> its manifest entry; graphs.lookup_graph builds a lookup's graph from it.
     vocabulary_files: feature -> file with one key per line, which becomes an asset of the same name.
@@ -65,7 +65,7 @@ class LookupPlan:
 
 
 class ExportSource(Protocol):
-    """A trained model that the exporter can write and check. Concurrency: one caller at a time."""
+    """The interface of a trained model that the exporter can write and check. Concurrency: one caller at a time."""
 
     @property
     def spec(self) -> ModelSpec:
@@ -83,7 +83,7 @@ class ExportSource(Protocol):
         ...
 
     def save(self, folder: Path, plan: LookupPlan, predict: Sequence[str]) -> SavedParts:
-        """Writes a stock SavedModel into a folder, with the plan's lookups and the named predict signatures.
+        """Writes a stock SavedModel into a folder, with the plan's lookup signatures and the named predict signatures.
 
         Raises:
           ExportError: the model can not be exported as planned.
@@ -91,9 +91,9 @@ class ExportSource(Protocol):
         ...
 
     def table_rows(self, table: str, start: int, stop: int) -> Array:
-        """Returns rows [start, stop) of a trained table, [stop - start, D], to compare with the saved bytes."""
+        """Returns rows [start, stop) of a trained table, [stop - start, D], with which saved rows are compared."""
         ...
 
     def predict(self, signature: str, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
-        """Runs a request on the model in memory, to compare with the answer of the saved signature."""
+        """Runs a request on the model in memory; the saved signature's answer is compared with the result."""
         ...

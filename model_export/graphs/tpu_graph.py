@@ -1,4 +1,4 @@
-"""Writes {serve, tpu} MetaGraphs: the form in which a TPU serves a model, as TPUEstimator exported it until 2.15.
+"""Writes {serve, tpu} MetaGraphs, by which a TPU serves a model, as TPUEstimator exported them until 2.15.
 
 The dense part of the model becomes a function for the TPU's own compiler, called by TPUPartitionedCall; parsing,
 vocabularies and padding stay on the host. A SavedModel holds such a MetaGraph beside the {serve} one, and both read the
@@ -26,7 +26,7 @@ TPU_TAGS = ("serve", "tpu")
 
 
 def tpu_call(build: Callable[..., Mapping[str, Any]], *features: Any) -> dict[str, Any]:
-    """Adds a call to the current graph that runs the dense part of a model on a TPU core.
+    """Adds a call to the current graph that runs the dense part of a model (build) on a TPU core.
 
     The current graph is a v1 graph, in which build may create variables with `get_variable` (they become variables of
     that graph), or the body of a tf.function, in which build uses existing variables. Tensors that build closes over
@@ -73,7 +73,7 @@ def tpu_call(build: Callable[..., Mapping[str, Any]], *features: Any) -> dict[st
 
 @contextmanager
 def tpu_inference() -> Iterator[None]:
-    """Tells TPU embedding columns that a TPU serves the graph which this `with` block builds; tpu_call does so too.
+    """Tells TPU embedding columns, while the `with` block builds a graph, that a TPU serves it; tpu_call does so too.
 
     Use it for a model function that places ops on the TPU itself.
     """
@@ -88,7 +88,7 @@ def tpu_inference() -> Iterator[None]:
 
 
 def add_tpu_meta_graph(folder: Path, module: Any, signatures: Mapping[str, Any]) -> None:
-    """Adds a {serve, tpu} MetaGraph to the SavedModel that tf.saved_model.save wrote for the same module.
+    """Adds a {serve, tpu} MetaGraph to a SavedModel that tf.saved_model.save wrote for the same module.
 
     Args:
       folder: the SavedModel; its variables are neither read nor written again.
@@ -104,7 +104,7 @@ def add_tpu_meta_graph(folder: Path, module: Any, signatures: Mapping[str, Any])
     with tempfile.TemporaryDirectory() as scratch:
         file = Path(scratch) / "meta_graph.pb"
         options = tf.saved_model.SaveOptions(extra_tags=[TPU_TAGS[1]])
-        # Unlike tf.saved_model.save, this does not write the variables, which are already there.
+        # Unlike tf.saved_model.save, export_meta_graph does not write the variables, which the folder already has.
         export_meta_graph(module, str(file), dict(signatures), options)
         meta_graph = tf.compat.v1.MetaGraphDef.FromString(file.read_bytes())
     merge_meta_graphs(folder, meta_graph)
@@ -114,14 +114,14 @@ def _call_from_v1_graph(rewritten: Callable[[], Any]) -> list[Any]:
     from tensorflow.python.framework import function
     from tensorflow.python.tpu.tpu import prune_unconnected_ops_from_xla
 
-    # A Defun, because it creates variables of its body in the graph around it.
+    # The function is a Defun, because a Defun creates the variables of its body in the graph around it.
     @function.Defun(capture_resource_var_by_value=False)  # type: ignore[untyped-decorator]
     def tpu_subgraph() -> Any:
         outputs = rewritten()
         prune_unconnected_ops_from_xla(tf.compat.v1.get_default_graph())
         return outputs
 
-    # Reading captured_inputs builds the function.
+    # Reading captured_inputs makes the Defun build its function.
     captures = tpu_subgraph.captured_inputs
     dtypes = [output.type for output in tpu_subgraph.definition.signature.output_arg]
     return _partitioned_call(tpu_subgraph, captures, dtypes)

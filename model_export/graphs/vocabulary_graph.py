@@ -1,4 +1,4 @@
-"""Maps the keys that clients send to rows of a table within a graph, before ids are padded or looked up."""
+"""Maps the keys that clients send to rows of a table in a graph, before the graph pads or looks up ids."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 from model_export.spec.features import FeatureSpec, ModelSpec, VocabularySpec
 from model_export.tensorflow_setup import tf
 
-# The id of a key that the vocabulary drops. Any negative number would do.
+# The id that stands for a key that the vocabulary drops. Any negative number would do.
 DROPPED = -1
 
 
 def vocabulary_tables(spec: ModelSpec, files: Mapping[str, Path]) -> dict[str, Any]:
-    """Makes TensorFlow's lookup table for each feature that has a file; the file becomes an asset.
+    """Makes TensorFlow's lookup table for each feature with a vocabulary file; the file becomes an asset of the model.
 
     Works eagerly (attach the tables to the module that is saved) and in a v1 graph (which gets their initializers).
     NOTE: TensorFlow names a table after its file's path, and shares tables of the same name within a process. Two
@@ -24,7 +24,7 @@ def vocabulary_tables(spec: ModelSpec, files: Mapping[str, Path]) -> dict[str, A
 
 
 def rows_of_keys(feature: FeatureSpec, keys: Any, table: Any) -> Any:
-    """Maps keys of any shape to int64 rows; a key that the vocabulary drops becomes DROPPED.
+    """Maps keys of any shape to int64 row numbers; a key that the vocabulary drops becomes DROPPED.
 
     Source: fingerprint and buckets are those of IdTableWithHashBuckets in tensorflow/python/ops/lookup_ops.py (2.21),
     which TensorFlow's categorical columns use.
@@ -58,7 +58,8 @@ def _other(feature: FeatureSpec, vocabulary: VocabularySpec, strings: Any, is_kn
 
 
 def _file_table(path: Path) -> Any:
-    # The table's keys are strings even if clients send integers, because TensorFlow reads whole lines as strings only.
+    # The lookup table's keys are strings even if clients send integers, because TensorFlow reads whole lines only as
+    # strings.
     whole_line, line_number = tf.lookup.TextFileIndex.WHOLE_LINE, tf.lookup.TextFileIndex.LINE_NUMBER
     lines = tf.lookup.TextFileInitializer(str(path), tf.string, whole_line, tf.int64, line_number)
     return tf.lookup.StaticHashTable(lines, default_value=-1)

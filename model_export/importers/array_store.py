@@ -1,4 +1,4 @@
-"""Reads arrays with tensorstore: Orbax checkpoints (OCDBT or a folder per array) and zarr folders.
+"""Reads arrays with tensorstore, from Orbax checkpoints (OCDBT or a folder per array) and zarr folders.
 
 An array is stored in blocks, and tensorstore reads whole blocks. If a block is larger than a chunk of rows, the array
 is first written to an uncompressed temporary file, block by block, so that memory holds one block at a time.
@@ -23,9 +23,9 @@ from model_export.importers.stacked_tables import StackMember, find_member
 from model_export.importers.table_reader import CHUNK_BYTES, Chunk, TableReader, missing_library, rows_per_chunk
 from service.types import Array
 
-# Last part of the key of an array's description in a store -> tensorstore's driver for such arrays.
+# Maps the last part of the key under which a store describes an array to tensorstore's driver for such arrays.
 _DESCRIPTIONS = {".zarray": "zarr", "zarr.json": "zarr3"}
-# Orbax's CheckpointManager saves a state in a folder of this name below the step's folder.
+# Orbax's CheckpointManager saves a state in a subfolder of the step's folder, under one of these names.
 _ORBAX_ITEMS = ("default", "state")
 _FLOATS = ("float16", "float32", "float64", "bfloat16")
 
@@ -36,7 +36,7 @@ def is_array_store(folder: Path) -> bool:
 
 
 def open_array_store(address: Address) -> TableReader:
-    """Opens CHECKPOINT:ARRAY, or CHECKPOINT:TABLE of a stacked table that a JSON file describes. Raises ExportError."""
+    """Opens the array of CHECKPOINT:ARRAY, or the stacked table of CHECKPOINT:TABLE; raises ExportError."""
     try:
         import tensorstore  # noqa: F401
     except ImportError as error:
@@ -68,7 +68,7 @@ def _candidates(folder: Path) -> list[Path]:
 
 
 def _root(folder: Path) -> dict[str, Any] | None:
-    # Returns tensorstore's key-value store of a folder's arrays.
+    # Returns the tensorstore key-value store that holds a folder's arrays; None if the folder holds none.
     location = {"driver": "file", "path": f"{folder.absolute()}/"}
     if (folder / "manifest.ocdbt").is_file():
         return {"driver": "ocdbt", "base": location}
@@ -80,7 +80,7 @@ def _root(folder: Path) -> dict[str, Any] | None:
 
 
 def _arrays(folder: Path) -> dict[str, str]:
-    # Returns array name -> driver. If the folder itself is an array, its name is "".
+    # Returns each array's name and tensorstore driver. If the folder itself is an array, the array's name is "".
     import tensorstore
 
     root = tensorstore.KvStore.open(_root(folder)).result()
@@ -97,7 +97,7 @@ def _opened(folder: Path, name: str, driver: str) -> Any:
 
     root = dict(_root(folder) or {})
     root["path"] = (root.get("path") or "") + (f"{name}/" if name else "")
-    # A cache, so that a block which two chunks share is decoded once.
+    # tensorstore gets a cache, so that a stored block that two chunks share is decoded once.
     context = tensorstore.Context({"cache_pool": {"total_bytes_limit": 2 * CHUNK_BYTES}})
     return tensorstore.open({"driver": driver, "kvstore": root}, read=True, context=context).result()
 
@@ -118,7 +118,7 @@ class _Stored:
             if _block_bytes(source) > CHUNK_BYTES:
                 spool = stack.enter_context(_Spool(self.store, self.scratch))
                 source = spool.array
-            # Every shard gives a chunk the same number of rows, so a chunk's size is a multiple of the number of
+            # Each chunk has the same number of rows of every shard, so a chunk's size is a multiple of the number of
             # shards.
             shards = 1 if self.member is None else self.member.num_shards
             dim = int(self.store.shape[-1])
@@ -139,7 +139,8 @@ class _Stored:
             if out is None:
                 out = np.empty((stop - start, member.embedding_dim), part.dtype)
             out[residue :: member.num_shards] = part
-        assert out is not None  # a chunk has at least one row
+        # The loop runs at least once, because a chunk has at least one row.
+        assert out is not None
         return out
 
 
@@ -148,7 +149,7 @@ def _read(views: list[Any]) -> list[Array]:
         return [np.array(view) for view in views]
     futures = [view.read() for view in views]
     arrays = [future.result() for future in futures]
-    # tensorstore returns ml_dtypes.bfloat16, which float32 holds without loss.
+    # tensorstore returns ml_dtypes.bfloat16, all of whose values float32 can represent.
     return [array.astype(np.float32) if array.dtype.name == "bfloat16" else array for array in arrays]
 
 
@@ -157,7 +158,7 @@ def _block_bytes(store: Any) -> int:
 
 
 class _Spool:
-    """An array in a mapped temporary file. Concurrency: one caller at a time."""
+    """A copy of an array in a temporary file, which is mapped into memory. Concurrency: one caller at a time."""
 
     def __init__(self, store: Any, scratch: Path | None) -> None:
         dtype = np.dtype(np.float32) if store.dtype.name == "bfloat16" else store.dtype.numpy_dtype
@@ -173,12 +174,12 @@ class _Spool:
             self.forget()
 
     def forget(self) -> None:
-        """Removes the file's pages from the process's memory; the file keeps them."""
+        """Releases the pages of the mapped file from the process's memory; the file keeps the data."""
         self._map.madvise(mmap.MADV_DONTNEED)
 
     def __enter__(self) -> _Spool:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # No close() of the map, because a caller may still hold a view of it; the last view frees it.
+        # The map is not closed here, because a caller may still hold a view of it; the last view frees the map.
         del self.array

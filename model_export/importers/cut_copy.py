@@ -1,4 +1,4 @@
-"""Makes a small copy of a large model: the first rows of each table under the same graph.
+"""Makes a small copy of an imported model: the first rows of each table, and the same graph.
 
 TensorFlow holds whole tables in memory, so the import compares the graph of this small copy with the numpy oracle. The
 two models differ only in their numbers of rows.
@@ -20,18 +20,18 @@ from service.types import TABLE_DTYPES, Array, saved_dtype
 
 
 def cut_spec(spec: ModelSpec, rows: int) -> ModelSpec:
-    """Returns the spec with fewer rows per table, without the keys of dropped rows; policies read the last row."""
+    """Returns the spec with at most `rows` rows per table; keys of cut rows are dropped, policies read the last row."""
     tables = tuple(replace(table, vocabulary_size=min(rows, table.vocabulary_size)) for table in spec.tables)
     return ModelSpec(tables, tuple(_cut(feature, rows) for feature in spec.features))
 
 
 def cut_tables(tables: Sequence[CopiedTable], rows: int) -> list[CopiedTable]:
-    """Returns the tables' descriptions with at most `rows` rows each."""
+    """Returns the descriptions of the tables, each cut to at most `rows` rows."""
     return [replace(t, read=replace(t.read, vocabulary_size=min(rows, t.read.vocabulary_size))) for t in tables]
 
 
 def copy_first_rows(artifact: Path, manifest: Manifest, tables: Sequence[CopiedTable], prefix: Path) -> None:
-    """Writes a checkpoint of the first rows of an artifact's tables; `tables` has the number of rows of each."""
+    """Writes a checkpoint with the first rows of an artifact's tables; `tables` gives each table's number of rows."""
     with BundleWriter(prefix) as writer:
         for table in tables:
             entry, rows = manifest.tables[table.read.name], table.read.vocabulary_size

@@ -1,4 +1,4 @@
-"""Chooses the reader of a table's address: by the option format=, or else by the path's ending or folder contents."""
+"""Chooses the reader for a table's address: by the option format=, or else by the path's ending or folder's content."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from model_export.importers.table_reader import TableReader
 
 @dataclass(frozen=True, slots=True)
 class _Format:
-    """A file format. open: makes the reader; options: allowed options; has_names: an address may be PATH:NAME."""
+    """A file format. open: makes the reader; options: allowed options; has_names: addresses may be PATH:NAME."""
 
     open: Callable[[Address], TableReader]
     suffixes: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""Makes a served model from files of numbers, table by table and chunk by chunk.
+"""Makes a model that a server can serve from files of numbers, table by table and chunk by chunk.
 
 Rows are copied from their file into the checkpoint of a stock SavedModel; TensorFlow builds the graph, but never holds
 a table. The version appears by one rename, after its graph was compared with the numpy oracle.
@@ -32,10 +32,11 @@ from model_export.parity.parity_report import ParityReport
 from model_export.spec.features import ModelSpec
 from service.artifact.manifest import Manifest
 
-# A larger table is compared with the oracle in its first rows only.
+# For a table of more bytes than this, only the first rows are compared with the oracle.
 _WHOLE_CHECK_BYTES = 64 << 20
 _COMPARED_ROWS = 1000
-# Key in the manifest's provenance: table -> number of compared rows, if not all rows were compared.
+# Key in the manifest's provenance. Its value maps a table to the number of compared rows, if not all rows were
+# compared.
 COMPARED_ROWS_KEY = "compared_rows"
 
 
@@ -77,8 +78,8 @@ def import_tables(
     plan = _Plan.of(tables, features or {}, keys or {}, oov or {}, table_dtype, allow_nonfinite=allow_nonfinite)
     made_base = not base.exists()
     base.mkdir(parents=True, exist_ok=True)
-    # The temporary folder is on the target's file system, so that the rename is atomic; its name is no number, so no
-    # server loads it.
+    # The temporary folder is on the target's file system, so that renaming it is atomic. The folder's name is no
+    # number, so no server loads it as a version.
     temporary = Path(tempfile.mkdtemp(prefix=".tmp-", dir=base))
     try:
         copied = plan.copy(temporary, progress or (lambda _: lambda done, total: None))
@@ -108,7 +109,7 @@ class _Plan:
         *,
         allow_nonfinite: bool,
     ) -> _Plan:
-        """Checks all arguments that can be checked before a file is read, and makes a plan of them."""
+        """Checks all arguments that can be checked before a file is read; returns the plan of the import."""
         if not tables:
             raise ExportError("no tables to import; name one with --table NAME=FILE")
         for name in tables:
@@ -132,8 +133,8 @@ class _Plan:
         return _Plan(copies, {name: Path(path) for name, path in keys.items()}, chosen, policies)
 
     def copy(self, temporary: Path, progress: Callable[[str], Progress]) -> list[CopiedTable]:
-        """Writes the checkpoint with all tables below the folder `temporary`."""
-        # Open all files before copying the first, so that a bad one is refused early.
+        """Writes a checkpoint with all tables into the folder `temporary`."""
+        # Open all files before the first table is copied, so that a bad file is refused early.
         readers: dict[str, TableReader] = {copy.name: open_table(copy.source, temporary) for copy in self.copies}
         keys = {name: read_keys(path) for name, path in self.keys.items()}
         try:
@@ -147,7 +148,7 @@ class _Plan:
 
 
 def _finish(temporary: Path, target: Path, spec: ModelSpec, tables: list[CopiedTable], created: datetime) -> None:
-    # Imported late, because it starts TensorFlow: bad files were reported before.
+    # The module is imported late, because the import starts TensorFlow: errors in files have been reported by then.
     from model_export.exporter.artifact import base_provenance
     from model_export.exporter.finishing import finish
     from model_export.parity.verify import check_parity

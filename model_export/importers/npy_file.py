@@ -32,14 +32,14 @@ class _Header:
 
 
 def open_npy(address: Address) -> TableReader:
-    """Opens the matrix of PATH.npy; raises ExportError."""
+    """Opens the matrix in the file PATH.npy and returns its reader; raises ExportError."""
     with address.path.open("rb") as file:
         header = _read_header(file, str(address.path))
     return _raw_matrix(address, address.path, 0, header, str(address.path))
 
 
 def open_npz(address: Address) -> TableReader:
-    """Opens the matrix of PATH.npz:NAME; raises ExportError."""
+    """Opens the matrix NAME in the archive PATH.npz and returns its reader; raises ExportError."""
     try:
         with zipfile.ZipFile(address.path) as archive:
             members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}

@@ -17,13 +17,13 @@ from model_export.importers.address import Address
 from model_export.importers.table_reader import Chunk, Keys, TableReader, missing_library, rows_per_chunk
 from service.types import Array
 
-# Rows of a batch if the vectors' length is not known before the data is read.
+# Rows that are read at once if the length of the vectors is not known in advance.
 _BATCH_ROWS = 8192
 _BUFFER_BYTES = 1 << 20
 
 
 def open_parquet(address: Address) -> TableReader:
-    """Opens the table at PATH?key=COLUMN&vector=COLUMN[,COLUMN...]; raises ExportError."""
+    """Opens the table at PATH?key=COLUMN&vector=COLUMN[,COLUMN...] and returns its reader; raises ExportError."""
     try:
         import pyarrow  # noqa: F401
     except ImportError as error:
@@ -119,7 +119,7 @@ def _vector_columns(address: Address, schema: Any, key: str | None) -> list[str]
     import pyarrow
 
     if said := address.options.get("vector"):
-        # A comma may also be part of a single column's name.
+        # A comma may also be part of one column's name, so try the whole text as a name first.
         return [said] if said in schema.names else said.split(",")
     lists = [field.name for field in schema if pyarrow.types.is_nested(field.type) and field.name != key]
     if len(lists) != 1:
@@ -161,7 +161,7 @@ def _list_rows(column: Any, path: Path, done: int, name: str) -> Array:
         raise ExportError(
             f"{path}, row {done + row}: {name!r} has {lengths[row]} numbers, expected {dim} as in row {done}"
         )
-    # flatten() respects the slice of the column; `values` would not.
+    # flatten() returns only the numbers of the column's slice; `values` would return those of the whole array.
     return _numbers(column.flatten(), path, done, name, dim).reshape(-1, dim)
 
 

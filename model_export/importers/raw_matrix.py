@@ -1,4 +1,4 @@
-"""Reads an uncompressed matrix of a file in chunks; it is not mapped, because mapped pages count as used memory.
+"""Reads an uncompressed matrix from a file in chunks, and does not map it, because mapped pages count as used memory.
 
 C order is read directly. Fortran order is read column by column for the rows of a chunk, and transposed.
 """
@@ -21,19 +21,19 @@ from service.types import Array
 
 @dataclass(frozen=True, slots=True)
 class NumberType:
-    """The stored form of a number. dtype: numpy's, with byte order; for bfloat16, which numpy lacks, its 16 bits."""
+    """The stored form of a number. dtype: numpy's, with byte order; for bfloat16, which numpy lacks, uint16."""
 
     dtype: np.dtype[np.generic]
     is_bfloat16: bool = False
 
     def numbers(self, stored: Array) -> Array:
-        """Converts stored numbers to floats; bfloat16 becomes float32."""
+        """Converts stored numbers to a float dtype of numpy; bfloat16 becomes float32."""
         return widened(stored, "bfloat16") if self.is_bfloat16 else stored
 
 
 @dataclass(frozen=True, slots=True)
 class RawMatrix:
-    """A TableReader of [num_rows, dim] numbers at an offset of a file.
+    """A TableReader of a [num_rows, dim] matrix that starts at an offset in a file.
 
     crc32c: masked checksum of the bytes, compared while all rows are read in order; None: there is none.
     """
@@ -47,7 +47,7 @@ class RawMatrix:
     crc32c: int | None = None
 
     def chunks(self) -> Iterator[Chunk]:
-        """Yields all rows; raises ExportError if the file is too short or its checksum differs."""
+        """Yields all rows in chunks; raises ExportError if the file is too short or its checksum differs."""
         self.check_size()
         step, crc = rows_per_chunk(self.dim), 0
         with self.path.open("rb", buffering=0) as file:
@@ -60,7 +60,7 @@ class RawMatrix:
             raise ExportError(f"{self.path} is damaged: its numbers do not have the checksum that was saved with them")
 
     def read(self, start: int, stop: int) -> Array:
-        """Reads rows [start, stop)."""
+        """Reads the rows [start, stop) of the matrix."""
         with self.path.open("rb", buffering=0) as file:
             return self.number.numbers(self._stored(file, start, stop))
 

@@ -18,7 +18,7 @@ from model_export.importers.address import Address
 from model_export.importers.raw_matrix import NumberType, RawMatrix
 from model_export.importers.table_reader import TableReader
 
-# The safetensors library has the same limit on the header.
+# Largest size of the file's header in bytes; the safetensors library has the same limit.
 _MAX_HEADER_BYTES = 100_000_000
 _NUMBERS = {
     "F16": NumberType(np.dtype("<f2")),
@@ -29,14 +29,14 @@ _NUMBERS = {
 
 
 def open_safetensors(address: Address) -> TableReader:
-    """Opens the tensor at PATH.safetensors:NAME; raises ExportError."""
+    """Opens the tensor NAME in the file PATH.safetensors and returns its reader; raises ExportError."""
     header, first_byte = _read_header(address.path)
     name = address.chosen(sorted(header), "tensors")
     return _matrix(address.path, name, header[name], first_byte)
 
 
 def open_sharded(address: Address) -> TableReader:
-    """Opens the tensor at PATH.safetensors.index.json:NAME in its shard; raises ExportError."""
+    """Opens the tensor NAME in its shard, which PATH.safetensors.index.json names; raises ExportError."""
     try:
         shards = json.loads(address.path.read_bytes())["weight_map"]
         names = sorted(shards)

@@ -1,4 +1,4 @@
-"""Writes a stock SavedModel around an existing checkpoint: lookups of variables that this process never fills."""
+"""Writes a stock SavedModel with lookups around an existing checkpoint, without loading the variables."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def write_saved_model(
     lookups: Mapping[str, SignatureEntry],
     vocabularies: Mapping[str, Path],
 ) -> None:
-    """Writes a SavedModel of one {serve} MetaGraph.
+    """Writes a SavedModel with one MetaGraph, {serve}.
 
     Args:
       folder: a new folder.
@@ -36,7 +36,7 @@ def write_saved_model(
     """
     v1 = tf.compat.v1
     with warnings.catch_warnings(), tf.Graph().as_default():
-        # Silences TensorFlow's advice to use tf.saved_model.save, which needs every table in memory.
+        # Silences TensorFlow's advice to use tf.saved_model.save, which would need every table in memory.
         warnings.simplefilter("ignore", DeprecationWarning)
         builder = _builder(folder)
         os.rename(variables, folder / "variables")
@@ -69,6 +69,7 @@ def _graph_table(table: CopiedTable, shape: tuple[int, int]) -> Any:
 
 def _builder(folder: Path) -> Any:
     builder = tf.compat.v1.saved_model.Builder(str(folder))
-    # The checkpoint exists already; the builder would save it from a session, with all tables in memory.
+    # The builder is told to save no variables: the checkpoint exists, and saving needs a session with all tables in
+    # memory.
     builder._has_saved_variables = True
     return builder

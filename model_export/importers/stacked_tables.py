@@ -1,4 +1,4 @@
-"""Finds one table in a SparseCore stack: an array that holds several tables, whose rows are spread over shards.
+"""Finds one table in a SparseCore stack, an array of several tables whose rows are spread over shards.
 
 Row i of a table lies in shard (i % num_shards + shard_rotation) % num_shards, at row i // num_shards +
 row_offset_in_shard of that shard; the array holds one shard after the other. A JSON file describes each table:
@@ -32,13 +32,13 @@ from model_export.importers.address import Address
 
 DESCRIPTION_NAME = "stacked_tables.json"
 _FORMAT = 1
-# The number of rows of a table in a shard is a multiple of this.
+# Each shard pads a table to a multiple of this number of rows.
 _ROW_MULTIPLE = 8
 
 
 @dataclass(frozen=True, slots=True)
 class StackMember:
-    """The place of one table in the array of its stack.
+    """The place of one table in the array of a SparseCore stack.
 
     array: the array's name in the checkpoint. num_shards: number of devices times SparseCores per device.
     vocabulary_size, embedding_dim: the table's size without padding.
@@ -54,7 +54,7 @@ class StackMember:
 
     @property
     def rows_in_shard(self) -> int:
-        """Number of rows of the table in each shard, with padding."""
+        """Number of rows that the table has in each shard, with padding."""
         step = _ROW_MULTIPLE * self.num_shards
         return -(-self.vocabulary_size // step) * _ROW_MULTIPLE
 
@@ -71,7 +71,7 @@ class StackMember:
             )
 
     def slices(self, start: int, stop: int, shape: tuple[int, ...]) -> Iterator[tuple[int, tuple[Any, ...]]]:
-        """Yields (r, index): rows start + r, start + r + num_shards, ... below stop lie at index of the array.
+        """Yields (r, index): `index` selects the table's rows start + r, start + r + num_shards, ... from the array.
 
         Args:
           start: a multiple of num_shards.
@@ -91,7 +91,7 @@ class StackMember:
 
 
 def find_member(address: Address, folder: Path) -> StackMember | None:
-    """Returns the stacked table that an address names; None if it names an array.
+    """Returns the stacked table that an address names; None if the address names a whole array.
 
     The description is the file of the option stacks=, or stacked_tables.json in the checkpoint's folder or the one
     above it.
@@ -115,7 +115,7 @@ def find_member(address: Address, folder: Path) -> StackMember | None:
 def describe_stacked_tables(
     table_specs: Iterable[Any], num_shards: int, arrays: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """Describes the stacked tables of a trained model, for a JSON file beside its checkpoint.
+    """Describes the stacked tables of a trained model as JSON, for a file beside the checkpoint.
 
     Args:
       table_specs: jax-tpu-embedding's TableSpecs after stacking, each with its setting_in_stack.

@@ -15,13 +15,13 @@ from model_export.importers.table_options import ReadTable
 from model_export.importers.table_reader import Chunk, Keys, TableReader
 from service.types import Array, saved_dtype
 
-# Called with (rows done, rows in all; None if not known).
+# A callback for progress. Its arguments are the number of copied rows, and of all rows, or None if not known.
 Progress = Callable[[int, int | None], None]
 
 
 @dataclass(frozen=True, slots=True)
 class CopiedTable:
-    """A table that was copied into the checkpoint.
+    """The result of copying one table into the checkpoint.
 
     source: address of the file. nonfinite: how many numbers are NaN or infinite.
     key, scale_key: keys in the checkpoint; rounding: provenance entry of a table of fewer bits.
@@ -38,7 +38,7 @@ class CopiedTable:
 
 @dataclass(frozen=True, slots=True)
 class TableCopy:
-    """The options by which a table is copied.
+    """The options for copying one table.
 
     source: address of the file, for messages. adds_mean: append a row that is the mean of all rows.
     """
@@ -92,7 +92,7 @@ class _Run:
             yield self._stored((self._sum / self._rows).astype(np.float32)[None, :])
 
     def _chunks(self, reader: TableReader) -> Iterator[Chunk]:
-        # Only the reader runs in this `try`: its library may raise OSError or ValueError.
+        # The `try` below surrounds the reader only, because its library may raise OSError or ValueError.
         chunks = reader.chunks()
         while True:
             try:
@@ -121,7 +121,7 @@ class _Run:
     def _float32(self, given: Array) -> Array:
         with np.errstate(over="ignore"):
             rows: Array = np.ascontiguousarray(given, "<f4")
-        # A finite sum means that all numbers are finite, so each number is checked only if the sum is not finite.
+        # If the sum is finite, all numbers are finite, so single numbers are checked only if the sum is not finite.
         with np.errstate(over="ignore", invalid="ignore"):
             if np.isfinite(rows.sum(dtype=np.float64)):
                 return rows

@@ -17,7 +17,7 @@ _INT64 = range(-(2**63), 2**63)
 
 @dataclass(frozen=True, slots=True)
 class ReadTable:
-    """A table whose rows are in the checkpoint. mean_row: the row of the mean (policy "mean"), or None."""
+    """A table whose rows are in the checkpoint. mean_row: number of the row that holds the mean of all, or None."""
 
     name: str
     vocabulary_size: int
@@ -28,7 +28,7 @@ class ReadTable:
 
 @dataclass(frozen=True, slots=True)
 class OovPolicy:
-    """The policy for an unknown key or an id beyond the table: "error", "zero", "mean", or the vector of row `row`.
+    """The policy for unknown keys and ids beyond the table: "error", "zero", "mean", or a row that they read.
 
     >>> OovPolicy.parse("user", "row:3").row
     3
@@ -50,7 +50,7 @@ class OovPolicy:
 
 @dataclass(frozen=True, slots=True)
 class FeatureChoice:
-    """A feature and the table that it reads. combiner: for any number of ids per row; None: one id per row."""
+    """A feature and the table that it reads. combiner: None means one id per row, otherwise any number of ids."""
 
     name: str
     table: str
@@ -71,7 +71,7 @@ def check_name(what: str, name: str) -> None:
 
 
 def choose_features(features: Mapping[str, str], tables: Sequence[str]) -> tuple[FeatureChoice, ...]:
-    """Returns the named features, and a feature of the table's name for each table that no named feature reads.
+    """Returns the named features, plus, for each table that no named feature reads, a feature of the table's name.
 
     Args:
       features: name -> TABLE, or TABLE:COMBINER.
@@ -99,7 +99,7 @@ def choose_features(features: Mapping[str, str], tables: Sequence[str]) -> tuple
 def model_spec(
     tables: Sequence[ReadTable], features: Sequence[FeatureChoice], oov: Mapping[str, OovPolicy]
 ) -> ModelSpec:
-    """Makes a ModelSpec of tables and features; raises ExportError if keys can not be a vocabulary."""
+    """Makes a ModelSpec of the tables and features; raises ExportError if a table's keys can not be a vocabulary."""
     by_name = {table.name: table for table in tables}
     vocabularies = {
         table.name: _vocabulary(table, oov.get(table.name, OovPolicy())) for table in tables if table.keys is not None
@@ -142,7 +142,7 @@ def _vocabulary(table: ReadTable, oov: OovPolicy) -> VocabularySpec:
 
 
 def _bad_key(keys: Keys) -> str | None:
-    # VocabularySpec's own error does not name the row of the bad key.
+    # The row of the bad key is added to the message, because VocabularySpec's own error does not name it.
     first: dict[str | int, int] = {}
     listed: list[str | int] = list(keys)
     for row, key in enumerate(listed):

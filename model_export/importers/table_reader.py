@@ -1,4 +1,4 @@
-"""The interface of all readers: a reader yields a table's rows, and keys if any, in chunks of some megabytes."""
+"""The interface of all readers: a reader yields a table's rows, and its keys if it has any, in chunks of megabytes."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Protocol
 from model_export.errors import ExportError
 from service.types import Array
 
-# Bytes of a chunk's rows as float32. A reader's temporary arrays for a chunk (float64, a transposed copy, masks) stay
-# below four times this number.
+# Size in bytes of a chunk's rows as float32. A reader's temporary arrays for a chunk (float64, a transposed copy,
+# masks) stay below four times this size.
 CHUNK_BYTES = 8 << 20
 
 Keys = Sequence[str] | Sequence[int]
@@ -29,11 +29,11 @@ class TableReader(Protocol):
 
     @property
     def num_rows(self) -> int | None:
-        """The number of rows, for a progress bar; None if the format does not tell it in advance."""
+        """The number of rows, for a progress bar; None if the format does not give it in advance."""
         ...
 
     def chunks(self) -> Iterator[Chunk]:
-        """Yields all rows; chunks may differ in size, none is empty.
+        """Yields all rows in chunks; the chunks may differ in size, and none is empty.
 
         Raises:
           ExportError: the file does not fit its header.
@@ -43,7 +43,7 @@ class TableReader(Protocol):
 
 
 def rows_per_chunk(dim: int) -> int:
-    """Returns the number of rows in a chunk, for rows of D numbers; at least 1.
+    """Returns the number of rows in a chunk of CHUNK_BYTES, if a row has `dim` numbers; at least 1.
 
     >>> rows_per_chunk(64), rows_per_chunk(1 << 30)
     (32768, 1)
@@ -52,5 +52,5 @@ def rows_per_chunk(dim: int) -> int:
 
 
 def missing_library(library: str, needed_for: str) -> ExportError:
-    """Returns the ExportError that names a library which is not installed."""
+    """Returns an ExportError that says which library is not installed, and what needs it."""
     return ExportError(f"{needed_for} need {library}, which is not installed: pip install 'embedding-server[import]'")

@@ -25,9 +25,9 @@ _NUMBERS = {
 
 
 def open_checkpoint(address: Address) -> TableReader:
-    """Opens the variable at PREFIX:VARIABLE or SAVED_MODEL_FOLDER:VARIABLE; raises ExportError, ArtifactError."""
+    """Opens the variable of PREFIX:VARIABLE or SAVED_MODEL_FOLDER:VARIABLE; raises ExportError or ArtifactError."""
     prefix = address.path / VARIABLES_PREFIX if (address.path / "saved_model.pb").is_file() else address.path
-    # Users pass "ckpt-1.index", because they see that file in the folder.
+    # The ending ".index" is removed, because users see that file in the folder and pass its name.
     prefix = prefix.with_suffix("") if prefix.suffix == ".index" and prefix.is_file() else prefix
     variables = read_bundle(prefix)
     if address.name is None:
@@ -64,7 +64,8 @@ class _Partitioned:
         for _, part in self.parts:
             part.check_size()
         if all(part.dim == self.dim for _, part in self.parts):
-            # Parts by rows are read one after the other, and their checksums are compared meanwhile.
+            # If the variable is split by rows only, read the parts one after the other, and compare their checksums
+            # meanwhile.
             for _, part in self.parts:
                 yield from part.chunks()
             return

@@ -23,7 +23,7 @@ _FRACTION = re.compile(rb"[+-]?\d*\.\d+(e[+-]?\d+)?", re.IGNORECASE)
 
 
 def open_text(address: Address) -> TableReader:
-    """Opens a text file of word vectors, with or without word2vec's header of two integers; raises ExportError."""
+    """Opens a text file of word vectors, with or without word2vec's first line of two integers; raises ExportError."""
     with address.path.open("rb") as file:
         first = file.readline(_LONGEST_WORD_BYTES * 16)
     header = _header(first)
@@ -39,7 +39,7 @@ def open_text(address: Address) -> TableReader:
 
 
 def open_binary(address: Address) -> TableReader:
-    """Opens a file of word2vec's binary format; raises ExportError."""
+    """Opens a file in word2vec's binary format and returns its reader; raises ExportError."""
     with address.path.open("rb") as file:
         header = _header(file.readline(100))
     if header is None:
@@ -86,7 +86,7 @@ class _Text:
             )
 
     def _parsed(self, line: bytes, number: int) -> tuple[str, list[float]]:
-        # Split from the right, because some GloVe files have words with spaces.
+        # The line is split from the right, because some GloVe files have words with spaces.
         parts = line.rstrip(b" \t\r\n").rsplit(None, self.dim)
         word = parts[0] if parts else b""
         last = word.split()[-1:]
@@ -121,14 +121,14 @@ class _Binary:
 
 
 class _BinaryWords:
-    """Parses words and vectors of word2vec's binary format from blocks of bytes. Concurrency: one caller at a time."""
+    """A parser of word2vec's binary format, which reads the file block by block. Concurrency: one caller at a time."""
 
     def __init__(self, file: BinaryIO, path: Path, dim: int) -> None:
         self._file, self._path, self._dim = file, path, dim
         self._data, self._position = b"", 0
 
     def next_word(self, row: int, num_rows: int) -> tuple[str, np.ndarray]:
-        """Parses the next word and its [D] float32 vector."""
+        """Parses the next word and its [D] float32 vector from the file."""
         while (end := self._data.find(b" ", self._position)) < 0:
             if len(self._data) - self._position > _LONGEST_WORD_BYTES:
                 raise ExportError(f"{self._path}, row {row}: no end of a word; it is not word2vec's binary format")
@@ -138,14 +138,14 @@ class _BinaryWords:
         while len(self._data) - self._position < word_bytes + 1 + vector_bytes:
             self._more(row, num_rows)
         begin = self._position + word_bytes + 1
-        # word2vec.c ends each vector with a newline, gensim does not.
+        # A newline after a vector is skipped: word2vec.c ends each vector with one, gensim does not.
         word = self._data[self._position : begin - 1].lstrip(b"\n")
         vector = np.frombuffer(self._data, "<f4", self._dim, begin)
         self._position = begin + vector_bytes
         return _decoded(word, self._path, f"row {row}"), vector
 
     def check_end(self, num_rows: int) -> None:
-        """Raises ExportError if bytes follow the last vector."""
+        """Raises ExportError if the file has bytes after the last vector."""
         rest = self._data[self._position :] + self._file.read(2)
         if rest.strip(b"\n"):
             raise ExportError(f"{self._path} goes on after the {num_rows:,} words that its first line says")

@@ -1,1 +1,1 @@
-"""Trains, restores and exports models with TPUEmbedding layers (tensorflow_recommenders, Keras 2), on a CPU or TPU."""
+"""Trains, restores and exports models with TPUEmbedding layers of tensorflow_recommenders (Keras 2), on CPU or TPU."""

@@ -1,4 +1,4 @@
-"""Restores checkpoints of layer models, even those in which a TPU's SparseCores stored several tables in one array.
+"""Restores checkpoints of layer models, even if a TPU's SparseCores stored several tables in one array.
 
 Keys of a plain checkpoint, each before /.ATTRIBUTES/VARIABLE_VALUE: `<path to the layer>/_tpu_embedding/<table>`; slots
 of a Keras optimizer at `<same>/.OPTIMIZER_SLOT/<path to the optimizer>/<slot>`. A stacked checkpoint has
@@ -22,12 +22,12 @@ _LAYOUTS = "/_tpu_embedding/_sparse_core_table_layouts/"
 
 
 def is_stacked(path: str | Path) -> bool:
-    """Says whether SparseCores wrote a checkpoint, with stacked tables; raises ExportError if there is none."""
+    """Says whether SparseCores wrote a checkpoint, with several tables in one array; raises ExportError without one."""
     return any(_LAYOUTS in f"/{key}" for key in _keys(path))
 
 
 def restore(path: str | Path, *, build: Callable[[], Any] | None = None, **objects: Any) -> None:
-    """Restores a checkpoint of `tf.train.Checkpoint(**objects).save`, tables first, and checks that it is complete.
+    """Restores a checkpoint of `tf.train.Checkpoint(**objects).save`, and checks that it lacks no variable.
 
     TensorFlow can unstack a stacked checkpoint only while it creates the tables. So restore it before the first call of
     a subclass model; for a functional model, which creates its tables when it is constructed, use restore_layer(). A
@@ -53,7 +53,7 @@ def restore(path: str | Path, *, build: Callable[[], Any] | None = None, **objec
 
 
 def restore_layer(path: str | Path, layer: Any) -> None:
-    """Restores the tables of one TPUEmbedding layer, before its first call, from a checkpoint of a model that has it.
+    """Restores one TPUEmbedding layer's tables, before its first call, from a checkpoint of a model with the layer.
 
     Raises:
       ExportError: the layer has tables already, or the checkpoint does not hold exactly one layer with these tables.
@@ -73,19 +73,19 @@ def restore_layer(path: str | Path, layer: Any) -> None:
 
 def _read(root: Any, path: str | Path, layers: list[Any], what: str, build: Callable[[], Any] | None = None) -> None:
     try:
-        # read(), not restore(), which needs a save counter that checkpoints of write() lack.
+        # read() is used, because restore() needs a save counter, which checkpoints of write() lack.
         status = root.read(str(path))
-        # No warning later about values of the checkpoint that are not restored, such as slots.
+        # Silences TensorFlow's later warning about values in the checkpoint that are not restored, such as slots.
         status.expect_partial()
         unstacked = [held.parameters for layer in layers for held in introspection.tables(layer).values()]
         if build is not None:
             build()
     except KeyError as error:
-        # TensorFlow raises KeyError if a stack holds a table that the layer lacks.
+        # TensorFlow raises KeyError if a stacked array holds a table that the layer lacks.
         raise ExportError(f"{path} does not fit {what}: no feature uses its table {error}") from error
     except (ValueError, tf.errors.OpError) as error:
         raise ExportError(f"{path} does not fit {what}: {error}") from error
-    # TensorFlow counts unstacked tables as unmatched.
+    # unmatched() gets the unstacked tables, because TensorFlow reports them as missing in the checkpoint.
     missed = introspection.unmatched(status, root, unstacked if is_stacked(path) else [])
     if missed:
         raise ExportError(f"{path} does not fit {what}: it lacks {missed}")
@@ -103,5 +103,6 @@ def _layers_of(part: Any) -> list[Any]:
         return []
     try:
         return introspection.embedding_layers(part)
-    except ExportError:  # the object graph has no such node
+    # The checkpoint's object graph has no such node.
+    except ExportError:
         return []

@@ -1,4 +1,4 @@
-"""Wraps a Keras model with TPUEmbedding layers, or such a layer alone, as an ExportSource."""
+"""Makes a Keras model with TPUEmbedding layers, or one such layer, an ExportSource."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class LayerSource(LookupSource):
 
     @property
     def predict_names(self) -> Sequence[str]:
-        """serving_default and, if tf.Examples can hold all inputs, serve_examples; none for a layer alone."""
+        """Names: serving_default and, if tf.Examples can hold all inputs, serve_examples. None for a layer alone."""
         if self._inputs is None:
             return ()
         try:
@@ -112,7 +112,7 @@ class LayerSource(LookupSource):
         return (PREDICT, PREDICT_EXAMPLES)
 
     def predict(self, signature: str, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
-        """Runs the model in memory; the inputs may leave weights out."""
+        """Runs a signature's request on the model in memory; the inputs may lack weights."""
         parts = self._predict_inputs()
         if signature == PREDICT_EXAMPLES:
             tensors = parts.parsed(tf.constant(inputs[EXAMPLES_INPUT]))

@@ -12,7 +12,7 @@ from model_export.tensorflow_setup import tf, tfrs
 
 @dataclass(frozen=True, slots=True)
 class TableVariables:
-    """A table's variables: the [V, D] parameters and the layer's own slots, by TensorFlow's slot names.
+    """A table's variables: the [V, D] parameters, and the slots that the layer owns, by TensorFlow's slot names.
 
     slots: empty if a Keras optimizer holds the slots, or the optimizer has none.
     optimizer: the tf.tpu.experimental.embedding object, even if it represents a Keras optimizer.
@@ -36,29 +36,29 @@ def embedding_layers(model: Any) -> list[Any]:
 
 
 def has_embedding_layer(model: Any) -> bool:
-    """Says whether a Keras model or tf.Module is or holds a TPUEmbedding layer."""
+    """Says whether a Keras model or tf.Module has a TPUEmbedding layer, or is one."""
     return bool(_embedding_layers(model))
 
 
 def feature_config(layer: Any) -> Any:
-    """Returns the layer's nest of FeatureConfig, whose TableConfigs are copies of the user's, each with a name."""
+    """Returns the layer's FeatureConfigs in their nest; their TableConfigs are named copies of the user's."""
     return layer._feature_config
 
 
 def is_built(layer: Any) -> bool:
-    """Says whether the layer has created its tables."""
+    """Says whether the layer has created its tables already."""
     return bool(layer._tpu_embedding._built)
 
 
 def tables(layer: Any) -> dict[str, TableVariables]:
-    """Returns the variables of each table by name, in order of first use; builds the layer if it was not called yet."""
+    """Returns each table's variables by table name, in order of first use; builds a layer that was not called yet."""
     embedding = layer._tpu_embedding
     held = embedding.variables
     found = {}
     for config in {id(f.table): f.table for f in tf.nest.flatten(feature_config(layer))}.values():
         parts = dict(held[config.name])
         parameters = parts.pop("parameters")
-        # A Keras optimizer keeps its slots itself.
+        # A Keras optimizer owns its slot variables, so they are not listed as the layer's.
         creator = getattr(config.optimizer, "slot_variable_creation_fn", None)
         found[config.name] = TableVariables(parameters, {} if creator else parts, config.optimizer)
     return found
@@ -76,7 +76,8 @@ def unmatched(status: Any, root: Any, aside: Sequence[Any]) -> list[str]:
         bound = {id(part) for part in status._checkpoint.object_by_proto_id.values()} | {id(part) for part in aside}
         below = tf.train.TrackableView(root).descendants()
         names = {part.name for part in below if isinstance(part, tf.Variable) and id(part) not in bound}
-        # No named variable is missing, so optimizer slots are, which are no children of a trackable object.
+        # If no named variable is missing, the missing ones are optimizer slots, which are no children of a trackable
+        # object.
         return sorted(names) or ([] if aside else ["slots of the optimizer"])
     return []
 

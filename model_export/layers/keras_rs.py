@@ -1,4 +1,4 @@
-"""Wraps the tables and lookups of keras-rs `DistributedEmbedding` layers as an ExportSource.
+"""Makes the tables and lookups of keras-rs `DistributedEmbedding` layers an ExportSource.
 
 keras-rs is neither imported nor a dependency: this module calls a layer's `get_config()` and `get_embedding_tables()`,
 with any Keras backend.
@@ -23,7 +23,7 @@ from service.artifact.manifest import TooManyPolicy
 
 
 class KerasRsSource(LookupSource):
-    """The ExportSource of the lookups of a keras-rs model or layer. Concurrency: one caller at a time.
+    """The ExportSource of the lookups in a keras-rs model or layer. Concurrency: one caller at a time.
 
     A feature is named by its path in feature_configs, joined with _. If its input_shape is [B, K], a row is any number
     of ids, combined by the table's combiner, and K is the width of a tensor-core lookup. If it is [B], a row is one id.
@@ -81,7 +81,7 @@ class KerasRsSource(LookupSource):
 
 
 def has_embedding_layer(model: Any) -> bool:
-    """Says whether a Keras model holds a DistributedEmbedding layer."""
+    """Says whether a Keras model has a DistributedEmbedding layer."""
     return next(_layers(model), None) is not None
 
 
@@ -108,7 +108,7 @@ def _tables(layer: Any, configs: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _flatten_features(configs: Any) -> list[tuple[str, Mapping[str, Any]]]:
-    # In get_config() a feature is a dict with these keys, which flatten_with_paths() would flatten too.
+    # get_config() describes a feature by a dict, which flatten_with_paths() would flatten too, so each dict is wrapped.
     wrapped = _wrapped(configs)
     return [(path, leaf.config) for path, leaf in flatten_with_paths(wrapped)]
 

@@ -1,4 +1,4 @@
-"""Wraps tables and features without a model as an ExportSource: it has lookups, and no predictions."""
+"""Makes tables and features without a model an ExportSource: it writes lookup signatures, and no predictions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from service.types import Array
 
 
 class LookupSource:
-    """The ExportSource of tables that lookups read. Concurrency: one caller at a time.
+    """The ExportSource of tables with lookups and without a model. Concurrency: one caller at a time.
 
     Args:
       tables: table of the spec -> [V, D] tf.Variable; save() writes its present value.
@@ -37,7 +37,7 @@ class LookupSource:
     ) -> None:
         self._spec = spec
         self._tables = dict(tables)
-        # The tables that lookups read, in the module that save() writes.
+        # The tables that the exported lookups read: table name -> variable of the module that save() writes.
         self._lookup_tables: Mapping[str, Any] = {}
         self._provenance = dict(provenance)
         self._width_is_given = width_is_given
@@ -49,16 +49,16 @@ class LookupSource:
 
     @property
     def provenance(self) -> Mapping[str, Any]:
-        """Returns the provenance of the training."""
+        """Returns the provenance of the tables' training, for the manifest."""
         return self._provenance
 
     @property
     def predict_names(self) -> Sequence[str]:
-        """No names: tables alone have no predict signatures."""
+        """An empty list, because tables without a model have no predict signatures."""
         return ()
 
     def save(self, folder: Path, plan: LookupPlan, predict: Sequence[str]) -> SavedParts:
-        """Writes the SavedModel, whose variables are the model's own objects, each saved once.
+        """Writes the SavedModel; its variables are the model's own objects, and each is saved once.
 
         With plan.export_to_tpu, tensor-core lookups of the {serve,tpu} MetaGraph run on a TPU core and all other
         signatures on its host.
@@ -84,12 +84,12 @@ class LookupSource:
         )
 
     def table_rows(self, table: str, start: int, stop: int) -> Array:
-        """Returns the present rows [start, stop) of a table."""
+        """Returns the rows [start, stop) that a table has now."""
         rows: Array = self._tables[table][start:stop].numpy()
         return rows
 
     def predict(self, signature: str, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
-        """Raises ExportError, because tables alone have no predictions."""
+        """Raises ExportError, because tables without a model have no predictions."""
         raise ExportError(f"there is no signature {signature!r}: tables alone have lookups only")
 
     def _predict_function(self, name: str, vocabularies: Mapping[str, Any]) -> Any:
@@ -99,7 +99,8 @@ class LookupSource:
         raise ExportError(f"there is no signature {name!r}: tables alone have lookups only")
 
     def _attach(self, module: ServingModule, functions: Sequence[Any]) -> None:
-        pass  # the tables need nothing else
+        # Tables without a model need no other variables in the saved module.
+        pass
 
     def _signatures(
         self, module: ServingModule, plan: LookupPlan, predict: Sequence[str], *, compiled: Any = None

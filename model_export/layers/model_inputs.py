@@ -1,4 +1,4 @@
-"""Finds the input tensors of a Keras model, and the feature of its TPUEmbedding layers that each one feeds."""
+"""Finds the input tensors of a Keras model, and for each the feature of a TPUEmbedding layer that it feeds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from model_export.tensorflow_setup import tf
 
 @dataclass(frozen=True, slots=True)
 class InputLeaf:
-    """One tensor in the nest of a model's inputs.
+    """One tensor in the nest of a Keras model's inputs.
 
     path: keys and positions in the nest from its root, joined with /.
     ids_of, weights_of: path of the feature whose ids or weights the tensor holds; both None for other inputs.
@@ -29,7 +29,7 @@ class InputLeaf:
 
     @property
     def kind(self) -> IdsKind:
-        """The form of the tensor: "dense", "ragged" or "sparse"."""
+        """The form in which the tensor holds its values: "dense", "ragged" or "sparse"."""
         if isinstance(self.type_spec, tf.RaggedTensorSpec):
             return "ragged"
         return "sparse" if isinstance(self.type_spec, tf.SparseTensorSpec) else "dense"
@@ -37,13 +37,13 @@ class InputLeaf:
 
 @dataclass(frozen=True, slots=True)
 class ModelInputs:
-    """The input tensors of a model in tf.nest's order, and the nest that they are leaves of."""
+    """The input tensors of a Keras model in tf.nest's order, and the nest whose leaves they are."""
 
     structure: Any
     leaves: tuple[InputLeaf, ...]
 
     def pack(self, tensors: Sequence[Any]) -> Any:
-        """Packs tensors by path into the nest that the model is called with."""
+        """Packs tensors, in the order of the leaves, into the nest with which the model is called."""
         return tf.nest.pack_sequence_as(self.structure, list(tensors))
 
 
@@ -60,7 +60,7 @@ def model_inputs(
     feature_inputs: Mapping[str, str] | None = None,
     weight_inputs: Mapping[str, str] | None = None,
 ) -> ModelInputs:
-    """Returns the inputs of a model, with the feature that each feeds.
+    """Returns the input tensors of a model, each with the feature whose ids or weights it holds.
 
     The graph of a functional model shows which input feeds which feature. A subclass model knows the inputs of its last
     call; an input feeds the feature whose path equals, or ends, the input's path.
@@ -97,8 +97,8 @@ def model_inputs(
 
 
 def is_functional(model: Any) -> bool:
-    """Says whether a model is functional: made of symbolic tensors, with named inputs and outputs."""
-    # A Sequential model is functional once its input is known.
+    """Says whether a Keras model is functional: built of symbolic tensors, with named inputs and outputs."""
+    # Keras makes a Sequential model functional as soon as the model's input is known.
     return isinstance(model, tf.keras.Model) and bool(getattr(model, "_is_graph_network", False))
 
 
@@ -154,7 +154,7 @@ def _traced(model: Any) -> _Feeds:
 
 
 def _calls_within(model: Any, layer: Any) -> Iterator[Any]:
-    # Other models may call the same layer; their calls and inputs do not count.
+    # Only calls of the layer within this model count, because other models may call the same layer.
     ours = {id(node) for nodes in model._nodes_by_depth.values() for node in nodes}
     return (node for node in layer.inbound_nodes if id(node) in ours)
 

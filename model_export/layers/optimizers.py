@@ -1,4 +1,4 @@
-"""Checks the optimizers of TPUEmbedding tables, and converts new Keras optimizers to ones that the layer accepts.
+"""Checks the optimizers of TPUEmbedding tables, and converts new Keras optimizers to legacy ones for the layer.
 
 The layer accepts four: SGD, Adagrad, Adam and FTRL, each without clipping by norm, momentum, decay or averages. TFRS
 accepts them as a string, as an object of tf.tpu.experimental.embedding, or as a tf.keras.optimizers.legacy object.
@@ -15,7 +15,8 @@ embedding = tf.tpu.experimental.embedding
 _NAMES = ("sgd", "adagrad", "adam", "ftrl")
 _ON_TPU = (embedding.SGD, embedding.Adagrad, embedding.Adam, embedding.FTRL)
 _LEGACY = ("SGD", "Adagrad", "Adam", "Ftrl")
-# New Keras class -> settings that the legacy class of the same name has too, and settings that must keep a value.
+# Maps the name of a new Keras optimizer to settings that are copied to the legacy optimizer of this name, and to
+# settings that must have one value.
 _NEW: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "SGD": ((), {"momentum": 0.0, "nesterov": False}),
     "Adagrad": (("initial_accumulator_value", "epsilon"), {}),
@@ -34,7 +35,7 @@ _ADVICE = (
 
 
 def embedding_optimizer(optimizer: Any) -> Any:
-    """Returns an optimizer that TFRS's layer accepts, converted if necessary.
+    """Returns an optimizer that TFRS's layer accepts; converts a new Keras optimizer to the legacy one.
 
     None, a name, a tf.tpu.experimental.embedding object and a legacy Keras optimizer are returned unchanged. A new
     Keras SGD, Adagrad or Adam becomes a legacy optimizer with the same settings and schedule, which updates tables and
@@ -66,7 +67,7 @@ def embedding_optimizer(optimizer: Any) -> Any:
 def _checked_legacy(optimizer: Any, name: str) -> Any:
     if name not in _LEGACY:
         raise ValueError(f"a TPU has no optimizer {name} for tables; {_ADVICE}")
-    # TFRS checks the other settings itself, but would ignore these two silently.
+    # TFRS refuses other unsupported settings itself, but would silently ignore global_clipnorm and decay.
     if optimizer.global_clipnorm is not None:
         raise ValueError(
             f"{name}: global_clipnorm is not supported for tables on a TPU; use a separate dense optimizer"
@@ -92,7 +93,7 @@ def _converted(optimizer: Any, name: str) -> Any:
                 f"{name}: {field}={config[field]!r} is not supported for tables on a TPU; leave it out, or use two "
                 "optimizers"
             )
-    # Not optimizer.learning_rate, which returns a schedule's present value instead of the schedule.
+    # optimizer.learning_rate is not used, because it returns the present value of a schedule instead of the schedule.
     rate = optimizer._learning_rate
     if not isinstance(rate, tf.keras.optimizers.schedules.LearningRateSchedule):
         rate = float(rate)

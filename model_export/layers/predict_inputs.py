@@ -23,7 +23,7 @@ from model_export.tensorflow_setup import tf
 
 @dataclass(frozen=True, slots=True)
 class PredictInputs:
-    """The inputs of a model's predict signatures.
+    """The inputs of a Keras model's predict signatures, and their conversion for the model.
 
     feature_names: path of a feature in its layer's nest -> its name in the spec.
     """
@@ -33,15 +33,15 @@ class PredictInputs:
     feature_names: Mapping[str, str]
 
     def features(self) -> tuple[str, ...]:
-        """Returns the names of the features whose ids are inputs of the model."""
+        """Returns the names of the features whose ids the model gets as inputs."""
         return tuple(self.feature_names[leaf.ids_of] for leaf in self.inputs.leaves if leaf.ids_of is not None)
 
     def optional(self) -> list[str]:
-        """Returns the names of the inputs that a request may leave out: the weights."""
+        """Returns the names of the inputs that a request may leave out, which are the inputs for weights."""
         return [self._weights_name(leaf) for leaf in self.inputs.leaves if leaf.weights_of is not None]
 
     def tensor_specs(self) -> dict[str, Any]:
-        """Returns the TensorSpec of every input by name; raises ExportError if two inputs have the same name."""
+        """Returns the TensorSpec of every input by name; raises ExportError for two inputs of one name."""
         specs: dict[str, Any] = {}
         for leaf in self.inputs.leaves:
             for spec in self._leaf_specs(leaf):
@@ -51,7 +51,7 @@ class PredictInputs:
         return specs
 
     def dense_fields(self) -> dict[str, int]:
-        """Returns the float fields of the tf.Examples, each with its length.
+        """Returns the name and length of each field of floats in the tf.Examples.
 
         Raises:
           ExportError: an input does not have a fixed number of floats, so no field can hold it.
@@ -68,7 +68,7 @@ class PredictInputs:
         return fields
 
     def model_inputs(self, tensors: Mapping[str, Any], vocabularies: Mapping[str, Any]) -> Any:
-        """Converts the signature's input tensors to the nest that the model is called with.
+        """Converts the signature's input tensors to the nest with which the model is called.
 
         Args:
           tensors: the signature's inputs by name, as in tensor_specs().
@@ -171,6 +171,6 @@ def _model_ids(leaf: InputLeaf, feature: FeatureSpec, ids: Any, vocabularies: Ma
     rows = rows_of_keys(feature, ids, vocabularies[feature.name]) if feature.name in vocabularies else ids
     dtype = leaf.type_spec.dtype
     if dtype.size < rows.dtype.size:
-        # Clip before the cast: an id beyond int32 stays an error instead of wrapping to another row.
+        # Clip before the cast, so that an id beyond int32 stays outside the table, instead of wrapping to another row.
         rows = tf.clip_by_value(rows, tf.constant(dtype.min, rows.dtype), tf.constant(dtype.max, rows.dtype))
     return tf.cast(rows, dtype)

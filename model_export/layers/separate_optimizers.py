@@ -1,4 +1,4 @@
-"""Trains a model with one optimizer for the dense part and others for the tables, equally on a CPU and a TPU."""
+"""Trains a model's dense layers with one optimizer and its tables with others; the same on a CPU and a TPU."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from model_export.tensorflow_setup import tf
 
 
 def split_variables(model: Any) -> tuple[list[Any], list[Any]]:
-    """Returns the model's trainable variables as (those of its TPUEmbedding layers, all others), each in their order.
+    """Returns the model's trainable variables as two lists: those of TPUEmbedding layers, and all others.
 
     On a TPU the layers' variables are stand-ins: their gradients train the tables in the embedding cores.
     """
@@ -30,7 +30,7 @@ def split_variables(model: Any) -> tuple[list[Any], list[Any]]:
 def apply_gradients(
     model: Any, gradients: Sequence[Any], dense_optimizer: Any, embedding_optimizer: Any = None
 ) -> None:
-    """Applies the gradients of model.trainable_variables: tables by their optimizers, the rest by dense_optimizer.
+    """Applies gradients of model.trainable_variables: to each table by its optimizer, to the rest by dense_optimizer.
 
     Args:
       gradients: one per trainable variable, in the model's order; None for a variable without gradient.
@@ -62,7 +62,7 @@ def apply_gradients(
 def train_step(
     model: Any, loss: Callable[[Any, Any], Any], dense_optimizer: Any, embedding_optimizer: Any = None
 ) -> Any:
-    """Returns a tf.function (features, labels) -> loss that trains one step with both optimizers.
+    """Returns a tf.function (features, labels) -> loss, which trains one step with both kinds of optimizers.
 
     The loss is loss(labels, predictions) plus the model's own losses (regularizers). On a TPU, run it as
     `strategy.run(step, args=(features, labels))` within a tf.function.
@@ -85,7 +85,8 @@ def train_step(
 
 
 def _optimizers(layer: Any, given: Any) -> Iterable[tuple[Any, Any, Any]]:
-    # Returns (variable, its optimizer, the table's variables); the last is None for a stand-in on a TPU.
+    # Yields (variable, its optimizer, the table's variables); the last is None for a variable that stands in for tables
+    # on a TPU.
     tables = introspection.tables(layer)
     on_cpu = {id(held.parameters) for held in tables.values()}
     known = layer.table_optimizers if isinstance(layer, TPUEmbedding) else {}
@@ -93,7 +94,7 @@ def _optimizers(layer: Any, given: Any) -> Iterable[tuple[Any, Any, Any]]:
         yield held.parameters, given if given is not None else known.get(name, held.optimizer), held
     for variable in layer.trainable_variables:
         if id(variable) not in on_cpu:
-            # The stand-in's gradient is zero, but the optimizer must count the step for its schedule.
+            # A stand-in's gradient is zero, but its optimizer must count the step, for its learning rate schedule.
             keras = [optimizer for optimizer in (given, *known.values()) if _is_keras(optimizer)]
             yield variable, keras[0] if keras else None, None
 

@@ -1,4 +1,4 @@
-"""The plain tf.Module that a layer model is saved as: its tables, other variables and signatures.
+"""The plain tf.Module that is saved for a layer model: its tables, other variables and signatures.
 
 The variables are the model's own objects, not copies, under readable names (`tables/film`, `dense/logits_kernel`) that
 the manifest refers to. A saved Keras model would number its variables and include its optimizers.
@@ -18,7 +18,7 @@ from model_export.tensorflow_setup import tf
 
 
 class ServingModule(tf.Module):  # type: ignore[misc]
-    """The module that is saved: tables, vocabularies, and the other variables that the attached signatures use."""
+    """The tf.Module that is saved: tables, vocabularies, and other variables that its signatures read."""
 
     def __init__(self, tables: Mapping[str, Any], vocabularies: Mapping[str, Any]) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class ServingModule(tf.Module):  # type: ignore[misc]
         self.resources: list[Any] = []
 
     def attach(self, model: Any, functions: Sequence[Any]) -> None:
-        """Keeps references to the variables and lookup tables that functions read from a model, so that they are saved.
+        """Keeps references to the model's variables and lookup tables that functions read, so that they are saved.
 
         Args:
           functions: tf.functions with an input signature.
@@ -47,7 +47,7 @@ class ServingModule(tf.Module):  # type: ignore[misc]
 def predict_function(model: Any, inputs: PredictInputs, vocabularies: Mapping[str, Any]) -> Any:
     """Returns a tf.function that computes a model's predictions from tensors of ids and numbers."""
     specs = inputs.tensor_specs()
-    # As in a lookup, a Python default argument becomes the signature's default, so weights may be left out.
+    # As in a lookup, Python default arguments become the signature's defaults, so requests may leave out weights.
     defaults = {name: tf.zeros([0]) if name in inputs.optional() else None for name in specs}
     outputs = output_namer(model)
 
@@ -68,7 +68,7 @@ def examples_function(model: Any, inputs: PredictInputs, vocabularies: Mapping[s
 
 
 def output_namer(model: Any) -> Callable[[Any], dict[str, Any]]:
-    """Returns a function that names a model's outputs as Keras does.
+    """Returns a function that gives a model's outputs the names that Keras gives them.
 
     The names are a dict's keys, a functional model's output names, or output_1, output_2.
     """

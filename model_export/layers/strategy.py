@@ -1,4 +1,4 @@
-"""Chooses the tf.distribute strategy of a training: a TPU if there is one, else TensorFlow's default."""
+"""Chooses the tf.distribute strategy for a training: TPUStrategy if there is a TPU, else TensorFlow's default."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _logger = logging.getLogger(__name__)
 _METADATA_SERVER = ("metadata.google.internal", 80)
 _WORKER_PORT = 8470
 _CONNECT_TIMEOUT_S = 3.0
-# The first bytes of an HTTP/2 client: preface and empty SETTINGS frame. A server replies with its SETTINGS (RFC 9113,
-# 3.4).
+# The first bytes that an HTTP/2 client sends: preface and empty SETTINGS frame. A server replies with its own SETTINGS
+# frame (RFC 9113, 3.4).
 _HTTP2_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 
 
@@ -57,7 +57,7 @@ def tpu_strategy(tpu: str | None = None) -> Any:
 
 
 def _is_attached() -> bool:
-    # TensorFlow lists a machine's TPU chips as physical devices before it starts the TPU's runtime.
+    # TensorFlow lists the machine's TPU chips as physical devices even before it starts the TPU's runtime.
     return any(device.device_type in ("TPU", "TPU_SYSTEM") for device in tf.config.list_physical_devices())
 
 
@@ -69,7 +69,7 @@ def _check_reachable(name: str) -> None:
     try:
         with socket.create_connection((host, port), timeout=_CONNECT_TIMEOUT_S) as connection:
             if name.startswith("grpc://"):
-                # If another program listens on this port, TensorFlow would wait for its answer forever.
+                # If the program at this port does not speak gRPC, TensorFlow would wait for its reply forever.
                 connection.sendall(_HTTP2_HELLO)
                 if not connection.recv(1):
                     raise OSError("it does not speak gRPC")

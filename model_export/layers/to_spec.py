@@ -23,7 +23,7 @@ from model_export.spec.features import FeatureSpec, ModelSpec, TableSpec
 from model_export.tensorflow_setup import tf
 from service.artifact.manifest import TooManyPolicy
 
-# The form in which a layer gets a feature's ids: [B] (or [B, 1]), a RaggedTensor or a SparseTensor of [B, (N)].
+# The form in which a layer gets the ids of a feature: a dense [B] (or [B, 1]), a RaggedTensor or a SparseTensor.
 IdsKind = Literal["dense", "ragged", "sparse"]
 
 
@@ -36,7 +36,7 @@ def model_spec(
     names: Mapping[str, str] | None = None,
     on_too_many_ids: TooManyPolicy = "error",
 ) -> ModelSpec:
-    """Makes a ModelSpec of a nest of FeatureConfig.
+    """Makes a ModelSpec of FeatureConfigs, which may be nested.
 
     A feature is named by its path in the nest, joined with _: {"user": {"id": ...}} gives user_id. Characters that a
     SavedModel's inputs can not have become _.
@@ -80,12 +80,12 @@ def model_spec(
 
 
 def named_features(feature_config: Any, names: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Returns the FeatureConfigs by name, in the nest's order; raises ExportError if two get the same name."""
+    """Maps feature names to FeatureConfigs, in the nest's order; raises ExportError if two get one name."""
     found: dict[str, Any] = {}
     paths: dict[str, str] = {}
     renamed = dict(names or {})
     for path, config in flatten_with_paths(feature_config):
-        # A FeatureConfig that is no part of a nest has an empty path.
+        # A single FeatureConfig, which is in no nest, has an empty path.
         name = input_name(path or config.name or config.table.name or "feature")
         name = renamed.pop(name, name)
         if name in found:
@@ -97,7 +97,7 @@ def named_features(feature_config: Any, names: Mapping[str, str] | None = None) 
 
 
 def table_names(feature_config: Any) -> dict[int, str]:
-    """Returns the spec's table names by id() of the TableConfig; one without a name gets TFRS's, table_<position>."""
+    """Maps the id() of each TableConfig to the table's name; a table without a name is table_<position>, as in TFRS."""
     names: dict[int, str] = {}
     for config in tf.nest.flatten(feature_config):
         if id(config.table) not in names:
@@ -108,7 +108,7 @@ def table_names(feature_config: Any) -> dict[int, str]:
 
 
 def flatten_with_paths(nest: Any) -> list[tuple[str, Any]]:
-    """Returns (path, leaf) pairs in tf.nest's order; a path is keys and positions joined with /, "" for the root."""
+    """Returns (path, leaf) pairs in tf.nest's order; a path is keys and positions joined by /, and "" for the root."""
     if isinstance(nest, Mapping):
         entries = [(str(key), nest[key]) for key in sorted(nest)]
     elif isinstance(nest, tuple) and hasattr(nest, "_fields"):
@@ -123,7 +123,7 @@ def flatten_with_paths(nest: Any) -> list[tuple[str, Any]]:
 
 
 def input_name(path: str) -> str:
-    """Makes a name for a signature's input of a path: letters, digits and single _, a letter first."""
+    """Makes the name of a signature's input from a path: letters, digits and single _, with a letter first."""
     name = re.sub(r"[^a-zA-Z0-9]+", "_", path).strip("_")
     return name if name[:1].isalpha() else f"feature_{name}"
 

@@ -1,4 +1,4 @@
-"""The TPUEmbedding layer of tensorflow_recommenders, extended by new Keras optimizers and earlier errors."""
+"""TPUEmbedding of tensorflow_recommenders, extended: it accepts new Keras optimizers, and reports errors earlier."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from model_export.tensorflow_setup import tf, tfrs
 
 
 class TPUEmbedding(tfrs.layers.embedding.TPUEmbedding):  # type: ignore[misc]
-    """Keras layer that looks up and combines embeddings, in a TPU's embedding cores or in plain variables elsewhere.
+    """Keras layer that looks up and combines embeddings, on a TPU's embedding cores or elsewhere in plain variables.
 
     Adds to the layer of tensorflow_recommenders: new Keras optimizers, if a TPU can compute the same
     (`embedding_optimizer`); errors that name the invalid table; and the property `table_optimizers`.
@@ -49,7 +49,7 @@ class TPUEmbedding(tfrs.layers.embedding.TPUEmbedding):  # type: ignore[misc]
         twice = sorted(name for name, count in Counter(t.name for t in configs if t.name).items() if count > 1)
         if twice:
             raise ValueError(f"different tables are named {twice}; features that share a table share its TableConfig")
-        # Each optimizer object is converted once, so that tables which share it share its iteration count.
+        # Each optimizer object is converted once, so that tables with the same optimizer share its iteration count.
         given = {id(o): o for o in (optimizer, *(table.optimizer for table in configs))}
         taken = {key: _taken(value, optimizer, configs) for key, value in given.items()}
         with _table_optimizers_replaced(configs, taken):
@@ -61,7 +61,8 @@ class TPUEmbedding(tfrs.layers.embedding.TPUEmbedding):  # type: ignore[misc]
                 embedding_feature,
                 sparse_core_embedding_config,
             )
-        # Hidden from Keras's tracking: as a plain attribute the optimizers would be in every checkpoint of the layer.
+        # The dict is hidden in a function, because Keras tracks plain attributes and would save the optimizers in every
+        # checkpoint.
         names = [table.name or f"table_{position}" for position, table in enumerate(configs)]
         by_table = {
             name: taken[id(optimizer if table.optimizer is None else table.optimizer)]
@@ -71,7 +72,7 @@ class TPUEmbedding(tfrs.layers.embedding.TPUEmbedding):  # type: ignore[misc]
 
     @property
     def table_optimizers(self) -> Mapping[str, Any]:
-        """The optimizer of each table by name, after conversion by embedding_optimizer()."""
+        """The optimizer of each table by table name, as embedding_optimizer() converted it."""
         return self._get_table_optimizers()
 
 

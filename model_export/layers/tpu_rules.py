@@ -1,4 +1,4 @@
-"""Trains a layer's tables on a CPU by a TPU's update rules, for optimizers of tf.tpu.experimental.embedding.
+"""Trains a layer's tables on a CPU as a TPU would update them, for optimizers of tf.tpu.experimental.embedding.
 
 TensorFlow applies these optimizers on a TPU only; on a CPU the layer merely creates their slots. The rules are in
 training/table_updates.py, which EmbeddingEstimator uses too.
@@ -23,7 +23,7 @@ from model_export.training.table_updates import apply_gradient
 
 embedding = tf.tpu.experimental.embedding
 
-# The slots in the order of training/table_updates.py.
+# Names of each optimizer's slots, in the order that training/table_updates.py expects.
 _SLOTS: dict[type, tuple[str, ...]] = {
     StochasticGradientDescentParameters: (),
     AdagradParameters: ("accumulators",),
@@ -33,7 +33,7 @@ _SLOTS: dict[type, tuple[str, ...]] = {
 
 
 def apply_tpu_optimizer(table: TableVariables, gradient: Any) -> None:
-    """Updates a table and its slots by the gradient of one batch, an IndexedSlices or a [V, D] tensor.
+    """Updates a table and its slots with the gradient of one batch: IndexedSlices or a [V, D] tensor.
 
     Raises:
       ExportError: the table has no optimizer, or a Keras optimizer holds its slots and must be given.
@@ -53,12 +53,12 @@ def apply_tpu_optimizer(table: TableVariables, gradient: Any) -> None:
 
 
 def learning_rate(optimizer: Any) -> Any:
-    """Returns the present learning rate of a tf.tpu optimizer: its number, or the result of its callable."""
+    """Returns the present learning rate of a tf.tpu optimizer; if the rate is a callable, its result."""
     return optimizer.learning_rate() if callable(optimizer.learning_rate) else optimizer.learning_rate
 
 
 def optimization_parameters(optimizer: Any) -> OptimizationParameters:
-    """Returns the constants of a tf.tpu optimizer, with a learning rate of 0 if that is a callable."""
+    """Returns the constants of a tf.tpu optimizer; the learning rate is 0 if the optimizer has a callable for it."""
     shared = {
         "learning_rate": 0.0 if callable(optimizer.learning_rate) else optimizer.learning_rate,
         "use_gradient_accumulation": optimizer.use_gradient_accumulation,

@@ -1,4 +1,4 @@
-"""Makes a VocabularySpec of a list of keys, a Keras lookup layer, or a VocabularySpec."""
+"""Makes a VocabularySpec of a list of keys, a Keras lookup layer, or another VocabularySpec."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from model_export.errors import ExportError
 from model_export.spec.features import VocabularySpec
 from model_export.tensorflow_setup import tf
 
-# A VocabularySpec, a sequence of keys (the first is row 0), or a StringLookup or IntegerLookup layer.
+# The forms of a vocabulary: a VocabularySpec, a sequence of keys (key i is row i), or a StringLookup or IntegerLookup
+# layer.
 Vocabulary = VocabularySpec | Sequence[str] | Sequence[int] | Any
 
 
 def vocabulary_spec(feature: str, vocabulary: Vocabulary) -> VocabularySpec:
-    """Returns the VocabularySpec of a feature.
+    """Returns the VocabularySpec for a feature, made from a list of keys or a Keras lookup layer.
 
     With a list of keys any other key is an error. With a Keras lookup layer the row of unknown keys (num_oov_indices=1)
     becomes oov_id; with num_oov_indices=0 an unknown key is an error.

@@ -1,1 +1,1 @@
-"""Computes the expected answers of an artifact's signatures, and compares the artifact with them."""
+"""Computes the answers that an artifact's signatures should give, and compares the artifact's answers with them."""

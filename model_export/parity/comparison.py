@@ -1,4 +1,4 @@
-"""Compares a signature's answers with the expected ones over many requests."""
+"""Compares a signature's answers with the expected answers to many requests."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from service.types import Array
 
 # Tolerance for float32 sums of tens of terms, compared with float64. A wrong row or divisor differs by far more.
 RELATIVE_TOLERANCE = 1e-5
-# If the expected values are smaller than this, an error is relative to this number instead.
+# The tolerance is relative to a request's largest expected value, or to this number if that value is smaller.
 _SMALLEST_SCALE = 1e-3
 
 
 class Comparison:
-    """Collects the errors of one signature's outputs, and as faults the differences beyond the tolerance."""
+    """The errors of one signature's outputs over its requests; an error beyond the tolerance is a fault."""
 
     def __init__(self, signature: str, reference: str) -> None:
         self._signature = signature
@@ -26,7 +26,7 @@ class Comparison:
         self.faults: list[str] = []
 
     def add(self, got: Mapping[str, Array], expected: Mapping[str, Array]) -> None:
-        """Compares one request's outputs; skips expected numbers that are NaN or infinite, which a table may hold."""
+        """Compares the outputs for one request; skips numbers whose expected value is NaN or infinite."""
         if set(got) != set(expected):
             self._fault(f"answers {sorted(got)}, expected {sorted(expected)}")
             return
@@ -45,7 +45,7 @@ class Comparison:
             self.outputs[output] = OutputParity(rows, before.max_absolute_error, before.max_relative_error)
             return
         error, scale = largest_error(actual, wanted)
-        # `not <=` instead of `>`, so that NaN is a fault.
+        # The condition is `not <=` instead of `>`, so that an error of NaN is a fault too.
         if not error <= RELATIVE_TOLERANCE * max(scale, _SMALLEST_SCALE):
             self._fault(f"output {output!r} differs from the {self._reference} by {error:.3g}")
         relative = error / scale if scale else 0.0
@@ -69,7 +69,7 @@ def largest_error(actual: Array, wanted: Array) -> tuple[float, float]:
 
 
 def differing_rows(one: Array, other: Array) -> Array:
-    """Returns a [B] bool mask of the rows in which the finite numbers of two answers differ beyond the tolerance."""
+    """Returns a [B] bool mask: True for rows in which finite numbers of two answers differ beyond the tolerance."""
     if not one.size:
         return np.zeros(len(one), bool)
     is_finite = np.isfinite(one) & np.isfinite(other)

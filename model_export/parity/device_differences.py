@@ -1,4 +1,4 @@
-"""Finds where the cpu and the tensor-core lookup of an artifact give different results, and which option causes it."""
+"""Finds features for which an artifact's cpu and tensor-core lookups differ, and the option that causes it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from model_export.parity.saved_table import Rows
 from service.artifact.manifest import LookupFeature, Manifest
 from service.types import Array, RaggedIds
 
-# Groups of related options of LookupFeature: two features that differ in a group get one reason for it.
+# Groups of options of LookupFeature. If two lookups of a feature differ in a group, the group is one reason for
+# different results.
 _OPTIONS = (
     ("mean_divisor",),
     ("max_ids_per_row", "on_too_many_ids"),
@@ -35,7 +36,7 @@ class _Found:
 
 
 class DeviceComparison:
-    """Compares two lookups of an artifact, feature by feature, on the requests of the first one."""
+    """Comparison of two lookups of an artifact, feature by feature, on requests made for the first of them."""
 
     def __init__(
         self,
@@ -51,7 +52,7 @@ class DeviceComparison:
         self.faults: list[str] = []
 
     def differences(self, cases: Iterable[Case]) -> tuple[DeviceDifference, ...]:
-        """Runs the requests and returns the differences by feature and reason."""
+        """Sends the requests to both lookups; returns the differences by feature and reason."""
         for case in cases:
             if case.refused:
                 self._compare_refusal(case)

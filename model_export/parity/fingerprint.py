@@ -1,4 +1,4 @@
-"""FarmHash's Fingerprint64, by which TensorFlow assigns unknown keys to buckets, in plain Python for the oracle.
+"""FarmHash's Fingerprint64, by which TensorFlow hashes unknown keys to rows, in plain Python for the oracle.
 
 Source: farmhashna::Hash64 of google/farmhash (src/farmhash.cc), which tf.strings.to_hash_bucket_fast uses.
 
@@ -13,7 +13,7 @@ _MASK = (1 << 64) - 1
 
 
 def fingerprint64(data: bytes) -> int:
-    """Returns the unsigned 64-bit fingerprint of bytes."""
+    """Returns FarmHash's Fingerprint64 of the bytes, an unsigned 64-bit number."""
     size = len(data)
     if size <= 16:
         return _up_to_16(data)

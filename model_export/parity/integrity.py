@@ -1,4 +1,4 @@
-"""Checks that an artifact's manifest agrees with its index, files and vocabularies. Needs no TensorFlow."""
+"""Checks that an artifact's manifest agrees with its checkpoint index, files and vocabularies. Needs no TensorFlow."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from service.artifact.delta_file import DELTAS_FOLDER
 from service.artifact.manifest import MANIFEST_PATH, Manifest, TableEntry, TableScale
 from service.types import TABLE_DTYPES, Array, saved_dtype, stored_columns
 
-# Key in the manifest's provenance: table -> how many of its numbers are NaN or infinite, if the export allowed them.
+# Key in the manifest's provenance. Its value maps a table to its count of NaN and infinite numbers, if the export
+# allowed them.
 NONFINITE_KEY = "nonfinite_values"
 VARIABLES_PREFIX = "variables/variables"
 _CHUNK_BYTES = 16 << 20
 
 
 def integrity_faults(artifact: Path, manifest: Manifest) -> list[str]:
-    """Returns every disagreement of an artifact with its manifest; raises ArtifactError if an index can not be read."""
+    """Returns a sentence for each disagreement of artifact and manifest; raises ArtifactError for a bad index."""
     faults = [
         *_file_faults(artifact, manifest),
         *_table_faults(artifact, manifest),
@@ -36,14 +37,14 @@ def integrity_faults(artifact: Path, manifest: Manifest) -> list[str]:
 
 
 def check_integrity(artifact: Path, manifest: Manifest) -> None:
-    """Raises an ExportError that lists every disagreement; ArtifactError if an index can not be read."""
+    """Raises an ExportError that lists all disagreements of artifact and manifest; ArtifactError for a bad index."""
     faults = integrity_faults(artifact, manifest)
     if faults:
         raise ExportError(f"{artifact}: " + "; ".join(faults))
 
 
 def file_sizes(artifact: Path) -> dict[str, int]:
-    """Returns the size of every file by its path in the artifact; leaves out manifest and deltas, written later."""
+    """Returns the size of every file by its path in the artifact, without the manifest and deltas, written later."""
     paths = sorted(path for path in artifact.rglob("*") if path.is_file())
     names = {path.relative_to(artifact): path for path in paths}
     sizes = {name.as_posix(): path.stat().st_size for name, path in names.items() if name.parts[0] != DELTAS_FOLDER}
@@ -52,7 +53,7 @@ def file_sizes(artifact: Path) -> dict[str, int]:
 
 
 def table_chunks(artifact: Path, entry: TableEntry) -> Iterator[tuple[int, Array]]:
-    """Yields (first row, rows) of a saved table, a few megabytes at a time, so that memory never holds a second copy.
+    """Yields (first row, rows) of a saved table, a few megabytes at a time, so that it is never in memory as a whole.
 
     Rows have the numpy dtype of TABLE_DTYPES; those of an int4 table are [n, ceil(D / 2)] bytes.
     """
@@ -67,7 +68,7 @@ def table_chunks(artifact: Path, entry: TableEntry) -> Iterator[tuple[int, Array
 
 
 def saved_rows(entry: BundleEntry, start: int, stop: int) -> Array:
-    """Returns rows [start, stop) of a saved matrix."""
+    """Returns the rows [start, stop) of a matrix in a checkpoint."""
     row_bytes = entry.nbytes // entry.shape[0]
     with entry.file.open("rb") as file:
         file.seek(entry.offset + start * row_bytes)
@@ -82,7 +83,7 @@ def table_entry(
     *,
     packed_dim: int | None = None,
 ) -> TableEntry:
-    """Returns the manifest's entry for a whole matrix of a checkpoint index.
+    """Returns the manifest entry of a table that is a whole matrix in a checkpoint.
 
     Args:
       scale: checkpoint key and index entry of the matrix's scales.
@@ -167,7 +168,7 @@ def _vocabulary_faults(artifact: Path, manifest: Manifest) -> list[str]:
 
 
 def with_nonfinite(artifact: Path, manifest: Manifest, *, allow: bool) -> Manifest:
-    """Returns the manifest with the number of NaN and infinite numbers of each table that holds any.
+    """Returns the manifest with, for each table that has any, the number of its NaN and infinite numbers.
 
     Raises:
       ExportError: a table holds NaN or infinity, and `allow` is False.

@@ -1,4 +1,4 @@
-"""Computes the expected answer of every lookup in numpy, from the manifest alone, without TensorFlow's graphs.
+"""Computes the expected answer of each lookup with numpy from the manifest, without TensorFlow's graphs.
 
 The oracle computes in float64 on the bytes that the manifest refers to, so that a comparison also shows that these
 bytes are the tables.
@@ -22,25 +22,25 @@ from model_export.parity.saved_table import Rows
 from service.artifact.manifest import LookupFeature, Manifest, VocabularyEntry
 from service.types import Array, RaggedIds
 
-# Ids of one feature: [B] for one id per row, else RaggedIds. They are row numbers of the table, or keys (object arrays
-# of bytes, or integers of a vocabulary of integers).
+# The ids of one feature: an array [B] for one id per row, or RaggedIds. They are row numbers of the table, or keys
+# (object arrays of bytes, or integers of a vocabulary of integers).
 Ids = Array | RaggedIds
 
 
 class RefusedError(Exception):
-    """The lookup refuses a request: an id or a key has no row, or a row has too many ids."""
+    """A request that the lookup must refuse: an id or a key has no row in the table, or a row has too many ids."""
 
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """A vocabulary and the lines of its file. sends_rows: the signature takes row numbers despite the vocabulary."""
+    """A vocabulary with the lines of its file. sends_rows: clients send row numbers although there is a vocabulary."""
 
     entry: VocabularyEntry
     lines: tuple[bytes, ...]
     sends_rows: bool = False
 
     def rows_of(self, keys: Array) -> Array:
-        """Maps keys to int64 rows, a dropped key to -1; raises RefusedError for a key that the vocabulary refuses."""
+        """Maps keys to int64 row numbers; a dropped key is -1. Raises RefusedError if the vocabulary refuses a key."""
         if self.sends_rows:
             return keys.astype(np.int64)
         line_of = {line: number for number, line in enumerate(self.lines)}
@@ -63,7 +63,7 @@ class Keys:
 
 
 def looked_up(table: Rows, feature: LookupFeature, ids: Ids, keys: Keys | None = None) -> Array:
-    """Looks up ids in a [V, D] table; returns [B, D] float64, or [B, L, D] of a sequence. An empty row gives zeros.
+    """Looks up ids in a [V, D] table; returns [B, D] float64, or [B, L, D] for a sequence. An empty row gives zeros.
 
     sum: sum(w v). mean: sum(w v) / sum(w), or / max(sum(w), 1) with "at_least_one". sqrtn: sum(w v) / sqrt(sum(w w)).
     A divisor of 0 gives zeros. A row is cut before its ids are checked; vectors are clipped before they are weighted.
@@ -79,7 +79,7 @@ def looked_up(table: Rows, feature: LookupFeature, ids: Ids, keys: Keys | None =
         vectors = [_vector(table, feature, int(row)) for row in rows]
         found = np.array([np.zeros(table.shape[1]) if v is None else v for v in vectors])
         return found.reshape(*ids.shape, table.shape[1])
-    # Keys are mapped before a row is cut, so an unknown key is an error at any position.
+    # Keys are mapped to rows before a long row is cut, so an unknown key is an error even in the cut part.
     values = ids.values if keys is None else keys.rows_of(ids.values)
     length = feature.max_sequence_length
     out = np.zeros((len(ids.row_splits) - 1, *([] if length is None else [length]), table.shape[1]))
@@ -91,7 +91,8 @@ def looked_up(table: Rows, feature: LookupFeature, ids: Ids, keys: Keys | None =
                 vector = _vector(table, feature, int(row))
                 out[r, position] = 0.0 if vector is None else vector
         else:
-            with np.errstate(invalid="ignore"):  # a table may hold NaN and infinity
+            # numpy's warnings about invalid sums are off, because a table may hold NaN and infinity.
+            with np.errstate(invalid="ignore"):
                 combined = _combined(table, feature, values[start:end], weights)
             last = last if combined is None else r
             out[r] = _empty_row(table, feature) if combined is None else combined
@@ -112,7 +113,7 @@ def _bounded(vector: Array, feature: LookupFeature) -> Array:
 
 
 def read_keys(artifact: Path, manifest: Manifest, id_dtypes: Mapping[str, str]) -> dict[str, Keys]:
-    """Returns the vocabularies of features, by feature.
+    """Returns the vocabulary of each feature that has one, by feature name.
 
     Args:
       id_dtypes: feature -> dtype of its ids input. If the vocabulary holds strings and the dtype is an integer, the ids
@@ -124,20 +125,20 @@ def read_keys(artifact: Path, manifest: Manifest, id_dtypes: Mapping[str, str]) 
         if name is not None:
             entry = manifest.vocabularies[name]
             sends_rows = entry.key_dtype == "string" and dtype != "string"
-            # Hashed keys have no file.
+            # A vocabulary that hashes keys has no file.
             lines = vocabulary_lines(artifact / entry.file) if entry.file else ()
             keys[feature] = Keys(entry, lines, sends_rows)
     return keys
 
 
 def vocabulary_lines(path: Path) -> tuple[bytes, ...]:
-    """Reads the keys of a vocabulary file; only a newline, or CR LF, ends a line."""
+    """Reads the keys of a vocabulary file, one a line; only a newline, or CR LF, ends a line."""
     content = path.read_bytes().removesuffix(b"\n")
     return tuple(line.removesuffix(b"\r") for line in content.split(b"\n"))
 
 
 def _vector(table: Rows, feature: LookupFeature, row: int) -> Array | None:
-    # Returns None for an id that is dropped.
+    # Returns the vector that an id reads; None if the policy drops the id.
     policy = feature.on_bad_id
     if not 0 <= row < table.shape[0]:
         if policy == "drop" or (policy == "drop_negative" and row < 0):
@@ -156,7 +157,7 @@ def _vector(table: Rows, feature: LookupFeature, row: int) -> Array | None:
 def _combined(
     table: Rows, feature: LookupFeature, rows: Array, weights: Sequence[float] | Array | None
 ) -> Array | None:
-    # Returns None for a row in which no id counts.
+    # Returns the combined vector of one row; None if the row has no id that counts.
     most = feature.max_ids_per_row
     if most is not None and len(rows) > most:
         if feature.on_too_many_ids == "error":

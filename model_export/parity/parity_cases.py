@@ -1,4 +1,4 @@
-"""Generates the requests on which signatures are compared: edge cases, then seeded random rows. Needs no TensorFlow."""
+"""Generates requests for comparing signatures: edge cases, then seeded random rows. Needs no TensorFlow."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from service.types import Array, RaggedIds
 _LONGEST_ROW = 12
 _SEED = 20
 _OPEN_SIZE = 3
-# Unknown keys, one for each branch of Fingerprint64, which depends on the length. Their first bytes differ.
+# Unknown keys, one for each branch of Fingerprint64, which branches by length. No two keys have the same first bytes.
 _STRANGERS = tuple(f"{size} no such key ".ljust(size, "~").encode() for size in (0, 20, 40, 70))
 _FAR = {"int32": 2**31 - 1, "int64": 2**40 + 1}
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One request: the ids of each feature. refused: why the signature must refuse it; "" if it must not."""
+    """One request: the ids of each feature. refused: why the signature must refuse it; "" if it must answer."""
 
     features: Mapping[str, Ids]
     refused: str = ""
 
     def inputs(self, signature: SignatureEntry) -> dict[str, Array]:
-        """Returns the request's input tensors for a signature; an empty vector for weights that are not sent."""
+        """Returns the request's input tensors for a signature; the tensor of weights that are not sent is empty."""
         tensors: dict[str, Array] = {}
         for name, feature in signature.features.items():
             ids = self.features[name]
@@ -43,7 +43,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class CaseWriter:
-    """Generates requests for one signature of a manifest.
+    """Generator of requests for one signature of a manifest.
 
     keys: vocabularies by feature; id_dtypes: feature -> dtype of its ids input; id_shapes: feature -> shape of its
     ids input; default: [B].
@@ -73,7 +73,7 @@ class CaseWriter:
             yield from self._single_values(rng)
 
     def predict_cases(self, sizes: tuple[int, ...] = (1, 17, 64)) -> Iterator[Case]:
-        """Yields requests of a predict signature, without weights.
+        """Yields requests without weights for a predict signature.
 
         Their ids are inside the tables, row 0 among them; keys are known, or unknown if the policy accepts that; some
         rows are empty.
@@ -83,7 +83,8 @@ class CaseWriter:
             yield Case({name: self._ids(rng, name, rows, False, is_inside=True) for name in self.signature.features})
 
     def _single_values(self, rng: np.random.Generator) -> Iterator[Case]:
-        # Each id beyond the table or a limit is alone in its row, so that the row's result depends on it alone.
+        # Each id that is outside the table or at a limit is alone in its row, so that only this id determines the row's
+        # result.
         plain = {name: self._ids(rng, name, 2, False, is_inside=True) for name in self.signature.features}
         for name, feature in self.signature.features.items():
             ids = plain[name]
@@ -118,7 +119,7 @@ class CaseWriter:
     ) -> Ids:
         feature = self.signature.features[name]
         if feature.row_splits is None:
-            # Ids of shape [B, K], with any K if the signature does not fix it.
+            # The ids have shape [B, K]; K is arbitrary if the signature does not fix it.
             inner = tuple(_OPEN_SIZE if size is None else size for size in self.id_shapes.get(name, (None,))[1:])
             return self._draw(rng, name, rows * math.prod(inner), is_inside=is_inside).reshape(rows, *inner)
         lengths = _lengths(rng, feature, rows, is_inside)
@@ -136,7 +137,7 @@ class CaseWriter:
         if count > 3:
             values[:4] = [vocabulary_size - 1, 0, 1 % vocabulary_size, 1 % vocabulary_size]
         bad = [] if is_inside else self._tolerated(name)
-        # Placed from the end, so that rows of every length get such ids.
+        # The accepted bad ids are placed from the end of the values, so that rows of different lengths get them.
         for position, bad_id in enumerate(bad):
             if count > 2 * len(bad):
                 values[-2 - 2 * position] = bad_id
@@ -181,7 +182,7 @@ def _weights(rng: np.random.Generator, feature: LookupFeature, lengths: Array, r
     weights[::7] = -0.125
     filled = np.flatnonzero(lengths > 0)
     if len(filled):
-        # Weights with a sum of 0.5 give different means for the two mean_divisors.
+        # Weights whose sum is 0.5 give different means for the two values of mean_divisor.
         first = slice(row_splits[filled[0]], row_splits[filled[0] + 1])
         weights[first] = 0.5 / min(lengths[filled[0]], _limit(feature) or _LONGEST_ROW)
     if len(filled) > 1:
@@ -191,7 +192,7 @@ def _weights(rng: np.random.Generator, feature: LookupFeature, lengths: Array, r
 
 def _draw_keys(rng: np.random.Generator, keys: Keys, count: int) -> Array:
     if not keys.lines:
-        # Hashed keys have no file: any key will do.
+        # A vocabulary that hashes keys has no file, so any key is valid.
         return np.resize(_strangers(keys, len(_STRANGERS)), count)
     is_strict = not keys.entry.num_oov_buckets and keys.entry.oov_id is None and keys.entry.on_oov == "error"
     positions = rng.integers(0, len(keys.lines), count)

@@ -1,4 +1,4 @@
-"""The results of parity checks: each signature's errors, and the differences between two devices' lookups.
+"""The results of parity checks: the errors of each signature, and differences between the lookups of two devices.
 
 The manifest holds them under `parity`, and `model-export verify` prints them. This module needs no TensorFlow.
 """
@@ -17,7 +17,7 @@ Reference = Literal["oracle", "recorded answers", "nothing"]
 
 @dataclass(frozen=True, slots=True)
 class OutputParity:
-    """The errors of one output over all requests that were compared.
+    """The errors of one output, over all requests whose answers were compared.
 
     max_relative_error: the largest difference in a request, divided by the request's largest expected value.
     rows: number of compared rows.
@@ -30,7 +30,7 @@ class OutputParity:
 
 @dataclass(frozen=True, slots=True)
 class DeviceDifference:
-    """Rows of one feature for which two lookups, or two MetaGraphs, give different results for the same reason.
+    """Rows of one feature in which two lookups, or two MetaGraphs, differ for the same reason.
 
     reason: a text that names the manifest's option which causes the difference, e.g. "cut at 4 ids".
     other: the signature (or MetaGraph) that was compared with this one.
@@ -50,7 +50,7 @@ class DeviceDifference:
 
 @dataclass(frozen=True, slots=True)
 class SignatureParity:
-    """The comparison of one signature with its reference.
+    """The result of comparing one signature with its reference.
 
     reference: the numpy oracle for lookups; the trained model's recorded answers for predictions; "nothing" if there
         are no recorded answers, so that the signature was only run.
@@ -78,7 +78,7 @@ class SignatureParity:
 
 @dataclass(frozen=True, slots=True)
 class ParityReport:
-    """The comparisons of all signatures of an artifact, by name.
+    """The comparisons of all signatures of an artifact, by signature name.
 
     lowered: the signatures of the {serve,tpu} MetaGraph, run on a CPU with tensor-core arithmetic; empty if there is no
         such MetaGraph. Their differences are from the {serve} signature of the same name.
@@ -90,7 +90,7 @@ class ParityReport:
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the whole report as a JSON object."""
+        """Returns the whole report as an object that json can write."""
         return {
             "signatures": {name: _signature_json(entry) for name, entry in self.signatures.items()},
             "lowered": {name: _signature_json(entry) for name, entry in self.lowered.items()},
@@ -98,7 +98,7 @@ class ParityReport:
         }
 
     def manifest_json(self) -> dict[str, Any]:
-        """Returns the manifest's `parity` object: each signature's comparison by name."""
+        """Returns the `parity` object of the manifest: each signature's comparison by name."""
         return {name: _signature_json(entry) for name, entry in self.signatures.items()}
 
 
@@ -112,7 +112,7 @@ def _signature_json(parity: SignatureParity) -> dict[str, Any]:
 
 
 class Disagreements(ExportError):
-    """An artifact contradicts its manifest.
+    """Error that an artifact contradicts its manifest.
 
     lines: one sentence per fault; report: the comparisons that were possible despite the faults, or None.
     """

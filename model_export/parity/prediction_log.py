@@ -1,4 +1,4 @@
-"""Reads and writes files of requests and answers: TFRecords of TensorFlow Serving's PredictionLog.
+"""Reads and writes files of requests and answers: TFRecord files of TensorFlow Serving's PredictionLog messages.
 
 TensorFlow Serving replays assets.extra/tf_serving_warmup_requests when it loads a version. A second file of this format
 holds the trained model's answers, so that a later `verify` can compare the graph with them without the model.
@@ -25,7 +25,7 @@ from service.types import Array
 
 @dataclass(frozen=True, slots=True)
 class LoggedPrediction:
-    """One request to a signature, and its answer or None. Strings are object arrays of bytes."""
+    """One request to a signature, and its answer or None. Strings are numpy object arrays of bytes."""
 
     signature: str
     inputs: Mapping[str, Array]
@@ -33,7 +33,7 @@ class LoggedPrediction:
 
 
 def write_predictions(path: Path, predictions: Iterable[LoggedPrediction]) -> int:
-    """Writes a file of predictions and returns their number."""
+    """Writes requests and answers to a file, and returns their number."""
     path.parent.mkdir(exist_ok=True)
     count = 0
     with tf.io.TFRecordWriter(str(path)) as writer:
@@ -44,7 +44,7 @@ def write_predictions(path: Path, predictions: Iterable[LoggedPrediction]) -> in
 
 
 def read_predictions(path: Path) -> Iterator[LoggedPrediction]:
-    """Yields the predictions of a file; raises ExportError if the file is cut off."""
+    """Yields the requests and answers in a file; raises ExportError if the file is cut off."""
     for record in _records(path):
         log = message_class("tensorflow.serving.PredictionLog").FromString(record).predict_log
         inputs = {name: tf.make_ndarray(tensor) for name, tensor in log.request.inputs.items()}
@@ -53,8 +53,8 @@ def read_predictions(path: Path) -> Iterator[LoggedPrediction]:
 
 
 def _records(path: Path) -> Iterator[bytes]:
-    # A TFRecord is a length, a checksum of the length, the data and a checksum of the data. TensorFlow's own reader
-    # needs eager execution, which ported code may have turned off.
+    # A TFRecord consists of a length, a checksum of the length, the data, and a checksum of the data. TensorFlow's own
+    # reader needs eager execution, which ported code may have turned off.
     data, start = path.read_bytes(), 0
     while start < len(data):
         (length,) = struct.unpack_from("<Q", data.ljust(start + 8, b"\0"), start)
@@ -76,7 +76,8 @@ def _message(prediction: LoggedPrediction) -> Any:
 
 
 def _tensor(array: Array) -> bytes:
-    # A numpy object array has no string dtype, and an empty one has no element to infer it from.
+    # The dtype is given for strings: a numpy object array has no string dtype, and an empty one no element to infer it
+    # from.
     dtype = tf.string if np.asarray(array).dtype.kind in "OSU" else None
     data: bytes = tf.make_tensor_proto(array, dtype, np.shape(array)).SerializeToString()
     return data

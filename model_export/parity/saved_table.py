@@ -1,4 +1,4 @@
-"""Reads a table of an artifact row by row, neither mapped nor copied, so that large tables need little memory.
+"""Reads a table of an artifact row by row, without mapping or copying it, so that large tables need little memory.
 
 In a mapped table each row that is read would keep 64 KB of the file in memory: 290 MB for a table of 256 MB after the
 requests for two lookups.
@@ -17,7 +17,7 @@ from service.types import TABLE_DTYPES, Array
 
 
 class Rows(Protocol):
-    """The interface of a table that the oracle reads, which arrays and SavedTable implement."""
+    """The interface of a table from which the oracle reads rows; numpy arrays and SavedTable implement it."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -26,7 +26,7 @@ class Rows(Protocol):
 
 
 class SavedTable:
-    """A [V, D] table in the file that the manifest names. Concurrency: one caller at a time."""
+    """Reader of a [V, D] table in the file that the manifest names. Concurrency: one caller at a time."""
 
     def __init__(self, artifact: Path, entry: TableEntry) -> None:
         self.shape = (entry.vocabulary_size, entry.embedding_dim)
@@ -36,7 +36,7 @@ class SavedTable:
         self._scales = read_scales(artifact, entry)
 
     def __getitem__(self, rows: int | Array) -> Array:
-        """Reads the [D] row, or [N, D] rows, of ids inside the table: float64 unchanged, others as float32."""
+        """Reads the [D] row of one id, or [N, D] rows, inside the table; float64 stays, other dtypes become float32."""
         if isinstance(rows, np.ndarray):
             dtype = np.float64 if self._entry.dtype == "float64" else np.float32
             return np.array([self[int(row)] for row in rows], dtype).reshape(-1, self.shape[1])
@@ -49,13 +49,13 @@ class SavedTable:
         return widened(numbers, self._entry.dtype, scales, embedding_dim=self.shape[1])
 
     def widened(self, start: int, numbers: Array) -> Array:
-        """Converts consecutive stored rows to float32; start is the number of the first one."""
+        """Converts consecutive stored rows to float32; start: number of the first of these rows."""
         scales = None if self._scales is None else self._scales[start : start + len(numbers)]
         return widened(numbers, self._entry.dtype, scales, embedding_dim=self.shape[1])
 
 
 def read_tables(artifact: Path, manifest: Manifest) -> dict[str, SavedTable]:
-    """Opens all tables of an artifact, by name."""
+    """Opens all tables of an artifact; returns them by table name."""
     return {name: SavedTable(artifact, entry) for name, entry in manifest.tables.items()}
 
 

@@ -1,4 +1,4 @@
-"""Checks an artifact against its manifest, the numpy oracle and the recorded predictions.
+"""Checks an artifact's files against its manifest, and its answers against the oracle and the recorded answers.
 
 Files are compared with manifest and index, lookups with the oracle, and predictions with the answers that the trained
 model gave at export.
@@ -41,7 +41,7 @@ Recorded = Mapping[str, Sequence[LoggedPrediction]]
 
 
 def verify_artifact(artifact: Path) -> ParityReport:
-    """Runs all checks on a finished artifact.
+    """Checks the files and the answers of a finished artifact.
 
     Raises:
       Disagreements: files, index, vocabularies or answers are wrong; the exception lists all faults.
@@ -49,7 +49,8 @@ def verify_artifact(artifact: Path) -> ParityReport:
     """
     check_described(artifact)
     manifest = Manifest.read(artifact)
-    assert manifest is not None  # check_described() found the manifest
+    # check_described() would have raised if there were no manifest.
+    assert manifest is not None
     faults = integrity_faults(artifact, manifest)
     if faults:
         raise Disagreements([f"{artifact}: {fault}" for fault in faults])
@@ -57,13 +58,12 @@ def verify_artifact(artifact: Path) -> ParityReport:
 
 
 def check_parity(artifact: Path, manifest: Manifest) -> ParityReport:
-    """Loads the SavedModel and compares every signature of the manifest with its reference.
+    """Loads the SavedModel and compares the answers of every signature in the manifest with the signature's reference.
 
     Raises:
       Disagreements: a signature is missing; has other inputs than its manifest entry, so that a server would run its
-      graph
-        instead; fails; answers a request that it must refuse; or differs by more than 1e-5 of the largest expected
-        value.
+        graph instead; fails; answers a request that it must refuse; or differs by more than 1e-5 of the largest
+        expected value.
     """
     faults: list[str] = []
     unfit = signature_faults(manifest, read_signatures(artifact / "saved_model.pb"))
@@ -149,7 +149,7 @@ class _Checks:
         return SignatureParity("predict", "recorded answers", len(predictions), comparison.outputs)
 
     def with_device_differences(self, signatures: Mapping[str, SignatureParity]) -> dict[str, SignatureParity]:
-        """Compares each padded lookup with the first lookup of device cpu, and adds the differences."""
+        """Compares each padded lookup with the first lookup of device cpu, and adds the differences to the results."""
         entries = self._manifest.signatures
         cpu = next((n for n, e in entries.items() if e.kind == "lookup" and e.device == "cpu"), None)
         result = dict(signatures)
@@ -176,7 +176,8 @@ class _Checks:
         return CaseWriter(self._manifest, entry, keys, dtypes, shapes)
 
     def _check_empty_rows(self, name: str, got: Mapping[str, Array], expected: Mapping[str, Array]) -> None:
-        # Comparison skips numbers whose expected value is NaN, because a table may hold NaN. So check NaN rows here.
+        # The comparison skips numbers whose expected value is NaN, because a table may hold NaN. So check here that
+        # rows that should be NaN are.
         if all(feature.on_empty_row != "nan" for feature in self._manifest.signatures[name].features.values()):
             return
         for output, wanted in expected.items():
@@ -198,7 +199,7 @@ class _Checks:
         return {key: a if infos[key].dtype == "string" else a.astype(infos[key].dtype) for key, a in inputs.items()}
 
     def _expected(self, name: str, writer: CaseWriter, case: Case) -> dict[str, Array]:
-        """Computes each output with the oracle; {} if the features of an output differ in their number of rows."""
+        """Computes each output with the oracle; returns {} if features of one output differ in their number of rows."""
         entry, ranks = self._manifest.signatures[name], self._runner.output_ranks(name)
         found = {}
         for key, feature in entry.features.items():
@@ -210,7 +211,7 @@ class _Checks:
         parts = {feature.output: (key,) for key, feature in entry.features.items() if feature.output is not None}
         outputs = {**parts, **entry.concatenated}
         if any(len({len(found[key]) for key in keys}) > 1 for keys in outputs.values()):
-            # A feature lacks its last, empty rows, so the graph can not concatenate the features.
+            # One feature lacks its last, empty rows, so the graph can not concatenate it with the other features.
             return {}
         return {output: _joined([found[key] for key in keys], ranks.get(output)) for output, keys in outputs.items()}
 
@@ -223,7 +224,7 @@ def _joined(parts: Sequence[Array], rank: int | None) -> Array:
 
 
 def _with_other_features(case: Case, writer: CaseWriter) -> Case:
-    # Requests of another lookup may lack features of this one: add ids for them.
+    # The requests were made for another lookup, which may lack features of this one: add ids for these features.
     missing = set(writer.signature.features) - set(case.features)
     if not missing:
         return case
@@ -249,8 +250,8 @@ def _check_lowered(
 def _lowered_predictions(
     runner: SignatureRunner, name: str, predictions: Sequence[LoggedPrediction], faults: list[str]
 ) -> SignatureParity:
-    # The tensor core cuts rows and bounds divisors, so its predictions may differ from {serve}: a difference is
-    # reported, but only a failure is a fault.
+    # The tensor core cuts rows and bounds divisors, so its predictions may differ from those of the {serve} graph. So a
+    # difference is only reported; a failed request is a fault.
     rows: dict[str, int] = {}
     differing: dict[str, int] = {}
     largest: dict[str, float] = {}

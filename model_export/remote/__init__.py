@@ -1,1 +1,1 @@
-"""Tables of an artifact in a Valkey or Redis cluster: what writes them there."""
+"""Writes the tables of an artifact into a Valkey or Redis cluster, from which servers read rows."""

@@ -1,4 +1,4 @@
-"""Flags of `model-export push`."""
+"""Declares the command-line flags of `model-export push`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def add_push(commands: Any) -> None:
-    """Adds the command and its flags to the parser of all commands."""
+    """Adds the command push and its flags to the parser of model-export."""
     parser = commands.add_parser(
         "push",
         help="write a version's tables into a Valkey or Redis cluster, for --remote_tables (no TensorFlow)",

@@ -1,4 +1,4 @@
-"""Writes the tables of an artifact into a cluster, block by block; service.remote.layout has the keys.
+"""Writes the tables of an artifact into a cluster, block by block, under the keys of service.remote.layout.
 
 A run that was stopped goes on where it stopped: a block that is there is not written again. Then every block is read
 back and compared, and only then the pointer names the new fingerprint. One run at a time may write a table.
@@ -26,7 +26,7 @@ from service.remote.clients import store_client
 from service.remote.layout import NOTES, Pointer, TableLayout, layout_of_record
 from service.types import TABLE_DTYPES, Array, stored_columns
 
-# Commands that leave together; with blocks of 16 KB these are 2 MB.
+# Number of commands that are sent to the cluster together. With blocks of 16 KB, these are 2 MB.
 _BATCH = 128
 _TIMEOUT_S = 30.0
 _REPLICAS_S = 60.0
@@ -38,13 +38,13 @@ for i = 2, #ARGV do redis.call('HDEL', KEYS[2], ARGV[i]) end
 return 1
 """
 
-# (name of the step, bytes done, bytes of all)
+# A callback for progress. Its arguments are the name of the step, the bytes done, and all bytes.
 Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Pushed:
-    """The deeds of a run with one table. removed: keys of older fingerprints."""
+    """The result of pushing one table. written, removed: numbers of blocks that this command wrote, and removed."""
 
     table: str
     fingerprint: str
@@ -63,7 +63,7 @@ def push(
     max_mb_per_s: float = 0.0,
     progress: Progress = lambda step, done, total: None,
 ) -> list[Pushed]:
-    """Writes tables of a version folder into a cluster, and removes what is older than the versions to keep.
+    """Writes tables of a version folder into a cluster, and removes the blocks of all but the newest `keep` versions.
 
     Args:
       model: as the server names it; None: the name of the folder that the version lies in.
@@ -76,7 +76,8 @@ def push(
     """
     check_described(artifact)
     manifest = Manifest.read(artifact)
-    assert manifest is not None  # check_described has found it
+    # check_described() would have raised if there were no manifest.
+    assert manifest is not None
     for name in tables:
         if name not in manifest.tables:
             raise ExportError(f"{artifact} has no table {name!r}{did_you_mean(name, list(manifest.tables))}")
@@ -95,7 +96,7 @@ def push(
 
 
 class _Pace:
-    # Sleeps as long as bytes ran ahead of their rate.
+    # Limits the rate of bytes: after each batch, spend() sleeps until the bytes fit the rate.
 
     def __init__(self, bytes_per_s: float) -> None:
         self._bytes_per_s = bytes_per_s
@@ -148,7 +149,8 @@ class _Table:
             client.set(layout.record, layout.record_text(is_whole=False))
         written = self._write(range(layout.num_blocks), "written")
         if wrong := self._differing():
-            # Other bytes under a key of this fingerprint: nobody but this program should write there.
+            # The cluster holds other bytes under a key of this fingerprint, which only this command should write: write
+            # the block again.
             written += self._write(wrong, "repaired", is_forced=True)
             if self._differing():
                 raise ExportError(f"{self._what}: {len(wrong)} blocks do not read back as they were written")
@@ -156,7 +158,8 @@ class _Table:
         client.set(layout.record, layout.record_text(is_whole=True))
         whole = (layout.fingerprint, *(one for one in found.fingerprints if one != layout.fingerprint))
         leaving = {one for one in (*whole[keep:], *found.others) if one not in whole[:keep]}
-        # The pointer turns last; what leaves is still named, so that a run that is stopped here is made up for.
+        # The pointer names the new fingerprint only now, after all its blocks were compared. It still lists the
+        # fingerprints to remove, so that a later push removes them if this one is stopped here.
         client.set(layout.pointer, Pointer(whole[:keep], tuple(sorted(leaving))).text)
         removed = sum(self._remove(fingerprint) for fingerprint in sorted(leaving))
         client.set(layout.pointer, Pointer(whole[:keep]).text)
@@ -229,12 +232,12 @@ class _Table:
         return np.concatenate([part[begin:end] for part in self._parts], axis=1).tobytes()
 
     def _await_replicas(self) -> None:
-        """Waits until each replica has what its primary has: else a failover right now would lose blocks."""
+        """Waits until each replica has its primary's data: otherwise a failover at this moment would lose blocks."""
         end_s = time.monotonic() + _REPLICAS_S
         wanted: dict[str, int] | None = None
         while True:
             infos = _replication(self._client)
-            # A push does not wait for commands that others write later.
+            # Keep the primaries' first offsets: a push does not wait for commands that others write later.
             wanted = wanted or {name: info["master_repl_offset"] for name, info in infos.items()}
             behind = [
                 name
@@ -249,13 +252,14 @@ class _Table:
             time.sleep(0.1)
 
     def _remove(self, fingerprint: str) -> int:
-        """Removes the keys of a fingerprint, in slices; returns how many there were."""
+        """Removes all keys of a fingerprint, batch by batch; returns the number of removed blocks."""
         record = f"{self._layout.record.partition('}')[0]}}}{fingerprint}"
         text = _text(self._client.get(record))
         old = layout_of_record(text) if text is not None else None
         count = 0
         for some in () if old is None else _batches(range(old.num_blocks)):
-            assert old is not None  # as the line above has it
+            # The loop runs only if `old` is not None.
+            assert old is not None
             with self._client.pipeline(transaction=False) as pipe:
                 for block in some:
                     pipe.unlink(old.key(block))
@@ -269,7 +273,7 @@ class _Table:
                 pipe.execute()
         if old is not None:
             self._client.unlink(*map(old.note, NOTES))
-        # The record goes last: it is what tells which keys there are.
+        # The record is deleted last, because it says which keys the fingerprint has.
         self._client.delete(record)
         return count
 

@@ -1,1 +1,1 @@
-"""Reports on an artifact: its tables' health, signatures, parity and training, as text, JSON or HTML."""
+"""Reports on an artifact: health of its tables, signatures, parity and training, as text, JSON or HTML."""

@@ -1,4 +1,4 @@
-"""Builds an ArtifactReport of an artifact. Needs no TensorFlow."""
+"""Collects the data of a report (ArtifactReport) from an artifact. Needs no TensorFlow."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from model_export.statistics.table_health import Progress, TableRows, table_heal
 from service.artifact.manifest import MANIFEST_PATH, Manifest
 from service.errors import ArtifactError
 
-# A fixed seed, so that the pictures of two reports show the same sample of rows.
+# The seed is fixed, so that the pictures of two reports on a table show the same sample of rows.
 _SEED = 0
 
 
 @dataclass(frozen=True, slots=True)
 class ReportOptions:
-    """Options of a report: how much of the tables is read, and further files to read.
+    """Options of a report: whether tables are read completely, and which further files are read.
 
     reads_tables: whether to read all tables completely, for their health.
     has_projections: whether to project every table to two dimensions, not only tables with labels.
@@ -51,7 +51,7 @@ def build_report(
     *,
     progress: Callable[[str], Progress] = lambda table: lambda done, rows: None,
 ) -> ArtifactReport:
-    """Builds the report of an artifact, with or without a lookup manifest.
+    """Builds the report on an artifact; the artifact may lack a lookup manifest.
 
     Args:
       progress: called with a table's name before it is read; returns a function that is called with (rows done, rows).
@@ -146,7 +146,8 @@ def _names(artifact: Path, manifest: Manifest | None, table: str, rows: tuple[in
     try:
         return vocabulary_names(table_vocabularies(artifact, manifest, table), rows)
     except ArtifactError:
-        return {}  # the bad file is a finding already, and the picture is useful without names
+        # The unreadable file is reported as a finding already, and the picture is useful without names.
+        return {}
 
 
 def _features(manifest: Manifest) -> Iterator[FeatureReport]:

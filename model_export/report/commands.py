@@ -1,4 +1,4 @@
-"""Implements the commands `model-export inspect` and `model-export verify`: output to stdout, file and terminal.
+"""Implements the commands `model-export inspect` and `model-export verify`, which write to stdout, file and terminal.
 
 With --json stdout holds the JSON document only; progress and messages go to stderr.
 """
@@ -26,7 +26,7 @@ from model_export.statistics.table_health import Progress
 
 
 def inspect(arguments: argparse.Namespace) -> None:
-    """Prints the report of an artifact; raises ExportError or ArtifactError only if it can not be read."""
+    """Prints the report on an artifact; raises ExportError or ArtifactError only if the artifact can not be read."""
     options = ReportOptions(
         reads_tables=not arguments.fast,
         has_projections=arguments.html is not None,
@@ -46,13 +46,14 @@ def inspect(arguments: argparse.Namespace) -> None:
 
 
 def verify(arguments: argparse.Namespace) -> None:
-    """Verifies an artifact and prints the comparisons.
+    """Verifies an artifact and prints the result of every comparison.
 
     Raises:
       ExportError: the artifact has faults, all of which were printed; or it can not be checked.
       ArtifactError: the artifact can not be read.
     """
-    check_described(arguments.artifact)  # read the manifest before the slow part, so that a bad one is refused early
+    # Read the manifest before the slow comparison, so that a bad manifest is refused early.
+    check_described(arguments.artifact)
     _remark(arguments, "starting TensorFlow")
     from model_export.parity.verify import verify_artifact
 
@@ -82,7 +83,7 @@ def _build(artifact: Path, options: ReportOptions) -> ArtifactReport:
 
 
 def rows_shown(bar: tqdm[NoReturn]) -> Callable[[str], Progress]:
-    """Returns a progress function for a bar: call it with a table's name, then its result with (rows done, rows)."""
+    """Returns a function for progress bars: call it with a table's name, and its result with (rows done, rows)."""
 
     def progress(what: str) -> Progress:
         bar.set_description(what)

@@ -1,4 +1,4 @@
-"""The data of a report on an artifact: one tree of dataclasses that the text, JSON and HTML renderers read."""
+"""The data of a report on an artifact: a tree of dataclasses, which the text, JSON and HTML renderers read."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from service.artifact.manifest import LookupFeature, TableScale, VocabularyEntry
 
 @dataclass(frozen=True, slots=True)
 class TensorReport:
-    """An input or output of a signature. A size that may vary is None; shape is None if the rank may vary."""
+    """An input or output of a signature. A variable size is None; shape is None if even the rank varies."""
 
     name: str
     dtype: str
@@ -25,7 +25,7 @@ class TensorReport:
 
 @dataclass(frozen=True, slots=True)
 class SignatureReport:
-    """One signature of one MetaGraph.
+    """One signature of one MetaGraph, with its inputs, outputs and features.
 
     kind: "lookup" or "predict" by the manifest; "graph" for a signature without a manifest entry.
     features: each feature's inputs and policies; empty without a manifest.
@@ -43,7 +43,7 @@ class SignatureReport:
 
 @dataclass(frozen=True, slots=True)
 class MetaGraphReport:
-    """One MetaGraph of the SavedModel, which a server selects by its tags.
+    """One MetaGraph of the SavedModel; a server selects a MetaGraph by its tags.
 
     tensorflow_version: version of the TensorFlow that wrote the graph; "" if unknown.
     """
@@ -55,7 +55,7 @@ class MetaGraphReport:
 
 @dataclass(frozen=True, slots=True)
 class TableReport:
-    """One table, or any 2-D variable of a SavedModel without a manifest.
+    """One table of the manifest or, without a manifest, one 2-D variable of the SavedModel.
 
     name: the table's name in the manifest; without a manifest, the variable's key.
     features: names of the features that read the table.
@@ -82,7 +82,7 @@ class TableReport:
 
 @dataclass(frozen=True, slots=True)
 class FeatureReport:
-    """A feature of the manifest; vocabulary is None if clients send row numbers."""
+    """A feature in the manifest; vocabulary is None if clients send row numbers."""
 
     name: str
     table: str
@@ -92,7 +92,7 @@ class FeatureReport:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """The curve of one metric over a training.
+    """The values of one metric over the steps or epochs of a training.
 
     x_name: "epoch" or "step".
     points: (x, value) by ascending x; values that are not finite numbers are left out.
@@ -105,7 +105,7 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class ArtifactReport:
-    """The whole report on one artifact.
+    """The data of a whole report on one artifact.
 
     findings: sentences about problems, the most important first; empty if there are none.
     notes: sentences about parts that the report leaves out, with reasons.
@@ -130,5 +130,5 @@ class ArtifactReport:
 
     @property
     def nbytes(self) -> int:
-        """Total size of the artifact's files."""
+        """Total size of the artifact's files in bytes."""
         return sum(self.files.values())

@@ -1,4 +1,4 @@
-"""Finds the problems in a report's data, and writes one sentence for each."""
+"""Finds the problems in the data of a report, and describes each in one sentence."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from model_export.report.document import ArtifactReport, TableReport
 from model_export.statistics.table_health import Rows, TableHealth
 from service.artifact.manifest import MANIFEST_PATH, Manifest
 
-# A smaller share of dead or equal rows is normal: a vocabulary has some unused ids.
+# Share of dead or equal rows from which a table is a finding. A smaller share is normal: a vocabulary has some unused
+# ids.
 _MANY = 0.1
-# Imbalance above which a table is a finding: ids of its fullest partition over the mean of all partitions.
+# Imbalance above which a table is a finding: the ids of its fullest partition, divided by the mean of all partitions.
 _UNEVEN = 2.0
 
 
 def findings(report: ArtifactReport, manifest: Manifest | None) -> Iterator[str]:
-    """Yields sentences about an artifact's faults, then about possible faults."""
+    """Yields sentences about an artifact's faults, and then about things that may be faults."""
     yield from _file_findings(report, manifest)
     present = {signature.name for graph in report.meta_graphs for signature in graph.signatures}
     for name in sorted(set() if manifest is None else set(manifest.signatures) - present):
@@ -35,7 +36,7 @@ def findings(report: ArtifactReport, manifest: Manifest | None) -> Iterator[str]
 
 
 def first_ids(rows: Rows) -> str:
-    """Returns the first ids of rows as text: "rows 3, 5, 8, ..."."""
+    """Returns a text of the first ids in a set of rows: "rows 3, 5, 8, ..."."""
     text = ", ".join(map(str, rows.first_ids))
     more = ", ..." if rows.count > len(rows.first_ids) else ""
     return f"{'row' if rows.count == 1 else 'rows'} {text}{more}"

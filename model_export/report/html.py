@@ -1,4 +1,4 @@
-"""Renders a report as one HTML page without scripts or network, with inline pictures, for light and dark screens.
+"""Renders a report as one HTML page with inline pictures, without scripts or network, for light and dark screens.
 
 All text from an artifact is escaped, and the page's Content-Security-Policy also forbids scripts and loading.
 """
@@ -24,7 +24,7 @@ _CURVES_PER_CHART = 3
 
 
 def to_html(report: ArtifactReport) -> str:
-    """Returns the HTML page of a report."""
+    """Returns the HTML page that shows a report."""
     sections = (
         _attention(report),
         _overview(report),
@@ -140,8 +140,8 @@ def _rows_list(health: TableHealth) -> str:
 
 
 def _curves(curves: Sequence[Curve]) -> str:
-    # Curves whose names have the same ending, such as train_loss and held_out_loss, share a chart; others differ in
-    # scale.
+    # Curves whose names have the same last word, such as train_loss and held_out_loss, share a chart; other curves
+    # differ in scale.
     charts: dict[tuple[str, str], list[Curve]] = {}
     for curve in curves:
         charts.setdefault((curve.name.rsplit("_", 1)[-1], curve.x_name), []).append(curve)
@@ -216,7 +216,7 @@ def _files(report: ArtifactReport) -> str:
 
 
 def parity_section(report: ArtifactReport) -> str:
-    """Returns HTML of errors per output and of rows for which two lookups differ; "" if nothing was verified."""
+    """Returns HTML of the errors per output, and of rows in which two lookups differ; "" without a verification."""
     if report.parity is None:
         return ""
     errors = table(

@@ -1,4 +1,4 @@
-"""The frame of an HTML report: its style, sections, tables and figures."""
+"""The frame of an HTML report: the style of the page, and functions for its sections, tables and figures."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 
 from model_export.report.svg import escape
 
-# Each colour has a shade for light and one for dark screens, with a contrast of at least 3:1. .other colours the points
-# of a plot that have no group.
+# Each colour has one shade for light screens and one for dark screens, with a contrast of at least 3:1. .other colours
+# the points of a plot that have no group.
 _STYLE = """
 :root{color-scheme:light dark;--back:#fff;--card:#f6f7f9;--ink:#1c2330;--soft:#59616e;--line:#d5d9e0;
 --bad:#b3261e;--good:#1a6e3c;--other:#a3a9b3;--c0:#0b62a8;--c1:#c2500a;--c2:#17804d;--c3:#b3267e;--c4:#6b4fc4;
@@ -46,10 +46,11 @@ svg g{fill:currentColor}svg .point{fill-opacity:.78;stroke:var(--card);stroke-wi
 
 
 def page(title: str, summary: str, sections: Iterable[str]) -> str:
-    """Returns a whole HTML document; sections are HTML, title and summary plain text."""
+    """Returns a whole HTML document; sections are HTML, title and summary are plain text."""
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        # A second defence: HTML that escaping missed still can not run or load anything.
+        # Content-Security-Policy is a second defence: HTML that was not escaped by mistake can still not run or load
+        # anything.
         '<meta http-equiv="Content-Security-Policy" '
         "content=\"default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'\">\n"
         '<meta name="viewport" content="width=device-width,initial-scale=1">\n'
@@ -61,24 +62,24 @@ def page(title: str, summary: str, sections: Iterable[str]) -> str:
 
 
 def section(title: str, *parts: str) -> str:
-    """Returns the HTML of a titled section; parts are HTML."""
+    """Returns the HTML of a section with a title; parts are HTML."""
     return f"<section><h2>{escape(title)}</h2>{''.join(parts)}</section>"
 
 
 def figure(title: str, caption: str, drawing: str, *, is_wide: bool = False) -> str:
-    """Returns the HTML of a picture with title and caption; drawing is HTML. A wide picture fills a row of the page."""
+    """Returns the HTML of a picture with title and caption; drawing is HTML. If wide, it fills the page's width."""
     words = f"<figcaption><b>{escape(title)}</b><span>{escape(caption)}</span></figcaption>"
     kind = ' class="wide"' if is_wide else ""
     return f"<figure{kind}>{words}{drawing}</figure>"
 
 
 def details(title: str, body: str) -> str:
-    """Returns HTML of a section that opens when its title is clicked."""
+    """Returns the HTML of a section whose content shows when the reader clicks its title."""
     return f"<details><summary>{escape(title)}</summary>{body}</details>"
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]], align: str = "") -> str:
-    """Returns the HTML of a table of plain texts; align has an "r" for each right-aligned column."""
+    """Returns the HTML of a table; the cells are plain text; align has an "r" for each right-aligned column."""
 
     def cell(tag: str, column: int, content: str) -> str:
         kind = ' class="r"' if align[column : column + 1] == "r" else ""

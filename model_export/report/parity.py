@@ -1,4 +1,4 @@
-"""Reads a manifest's `parity` object back into a ParityReport."""
+"""Reads a manifest's `parity` object back into the ParityReport from which it was written."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from model_export.parity.parity_report import DeviceDifference, OutputParity, Pa
 
 
 def parity_from_json(data: Mapping[str, Any]) -> ParityReport | None:
-    """Parses a manifest's `parity` object: signature -> its comparison.
+    """Makes a ParityReport of a manifest's `parity` object, which maps signatures to comparisons.
 
     The manifest's format does not define this object, so unknown entries are skipped, never an error. Format 1 has one
     figure per signature instead of one per output. Returns None if no signature is described.

@@ -1,4 +1,4 @@
-"""Draws the pictures of a report: each function converts numbers to inline SVG."""
+"""Draws the pictures of a report as inline SVG, one function per kind of picture."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def norm_histogram(table: str, histogram: Histogram) -> str:
     frame = _frame(_WIDTH, _HEIGHT, (edges[0], edges[-1]), (0, max(counts)))
     bars = []
     for low, high, count in zip(edges[:-1], edges[1:], counts, strict=True):
-        # If all norms are equal, the only bin has width 0.
+        # If all norms are equal, the only bin has width 0, so its bar gets a fixed width.
         left, right = (frame.px(low), frame.px(high)) if high > low else (frame.left + 180, frame.right - 180)
         title = f"{count:,} rows, norm {short(low)} to {short(high)}"
         bars.append(_bar(left + 0.5, frame.py(count), right - left - 1, frame.bottom - frame.py(count), title))
@@ -37,7 +37,7 @@ def norm_histogram(table: str, histogram: Histogram) -> str:
 
 
 def line_chart(curves: Sequence[Curve]) -> str:
-    """Draws one or more curves over the same x, with a legend; each has at least one point."""
+    """Draws curves over the same x in one chart, with a legend; each curve has at least one point."""
     xs = [x for curve in curves for x, _ in curve.points]
     ys = [y for curve in curves for _, y in curve.points]
     margin = 0.06 * (max(ys) - min(ys))
@@ -46,7 +46,7 @@ def line_chart(curves: Sequence[Curve]) -> str:
     for index, curve in enumerate(curves):
         points = [(frame.px(x), frame.py(y)) for x, y in curve.points]
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-        # No markers on a long curve, where they would overlap.
+        # A long curve is drawn without markers, because they would overlap.
         dots = zip(points, curve.points, strict=True) if len(points) <= 60 else ()
         drawn = "".join(
             marker(index, px, py, f"{curve.name} {value:.6g} at {curve.x_name} {x:g}") for (px, py), (x, value) in dots
@@ -62,9 +62,9 @@ def line_chart(curves: Sequence[Curve]) -> str:
 
 
 def scatter(table: str, projection: Projection) -> str:
-    """Draws a table's rows on two principal components, coloured by label; the legend has the eight commonest."""
+    """Draws rows of a table on two principal components, coloured by label; the legend has eight labels at most."""
     spans = [max(axis) - min(axis) or 1.0 for axis in zip(*projection.points, strict=True)]
-    # The same scale on both axes, so that distances in the picture are those of the projection.
+    # Both axes have the same scale, so that distances in the picture are proportional to distances in the projection.
     width = _WIDE if projection.labels else _WIDTH
     inner = width - _LEFT - _RIGHT
     height = min(520.0, max(240.0, inner * spans[1] / spans[0])) + _TOP + _BOTTOM
@@ -78,7 +78,8 @@ def scatter(table: str, projection: Projection) -> str:
         group = label if label in drawn else _rest(legend)
         title = " · ".join(part for part in (f"row {row}", name, label or "") if part)
         drawn[group].append(marker(legend[group], frame.px(x), frame.py(y), title, radius))
-    # Points without a colour are drawn first, then the commonest labels, so that rare labels are on top.
+    # Points without a colour are drawn first and the commonest labels next, so that points of rare labels are not
+    # hidden.
     order = sorted(drawn, key=lambda group: (legend[group] != _OTHER, legend[group]))
     body = "".join(f'<g class="{_class(legend[group])} point">{"".join(drawn[group])}</g>' for group in order)
     body += _point_names(frame, projection)
@@ -94,7 +95,7 @@ def scatter(table: str, projection: Projection) -> str:
 
 
 def columns(title: str, x_title: str, y_title: str, values: Sequence[tuple[int, int]]) -> str:
-    """Draws vertical bars, one per (x, count), in order of x."""
+    """Draws one vertical bar for each (x, count), in order of x."""
     xs = [x for x, _ in values]
     frame = _frame(_WIDTH, 190, (min(xs) - 0.5, max(xs) + 0.5), (0, max(count for _, count in values)))
     pixel = frame.px(1) - frame.px(0)
@@ -109,7 +110,7 @@ def columns(title: str, x_title: str, y_title: str, values: Sequence[tuple[int, 
 
 
 def ranking(title: str, values: Sequence[tuple[str, int]]) -> str:
-    """Draws horizontal bars, one per (name, count), in the given order."""
+    """Draws one horizontal bar for each (name, count), in the given order."""
     height = 22 * len(values) + 8
     top = max(count for _, count in values) or 1
     lines = []
@@ -127,7 +128,7 @@ _OTHER_LABELS, _NO_LABEL = "other labels", "no label"
 
 
 def _groups(projection: Projection) -> dict[str, int]:
-    # Returns legend entry -> index of its colour and shape.
+    # Maps each entry of the legend to the index of its colour and shape.
     counts = Counter(label for label in projection.labels if label is not None)
     if not counts:
         return {"rows": 0}
@@ -155,7 +156,8 @@ def _legend_line(left: float, i: int, group: str, index: int, count: int) -> str
 
 
 def _point_names(frame: Frame, projection: Projection) -> str:
-    # Names are written beside points if there are few; a name that would cover another is in the point's tooltip only.
+    # If there are few points, their names are written beside them; a name that would cover another is shown only in the
+    # tooltip.
     if len(projection.names) > _MAX_NAMED_POINTS:
         return ""
     taken: list[tuple[float, float, float]] = []
@@ -179,7 +181,7 @@ def _limits(projection: Projection) -> tuple[tuple[float, float], tuple[float, f
 
 
 def _same_unit(frame: Frame) -> Frame:
-    # Extends the limits of one axis until a unit has the same length in pixels on both axes.
+    # Extends the limits of one axis until a unit of x and a unit of y have the same length in pixels.
     width, height = frame.right - frame.left, frame.bottom - frame.top
     unit = max((frame.x[1] - frame.x[0]) / width, (frame.y[1] - frame.y[0]) / height)
     centres = sum(frame.x) / 2, sum(frame.y) / 2

@@ -1,4 +1,4 @@
-"""Describes features, signatures and tensors in words, the same in every rendering of a report."""
+"""Describes features, signatures and tensors in words; all renderings of a report use these words."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def tensor_words(tensor: TensorReport) -> str:
 
 
 def bytes_words(size: int) -> str:
-    """Formats a size in bytes with a unit: "120.8 kB"."""
+    """Formats a number of bytes with a unit: "120.8 kB"."""
     number = float(size)
     for unit in ("B", "kB", "MB", "GB"):
         if number < 1000:

@@ -1,4 +1,4 @@
-"""Projects a sample of a table's rows to two dimensions: the directions in which the sample varies most.
+"""Projects a sample of a table's rows to two dimensions, along the directions in which the sample varies most.
 
 >>> import numpy as np
 >>> line = project(np.array([[i, 2 * i] for i in range(5)], np.float32), np.arange(5))
@@ -20,7 +20,7 @@ MAX_POINTS = 2000
 
 @dataclass(frozen=True, slots=True)
 class Projection:
-    """A sample of rows on their first two principal components.
+    """The coordinates of a sample of rows on the sample's first two principal components.
 
     ids: row number of each point; points: two coordinates of each point.
     explained: share of the sample's variance along each of the two axes.
@@ -56,7 +56,7 @@ def sample_ids(num_rows: int, *, seed: int, candidates: Array | None = None, lim
 
 
 def project(rows: Array, ids: Array) -> Projection:
-    """Projects rows on their first two principal components, computed from these rows.
+    """Projects rows on the first two principal components of these same rows.
 
     Args:
       rows: [N, D] of a float type; rows that are not finite are left out.
@@ -88,7 +88,7 @@ def project(rows: Array, ids: Array) -> Projection:
 
 
 def label_agreement(rows: Array, labels: Sequence[str | None]) -> tuple[float, float] | None:
-    """Returns the share of rows whose nearest neighbour has the same label, and the share for random neighbours.
+    """Returns the share of rows whose nearest neighbour has their label, and the share expected of random neighbours.
 
     Args:
       rows: [N, D] finite numbers; labels: one per row; rows labelled None are left out.

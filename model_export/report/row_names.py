@@ -1,4 +1,4 @@
-"""Names the rows of tables: keys of vocabularies, and labels from a file that the user gives.
+"""Finds names for the rows of tables: keys of vocabularies, and labels from a file of the user.
 
 A label file is CSV, or TSV if its name ends so. Each line has a key of the table's vocabulary (a row number if there is
 no vocabulary), a label, and perhaps a name. If the file has a header, `TABLE=FILE#COLUMN` selects the label's column.
@@ -19,7 +19,7 @@ from service.errors import ArtifactError
 
 @dataclass(frozen=True, slots=True)
 class LabelFile:
-    """The value of one flag `--labels`. column: name of the labels' column; None for the second column."""
+    """The value of one flag `--labels`. column: name of the column of labels; None: the second column of the file."""
 
     table: str
     path: Path
@@ -44,7 +44,7 @@ class LabelFile:
 
 @dataclass(frozen=True, slots=True)
 class Labels:
-    """Labels of a table's rows.
+    """The labels and names that a user's file gives to rows of a table.
 
     labels, names: by row number. title: what the labels mean. unmatched: number of lines whose key is no row.
     """
@@ -74,7 +74,7 @@ def read_labels(file: LabelFile, num_rows: int, vocabularies: Mapping[Path, Voca
     rows = _rows_of_keys({record[0].strip() for record in records}, num_rows, vocabularies)
     header = records[0] if records[0][0].strip() not in rows else None
     label_at = _column(file, header)
-    # If the label's column is a later one, the column next to the key is used as name: id,title,genres.
+    # If the labels are in a later column, the column next to the key holds the rows' names, as in id,title,genres.
     name_at = next(i for i in (1, 2) if i != label_at)
     labels, names, unmatched = {}, {}, 0
     for record in records[header is not None :]:
@@ -94,15 +94,15 @@ def read_labels(file: LabelFile, num_rows: int, vocabularies: Mapping[Path, Voca
 
 
 def table_vocabularies(artifact: Path, manifest: Manifest, table: str) -> dict[Path, VocabularyEntry]:
-    """Returns the vocabularies that map keys to rows of a table, by the path of their file."""
+    """Returns the vocabularies that map keys to rows of a table, by path of the vocabulary's file."""
     names = sorted({f.vocabulary for f in manifest.features.values() if f.table == table and f.vocabulary is not None})
     entries = [manifest.vocabularies[name] for name in names]
-    # Hashed keys have no file, so their names are unknown.
+    # A vocabulary that hashes keys has no file, so the names of its rows are unknown.
     return {artifact / entry.file: entry for entry in entries if entry.file}
 
 
 def vocabulary_names(vocabularies: Mapping[Path, VocabularyEntry], rows: Collection[int]) -> dict[int, str]:
-    """Returns the keys of some rows. Reads the file line by line, so that a large vocabulary is never in memory.
+    """Returns the keys of some rows. Reads the vocabulary line by line, so that it is never in memory as a whole.
 
     Raises:
       ArtifactError: a vocabulary's file can not be read.
@@ -127,7 +127,7 @@ def _rows_of_keys(keys: set[str], num_rows: int, vocabularies: Mapping[Path, Voc
         for row, key in _keys(path, entry):
             if key in keys:
                 found.setdefault(key, row)
-    # With a vocabulary of integers a number is a key; with one of strings an integer must be a row number.
+    # In a vocabulary of integers a number is a key; if all vocabularies hold strings, a number must be a row number.
     if all(entry.key_dtype == "string" for entry in vocabularies.values()):
         numbers = {key: int(key) for key in keys if key.isdecimal() and key not in found}
         found |= {key: row for key, row in numbers.items() if row < num_rows}
@@ -140,7 +140,8 @@ def _keys(path: Path, entry: VocabularyEntry) -> Iterator[tuple[int, str]]:
             for i, line in enumerate(lines):
                 key = line.removesuffix(b"\n").removesuffix(b"\r")
                 yield entry.first_id + i, key.decode(errors="backslashreplace")
-    except (OSError, ValueError) as error:  # ValueError: the path is invalid, e.g. has a null byte
+    # open() raises ValueError for an invalid path, for example one with a null byte.
+    except (OSError, ValueError) as error:
         raise ArtifactError(f"cannot read vocabulary {str(path)!r}: {error}") from error
 
 

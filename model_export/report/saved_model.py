@@ -1,4 +1,4 @@
-"""Reads the MetaGraphs of saved_model.pb and their signatures without TensorFlow."""
+"""Reads MetaGraphs and their signatures from saved_model.pb, without TensorFlow."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SERVE = ("serve",)
 
 
 def read_meta_graphs(artifact: Path, manifest: Manifest | None) -> tuple[MetaGraphReport, ...]:
-    """Returns every MetaGraph, {serve} first.
+    """Returns every MetaGraph in saved_model.pb; {serve} is the first.
 
     Args:
       manifest: gives the kind and features of the signatures in {serve}, the only MetaGraph that a server loads.
@@ -41,7 +41,8 @@ def read_meta_graphs(artifact: Path, manifest: Manifest | None) -> tuple[MetaGra
         tuple(sorted(graph.meta_info_def.tags)): str(graph.meta_info_def.tensorflow_version)
         for graph in message.meta_graphs
     }
-    del message  # free the parsed graph, which may be large, before it is parsed again below
+    # Free the parsed message, which may be large, because the file is parsed again below.
+    del message
     return tuple(
         MetaGraphReport(tags, versions[tags], _signatures(path, tags, manifest if tags == _SERVE else None))
         for tags in sorted(versions, key=lambda tags: (tags != _SERVE, tags))

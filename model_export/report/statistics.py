@@ -1,4 +1,4 @@
-"""Statistics of lookups in a training, for a report: ids per example, hot ids, and balance of partitions."""
+"""Statistics of a training's lookups for a report: ids per example, hot ids, and balance of partitions."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from model_export.errors import ExportError
 from model_export.statistics import table_statistics
 from model_export.statistics.files import StatisticsFileError, read_statistics
 
-# Folder of an artifact with the lookup statistics of its training.
+# Subfolder of an artifact that may hold the lookup statistics of its training.
 STATISTICS_FOLDER = Path("assets.extra") / "statistics"
 _HOT_IDS = 20
 
 
 @dataclass(frozen=True, slots=True)
 class TableStatistics:
-    """Samples of one table's lookups during training.
+    """Statistics of one table's lookups in the sampled steps of a training.
 
     rows: V of the table. features: names of the features that read it.
     steps, sampled_steps: number of trained steps, and of steps in the sample.
@@ -49,13 +49,13 @@ class TableStatistics:
     partitions: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     def imbalance(self, strategy: str) -> float | None:
-        """Returns the fullest partition's ids over the mean of all; 1.0 is even. None if no partition has ids."""
+        """Returns the ids of the fullest partition, divided by the mean of all; 1.0 is even. None without any ids."""
         loads = self.partitions.get(strategy, ())
         return max(loads) * len(loads) / sum(loads) if sum(loads) else None
 
 
 def find_statistics(artifact: Path, folder: Path | None) -> tuple[TableStatistics, ...]:
-    """Reads the lookup statistics in a folder; None: those within the artifact, if any.
+    """Reads the lookup statistics in a folder; if the folder is None, the statistics in the artifact, if it has any.
 
     Raises:
       ExportError: the folder holds no statistics, or a file can not be read.

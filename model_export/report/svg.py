@@ -1,4 +1,4 @@
-"""Writes small pieces of SVG: escaped text, axes with round numbers, markers. Colours are classes of the page's style.
+"""Writes small pieces of SVG: escaped text, axes with round numbers, markers. The page's style defines the colours.
 
 >>> ticks(0.0, 1.0, 5)
 [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
@@ -13,23 +13,23 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-# Number of colour classes (.c0, .c1, ...) in the page's style.
+# Number of CSS classes for colours (.c0, .c1, ...) in the page's style.
 NUM_COLOURS = 8
 
 
 def escape(text: object) -> str:
-    """Escapes text for HTML and SVG, even within attributes; control characters become visible."""
+    """Escapes text for HTML and SVG, also within attributes; control characters are shown as hexadecimal codes."""
     shown = "".join(char if char.isprintable() or char == "\n" else f"\\x{ord(char):02x}" for char in str(text))
     return html.escape(shown, quote=True)
 
 
 def clip(text: str, length: int) -> str:
-    """Cuts text to a length; a cut text ends in an ellipsis."""
+    """Cuts text to a length; a text that was cut ends in an ellipsis."""
     return text if len(text) <= length else text[: length - 1] + "…"
 
 
 def short(value: float) -> str:
-    """Formats a number in few characters."""
+    """Formats a number with few characters."""
     size = abs(value)
     if size and (size < 0.001 or size >= 1e12):
         return f"{value:.1e}"
@@ -40,21 +40,21 @@ def short(value: float) -> str:
 
 
 def ticks(low: float, high: float, about: int) -> list[float]:
-    """Returns about `about` round numbers from low to high, for an axis."""
+    """Returns round numbers between low and high for the marks of an axis, about as many as `about`."""
     span = high - low
     if not math.isfinite(span) or span <= 0:
         return [low]
     power = 10.0 ** math.floor(math.log10(span / about))
     step = next(power * factor for factor in (1, 2, 5, 10) if span / (power * factor) <= about)
     first = math.ceil(low / step - 1e-9)
-    # Rounded to the step's digits, so that 3 * 0.1 is not shown as 0.30000000000000004.
+    # The numbers are rounded to the step's digits, so that 3 * 0.1 is not shown as 0.30000000000000004.
     digits = max(0, -math.floor(math.log10(step)))
     return [round(i * step, digits) for i in range(first, math.floor(high / step + 1e-9) + 1)]
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """The plotting area of a picture: its edges in pixels, and the values that they stand for."""
+    """The plotting area of a picture: its edges in pixels, and the x and y values at the edges."""
 
     left: float
     right: float
@@ -64,15 +64,15 @@ class Frame:
     y: tuple[float, float]
 
     def px(self, value: float) -> float:
-        """Returns the horizontal pixel of a value."""
+        """Returns the horizontal pixel of an x value."""
         return self.left + (self.right - self.left) * _share(value, self.x)
 
     def py(self, value: float) -> float:
-        """Returns the vertical pixel of a value."""
+        """Returns the vertical pixel of a y value."""
         return self.bottom - (self.bottom - self.top) * _share(value, self.y)
 
     def axes(self, x_title: str, y_title: str, *, x_ticks: Sequence[float] | None = None) -> str:
-        """Draws both axes with grid lines; x_ticks None: round numbers, []: no numbers."""
+        """Draws both axes with grid lines. x_ticks: None for round numbers, [] for no numbers at the x axis."""
         parts = []
         for value in ticks(*self.y, max(4, round((self.bottom - self.top) / 70))):
             at = self.py(value)
@@ -89,12 +89,12 @@ class Frame:
 
 
 def text(x: float, y: float, content: str, *, anchor: str = "start", kind: str = "tick") -> str:
-    """Draws one line of text; kind is a class of the page's style."""
+    """Draws one line of text; kind is a CSS class of the page's style."""
     return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(content)}</text>'
 
 
 def picture(width: float, height: float, description: str, body: str) -> str:
-    """Wraps shapes into an inline SVG picture; screen readers read the description."""
+    """Wraps SVG shapes into an inline picture; description is for screen readers."""
     return (
         f'<svg role="img" aria-label="{escape(description)}" viewBox="0 0 {width:g} {height:g}" '
         f'style="max-width:{width:g}px" xmlns="http://www.w3.org/2000/svg">{body}</svg>'
@@ -102,7 +102,7 @@ def picture(width: float, height: float, description: str, body: str) -> str:
 
 
 def marker(index: int, x: float, y: float, title: str = "", radius: float = 3.2) -> str:
-    """Draws a point in the shape of its group, so that groups differ in more than colour."""
+    """Draws a point in the shape of its group, so that groups can be told apart without colour."""
     inside = f"<title>{escape(title)}</title>" if title else ""
     shape = _SHAPES[index % len(_SHAPES)](x, y, radius)
     tag = shape.split(" ", 1)[0]

@@ -1,4 +1,4 @@
-"""Finds an artifact's tables, with or without a manifest, and maps their bytes."""
+"""Finds an artifact's tables, with or without a manifest, and maps their bytes into memory."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from service.types import TABLE_DTYPES, Array, stored_columns
 
 _PREFIX = Path("variables") / "variables"
 _KEY_SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
-# Checkpoint dtype -> numpy dtype that its bytes are read as.
+# Maps the checkpoint's dtype of a variable to the numpy dtype as which its bytes are read.
 _READABLE: Mapping[str, str] = {"float16": "<f2", "float32": "<f4", "float64": "<f8", "bfloat16": "<u2"}
 
 
 def declared_tables(manifest: Manifest) -> list[TableReport]:
-    """Returns the tables of a manifest."""
+    """Returns the tables that a manifest declares."""
     return [
         TableReport(
             name=name,
@@ -59,7 +59,7 @@ def matrix_variables(artifact: Path) -> list[TableReport]:
 
 
 class SlicedRows:
-    """A [V, D] table that was saved in parts by rows; indexed like an array: `rows[start:stop]`, `rows[ids]`.
+    """A [V, D] table whose rows were saved in several parts; indexed like an array: `rows[start:stop]`, `rows[ids]`.
 
     parts: arrays [V1, D], [V2, D], ... in order of rows, of one dtype.
     """
@@ -84,7 +84,7 @@ class SlicedRows:
 
 
 class WidenedRows:
-    """A [V, D] table of bfloat16, int8 or int4 whose rows are converted to float32 when they are read.
+    """A [V, D] table of bfloat16, int8 or int4; each row is converted to float32 when it is read.
 
     scales: [V, 1] for int8 and int4. rows: the stored rows; for int4 [V, ceil(D / 2)] bytes.
     """
@@ -104,7 +104,7 @@ class WidenedRows:
 
 
 def map_table(artifact: Path, table: TableReport) -> TableRows:
-    """Maps a table's [V, D] numbers read-only; the map may be unaligned.
+    """Maps a table's [V, D] numbers into memory, read-only; the mapped address may be unaligned.
 
     Raises:
       ArtifactError: the table's file is missing or too short, or its dtype can not be read.
@@ -144,7 +144,8 @@ def _map(path: Path, dtype: str, offset: int, nbytes: int, shape: tuple[int, ...
     if nbytes == 0 or nbytes != math.prod(shape) * np.dtype(dtype).itemsize:
         raise ArtifactError(f"{nbytes:,} bytes do not hold {' x '.join(map(str, shape))} of {np.dtype(dtype).name}")
     size = path.stat().st_size
-    # Checked before mapping, because a read of a map beyond the file's end kills the process (SIGBUS).
+    # Check the file's size before the file is mapped, because reading a map beyond the file's end kills the process
+    # (SIGBUS).
     if offset + nbytes > size:
         raise ArtifactError(f"it ends at byte {offset + nbytes:,} of {path.name}, which has {size:,}")
     return np.memmap(path, dtype, "r", offset, shape)

@@ -1,4 +1,4 @@
-"""Renders a report as plain text for a terminal, at most 100 columns wide, with its findings first."""
+"""Renders a report as plain text for a terminal, at most 100 columns wide, with the findings first."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ _BARS = " ▁▂▃▄▅▆▇█"
 
 
 def to_text(report: ArtifactReport) -> str:
-    """Returns the report as lines that end in a newline; control characters in the artifact's texts become visible."""
+    """Returns the report as text lines; control characters in it are shown as hexadecimal codes."""
     sections = (_head, _attention, _tables, _features, _meta_graphs, _parity, _curves, _statistics, _provenance)
     lines = [line for section in sections for line in section(report)]
     return "".join(f"{_printable(line)}\n" for line in lines)
 
 
 def verification_text(artifact: Path, parity: ParityReport | None, faults: Sequence[str]) -> str:
-    """Returns the comparisons of a verification, then one line per fault, or a line that there is none."""
+    """Returns the comparisons of a verification, then one line for each fault, or one line that there is none."""
     lines = [] if parity is None else list(_parity_lines(parity))
     if faults:
         lines += ["", "DISAGREEMENTS", *(f"  ! {fault}" for fault in faults)]
     else:
-        # The path's line is not wrapped, because a script may search for it.
+        # The line with the artifact's path is not wrapped, because a script may search for it.
         lines += [f"{artifact}: {agreement_words(parity)}"]
     return "".join(f"{_printable(line)}\n" for line in lines)
 
@@ -48,7 +48,7 @@ def _parity_lines(parity: ParityReport) -> Iterator[str]:
 
 
 def agreement_words(parity: ParityReport | None) -> str:
-    """Returns the summary of a verification without faults; names the signatures that could not be compared."""
+    """Returns the summary of a verification without faults; it names the signatures that were not compared."""
     signatures = {} if parity is None else {**parity.signatures, **parity.lowered}
     unchecked = [name for name, entry in signatures.items() if entry.reference == "nothing" or not entry.cases]
     if not unchecked:
@@ -135,7 +135,7 @@ def _counts(health: TableHealth) -> Iterator[str]:
 
 def _spark(histogram: Histogram) -> Iterator[str]:
     top = max(histogram.counts) or 1
-    # A bin with any rows gets at least the smallest bar.
+    # The bar's height is rounded up, so that a bin with few rows still gets the smallest bar.
     bars = "".join(_BARS[-(-8 * count // top)] for count in histogram.counts)
     beyond = f", {histogram.above:,} rows above" if histogram.above else ""
     yield f"    {short(histogram.edges[0])} |{bars}| {short(histogram.edges[-1])}{beyond}"
@@ -194,9 +194,9 @@ def _signature_parity(name: str, parity: SignatureParity) -> Iterator[str]:
 
 
 def difference_words(difference: DeviceDifference) -> str:
-    """Describes one difference between two lookups in a sentence."""
+    """Describes one difference between two lookups as a sentence."""
     example = f"; such as {provenance_words(difference.example)}" if difference.example else ""
-    # If one of the two lookups refuses the row, there is no numeric difference.
+    # If one of the two lookups refuses the row, the difference has no number.
     amount = f" by up to {difference.max_absolute:.3g}" if difference.max_absolute else ""
     return (
         f"{difference.feature} differs from {difference.other} in {difference.rows:,} of {difference.of_rows:,} "
@@ -229,7 +229,7 @@ def _statistics(report: ArtifactReport) -> Iterator[str]:
 
 
 def statistics_words(entry: TableStatistics) -> str:
-    """Returns one table's lookup statistics as parts of a line."""
+    """Returns the lookup statistics of one table as text, its parts divided by semicolons."""
     about = "" if entry.distinct_is_exact else "about "
     balance = [
         f"fullest of {len(loads)} partitions ({strategy}) {imbalance:.2f} x the mean"
@@ -256,7 +256,7 @@ def _provenance(report: ArtifactReport) -> Iterator[str]:
 
 
 def provenance_words(value: Any) -> str:
-    """Formats a value of the provenance on one line."""
+    """Formats a value of the manifest's provenance on one line."""
     if isinstance(value, Mapping):
         return ", ".join(f"{key} {provenance_words(entry)}" for key, entry in value.items())
     if isinstance(value, list):

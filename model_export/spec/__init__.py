@@ -1,1 +1,1 @@
-"""The classes by which users declare tables, features and optimizers, checked at construction; no TensorFlow here."""
+"""The classes by which users declare tables, features and optimizers, with checks of the arguments; no TensorFlow."""

@@ -1,4 +1,4 @@
-"""Tells embedding columns from other objects by the names of their classes, without importing TensorFlow."""
+"""Recognizes embedding columns by the names of their classes, without importing TensorFlow."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ SUPPORTED_COLUMNS = tuple(_TENSORFLOW + ".".join(names) for names in _CLASSES)
 
 
 def is_supported_column(column: Any) -> bool:
-    """Says whether an EmbeddingConfigSpec accepts a column: an embedding column, or a numeric one."""
+    """Says whether EmbeddingConfigSpec accepts a column: only embedding columns and numeric columns."""
     return any(f"{base.__module__}.{base.__name__}" in SUPPORTED_COLUMNS for base in type(column).__mro__)
 
 
 def uses_tensor_core(column: Any) -> bool:
     """Says whether a column was built with embedding_lookup_device="tpu_tensor_core"."""
     device = getattr(column, "embedding_lookup_device", None) or getattr(column, "_embedding_lookup_device", None)
-    # TensorFlow stores the device as an enum, whose members have the names of the strings.
+    # TensorFlow stores the device as an enum; the names of its members are the strings in upper case.
     return str(getattr(device, "name", device)).lower() == "tpu_tensor_core"

@@ -1,4 +1,4 @@
-"""Defines EmbeddingConfigSpec, as TensorFlow 2.15 had it: an estimator's tables and how they are trained.
+"""Defines EmbeddingConfigSpec as in TensorFlow 2.15: an estimator's tables, and how they are trained.
 
 >>> EmbeddingConfigSpec(partition_strategy="div")
 Traceback (most recent call last):
@@ -24,7 +24,7 @@ PartitionStrategy = Literal["div", "mod"]
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingConfigSpec:
-    """Declares the columns, or the features and tables, that an estimator trains as embedding tables, and how.
+    """Declaration of an estimator's embedding tables (by columns, or features and tables) and of their training.
 
     Args:
       feature_columns: embedding columns of this package or of TensorFlow; numeric columns are accepted and ignored.
@@ -60,7 +60,7 @@ class EmbeddingConfigSpec:
     def __post_init__(self) -> None:
         features, tables = self.feature_to_config_dict, self.table_to_config_dict
         # TensorFlow 2.15 accepts feature_columns together with only one of the two dicts, and ignores the dict. This
-        # class raises an error.
+        # class raises an error instead.
         if (features or tables) if self.feature_columns else not (features and tables):
             raise ValueError(
                 "Exactly one of `feature_columns` and the pair `feature_to_config_dict` and `table_to_config_dict` "
@@ -87,12 +87,12 @@ class EmbeddingConfigSpec:
 
     @property
     def tensor_core_feature_columns(self) -> tuple[Any, ...]:
-        """The columns looked up on the tensor core; feature_columns has them too, unlike in TensorFlow 2.15."""
+        """The feature columns that are looked up on the tensor core; in TensorFlow 2.15 feature_columns lacks them."""
         return tuple(column for column in self.feature_columns or () if uses_tensor_core(column))
 
     @property
     def embedding_core_feature_columns(self) -> tuple[Any, ...]:
-        """The columns that are not looked up on the tensor core."""
+        """The feature columns that are not looked up on the tensor core."""
         return tuple(column for column in self.feature_columns or () if not uses_tensor_core(column))
 
     def parameters_of(self, config: TableConfig) -> OptimizationParameters:

@@ -1,4 +1,4 @@
-"""Describes the tables and features of a model, like TensorFlow's TableConfig and FeatureConfig.
+"""Declares the tables and features of a model, like TensorFlow's TableConfig and FeatureConfig.
 
 A table is a [V, D] matrix with one combiner; features read tables and may share one. By convention row 0 of a table is
 for unknown keys.
@@ -37,7 +37,7 @@ _NAME = re.compile(r"[a-zA-Z][a-zA-Z0-9_]*")
 
 @dataclass(frozen=True, slots=True)
 class VocabularySpec:
-    """The keys that clients send for rows of a table: key i is row first_id + i.
+    """The keys that clients send for rows of a table: keys[i] means row first_id + i.
 
     keys: all str, or all int, without duplicates.
     oov_id, num_oov_buckets, on_oov: policy for any other key, as in service.artifact.manifest.VocabularyEntry.
@@ -62,12 +62,12 @@ class VocabularySpec:
 
     @property
     def key_dtype(self) -> KeyDtype:
-        """Returns the dtype of the keys that clients send."""
+        """Returns the dtype of the keys that clients send: "string" or "int64"."""
         return "string" if isinstance(self.keys[0], str) else "int64"
 
     @property
     def last_id(self) -> int:
-        """The largest row that a key can become."""
+        """The largest row number to which a key can be mapped."""
         return max(self.first_id + len(self.keys) + self.num_oov_buckets - 1, self.oov_id or 0)
 
 
@@ -94,7 +94,7 @@ class TableSpec:
 
 @dataclass(frozen=True, slots=True)
 class FeatureSpec:
-    """One feature: an input of ids, and the table and policies by which they are looked up.
+    """One feature: an input of ids, with the table and the policies for looking them up.
 
     is_ragged: any number of ids per row; otherwise one id per row, not combined.
     max_ids_per_row: K of the padded tensor-core lookup; 1 unless ragged.
@@ -142,28 +142,28 @@ class FeatureSpec:
 
     @property
     def ids_input(self) -> str:
-        """Name of the input that holds the ids."""
+        """Name of the input that holds the feature's ids."""
         return self.name + VALUES_SUFFIX if self.is_ragged else self.name
 
     @property
     def row_splits_input(self) -> str | None:
-        """Name of the input that holds the row splits; None for one id per row."""
+        """Name of the input that holds the feature's row splits; None if each row has one id."""
         return self.name + ROW_SPLITS_SUFFIX if self.is_ragged else None
 
     @property
     def weights_input(self) -> str | None:
-        """Name of the input that holds one weight per id; None if ids are not combined."""
+        """Name of the input that holds one weight per id; None if the feature's ids are not combined."""
         return self.name + WEIGHTS_SUFFIX if self.is_ragged and not self.max_sequence_length else None
 
     @property
     def id_dtype(self) -> KeyDtype:
-        """Returns the dtype of ids in requests: "string" for keys of a vocabulary of strings."""
+        """Returns the dtype of the feature's ids in requests: "string" if clients send string keys, else "int64"."""
         return "int64" if self.vocabulary is None or self.sends_rows else self.vocabulary.key_dtype
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """All tables and features of a model. Every feature's table exists, and every table has a feature."""
+    """The tables and features of a model. Each feature's table is among them, and each table has a feature."""
 
     tables: tuple[TableSpec, ...]
     features: tuple[FeatureSpec, ...]
@@ -190,15 +190,15 @@ class ModelSpec:
             raise ValueError(f"no feature uses tables {unused}")
 
     def table(self, name: str) -> TableSpec:
-        """Returns the table of this name; raises StopIteration if there is none."""
+        """Returns the table with this name; raises StopIteration if there is none."""
         return next(table for table in self.tables if table.name == name)
 
     def feature(self, name: str) -> FeatureSpec:
-        """Returns the feature of this name; raises StopIteration if there is none."""
+        """Returns the feature with this name; raises StopIteration if there is none."""
         return next(feature for feature in self.features if feature.name == name)
 
     def combiner_of(self, feature: FeatureSpec) -> Combiner | None:
-        """Returns the combiner of a feature; None for one id per row and for sequences."""
+        """Returns the combiner of a feature; None for a feature of one id per row, and for a sequence."""
         if not feature.is_ragged or feature.max_sequence_length:
             return None
         return feature.combiner or self.table(feature.table).combiner
@@ -213,7 +213,7 @@ class ModelSpec:
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> ModelSpec:
-        """Makes a ModelSpec of to_json's object, with all checks."""
+        """Makes a ModelSpec of the object that to_json() returned, and checks it."""
         features = []
         for entry in data["features"]:
             words = entry["vocabulary"]

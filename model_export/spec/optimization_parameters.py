@@ -1,4 +1,4 @@
-"""The optimizers that a TPU has for embedding tables, with their constants, as users declare them.
+"""The optimizers that a TPU has for embedding tables, with their constants, as classes for users.
 
 Arguments, order, defaults and error texts are those of TensorFlow 2.15, the last version that had these classes: in
 tf.compat.v1.tpu.experimental, and MomentumParameters only in tensorflow.python.tpu.tpu_embedding. The update rules are
@@ -36,8 +36,7 @@ class AdagradParameters:
 
     Raises:
       ValueError: initial_accumulator is not positive, gradients shall be clipped but not accumulated, or (not checked
-      by
-        TensorFlow) the learning rate is no number or a minimum is above its maximum.
+        by TensorFlow) the learning rate is no number or a minimum is above its maximum.
     """
 
     learning_rate: float
@@ -60,7 +59,7 @@ class AdagradParameters:
 
 @dataclass(frozen=True, slots=True)
 class AdamParameters:
-    """Adam as a TPU computes it: without bias correction in the first steps, which a learning_rate_fn can provide.
+    """Adam as a TPU computes it: without bias correction in the first steps; a learning_rate_fn can correct the bias.
 
     Args:
       beta1, beta2: decay of the first and second moment, in [0, 1).
@@ -144,13 +143,13 @@ class FtrlParameters:
 
     @property
     def initial_linear_value(self) -> float:
-        """Returns the initial value of the linear slot."""
+        """Returns the initial value of FTRL's linear slot."""
         return 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class MomentumParameters:
-    """Momentum: a row's step is the learning rate times a decaying sum of its gradients.
+    """Momentum: each step of a row is the learning rate times a decaying sum of the row's gradients.
 
     Args:
       momentum: decay of the sum, at least 0; a plain number.
@@ -209,7 +208,7 @@ def _check_shared(parameters: OptimizationParameters) -> None:
         )
     clips_gradient = parameters.clip_gradient_min is not None or parameters.clip_gradient_max is not None
     if not parameters.use_gradient_accumulation and clips_gradient:
-        # Two spaces, as in TensorFlow's text, which old code may match.
+        # The message has two spaces in one place, as TensorFlow's has, because old code may match its text.
         raise ValueError("When using gradient clipping limits, gradient  accumulation must be enabled.")
     for what in ("clip_weight", "clip_gradient"):
         lower, upper = getattr(parameters, f"{what}_min"), getattr(parameters, f"{what}_max")

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 
 class _Refused:
-    """Base of parameter classes whose constructor always raises; `advice` names the class to use instead."""
+    """Base of parameter classes whose constructor always raises; `advice` names the class to use in its place."""
 
     advice: ClassVar[str]
 
@@ -30,7 +30,7 @@ class AdagradMomentumParameters(_Refused):
 
 
 class FrequencyEstimatorParameters(_Refused):
-    """A table that counts how often each id is looked up; not supported."""
+    """A pseudo-optimizer whose table counts how often each id is looked up; not supported."""
 
     advice = (
         "it trains no vectors; EmbeddingConfigSpec(profile_data_directory=...) counts how often each id is looked up"

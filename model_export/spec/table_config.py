@@ -1,4 +1,4 @@
-"""Configures tables and features without columns, as tensorflow.python.tpu.tpu_embedding of TensorFlow 2.15 did.
+"""TableConfig and FeatureConfig, tables and features without columns, as in TensorFlow 2.15's tpu_embedding.
 
 Source: tensorflow/python/tpu/tpu_embedding.py at v2.15.1.
 """
@@ -16,7 +16,7 @@ from service.artifact.manifest import Combiner
 
 @dataclass(frozen=True, slots=True)
 class TableConfig:
-    """The configuration of one [vocabulary_size, dimension] table.
+    """The configuration of one table of shape [vocabulary_size, dimension].
 
     Args:
       initializer: function from a shape to the initial rows; None: a truncated normal with mean 0 and standard
@@ -67,13 +67,13 @@ class TableConfig:
 
     @property
     def initial_stddev(self) -> float:
-        """Standard deviation of the initial rows if no initializer is given."""
+        """Standard deviation of a table's initial rows, if the user gives no initializer."""
         return 1 / math.sqrt(self.dimension)
 
 
 @dataclass(frozen=True, slots=True)
 class FeatureConfig:
-    """The configuration of one feature: an input of ids that reads a table.
+    """The configuration of one feature: an input whose ids read a table.
 
     Args:
       table_id: name of the feature's table in table_to_config_dict.

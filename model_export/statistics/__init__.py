@@ -1,1 +1,1 @@
-"""Collects statistics of the ids that a training looks up, with numpy only, for any training loop."""
+"""Collects statistics of the ids that a training looks up. It needs only numpy and works in any training loop."""

@@ -1,4 +1,4 @@
-"""Samples the steps of a training and collects statistics of the ids that they look up."""
+"""Samples steps of a training, and collects statistics of the ids that the sampled steps look up."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _BLOCK = 100
 
 
 class LookupStatistics:
-    """Collects the lookup statistics of all tables of one training.
+    """Collector of lookup statistics for all tables of one training.
 
     The sample has the same number of steps from every hundred, drawn by the seed, so every process samples the same
     steps. It also has the very first step, so that a short run has statistics.
@@ -51,7 +51,7 @@ class LookupStatistics:
             raise ValueError(f"sample_rate is {sample_rate}, expected a number above 0 and up to 1")
         if len({table.name for table in tables}) != len(tables):
             raise ValueError("two tables have the same name")
-        # Read existing files now, so that a damaged one fails before a long training and not after it.
+        # Read existing statistics files now, so that a damaged file fails before a long training and not after it.
         read_statistics(directory)
         self._directory = directory
         self._empty = {
@@ -73,7 +73,7 @@ class LookupStatistics:
         partitions: int = 8,
         seed: int = 0,
     ) -> LookupStatistics:
-        """Makes a LookupStatistics for all tables and features of a model."""
+        """Makes a LookupStatistics that covers all tables and features of a model."""
         tables = [
             TableDescription(
                 name=table.name,
@@ -88,7 +88,7 @@ class LookupStatistics:
         return LookupStatistics(directory, tables, partitions=partitions, seed=seed)
 
     def wants(self, step: int) -> bool:
-        """Says whether a step is in the sample, so that observe() needs its ids."""
+        """Says whether a training step is in the sample; if it is, observe() needs the step's ids."""
         if step == 0:
             return True
         block, place = divmod(step, _BLOCK)
@@ -98,12 +98,11 @@ class LookupStatistics:
         return place in self._chosen
 
     def observe(self, step: int, lookups: Mapping[str, tuple[Array, Array | None]]) -> None:
-        """Counts a step, and its ids if wants(step); call it once for each step.
+        """Counts a training step, and its ids if the step is in the sample; call it once for each step.
 
         Args:
           lookups: feature -> ([N] row numbers, [B + 1] row_splits, or None if every example has one id). Ignored for a
-              step
-        outside of the sample.
+            step outside of the sample.
 
         Raises:
           KeyError: a feature belongs to no table.
@@ -119,7 +118,7 @@ class LookupStatistics:
             self._unsaved[table] = self._unsaved[table].with_rows(values, splits)
 
     def save(self) -> list[Path]:
-        """Adds the counts since the last save to the files, and returns the files' paths."""
+        """Adds the counts since the last save to the statistics files; returns the files' paths."""
         paths = [add_to_file(self._directory, statistics) for statistics in self._unsaved.values()]
         self._unsaved = dict(self._empty)
         return paths

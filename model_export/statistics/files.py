@@ -21,16 +21,16 @@ _PREFIX = "lookup_statistics_"
 
 
 class StatisticsFileError(ValueError):
-    """A statistics file can not be read; the message names it."""
+    """Error that a statistics file can not be read; the message names the file."""
 
 
 def statistics_path(directory: Path, table: TableDescription, partitions: int) -> Path:
-    """Returns the path of a table's statistics file."""
+    """Returns the path of the statistics file for a table."""
     return directory / f"{_PREFIX}{table.key(partitions)}.json"
 
 
 def read_statistics(directory: Path) -> list[TableStatistics]:
-    """Reads all statistics of a directory, in order of table names; [] if the directory does not exist.
+    """Reads all statistics files of a directory, in order of table names; [] if the directory does not exist.
 
     Raises:
       StatisticsFileError: a file is damaged or of a newer format.
@@ -40,7 +40,7 @@ def read_statistics(directory: Path) -> list[TableStatistics]:
 
 
 def add_to_file(directory: Path, added: TableStatistics) -> Path:
-    """Adds statistics to the file of their table, which is created if necessary, and returns its path.
+    """Adds statistics to the file of their table, creates the file if necessary, and returns its path.
 
     A reader sees the old file or the new one, never a part of it.
 
@@ -66,7 +66,7 @@ def add_to_file(directory: Path, added: TableStatistics) -> Path:
 
 
 def to_json(statistics: TableStatistics) -> dict[str, Any]:
-    """Returns all statistics of a table as a JSON object; the histogram without its trailing zeros."""
+    """Returns all statistics of a table as a JSON object; leaves out the zeros at the histogram's end."""
     histogram = np.trim_zeros(statistics.ids_per_example_histogram, "b")
     return {
         "format_version": FORMAT_VERSION,
@@ -91,7 +91,7 @@ def to_json(statistics: TableStatistics) -> dict[str, Any]:
 
 
 def from_json(data: Any) -> TableStatistics:
-    """Makes TableStatistics of to_json's object; raises ValueError, KeyError or TypeError for another object."""
+    """Makes TableStatistics of an object of to_json(); raises ValueError, KeyError or TypeError for another object."""
     if data["format_version"] != FORMAT_VERSION:
         raise ValueError(f"format {data['format_version']!r} is not the one this version reads ({FORMAT_VERSION})")
     histogram = np.zeros(HISTOGRAM_BINS, np.int64)

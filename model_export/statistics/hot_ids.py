@@ -1,4 +1,4 @@
-"""Counts the commonest ids of a stream in bounded memory.
+"""Counts the commonest ids of a stream of ids, in bounded memory.
 
 Counts are exact up to `capacity` distinct ids. With more ids they are the counts of Misra and Gries: too low by at most
 `undercount`, and an id without a count came at most `undercount` times.
@@ -25,7 +25,7 @@ def _none() -> Array:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class IdCounts:
-    """The counts of the commonest ids of a stream.
+    """The commonest ids of a stream of ids, with their counts.
 
     capacity: maximum number of ids with a count.
     ids: [n] int64, ascending. counts: [n] int64, each above 0.
@@ -38,24 +38,24 @@ class IdCounts:
     undercount: int = 0
 
     def with_ids(self, ids: Array) -> IdCounts:
-        """Returns the counts with [n] more ids counted, repetitions included."""
+        """Returns the counts after [n] more ids; an id that occurs several times counts several times."""
         found, counts = np.unique(np.asarray(ids, np.int64), return_counts=True)
         return self.merged(IdCounts(self.capacity, found, counts))
 
     def merged(self, other: IdCounts) -> IdCounts:
-        """Returns the counts of both streams together."""
+        """Returns the counts for two streams of ids together."""
         ids, position = np.unique(np.concatenate([self.ids, other.ids]), return_inverse=True)
         counts = np.zeros(len(ids), np.int64)
         np.add.at(counts, position, np.concatenate([self.counts, other.counts]))
         undercount = self.undercount + other.undercount
         if len(ids) > self.capacity:
-            # Subtract the largest count beyond `capacity` from all counts; the ids with 0 left are dropped.
+            # Subtract the largest count beyond `capacity` from all counts; ids whose count becomes 0 are dropped.
             off = int(np.partition(counts, -(self.capacity + 1))[-(self.capacity + 1)])
             kept = counts > off
             ids, counts, undercount = ids[kept], counts[kept] - off, undercount + off
         return IdCounts(self.capacity, ids, counts, undercount)
 
     def top(self, n: int) -> list[tuple[int, int]]:
-        """Returns the n commonest ids with their counts, commonest first, the smaller id first among equals."""
+        """Returns the n commonest ids with their counts, in descending order of count; ties in order of id."""
         order = np.lexsort((self.ids, -self.counts))[:n]
         return [(int(self.ids[i]), int(self.counts[i])) for i in order]

@@ -1,4 +1,4 @@
-"""Checks whether a table looks trained: norms of its rows, and rows that hold NaN or infinity, are zero, or are equal.
+"""Measures whether a table looks trained: norms of rows, and rows that hold NaN or infinity, are zero, or are equal.
 
 >>> import numpy as np
 >>> health = table_health(np.array([[3, 4], [0, 0], [np.nan, 1], [3, 4]], np.float32))
@@ -17,13 +17,14 @@ import numpy as np
 
 from service.types import Array
 
-# Bytes of a chunk in float64: large enough that numpy's cost per call is small, and small compared with free memory.
+# Size of a chunk of rows in float64: large enough that numpy's cost per call is small, and small compared with free
+# memory.
 _CHUNK_BYTES = 16 << 20
 _MAX_BINS = 40
 _FIRST_IDS = 10
-# Share of the median norm. A row with a smaller norm hardly changes a mean with typical rows.
+# Share of the median norm below which a row counts as near zero: it hardly changes a mean with typical rows.
 _NEAR_ZERO = 0.01
-# Rows up to which equal rows are searched, which needs 24 bytes of memory per row.
+# Largest number of rows among which equal rows are searched; the search needs 24 bytes of memory per row.
 _MAX_ROWS_FOR_DUPLICATES = 50_000_000
 _PERCENTILES = (1.0, 5.0, 25.0, 50.0, 75.0, 95.0, 99.0)
 
@@ -31,7 +32,7 @@ Progress = Callable[[int, int], None]
 
 
 class TableRows(Protocol):
-    """The interface of a [V, D] matrix whose rows can be read: an array, mapped or not, or parts of one."""
+    """The interface of a [V, D] matrix whose rows can be read: an array, mapped or not, or the parts of a table."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -40,7 +41,7 @@ class TableRows(Protocol):
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The numpy dtype of the rows, a float type."""
+        """The numpy dtype of the rows, which is a float type."""
         ...
 
     def __getitem__(self, rows: Any, /) -> Array: ...
@@ -48,7 +49,7 @@ class TableRows(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """A set of a table's rows: their number, and the ids of the first ten."""
+    """A set of rows of a table: the number of rows, and the ids of the first ten."""
 
     count: int = 0
     first_ids: tuple[int, ...] = ()
@@ -56,7 +57,7 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Norms:
-    """Statistics of the Euclidean norms of all finite rows, rows of zeros included.
+    """Statistics of the Euclidean norms of all finite rows, including rows of zeros.
 
     percentiles: (p, norm) for p = 1, 5, 25, 50, 75, 95, 99, interpolated linearly.
     """
@@ -86,7 +87,7 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True)
 class TableHealth:
-    """The health of a [V, D] table, found by reading every row.
+    """The health of a [V, D] table, measured by reading every row.
 
     norms, histogram: None where no row is finite.
     nan, inf: rows with at least one such number; nan_values, inf_values: number of such numbers.
@@ -134,7 +135,7 @@ def table_health(table: TableRows, *, progress: Progress = lambda done, rows: No
         values = chunk.astype(np.float64)
         with np.errstate(over="ignore", invalid="ignore"):
             part = np.sqrt(np.einsum("ij,ij->i", values, values))
-        # Only rows with a norm that is NaN, infinite or 0 are checked number by number.
+        # Only rows whose norm is NaN or infinite are checked number by number.
         odd = np.flatnonzero(~np.isfinite(part))
         is_nan, is_inf = np.isnan(values[odd]), np.isinf(values[odd])
         nan_values += int(is_nan.sum())
@@ -181,14 +182,14 @@ def row_chunks(rows: int, dim: int) -> Iterator[tuple[int, int]]:
 
 
 def _large_norms(values: Array) -> Array:
-    # Norms of rows whose squares overflow, bounded so that sums and bins of norms stay finite.
+    # Returns the norms of rows whose squares overflow, bounded so that sums and bins of norms stay finite.
     largest = np.abs(values).max(axis=1, initial=1.0, keepdims=True)
     norms = np.minimum(largest[:, 0], 1e290) * np.linalg.norm(values / largest, axis=1)
     return np.asarray(norms)
 
 
 class _Ids:
-    """Counts row ids, and keeps the first ten."""
+    """Counter of row ids, which keeps the first ten ids."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -221,14 +222,14 @@ def _histogram(norms: Array, summary: Norms) -> Histogram:
     typical = dict(summary.percentiles)[99.0]
     if high - low > 3 * (typical - low) > 0:
         high = low + 1.5 * (typical - low)
-    # Number of bins by Rice's rule, so that few rows get few bins.
+    # The number of bins follows Rice's rule, so that a table of few rows gets few bins.
     bins = min(_MAX_BINS, math.ceil(2 * norms.size ** (1 / 3)))
     counts, edges = np.histogram(norms, bins, (low, high))
     return Histogram(tuple(edges.tolist()), tuple(counts.tolist()), int((norms > high).sum()))
 
 
 def _hash_factors(table: TableRows) -> Array:
-    # Any fixed odd numbers will do, because rows with equal hashes are compared byte by byte afterwards.
+    # The factors may be any fixed odd numbers, because rows with equal hashes are compared byte by byte afterwards.
     num_bytes = table.shape[1] * table.dtype.itemsize
     words = num_bytes // _word(num_bytes).itemsize
     factors: Array = np.random.default_rng(0).integers(0, 1 << 63, words, np.uint64) * np.uint64(2) + np.uint64(1)
@@ -242,7 +243,8 @@ def _word(num_bytes: int) -> np.dtype[np.generic]:
 def _row_hashes(chunk: Array, factors: Array) -> Array:
     words = chunk.view(_word(chunk.shape[1] * chunk.dtype.itemsize))
     hashes = np.zeros(len(chunk), np.uint64)
-    # Column by column: numpy's uint64 matrix product is slow, and an elementwise product would copy the whole chunk.
+    # The hash is summed column by column: numpy's uint64 matrix product is slow, and an elementwise product would copy
+    # the whole chunk.
     for column, factor in enumerate(factors):
         hashes += words[:, column] * factor
     return hashes
@@ -253,7 +255,8 @@ def _duplicates(table: TableRows, hashes: Array, ids: Array) -> Rows:
     same = np.flatnonzero(hashes[order[1:]] == hashes[order[:-1]]) + 1
     if not same.size:
         return Rows()
-    # A stable sort keeps rows of equal hash in order of id, so the first row of each run is the earlier one.
+    # The sort is stable, so rows of equal hash stay in order of id, and the first row of each group has the smallest
+    # id.
     starts = np.ones(len(order), bool)
     starts[same] = False
     first = order[np.maximum.accumulate(np.where(starts, np.arange(len(order)), 0))[same]]

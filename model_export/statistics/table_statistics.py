@@ -1,4 +1,4 @@
-"""Counts the ids that were looked up in one table; the counts add up over steps, runs and files.
+"""Counts the ids that were looked up in one table; counts of several steps, runs and files can be added.
 
 >>> table = TableDescription("film", 10, 4, "mean", ("liked",))
 >>> seen = TableStatistics.empty(table, partitions=2).with_rows(np.array([3, 3, 9]), np.array([0, 2, 2, 3]))
@@ -29,7 +29,7 @@ HISTOGRAM_BINS = 1025
 
 @dataclass(frozen=True, slots=True)
 class TableDescription:
-    """The configuration of a table, whose hash names the statistics file.
+    """The configuration of a table; a hash of it names the table's statistics file.
 
     features: names of the features that read the table, in any order.
     partition_strategy: placement of the table's rows on hosts, from the spec.
@@ -46,14 +46,14 @@ class TableDescription:
         object.__setattr__(self, "features", tuple(sorted(self.features)))
 
     def key(self, partitions: int) -> str:
-        """Returns a hash of the configuration, 16 hexadecimal digits, the same in any process."""
+        """Returns a hash of the configuration: 16 hexadecimal digits, the same in every process."""
         config = {**asdict(self), "partitions": partitions}
         return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True, slots=True)
 class HotId:
-    """An id that was looked up often. share: its share of all looked-up ids."""
+    """An id that was looked up often. share: its count, divided by the count of all ids within the table."""
 
     id: int
     count: int
@@ -62,7 +62,7 @@ class HotId:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TableStatistics:
-    """Counts of the ids that the sampled steps looked up in one table.
+    """Counts of the ids that the sampled training steps looked up in one table.
 
     An example is one row of one feature. All counts but `steps` are of sampled steps only.
 
@@ -88,7 +88,7 @@ class TableStatistics:
 
     @staticmethod
     def empty(table: TableDescription, *, partitions: int, capacity: int = 4096) -> TableStatistics:
-        """Returns the statistics before any step.
+        """Returns the statistics of a table before the first step.
 
         Args:
           capacity: maximum number of ids with a count; up to it, counts and distinct_ids are exact.
@@ -111,7 +111,7 @@ class TableStatistics:
         )
 
     def with_rows(self, values: Array, row_splits: Array) -> TableStatistics:
-        """Returns the statistics with one feature's ids of a step added. values: [N]; row_splits: [B + 1]."""
+        """Returns the statistics after one feature's ids of a step. values: [N]; row_splits: [B + 1]."""
         lengths = np.diff(row_splits)
         ids = np.asarray(values, np.int64)
         inside = ids[(ids >= 0) & (ids < self.table.vocabulary_size)]
@@ -131,7 +131,7 @@ class TableStatistics:
         )
 
     def with_step(self, *, is_sampled: bool) -> TableStatistics:
-        """Returns the statistics with one more step counted."""
+        """Returns the statistics after one more training step."""
         return replace(self, steps=self.steps + 1, sampled_steps=self.sampled_steps + is_sampled)
 
     def merged(self, other: TableStatistics) -> TableStatistics:
@@ -158,33 +158,33 @@ class TableStatistics:
 
     @property
     def mean_ids_per_example(self) -> float:
-        """Mean number of ids per example, bad ids included; 0 without examples."""
+        """Mean number of ids per example, including ids outside the table; 0 if there are no examples."""
         return (self.ids + self.bad_ids) / self.examples if self.examples else 0.0
 
     def quantile(self, share: float) -> int:
-        """Returns the smallest n such that this share of the examples has n ids or fewer; 0 without examples."""
+        """Returns the smallest n such that this share of the examples has at most n ids each; 0 without examples."""
         reached = np.cumsum(self.ids_per_example_histogram) >= share * self.examples
         n = int(np.argmax(reached))
         return self.max_ids_per_example if n == HISTOGRAM_BINS - 1 else n
 
     @property
     def distinct_is_exact(self) -> bool:
-        """Says whether distinct_ids and the counts of hot_ids are exact."""
+        """Says whether distinct_ids and the counts in hot_ids() are exact, not estimated."""
         return self.counts.undercount == 0
 
     @property
     def distinct_ids(self) -> int:
-        """Number of distinct ids, at most the table's rows; within about 2% if it is not exact."""
+        """Number of distinct ids, at most the table's rows; if not distinct_is_exact, an estimate within about 2%."""
         if self.distinct_is_exact:
             return len(self.counts.ids)
         return min(distinct_ids.estimate(self.distinct_registers), self.table.vocabulary_size)
 
     def hot_ids(self, n: int) -> list[HotId]:
-        """Returns the n commonest ids; a count may be too low by counts.undercount."""
+        """Returns the n commonest ids; each count may be too low by at most counts.undercount."""
         return [HotId(id, count, count / self.ids) for id, count in self.counts.top(n)]
 
     def imbalance(self, strategy: PartitionStrategy) -> float:
-        """Returns the ids of the fullest partition over the mean of all partitions; 1 means even."""
+        """Returns the ids of the fullest partition, divided by the mean of all partitions; 1 means even."""
         loads = self.partition_loads[strategy]
         return max(loads) * len(loads) / sum(loads) if sum(loads) else 1.0
 

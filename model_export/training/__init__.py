@@ -1,1 +1,1 @@
-"""Trains embedding tables in a v1 graph with a TPU's rules: optimizers, slots, partitions of rows."""
+"""Trains embedding tables in a v1 graph as a TPU trains them: optimizers, slots, partitions of rows."""

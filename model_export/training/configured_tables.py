@@ -1,4 +1,4 @@
-"""Creates the variables of tables that an EmbeddingConfigSpec declares by table_to_config_dict."""
+"""Creates variables for the tables in an EmbeddingConfigSpec's table_to_config_dict."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from model_export.tensorflow_setup import tf
 
 
 def create_table(name: str, config: TableConfig) -> Any:
-    """Adds a table's variable to the current graph, under the table's name without the current scope.
+    """Adds a table's variable to the current graph; its name is the table's, without the scope of the caller.
 
     Args:
       name: key in table_to_config_dict, which is also the table's key in a TPU's checkpoint.

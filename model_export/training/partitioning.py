@@ -1,4 +1,4 @@
-"""Computes the placement of a table's rows on N hosts: consecutive runs ("div") or in turn ("mod").
+"""Computes on which of N hosts each row of a table is placed: in consecutive runs ("div") or in turn ("mod").
 
 The checkpoint of a TPU with N hosts holds the parts one after the other. With "mod" its rows are therefore not in the
 order of their ids, and the checkpoint does not record that. A CPU trains one part, for which both are the same.
@@ -24,7 +24,7 @@ from service.types import Array
 
 
 def locate_rows(rows: Array, vocabulary_size: int, partitions: int, strategy: PartitionStrategy) -> tuple[Array, Array]:
-    """Returns the partition and the place of each row of a table.
+    """Returns for each row of a table the number of its partition, and its place in the partition.
 
     Args:
       rows: [N] integers in [0, vocabulary_size).
@@ -46,7 +46,7 @@ def locate_rows(rows: Array, vocabulary_size: int, partitions: int, strategy: Pa
 
 
 def split_table(table: Array, partitions: int, strategy: PartitionStrategy) -> list[Array]:
-    """Splits a [V, ...] table into the parts of N hosts; if N > V, the last parts are empty."""
+    """Splits a [V, ...] table into N parts, one for each host; if N > V, the last parts are empty."""
     partition, place = locate_rows(np.arange(len(table)), len(table), partitions, strategy)
     order = np.lexsort((place, partition))
     ends = np.cumsum(np.bincount(partition, minlength=partitions))[:-1]
@@ -54,7 +54,7 @@ def split_table(table: Array, partitions: int, strategy: PartitionStrategy) -> l
 
 
 def join_table(parts: Sequence[Array], strategy: PartitionStrategy) -> Array:
-    """Joins the parts of split_table() to the table, with rows in the order of their ids.
+    """Joins the parts that split_table() made to the whole table, with rows in the order of their ids.
 
     Raises:
       ValueError: split_table() never returns parts of these lengths.
@@ -70,7 +70,7 @@ def join_table(parts: Sequence[Array], strategy: PartitionStrategy) -> Array:
 
 
 def refuse_mod_export(strategy: PartitionStrategy, **where: Any) -> None:
-    """Refuses partition_strategy "mod" in an export for CPUs.
+    """Refuses partition_strategy "mod" in an export, because a model for CPUs can not have it.
 
     Args:
       where: name=value of what is exported, for the message.

@@ -1,4 +1,4 @@
-"""Delays a gradient by one step, as on a TPU that looks up the next batch while it still trains on this one.
+"""Delays a table's gradient by one step, as on a TPU that looks up the next batch while it trains on the present one.
 
 The pending gradient lies in local variables, so checkpoints have the same names with and without it.
 """
@@ -15,7 +15,7 @@ Update = Callable[[RowGradient, Any], Any]
 
 
 class PendingGradient:
-    """The pending gradient of one table, with the learning rate of the step that it belongs to.
+    """The pending gradient of one table, and the learning rate of the step in which it was computed.
 
     Args:
       name: name of the table's variable.
@@ -30,8 +30,9 @@ class PendingGradient:
         self._is_held = _local(f"{name}/pending/is_held", tf.constant(False), [])
 
     def exchange(self, gradient: RowGradient, rate: Any, update: Update) -> Any:
-        """Returns an operation that applies the pending gradient, then makes the given one pending."""
-        # Compute the new gradient first, so that this step's lookups read the table before the update.
+        """Returns an operation that applies the pending gradient and then makes `gradient` the pending one."""
+        # The new gradient is computed before the old one is applied, so that this step's lookups read the table as it
+        # was.
         with tf.control_dependencies([gradient.rows, gradient.values, rate]):
             applied = self._apply(update)
         with tf.control_dependencies([applied]):
@@ -43,7 +44,7 @@ class PendingGradient:
             )
 
     def flush(self, update: Update) -> Any:
-        """Returns an operation that applies the pending gradient; afterwards none is pending."""
+        """Returns an operation that applies the pending gradient; after it, there is no pending gradient."""
         with tf.control_dependencies([self._apply(update)]):
             return tf.group(self._is_held.assign(False, read_value=False))
 

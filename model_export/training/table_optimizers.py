@@ -1,4 +1,4 @@
-"""Trains embedding tables in a v1 graph with a TPU's rules: by the table's own optimizer, not the model's.
+"""Trains embedding tables in a v1 graph as a TPU does: by each table's own optimizer, not by the model's.
 
 Gradients come from tf.gradients over the table variables. Rows that are not in the batch keep their values, in the
 table and in its slots, except with Adam and lazy_adam=False. Slots have the names of a TPU's checkpoint.
@@ -41,13 +41,13 @@ class TrainedTable:
 
     @staticmethod
     def of_config(spec: EmbeddingConfigSpec, config: TableConfig, variable: Any) -> TrainedTable:
-        """Makes a TrainedTable of an entry of table_to_config_dict; raises ValueError if it has no optimizer."""
+        """Makes a TrainedTable of an entry of table_to_config_dict; raises ValueError if the table has no optimizer."""
         return TrainedTable(variable, spec.parameters_of(config), config.learning_rate, config.learning_rate_fn)
 
 
 @dataclass(frozen=True, slots=True)
 class TableTraining:
-    """The operations on tables that a training loop runs.
+    """The operations by which a training loop trains tables.
 
     train: one step of all tables; it does not increment the global step.
     flush: applies pending gradients of pipelined training; run it before a checkpoint and at the end. Without pending
@@ -65,13 +65,12 @@ class TableTraining:
 def train_tables(
     spec: EmbeddingConfigSpec, tables: Sequence[TrainedTable], gradients: Sequence[Any], global_step: Any
 ) -> TableTraining:
-    """Adds the slots and the update of every table to the current graph.
+    """Adds slots and an update operation for every table to the current graph.
 
     Args:
       spec: has clipping_limit, experimental_gradient_multiplier_fn and pipeline_execution_with_tensor_core.
       gradients: gradient of the loss by each table, in order: IndexedSlices, a [V, D] tensor, or None for a table on
-          which
-        the loss does not depend; its rows stay.
+        which the loss does not depend; its rows stay.
       global_step: scalar, the argument of learning_rate_fn and of the multiplier function.
 
     Raises:
@@ -118,8 +117,7 @@ def _check_accumulator(table: TrainedTable) -> None:
         and parameters.initial_accumulator_value == 0
         and not parameters.allow_zero_accumulator
     ):
-        # On a TPU the square root of 0 is NaN unless allow_zero_accumulator is set; the model would train on a CPU
-        # only.
+        # Without allow_zero_accumulator, the square root of 0 is NaN on a TPU, so the model would train on a CPU only.
         raise ValueError(
             f"table {table.variable.op.name}: FtrlParameters has initial_accumulator_value 0, which needs "
             "allow_zero_accumulator=True"

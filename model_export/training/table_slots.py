@@ -1,4 +1,4 @@
-"""Creates the slot variables of a table, with the names that they have in a TPU's checkpoint.
+"""Creates the slot variables of a table, with the same names as in a TPU's checkpoint.
 
 >>> slot_names("film", AdamParameters(0.1))
 ('film/Adam/m', 'film/Adam/v')
@@ -21,7 +21,7 @@ from model_export.tensorflow_setup import tf
 
 
 def slot_names(table: str, parameters: OptimizationParameters) -> tuple[str, ...]:
-    """Returns the names of a table's slots.
+    """Returns the names of a table's slot variables.
 
     Adagrad has accumulator; Adam m and v; FTRL accumulator and linear; Momentum momenta; SGD none.
 
@@ -32,13 +32,13 @@ def slot_names(table: str, parameters: OptimizationParameters) -> tuple[str, ...
 
 
 def create_slots(table: str, variable: Any, parameters: OptimizationParameters) -> tuple[Any, ...]:
-    """Adds the slots of a table to the current graph: global, not trainable variables of the table's shape.
+    """Adds a table's slots to the current graph, as global variables of the table's shape that are not trainable.
 
     Raises:
       ValueError: the graph has a variable of that name.
     """
     v1 = tf.compat.v1
-    # The root scope, so that the names do not depend on the caller's scope.
+    # The slots are created in the root scope, so that their names do not depend on the caller's scope.
     with v1.variable_scope(v1.VariableScope(reuse=False, name=""), auxiliary_name_scope=False), v1.name_scope(None):
         return tuple(
             v1.get_variable(

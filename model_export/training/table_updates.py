@@ -1,4 +1,4 @@
-"""The update rules of the five optimizers (Adagrad, Adam, FTRL, Momentum, SGD) for rows of a table and its slots.
+"""The update rules of five optimizers (Adagrad, Adam, FTRL, Momentum, SGD) for rows of a table and their slots.
 
 Source: tensorflow/core/protobuf/tpu/optimization_parameters.proto at v2.15.1 describes how a TPU's rules differ from
 TensorFlow's CPU kernels; weight decay is the decoupled one of Loshchilov and Hutter (arXiv 1711.05101); FTRL is that
@@ -28,7 +28,7 @@ def apply_gradient(
     rate: Any,
     clipping_limit: float | None,
 ) -> Any:
-    """Returns an operation that updates a table and its slots by the gradient of one batch."""
+    """Returns an operation that updates a table and its slots with the gradient of one batch."""
     rate = tf.cast(rate, variable.dtype.base_dtype)
     state = (variable, *slots)
     if not parameters.use_gradient_accumulation:
@@ -46,7 +46,7 @@ def apply_gradient(
 def updated_rows(
     parameters: OptimizationParameters, state: tuple[Any, ...], gradient: Any, rate: Any
 ) -> tuple[Any, ...]:
-    """Returns the new rows of the table and of each slot.
+    """Returns the new values of some rows of the table and of each slot.
 
     Args:
       state: rows of the table, then of each slot, each [R, D].
@@ -95,7 +95,7 @@ def _ftrl(
     old, new = _power(slots[0], parameters), _power(accumulator, parameters)
     l1, l2 = parameters.l1_regularization_strength, parameters.l2_regularization_strength
     if parameters.multiply_linear_by_learning_rate:
-        # All terms multiplied by the rate, so that there is no division by a rate of 0.
+        # All terms are multiplied by the learning rate, so that a rate of 0 causes no division by 0.
         linear = slots[1] + rate * gradient - (new - old) * weights
         threshold = l1 * rate
         quadratic = new + parameters.beta + 2 * l2 * rate
@@ -124,8 +124,8 @@ def _power(accumulator: Any, parameters: FtrlParameters) -> Any:
 def _one_by_one(
     parameters: OptimizationParameters, state: tuple[Any, ...], gradient: RowGradient, rate: Any
 ) -> tuple[Any, tuple[Any, ...]]:
-    # Round k applies the k-th occurrence of every row that has one. The rounds update a copy of the batch's rows, which
-    # is stored in the table once, so the cost of a round depends on its number of rows only.
+    # Round k applies the k-th occurrence of each row that occurs at least k times. The rounds update a copy of the
+    # batch's rows, which is stored in the table once, so the cost of a round depends on its number of rows only.
     found = gradient.occurrences()
 
     def one_round(number: Any, *current: Any) -> tuple[Any, ...]:

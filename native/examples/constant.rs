@@ -1,7 +1,9 @@
-//! Answers constant bytes on hyper and h2, on one thread: the benchmark holds the core's rates against these.
+//! Answers requests with constant bytes, with hyper and h2 on one thread. The benchmark compares the core's request
+//! rates with this program's.
 //!
-//! `constant FOLDER KIND` reads `<workload>.<KIND>.answer` of FOLDER, prints its port, and answers `/constant/<workload>`
-//! until it is killed. KIND is `grpc` (HTTP/2) or `json` (HTTP/1.1). `loadtest/bench/baselines/hyper_constant.py` starts it.
+//! `constant FOLDER KIND` reads `<workload>.<KIND>.answer` of FOLDER, prints its port, and answers
+//! `/constant/<workload>` until it is killed. KIND is `grpc` (HTTP/2) or `json` (HTTP/1.1).
+//! `loadtest/bench/baselines/hyper_constant.py` starts it.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -28,7 +30,8 @@ fn main() -> io::Result<()> {
     tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(serve(kind == "grpc", answers))
 }
 
-/// Reads the answers of a kind by path. A gRPC message gets its prefix: not compressed, and its length.
+/// Reads the constant answers of a kind from a folder, and returns them by path. It adds gRPC's five-byte prefix to
+/// gRPC messages.
 fn read_answers(folder: &str, kind: &str) -> io::Result<HashMap<String, Bytes>> {
     let mut found = HashMap::new();
     for entry in fs::read_dir(folder)? {
@@ -80,12 +83,12 @@ async fn serve_json(stream: TcpStream, answers: Answers) {
             Ok::<_, Infallible>(response)
         }
     });
-    // A client that leaves ends its connection with an error, which is no fault of this program.
+    // A client that disconnects ends its connection with an error, which is not a fault of this program.
     let _ = hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(stream), service).await;
 }
 
 async fn serve_grpc(stream: TcpStream, answers: Answers) {
-    // Windows and frames as the core's, so that a large request needs no more rounds here.
+    // The sizes of windows and frames are those of the core, so that a large request needs no more round trips here.
     let mut builder = h2::server::Builder::new();
     builder.max_concurrent_streams(1000).initial_window_size(4 << 20).initial_connection_window_size(16 << 20);
     let Ok(mut connection) = builder.handshake::<_, Bytes>(stream).await else { return };

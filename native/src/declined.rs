@@ -1,32 +1,33 @@
-//! The reasons why the core forwards a request to the reference servers.
+//! The reasons why the native core does not answer a request itself, but forwards it to the reference servers in
+//! Python.
 
-/// Why a form did not answer a request.
+/// The reason why the handler of a wire format did not answer a request.
 ///
 /// After [`Declined::TooLarge`] the edge calls the form again. After any other variant, it forwards the request to the
 /// reference servers, which answer or refuse it. Metrics count each variant separately.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Declined {
-    /// The request takes too long for a thread that serves connections. The edge runs it again, with
+    /// The request takes too long for a thread that serves connections. The server tries it again, with
     /// [`crate::plan::Effort::Any`], on the thread pool for large work.
     TooLarge,
-    /// The bytes are not valid, or use a feature of the wire format that only the reference servers read.
+    /// The request's bytes are not valid, or use a feature of the wire format that only the reference servers read.
     Unusual,
-    /// The core is not certain that the caller may run the model.
+    /// The core is not certain that the request's caller may run the model.
     Denied,
     /// The request is sampled for a trace or a request log, which only the reference servers write.
     Drawn,
-    /// The routing table has no such model, version, label or signature.
+    /// The routing table lacks the model, version, label or signature that the request names.
     Unknown,
-    /// Only the reference servers can run the signature.
+    /// Only the reference servers can run the signature that the request names.
     NotNative,
-    /// A name, dtype, shape, row split, id or key does not fit the signature. The reference servers have the error
-    /// text.
+    /// A name, dtype, shape, row split, id or key in the request does not fit the signature. The reference servers have
+    /// the error text.
     Unfit,
     /// A mapped file of the servable was truncated or became unreadable.
     Damaged,
     /// The answer would exceed the server's limit, or the request's JSON has more keys or lists than the reference
     /// servers accept.
     OverLimit,
-    /// TensorFlow refused the inputs of the graph, or failed.
+    /// TensorFlow refused the inputs of a predict's graph, or its run failed.
     Graph,
 }

@@ -1,4 +1,4 @@
-//! Writes what native libraries said last to standard error when the process aborts.
+//! Copies the last messages of native libraries to standard error when the process aborts.
 //!
 //! `service/observe/native_lines.py` reads their lines from a socket, in a thread that does not run any more after an
 //! abort. TensorFlow writes the reason of an abort just before it, so the reason may still be in the socket.
@@ -11,10 +11,11 @@ use std::sync::atomic::{AtomicI32, Ordering};
 static LINES: AtomicI32 = AtomicI32::new(-1);
 static STANDARD_ERROR: AtomicI32 = AtomicI32::new(-1);
 
-/// Has the process copy what it finds in `lines` to `standard_error` when it aborts. Both stay open until then.
+/// Installs a handler that copies the bytes in `lines` to `standard_error` when the process aborts. The caller keeps
+/// both file descriptors open until the process ends.
 ///
 /// # Errors
-/// The system does not take a handler of SIGABRT.
+/// The system refuses a handler for the signal SIGABRT.
 pub fn keep(lines: i32, standard_error: i32) -> io::Result<()> {
     LINES.store(lines, Ordering::SeqCst);
     STANDARD_ERROR.store(standard_error, Ordering::SeqCst);
@@ -28,7 +29,7 @@ extern "C" fn on_abort(number: libc::c_int) {
     let mut bytes = [0_u8; 4096];
     // SAFETY: the handler calls only functions that signal-safety(7) lists, on a buffer of its own.
     unsafe {
-        // With nothing to read, a read would wait for ever.
+        // The descriptor becomes non-blocking, because a read of an empty socket would otherwise wait for ever.
         libc::fcntl(lines, libc::F_SETFL, libc::O_NONBLOCK);
         loop {
             let count = libc::read(lines, bytes.as_mut_ptr().cast(), bytes.len());
@@ -37,7 +38,8 @@ extern "C" fn on_abort(number: libc::c_int) {
                 break;
             }
         }
-        // Ends the process when this handler has returned; a signal that another process sent would not.
+        // The handler raises the signal again: the default action ends the process after this handler has returned.
+        // Without it, a SIGABRT that another process sent would not end this process.
         libc::signal(number, libc::SIG_DFL);
         libc::raise(number);
     }
@@ -53,7 +55,7 @@ mod tests {
 
     fn pipe() -> (File, File) {
         let mut ends = [0; 2];
-        // SAFETY: the system writes two new descriptors, which nobody else owns.
+        // SAFETY: the system writes two new descriptors, which no other code owns.
         unsafe {
             assert_eq!(libc::pipe(ends.as_mut_ptr()), 0);
             (File::from_raw_fd(ends[0]), File::from_raw_fd(ends[1]))
@@ -65,7 +67,7 @@ mod tests {
         let (reader, mut writer) = pipe();
         let (mut said, standard_error) = pipe();
         writer.write_all(b"Check failed: 1 == 2").unwrap();
-        // SAFETY: the child installs a handler and aborts.
+        // SAFETY: the child process only installs the handler and aborts.
         let child = unsafe { libc::fork() };
         if child == 0 {
             keep(reader.as_raw_fd(), standard_error.as_raw_fd()).unwrap();
@@ -75,7 +77,7 @@ mod tests {
         let mut text = String::new();
         said.read_to_string(&mut text).unwrap();
         let mut status = 0;
-        // SAFETY: the child is one of this process.
+        // SAFETY: `child` is a child process of this process.
         assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
         assert_eq!(text, "Check failed: 1 == 2");
         assert!(libc::WIFSIGNALED(status) && libc::WTERMSIG(status) == libc::SIGABRT);

@@ -26,38 +26,38 @@ pub struct Servable {
 
 #[pymethods]
 impl Servable {
-    /// Compiles a description, JSON of service/native/description.py. `keep` owns the memory at the description's
-    /// addresses; it is released after the last request.
+    /// Compiles a description of a model version, which is JSON of service/native/description.py. `keep` owns the
+    /// memory at the description's addresses; it is released after the last request.
     #[new]
     fn new(description: &str, keep: Py<PyAny>) -> PyResult<Self> {
         let description: Description =
             serde_json::from_str(description).map_err(|error| PyValueError::new_err(error.to_string()))?;
-        // SAFETY: service/native/description.py writes addresses of arrays that `keep` owns.
+        // SAFETY: service/native/description.py writes only addresses of arrays that `keep` owns.
         let compiled =
             unsafe { plan::Servable::compile(description, MemoryOwner(Box::new(keep)), &crate::towers::open) };
         Ok(Servable { inner: Arc::new(compiled.map_err(PyValueError::new_err)?) })
     }
 
-    /// Returns a copy of the servable that reads other tables: `addresses` has the addresses of rows and scales of
-    /// each. Both add to the same counts.
+    /// Returns a copy of the servable that reads other tables; `addresses` has the addresses of each table's rows and
+    /// scales. Both servables add to the same counts.
     #[allow(clippy::needless_pass_by_value, reason = "what pyo3 hands over")]
     fn on_tables(&self, addresses: Vec<(usize, usize)>, keep: Py<PyAny>) -> PyResult<Self> {
         if addresses.len() != self.inner.tables().len() {
             return Err(PyValueError::new_err("one pair of addresses for each table"));
         }
-        // SAFETY: as in `new`.
+        // SAFETY: as in `new`, `keep` owns the arrays at all addresses.
         let moved = unsafe { self.inner.on_tables(&addresses, MemoryOwner(Box::new(keep))) };
         Ok(Servable { inner: Arc::new(moved) })
     }
 
-    /// How many requests and routing tables use the servable.
+    /// Returns how many requests and routing tables use the servable.
     #[getter]
     fn num_leases(&self) -> usize {
         Arc::strong_count(&self.inner) - 1
     }
 
-    /// Returns, for each feature, (signature, index of the feature, number of ids, number of ids outside the table) of
-    /// all lookups so far.
+    /// Returns the counts of ids in all lookups so far, for each feature: (signature, index of the feature, number of
+    /// ids, number of ids outside the table).
     fn counts(&self) -> Vec<(String, usize, u64, u64)> {
         let of_signature = self.inner.signatures().iter().zip(self.inner.counts());
         of_signature
@@ -70,15 +70,15 @@ impl Servable {
             .collect()
     }
 
-    /// Returns for each vocabulary of the description how many keys of requests it lacked so far.
+    /// Returns for each vocabulary of the description the number of keys in requests that the vocabulary lacked so far.
     fn unknown_keys(&self) -> Vec<u64> {
         let unknown_keys = self.inner.unknown_keys().iter();
         unknown_keys.map(|count| count.load(Relaxed)).collect()
     }
 }
 
-/// For each model: name; pairs of a version and its servable, None if only the reference servers can run it; versions
-/// by label; share of requests that is logged.
+/// One model in Python's list: its name; pairs of a version and its servable, None if only the reference servers can
+/// run it; versions by label; the fraction of requests to log.
 pub type PythonRoutes = Vec<(String, Vec<(i64, Option<Py<Servable>>)>, HashMap<String, i64>, f64)>;
 
 /// Converts Python's list of models to a routing table.
@@ -94,10 +94,11 @@ pub fn routes_of(models: &PythonRoutes) -> Routes {
     Routes::new(models.collect())
 }
 
-/// The forms with the default settings of a server.
+/// The handlers of the wire formats (forms), with a server's default settings.
 const FORMS: PlainForms = PlainForms { max_table_rows: 1 << 20 };
 
-/// The forms without a socket, for tests that compare them with the reference implementation.
+/// The handlers of the wire formats (forms) without a network server, for tests that compare them with the reference
+/// implementation.
 #[pyclass(frozen, module = "service._native")]
 pub struct Forms {
     routes: Routes,
@@ -122,7 +123,7 @@ impl Forms {
         body_or_error(py, FORMS.grpc(method, &self.call(), message))
     }
 
-    /// Returns the answer to the body of one HTTP request. Raises as `grpc`.
+    /// Returns the answer to the body of one HTTP request. Raises `ValueError` as the method `grpc` does.
     #[pyo3(signature = (path, body, json_length = None))]
     fn http<'py>(
         &self,
@@ -158,11 +159,11 @@ fn body_or_error(py: Python<'_>, answered: Result<Answered, Declined>) -> PyResu
     }
 }
 
-/// The network server of the core. Concurrency: any thread.
+/// The core's network server, as a Python class. Concurrency: any thread.
 #[pyclass(frozen, module = "service._native")]
 pub struct Server {
     inner: ArcSwapOption<edge::Server>,
-    /// The counts at the time of `close`.
+    /// The values of all counters at the time of `close`.
     last: ArcSwapOption<Snapshot>,
 }
 
@@ -179,7 +180,7 @@ impl Server {
         Ok(Server { inner: ArcSwapOption::from_pointee(server), last: ArcSwapOption::empty() })
     }
 
-    /// Ports of the TCP listeners, by wire.
+    /// Returns the ports of the TCP listeners of each wire.
     #[getter]
     fn ports(&self) -> PyResult<HashMap<&'static str, Vec<u16>>> {
         let server = self.running()?;
@@ -193,13 +194,14 @@ impl Server {
         let routes = routes_of(&models);
         drop(models);
         if let Some(server) = self.inner.load_full() {
-            // Without the interpreter lock, because this may drop the last reference to a servable, which takes the
-            // lock to release `keep`.
+            // The change of routes runs without the interpreter lock, because it may drop the last reference to a
+            // servable, which takes the lock to release `keep`.
             py.detach(|| server.set_routes(routes));
         }
     }
 
-    /// Replaces the list of known callers, from the next request on; `callers` is JSON, as `access` in the config.
+    /// Replaces the list of known callers for all later requests; `callers` is JSON in the same form as `access` in the
+    /// server's configuration.
     fn set_access(&self, callers: &str) -> PyResult<()> {
         let callers: Vec<Caller> = serde_json::from_str(callers).map_err(value_error)?;
         let access = Access::new(&callers).map_err(value_error)?;
@@ -227,15 +229,16 @@ impl Server {
         Ok(())
     }
 
-    /// Sets the answers to health checks for the next 10 seconds: the gRPC services that are SERVING, and whether the
-    /// server is ready.
+    /// Sets the answers to health checks for the next 10 seconds: the names of the gRPC services that are SERVING, and
+    /// whether the server is ready.
     fn set_health(&self, serving: HashSet<String>, is_ready: bool) {
         if let Some(server) = self.inner.load_full() {
             server.set_health(Some(edge::Health::new(serving, is_ready)));
         }
     }
 
-    /// Returns all counts as JSON text (edge/snapshot.rs); after `close`, those at that time.
+    /// Returns the values of all counters as JSON text (edge/snapshot.rs); after `close`, the values at the time of
+    /// that call.
     fn statistics(&self) -> PyResult<String> {
         match (self.inner.load_full(), self.last.load_full()) {
             (Some(server), _) => serde_json::to_string(&server.statistics()),
@@ -244,12 +247,12 @@ impl Server {
         .map_err(value_error)
     }
 
-    /// Removes the counts of a version, and returns them as JSON text.
+    /// Removes the counts of a model version, and returns them as JSON text.
     fn retire(&self, model: &str, version: i64) -> PyResult<String> {
         serde_json::to_string(&self.running()?.retire(model, version)).map_err(value_error)
     }
 
-    /// Stops accepting connections and blocks until all requests have ended, at most `timeout_s` seconds; says whether
+    /// Stops accepting connections and waits up to `timeout_s` seconds until all requests have ended; returns whether
     /// all ended.
     fn drain(&self, py: Python<'_>, timeout_s: f64) -> bool {
         let Some(server) = self.inner.load_full() else {
@@ -259,13 +262,13 @@ impl Server {
         py.detach(|| server.drain(timeout))
     }
 
-    /// Closes all connections and ends the threads.
+    /// Closes all connections and ends the server's threads.
     fn close(&self, py: Python<'_>) {
         let server = self.inner.swap(None);
         py.detach(|| {
             if let Some(server) = &server {
                 self.last.store(Some(Arc::new(server.statistics())));
-                // Another thread may hold the server in `drain`, so the drop below may not be the last.
+                // Another thread may still use the server in `drain`, so the drop below may not be the last one.
                 server.cut();
             }
             drop(server);
@@ -279,7 +282,7 @@ impl Server {
     }
 }
 
-/// Dispatches requests to the forms of this crate.
+/// Calls the handler of the wire format (form) in this crate that answers a request.
 struct PlainForms {
     max_table_rows: usize,
 }
@@ -309,7 +312,7 @@ impl Dispatch for PlainForms {
             Method::Rows => {
                 let body = forms::table_rows::answer(call, model, version, table, self.max_table_rows, body)?;
                 let servable = Arc::clone(call.find(model, version)?);
-                // This method runs no signature; statistics do not read `signature` for it.
+                // A `:rows` request runs no signature, and the statistics do not read `signature` for it.
                 Ok(Answered { body, rows: 0, servable, signature: 0, ran: Duration::ZERO, json_length: None })
             }
             Method::Infer => forms::oip_json::answer(call, model, version, target.json_length, body),
@@ -318,7 +321,7 @@ impl Dispatch for PlainForms {
     }
 }
 
-/// The configuration of a server, JSON of `service/native/edge.py`.
+/// The configuration of the network server, parsed from JSON of `service/native/edge.py`.
 #[derive(serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ServerConfig {
@@ -361,7 +364,8 @@ struct Tls {
     http: Option<Pem>,
 }
 
-/// TLS of one wire, as PEM text. With `authorities`, clients must show a certificate that one of them signed.
+/// The TLS configuration of one wire, as PEM text. If it has `authorities`, clients must show a certificate that one of
+/// them signed.
 #[derive(serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Pem {
@@ -377,7 +381,7 @@ enum CorsConfig {
     Origins(Vec<String>),
 }
 
-/// Limits of `service/configuration/server_settings.py`; times in seconds.
+/// The limits from `service/configuration/server_settings.py`; times are in seconds.
 #[derive(serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 struct LimitsConfig {
@@ -478,13 +482,14 @@ fn value_error(error: impl std::fmt::Display) -> PyErr {
     PyValueError::new_err(error.to_string())
 }
 
-/// The native core of embedding-server.
-/// Copies the bytes that `lines` holds to `standard_error` when the process aborts; both descriptors stay open.
+/// Makes the process copy the bytes in `lines` to `standard_error` if it aborts. The caller keeps both file descriptors
+/// open.
 #[pyfunction]
 fn keep_last_words(lines: i32, standard_error: i32) -> PyResult<()> {
     Ok(last_words::keep(lines, standard_error)?)
 }
 
+/// The native core of embedding-server.
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     python_log::install();

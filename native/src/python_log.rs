@@ -10,9 +10,10 @@ use tracing::{Event, Level, Metadata, Subscriber};
 
 struct PythonLog;
 
-/// Installs the forwarding of log events, for the whole process.
+/// Installs the forwarding of log events to Python, for the whole process.
 pub fn install() {
-    // set_global_default() fails if the process imported this module before; then the forwarding is installed already.
+    // set_global_default() fails if the process imported this module before; the forwarding is installed already in
+    // this case.
     let _ = tracing::subscriber::set_global_default(PythonLog);
 }
 
@@ -33,7 +34,7 @@ impl Visit for LogLine {
 
 impl Subscriber for PythonLog {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        // Only warnings and errors of this crate: libraries log too much for an operator.
+        // Only warnings and errors of this crate are forwarded, because libraries log too much for an operator.
         metadata.is_event() && *metadata.level() <= Level::WARN && metadata.target().starts_with("_native")
     }
 
@@ -49,7 +50,7 @@ impl Subscriber for PythonLog {
         let mut line = LogLine { message: String::new(), fields: String::new() };
         event.record(&mut line);
         let method = if *event.metadata().level() == Level::ERROR { "error" } else { "warning" };
-        // At the end of the process, the interpreter may be gone; then the line is dropped.
+        // At the end of the process, the Python interpreter may be gone; then this function drops the log line.
         let _ = Python::try_attach(|py| -> PyResult<()> {
             let logger = py.import("logging")?.call_method1("getLogger", ("service.native",))?;
             logger.call_method1(method, ("%s", line.message + &line.fields))?;

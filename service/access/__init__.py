@@ -1,1 +1,4 @@
-"""Decides the rights of callers by tokens, client certificates and grants per model. Holds the ports' certificates."""
+"""Decides the rights of clients ("callers") on each model, by their tokens or client certificates.
+
+Also reads the TLS certificates of the server's ports.
+"""

@@ -1,4 +1,4 @@
-"""Joins --auth_config with the engine: the transports get an engine that checks the rights of each caller."""
+"""Joins the --auth_config file with the engine: the HTTP and gRPC servers get an engine that checks callers' rights."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """The rights of all callers. engine: an engine that checks the current caller's rights."""
+    """The callers of one --auth_config file, and an engine that checks the rights of the current request's caller."""
 
     file: AuthFile
     engine: GuardedEngine
 
     @property
     def callers(self) -> Callers:
-        """The callers that may send requests now."""
+        """The callers of the --auth_config file that was read last."""
         return self.file.callers
 
     def metrics(self, render: Callable[[], Text]) -> Callable[[], Text]:
@@ -45,7 +45,7 @@ class Access:
         return guarded
 
     def server_wide(self, read: Callable[[], T]) -> Callable[[], T]:
-        """Wraps a function that reads the server's state: it raises PermissionDenied unless the caller may see all."""
+        """Wraps a function that reads server state: it raises PermissionDenied unless a caller may see all models."""
 
         def guarded() -> T:
             self.callers.require_everywhere("metadata")
@@ -54,7 +54,7 @@ class Access:
         return guarded
 
     def watch(self, stop: threading.Event, poll_interval_s: float) -> None:
-        """Starts the thread that reloads the --auth_config file, unless the interval is 0."""
+        """Starts a thread that reloads the --auth_config file when it changes; starts none if poll_interval_s is 0."""
         if poll_interval_s > 0:
             threading.Thread(
                 target=self.file.run, args=(stop, poll_interval_s), name="auth-config", daemon=True
@@ -62,14 +62,15 @@ class Access:
 
 
 def create_access(path: str, engine: Engine, observer: Observer, counter: ReloadCounter) -> Access | None:
-    """Reads the --auth_config file, and guards the engine with it; returns None without a file.
+    """Reads the --auth_config file, and wraps the engine with checks of its rights; returns None without a file.
 
     Raises:
       StartError: the file can not be used.
     """
     if not path:
         return None
-    # Imported here and not at the top: the parser of TOML takes 5 ms of the start, and most servers have no such file.
+    # The import is here and not at the top: the TOML parser takes 5 ms of the start, and most servers have no
+    # --auth_config.
     from service.access.auth_config import AuthConfigError, AuthFile
 
     try:

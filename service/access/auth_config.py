@@ -1,4 +1,4 @@
-"""Reads --auth_config, the file of callers and rights: at the start, and again when it or a token file changes."""
+"""Reads the --auth_config file of callers and rights: at the start, and when it or a token file changes."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _CALLER_KEYS = frozenset({"name", "token_sha256", "token_file", "certificate", "
 _ALLOW_KEYS = frozenset({"models", "rights"})
 _NAME = re.compile(r"[\w.@:/-]{1,128}", re.ASCII)
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-# Kinds of names in a client certificate, as in access.peer.
+# Form of a certificate's name in --auth_config: the kind of the name as access.peer writes it, a colon, the name.
 _CERTIFICATE = re.compile(r"(CN|DNS|URI|IP|email):.+")
 _MIN_TOKEN_BYTES = 16
 
 
 class AuthConfigError(Exception):
-    """The --auth_config file can not be used; the message says where and why, and holds no secret."""
+    """The --auth_config file can not be used; the message says where in the file and why, and holds no token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class AuthConfig:
 
 
 def read_auth_config(path: Path) -> AuthConfig:
-    """Reads the --auth_config file, and the token files that it names, relative to its folder.
+    """Reads the --auth_config file and the token files that it names; their paths are relative to its folder.
 
     Raises:
       AuthConfigError: the file has a fault; an unknown key is a fault too.
@@ -51,7 +51,7 @@ def read_auth_config(path: Path) -> AuthConfig:
     try:
         document = tomllib.loads(text.decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        # The parser's text gives the place, what was expected there, and at most one character of the file.
+        # The TOML parser's error text may be shown: it quotes at most one character of the file, so no token.
         raise AuthConfigError(f"it is not TOML: {error}") from None
     _no_others(document, _KEYS, "the file")
     callers = tuple(_caller(entry, path.parent) for entry in _tables(document, "caller"))
@@ -66,7 +66,7 @@ def read_auth_config(path: Path) -> AuthConfig:
 
 
 class AuthFile:
-    """The --auth_config file and its callers; polls the file. Concurrency: one caller at a time.
+    """The watcher of the --auth_config file, which keeps the callers up to date. Concurrency: one caller at a time.
 
     Args:
       counter: counts accepted and refused texts of the file.
@@ -84,12 +84,12 @@ class AuthFile:
         self.callers = Callers(self._current.callers, self._current.open_parts)
 
     def poll_once(self) -> None:
-        """Reads the file and replaces the callers.
+        """Reads the --auth_config file, and replaces the callers if its content changed.
 
-        A file with a fault is logged once, and the callers stay as they are.
+        The fault of an invalid file is logged once, and the callers stay as they are.
         """
         try:
-            # The file is read at each poll, because its time and size do not show every change; reading takes
+            # The file is read at each poll, because its mtime and size do not show every change; reading takes
             # microseconds.
             config = read_auth_config(self._path)
         except AuthConfigError as error:
@@ -103,7 +103,7 @@ class AuthFile:
             return
         if config == self._current:
             if self._complaint:
-                # The file was refused, and has its former text again.
+                # An invalid file was replaced by the content that is in force already.
                 self._complaint = ""
                 self._counter.accepted()
             return
@@ -113,12 +113,13 @@ class AuthFile:
         logger.info("auth config accepted", extra={"path": str(self._path), "callers": len(config.callers)})
 
     def run(self, stop: threading.Event, poll_interval_s: float) -> None:
-        """Polls the --auth_config file until stop is set."""
+        """Reads the --auth_config file again at each interval, until stop is set."""
         while not stop.wait(poll_interval_s):
             try:
                 self.poll_once()
             except Exception:
-                # The thread must go on: without it, tokens that are removed from the file would stay valid.
+                # An error must not end this thread: without it, tokens that are removed from the --auth_config file
+                # would stay valid.
                 logger.exception("polling failed", extra={"path": str(self._path)})
 
 
@@ -131,7 +132,7 @@ def _caller(entry: Mapping[str, Any], folder: Path) -> Caller:
     digests = []
     for text in _strings(entry, "token_sha256", where):
         if not _DIGEST.fullmatch(text):
-            # The text is not shown in the error: it may be the token itself.
+            # The error does not quote the value of token_sha256: somebody may have written the token itself there.
             raise AuthConfigError(f"{where}: token_sha256 must be 64 lower-case hexadecimal digits")
         digests.append(bytes.fromhex(text))
     digests += [_digest_of_file(folder / text, where) for text in _strings(entry, "token_file", where)]
@@ -166,7 +167,7 @@ def _rule(entry: Mapping[str, Any], where: str) -> Rule:
 
 
 def _digest_of_file(path: Path, where: str) -> bytes:
-    # Editors and `echo` end a file with a line break, which is no part of the token.
+    # The line break at the end of a token file is no part of the token: editors and `echo` add one.
     token = _read(path, f"{where}: ").strip()
     if len(token) < _MIN_TOKEN_BYTES or len(token.split()) != 1:
         raise AuthConfigError(f"{where}: {path} must hold one token of at least {_MIN_TOKEN_BYTES} bytes")

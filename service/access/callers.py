@@ -1,4 +1,4 @@
-"""Decides the rights of callers: who a token or a certificate belongs to, and the caller's rights on each model.
+"""Finds the caller that a token or a client certificate belongs to, and the caller's rights on each model.
 
 The module reads no file and knows no wire: a transport passes a request's credentials and gets a Grant.
 """
@@ -15,15 +15,16 @@ from typing import Any, Literal, TypeVar, get_args
 
 from service.errors import PermissionDenied, Unauthenticated
 
-# predict: run signatures and read rows. metadata: see the model, its state, its signatures and its tables. admin:
-# change the model; on all models, also change the list of models.
+# Rights of a caller on a model: "predict" allows to run signatures and to read rows of tables; "metadata" allows to see
+# the model, its versions, signatures and tables; "admin" allows to change rows of its tables and, if held on all
+# models, the list of models.
 Right = Literal["predict", "metadata", "admin"]
 RIGHTS: tuple[Right, ...] = get_args(Right)
-# Parts of the server that --auth_config may open to everybody: see docs/security.md.
+# Parts of the server that --auth_config may open to requests without credentials: see docs/security.md.
 Part = Literal["health", "reflection", "docs", "metrics"]
 PARTS: tuple[Part, ...] = get_args(Part)
 _NONE: frozenset[Right] = frozenset()
-# Most digests of tokens that are cached; a cached digest is not compared with the digests of all callers.
+# Most entries of the cache from a token's digest to its caller, which saves the comparison with all callers' digests.
 _MAX_SEEN = 4096
 _SCHEME = b"bearer "
 _MAX_TOKEN_BYTES = 4096
@@ -33,7 +34,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Rights on some models. models: names; a name that ends in "*" means all models whose names begin so.
+    """A list of rights on a list of models; the name "ads*" means all models whose names begin with "ads".
 
     >>> Rule(("news-*",), frozenset({"predict"})).models
     ('news-*',)
@@ -44,7 +45,7 @@ class Rule:
 
 
 class Grant:
-    """Rights of one caller of the --auth_config file on each model. Concurrency: any thread.
+    """The rights of one caller of the --auth_config file, on each model. Concurrency: any thread.
 
     >>> grant = Grant("ranker", [Rule(("movielens", "news-*"), frozenset({"predict"}))])
     >>> sorted(grant.rights("news-eu")), sorted(grant.rights("ads")), sorted(grant.everywhere)
@@ -67,7 +68,7 @@ class Grant:
         self._kept: dict[str, Any] = {}
 
     def rights(self, model: str) -> frozenset[Right]:
-        """Returns the rights on a model of this name, whether there is one or not."""
+        """Returns the caller's rights on a model of this name; the model need not exist."""
         rights = self._exact.get(model, _NONE)
         for prefix, more in self._prefixes:
             if model.startswith(prefix):
@@ -75,14 +76,14 @@ class Grant:
         return rights
 
     def require_everywhere(self, right: Right) -> None:
-        """Raises PermissionDenied unless the right holds for all models, also for models that are added later."""
+        """Raises PermissionDenied unless the caller has the right on all models, also on models added later."""
         if right not in self.everywhere:
             raise PermissionDenied(f'Caller "{self.name}" needs the right "{right}" on all models for this request.')
 
     def keep(self, key: str, make: Callable[[], T]) -> T:
-        """Returns what make() returned for this caller and key.
+        """Returns the object that make() made for this caller and key, from a cache if there is one.
 
-        It is called once, and its result lives as long as the grant.
+        make() is called once for each key, and the cache lives as long as the grant.
         """
         try:
             kept: T = self._kept[key]
@@ -105,7 +106,7 @@ class Caller:
 
 
 class Callers:
-    """The callers that may send requests now. Concurrency: any thread.
+    """The current list of callers, which a reload of --auth_config replaces. Concurrency: any thread.
 
     current: the grant of the request that runs in this context. nobody: the grant of a request without credentials.
     generation: number of replacements of the list of callers. listed: the list now.
@@ -121,22 +122,22 @@ class Callers:
         self.generation = 0
 
     def replace(self, callers: Sequence[Caller], open_parts: Collection[Part]) -> None:
-        """Replaces the list of callers for all requests from now on; requests that are running keep their grants."""
+        """Replaces the list of callers for new requests; requests that run already keep their caller's grant."""
         self._known = _Known(callers, open_parts)
         self.listed = tuple(callers)
         self.generation += 1
         self.on_change()
 
     def knows(self, grant: Grant) -> bool:
-        """Says whether a stored grant belongs to the current list of callers."""
+        """Says whether a stored grant belongs to the current list of callers, not to a list that a reload replaced."""
         return grant in self._known.grants
 
     def is_open(self, part: Part) -> bool:
-        """Says whether a part of the server is open to requests without credentials."""
+        """Says whether a part of the server, such as "metrics", is open to requests without credentials."""
         return part in self._known.open_parts
 
     def authenticate(self, authorization: bytes | None, names: Collection[str] = ()) -> Grant:
-        """Returns the grant of a request's sender.
+        """Returns the grant of the caller that sent a request.
 
         Args:
           authorization: value of the Authorization header; None: there is no such header; b"": there are several.
@@ -153,7 +154,7 @@ class Callers:
 
     @contextmanager
     def acting(self, grant: Grant) -> Iterator[None]:
-        """Returns a context in which requests run with a caller's grant."""
+        """Returns a contextvars.Context in which code runs with a caller's grant as the current one."""
         token = self.current.set(grant)
         try:
             yield
@@ -161,13 +162,13 @@ class Callers:
             self.current.reset(token)
 
     def require_everywhere(self, right: Right, part: Part | None = None) -> None:
-        """Raises PermissionDenied unless the current caller has the right on all models, or the part is open."""
+        """Raises PermissionDenied unless the current caller has the right on all models, or the part is open to all."""
         if part is None or not self.is_open(part):
             self.current.get().require_everywhere(right)
 
 
 class _Known:
-    """One list of callers, indexed by digests of tokens and by names in certificates."""
+    """One list of callers, with indexes to find a caller by a token's digest or by a certificate's name."""
 
     def __init__(self, callers: Sequence[Caller], open_parts: Collection[Part]) -> None:
         self.open_parts = frozenset(open_parts)
@@ -181,13 +182,14 @@ class _Known:
         if len(value) > _MAX_TOKEN_BYTES or value[: len(_SCHEME)].lower() != _SCHEME:
             return None
         digest = sha256(value[len(_SCHEME) :].strip()).digest()
-        # The time of this lookup depends on the digest only, and no client can choose a token by its digest.
+        # The time of this dict lookup tells a client nothing about valid tokens: it depends only on the token's SHA-256
+        # digest, which no client can choose.
         seen = self._seen.get(digest)
         if seen is not None:
             return seen
         found = None
         for known, grant in self._digests:
-            # The loop goes on after a match, so that its time does not depend on the caller.
+            # The loop compares all digests even after a match, so that its time does not show which caller matched.
             if hmac.compare_digest(known, digest):
                 found = grant
         if found is not None and len(self._seen) < _MAX_SEEN:
@@ -196,5 +198,5 @@ class _Known:
 
     def of_names(self, names: Collection[str]) -> Grant | None:
         found = {id(grant): grant for name in names if (grant := self._names.get(name)) is not None}
-        # A certificate that has the names of two callers belongs to neither.
+        # A certificate with names of two different callers authenticates neither of them.
         return next(iter(found.values())) if len(found) == 1 else None

@@ -1,4 +1,4 @@
-"""Reads the end of validity of certificates, the only field that the server reads in them itself.
+"""Reads when certificates expire, by a small DER parser; OpenSSL reads all other fields of certificates.
 
 Source: RFC 7468 (PEM), RFC 5280 section 4.1 (Certificate), ITU-T X.690 (DER).
 """
@@ -14,7 +14,7 @@ _SEQUENCE, _VERSION, _UTC_TIME, _GENERALIZED_TIME = 0x30, 0xA0, 0x17, 0x18
 
 
 def first_end_s(pem: str) -> float:
-    """Returns the earliest end of validity of the certificates in a PEM text, in seconds since 1970.
+    """Returns when the first of the certificates in a PEM text expires, in seconds since 1970.
 
     Raises:
       ValueError: the text has no certificate, or one that can not be parsed.
@@ -31,7 +31,7 @@ def _end(der: bytes) -> datetime:
         rest, _ = _element(certificate, _SEQUENCE)
         if rest[0] == _VERSION:
             _, rest = _element(rest)
-        # These three elements come before the validity: serial number, signature algorithm, issuer.
+        # The loop skips three elements before the certificate's validity: serial number, signature algorithm, issuer.
         for _ in range(3):
             _, rest = _element(rest)
         validity, _ = _element(rest, _SEQUENCE)
@@ -41,7 +41,7 @@ def _end(der: bytes) -> datetime:
     except (IndexError, UnicodeDecodeError) as error:
         raise ValueError("not a certificate") from error
     if kind == _UTC_TIME:
-        # A UTCTime has two digits of the year, for 1950 to 2049.
+        # A date of DER's type UTCTime has only two digits of the year, which stand for 1950 to 2049.
         text = ("19" if text[:2] >= "50" else "20") + text
     elif kind != _GENERALIZED_TIME:
         raise ValueError("not a certificate")
@@ -49,7 +49,7 @@ def _end(der: bytes) -> datetime:
 
 
 def _element(data: bytes, expected: int | None = None) -> tuple[bytes, bytes]:
-    """Returns the contents of the first DER element of some bytes, and the bytes behind it."""
+    """Returns the content of the first DER element in data, and the bytes of data behind this element."""
     kind, size, begin = data[0], data[1], 2
     if size & 0x80:
         begin += size & 0x7F

@@ -1,4 +1,4 @@
-"""The engine as one caller may use it: models on which the caller has no right do not exist.
+"""Wraps the engine with checks of the caller's rights: a model without any right looks as if it did not exist.
 
 All routes and methods get this object in place of the engine, so none of them has to check rights or can forget to.
 """
@@ -33,14 +33,15 @@ class GuardedEngine(Engine):
       grant: returns the grant of the current caller.
     """
 
-    # Engine.__init__ is not called, so that a method that is not overridden here fails instead of skipping the check.
+    # Engine.__init__ is not called: an Engine method that this class does not override then fails for lack of
+    # attributes, and can not skip the check of rights.
     def __init__(self, engine: Engine, absent: Engine, grant: Callable[[], Grant]) -> None:
         self._engine = engine
         self._absent = absent
         self._grant = grant
 
     def of(self, grant: Grant) -> GuardedEngine:
-        """Returns a guarded engine that always acts for the given caller."""
+        """Returns a guarded engine that checks the rights of the given caller, whatever the current caller is."""
         return GuardedEngine(self._engine, self._absent, lambda: grant)
 
     def _for(self, model: str, right: Right) -> Engine:
@@ -54,27 +55,27 @@ class GuardedEngine(Engine):
 
     @property
     def clock(self) -> Callable[[], float]:
-        """Returns the clock of all deadlines (seconds, monotonic)."""
+        """Returns the clock that all deadlines refer to: seconds, monotonic."""
         return self._engine.clock
 
     @property
     def is_ready(self) -> bool:
-        """Says whether the server is ready, for any caller: load balancers probe without credentials."""
+        """Says whether the server is ready, without a check of rights: load balancers probe without credentials."""
         return self._engine.is_ready
 
     @property
     def is_draining(self) -> bool:
-        """Says whether the whole server is shutting down."""
+        """Says whether the server is shutting down, without a check of rights."""
         return self._engine.is_draining
 
     @property
     def admission(self) -> Admission:  # type: ignore[override]
-        """The limits on requests in flight, of the whole server."""
+        """The admission control of the whole server, which limits the requests in flight."""
         return self._engine.admission
 
     @property
     def tracing(self) -> Tracing | None:
-        """The whole server's tracing of requests; None: requests are not traced."""
+        """The object that makes trace spans for the whole server's requests; None: requests are not traced."""
         return self._engine.tracing
 
     def is_model(self, name: str) -> bool:
@@ -82,11 +83,11 @@ class GuardedEngine(Engine):
         return bool(self._grant().rights(name)) and self._engine.is_model(name)
 
     def share_of(self, name: str) -> str:
-        """Returns the model name to count a request under: "" if the caller can not see the model."""
+        """Returns the model name under which a request's bytes are counted: "" if the caller can not see the model."""
         return self._engine.share_of(name) if self._grant().rights(name) else ""
 
     def bind(self, ref: ModelRef, signature_name: str, call: Call, **options: Any) -> Bound:
-        """Binds a signature as Engine.bind does, for callers with the right "predict" on the model."""
+        """Binds a signature as Engine.bind does; the caller needs the right "predict" on the model."""
         try:
             engine = self._for(ref.name, "predict")
         except PermissionDenied as error:
@@ -97,36 +98,39 @@ class GuardedEngine(Engine):
     def reject(self, error: ServiceError, call: Call, *, model: str = "") -> None:
         """Counts a request that failed before it was bound, as Engine.reject does.
 
-        Without a model that the caller can not see.
+        If the caller can not see the model, the request is counted as one for an unknown model.
         """
         (self._engine if self._grant().rights(model) else self._absent).reject(error, call, model=model)
 
     def describe(self, ref: ModelRef) -> ModelDescription:
-        """Returns a servable's signatures, for callers with the right "metadata" on the model."""
+        """Returns a servable's signatures; the caller needs the right "metadata" on the model."""
         return self._for(ref.name, "metadata").describe(ref)
 
     def require_ready(self, ref: ModelRef) -> str:
-        """Returns the name of a model that can answer, for callers with the right "metadata" on the model."""
+        """Returns a model's name if it can answer; the caller needs the right "metadata" on the model."""
         return self._for(ref.name, "metadata").require_ready(ref)
 
     def statuses(self, name: str, version: int | None = None) -> list[VersionStatus]:
-        """Returns the states of a model's versions, for callers with the right "metadata" on the model."""
+        """Returns the states of a model's versions; the caller needs the right "metadata" on the model."""
         return self._for(name, "metadata").statuses(name, version)
 
     def tables(self, ref: ModelRef) -> list[TableInfo]:
-        """Returns the tables of a servable, for callers with the right "metadata" on the model."""
+        """Returns the tables of a servable; the caller needs the right "metadata" on the model."""
         return self._for(ref.name, "metadata").tables(ref)
 
     def table_rows(self, ref: ModelRef, table_name: str, ids: Array) -> TableRows:
-        """Returns rows of a table, for callers with the right "predict" on the model."""
+        """Returns rows of a table; the caller needs the right "predict" on the model."""
         return self._for(ref.name, "predict").table_rows(ref, table_name, ids)
 
     def may_wait(self, ref: ModelRef, table_name: str) -> bool:
-        """Says whether reads of a table wait for other machines; needs no right, because it only chooses a thread."""
+        """Says whether reads of a table wait for other machines.
+
+        No right is checked: the result only chooses the thread for a read.
+        """
         return self._engine.may_wait(ref, table_name)
 
     def reload(self, models: Sequence[ModelConfig], deadline_s: float | None = None) -> None:
-        """Replaces the list of models, for callers with the right "admin" on all models."""
+        """Replaces the list of models; the caller needs the right "admin" on all models."""
         self._grant().require_everywhere("admin")
         self._engine.reload(models, deadline_s)
 
@@ -136,15 +140,15 @@ class GuardedEngine(Engine):
         return [name for name in self._engine.models() if "metadata" in grant.rights(name)]
 
     def all_statuses(self) -> dict[str, list[VersionStatus]]:
-        """Returns the versions' states of the models on which the caller has the right "metadata"."""
+        """Returns model -> the states of its versions; only models on which the caller has the right "metadata"."""
         seen = set(self.models())
         return {name: statuses for name, statuses in self._engine.all_statuses().items() if name in seen}
 
     def problems(self) -> dict[str, str]:
-        """Returns why models can not answer, of the models on which the caller has the right "metadata"."""
+        """Returns model -> why the model can not answer; only models on which the caller has the right "metadata"."""
         seen = set(self.models())
         return {name: problem for name, problem in self._engine.problems().items() if name in seen}
 
     def upsert(self, ref: ModelRef, table_name: str, upsert: Upsert) -> UpsertReceipt:
-        """Changes rows of a table, for callers with the right "admin" on the model."""
+        """Changes rows of a table; the caller needs the right "admin" on the model."""
         return self._for(ref.name, "admin").upsert(ref, table_name, upsert)

@@ -1,4 +1,4 @@
-"""Reads the names in a verified client certificate; HTTP and gRPC spell a name the same."""
+"""Reads the names in a verified client certificate, and spells them the same for HTTP and gRPC."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ NO_NAMES: frozenset[str] = frozenset()
 
 
 def names_of_certificate(certificate: Mapping[str, Any] | None) -> frozenset[str]:
-    """Returns the names in a certificate that Python's ssl has parsed, each with its kind; none without a certificate.
+    """Returns the names in a certificate that Python's ssl has parsed, each with its kind, such as "DNS:a.example".
 
     >>> sorted(names_of_certificate({"subject": ((("commonName", "a"),),), "subjectAltName": (("DNS", "a.example"),)}))
     ['CN:a', 'DNS:a.example']
@@ -24,15 +24,16 @@ def names_of_certificate(certificate: Mapping[str, Any] | None) -> frozenset[str
 
 
 def names_of_transport(transport: asyncio.BaseTransport) -> frozenset[str]:
-    """Returns the names in the verified certificate of a connection's client; none without a certificate."""
-    # Python and uvloop give the fields of a certificate only if its chain was verified.
+    """Returns the names in a client's verified certificate, from its connection; none if it has no certificate."""
+    # Unverified names can not get here: Python and uvloop give a certificate's fields only after its chain was
+    # verified.
     return names_of_certificate(transport.get_extra_info("peercert"))
 
 
 def names_of_auth_context(context: Mapping[str, Sequence[bytes]]) -> frozenset[str]:
     """Returns the names in a client's certificate that grpcio has verified.
 
-    Source: grpc/grpc_security_constants.h, of 1.85: which properties a verified peer has.
+    Source: grpc/grpc_security_constants.h of gRPC 1.85, the names of a verified peer's properties.
     """
     kinds = {"x509_common_name": "CN", "peer_dns": "DNS", "peer_uri": "URI", "peer_ip": "IP", "peer_email": "email"}
     return frozenset(

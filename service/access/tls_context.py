@@ -1,4 +1,4 @@
-"""Makes an ssl.SSLContext from an SSLConfig, and words the faults of its certificate and key; no text holds a key."""
+"""Makes an ssl.SSLContext from an SSLConfig; error texts explain faults of certificate or key, and quote no key."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from service.access.certificates import first_end_s
 from service.errors import InvalidRequest
 from service.wire.ssl_config_proto import SslConfig
 
-# Suites of TLS 1.2 that have forward secrecy and are on no list of weak ones (RFC 9113 appendix A); TLS 1.3 has no weak
-# suites.
+# The allowed cipher suites of TLS 1.2: all have forward secrecy, and none is on the list of weak suites in RFC 9113,
+# appendix A. TLS 1.3 has no weak suites.
 _CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
 _MISMATCHES = ("KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH")
 
 
 def create_context(config: SslConfig, protocols: Sequence[str]) -> ssl.SSLContext:
-    """Returns the TLS context for the connections of a port.
+    """Returns the ssl.SSLContext for a port's connections, with the key and the certificate of an SSLConfig.
 
     Args:
       protocols: protocols that ALPN offers.
@@ -32,7 +32,7 @@ def create_context(config: SslConfig, protocols: Sequence[str]) -> ssl.SSLContex
     context.set_ciphers(_CIPHERS)
     context.options |= ssl.OP_NO_RENEGOTIATION
     context.set_alpn_protocols(list(protocols))
-    # The ssl module reads certificates and keys from files only, and a key must not get onto a disk.
+    # Python's ssl reads certificates and keys from files only; a file in memory keeps the private key off the disk.
     with _in_memory(config.server_cert) as cert_file, _in_memory(config.server_key) as key_file:
         try:
             context.load_cert_chain(cert_file, key_file, password=_no_password)
@@ -57,14 +57,15 @@ def _check(config: SslConfig) -> None:
     scratch = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     _trust(scratch, config.server_cert, "server_cert")
     if config.custom_ca:
-        # custom_ca is checked even if client_verify is off: a fault in it must not show only when client_verify is
-        # switched on.
+        # custom_ca is checked even if client_verify is off: an operator shall learn of a faulty custom_ca before
+        # switching client_verify on.
         _trust(scratch, config.custom_ca, "custom_ca")
 
 
 def _trust(context: ssl.SSLContext, pem: str, name: str) -> None:
     try:
-        # People write comments between certificates, in any language.
+        # Characters outside ASCII are dropped: people write comments between certificates, and ssl refuses such
+        # characters.
         context.load_verify_locations(cadata=pem.encode("ascii", "ignore").decode())
     except (ssl.SSLError, ValueError):
         raise InvalidRequest(_no_certificate(name)) from None
@@ -75,7 +76,8 @@ def _no_certificate(name: str) -> str:
 
 
 def _why_not(error: ssl.SSLError) -> str:
-    # Faults of the certificate itself were found before, by _check().
+    # The error concerns the key, or the pair of key and certificate: _check() has found the certificate's own faults
+    # before.
     reason = error.reason or ""
     if reason in _MISMATCHES:
         return "server_key does not belong to server_cert"

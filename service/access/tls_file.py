@@ -1,4 +1,4 @@
-"""Reads one port's TLS file, with a key and its certificate: at the start, and again whenever it has changed."""
+"""Reads the TLS file of one port (private key and certificate): at the start, and again whenever the file changes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class _Accepted:
 
 
 class TlsFile:
-    """The TLS configuration of one port, polled from its file.
+    """The TLS configuration of one port, which is read from its TLS file again and again.
 
     Concurrency: any thread; poll_once() one caller at a time.
 
@@ -65,9 +65,10 @@ class TlsFile:
         self._now = self._accept(self._read())
 
     def context(self) -> ssl.SSLContext:
-        """Returns a context for a listener; each new connection uses the configuration that was accepted last."""
+        """Returns the ssl.SSLContext for a listener; new connections use the TLS settings that were accepted last."""
         context = create_context(self._now.config, self._protocols)
-        # OpenSSL calls sni_callback in each handshake, also if the client names no server.
+        # sni_callback replaces the context of each new connection: OpenSSL calls it in each handshake, also if the
+        # client names no server.
         context.sni_callback = self._begin
         return context
 
@@ -75,11 +76,11 @@ class TlsFile:
         connection.context = self._now.context
 
     def config(self) -> SslConfig:
-        """Returns the configuration that was last read from the file and accepted."""
+        """Returns the TLS configuration that was last read from the TLS file and accepted."""
         return self._now.config
 
     def poll_once(self) -> None:
-        """Reads the file, and uses its configuration for new connections if it has changed."""
+        """Reads the TLS file; if it has changed and is valid, new connections use its certificate and key."""
         data: bytes | None = None
         try:
             data = self._read()
@@ -90,7 +91,8 @@ class TlsFile:
                 self._now = self._accept(data, self._now.config.client_verify)
                 self._refused = None
         except InvalidRequest as error:
-            # A refused file is logged once: it is recognised by its bytes, or by the error if it could not be read.
+            # A refused TLS file is logged once: the next poll recognises it by its bytes, or an unreadable file by its
+            # error.
             fault = error.message if data is None else data
             if fault != self._refused:
                 self._refused = fault

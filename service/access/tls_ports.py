@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 
 class TlsError(Exception):
-    """A TLS file can not be used; the message names its flag and says what to change."""
+    """A TLS file can not be used; the message names the flag of the file and says what to change."""
 
 
 class Wires:
@@ -36,7 +36,7 @@ class Wires:
         self.http = self._file("rest_api_ssl_config_file", HTTP_API, "http/1.1")
 
     def run(self, stop: threading.Event, poll_interval_s: float) -> None:
-        """Starts a thread that polls the TLS files at each interval; starts none if the interval is 0."""
+        """Starts a thread that reads the TLS files again at each interval; starts none if the interval is 0."""
         files = [file for file in (self.grpc, self.http) if file is not None]
         if files and poll_interval_s > 0:
             threading.Thread(target=_poll, args=(files, stop, poll_interval_s), name="tls-files", daemon=True).start()
@@ -57,6 +57,6 @@ def _poll(files: list[TlsFile], stop: threading.Event, poll_interval_s: float) -
             try:
                 file.poll_once()
             except Exception:
-                # The thread must go on: without it, a renewed certificate would not be loaded before the old one
-                # expires.
+                # An error must not end this thread: without the thread, no renewed certificate would be loaded, and the
+                # old one expires.
                 logger.exception("polling failed")

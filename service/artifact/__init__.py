@@ -1,1 +1,1 @@
-"""Formats on disk that the server and model_export share; imports neither TensorFlow nor other folders."""
+"""Reads and writes file formats that the server and model_export share; imports no TensorFlow and no other folder."""

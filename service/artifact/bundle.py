@@ -1,4 +1,4 @@
-"""Reads a TensorFlow checkpoint ("tensor bundle") without TensorFlow: where each tensor's bytes lie.
+"""Finds, without TensorFlow, where the bytes of each tensor lie in the files of a TensorFlow checkpoint.
 
 PREFIX.index is a sorted string table (sorted_table.py) whose values are BundleEntryProto; a numeric tensor lies
 uncompressed and contiguous, row-major and little-endian, in PREFIX.data-?????-of-?????. A partitioned variable has an
@@ -21,11 +21,12 @@ from service.artifact.ordered_code import slice_key
 from service.artifact.sorted_table import read_records, read_varint
 from service.errors import ArtifactError
 
-# A slice's (start, length) in each dimension of its tensor; length -1 is the whole dimension.
+# Type of a slice's place in its tensor: (start, length) for each dimension; length -1 means the whole dimension.
 _Extents = tuple[tuple[int, int], ...]
 HEADER_KEY = b""
 _SHARD = re.compile(r"(.+)\.data-\d{5}-of-\d{5}")
-# DataType enum of tensorflow/core/framework/types.proto -> numpy's name; bfloat16 has no numpy dtype of its own.
+# Number in the DataType enum of tensorflow/core/framework/types.proto -> numpy's dtype name; numpy itself lacks
+# bfloat16.
 DTYPES: Mapping[int, str] = {
     1: "float32",
     2: "float64",
@@ -63,19 +64,19 @@ class BundleEntry:
 
     @property
     def is_sliced(self) -> bool:
-        """Whether the tensor was saved in slices."""
+        """Whether the checkpoint stores the tensor in slices."""
         return bool(self.slices)
 
 
 class BundleSlice(NamedTuple):
-    """One slice of a tensor. start: index of the slice's first element in each dimension; entry.shape: its extent."""
+    """One slice of a tensor. start: index of its first element in the tensor; entry.shape: the slice's sizes."""
 
     start: tuple[int, ...]
     entry: BundleEntry
 
 
 def prefix_of(shard: Path) -> Path:
-    """Returns the checkpoint prefix that a data shard belongs to.
+    """Returns the path prefix of the checkpoint that a data shard file belongs to.
 
     Raises:
       ArtifactError: the name is not that of a data shard.
@@ -90,7 +91,7 @@ def prefix_of(shard: Path) -> Path:
 
 
 def read_bundle(prefix: Path) -> dict[str, BundleEntry]:
-    """Returns every tensor of a checkpoint by its key.
+    """Reads the index of a checkpoint; returns key -> place of each tensor's bytes.
 
     Args:
       prefix: the path without ".index", e.g. saved_model/variables/variables.
@@ -112,12 +113,12 @@ def read_bundle(prefix: Path) -> dict[str, BundleEntry]:
 
 
 def is_slice_key(key: bytes) -> bool:
-    """Says whether a record's key belongs to a slice of a tensor, and not to a whole tensor."""
+    """Says whether the key of a checkpoint's record belongs to a slice of a tensor, and not to a whole tensor."""
     return key.startswith(b"\0")
 
 
 def tensor_records(records: Mapping[bytes, bytes], prefix: Path, name: str) -> Iterator[tuple[bytes, BundleEntry]]:
-    """Yields the key and the entry of each record of a tensor: the tensor's own, then those of its slices.
+    """Yields key and entry of a tensor's records in a checkpoint's index: the tensor's own, then one for each slice.
 
     Args:
       records: all records of a checkpoint's index.
@@ -199,7 +200,7 @@ def _entry(value: bytes, prefix: Path, num_shards: int) -> tuple[BundleEntry, li
 
 
 def _messages(data: int | bytes, field: int) -> Iterator[dict[int, int | bytes]]:
-    """Yields the sub-messages of one field of a message."""
+    """Yields the messages in one repeated field of a serialized protobuf message, each as field number -> value."""
     if not isinstance(data, bytes):
         raise ValueError("a message was expected where the file has a number")
     for number, content in _proto_fields(data):

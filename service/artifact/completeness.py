@@ -17,14 +17,14 @@ from service.errors import ArtifactError
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """Names, inodes, sizes and change times of all files and folders below a folder."""
+    """The names, inodes, sizes and change times of all files and folders below a folder, to see whether it changes."""
 
     entries: frozenset[tuple[str, int, int, int]]
     changed_at_s: float
 
 
 def fingerprint(folder: Path) -> Fingerprint:
-    """Returns the fingerprint of a folder and all below it; files that vanish meanwhile are left out."""
+    """Returns the Fingerprint of a folder and of all files below it; files that vanish during the scan are left out."""
     entries: set[tuple[str, int, int, int]] = set()
     newest_ns = 0
     for parent, _, files in os.walk(folder):
@@ -33,15 +33,16 @@ def fingerprint(folder: Path) -> Fingerprint:
                 found = os.stat(path)
             except OSError:
                 continue
-            # ctime and not mtime: copying tools set a copy's mtime to the original's. The inode too: two files written
-            # within one tick of the clock have the same ctime.
+            # The fingerprint has the ctime and not the mtime, because copying tools give a copy the mtime of its
+            # original. It has the inode too, because two files written within one tick of the clock have the same
+            # ctime.
             entries.add((os.path.relpath(path, folder), found.st_ino, found.st_size, found.st_ctime_ns))
             newest_ns = max(newest_ns, found.st_ctime_ns)
     return Fingerprint(frozenset(entries), newest_ns / 1e9)
 
 
 def has_all_files(folder: Path) -> bool:
-    """Says whether a version folder has a manifest, and each file in it the size that the manifest lists."""
+    """Says whether a version folder has a manifest and all files that the manifest lists, each with the listed size."""
     try:
         manifest = Manifest.read(folder)
         return (
@@ -54,7 +55,7 @@ def has_all_files(folder: Path) -> bool:
 
 
 class Arrival:
-    """Watches one version folder while it may still be copied. Concurrency: one caller at a time.
+    """The watcher of one version folder that may still be being copied. Concurrency: one caller at a time.
 
     seen: the folder's fingerprint when is_complete() last read it.
 
@@ -72,12 +73,13 @@ class Arrival:
         self._clock = clock
         self.seen = fingerprint(folder)
         self._since_s = clock()
-        # The only comparison with the file system's clock: a folder that was copied long ago need not wait. Later calls
-        # use the monotonic clock, so that a jump of the wall clock can not make an unfinished copy look old.
+        # The wall clock is compared with the files' change times only here, so that a folder that was copied long ago
+        # is complete at once. Later calls use the monotonic clock, so that a jump of the wall clock can not make an
+        # unfinished copy look old.
         self._is_old = wall_clock() - self.seen.changed_at_s >= settle_s
 
     def is_complete(self) -> bool:
-        """Reads the folder again, and says whether the version in it is complete."""
+        """Reads the version's folder again, and says whether all files of the version have been copied."""
         now = fingerprint(self.folder)
         if now != self.seen:
             self.seen, self._since_s, self._is_old = now, self._clock(), False

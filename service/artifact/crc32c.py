@@ -18,19 +18,20 @@ from service.types import Array
 _MASK_DELTA = 0xA282EAD8
 _POLYNOMIAL = 0x82F63B78
 _ALL = 0xFFFFFFFF
-# numpy computes the checksums of many lanes of so many bytes at once, one byte of each lane in each step.
+# Size of the pieces ("lanes") into which numpy_crc32c cuts the bytes; it computes the checksums of all lanes side by
+# side, one byte of each lane per step.
 _LANE_BYTES = 1024
 
 
 def numpy_crc32c(address: int, num_bytes: int, before: int) -> int:
-    """Returns the CRC-32C of bytes in memory, continued from the checksum before of the bytes before them (0: none)."""
+    """Returns the CRC-32C of bytes at an address, continued from `before`, the CRC of the bytes before (0: none)."""
     octets = np.frombuffer(ctypes.string_at(address, num_bytes), np.uint8)
     num_lanes = num_bytes // _LANE_BYTES
     lanes = octets[: num_lanes * _LANE_BYTES].reshape(num_lanes, _LANE_BYTES)
     crc = before
     if num_lanes:
-        # A CRC is linear: the checksum of two pieces is the first one's, shifted past the second piece, XOR the second
-        # one's.
+        # CRCs are linear, so the checksum of two pieces in a row is (checksum of the first, shifted by the second's
+        # length) XOR (checksum of the second).
         each = _ALL ^ _added(np.full(num_lanes, _ALL, np.uint32), lanes)
         shifted = _shifted_past_a_lane()
         for lane in each.tolist():
@@ -40,7 +41,7 @@ def numpy_crc32c(address: int, num_bytes: int, before: int) -> int:
 
 
 def _added(states: Array, lanes: Array) -> Array:
-    """Returns [N] CRC states after the bytes of [N, L] lanes, one lane for each state."""
+    """Returns the [N] CRC states that follow when each of N states reads the L bytes of its lane; lanes: [N, L]."""
     table = _table()
     for octets in lanes.T:
         states = table[(states ^ octets) & 255] ^ states >> 8
@@ -49,7 +50,7 @@ def _added(states: Array, lanes: Array) -> Array:
 
 @cache
 def _table() -> Array:
-    """Returns the CRC states that follow state 0 after each of the 256 byte values."""
+    """Returns the usual CRC table: for each of the 256 byte values, the CRC state that follows state 0."""
     states = np.arange(256, dtype=np.uint32)
     for _ in range(8):
         states = np.where(states & 1, states >> 1 ^ np.uint32(_POLYNOMIAL), states >> 1)
@@ -58,11 +59,11 @@ def _table() -> Array:
 
 @cache
 def _shifted_past_a_lane() -> Array:
-    """Returns what each single bit of a checksum becomes after a lane of zeros, [32] uint32."""
+    """Returns, for each of the 32 checksums with a single bit set, the checksum after a lane of zeros, [32] uint32."""
     return _added(np.uint32(1) << np.arange(32, dtype=np.uint32), np.zeros((32, _LANE_BYTES), np.uint8))
 
 
-# The native core's crc32c releases the interpreter lock while it computes.
+# The native core's function is preferred: it is faster, and releases the interpreter lock while it computes.
 crc32c = NATIVE_TABLES.crc32c if NATIVE_TABLES else numpy_crc32c
 
 

@@ -1,4 +1,4 @@
-"""Checks whether a delta fits the version that it is for: the same rules for files, journals and requests."""
+"""Checks whether a delta fits its model version; deltas from files, journals and requests follow the same rules."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from service.types import Array, TableInfo
 
 
 def check_delta(delta: Delta, tables: Mapping[str, TableInfo], fingerprint: bytes) -> None:
-    """Raises DeltaFault if a delta is for another version or an unknown table, or its rows do not fit the table."""
+    """Raises DeltaFault if a delta names another version or an unknown table, or its rows do not fit the table."""
     if delta.fingerprint != fingerprint:
         raise DeltaFault(
             "fingerprint",
@@ -26,7 +26,7 @@ def check_delta(delta: Delta, tables: Mapping[str, TableInfo], fingerprint: byte
 
 
 def check_rows(table: TableInfo, ids: Array, rows: Array) -> None:
-    """Raises DeltaFault if new rows do not fit their table; ids: [N] int64, rows: [N, D] float32."""
+    """Raises DeltaFault if ids or new rows do not fit their table; ids: [N] int64, rows: [N, D] float32."""
     name = table.name
     if rows.shape[1] != table.embedding_dim:
         raise DeltaFault("table", f"table {name!r}: rows of {rows.shape[1]} numbers, it has {table.embedding_dim}")

@@ -1,4 +1,4 @@
-"""Delta files: new values for some rows of one table of one model version; a half-written file is recognised.
+"""Reads and writes delta files, which hold new values for some rows of one table; a checksum shows half-written files.
 
     offset  bytes  field (little-endian)
     0       8      magic, "EMBDELTA"
@@ -38,10 +38,11 @@ from service.types import Array
 
 MAGIC = b"EMBDELTA"
 FORMAT_VERSION = 1
-# The folder of delta files in a version's folder.
+# Name of the folder, within a version's folder, that holds its delta files.
 DELTAS_FOLDER = "deltas"
 SUFFIX = ".delta"
-# Largest sequence number. Twice of it plus 1 must fit into an int64, because that orders the deltas of a version.
+# Largest sequence number of a delta. 2 * sequence + 1 must fit into an int64, because deltas are ordered by this
+# number.
 MAX_SEQUENCE = 2**53
 
 HEADER = struct.Struct("<8sIIQQIIQ32sII")
@@ -67,7 +68,7 @@ Reason = Literal[
 
 
 class DeltaFault(Exception):
-    """The error that refuses a whole delta. reason: one word for metrics; the error's text explains it to a person."""
+    """The error that refuses a whole delta; its text explains the fault. reason: one word for metrics."""
 
     def __init__(self, reason: Reason, text: str) -> None:
         super().__init__(text)
@@ -76,7 +77,7 @@ class DeltaFault(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """New values for some rows of one table.
+    """A delta: new values for some rows of one table of one model version.
 
     sequence: of two deltas that change a row, the delta with the higher number wins.
     ids: [N] int64, none twice; rows: [N, D] float32.
@@ -92,14 +93,14 @@ class Delta:
     fingerprint: bytes
     created_us: int = 0
     is_forced: bool = False
-    # CRC-32C of the file that the delta was read from; 0 for a delta that was not read.
+    # CRC-32C of the delta file that this delta was read from; 0 if it was not read from a file.
     checksum: int = 0
 
 
 def fingerprint_of(artifact: Path) -> bytes:
-    """Returns the SHA-256 of a version's manifest, which differs between any two versions.
+    """Returns the SHA-256 of a version's manifest, as a fingerprint that no two versions share.
 
-    The manifest holds the tables' checksums and the time of the export.
+    No two manifests are equal, because a manifest has the tables' checksums and the time of the export.
     """
     try:
         return hashlib.sha256((artifact / MANIFEST_PATH).read_bytes()).digest()
@@ -125,9 +126,9 @@ def encode(delta: Delta) -> bytes:
 
 
 def size_of(header: bytes) -> int:
-    """Returns the size in bytes of a delta file that starts with a header.
+    """Returns the size in bytes that a delta file must have by its header.
 
-    Raises DeltaFault if it is no valid header.
+    Raises DeltaFault if the header is not valid.
     """
     if len(header) < HEADER.size:
         raise DeltaFault("truncated", f"{len(header)} bytes are no header")
@@ -187,7 +188,7 @@ def sequence_of(name: str) -> int | None:
 
 
 def write_file(folder: Path, data: bytes, name: str) -> Path:
-    """Writes a file into a folder, complete and synced; raises OSError, FileExistsError if the name is taken."""
+    """Writes a new file to disk so that readers never see a half-written one; raises OSError, also if it exists."""
     temporary = folder / f".{name}.{os.getpid()}.tmp"
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644)
     try:
@@ -195,7 +196,8 @@ def write_file(folder: Path, data: bytes, name: str) -> Path:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        # A link and not a rename, because a rename would silently replace another writer's file.
+        # os.link gives the temporary file its final name: unlike a rename, it fails if another writer's file has the
+        # name.
         os.link(temporary, folder / name)
     finally:
         os.unlink(temporary)
@@ -204,7 +206,7 @@ def write_file(folder: Path, data: bytes, name: str) -> Path:
 
 
 def sync_folder(folder: Path) -> None:
-    """Syncs a folder, so that the names of its new files survive a crash."""
+    """Syncs a folder to disk, so that its new files still have their names after a crash of the machine."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

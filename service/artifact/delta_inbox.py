@@ -15,19 +15,19 @@ from pathlib import Path
 from service.artifact.delta_file import DELTAS_FOLDER, Delta, DeltaFault, decode, sequence_of
 
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-# With O_NONBLOCK, open() of a named pipe returns at once and does not wait for a writer.
+# O_NONBLOCK keeps open() from waiting for a writer if the path is a named pipe.
 _FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
-# Files that were read before are checked for changes only once in so many calls: there may be thousands of them, and
-# they hardly ever change.
+# Files that were read before are checked for changes only in every 25th call of read(): there may be thousands of such
+# files, and they hardly ever change.
 _LOOK_AGAIN_EVERY = 25
 
-# Inode, size and times of a file: if any of them differs, the file has changed.
+# Inode, size and change times of a delta file, kept to see later whether the file has changed.
 _Look = tuple[int, int, int, int]
 
 
 class Inbox:
-    """The delta files in a version's folder that were not read yet. Concurrency: one caller at a time.
+    """The reader of delta files in a version's folder, each of which it reads once. Concurrency: one caller at a time.
 
     Args:
       max_bytes: largest size of one file.
@@ -39,13 +39,13 @@ class Inbox:
         self._max_bytes = max_bytes
         self._refused = refused
         self._seen: dict[str, _Look] = {}
-        # Names of the refused files; they are checked in each call, because somebody may mend them.
+        # Names of the refused delta files; each call of read() checks them again, because somebody may replace them.
         self._bad: set[str] = set()
         self._calls = 0
         self._is_link = False
 
     def read(self, max_bytes: int) -> list[Delta]:
-        """Returns the deltas of new and of changed files, lowest sequence numbers first; raises OSError.
+        """Returns the deltas in files that are new or have changed, lowest sequence numbers first; raises OSError.
 
         Args:
           max_bytes: after so many bytes the remaining files are left for the next call.

@@ -1,4 +1,4 @@
-"""The journal of one version's upserts: a file of deltas one behind the other, which the server appends to and reads.
+"""Appends the upserts of one version to a file, the journal, and reads them back; each record is a delta.
 
 A record is on disk before its upsert is answered. A process writes or reads the file only while it holds the file's
 lock, which the kernel frees if the process dies. So an incomplete record at the end was left by a writer that was
@@ -27,13 +27,13 @@ from service.errors import DeltaRefused, JournalUnavailable
 logger = logging.getLogger(__name__)
 
 _LOOK_AGAIN_S = 0.002
-# Seconds that a writer waits for another process's lock.
+# Seconds that a writer of the journal waits while another process holds the file's lock.
 _PATIENCE_S = 5.0
 _WINDOW_BYTES = 1 << 20
 
 
 def journal_path(folder: Path, model: str, version: int, fingerprint: bytes) -> Path:
-    """Returns the path of a version's journal; no model name leads out of the folder.
+    """Returns the path of a version's journal; model names are escaped, so that none leads out of the folder.
 
     >>> journal_path(Path("j"), "../a", 3, b"\\x01" * 32).as_posix()
     'j/%2E%2E%2Fa/3-0101010101010101.journal'
@@ -42,12 +42,12 @@ def journal_path(folder: Path, model: str, version: int, fingerprint: bytes) -> 
 
 
 def model_folder(folder: Path, model: str) -> Path:
-    """Returns the folder of the journals of one model's versions."""
+    """Returns the folder that holds the journals of all versions of a model."""
     return folder / quote(model, safe="").replace(".", "%2E")
 
 
 class Journal:
-    """The upserts of one version in a file. Concurrency: any thread.
+    """The journal of one version: a file of upserts. Concurrency: any thread.
 
     Args:
       max_bytes: of the file; max_record_bytes: of one record.
@@ -79,7 +79,7 @@ class Journal:
         self._unread: list[Delta] = []
 
     def read(self, max_bytes: int) -> list[Delta]:
-        """Returns the records that were added since the last call; raises OSError.
+        """Returns the deltas that were appended to the journal since the last call of read(); raises OSError.
 
         Records are not checked against the version; the caller does that.
 
@@ -95,7 +95,7 @@ class Journal:
             return unread
 
     def append(self, make: Callable[[int], tuple[Delta, bytes]], at_least: int) -> Delta:
-        """Appends a record and returns its delta once it is on disk; the next read() returns the delta too.
+        """Appends a delta to the journal and returns it once it is on disk; the next read() returns the delta too.
 
         Args:
           make: returns a delta and its bytes for a sequence number.
@@ -115,8 +115,8 @@ class Journal:
                             raise JournalUnavailable(
                                 "The journal of upserts is held by another process; nothing changed."
                             )
-                        # Pruning removes a journal only with its lock held: the file may have been removed since
-                        # _open(), but can not be removed from now on.
+                        # deltas.journal_pruning removes a journal only while it holds this lock: so the file may have
+                        # been removed since _open(), but can not be removed from now on.
                         if not self._is_replaced():
                             self._catch_up()
                             return self._write(*make(max(self._last + 1, at_least)))
@@ -140,7 +140,8 @@ class Journal:
                 "version with `model-export compact`."
             )
         if os.fstat(self._descriptor).st_size > self._end:
-            # A killed writer left these bytes behind the last delta; no client was told that its delta is stored.
+            # A writer that was killed left an incomplete delta at the end of the journal. It may be cut off: no client
+            # was told that this delta is stored.
             os.ftruncate(self._descriptor, self._end)
         try:
             written = 0
@@ -186,8 +187,8 @@ class Journal:
         except FileNotFoundError:
             return True
         mine = os.fstat(self._descriptor)
-        # A file that was cut short is read again from its start; records that were read before are skipped by their
-        # sequence number.
+        # A journal that was cut short is read again from its start; deltas with known sequence numbers are then
+        # skipped.
         return (named.st_dev, named.st_ino) != (mine.st_dev, mine.st_ino) or mine.st_size < self._end
 
     def _close(self) -> None:
@@ -213,7 +214,7 @@ class Journal:
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)
 
     def _catch_up(self, up_to: int | None = None) -> None:
-        """Reads the records behind the last complete one; the caller holds the lock."""
+        """Reads deltas that were appended behind the last one that was read; the caller holds the journal's lock."""
         size = os.fstat(self._descriptor).st_size
         while self._end < (size if up_to is None else min(up_to, size)):
             at, found = self._end, self._record(self._end, size)

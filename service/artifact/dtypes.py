@@ -1,4 +1,4 @@
-"""TensorFlow's dtypes: their numbers and names in its protos, and the names used here (numpy's, or "string").
+"""Maps TensorFlow's dtypes between DataType numbers, names in protos, and this server's names (numpy's, or "string").
 
 Source: tensorflow/core/framework/types.proto (2.21).
 """
@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 
 try:
-    # ml_dtypes gives numpy bfloat16, and is installed with TensorFlow: without it, no graph asks for bfloat16.
+    # The package ml_dtypes gives numpy the dtype bfloat16. It is installed with TensorFlow, and only graphs use
+    # bfloat16 arrays.
     import ml_dtypes
 except ImportError:
     ml_dtypes = None  # type: ignore[assignment]
 
-# The names used here by DataType number; a type that numpy lacks keeps the proto's name in lower case.
+# DataType number -> this server's dtype name: numpy's name; for a type that numpy lacks, the proto's name in lower
+# case.
 _NAMES: dict[int, str] = {
     1: "float32",
     2: "float64",
@@ -53,10 +55,10 @@ _NAMES: dict[int, str] = {
 }
 _NUMBERS = {name: number for number, name in _NAMES.items()}
 _PROTO_NAMES = {"float32": "DT_FLOAT", "float64": "DT_DOUBLE", "float16": "DT_HALF"}
-# The DataType number of a variable's reference is that of its plain type plus this; it is used only inside graphs.
+# A reference type of TensorFlow 1 (a variable) has the DataType number of its plain type plus 100; only graphs use it.
 REF_OFFSET = 100
 
-# The dtypes that arrays can have; "string" is not among them: strings are object arrays of bytes.
+# DataType number -> numpy dtype of arrays. Strings are not in this dict: they are object arrays of bytes.
 NUMPY_DTYPES: dict[int, np.dtype[Any]] = {
     number: np.dtype(name)
     for number, name in _NAMES.items()
@@ -70,7 +72,7 @@ STRING = 7
 
 
 def dtype_name(number: int) -> str:
-    """Returns the name used here for a DataType number; for a reference type, the name of its plain type.
+    """Returns this server's dtype name for a DataType number; for a reference type, the name of its plain type.
 
     >>> dtype_name(1), dtype_name(101), dtype_name(7), dtype_name(0)
     ('float32', 'float32', 'string', 'invalid')
@@ -81,7 +83,7 @@ def dtype_name(number: int) -> str:
 
 
 def dtype_number(name: str) -> int:
-    """Returns the DataType number of a dtype name; 0 (DT_INVALID) where TensorFlow has none.
+    """Returns the DataType number of a dtype name; 0 (DT_INVALID) if TensorFlow has no such type.
 
     >>> dtype_number("float16"), dtype_number("datetime64[s]")
     (19, 0)

@@ -1,4 +1,4 @@
-"""The lookup manifest (`assets.extra/lookup_manifest.json`): where a SavedModel's tables lie and what its lookups do.
+"""Reads and writes the lookup manifest (`assets.extra/lookup_manifest.json`) of a SavedModel's tables and lookups.
 
 The manifest describes; it holds no weights and no code. Tables say where their bytes lie in `variables/`, features say
 which table and vocabulary they use, signatures say how each feature travels and is combined. TensorFlow Serving ignores
@@ -26,7 +26,8 @@ from service.errors import ArtifactError
 from service.types import SCALED_DTYPES
 
 FORMAT_VERSION = 4
-# The exporter writes a manifest in the oldest of these formats that has all its fields, so that older servers read it.
+# Format numbers of manifests. The exporter writes the oldest format that has all fields in use, so that older servers
+# can read the manifest.
 _FORMAT_WITHOUT_SCALES = 2
 _FORMAT_WITH_SCALES = 3
 MANIFEST_PATH = "assets.extra/lookup_manifest.json"
@@ -47,7 +48,7 @@ Summation = Literal["in_order", "blocks_of_8", "four_lanes"]
 
 @dataclass(frozen=True, slots=True)
 class TableScale:
-    """The place of an int8 or int4 table's scales, [V] or [V, 1] float32, one per row; fields as in TableEntry."""
+    """The place of an int8 or int4 table's scales in a file: [V] or [V, 1] float32, one per row; see TableEntry."""
 
     variable: str
     file: str
@@ -58,7 +59,7 @@ class TableScale:
 
 @dataclass(frozen=True, slots=True)
 class TableEntry:
-    """One [V, D] table and the place of its bytes.
+    """The manifest's entry of one [V, D] table: dtype, and the place of the table's bytes in a file.
 
     variable: key in the index beside file, which is variables/variables.index unless the table was written apart.
     dtype: "float32", "float16", "bfloat16", "int8" or "int4" (format 4); answers are float32. A row of int4 is
@@ -81,7 +82,7 @@ class TableEntry:
 
 @dataclass(frozen=True, slots=True)
 class VocabularyEntry:
-    """The keys of a feature and their rows: line i of file (UTF-8, relative to the artifact) is row first_id + i.
+    """The vocabulary file of a feature: the key in line i (UTF-8) stands for row first_id + i of the table.
 
     key_dtype: "string", or "int64" where each line is a decimal number.
     num_oov_buckets: n > 0 sends any other key to row first_id + size + fingerprint(key) % n, the fingerprint being
@@ -108,19 +109,22 @@ class VocabularyEntry:
 
     @property
     def first_bucket(self) -> int:
-        """Row of the vocabulary's first OOV bucket."""
+        """The row of the first OOV bucket, in the table that the vocabulary's keys map to."""
         return self.first_id + self.size if self.first_oov_id is None else self.first_oov_id
 
     @property
     def last_id(self) -> int:
-        """The largest row that a key of the vocabulary can become."""
+        """The largest row number that the vocabulary maps any key to."""
         behind_buckets = self.first_bucket + self.num_oov_buckets if self.num_oov_buckets else 0
         return max(self.first_id + self.size, behind_buckets, (self.oov_id or 0) + 1, (self.empty_key_id or 0) + 1) - 1
 
 
 @dataclass(frozen=True, slots=True)
 class FeatureEntry:
-    """One feature: a named input of ids. Features may share a table."""
+    """The manifest's entry of one feature: a named input of ids, and the table that it reads.
+
+    Features may share a table.
+    """
 
     table: str
     vocabulary: str | None = None
@@ -128,7 +132,7 @@ class FeatureEntry:
 
 @dataclass(frozen=True, slots=True)
 class LookupFeature:
-    """The inputs and the output of one feature in one signature, and how its rows are combined.
+    """The manifest's entry of one feature in one signature: its inputs, its output, and the combiner of its rows.
 
     ids, row_splits, weights: names of the feature's inputs. Without row_splits nothing is combined: ids of shape [B]
       give [B, D], and ids of shape [B, K] (format 4) give [B, K, D], or [B, K * D] where the signature says so.
@@ -175,14 +179,14 @@ class LookupFeature:
 
     @property
     def needs_format_4(self) -> bool:
-        """Whether the entry uses a field that format 3 does not have."""
+        """Whether the entry uses a field that format 3 of the manifest does not have."""
         plain = (None, "zeros", "keep", "in_order")
         is_plain = (self.max_norm, self.on_empty_row, self.trailing_empty_rows, self.summation) == plain
         return not is_plain or self.on_bad_id == "wrap"
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> LookupFeature:
-        """Builds from a JSON object; raises ArtifactError naming the field at fault."""
+        """Builds a LookupFeature from the manifest's JSON object; raises ArtifactError naming the field at fault."""
         entry = build(LookupFeature, data, "features")
         for name, allowed in _CHOICES.items():
             if getattr(entry, name) not in allowed:
@@ -212,7 +216,7 @@ class LookupFeature:
 
 @dataclass(frozen=True, slots=True)
 class SignatureEntry:
-    """The manifest's description of a signature of the SavedModel.
+    """The manifest's entry of one signature of the SavedModel.
 
     kind: "lookup" runs on the mapped tables, "predict" runs the graph.
     batch_sizes: static sizes that a tensor-core graph pads rows to; rows beyond the last are refused.
@@ -230,13 +234,13 @@ class SignatureEntry:
 
     @property
     def output_names(self) -> set[str]:
-        """Names of the outputs that a lookup returns."""
+        """The names of the outputs that a lookup signature returns."""
         return {f.output for f in self.features.values() if f.output is not None} | set(self.concatenated)
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """A parsed lookup manifest. provenance and parity are for people and are not interpreted.
+    """A parsed lookup manifest. Its fields provenance and parity are for people; the server does not interpret them.
 
     files: every other file of the artifact -> its size in bytes; a version folder is complete when all sizes agree.
     """
@@ -250,7 +254,7 @@ class Manifest:
     parity: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> str:
-        """Returns the manifest's JSON text, in the oldest format that has all fields in use."""
+        """Returns the manifest as JSON text, in the oldest format that has all fields that this manifest uses."""
         data = dataclasses.asdict(self)
         plain = [table for table in data["tables"].values() if table["dtype"] == "float32"]
         for table in plain:
@@ -282,7 +286,7 @@ class Manifest:
 
     @staticmethod
     def from_json(text: str | bytes) -> Manifest:
-        """Parses a manifest and checks that its entries agree.
+        """Parses a manifest's JSON text, and checks that its entries do not contradict each other.
 
         Raises:
           ArtifactError: not JSON, a newer format, an unknown or missing field, or a table, feature or vocabulary that
@@ -318,7 +322,7 @@ class Manifest:
 
     @staticmethod
     def read(artifact: Path) -> Manifest | None:
-        """Reads an artifact's manifest; None where the SavedModel has none. Raises ArtifactError."""
+        """Reads an artifact's manifest file; None if the SavedModel has no manifest. Raises ArtifactError."""
         path = artifact / MANIFEST_PATH
         try:
             return Manifest.from_json(read_plain_file(path))

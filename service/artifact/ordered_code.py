@@ -1,4 +1,4 @@
-"""Keys of a variable's slices in a checkpoint's index: byte strings that sort in the order of the slices.
+"""Encodes the keys of a variable's slices in a checkpoint's index; the byte strings sort in the order of the slices.
 
 >>> slice_key("t", ((0, 2), (0, -1)))
 b'\\x00t\\x00\\x01\\x01\\x02\\x80\\x82\\x80\\x7f'
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-# The first byte's header by the number of bytes: n bytes start with n ones and a zero.
+# Header bits in the first byte of an encoded number, by its size: a number of n bytes starts with n ones and a zero.
 _HEADERS = (0x80, 0xC0, 0xE0, 0xF0, 0xF8, 0xFC, 0xFE, 0xFF)
 
 
@@ -24,7 +24,8 @@ def slice_key(name: str, extents: Sequence[tuple[int, int]]) -> bytes:
     Raises:
       ValueError: a start or length is 2**55 or more.
     """
-    # EncodeTensorNameSlice escapes 0xff too, but UTF-8 never contains it.
+    # TensorFlow's EncodeTensorNameSlice escapes 0xff too; here this is not needed, because UTF-8 text never contains
+    # 0xff.
     escaped = name.encode().replace(b"\0", b"\0\xff")
     numbers = b"".join(_signed(start) + _signed(length) for start, length in extents)
     return _unsigned(0) + escaped + b"\0\1" + _unsigned(len(extents)) + numbers
@@ -36,7 +37,7 @@ def _unsigned(value: int) -> bytes:
 
 
 def _signed(value: int) -> bytes:
-    # A signed number of n bytes has a header of n bits, then the sign and 7 n - 1 bits of the number.
+    # A signed number that is encoded in n bytes has n header bits, one sign bit, and 7 n - 1 bits of the number.
     size = (value if value >= 0 else ~value).bit_length() // 7 + 1
     if size > len(_HEADERS):
         raise ValueError(f"a slice has the number {value}")

@@ -1,4 +1,4 @@
-"""Reads files that may turn out to be pipes, sockets, devices or folders, without waiting for them.
+"""Reads the file at a path, and raises at once, without waiting, if a pipe, socket, device or folder is there.
 
 Opening a pipe waits until somebody writes to it, and a device such as /dev/zero has no end.
 """
@@ -20,19 +20,18 @@ _KINDS = {
 
 
 def read_plain_file(path: Path) -> bytes:
-    """Returns a file's bytes; raises OSError, also if the path is not a plain file."""
-    # The kind of the path is checked before it is opened, because opening a device has effects: it rewinds a tape, for
-    # example.
+    """Returns a file's bytes; raises OSError, also if the path leads to a pipe, a socket, a device or a folder."""
+    # The file's type is checked before open(), because opening a device has effects: a tape drive rewinds, for example.
     _check(path, os.stat(path))
     descriptor = os.open(path, _FLAGS)
     with open(descriptor, "rb") as file:
-        # The kind is checked again, because the path may lead to another file now.
+        # The file's type is checked again after open(), because the path may have been replaced since the first check.
         _check(path, os.fstat(descriptor))
         return file.read()
 
 
 def strange_kind(found: os.stat_result) -> str:
-    """Returns the kind of a path that is neither a plain file nor a folder, such as "a pipe"; else "".
+    """Returns the type of a path that is neither a plain file nor a folder, such as "a pipe"; else "".
 
     >>> strange_kind(os.stat("/dev/null"))
     'a device'

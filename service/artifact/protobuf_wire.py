@@ -1,4 +1,4 @@
-"""Encodes and decodes the pieces of protobuf's wire format that the server writes without protobuf.
+"""Encodes and decodes varints, tags and lengths of protobuf's wire format, for messages written without the library.
 
 Source: protobuf's encoding guide, "Base 128 Varints" and "Length-Delimited Records".
 """
@@ -11,7 +11,7 @@ _SMALL = 128
 
 
 def varint(value: int) -> bytes:
-    """Encodes 0 <= value < 2**64 as a protobuf varint.
+    """Encodes an integer, 0 <= value < 2**64, as a protobuf varint.
 
     >>> varint(1), varint(300)
     (b'\\x01', b'\\xac\\x02')
@@ -28,7 +28,7 @@ def varint(value: int) -> bytes:
 
 @cache
 def tag(field: int, wire_type: int) -> bytes:
-    """Encodes a field's tag; wire type 0 is a varint, 2 is length-delimited."""
+    """Encodes the tag of a protobuf field; wire_type 0 is a varint, 2 a length-delimited value."""
     return varint(field << 3 | wire_type)
 
 

@@ -1,4 +1,4 @@
-"""Message classes of TensorFlow Serving and of the Open Inference Protocol, without TensorFlow.
+"""Makes the protobuf message classes of TensorFlow Serving and of the Open Inference Protocol, without TensorFlow.
 
 `serving_protos.pb` is the serialized FileDescriptorSet of tensorflow-serving-api 2.21.0 and of saved_model.proto, which
 `.ci/make_serving_protos.py` writes; `open_inference.pb` is that of open_inference.proto, from
@@ -20,15 +20,15 @@ from service.artifact.protobuf_wire import length_prefix
 
 _DESCRIPTORS = tuple(Path(__file__).with_name(name) for name in ("serving_protos.pb", "open_inference.pb"))
 
-# Without the lock, two threads that ask first at the same time would get two pools, whose messages do not mix.
+# Lock that lets only one thread build the descriptor pool: messages of two pools can not be used together.
 _building = threading.Lock()
 
-# protobuf's generated classes have no static type here, because all messages come from the pool at run time.
+# Type of a protobuf message class. It is Any, because the classes are made at run time from a descriptor pool.
 MessageClass = Any
 
 
 def new_pool(extra_files: Iterable[bytes] = ()) -> descriptor_pool.DescriptorPool:
-    """Builds a descriptor pool of the messages that ship with the server (about 1 ms).
+    """Builds a protobuf descriptor pool of all messages whose definitions ship with the server (takes about 1 ms).
 
     Args:
       extra_files: serialized FileDescriptorProtos to add, such as a health service's; a file comes after the files that
@@ -50,7 +50,7 @@ def _files_of(descriptor_set: bytes) -> Iterator[bytes]:
     """
     position = 0
     while position < len(descriptor_set):
-        # Each file in the set starts with the tag of field 1, which is one byte.
+        # position + 1 skips the tag of field 1, which is one byte before each file of the descriptor set.
         size, start = length_prefix(descriptor_set, position + 1)
         assert size is not None  # the descriptor set ships with the package, so it is not cut off
         position = start + size
@@ -59,7 +59,7 @@ def _files_of(descriptor_set: bytes) -> Iterator[bytes]:
 
 @cache
 def message_class(full_name: str) -> MessageClass:
-    """Returns a message class by its proto name, such as "tensorflow.TensorProto".
+    """Returns the protobuf message class of the given name, such as "tensorflow.TensorProto".
 
     All classes come from one pool, built on first use.
 

@@ -1,4 +1,4 @@
-"""Rounds float32 rows to table dtypes of fewer bits: for the exporter a table, for a delta its rows.
+"""Rounds float32 rows to a table dtype of fewer bits: whole tables at the export, and the rows of deltas.
 
 Each row of int8 or int4 has a scale: the row's largest number is 127 times the scale (int8), or 7 times (int4).
 """
@@ -11,15 +11,15 @@ import numpy as np
 
 from service.types import Array
 
-# Largest finite number of a dtype.
+# Dtype of a table -> the largest finite number of this dtype.
 LARGEST: Mapping[str, float] = {"float16": 65504.0, "bfloat16": float(255 * 2.0**120)}
-# Largest integer of a dtype whose rows have a scale.
+# Dtype of a table whose rows have a scale -> the largest integer that a row stores.
 STEPS: Mapping[str, int] = {"int8": 127, "int4": 7}
 _SMALLEST_SCALE = np.float32(2.0**-126)
 
 
 def rounded(rows: Array, dtype: str) -> tuple[Array, Array | None]:
-    """Returns rows as service.types.TABLE_DTYPES stores them, and for int8 and int4 their [N, 1] float32 scales.
+    """Returns [N, D] float32 rows rounded to a table dtype, and for int8 and int4 also their [N, 1] float32 scales.
 
     Stored rows are [N, D], for int4 [N, ceil(D / 2)] bytes. Numbers beyond the dtype's range become infinities; int8
     and int4 have no place for NaN and infinity.
@@ -71,12 +71,13 @@ def unpacked(octets: Array, embedding_dim: int | None = None) -> Array:
 def _to_bfloat16(rows: Array) -> Array:
     bits = np.ascontiguousarray(rows).view(np.uint32)
     up = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
-    # Rounding could clear the mantissa of a NaN, which would make it an infinity.
+    # A NaN is not rounded: rounding could clear its mantissa, which would turn the NaN into an infinity.
     return np.where(np.isnan(rows), (bits >> 16) | 0x40, up).astype(np.uint16)
 
 
 def _scales(rows: Array, steps: int) -> Array:
     largest = np.abs(rows).max(axis=1, keepdims=True)
-    # A scale below the smallest normal float has few significant bits, so that half a step would not bound the error.
+    # Scales are at least the smallest normal float32: a smaller scale has few significant bits, and the rounding error
+    # could then exceed half a step.
     scales: Array = np.maximum(largest / np.float32(steps), _SMALLEST_SCALE)
     return np.where(largest > 0, scales, np.float32(0)).astype(np.float32)

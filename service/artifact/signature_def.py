@@ -27,7 +27,7 @@ SERVE_TAGS = frozenset({"serve"})
 
 
 def read_signatures(saved_model_pb: Path, tags: frozenset[str] = SERVE_TAGS) -> dict[str, SignatureSpec]:
-    """Reads the signatures of the SavedModel's meta graph that has exactly these tags.
+    """Reads the signatures of a SavedModel, from its MetaGraph with exactly the given tags.
 
     All get the kind "predict"; signature_rules.described() finds the lookups by the manifest.
 
@@ -69,7 +69,7 @@ def encode_metadata(name: str, version: int, signatures: Mapping[str, SignatureS
 
 
 def metadata_json(name: str, version: int, signatures: Mapping[str, SignatureSpec]) -> bytes:
-    """Returns the JSON body of `GET .../metadata`."""
+    """Returns a model's signatures as the JSON body of `GET .../metadata`."""
     signature_defs = {}
     for signature_name, spec in signatures.items():
         message = message_class("tensorflow.SignatureDef")()
@@ -101,7 +101,7 @@ def _read_signature(name: str, signature: Any) -> SignatureSpec:
         inputs=inputs,
         outputs={key: _read_tensor(key, info) for key, info in sorted(signature.outputs.items())},
         ragged_names=ragged_features(inputs),
-        # The signature's bytes and not its message, which would keep the whole SavedModel in memory.
+        # The signature is kept as bytes: its protobuf message would keep the message of the whole SavedModel in memory.
         definition=partial(text_of, "tensorflow.SignatureDef", signature.SerializeToString()),
     )
 
@@ -119,7 +119,8 @@ def _is_sparse_matrix(info: Any) -> bool:
 
 
 def _read_sparse_matrix(name: str, info: Any) -> dict[str, TensorSpec]:
-    # A request can not hold a sparse tensor, so clients send it as ragged ids; graph/ feeds the tensor's components.
+    # A sparse input becomes two inputs, values and row splits: requests can not hold sparse tensors, so clients send
+    # ragged ids. The folder graph converts them.
     values = TensorSpec(
         name=name + VALUES_SUFFIX,
         dtype=dtypes.dtype_name(info.dtype),
@@ -136,8 +137,8 @@ def _read_tensor(name: str, info: Any) -> TensorSpec:
         name=name,
         dtype=dtypes.dtype_name(info.dtype),
         shape=None if shape.unknown_rank else tuple(None if dim.size < 0 else dim.size for dim in shape.dim),
-        # Any other sparse or composite tensor has several tensor names; info.name is empty then, and the input can not
-        # be fed.
+        # info.name is empty for other sparse or composite tensors, which have several tensor names; such an input can
+        # not be fed.
         tensor_name=info.name,
     )
 
@@ -149,7 +150,7 @@ def _fill_signature(signature: Any, spec: SignatureSpec) -> None:
             info = infos[key]
             info.name = tensor.tensor_name
             info.dtype = dtypes.dtype_number(tensor.dtype)
-            # The shape message is set even for a scalar: it is present, and has no dims.
+            # SetInParent() makes tensor_shape present even for a scalar, whose shape has no dims.
             info.tensor_shape.SetInParent()
             if tensor.shape is None:
                 info.tensor_shape.unknown_rank = True

@@ -1,4 +1,4 @@
-"""Checks that a SavedModel's signature agrees with its manifest entry, and completes the spec of one that does.
+"""Checks that a SavedModel's signature agrees with its manifest entry, and adds the entry's facts to its SignatureSpec.
 
 The server and `model-export verify` use the same rules, so the server serves a signature that `verify` accepts from the
 tables. A signature that breaks a rule is run in TensorFlow; all others are served as usual.
@@ -19,13 +19,14 @@ Shape = tuple[int | None, ...]
 
 _ID_DTYPES = ("int64", "int32")
 _BOUNDS: Mapping[BadIdPolicy, Literal["both", "upper", "none"]] = {"error": "both", "drop_negative": "upper"}
-# Table dtypes whose rows are returned unconverted, if the output has the same dtype and the feature combines nothing.
+# Table dtypes whose stored rows a lookup returns without conversion, if the output has the same dtype and the feature
+# has no combiner.
 _ANSWERED_AS_STORED = ("float16", "bfloat16", "float64")
 
 
 @dataclass(frozen=True, slots=True)
 class OutputRule:
-    """The expected contents, shape and dtype of one output of a lookup.
+    """The features in one output of a lookup, and the output's expected shape and dtype.
 
     parts: the features whose vectors the output holds side by side.
     shape: of the output; a size that the SignatureDef leaves open is filled in from the manifest, if it has the size.
@@ -38,14 +39,14 @@ class OutputRule:
 
 @dataclass(frozen=True, slots=True)
 class LookupRules:
-    """The rules of a lookup's outputs by name, and the rank of each feature's ids."""
+    """The rules of a lookup signature: output -> the rule that it must fit, and feature -> the rank of its ids."""
 
     outputs: Mapping[str, OutputRule]
     ids_ranks: Mapping[str, int]
 
 
 def signature_faults(manifest: Manifest, signatures: Mapping[str, SignatureSpec]) -> dict[str, str]:
-    """Returns signature -> why it can not be served as its manifest entry says; {} if all signatures can.
+    """Returns signature -> why it contradicts its manifest entry and can not be served; {} if no signature does.
 
     Args:
       signatures: as read from the artifact's saved_model.pb.
@@ -64,7 +65,7 @@ def signature_faults(manifest: Manifest, signatures: Mapping[str, SignatureSpec]
 def described(
     spec: SignatureSpec, entry: SignatureEntry, manifest: Manifest, vocabularies: Mapping[str, Vocabulary]
 ) -> SignatureSpec:
-    """Completes a signature's spec with the manifest's facts on its inputs and outputs.
+    """Adds the manifest's facts on inputs and outputs to a signature's spec, such as vocabularies and bounds of ids.
 
     Args:
       vocabularies: the vocabulary of each feature that has one.
@@ -73,7 +74,7 @@ def described(
       ArtifactError: manifest and signature do not agree.
     """
     inputs = dict(spec.inputs)
-    # Name of an ids input -> the first feature that reads it.
+    # Name of an input of ids -> the first feature that reads this input.
     readers: dict[str, str] = {}
     for name, lookup in entry.features.items():
         _check_vocabulary(name, manifest)
@@ -98,7 +99,7 @@ def described(
     return replace(
         spec,
         kind="lookup",
-        # All inputs of a lookup are optional: it returns the outputs of the features that were sent.
+        # All inputs of a lookup are optional: a lookup returns only the outputs whose features were sent.
         inputs={name: replace(tensor, is_optional=True) for name, tensor in inputs.items()},
         outputs={name: replace(tensor, shape=rules[name].shape) for name, tensor in spec.outputs.items()},
         ragged_names=ragged_names,
@@ -109,7 +110,7 @@ def described(
 def _of_both(
     entry: SignatureEntry, manifest: Manifest, features: tuple[str, str], one: TensorSpec, other: TensorSpec
 ) -> TensorSpec:
-    """Returns the spec of an ids input that two features read: it has the stricter bounds of the two.
+    """Returns the spec of an input of ids that two features read, with the stricter of their two bounds on ids.
 
     Keys are mapped once for an input, so features of a lookup that share one must share a vocabulary too.
     """
@@ -125,7 +126,7 @@ def _of_both(
 
 
 def lookup_rules(spec: SignatureSpec, entry: SignatureEntry, manifest: Manifest) -> LookupRules:
-    """Returns the rules to run a lookup by; raises ArtifactError where its graph computes other outputs."""
+    """Returns the rules of a lookup's outputs; raises ArtifactError if the signature's graph has other outputs."""
     parts = {lookup.output: (name,) for name, lookup in entry.features.items() if lookup.output is not None}
     rules = {output: _rule(spec, entry, manifest, output, of) for output, of in {**parts, **entry.concatenated}.items()}
     for name in entry.features:
@@ -139,8 +140,8 @@ def lookup_rules(spec: SignatureSpec, entry: SignatureEntry, manifest: Manifest)
 def _rule(
     spec: SignatureSpec, entry: SignatureEntry, manifest: Manifest, output: str, parts: tuple[str, ...]
 ) -> OutputRule:
-    # Answers have the manifest's shape, and the limit on the size of answers counts with it. So a size that the graph
-    # leaves open is filled in, and a size that differs from the graph's is refused.
+    # The output gets the shape from the manifest: answers have it, and the limit on answer bytes is computed from it.
+    # So a size that the graph leaves open is filled in, and a size that differs from the graph's is refused.
     found = spec.outputs.get(output)
     if found is None:
         raise ArtifactError(f"signature {spec.name!r} has no output {output!r}, which its manifest names")
@@ -174,7 +175,7 @@ def _part_shape(spec: SignatureSpec, lookup: LookupFeature, manifest: Manifest, 
 
 
 def _shapes(parts: list[Shape]) -> list[Shape]:
-    """Returns the shapes that joined vectors may have: first side by side in their own rank, then flattened."""
+    """Returns the allowed shapes of an output that joins several features' vectors: side by side, or flattened."""
     found: list[Shape] = []
     between = {part[1] for part in parts if len(part) == 3}
     if all(len(part) == 3 for part in parts) and len(between - {None}) <= 1:
@@ -193,7 +194,7 @@ def _fits(saved: Shape | None, shape: Shape) -> bool:
 
 
 def _dtype(found: TensorSpec, entry: SignatureEntry, manifest: Manifest, parts: tuple[str, ...]) -> str:
-    """Returns the dtype that a lookup must give an output: its tables' own for rows as stored, else float32."""
+    """Returns the dtype of a lookup's output: the tables' dtype if rows are returned as stored, else float32."""
     stored = {manifest.tables[manifest.features[part].table].dtype for part in parts}
     lookups = [entry.features[part] for part in parts]
     is_copied = all(lookup.combiner is None and lookup.max_norm is None for lookup in lookups)
@@ -249,7 +250,7 @@ def _check_vocabulary(feature: str, manifest: Manifest) -> None:
 
 
 def _ragged_names(spec: SignatureSpec, entry: SignatureEntry) -> tuple[RaggedNames, ...]:
-    """Returns the input names of ragged features: the manifest's, then by convention those that it does not describe.
+    """Returns the input names of ragged features: from the manifest, else by the names' convention (x__row_splits).
 
     The kernels trust row splits, so each pair of ids and row splits that a lookup reads must be here: engine.validation
     checks the splits of all pairs that are listed here.
@@ -261,7 +262,7 @@ def _ragged_names(spec: SignatureSpec, entry: SignatureEntry) -> tuple[RaggedNam
     names = []
     for (ids, row_splits, weights), features in found.items():
         if weights is None and any(other[:2] == (ids, row_splits) and other[2] for other in found):
-            # Another feature reads the same ids with weights; its entry covers this one.
+            # The entry of another feature, which reads the same ids with weights, covers this feature too.
             continue
         name = _json_name(spec, features, ids, row_splits)
         unsent = name + WEIGHTS_SUFFIX if name + WEIGHTS_SUFFIX not in spec.inputs else ""
@@ -273,7 +274,7 @@ def _ragged_names(spec: SignatureSpec, entry: SignatureEntry) -> tuple[RaggedNam
 def _json_name(spec: SignatureSpec, features: list[str], ids: str, row_splits: str) -> str:
     by_convention = {names[1:3]: names.feature for names in spec.ragged_names}.get((ids, row_splits))
     name = by_convention if by_convention is not None and len(features) > 1 else features[0]
-    # If an input has the same name as the feature, JSON requests mean the input by that name.
+    # The feature's name can not be used in JSON requests if another input has it: there the name means the input.
     return name if name == ids or name not in spec.inputs else ids
 
 

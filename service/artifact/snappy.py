@@ -1,4 +1,4 @@
-"""Decompresses raw snappy, with which some builds of TensorFlow compress a checkpoint's index.
+"""Decompresses raw snappy data: some builds of TensorFlow compress a checkpoint's index by snappy.
 
 >>> decompress(b"\\x06\\x04ab\\x01\\x02")
 b'ababab'
@@ -8,13 +8,13 @@ Source: google/snappy 59aeffa, format_description.txt.
 
 from __future__ import annotations
 
-# No snappy element yields more bytes per byte than a copy of 64 bytes with an offset of two bytes.
+# Upper limit of decompressed bytes per compressed byte: the densest snappy element is 3 bytes that copy 64 bytes.
 _MOST_PER_BYTE = 22
 _OFFSET_BYTES = {1: 1, 2: 2, 3: 4}
 
 
 def decompress(data: bytes) -> bytes:
-    """Returns the bytes that raw snappy data decompress to.
+    """Decompresses raw snappy data; returns the bytes.
 
     Raises:
       ValueError: the data is cut off, copies from before its start, or does not yield the length in its header.
@@ -61,8 +61,8 @@ def _length(data: bytes) -> tuple[int, int]:
 
 
 def _literal_size(data: bytes, code: int, position: int) -> tuple[int, int]:
-    # Literal sizes up to 60 are in the tag itself; the codes 60 to 63 say that the size is in the next one to four
-    # bytes.
+    # A literal's size up to 60 is in the tag byte itself; for longer literals the codes 60 to 63 say that the size is
+    # in the next one to four bytes.
     if code < 60:
         return code + 1, position
     width = code - 59
@@ -74,7 +74,8 @@ def _literal_size(data: bytes, code: int, position: int) -> tuple[int, int]:
 def _copy(out: bytearray, offset: int, size: int) -> None:
     if not 0 < offset <= len(out):
         raise ValueError(f"snappy: a copy from {offset} bytes before, of {len(out)}")
-    # A copy may read bytes that it writes itself: then the bytes from `start` repeat.
+    # A copy may be longer than its offset: then it reads bytes that it has just written, and the bytes from `start`
+    # repeat.
     start = len(out) - offset
     piece = out[start : start + size]
     out += (piece * (size // len(piece) + 1))[:size]

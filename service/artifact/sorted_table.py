@@ -19,21 +19,23 @@ _PLAIN, _SNAPPY = 0, 1
 
 
 def read_records(data: bytes) -> dict[bytes, bytes]:
-    """Returns key -> value of every record of a sorted string table.
+    """Returns all records of a sorted string table, as key -> value.
 
     Raises:
       ValueError, IndexError, struct.error: the bytes are not a complete table.
     """
     if len(data) < _FOOTER_BYTES or struct.unpack_from("<Q", data, len(data) - 8)[0] != _MAGIC:
         raise ValueError("not a checkpoint index (wrong magic number)")
-    # The footer is two block handles (metaindex, index), each two varints, padded to 40 bytes, then the magic number.
+    # The file's footer: the handles of the metaindex block and of the index block (two varints each), padded to 40
+    # bytes, then the magic number.
     _, position = _block_handle(data, len(data) - _FOOTER_BYTES)
     index_handle, _ = _block_handle(data, position)
     records: dict[bytes, bytes] = {}
     end = 0
     for _, value in _block_records(_block(data, *index_handle)):
         (offset, size), _ = _block_handle(value, 0)
-        # Blocks lie one behind the other; a file that named one block many times would cost its size many times over.
+        # Data blocks may not overlap: a corrupt index that names one block many times would make the server read it as
+        # often.
         if offset < end:
             raise ValueError("index blocks overlap")
         end = offset + size
@@ -42,7 +44,7 @@ def read_records(data: bytes) -> dict[bytes, bytes]:
 
 
 def read_varint(data: bytes, position: int) -> tuple[int, int]:
-    """Reads a number of up to 64 bits in base 128; returns it and the next position. Raises IndexError, ValueError."""
+    """Reads a varint of up to 64 bits; returns its value and the position behind it. Raises IndexError, ValueError."""
     result = shift = 0
     while True:
         byte = data[position]
@@ -62,7 +64,7 @@ def _block_handle(data: bytes, position: int) -> tuple[tuple[int, int], int]:
 
 
 def _block(data: bytes, offset: int, size: int) -> bytes:
-    # A block is followed by one byte of compression type and four of checksum.
+    # Behind each block there are one byte of compression type and four bytes of checksum.
     kind = data[offset + size]
     block = data[offset : offset + size]
     if kind == _SNAPPY:
@@ -73,7 +75,8 @@ def _block(data: bytes, offset: int, size: int) -> bytes:
 
 
 def _block_records(block: bytes) -> Iterator[tuple[bytes, bytes]]:
-    # Keys share prefixes with the key before, and an array of restart offsets with its count stands at the end.
+    # Each record stores only the part of its key that differs from the key before; an array of restart offsets and its
+    # count end the block.
     (num_restarts,) = struct.unpack_from("<I", block, len(block) - 4)
     end = len(block) - 4 * (num_restarts + 1)
     position, key = 0, b""

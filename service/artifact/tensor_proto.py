@@ -17,12 +17,13 @@ from service.artifact.protos import message_class
 from service.errors import InputMismatch, MalformedPayload
 from service.types import Array
 
-# Most elements to which a short request may repeat its last value: 4 MiB of float32, 16 MiB at most.
+# Most elements of a tensor whose last value TensorProto repeats to fill the shape, so that a short request can not ask
+# for a huge array: 4 MiB of float32.
 MAX_SPREAD_ELEMENTS = 1 << 20
-# A request with a higher rank is a mistake or an attack; numpy's own limit is 64 too.
+# Highest rank of a request's tensor: more dimensions are a mistake or an attack; numpy's limit is 64 too.
 _MAX_RANK = 64
 
-# DataType number -> the field of TensorProto that holds such values.
+# DataType number -> name of the TensorProto field that holds values of this type.
 _VALUE_FIELDS: dict[int, str] = {
     1: "float_val",
     2: "double_val",
@@ -42,12 +43,12 @@ _VALUE_FIELDS: dict[int, str] = {
     23: "uint64_val",
 }
 _COMPLEX64, _COMPLEX128, _BOOL = 8, 18, 10
-# DataType numbers of float16 and bfloat16, which travel in the low half of an integer.
+# DataType numbers of float16 and bfloat16, whose bits TensorProto stores in the low half of an integer.
 _HALVES = (19, 14)
-# For these DataTypes numpy can convert the field's values directly, which is faster for a short list.
+# DataType numbers whose field values numpy converts directly, which is faster for a short list.
 _PLAIN = frozenset({1, 2, 3, 9, 10, 22, 23})
 _FEW_VALUES = 64
-# DataType number -> field number, for packed fields whose wire bytes are the array's own: float_val, double_val,
+# DataType number -> number of the packed field whose encoded bytes equal the array's bytes: float_val, double_val,
 # scomplex_val, dcomplex_val, bool_val.
 _RAW_FIELDS = {1: 5, 2: 6, 8: 9, 18: 12, 10: 11}
 _STRING_VAL = 8
@@ -55,7 +56,7 @@ _TENSOR_CONTENT = 4
 
 
 def decode_tensor(name: str, tensor: Any, max_elements: int = MAX_SPREAD_ELEMENTS) -> Array:
-    """Returns the array of a TensorProto; strings as an object array of bytes.
+    """Converts a TensorProto to an array; strings become an object array of bytes.
 
     If there are fewer values than the shape needs, the last is repeated; without values all are 0, as in TensorFlow.
     The array may be read-only, since tensor_content is not copied.
@@ -83,7 +84,7 @@ def decode_tensor(name: str, tensor: Any, max_elements: int = MAX_SPREAD_ELEMENT
 
 
 def encode_tensor(name: str, array: Array, *, as_content: bool = False) -> list[Any]:
-    """Returns the bytes of a serialized TensorProto as pieces, which the caller joins.
+    """Serializes an array as a TensorProto; returns pieces of bytes that the caller joins.
 
     Args:
       name: the output's name, for error texts.
@@ -92,7 +93,7 @@ def encode_tensor(name: str, array: Array, *, as_content: bool = False) -> list[
     Raises:
       InputMismatch: TensorProto has no such dtype.
     """
-    # The lookup is by the dtype object: reading dtype.name alone costs 3 us.
+    # The dict is keyed by the dtype object and not by its name, because reading dtype.name alone costs 3 us.
     number = dtypes.NUMBER_OF_DTYPE.get(array.dtype)
     if number is None:
         if array.dtype.kind not in "OSU":
@@ -112,7 +113,8 @@ def encode_tensor(name: str, array: Array, *, as_content: bool = False) -> list[
         contiguous = np.ascontiguousarray(array)
         pieces += [tag(field, 2), varint(contiguous.nbytes), contiguous.reshape(-1).view(np.uint8).data]
     else:
-        # Varints have no array form; protobuf's own extend encodes them in C.
+        # Integers are varints in these fields, which differ from the array's bytes; protobuf's extend() encodes them in
+        # C.
         message = message_class("tensorflow.TensorProto")()
         values = array.view(np.uint16) if number in _HALVES else array
         getattr(message, _VALUE_FIELDS[number]).extend(values.reshape(-1).tolist())
@@ -127,7 +129,7 @@ def _joined_strings(items: list[bytes]) -> list[bytes]:
 
 
 def _undecodable(name: str) -> MalformedPayload:
-    # TensorFlow Serving's error text, to the letter; it names the input and nothing else.
+    # This is TensorFlow Serving's error text to the letter, so it names only the input and not the fault.
     return MalformedPayload(f"tensor parsing error: {name}")
 
 
@@ -149,7 +151,7 @@ def _shape(name: str, proto: Any, max_elements: int) -> tuple[tuple[int, ...], i
         raise MalformedPayload(
             f"tensor parsing error: {name}: shape {list(shape)} has {size} elements, the limit is {max_elements}."
         )
-    # A shape with a 0 in it has no elements, but its other sizes must still fit numpy's index type.
+    # A shape with a size of 0 has no elements, but its other sizes must still fit numpy's index type.
     if size == 0 and math.prod(max(extent, 1) for extent in shape) > np.iinfo(np.int64).max // 16:
         raise _undecodable(name)
     return shape, size
@@ -160,7 +162,8 @@ def _decode_content(name: str, content: bytes, number: int, size: int) -> Array:
     if len(content) != size * dtype.itemsize:
         raise _undecodable(name)
     if number == _BOOL:
-        # Any byte but 0 is true; a view as bool would keep other bytes as they are, which numpy does not allow for.
+        # The bytes are compared with 0, as every other byte means true; a bool view would keep bytes above 1, which
+        # break numpy.
         truths: Array = np.frombuffer(content, np.uint8) != 0
         return truths
     return np.frombuffer(content, dtype)
@@ -171,8 +174,8 @@ def _decode_values(name: str, tensor: Any, number: int, size: int) -> Array:
     field = getattr(tensor, _VALUE_FIELDS[number])
     if len(field) <= _FEW_VALUES and number in _PLAIN:
         return _spread(name, np.array(field[:], dtype), size)
-    # np.array() copies a repeated field at memory speed: 50 us per 100,000 values against 4 ms over a list; it costs 3
-    # us even for a few values.
+    # np.array() converts a protobuf repeated field at memory speed: 50 us per 100,000 values, against 4 ms by way of a
+    # list. Even few values cost it 3 us.
     raw = np.array(field)
     if number in (_COMPLEX64, _COMPLEX128):
         if raw.size % 2:
@@ -205,7 +208,7 @@ def _decode_strings(name: str, tensor: Any, content: bytes, size: int) -> Array:
 
 
 def _split_strings(name: str, content: bytes, size: int) -> list[bytes]:
-    """Decodes tensor_content that port::EncodeStringList wrote: all lengths as varints, then all bytes."""
+    """Decodes strings in a tensor_content that port::EncodeStringList wrote: lengths as varints, then bytes."""
     position, lengths = 0, []
     for _ in range(size):
         length, position = length_prefix(content, position)
@@ -223,10 +226,10 @@ def _split_strings(name: str, content: bytes, size: int) -> list[bytes]:
 
 @lru_cache(maxsize=1024)
 def tensor_head(number: int, shape: tuple[int, ...]) -> bytes:
-    """Serializes a TensorProto's dtype and shape; cached, because a server's answers have few different shapes."""
+    """Serializes dtype and shape of a TensorProto; the bytes are cached, because a server's answers have few shapes."""
     dims = bytearray()
     for size in shape:
-        # One dimension of the shape is the message TensorShapeProto.dim {size}.
+        # Each dimension of the shape is encoded as a message of TensorShapeProto's field dim, with its field size.
         dim = tag(1, 0) + varint(size)
         dims += tag(2, 2) + varint(len(dim)) + dim
     return tag(1, 0) + varint(number) + tag(2, 2) + varint(len(dims)) + dims

@@ -11,7 +11,7 @@ from service.artifact.protos import MessageClass, message_class, new_pool
 
 
 class TextFormError(Exception):
-    """A text is not a valid text form of its protobuf message; the error's text may quote it.
+    """A text is not valid as the text form of a protobuf message; the error's message may quote the text.
 
     line: the number of the line at fault, if it is known.
     """
@@ -22,7 +22,7 @@ class TextFormError(Exception):
 
 
 class Field(NamedTuple):
-    """One field of a protobuf message that declared_class() declares.
+    """The declaration of one protobuf field, for a message that declared_class() declares.
 
     kind: "string", "bool" or "int64", or the full name of a message, such as "google.protobuf.Int64Value".
     """
@@ -47,12 +47,13 @@ def text_of(full_name: str, data: bytes) -> str:
 
 
 def declared_class(full_name: str, messages: Mapping[str, Sequence[Field]]) -> MessageClass:
-    """Declares messages in TensorFlow Serving's package, and returns the class of one of them.
+    """Declares protobuf messages in the package tensorflow.serving, and returns the class of one of them.
 
     Args:
       messages: message name without its package -> the message's fields.
     """
-    # Imported here: descriptor_pb2 takes 7 ms of the start, and most servers have no file with such a message.
+    # The import is here and not at the top: descriptor_pb2 takes 7 ms of the start, and most servers have no file with
+    # such a message.
     from google.protobuf import descriptor_pb2
 
     kinds = descriptor_pb2.FieldDescriptorProto

@@ -1,4 +1,4 @@
-"""Reads and writes TFRecord files: records of bytes, each with checksums.
+"""Reads and writes TFRecord files: sequences of byte strings, each with checksums.
 
 A record is its length (8 bytes), the length's checksum (4), the data, the data's checksum (4), all little-endian. A
 checksum is a masked CRC-32C.
@@ -14,21 +14,23 @@ from typing import BinaryIO
 
 from service.errors import ArtifactError
 
-# The file of an artifact with the requests that a server replays before it serves the version.
+# Path, within a version's folder, of the file with recorded requests that the server replays before it serves the
+# version.
 WARMUP_PATH = "assets.extra/tf_serving_warmup_requests"
-# TensorFlow Serving refuses a version whose warm-up file has more records.
+# Most records of a warm-up file; TensorFlow Serving refuses a version with more.
 MAX_WARMUP_RECORDS = 1000
 
 _HEADER = struct.Struct("<QI")
 _FOOTER = struct.Struct("<I")
-# Function that returns the masked CRC-32C of bytes, as in artifact.crc32c.
+# Type of a function that returns the masked CRC-32C of bytes; artifact.crc32c has one.
 Checksum = Callable[[bytes], int]
-# Largest record that is read: a corrupt length that passes its checksum must not make the server reserve all memory.
+# Largest record of a TFRecord file that is read, in bytes: a wrong length with a valid checksum must not make the
+# server allocate all memory.
 _MAX_RECORD_BYTES = 2**31 - 1
 
 
 def read_records(file: BinaryIO, checksum: Checksum) -> Iterator[bytes]:
-    """Yields the records of a TFRecord file.
+    """Yields the records (byte strings) of a TFRecord file, after checks of their checksums.
 
     Args:
       checksum: computes the masked CRC-32C of bytes.
@@ -53,7 +55,7 @@ def read_records(file: BinaryIO, checksum: Checksum) -> Iterator[bytes]:
 
 
 def encode_record(data: bytes, checksum: Checksum) -> bytes:
-    """Encodes one TFRecord, in the form that read_records() reads."""
+    """Encodes bytes as one record of a TFRecord file, with length and checksums."""
     length = len(data).to_bytes(8, "little")
     header = length + _FOOTER.pack(checksum(length))
     return b"".join((header, data, _FOOTER.pack(checksum(data))))

@@ -18,14 +18,14 @@ from service.errors import ArtifactError
 
 TPU_TAG = "tpu"
 
-# DataType numbers of tensorflow/core/framework/types.proto.
+# Numbers of int32 and string in the DataType enum of tensorflow/core/framework/types.proto.
 _DT_INT32, _DT_STRING = 3, 7
 
-# Prefixes of the attributes that the TPU rewrite adds. "_XlaMustCompile" of jit_compile stays: XLA compiles for CPUs
-# too.
+# Prefixes of node attributes to remove: TensorFlow's TPU rewrite adds them. "_XlaMustCompile" (jit_compile) stays,
+# because XLA compiles for CPUs too.
 _MARKS = ("_tpu", "_xla", "_pivot_for_cluster")
 
-# Ops that pass the tensors of one replica or partition through -> the attribute with the number of these.
+# Op that copies its input when there is one replica or partition -> the op's attribute with their number.
 _PASS_THROUGH = {
     "TPUReplicatedInput": "N",
     "TPUReplicatedOutput": "num_replicas",
@@ -33,7 +33,7 @@ _PASS_THROUGH = {
     "TPUPartitionedOutput": "num_splits",
 }
 
-# Ops that have kernels for TPUs only, as all ops with TPU in their name do.
+# Further ops that only TPUs have kernels for, besides all ops with TPU in their name.
 _TPU_ONLY = frozenset({"CrossReplicaSum", "AllToAll", "CollectivePermute"})
 _TPU_ONLY_PREFIXES = (
     "Infeed",
@@ -49,7 +49,7 @@ _TPU_ONLY_PREFIXES = (
 
 
 def lower(meta_graph: Any) -> None:
-    """Rewrites a MetaGraphDef in place so that a CPU runs it; a graph without TPU ops only loses its tag.
+    """Rewrites a MetaGraphDef in place so that a CPU can run it; a graph without TPU ops only loses its tag "tpu".
 
     Names of nodes, functions and signatures stay, and so do references to variables: the rewritten graph reads the same
     `variables/`.
@@ -63,7 +63,7 @@ def lower(meta_graph: Any) -> None:
     Concurrency: one caller at a time per message.
     """
     graph = meta_graph.graph_def
-    # In a graph, references name an output by its number, so they stay valid when a node gets another op.
+    # Nodes of the graph refer to inputs as "node:number", so the references stay valid when a node gets another op.
     for node in graph.node:
         _lower_node(node)
     for function in graph.library.function:
@@ -80,7 +80,7 @@ def lower(meta_graph: Any) -> None:
 
 
 def is_tpu_only(op: str) -> bool:
-    """Says whether an op has kernels for TPUs only, as far as its name tells.
+    """Says, by an op's name, whether only TPUs have a kernel for it.
 
     >>> is_tpu_only("TPUEmbeddingActivations"), is_tpu_only("XlaDot")
     (True, False)
@@ -95,7 +95,8 @@ def _all_nodes(graph: Any) -> Iterable[Any]:
 
 
 def _lower_function(function: Any) -> None:
-    # In a function, references name an output ("node:outputs:0"), and the new op's output may have another name.
+    # Nodes of a function refer to inputs by output names ("node:outputs:0"), which change where the new op's output has
+    # another name.
     output_names = {node.name: name for node in function.node_def if (name := _lower_node(node))}
 
     def renamed(reference: str) -> str:
@@ -116,10 +117,11 @@ def _lower_function(function: Any) -> None:
 
 
 def _lower_node(node: Any) -> str | None:
-    """Lowers one node; returns the new name of its output, None if the name does not change."""
+    """Rewrites one node for the CPU; returns the new name of the node's output, None if the name does not change."""
     _drop_attributes(node.attr, lambda name: not name.startswith(_MARKS))
     if "TPU" in node.device.upper():
-        # The device is a TPU core, or the host of one in "job:tpu_worker": this machine has neither.
+        # The node's device is removed: it names a TPU core, or a TPU's host ("job:tpu_worker"), and this machine has
+        # neither.
         node.device = ""
     if node.op == "TPUPartitionedCall":
         _lower_call(node)
@@ -135,7 +137,7 @@ def _lower_node(node: Any) -> str | None:
         _to_source(node, "Const", _DT_INT32).int_val.append(0)
         return "output"
     elif node.op == "TPUCompilationResult":
-        # An empty CompilationResultProto says that all went well.
+        # The node becomes a constant with an empty CompilationResultProto, which means that the compilation succeeded.
         _to_source(node, "Const", _DT_STRING).string_val.append(b"")
         return "output"
     return None
@@ -145,7 +147,8 @@ def _lower_call(node: Any) -> None:
     arguments = [reference for reference in node.input if not reference.startswith("^")]
     if len(arguments) != len(node.attr["Tin"].list.type) + 1:
         raise ArtifactError(f"node {node.name!r}: TPUPartitionedCall has no input for its device ordinal")
-    # The ordinal of the TPU core is the last input before the control inputs, and a plain call has none.
+    # The last data input, the number of the TPU core, is removed: the plain call StatefulPartitionedCall has no such
+    # input.
     del node.input[len(arguments) - 1]
     node.op = "StatefulPartitionedCall"
     _drop_attributes(node.attr, lambda name: name in ("Tin", "Tout", "f") or name.startswith("_"))
@@ -160,9 +163,9 @@ def _check_single(node: Any, attribute: str) -> None:
 
 
 def _to_source(node: Any, op: str, dtype: int | None = None) -> Any:
-    """Replaces a node by an op without data inputs, at the same place in the order of execution.
+    """Turns a node into an op without data inputs; its control inputs stay, so that it still runs after the same nodes.
 
-    Returns a Const's value.
+    For the op Const, returns the TensorProto of its value, to be filled.
     """
     control = [reference for reference in node.input if reference.startswith("^")]
     del node.input[:]

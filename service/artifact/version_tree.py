@@ -10,7 +10,7 @@ from service.errors import ArtifactError
 
 
 def check_tree(version: Path) -> None:
-    """Raises ArtifactError for a link that leads out of the model's folder, and for a pipe, a socket or a device.
+    """Raises ArtifactError if a version has a link that leads out of the model's folder, a pipe, a socket or a device.
 
     Without the check for links, a user who may add a version could make the server answer from any file that the server
     can read. The version's folder itself may be a link, and versions may share files. Without the check for pipes,
@@ -25,7 +25,7 @@ def check_tree(version: Path) -> None:
             try:
                 kind = strange_kind(os.stat(path))
             except OSError:
-                # A dangling link is an error only if somebody reads it.
+                # A link to a missing file is accepted here: it is an error only if the server reads the file.
                 continue
             if kind:
                 raise ArtifactError(f"{path.relative_to(version)} is {kind}, expected a file")

@@ -1,1 +1,1 @@
-"""Reads the server's settings from flags, environment variables and files, and finds their faults."""
+"""Reads the server's settings from flags, environment variables and files, and finds wrong values."""

@@ -1,4 +1,7 @@
-"""Settings of requests: limits, HTTP, gRPC, shutdown, logs. A name that TensorFlow Serving has too means the same."""
+"""Declares the settings of limits, HTTP, gRPC, shutdown and logs.
+
+A flag of TensorFlow Serving keeps its meaning here.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from service.configuration.setting_fields import setting
 
 @dataclass(frozen=True, slots=True)
 class ListenerSettings(ServerSettings):
-    """The part of Settings that concerns requests and their answers; ListenerSettings is never used by itself."""
+    """The base class with the settings of requests and answers; only its subclass Settings is instantiated."""
 
     lookup_threads: int = setting(
         1,
@@ -133,28 +136,28 @@ class ListenerSettings(ServerSettings):
 
     @property
     def rest_api_timeout_s(self) -> float:
-        """Seconds after which an HTTP request is answered with an error."""
+        """Seconds until an HTTP request that is not answered yet gets an error."""
         return self.rest_api_timeout_in_ms / 1e3
 
     @property
     def slow_request_s(self) -> float:
-        """Seconds after which a request counts as slow; infinite: no request does."""
+        """Seconds from which on a request is logged as slow; infinity: no request is."""
         return self.slow_request_ms / 1e3 or math.inf
 
     @property
     def channel_arguments(self) -> list[tuple[str, int | str]]:
-        """gRPC's channel arguments as (name, value); whole numbers as int."""
+        """The values of --grpc_channel_arguments as (name, value) pairs; whole numbers are int."""
         pairs = [pair.partition("=") for pair in self.grpc_channel_arguments.split(",") if pair]
         return [(name, int(value) if _is_int32(value) else value) for name, _, value in pairs]
 
     @property
     def http_graph_threads(self) -> int:
-        """Number of graph runs at a time over HTTP; with batching as many as requests can wait for a batch together."""
+        """Number of threads for graph runs of HTTP requests; more with batching, as threads wait for batches."""
         return max(self.graph_threads, self.grpc_max_threads) if self.enable_batching else self.graph_threads
 
     @property
     def cors_origins(self) -> tuple[str, ...]:
-        """Origins whose web pages may call the HTTP API."""
+        """The origins (scheme, host and port) whose web pages may call the HTTP API by CORS."""
         return tuple(origin.strip() for origin in self.rest_api_cors_origins.split(",") if origin.strip())
 
 

@@ -1,4 +1,4 @@
-"""Reads --model_config_file, the list of models: at the start, and again when the file changes or a reload failed."""
+"""Reads the list of models in --model_config_file: at the start, and again when the file changes or a reload failed."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ _EMPTY = "{} is empty; to serve no models it must say model_config_list {{}}"
 
 
 def single_model(settings: Settings) -> Models:
-    """Returns the list of models for --model_name and --model_base_path: one model."""
+    """Returns a list of models with the one model that --model_name and --model_base_path name."""
     path = settings.model_base_path
     return (ModelConfig(settings.model_name, path if is_in_store(path) else str(Path(path).absolute())),)
 
 
 def base_path_faults(settings: Settings) -> list[str]:
-    """Returns, for each model that the server would start with, why its base path has no version to load.
+    """Returns one text for each configured model whose base path has no version to load, with the reason.
 
-    For a --model_config_file that can not be read the dict is empty; the start itself reports the file's fault.
+    The list is empty if --model_config_file can not be read; the start itself reports this fault.
     """
     try:
         file = settings.model_config_file
@@ -42,7 +42,7 @@ def base_path_faults(settings: Settings) -> list[str]:
 
 
 class ConfigFile:
-    """The --model_config_file, and the polls that reload its changes.
+    """The watcher of --model_config_file, which reloads the list of models when the file changes.
 
     A text that was applied is not applied again, so that a reload by a request stays in force until the file changes. A
     text that was refused is tried again, because its models' folders may be there later: at each poll if the check is
@@ -67,14 +67,14 @@ class ConfigFile:
         self._turn = threading.Lock()
 
     def read(self) -> Models:
-        """Reads the list of models at the start; an empty file lists no models. Raises InvalidRequest."""
+        """Reads the first list of models from the file; an empty file means no models. Raises InvalidRequest."""
         data = self._read_bytes()
         models = self._parse(data) or ()
         self._applied = data
         return models
 
     def poll_once(self, reload: Callable[[Sequence[ModelConfig]], None]) -> None:
-        """Reads the file, and calls reload with its models if its text is new; a fault is logged once."""
+        """Reads --model_config_file; if its text is new, calls reload() with its models. An error is logged once."""
         with self._turn:
             self._poll(reload)
 
@@ -103,7 +103,7 @@ class ConfigFile:
         logger.info("model config applied", extra={"path": str(self._path)})
 
     def reload_now(self, reload: Callable[[Sequence[ModelConfig]], None]) -> Models:
-        """Calls reload with the file's models, whether its text is new or not, and returns them.
+        """Calls reload() with the models in --model_config_file, even if its text is old; returns these models.
 
         Concurrency: any thread.
 
@@ -122,12 +122,13 @@ class ConfigFile:
     def run(
         self, reload: Callable[[Sequence[ModelConfig]], None], stop: threading.Event, poll_interval_s: float
     ) -> None:
-        """Polls the --model_config_file until stop is set."""
+        """Reads --model_config_file again at each interval, and reloads it if needed, until stop is set."""
         while not stop.wait(poll_interval_s):
             try:
                 self.poll_once(reload)
             except Exception:
-                # The thread must go on: without it, changes of the file would have no effect, and nobody would notice.
+                # An error must not end this thread: without it, changes of the file would have no effect, and nobody
+                # would notice.
                 logger.exception("polling failed", extra={"path": str(self._path)})
 
     def _read_bytes(self) -> bytes:

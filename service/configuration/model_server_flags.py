@@ -1,4 +1,4 @@
-"""Flags of tensorflow_model_server that are no settings here; they are accepted or refused with a reason.
+"""Lists the flags of tensorflow_model_server that this server lacks: it ignores or refuses each, and says why.
 
 A command line of tensorflow_model_server works unchanged. Each of these flags either has no effect, which a warning
 says, or is refused, because the server would do something else than the flag asks for.
@@ -29,14 +29,15 @@ class ForeignFlag:
     idle: Any = None
 
     def asks_for_nothing(self, value: Any) -> bool:
-        """Says whether a value of the flag asks for nothing else than the server does anyway."""
+        """Says whether this value of the flag asks only for things that the server does anyway."""
         return bool(value == (self.kind() if self.idle is None else self.idle))
 
 
 _NO_TFLITE = "only SavedModels are served"
 _NO_XLA = "a graph runs as TensorFlow compiles it by default"
 
-# Flag name -> flag. A flag that becomes a setting of this server leaves this table.
+# Name of a flag of tensorflow_model_server -> how this server treats it. Flags that are settings of this server are not
+# here.
 FOREIGN_FLAGS: Mapping[str, ForeignFlag] = {
     "enable_grpc_healthcheck_service": ForeignFlag(bool, "the health service is always there", idle=True),
     "enable_profiler": ForeignFlag(bool, "there is no profiler service"),

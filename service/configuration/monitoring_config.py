@@ -1,4 +1,4 @@
-"""Reads --monitoring_config_file, which says under which path the metrics are served."""
+"""Reads --monitoring_config_file, which names the HTTP path of the metrics."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from service.configuration.text_file import read_proto_text
 from service.errors import InvalidRequest
 from service.wire.monitoring_config_proto import PrometheusConfig, parse_monitoring_text
 
-# This server's own path, and TensorFlow Serving's default path.
+# HTTP paths of the metrics: this server's own, and TensorFlow Serving's default.
 OWN_PATH = "/metrics"
 DEFAULT_PATH = "/monitoring/prometheus/metrics"
 

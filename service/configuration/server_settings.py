@@ -1,4 +1,4 @@
-"""Settings of the server: models, callers, ports, graphs. A name that TensorFlow Serving has too means the same."""
+"""Declares the settings of models, callers, ports and graphs. A flag of TensorFlow Serving keeps its meaning here."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def _num_processors() -> int:
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """The part of Settings that concerns models and ports; ServerSettings is never used by itself."""
+    """The base class with the settings of models and ports; only its subclass Settings is instantiated."""
 
     model_base_path: str = setting(
         "",
@@ -181,7 +181,7 @@ class ServerSettings:
 
     @property
     def num_threads(self) -> int:
-        """Number of the native core's threads that serve connections; 0: the setting is not a number."""
+        """Number of threads in which the native core serves connections; 0 if the setting is not a number."""
         text = self.workers or self.threads
         if text == "auto":
             return _num_processors()
@@ -194,17 +194,20 @@ class ServerSettings:
 
     @property
     def parallelism(self) -> tuple[int, int]:
-        """Threads within a TensorFlow operation, and operations that run side by side; 0: TensorFlow chooses."""
+        """Number of threads within one TensorFlow operation, and of operations that run at the same time; 0:
+
+        TensorFlow chooses.
+        """
         own = (self.tensorflow_intra_op_parallelism, self.tensorflow_inter_op_parallelism)
         both = self.tensorflow_session_parallelism or self.graph_threads
         return own if any(own) else (both, both)
 
     @property
     def warmup_iterations(self) -> int:
-        """Number of runs of each recorded warm-up request; 0: warm-up is off."""
+        """How often each recorded warm-up request is run when a version is loaded; 0: warm-up is off."""
         return max(self.num_request_iterations_for_warmup, 1) if self.enable_model_warmup else 0
 
     @property
     def tags(self) -> frozenset[str]:
-        """Tags of the MetaGraph to load, from --saved_model_tags."""
+        """Tags of the SavedModel's MetaGraph to load, from --saved_model_tags."""
         return frozenset(tag.strip() for tag in self.saved_model_tags.split(",") if tag.strip())

@@ -1,4 +1,4 @@
-"""Declares one field of the settings, with its help text and limits."""
+"""Declares a dataclass field for one setting, with its help text and limits."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 def setting(
     default: Any, about: str, low: float | None = None, high: float | None = None, *, default_about: str = ""
 ) -> Any:
-    """Returns a dataclass field for one setting.
+    """Returns a dataclass field that holds a setting's default, help text and limits.
 
     Args:
       about: help text. low, high: smallest and largest allowed number.

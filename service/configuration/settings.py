@@ -1,4 +1,4 @@
-"""Declares all settings in one frozen dataclass: those of the server and those of its tables."""
+"""Declares the dataclass of all settings; adds the settings of tables to its base classes' settings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from service.configuration.listener_settings import ListenerSettings
 from service.configuration.setting_fields import setting
 
 ENV_PREFIX = "EMB_"
-# First setting of each section of `--help` and docs/settings.md -> the section's title.
+# Name of a section's first setting -> title of the section, in `--help` and in docs/settings.md.
 SECTIONS: Mapping[str, str] = {
     "model_base_path": "Models",
     "auth_config": "Callers",
@@ -34,7 +34,7 @@ SECTIONS: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Settings(ListenerSettings):
-    """All settings of the server; every field is a flag of the same name and a variable EMB_<NAME>."""
+    """All settings of the server; each field can be set by a flag of its name or an environment variable EMB_<NAME>."""
 
     store_cache_dir: str = setting(
         "",

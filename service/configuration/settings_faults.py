@@ -1,4 +1,4 @@
-"""Finds faults that show only in the settings together, and numbers outside their limits."""
+"""Finds settings that contradict each other, and numbers outside their limits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ORIGIN = r"https?://[a-z0-9.-]+(:[0-9]+)?|https?://\[[0-9a-f:]+\](:[0-9]+)?"
 
 
 def faults_of(settings: Settings) -> list[str]:
-    """Returns all faults of the settings as error texts; an empty list if the settings can be used."""
+    """Returns an error text for each wrong setting; an empty list if the settings can be used."""
     found = []
     if not settings.model_base_path and not settings.model_config_file:
         found.append(

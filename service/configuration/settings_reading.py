@@ -1,4 +1,4 @@
-"""Reads the settings: from flags, then EMB_ variables, then defaults. The only file that reads the environment."""
+"""Reads the settings from flags, else EMB_ variables, else defaults. No other file reads environment variables."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _BOOLEANS: Mapping[str, bool] = {"true": True, "t": True, "1": True, "false": Fa
 
 
 class SettingsError(Exception):
-    """The settings can not be used; the message lists all faults."""
+    """The settings can not be used; the message lists every wrong flag and variable."""
 
 
 def read_settings(arguments: Sequence[str], environ: Mapping[str, str] | None = None) -> Settings:
-    """Builds the settings from a command line and environment variables (default: the process's own).
+    """Builds the settings from a command line and environment variables; by default, the variables of this process.
 
     Raises:
       SettingsError: an unknown flag or EMB_ variable, a value that does not parse, or a fault that faults_of() finds.
@@ -40,12 +40,12 @@ def read_settings(arguments: Sequence[str], environ: Mapping[str, str] | None = 
 
 
 def read_unchecked(arguments: Sequence[str], environ: Mapping[str, str] | None = None) -> Settings:
-    """Builds the settings as read_settings does, but ignores faults: the health check needs only the port and TLS."""
+    """Builds the settings without refusing wrong values: the health check needs only the port and TLS."""
     return _read(arguments, os.environ if environ is None else environ)[0]
 
 
 def _read(arguments: Sequence[str], environ: Mapping[str, str]) -> tuple[Settings, list[str]]:
-    """Returns the settings, and error texts for the flags and variables that could not be read."""
+    """Returns the settings, and an error text for each flag and variable that can not be parsed."""
     flags, unknown = _flags(arguments)
     types = _kinds()
     names = {f.name for f in dataclasses.fields(Settings)}
@@ -71,13 +71,13 @@ def _read(arguments: Sequence[str], environ: Mapping[str, str]) -> tuple[Setting
 
 
 def flags_without_effect(arguments: Sequence[str]) -> dict[str, str]:
-    """Returns the given flags of tensorflow_model_server that have no effect here -> what this server does instead."""
+    """Returns flag of tensorflow_model_server -> what this server does instead, for given flags without effect here."""
     foreign, _ = _foreign_values(_flags(arguments)[0])
     return {name: why for name, why in foreign.items() if not FOREIGN_FLAGS[name].is_refused}
 
 
 def _foreign_values(flags: Mapping[str, str | None]) -> tuple[dict[str, str], list[str]]:
-    """Returns the given flags of tensorflow_model_server that ask for something -> the reason, and the value faults."""
+    """Returns flag of tensorflow_model_server -> why this server lacks it, and error texts for wrong values."""
     asking: dict[str, str] = {}
     faults: list[str] = []
     for name, flag in FOREIGN_FLAGS.items():
@@ -91,29 +91,30 @@ def _foreign_values(flags: Mapping[str, str | None]) -> tuple[dict[str, str], li
 
 
 def otlp_protocol(environ: Mapping[str, str] | None = None) -> str:
-    """Returns the OTLP protocol that OpenTelemetry's own environment variables name for traces."""
+    """Returns the OTLP protocol for traces, from OpenTelemetry's own environment variables."""
     environ = os.environ if environ is None else environ
     named = (environ.get(name) for name in ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"))
     return next(filter(None, named), "http/protobuf")
 
 
 def prepare_libraries() -> None:
-    """Sets environment variables that libraries read when they are imported, unless the user has set them."""
-    # Keeps TensorFlow's own messages below "error" out of the server's log.
+    """Sets environment variables that TensorFlow and numpy read at their import, unless the user has set them."""
+    # Level 3 keeps TensorFlow's own log messages below "error" out of the server's log.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    # numpy's OpenBLAS starts a thread for each processor, and each spins for 50 ms. No lookup multiplies matrices.
+    # One thread is enough for OpenBLAS in numpy, as lookups multiply no matrices; by default it starts a thread for
+    # each processor, and each spins for 50 ms.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
 def _flags(arguments: Sequence[str]) -> tuple[dict[str, str | None], list[str]]:
-    """Returns the text of every flag (None: it was not given), and the arguments that are no flags."""
+    """Returns the text of every flag (None: it was not given), and the arguments that are not flags of this server."""
     known, unknown = _parser().parse_known_args(arguments)
     return vars(known), unknown
 
 
 @cache
 def _kinds() -> Mapping[str, Any]:
-    """Returns the type of each setting by its name; cached, because evaluating the annotations takes a millisecond."""
+    """Returns name of a setting -> its type; the dict is cached, because evaluating annotations takes 1 ms."""
     return get_type_hints(Settings)
 
 
@@ -123,7 +124,7 @@ def _flag_names() -> list[str]:
 
 @cache
 def _parser() -> argparse.ArgumentParser:
-    # The parser is cached, because a start parses its command line three times.
+    # The parser is cached, because the command line is parsed three times at a start.
     parser = argparse.ArgumentParser(
         prog="embedding-server",
         usage="%(prog)s --model_base_path=FOLDER [--FLAG=VALUE ...]",
@@ -151,7 +152,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 class _ShowVersion(argparse.Action):
-    """Prints the version and exits; argparse's own action would look the version up at every start."""
+    """Prints the server's version and exits. argparse's own action would look the version up at every start."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
         sys.stdout.write(f"{parser.prog} {installed_version()}\n")
@@ -160,7 +161,7 @@ class _ShowVersion(argparse.Action):
 
 def installed_version() -> str:
     """Returns the version of the installed package embedding-server."""
-    # Imported here and not at the top: importlib.metadata imports email, which takes 13 ms of the start.
+    # The import is here and not at the top: importlib.metadata imports email, which takes 13 ms of the start.
     import importlib.metadata
 
     try:
@@ -170,7 +171,7 @@ def installed_version() -> str:
 
 
 def _alone(kind: Any) -> dict[str, Any]:
-    # A boolean flag without a value means true, as for TensorFlow Serving's own flags.
+    # A boolean flag that is given without a value is true, as in tensorflow_model_server.
     return {"nargs": "?", "const": "true"} if kind is bool else {}
 
 

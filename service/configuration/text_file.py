@@ -1,4 +1,4 @@
-"""Reads files with a protobuf message in its text form, which several of TensorFlow Serving's flags name."""
+"""Reads files that hold a protobuf message in text form; several flags of TensorFlow Serving name such files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from service.errors import InvalidRequest
 
 
 def read_proto_text(path: Path) -> str:
-    """Returns the text of a file in UTF-8; raises InvalidRequest if it can not be read."""
+    """Returns the text of a UTF-8 file; raises InvalidRequest if the file can not be read."""
     try:
         return read_plain_file(path).decode()
     except OSError as error:

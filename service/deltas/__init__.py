@@ -1,1 +1,1 @@
-"""Changes rows of served versions: reads delta files, keeps the journal of upserts, and makes tables with new rows."""
+"""Changes rows of served versions: reads delta files, journals upserts, and writes rows to copies of tables."""

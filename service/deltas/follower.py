@@ -11,12 +11,12 @@ from service.engine.servable import Holder
 
 logger = logging.getLogger(__name__)
 
-# Seconds until another attempt to apply deltas that could not be applied at once, because requests hold the tables.
+# Seconds until the next attempt to apply deltas, if requests still hold the copy of the tables that is to be written.
 _AGAIN_S = 0.005
 
 
 class Follower:
-    """Applies the new deltas of all served versions. Concurrency: wake and stop from any thread.
+    """The loop that applies new deltas to all served versions. Concurrency: wake and stop from any thread.
 
     Args:
       poll_s: seconds between scans for deltas of other programs; an upsert of this process wakes the follower.
@@ -29,16 +29,16 @@ class Follower:
         self._is_stopped = False
 
     def wake(self) -> None:
-        """Makes the thread look for deltas at once."""
+        """Makes the follower's thread look for new deltas now and not at the next scan."""
         self._news.set()
 
     def stop(self) -> None:
-        """Ends the thread after the deltas that it applies now."""
+        """Ends the follower's thread once it has applied the deltas that it is working on."""
         self._is_stopped = True
         self._news.set()
 
     def run(self) -> None:
-        """Applies new deltas until the follower is stopped; blocks."""
+        """Scans for new deltas and applies them, again and again, until stop() is called; blocks."""
         while not self._is_stopped:
             is_done = all([self._look(holder) for holder in self._registry.holders()])
             self._news.wait(self._poll_s if is_done else min(_AGAIN_S, self._poll_s))
@@ -51,7 +51,7 @@ class Follower:
         try:
             return deltas.catch_up(holder, self._registry.replace)
         except Exception:
-            # The loop must go on: an error of one version must not stop the deltas of the others, as there is only this
-            # thread.
+            # An error in one version's deltas must not end the loop: this one thread applies the deltas of all other
+            # versions too.
             logger.exception("deltas can not be applied", extra={"model": holder.servable.name})
             return True

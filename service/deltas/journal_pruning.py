@@ -1,4 +1,4 @@
-"""Removes journals of versions that are gone: the version's folder does not exist, and a newer version does.
+"""Removes the journal of a version whose folder is gone while a newer version's folder exists.
 
 A version that was only unloaded has its folder, and may be loaded again. If a model's folder can not be read, its
 versions are not known. A failed mount can show an empty folder. So a journal is removed only after its version was
@@ -21,16 +21,16 @@ from service.artifact.delta_journal import model_folder
 
 logger = logging.getLogger(__name__)
 
-# Seconds for which a version must be missing: longer than its folder is away while somebody replaces it, or until a
-# failed mount comes back.
+# Seconds for which a version's folder must be missing before its journal is removed: longer than a folder is away while
+# somebody replaces it, or while a failed mount comes back.
 GONE_S = 600.0
 _NAME = re.compile(r"(\d+)-[0-9a-f]{16}\.journal", re.ASCII)
 
 
 class _Journal(NamedTuple):
-    """A journal's file as one scan found it.
+    """Name, inode, mtime and size of a journal file at one scan.
 
-    It differs from the next scan's if a process wrote to the file meanwhile.
+    They differ at the next scan if a process wrote to the file between the scans.
     """
 
     name: str
@@ -40,12 +40,12 @@ class _Journal(NamedTuple):
 
     @classmethod
     def of(cls, name: str, found: os.stat_result) -> _Journal:
-        """Returns the description of a journal's file from its name and stat."""
+        """Returns the _Journal of a file name and its os.stat result."""
         return cls(name, found.st_ino, found.st_mtime_ns, found.st_size)
 
 
 class JournalPruning:
-    """Removes the journals of versions that have been gone for GONE_S seconds.
+    """The remover of journals whose version's folder has been missing for GONE_S seconds.
 
     Concurrency: one caller at a time for each model; other processes may prune the same folder.
 
@@ -57,11 +57,11 @@ class JournalPruning:
     def __init__(self, folder: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._folder = folder
         self._clock = clock
-        # Model -> journal -> the time since when the journal's version is missing.
+        # Model -> journal -> the time at which the journal's version was first found missing.
         self._since_s: dict[str, dict[_Journal, float]] = {}
 
     def looked(self, model: str, versions: Collection[int] | None) -> None:
-        """Removes a model's journals whose version has been gone for GONE_S.
+        """Removes the journals of a model's versions whose folders have been gone for GONE_S seconds.
 
         Called after each scan of the model's folder.
 
@@ -103,10 +103,11 @@ class JournalPruning:
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError:
-            # Another process has removed the journal already, or this one may not read it.
+            # The journal can not be opened: another process has removed it already, or this process may not read it.
             return
         try:
-            # A writer of the journal holds the same lock, so nothing is appended between this check and the removal.
+            # A writer must hold the same lock, so no process appends to the journal between the check below and the
+            # removal.
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             opened = _Journal.of(journal.name, os.fstat(descriptor))
             if journal == opened == _Journal.of(journal.name, os.stat(path, follow_symlinks=False)):

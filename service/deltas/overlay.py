@@ -1,4 +1,4 @@
-"""Holds two copies ("sides") of a version's tables with deltas: requests read one while rows are written to the other.
+"""Keeps two copies ("sides") of a version's tables: requests read one side while deltas are written to the other.
 
 A request holds the servable of one side from its first read to its last, so it sees all rows of a delta or none, and
 reads cost the same as without deltas. A side is written to only when no request holds it. Before a side is shown again,
@@ -22,18 +22,19 @@ from service.engine.servable import Holder, Servable
 from service.tables.table import MappedTable
 from service.types import Array
 
-# Most sides that are kept for long requests beside the two in use; each costs a copy of the pages that were written to.
+# Most further sides (copies of the tables) that are kept, beside the two in use, because long requests still read them;
+# each costs a copy of every page that was written to.
 MAX_LOST = 3
 
-# Builds the servable of the version on a side's tables.
+# Type of a function that builds the version's servable on the tables of a side.
 Rebuild = Callable[[Mapping[str, MappedTable]], Servable]
 
 
 @dataclass(frozen=True, slots=True)
 class Ordered:
-    """A delta and its order: of two deltas that change a row the one with the larger order wins.
+    """A delta with a number, its order: if two deltas change the same row, the delta with the larger order wins.
 
-    No two have the same.
+    No two deltas of a version have the same order.
     """
 
     order: int
@@ -42,7 +43,7 @@ class Ordered:
 
 @dataclass(slots=True, eq=False)
 class Side:
-    """One copy of the tables, and the servable that answers from it.
+    """One copy of a version's tables ("side"), and the holder of the servable that answers from this copy.
 
     holder: the holder of the requests that read the side; None: the side was never shown.
     behind: table -> rows that were written to the other side only.
@@ -55,35 +56,36 @@ class Side:
 
     @property
     def is_free(self) -> bool:
-        """Whether no request reads the side, and none can any more."""
+        """Whether no request reads this side of the tables, and no later request can."""
         return self.holder is None or self.holder.is_free
 
 
 class Overlay:
-    """The two sides of one version's tables. Concurrency: one caller at a time.
+    """The two sides (copies with deltas) of one version's tables. Concurrency: one caller at a time.
 
-    rows: number of rows that have ever differed from the version's own.
+    rows: number of rows that deltas have changed since the version was loaded.
     """
 
     def __init__(self, maps: PrivateMaps, base: Mapping[str, MappedTable], rebuild: Rebuild) -> None:
         self._maps = maps
-        # The version's own tables, kept because their locks on pages also keep the sides' pages in memory.
+        # The version's own mapped tables stay open, because their page locks also keep the shared pages of the sides in
+        # memory.
         self._base = base
         self._rebuild = rebuild
         self._shown: Side | None = None
         self._spare: Side | None = None
         self._lost: list[Side] = []
-        # Table -> the order of the delta that last wrote each row; the kernel allocates only pages where rows were
-        # written.
+        # Table -> [V] array with the order of the delta that last wrote each row. The kernel allocates only the pages
+        # of the array that are written to.
         self._orders: dict[str, Array] = {}
         self._overlaid: dict[str, list[Array]] = {}
         self.rows = 0
 
     def prepare(self, *, may_open: bool) -> Side | None:
-        """Returns a side to write to; None if requests still hold the side that is not shown.
+        """Returns a side (copy of the tables) to write deltas to; None if requests still read the spare side.
 
         Args:
-          may_open: whether another side may be opened in that case.
+          may_open: whether a further side may be opened then.
 
         Raises:
           OSError, ValueError: the version's files can not be mapped again.
@@ -103,7 +105,7 @@ class Overlay:
         return side
 
     def write(self, side: Side, deltas: Sequence[Ordered]) -> None:
-        """Writes to a side from prepare(): first the rows that only the other side has, then these deltas."""
+        """Writes deltas to a side from prepare(), after it has copied to this side the newer rows of the other side."""
         if self._shown is not None:
             for name, ids in side.behind.items():
                 side.tables[name].copy(np.concatenate(ids), self._shown.tables[name])
@@ -112,20 +114,20 @@ class Overlay:
             self._write(side, one.order, one.delta)
 
     def show(self, side: Side, holder: Holder | None) -> None:
-        """Makes a side the one that requests are answered from. holder: the holder of the side's servable."""
+        """Notes that new requests read this side from now on. holder: the holder of the servable on this side."""
         side.holder = holder
         self._spare, self._shown = self._shown, side
 
     def shown_by(self, holder: Holder) -> None:
-        """Sets the holder of the shown side, if the side was shown before its servable was published."""
+        """Sets the holder of the side that requests read, if show() had none as the servable was not published yet."""
         if self._shown is not None and self._shown.holder is None:
             self._shown.holder = holder
 
     def close(self) -> None:
-        """Forgets all sides; the memory of a side is freed after the last request that reads it."""
+        """Drops the references to all sides; a side's memory is freed when the last request that reads it ends."""
         self._shown = self._spare = None
         self._lost = []
-        # The overlay refers to the version through these, and the version to the overlay: the cycle would keep the
+        # These two attributes refer to the version, which refers to this overlay: the reference cycle would keep the
         # memory.
         del self._rebuild, self._base
         self._maps.close()
@@ -139,7 +141,7 @@ class Overlay:
         if not ids.size:
             return
         side.tables[name].write(ids, *rounded(delta.rows[counts], side.tables[name].table.info.dtype))
-        # The order of the rows is stored after the write, so that a write that failed is tried again.
+        # The rows' order is stored only after the rows are written, so that a failed write is tried again.
         orders[ids] = order
         new = delta.ids[before == 0]
         if new.size:

@@ -1,4 +1,4 @@
-"""Maps a version's tables again, so that their rows can be written: the kernel copies only pages that are written to.
+"""Maps a version's table files privately, so that rows can be changed in memory: the kernel copies only changed pages.
 
 All other pages are the file's own, which all processes share.
 """
@@ -19,13 +19,13 @@ from service.tables.guarded_files import GuardedFiles, GuardedMap
 from service.tables.table import MappedTable
 from service.types import TABLE_DTYPES, Array
 
-# MAP_NORESERVE of Linux: without it the kernel reserves memory for a copy of every page, and refuses tables larger than
-# memory.
+# Linux's flag MAP_NORESERVE: without this flag the kernel reserves memory for a copy of every page, and refuses to map
+# tables larger than memory.
 _MAP_NORESERVE = 0x4000
 
 
 class OverlaidTable:
-    """A table whose rows may be written while no request reads it.
+    """A privately mapped table, whose rows may be written while no request reads the table.
 
     table: the table for readers. octets: [V, bytes of a row] view of the same memory. scales: [V] float32 of an int8 or
       int4 table, else [0].
@@ -39,20 +39,20 @@ class OverlaidTable:
         self.scales = scales
 
     def write(self, ids: Array, numbers: Array, scales: Array | None) -> None:
-        """Writes rows in the table's stored dtype; ids: [N] int64, none twice."""
+        """Writes rows, in the dtype that the table stores, to the given ids: [N] int64, none twice."""
         self.octets[ids] = np.ascontiguousarray(numbers).view(np.uint8).reshape(len(ids), -1)
         if scales is not None:
             self.scales[ids] = scales.reshape(-1)
 
     def copy(self, ids: Array, other: OverlaidTable) -> None:
-        """Copies rows from another table of the same shape."""
+        """Copies the rows of the given ids from another table of the same shape."""
         self.octets[ids] = other.octets[ids]
         if self.scales.size:
             self.scales[ids] = other.scales[ids]
 
 
 class PrivateMaps:
-    """Maps a version's tables privately, any number of times. Concurrency: one caller at a time.
+    """The files of a version's tables, which can be mapped privately several times. Concurrency: one caller at a time.
 
     The files are opened once, by __init__: if they are renamed or removed later, open() still maps the same bytes.
 
@@ -78,11 +78,11 @@ class PrivateMaps:
                     raise ArtifactError(f"cannot open {artifact / part.file}: {error.strerror}") from error
 
     def close(self) -> None:
-        """Closes the files; a map stays as long as somebody reads it."""
+        """Closes the table files; maps of them stay valid as long as an array refers to them."""
         self._finalizer()
 
     def open(self, tables: Mapping[str, MappedTable]) -> dict[str, OverlaidTable]:
-        """Maps the tables again; raises OSError or ValueError if the system refuses."""
+        """Returns new private maps of the tables; raises OSError or ValueError if the system refuses to map a file."""
         maps = {file: map_privately(descriptor, self._guarded) for file, descriptor in self._descriptors.items()}
         opened = {}
         for name, table in tables.items():
@@ -98,7 +98,7 @@ class PrivateMaps:
 
 
 def map_privately(descriptor: int, guarded: GuardedFiles) -> mmap.mmap:
-    """Maps a file so that writes change this map alone, and reads behind a cut-off end of the file give zeros."""
+    """Maps a file so that writes change only this map, and reads behind the end of a shortened file give zeros."""
     flags, protection = mmap.MAP_PRIVATE | _MAP_NORESERVE, mmap.PROT_READ | mmap.PROT_WRITE
     mapped = GuardedMap(descriptor, 0, flags, protection)
     guarded.guard(mapped)

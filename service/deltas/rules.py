@@ -1,4 +1,4 @@
-"""Declares how the server follows deltas: the folder of its journals, and limits on one delta."""
+"""Declares the server's rules for deltas: the folder of journals, and the limits on one delta."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from service.deltas.version_deltas import Target, VersionDeltas
 
 @dataclass(frozen=True, slots=True)
 class DeltaRules:
-    """The rules for the deltas of all versions; makes the object that follows one version's deltas.
+    """The rules for the deltas of all versions: the journals' folder and limits; makes the VersionDeltas of a version.
 
     journal_folder: None: upserts are refused.
     max_rows: of one upsert; max_file_bytes: of one delta; max_journal_bytes: of one version's journal.
@@ -29,7 +29,7 @@ class DeltaRules:
     wake: Callable[[], None]
 
     def follow(self, target: Target, overlay: Overlay) -> VersionDeltas:
-        """Returns the object that follows one version's deltas; it has read no delta yet."""
+        """Returns a VersionDeltas that will read and apply one version's deltas; it has read none yet."""
         return VersionDeltas(
             target,
             overlay,
@@ -40,7 +40,7 @@ class DeltaRules:
         )
 
     def may_have(self, model: str, version: int, artifact: Path) -> bool:
-        """Says whether a version has deltas, or may have some that can not be read; raises ArtifactError.
+        """Says whether a version has a folder of deltas or a journal, or may have one; raises ArtifactError.
 
         The check finds out whether a journal or a folder of deltas exists; it reads neither.
         """
@@ -59,7 +59,7 @@ class DeltaRules:
 
 
 def _is_absent(place: Path) -> bool:
-    """Says whether a path certainly does not exist."""
+    """Says whether a path surely does not exist; False if that can not be found out."""
     try:
         place.lstat()
     except FileNotFoundError:

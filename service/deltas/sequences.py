@@ -1,4 +1,4 @@
-"""Stores a set of sequence numbers as runs: hundreds of thousands of successive numbers take one entry."""
+"""Stores the sequence numbers of a version's deltas as ranges: many successive numbers take one entry."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from bisect import bisect_right
 
 
 class Sequences:
-    """A set of sequence numbers, which start at 1. Concurrency: one caller at a time.
+    """A set of the sequence numbers of deltas, which start at 1. Concurrency: one caller at a time.
 
     >>> seen = Sequences()
     >>> [seen.add(number) for number in (1, 2, 5, 5)], seen.last, seen.missing
@@ -14,13 +14,14 @@ class Sequences:
     """
 
     def __init__(self) -> None:
-        # First and last number of each run; ascending, and no two runs touch.
+        # _starts and _ends hold the first and the last number of each range, ascending; between two ranges a number is
+        # missing.
         self._starts: list[int] = []
         self._ends: list[int] = []
         self._count = 0
 
     def add(self, number: int) -> bool:
-        """Adds a sequence number; returns False if it is in the set already."""
+        """Adds a delta's sequence number to the set; returns False if the set has it already."""
         place = bisect_right(self._starts, number)
         if place and self._ends[place - 1] >= number:
             return False
@@ -41,10 +42,10 @@ class Sequences:
 
     @property
     def last(self) -> int:
-        """The highest sequence number; 0 if the set is empty."""
+        """The highest sequence number in the set; 0 if the set is empty."""
         return self._ends[-1] if self._ends else 0
 
     @property
     def missing(self) -> int:
-        """Number of sequence numbers below the highest one that are not in the set."""
+        """How many sequence numbers below the highest one are missing in the set."""
         return self.last - self._count

@@ -1,4 +1,4 @@
-"""Finds the rows that an upsert changes, by ids or by keys of a vocabulary; errors are in the client's terms."""
+"""Finds the table rows that an upsert changes, by its ids or by its keys of a vocabulary."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def resolved_rows(
     upsert: Upsert,
     max_rows: int,
 ) -> Array:
-    """Returns the [N] int64 ids of an upsert's rows, after checks of the whole upsert.
+    """Checks an upsert, and returns the [N] int64 ids of the rows that it changes.
 
     Raises:
       TableNotFound, InputMismatch, IdOutOfRange, IdsTooMany: the upsert does not fit.
@@ -31,7 +31,7 @@ def resolved_rows(
         known = ", ".join(sorted(tables)) or "none"
         raise TableNotFound(f'There is no table "{table}". Tables: {known}.')
     named = upsert.ids if upsert.ids is not None else upsert.keys
-    assert named is not None  # an upsert has ids or keys
+    assert named is not None  # the parser of upserts requires ids or keys
     if len(named) != len(upsert.rows) or not len(named):
         raise InputMismatch(f'table "{table}": {len(named)} ids or keys for {len(upsert.rows)} rows.')
     if len(named) > max_rows:
@@ -64,7 +64,8 @@ def _rows_of_keys(table: str, vocabularies: Mapping[str, Vocabulary], feature: s
         raise InputMismatch(f'table "{table}" has no vocabulary: send ids.')
     if (chosen.key_dtype == "string") != (keys.dtype == object):
         raise InputMismatch(f'table "{table}": its keys are {chosen.key_dtype}.')
-    # A lookup reads an OOV bucket or a default row for an unknown key; an upsert must not write there.
+    # Unknown keys are refused: the vocabulary maps them to an OOV bucket or a default row, which an upsert must not
+    # change.
     assert isinstance(chosen, (StringVocabulary, IntegerVocabulary))
     known_to = counted_apart(chosen)
     ids = known_to.ids_of(keys, "keys")

@@ -1,4 +1,4 @@
-"""Follows the deltas of one served version: reads them from its folder and its journal, checks them, and applies them.
+"""Reads the deltas of one served version from its folder and its journal, checks them, and writes them to its tables.
 
 Deltas of both places share one sequence of numbers. A missing number delays no other delta, as a delta holds whole rows
 and depends on no other; it is only counted. A delta that comes late is applied in the order of its number.
@@ -34,20 +34,22 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Bytes of deltas that are read and applied at a time; the rest follows at once.
+# Bytes of deltas that are read and applied in one step; the next step follows without a pause.
 _BATCH_BYTES = 64 << 20
-# Seconds that requests may hold the side (copy of the tables) that is not shown, before a third side is opened.
+# Seconds for which old requests may keep the spare side (copy of the tables) from being written, before a third side is
+# opened.
 _PATIENCE_S = 0.25
-# Seconds that an upsert waits until requests are answered with its rows.
+# Longest time, in seconds, that the request of an upsert waits until lookups are answered with the new rows.
 _SHOWN_S = 1.0
 
-# Replaces a holder by one for the given servable; Registry.replace of engine.registry.
+# Type of Registry.replace in engine.registry: publishes the given servable in place of a holder's, and returns the new
+# holder.
 Replace = Callable[[Holder, Servable], Holder | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The version that the deltas change.
+    """The description of the model version that deltas change.
 
     tables: mapped and remote. vocabularies: table -> feature -> vocabulary. copied: signatures that answer from a copy
     of the tables. remote: the changes of the tables that lie in clusters, by table.
@@ -66,7 +68,7 @@ class Target:
 class _Refusals:
     """Logs and counts refused deltas.
 
-    It is no part of VersionDeltas, so that the inbox and journal hold no reference to that.
+    A class of its own, so that the inbox and the journal need no reference to VersionDeltas.
     """
 
     def __init__(self, target: Target) -> None:
@@ -81,7 +83,7 @@ class _Refusals:
 
 
 class VersionDeltas:
-    """The deltas of one version, as engine.deltas.Deltas declares. Concurrency: any thread.
+    """The deltas of one version; implements engine.deltas.Deltas. Concurrency: any thread.
 
     Args:
       journal: makes the journal of upserts from a function that reports refused records; None: there is no journal.
@@ -113,8 +115,8 @@ class VersionDeltas:
         self._catching_up = threading.Lock()
         self._news = threading.Condition()
         self._numbers = Sequences()
-        # Sequence number -> checksum of its delta file: the same file may be touched, but no other file may have the
-        # number.
+        # Sequence number -> checksum of its delta file: the file may be written again unchanged, but another delta with
+        # the same number is refused.
         self._checksums: dict[int, int] = {}
         self._highest = self._last_journaled = 0
         self._pending: list[Ordered] = []
@@ -125,7 +127,7 @@ class VersionDeltas:
         self._has_failed = self._is_closed = False
 
     def at_load(self, servable: Servable) -> Servable:
-        """Returns the servable with all present deltas applied, before the version is published.
+        """Returns the servable on tables with all present deltas; called before the version is published.
 
         Deltas that can not be read now are left to catch_up(); the status shows their lag.
         """
@@ -136,7 +138,7 @@ class VersionDeltas:
                     if not self._pending:
                         continue
                     side = self._overlay.prepare(may_open=True)
-                    assert side is not None  # no request can hold a side before the version is published
+                    assert side is not None  # no request can hold a copy of the tables before the version is published
                     self._overlay.write(side, self._pending)
                     self._note_applied()
                 for changes in self._target.remote.values():
@@ -151,7 +153,7 @@ class VersionDeltas:
         return side.servable
 
     def catch_up(self, holder: Holder, replace: Replace) -> bool:
-        """Applies new deltas; returns whether all of them are applied.
+        """Reads new deltas and writes them to the tables; returns whether all deltas are applied now.
 
         Args:
           holder: the published holder of the version.
@@ -173,7 +175,7 @@ class VersionDeltas:
             return not has_more
 
     def upsert(self, table: str, upsert: Upsert) -> UpsertReceipt:
-        """Puts an upsert on disk and waits a moment until requests are answered with it, as Deltas.upsert declares."""
+        """Appends an upsert to the journal, and waits until lookups return its rows, as Deltas.upsert declares."""
         target = self._target
         if self._journal is None and table not in target.remote:
             raise DeltaRefused(
@@ -194,7 +196,7 @@ class VersionDeltas:
         assert self._journal is not None  # as the check above has it
         delta = self._journal.append(make, self._highest + 1)
         if self._is_closed:
-            # The upsert is on disk and is applied when the version is served again.
+            # The version was closed meanwhile: the upsert is on disk, and is applied when the version is loaded again.
             self._journal.close()
         self._wake()
         with self._news:
@@ -202,7 +204,7 @@ class VersionDeltas:
         return UpsertReceipt(target.model, target.version, table, delta.sequence, ids.size, is_visible)
 
     def status(self) -> DeltaStatus:
-        """Returns the progress of the deltas, as Deltas.status declares."""
+        """Returns how many of the version's deltas are applied, wait or were refused, as Deltas.status declares."""
         since_s = self._behind_since_s
         return DeltaStatus(
             last_sequence=self._numbers.last,
@@ -220,7 +222,7 @@ class VersionDeltas:
         )
 
     def close(self) -> None:
-        """Closes the journal and frees the tables of the deltas, after the version is no longer served.
+        """Closes the journal and frees the tables with deltas; called when the version is no longer served.
 
         The overlay's references back to the version are removed too: a cycle would keep the memory until a full
         collection.
@@ -232,7 +234,7 @@ class VersionDeltas:
                 self._journal.close()
 
     def _read(self) -> bool:
-        """Reads new deltas; returns whether there were any, in which case there may be more."""
+        """Reads some new deltas; returns whether it found any: then the next call may find more."""
         found = 0
         for delta in self._journal.read(_BATCH_BYTES) if self._journal is not None else ():
             found += 1
@@ -270,7 +272,8 @@ class VersionDeltas:
             where = f"delta {delta.sequence} of table {delta.table!r}"
             self._target.remote[delta.table].queue_file(delta, lambda fault: self._refusals(fault, where))
             return
-        # If an upsert and a file have the same number, the upsert wins, because a client was told that it is stored.
+        # If an upsert and a delta file have the same sequence number, the upsert wins, because a client was told that
+        # it is stored.
         self._pending.append(Ordered(2 * delta.sequence + is_journaled, delta))
 
     def _show(self, holder: Holder, replace: Replace) -> bool:
@@ -284,7 +287,7 @@ class VersionDeltas:
         self._overlay.write(side, self._pending)
         new = replace(holder, side.servable)
         if new is None:
-            # The version is being unloaded, so that new requests do not reach it: its deltas need not be shown.
+            # The version is being unloaded and gets no new requests, so its deltas need not be applied.
             return True
         self._overlay.show(side, new)
         self._note_applied()

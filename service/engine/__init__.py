@@ -1,1 +1,4 @@
-"""Models, versions, leases, validation, admission and batching; knows no wire, TensorFlow or environment."""
+"""Manages models, versions and leases; checks, admits and batches requests.
+
+Imports no wire formats and no TensorFlow.
+"""

@@ -1,4 +1,4 @@
-"""Bounds the bytes and rows of requests in flight, for the whole server and for each model."""
+"""Limits the bytes and rows of requests in flight, of the whole server and of each model."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from service.errors import Overloaded, PayloadTooLarge
 
 @dataclass(slots=True)
 class Held:
-    """The bytes and rows that the requests of one model hold now."""
+    """The bytes and rows in flight that requests for one model have reserved."""
 
     bytes: int = 0
     rows: int = 0
 
 
 class Admission:
-    """The counter of bytes and rows in flight; refuses requests beyond the limits. Concurrency: any thread.
+    """The counter of bytes and rows in flight, which refuses requests beyond limits. Concurrency: any thread.
 
     A request that the event loop answers without waiting is not counted, because there is one at a time. Every request
     that waits for anything is counted, from its first byte until its answer is made.
@@ -34,11 +34,12 @@ class Admission:
         self._held: dict[str, Held] = {}
         self._bytes = 0
         self._rows = 0
-        # NOTE: keep the code under this lock to a few lines: a thread that is preempted with the lock stops all others.
+        # NOTE: keep the code under this lock to a few lines: if the system preempts the thread that holds it, all other
+        # requests wait.
         self._lock = threading.Lock()
 
     def reserve_bytes(self, model: str, size: int) -> None:
-        """Reserves bytes for a request or an answer; release() frees them.
+        """Counts the bytes of a request or of an answer as in flight, until release() is called.
 
         Args:
           model: a configured model's name, or "".
@@ -56,7 +57,7 @@ class Admission:
         self._refuse(model, "bytes", f"{self._bytes} bytes of requests and answers are in flight", self.limits.bytes)
 
     def check_bytes(self, model: str, size: int) -> None:
-        """Raises Overloaded if a body of an announced size does not fit into the free bytes; reserves nothing."""
+        """Raises Overloaded if the limit on bytes in flight leaves no space for a body of `size` bytes."""
         free = self.limits.bytes - self._bytes
         held = self._held.get(model)
         if size > free or not has_share(held.bytes if held else 0, free):
@@ -64,7 +65,7 @@ class Admission:
             self._refuse(model, "bytes", text, self.limits.bytes)
 
     def reserve(self, model: str, rows: int, size: int) -> None:
-        """Reserves the rows of a run and the bytes of its answer; release() frees them.
+        """Counts the rows of a request and the bytes of its answer as in flight, until release() is called.
 
         Raises:
           PayloadTooLarge: the run exceeds a limit even on an idle server.
@@ -91,7 +92,7 @@ class Admission:
         self._refuse(model, "rows", f"{self._rows} rows are in flight", self.limits.rows)
 
     def release(self, model: str, rows: int, size: int) -> None:
-        """Frees rows and bytes that reserve() or reserve_bytes() reserved."""
+        """Ends the reservation of rows and bytes that reserve() or reserve_bytes() made."""
         with self._lock:
             held = self._of(model)
             held.rows -= rows
@@ -99,11 +100,11 @@ class Admission:
             self._rows -= rows
             self._bytes -= size
             if not held.rows and not held.bytes:
-                # So _held has entries only for models with requests in flight, whatever models come and go.
+                # The entry is removed so that _held stays small, even if ever new models are served.
                 del self._held[model]
 
     def held(self) -> Mapping[str, Held]:
-        """Returns the bytes and rows that each model holds now; a model without any is left out."""
+        """Returns model -> bytes and rows that its requests in flight have reserved; idle models are left out."""
         with self._lock:
             return {model: Held(held.bytes, held.rows) for model, held in self._held.items()}
 
@@ -119,7 +120,7 @@ class Admission:
 
 
 class Reservation:
-    """The bytes in flight that one request has reserved. Concurrency: any thread; grown by one caller at a time.
+    """The bytes in flight that one request has reserved. Concurrency: any thread; grow() by one caller at a time.
 
     The users of a reservation are its creator and every thread that was handed the bytes; each user calls drop_user()
     once.
@@ -136,25 +137,25 @@ class Reservation:
 
     @property
     def model(self) -> str:
-        """The model whose share the reservation counts against."""
+        """The model that the reserved bytes are counted for."""
         return self._model
 
     def check(self, size: int) -> None:
-        """Raises Overloaded if a body of this size does not fit into the free bytes now."""
+        """Raises Overloaded if the server's limit on bytes in flight leaves no space for a body of this size."""
         self._admission.check_bytes(self._model, size)
 
     def grow(self, size: int) -> None:
-        """Reserves more bytes; raises Overloaded."""
+        """Reserves more bytes for the request; raises Overloaded."""
         self._admission.reserve_bytes(self._model, size)
         self._size += size
 
     def add_user(self) -> None:
-        """Adds a user of the reserved bytes."""
+        """Counts one more user of the reserved bytes, such as a thread that reads them."""
         with self._lock:
             self._users += 1
 
     def drop_user(self) -> None:
-        """Removes a user of the reserved bytes; the last user frees them."""
+        """Counts one user less of the reserved bytes; after the last user the reservation ends."""
         with self._lock:
             self._users -= 1
             is_last = self._users == 0

@@ -1,18 +1,19 @@
-"""Declares the limits on requests in flight, the share of one model, and the observer of refused requests."""
+"""Declares the limits on requests in flight, the part of them that one model may use, and the observer of refusals."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-# A model may hold up to this many times the bytes or rows that are still free. So one flooding model gets four fifths
-# of the limit, and two flooding models get four ninths each. However many models flood, something stays free for
-# another model. Source: Choudhury and Hahne, "Dynamic queue length thresholds for shared-memory packet switches"
-# (1998).
+# The requests of one model may hold up to this many times the bytes (or rows) in flight that are still free. So one
+# flooding model gets four fifths of the limit, and two flooding models get four ninths each. However many models flood,
+# something stays free for another model. Source: Choudhury and Hahne, "Dynamic queue length thresholds for
+# shared-memory packet switches" (1998).
 _SHARE = 4
 
-# Why a request was refused. bytes, rows: too many are in flight; queue: too many requests wait; wait: the request would
-# wait too long, or did; deadline: it passes before a thread is free; threads: the system can start no thread.
+# Reasons for refusing a request. bytes, rows: too many are in flight; queue: too many requests wait; wait: the request
+# would wait too long, or did; deadline: the request's deadline passes before a thread is free; threads: the system can
+# start no thread.
 Reason = Literal["bytes", "rows", "queue", "wait", "deadline", "threads"]
 
 
@@ -30,10 +31,13 @@ class Limits:
 
 
 class AdmissionObserver(Protocol):
-    """The observer of refused and waiting requests. Concurrency: any thread; must not raise."""
+    """The observer that counts refused requests, and the time that requests wait.
+
+    Concurrency: any thread; must not raise.
+    """
 
     def refused(self, model: str, reason: Reason) -> None:
-        """Counts a refused request by model and reason."""
+        """Counts a request that was refused, by its model and the reason."""
         ...
 
     def waited(self, model: str, seconds: float) -> None:
@@ -45,14 +49,14 @@ class Unobserved:
     """An AdmissionObserver that counts nothing."""
 
     def refused(self, model: str, reason: Reason) -> None:
-        """Does nothing with a refused request."""
+        """Ignores a refused request."""
 
     def waited(self, model: str, seconds: float) -> None:
-        """Does nothing with a request's waiting time."""
+        """Ignores the time that a request waited."""
 
 
 def has_share(mine: int, free: int) -> bool:
-    """Says whether a model that holds `mine` bytes or rows may take more while `free` are left.
+    """Says whether a model whose requests hold `mine` bytes (or rows) may reserve more while `free` are free.
 
     >>> has_share(800, 200), has_share(804, 196), has_share(0, 0)
     (True, False, True)

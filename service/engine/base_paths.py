@@ -1,4 +1,4 @@
-"""Finds the version folders below a model's base path, and explains a base path without any.
+"""Finds the version folders below a model's base path, and explains why a base path has none.
 
 The explanation suggests the folder that the user probably means: the parent of a version, a folder inside the base
 path, or one with nearly the same name. Only folders that hold a version are suggested.
@@ -17,16 +17,17 @@ from service.engine.model_config import ModelConfig, is_in_store
 from service.engine.version_policy import wanted_versions
 
 SAVED_MODEL = "saved_model.pb"
-# Most entries of a folder that are read for a suggestion: a folder may be large, and the watcher reads it at each poll.
+# Most folder entries that are read to suggest a better base path: the folder may be large, and is read at each poll.
 _MAX_ENTRIES = 100
 # Most folders that one suggestion ("did you mean ...?") names.
 _MAX_NAMED = 3
-# --model_base_path is made absolute and normalized, so a URI arrives as /current/folder/gs:/bucket/model.
+# Pattern of a URI in a base path. --model_base_path was made absolute before, so a URI may look like
+# /current/folder/gs:/bucket/model.
 _URI = re.compile(r"(?:^|/)(?P<scheme>[A-Za-z][A-Za-z0-9+.-]+):/+(?P<rest>.*)")
 
 
 def find_versions(base_path: Path) -> dict[int, Path]:
-    """Returns the version folders of a model: integer names only, leading zeros allowed. Raises OSError.
+    """Returns version -> folder for all folders in a base path whose names are integers (also 007). Raises OSError.
 
     A number beyond int64 is no version: no wire could name it. Of two folders for one number the last by name counts.
     """
@@ -36,7 +37,7 @@ def find_versions(base_path: Path) -> dict[int, Path]:
 
 
 def version_number(name: str) -> int | None:
-    """Returns the version that a folder's name means; None where it means none.
+    """Returns the version number that a folder's name means; None if the name is not a version's.
 
     >>> version_number("0012"), version_number("12a"), version_number(str(2**63))
     (12, None, None)
@@ -48,7 +49,7 @@ def version_number(name: str) -> int | None:
 
 
 def fault_of(config: ModelConfig) -> str:
-    """Returns one line that says why a model's base path has no version to load; "" where it has one.
+    """Returns one line that says why a model's base path has no version to load; "" if it has one.
 
     An object store is not looked into: only the server itself asks a store.
     """
@@ -62,7 +63,7 @@ def fault_of(config: ModelConfig) -> str:
 
 
 def unreadable(base_path: str, error: OSError) -> str:
-    """Returns one line for a base path whose listing raised an OSError: the error and the folder probably meant."""
+    """Returns one line for a base path that can not be listed: the error, and the folder that was probably meant."""
     path = Path(base_path)
     if (uri := _URI.search(base_path)) and not os.path.exists(base_path[: uri.end("scheme") + 1]):
         told = f"cannot read its folder {uri['scheme']}://{uri['rest']}: it is a URI, and only mounted folders are read"
@@ -79,7 +80,7 @@ def unreadable(base_path: str, error: OSError) -> str:
 
 
 def unserved(base_path: str, found: Collection[int]) -> str:
-    """Returns one line for a base path that could be listed but holds no version that the model's policy wants.
+    """Returns one line that says why a base path, which can be listed, has no version that the model's policy wants.
 
     Args:
       found: the versions in it.
@@ -102,7 +103,7 @@ def unserved(base_path: str, found: Collection[int]) -> str:
 
 
 def _near(path: Path) -> Iterator[Path]:
-    """Yields folders with versions whose paths resemble a path that does not exist."""
+    """Yields folders with versions whose paths are similar to a path that does not exist."""
     if _is_number(path.name) and _holds_versions(path.parent):
         yield path.parent
         return
@@ -128,12 +129,12 @@ def _holds_versions(folder: Path) -> bool:
 
 
 def _is_saved_model(folder: Path) -> bool:
-    # os.path.isfile and not Path.is_file, which raises an error for a folder that may not be read.
+    # os.path.isfile returns False in a folder that may not be read; Path.is_file would raise an error.
     return os.path.isfile(folder / SAVED_MODEL)
 
 
 def _folders(path: Path) -> list[Path]:
-    """Returns the folders in a folder, sorted by name; an empty list if it can not be read."""
+    """Returns the subfolders of a folder, sorted by name; an empty list if the folder can not be read."""
     try:
         with os.scandir(path) as entries:
             return sorted(Path(entry.path) for entry in islice(entries, _MAX_ENTRIES) if entry.is_dir())

@@ -1,4 +1,7 @@
-"""Concatenates requests along their rows into one batch, and cuts batches apart. Pure functions; any thread."""
+"""Concatenates the rows of several requests into one batch, and cuts requests into parts.
+
+Pure functions; any thread.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ def num_rows(spec: SignatureSpec, inputs: Tensors) -> int:
 
 
 def group(spec: SignatureSpec, inputs: Tensors, *, pads: bool) -> Hashable:
-    """Returns the key that two requests must have in common to share a batch: names, dtypes, inner shapes.
+    """Returns the key of a request's group: requests with equal input names, dtypes and inner shapes can share a batch.
 
     Args:
       pads: inputs with different inner sizes may share a batch, not those with different ranks. An empty input has no
@@ -42,14 +45,14 @@ def group(spec: SignatureSpec, inputs: Tensors, *, pads: bool) -> Hashable:
         array = inputs[name]
         inner: object = array.ndim if pads and array.size else array.shape[1:]
         kinds.append((name, array.dtype.str, inner))
-    # An empty weights input means weight 1 for every id; in a batch with weighted requests its ids would get no
-    # weights.
+    # Requests with an empty weights input (weight 1 for every id) are a group of their own: in a batch with weighted
+    # requests their ids would get no weights.
     unweighted = tuple(names.weights for names in _sent(spec, inputs) if _is_unweighted(names, inputs))
     return tuple(kinds), unweighted
 
 
 def rows_of(spec: SignatureSpec, inputs: Tensors, begin: int, end: int) -> dict[str, Array]:
-    """Returns the rows from begin to end of a request's inputs."""
+    """Returns a request's inputs cut to the rows from begin to end."""
     cut = {name: array[begin:end] for name, array in inputs.items() if name in spec.row_inputs}
     for names in _sent(spec, inputs):
         splits = inputs[names.row_splits]
@@ -63,7 +66,7 @@ def rows_of(spec: SignatureSpec, inputs: Tensors, begin: int, end: int) -> dict[
 
 
 def repeated(spec: SignatureSpec, row: Tensors, times: int) -> dict[str, Array]:
-    """Returns a request of one row with that row repeated to `times` rows."""
+    """Returns the inputs of a one-row request with its row repeated `times` times."""
     copies = {name: np.repeat(array, times, axis=0) for name, array in row.items() if name in spec.row_inputs}
     for names in _sent(spec, row):
         splits = row[names.row_splits]
@@ -75,7 +78,7 @@ def repeated(spec: SignatureSpec, row: Tensors, times: int) -> dict[str, Array]:
 
 
 def concatenated(spec: SignatureSpec, requests: Sequence[Tensors], *, pads: bool) -> dict[str, Array]:
-    """Concatenates requests of one group into one request; row splits go on where the request before ends.
+    """Concatenates the inputs of requests of one group; row splits of a request are shifted by the ids before it.
 
     Args:
       pads: inner sizes are padded to the largest with the first value of each request's own array, as in TensorFlow
@@ -99,7 +102,7 @@ def _is_unweighted(names: RaggedNames, inputs: Tensors) -> bool:
 
 
 def _spliced(parts: Sequence[Array]) -> Array:
-    """Concatenates the row splits of requests.
+    """Concatenates the row splits of several requests, each shifted by the number of ids before it.
 
     >>> _spliced([np.array([0, 2, 2]), np.array([0, 1])]).tolist()
     [0, 2, 2, 3]

@@ -18,7 +18,7 @@ from service.types import Array, Tensors
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """One request in a batch queue, from its arrival until its last task ends.
+    """A request in a batch queue, from its arrival until the last of its tasks (parts that run in one batch) ends.
 
     group: requests of equal groups may share a batch.
     deadline_s: on the scheduler's clock; None: the request waits for ever.
@@ -40,13 +40,13 @@ class Call:
     done: threading.Event = field(default_factory=threading.Event)
 
     def is_late(self, now_s: float) -> bool:
-        """Says whether the call's deadline has passed."""
+        """Says whether the deadline of the request has passed."""
         return self.deadline_s is not None and now_s >= self.deadline_s
 
 
 @dataclass(slots=True, eq=False)
 class Task:
-    """Rows of one call, from begin to end, that are run in one batch."""
+    """A part of a request that runs in one batch: its rows from begin to end."""
 
     call: Call
     begin: int
@@ -55,19 +55,22 @@ class Task:
 
     @property
     def rows(self) -> int:
-        """Number of rows of the task."""
+        """The number of the request's rows in this task."""
         return self.end - self.begin
 
 
-# The outputs of a task, or the error that ended the task.
+# Type of a task's result: its outputs by name, or the error that ended it.
 Result = dict[str, Array] | Exception
-# Runs the tasks of a batch; returns the result of each task, in order, and never raises.
+# Type of the function that runs a batch's tasks; it returns the result of each task in order, and never raises.
 Process = Callable[[Sequence[Task]], Sequence[Result]]
 
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """One batch: tasks of one group that run together. A batch is open until another batch of the group is begun."""
+    """A batch: tasks of one group that run together.
+
+    Requests join it while it is open: until the group's next batch begins.
+    """
 
     group: Hashable
     due_s: float
@@ -77,7 +80,7 @@ class Batch:
 
 
 class BatchQueue:
-    """The waiting batches of one signature, first come first served. Concurrency: under its scheduler's lock.
+    """The queue of one signature's waiting batches, the oldest first. Concurrency: under its scheduler's lock.
 
     Each group has an open batch of its own, but all groups share one limit on waiting batches: clients decide by their
     inputs how many groups there are.
@@ -93,19 +96,19 @@ class BatchQueue:
         return len(self._batches)
 
     def runs_at_once(self, rows: int) -> bool:
-        """Says whether a call of so many rows may run at once: the call would be a ready batch, and no batch waits."""
+        """Says whether a request of so many rows may run at once: no batch waits, and the request is a ready batch."""
         full = self._parameters.batch_rows
         return not self._batches and (rows == full or (rows < full and self._parameters.batch_timeout_micros == 0))
 
     def check_size(self, rows: int) -> None:
-        """Raises InputMismatch if a call has more rows than a batch may have."""
+        """Raises InputMismatch if a request has more rows than max_batch_size."""
         if rows > self._parameters.max_batch_size:
             raise InputMismatch(
                 f"Task size {rows} is larger than maximum input batch size {self._parameters.max_batch_size}"
             )
 
     def add(self, call: Call, now_s: float) -> None:
-        """Adds a call to the open batch as one task, or as several tasks in several batches if the call is split.
+        """Adds a request to the open batch of its group as one task; a split request becomes tasks of several batches.
 
         Raises:
           Overloaded: the limit on waiting batches is reached.
@@ -137,16 +140,16 @@ class BatchQueue:
         return None
 
     def is_ready(self, now_s: float) -> bool:
-        """Says whether pop() would return a batch now."""
+        """Says whether a batch in the queue is ready to run, so that pop() would return it."""
         return any(self._is_ready(batch, now_s) for batch in self._batches)
 
     @property
     def due_s(self) -> float:
-        """Time when the next batch is due at the latest; infinite if no batch waits."""
+        """The time at which the next waiting batch must run, full or not; infinity if no batch waits."""
         return min((batch.due_s for batch in self._batches), default=math.inf)
 
     def remove(self, call: Call) -> None:
-        """Removes the tasks of a call that have not begun."""
+        """Removes a request's tasks that have not begun from the waiting batches."""
         for batch in [batch for batch in self._batches if any(task.call is call for task in batch.tasks)]:
             kept = [task for task in batch.tasks if task.call is not call]
             call.tasks[:] = [task for task in call.tasks if task not in batch.tasks]
@@ -181,7 +184,7 @@ class BatchQueue:
                     f"{len(self._batches)} batches enqueued and max_enqueued_batches is {most}"
                 )
             return
-        # Without an open batch of the group, a new empty batch counts as waiting.
+        # If the group has no open batch, the new batch that this request would begin is counted as waiting too.
         waiting, begun = (len(self._batches), last.rows) if last is not None else (len(self._batches) + 1, 0)
         capacity = max(0, (most - waiting) * full + full - begun)
         if call.rows > capacity:

@@ -1,4 +1,4 @@
-"""Decides when a batch runs, and where: in the thread of a lone request, else in a thread of the scheduler."""
+"""Decides when a batch runs, and in which thread: a lone request's own, or one of the scheduler's."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from service.errors import DeadlineExceeded, NotReady
 
 _LATE = "Run() timeout exceeded while waiting in batching queue"
 
-# Starts a thread, given its name and its work.
+# Type of a function that starts a thread with the given name and function.
 StartThread = Callable[[str, Callable[[], None]], None]
 
 
 def start_daemon(name: str, work: Callable[[], None]) -> None:
-    """Starts a thread that does not keep the process alive."""
+    """Starts a daemon thread, which does not keep the process alive."""
     threading.Thread(target=work, name=name, daemon=True).start()
 
 
 class Scheduler:
-    """The scheduler of all queues' batches: runs at most num_threads batches at a time, from each queue in turn.
+    """The scheduler of batches: runs at most num_threads batches at a time, from one batch queue after the other.
 
     A request runs in its own thread if no batch waits and fewer than num_threads batches run: handing the request to
     another thread would cost more than many a graph does.
@@ -49,20 +49,20 @@ class Scheduler:
         self._start_thread = start_thread
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
-        # Queues that hold batches; the first queue has the next turn.
+        # Batch queues that are not empty; the scheduler runs the next batch of the first one.
         self._waiting: deque[BatchQueue] = deque()
         self._num_running = 0
         self._num_started = 0
         self._num_idle = 0
-        # The time when a sleeping thread wakes up by itself; infinite if no sleeping thread has a timeout.
+        # The time at which a sleeping thread will wake up for the next due batch; infinity if none has a timeout.
         self._watched_s = math.inf
         self._is_stopped = False
 
     def begin_alone(self, queue: BatchQueue, rows: int) -> bool:
-        """Reserves a running place if a call need not wait; the caller's thread then runs the call.
+        """Counts a request as a running batch if it need not wait; the caller then runs it in its own thread.
 
         Returns:
-          Whether a place was reserved; if so, the caller calls end_alone after the run.
+          Whether the request may run now; if so, the caller calls end_alone after the run.
 
         Raises:
           NotReady: the server is stopping.
@@ -74,13 +74,13 @@ class Scheduler:
             return is_alone
 
     def end_alone(self) -> None:
-        """Frees the running place that begin_alone() reserved."""
+        """Ends the count of a running batch that begin_alone() began, so that the next batch may run."""
         with self._lock:
             self._num_running -= 1
             self._wake_one()
 
     def run(self, queue: BatchQueue, call: Call) -> None:
-        """Runs a call in batches of its queue; returns when call.answers or call.error is complete.
+        """Queues a request, and blocks until its batches have run; the result is in call.answers or call.error.
 
         call.error is DeadlineExceeded if the call's deadline passed before all its tasks began.
 
@@ -98,17 +98,19 @@ class Scheduler:
             self._wake_one()
         timeout_s = None
         if call.deadline_s is not None:
-            # For a gRPC client without a deadline, gRPC gives a deadline in some hundred years: no lock waits so long.
+            # The wait is limited to threading.TIMEOUT_MAX: for a client without a deadline gRPC gives one in hundreds
+            # of years.
             timeout_s = min(max(call.deadline_s - now_s, 0), threading.TIMEOUT_MAX)
         if not call.done.wait(timeout_s):
             with self._lock:
                 if len(call.tasks) > call.running:
                     self._give_up(queue, call, DeadlineExceeded(_LATE))
-            # The call's running tasks are waited for: they use the servable, whose lease the caller holds.
+            # Tasks of the request that run already must end first: they use the servable, which is leased only until
+            # run() returns.
             call.done.wait()
 
     def run_ready(self) -> bool:
-        """Runs one ready batch; returns False if no batch is ready, or no running place is free."""
+        """Runs one ready batch; returns False if no batch is ready, or if num_threads batches run already."""
         with self._lock:
             found = self._next_batch()
         if found is None:
@@ -117,7 +119,7 @@ class Scheduler:
         return True
 
     def stop(self) -> None:
-        """Refuses new calls from now on; calls that wait are still run."""
+        """Refuses new requests from now on; requests that wait are still run."""
         with self._lock:
             self._is_stopped = True
             self._changed.notify_all()
@@ -133,7 +135,7 @@ class Scheduler:
         return any(queue.is_ready(now_s) for queue in self._waiting)
 
     def _next_batch(self) -> tuple[BatchQueue, list[Task]] | None:
-        """Removes the next batch from the queues and counts it as running; drops tasks whose deadline has passed."""
+        """Removes the next ready batch from its queue and counts it as running; late tasks are dropped."""
         now_s = self.clock()
         num_tries = len(self._waiting) if self._has_room() else 0
         for _ in range(num_tries):
@@ -178,7 +180,7 @@ class Scheduler:
             call.done.set()
 
     def _give_up(self, queue: BatchQueue, call: Call, error: Exception) -> None:
-        """Ends a call with an error; the tasks of the call that have not begun are removed."""
+        """Ends a request with an error, and removes its tasks that have not begun from the queue."""
         if call.done.is_set():
             return
         call.error = call.error or error
@@ -189,7 +191,7 @@ class Scheduler:
             call.done.set()
 
     def _wake_one(self) -> None:
-        """Wakes or starts a thread for the queues if a batch waits and a running place is free."""
+        """Wakes or starts a thread if a batch waits and fewer than num_threads batches run."""
         if not self._waiting or not self._has_room():
             return
         if self._num_idle:
@@ -213,7 +215,7 @@ class Scheduler:
                     self._lock.acquire()
 
     def _sleep(self) -> None:
-        """Waits until a queue changes or a batch is due; only one sleeping thread has a timeout for the due batch."""
+        """Waits until a queue changes or a batch must run; only one sleeping thread has a timeout."""
         due_s = min((queue.due_s for queue in self._waiting), default=math.inf) if self._has_room() else math.inf
         timeout_s = None
         if due_s < self._watched_s:

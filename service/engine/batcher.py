@@ -1,4 +1,4 @@
-"""Wraps a backend so that simultaneous requests run in one batch."""
+"""Wraps a backend so that requests that arrive at the same time run in one batch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _NO_WAIT = [0.0]
 
 
 class Batcher:
-    """A backend whose runs are batched. Concurrency: any thread; a run returns when its batch is done.
+    """A backend that batches runs of another backend. Concurrency: any thread; run() blocks until its batch ends.
 
     Requests of one signature share a batch when their inputs have equal names, dtypes and inner shapes; their wanted
     outputs may differ. A batch that the backend refuses is run again request by request, so that one bad request does
@@ -52,7 +52,7 @@ class Batcher:
     def run(
         self, signature_name: str, inputs: Tensors, outputs: tuple[str, ...], deadline_s: float | None = None
     ) -> dict[str, Array]:
-        """Returns the named outputs, as the backend would have given them.
+        """Runs a request in a batch; returns its named outputs, as if it had run alone.
 
         Args:
           deadline_s: on the scheduler's clock; a late request is not begun.
@@ -67,7 +67,7 @@ class Batcher:
         spec = self._signatures[signature_name]
         rows = num_rows(spec, inputs)
         if rows == 0:
-            # A request without rows would not make a batch any larger, and has no row to repeat as padding.
+            # A request without rows runs alone: it would not fill a batch, and has no row to repeat as padding.
             return self._backend.run(signature_name, inputs, outputs)
         self._observer.arrived(rows=rows)
         queue = self._queues[signature_name]
@@ -88,7 +88,7 @@ class Batcher:
             self._scheduler.end_alone()
 
     def close(self) -> None:
-        """Closes the backend; all requests have been answered, since each request held a lease."""
+        """Closes the wrapped backend. No request runs any more, because each request has a lease on the servable."""
         self._backend.close()
 
     def _group(self, spec: SignatureSpec, inputs: Tensors) -> Hashable:
@@ -132,7 +132,10 @@ class Batcher:
         return result
 
     def _run(self, spec: SignatureSpec, tasks: Sequence[Task]) -> list[Result]:
-        """Runs tasks together; raises what the run fails with, and returns what is wrong with a task's outputs."""
+        """Runs tasks as one batch; returns each task's outputs, or its NotBatchable error.
+
+        Raises the error of a failed run.
+        """
         rows = sum(task.rows for task in tasks)
         total = self._parameters.padded_rows(rows)
         inputs = self._merged(spec, [_inputs(spec, task) for task in tasks], total - rows)
@@ -150,7 +153,8 @@ class Batcher:
 
     def _merged(self, spec: SignatureSpec, requests: list[Tensors], padding: int) -> Tensors:
         if padding:
-            # The padding repeats the first row of the last request: the graph can take any row that a client sent.
+            # The batch is padded with copies of a row that a client sent (the last request's first), because the graph
+            # accepts such a row.
             requests.append(repeated(spec, rows_of(spec, requests[-1], 0, 1), padding))
         if len(requests) == 1:
             return requests[0]
@@ -163,7 +167,7 @@ def _inputs(spec: SignatureSpec, task: Task) -> Tensors:
 
 
 def _part(outputs: Mapping[str, Array], names: tuple[str, ...], begin: int, rows: int, total: int) -> dict[str, Array]:
-    """Returns rows begin to begin + rows of the named outputs of a run of `total` rows; raises NotBatchable."""
+    """Returns a task's rows (begin to begin + rows) of the outputs of a batch of `total` rows; raises NotBatchable."""
     part = {}
     for name in names:
         array = outputs[name]
@@ -179,19 +183,19 @@ def _part(outputs: Mapping[str, Array], names: tuple[str, ...], begin: int, rows
 
 
 def _own(error: Exception) -> Exception:
-    """Returns a new error for one request: threads that raised the same object would write into its traceback."""
+    """Returns a copy of a batch's error for one request, as threads that raise one object share its traceback."""
     return type(error)(error.message) if isinstance(error, ServiceError) else RuntimeError("the batch failed")
 
 
 class BatchObserver(Protocol):
-    """An observer of batched requests and of batches. Concurrency: any thread; must not raise."""
+    """An observer that counts batched requests and batches. Concurrency: any thread; must not raise."""
 
     def arrived(self, *, rows: int) -> None:
-        """Counts a request with its rows before it is batched."""
+        """Counts a request and its rows before the request joins a batch."""
         ...
 
     def processed(self, *, requests: int, rows: int, padding: int, queue_seconds: list[float]) -> None:
-        """Counts a batch when it begins to run.
+        """Counts a batch, with its requests and padding, when it begins to run.
 
         requests: number of requests, or parts of them, in the batch. rows: their rows. padding: rows added to these.
         queue_seconds: seconds that each of these requests waited.
@@ -199,5 +203,5 @@ class BatchObserver(Protocol):
         ...
 
     def rejected(self, *, error: Exception) -> None:
-        """Counts a request that was refused before any work: it is too large or late, or the queue is full."""
+        """Counts a request that was refused before it ran: it is too large or too late, or too many batches wait."""
         ...

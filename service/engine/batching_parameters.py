@@ -14,7 +14,7 @@ from service.errors import InvalidRequest
 
 @dataclass(frozen=True, slots=True)
 class BatchingParameters:
-    """The parameters of a queue of batches. Sizes count rows, never requests.
+    """The batching parameters of a signature's queue. All sizes are numbers of rows, not of requests.
 
     max_batch_size: rows of the largest request, and of a batch.
     batch_timeout_micros: how long a batch that is not full waits for more requests; 0: not at all.
@@ -39,23 +39,23 @@ class BatchingParameters:
 
     @property
     def batch_rows(self) -> int:
-        """Number of rows of a full batch."""
+        """The number of rows with which a batch is full."""
         if self.enable_large_batch_splitting and self.max_execution_batch_size is not None:
             return self.max_execution_batch_size
         return self.max_batch_size
 
     @property
     def batch_timeout_s(self) -> float:
-        """Seconds that a batch that is not full waits for more requests."""
+        """Longest time, in seconds, that a batch which is not full waits for more requests."""
         return self.batch_timeout_micros / 1e6
 
     @property
     def max_waiting_batches(self) -> int:
-        """Number of batches that may wait; 0 counts as 1 if requests are not split, as in TensorFlow Serving."""
+        """Largest number of waiting batches; max_enqueued_batches 0 means 1, as in TensorFlow Serving."""
         return self.max_enqueued_batches or 1
 
     def padded_rows(self, rows: int) -> int:
-        """Returns the allowed size that a batch of so many rows is padded to.
+        """Returns the number of rows to which a batch of so many rows is padded: the next allowed batch size.
 
         >>> BatchingParameters(max_batch_size=8, allowed_batch_sizes=(2, 8)).padded_rows(3)
         8
@@ -64,7 +64,7 @@ class BatchingParameters:
         return self.allowed_batch_sizes[place] if place < len(self.allowed_batch_sizes) else rows
 
     def check(self) -> None:
-        """Checks the parameters; raises InvalidRequest, in TensorFlow Serving's words, for unusable ones."""
+        """Checks the parameters; raises InvalidRequest, with TensorFlow Serving's text, if a value can not be used."""
         if self.max_batch_size < 1:
             raise InvalidRequest(f"input_batch_size_limit must be positive; was {self.max_batch_size}")
         if self.batch_timeout_micros < 0:

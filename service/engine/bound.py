@@ -1,4 +1,4 @@
-"""Holds one signature of a servable for one request, runs it, and reports the request at its end."""
+"""Runs one request on a leased servable: validates inputs, runs the signature, and counts the request at its end."""
 
 from __future__ import annotations
 
@@ -28,16 +28,19 @@ from service.types import Array, Backend, SignatureSpec, Tensors
 
 
 class Observer(Protocol):
-    """An observer of finished requests. Concurrency: any thread; must not raise."""
+    """The observer that counts finished requests. Concurrency: any thread; must not raise."""
 
     def finished(self, request: Finished) -> None:
-        """Counts a request that has ended."""
+        """Counts a request that has succeeded or failed."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """The parts of an engine that all its requests use; engine.engine.Engine describes them."""
+    """The objects of an engine that all its requests share, such as the clock and the observer;
+
+    Engine describes them.
+    """
 
     observer: Observer
     clock: Callable[[], float]
@@ -48,7 +51,7 @@ class Services:
 
 
 class Bound:
-    """A signature of one servable with a lease for one request: `with engine.bind(...) as bound`.
+    """One request's lease on a servable, with the signature to run: `with engine.bind(...) as bound`.
 
     Concurrency: one caller at a time.
     """
@@ -82,26 +85,26 @@ class Bound:
         self._recorder = recorder
         self._rows = 0
         self._run_s = 0.0
-        # Rows and bytes that admission has reserved for this request.
+        # The numbers of rows and bytes that are reserved for this request.
         self._held = (0, 0)
 
     @property
     def model(self) -> str:
-        """The name under which the model is served."""
+        """The name of the leased servable's model."""
         return self._servable.name
 
     @property
     def version(self) -> int:
-        """The version of the servable, also if the request asked for the latest."""
+        """The version of the leased servable, even if the request named none."""
         return self._servable.version
 
     @property
     def may_wait(self) -> bool:
-        """Whether a run may wait for another machine."""
+        """Whether a run of the signature may wait for another machine, which holds a remote table."""
         return self.spec.name in self._servable.remote_lookups
 
     def run(self, inputs: Tensors, output_filter: tuple[str, ...] = ()) -> dict[str, Array]:
-        """Validates the inputs, runs the signature on them, and returns its outputs by name.
+        """Validates a request's inputs, runs the signature on them, and returns the outputs by name.
 
         A lookup returns outputs for the features that were sent. An output_filter keeps only the outputs that it names.
 
@@ -110,15 +113,14 @@ class Bound:
         """
         backend = self._servable.backend(self.spec)
         if output_filter:
-            # Wrong input names are reported before a wrong filter, and a wrong filter before a wrong dtype, as in
-            # TensorFlow Serving.
+            # The order of checks decides which error a client sees, and is TensorFlow Serving's: input names, output
+            # filter, dtypes.
             check_names(self.spec, inputs)
         outputs = self._choose_outputs(output_filter)
         arrays, self._rows = checked(self.spec, inputs)
         check_outputs(self.spec, arrays, output_filter)
         if self._rows * self.spec.row_bytes > self._services.max_response_bytes:
-            # A row of a request can be two bytes and its answer kilobytes, so that the limit on requests does not bound
-            # answers.
+            # Answers have a limit of their own, because a request's row of two bytes can ask for kilobytes.
             raise PayloadTooLarge(
                 f"The answer would hold {self._rows} rows of {self.spec.row_bytes} bytes, this server's limit is "
                 f"{self._services.max_response_bytes} bytes; send fewer rows per request."
@@ -133,11 +135,11 @@ class Bound:
         return results
 
     def check_names(self, names: Mapping[str, object]) -> None:
-        """Raises InputMismatch if a request's input names are not the signature's; run() checks them too."""
+        """Raises InputMismatch if the names of a request's inputs do not fit the signature; run() checks the same."""
         check_names(self.spec, names)
 
     def infer(self, method_name: str, examples: Array) -> Classification | Regression:
-        """Runs classification or regression on serialized tf.Examples.
+        """Runs the signature on serialized tf.Examples, and returns a classification or regression.
 
         Args:
           method_name: CLASSIFY_METHOD or REGRESS_METHOD of engine.inference.
@@ -151,7 +153,8 @@ class Bound:
         outputs = wanted_outputs(self.spec, method_name)
         backend = self._servable.backend(self.spec)
         if self.spec.kind == "lookup":
-            # A graph refuses strings for an integer input; the kernels of a lookup have no such check.
+            # The dtype is checked here for lookups: a graph itself refuses strings for an integer input, but kernels do
+            # not.
             raise InputMismatch("Expects arg[0] to be int64 but string is provided")
         self._rows = examples.size
         self._reserve(examples.size, examples.size * self.spec.row_bytes)
@@ -218,8 +221,8 @@ class Bound:
         if self._held != (0, 0):
             self._services.admission.release(self._servable.name, *self._held)
             self._held = (0, 0)
-        # The request is reported while it holds the lease: after an unload, its version's metrics must not be created
-        # again.
+        # The request is counted before its lease ends: later its version may be unloaded, and counting would create the
+        # version's metrics again.
         try:
             servable, started_s = self._servable, self._call.started_s
             subject = Subject(self._call.api, self._call.method, servable.name, servable.version, self.spec.name)

@@ -1,4 +1,4 @@
-"""Describes one request of a client: when it arrives (Call), and when it has ended (Finished)."""
+"""Declares the description of a client's request: Call when it arrives, Finished when it has ended."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from service.types import SignatureKind
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One request of a client as HTTP or gRPC passes it to the engine, with times on the engine's clock.
+    """The description of a request that HTTP or gRPC gives the engine: labels for metrics, arrival and deadline.
 
     api: the label for metrics, such as "http" or "grpc".
     method: the label for metrics, spelt as HTTP or gRPC spells the method.
@@ -25,7 +25,7 @@ class Call:
 
 
 class Subject(NamedTuple):
-    """The labels of a request in metrics.
+    """The labels under which metrics count a request: API, method, model, version and signature.
 
     model, signature: "" if no model or signature of the requested name exists, so that labels stay bounded.
     version: None where no version was bound.
@@ -40,7 +40,7 @@ class Subject(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """One finished request, for metrics.
+    """The result and the times of a request that has ended, for metrics.
 
     kind: "predict" if a graph ran, "lookup" if not.
     error: None: the request succeeded.

@@ -1,8 +1,8 @@
-"""The deadline of the request that the calling thread works on, for what waits for other machines."""
+"""Holds the deadline of the current request in a context variable, for code that waits for other machines."""
 
 from __future__ import annotations
 
 from contextvars import ContextVar
 
-# On time.monotonic(); None where there is none.
+# The current request's deadline on time.monotonic(); None if it has no deadline.
 DEADLINE_S: ContextVar[float | None] = ContextVar("deadline_s", default=None)

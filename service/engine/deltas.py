@@ -1,4 +1,4 @@
-"""Declares how requests and metrics use a version's deltas: rows that change without a new version."""
+"""Declares the interface to a version's deltas, which change rows of its tables without a new version."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from service.types import Array
 
 @dataclass(frozen=True, slots=True)
 class Upsert:
-    """A request to change rows of a table.
+    """A request to change rows of a table: new rows, by ids or by keys.
 
     ids: [N] int64; keys: [N] object (bytes) or int64, keys of a vocabulary. One of the two is None.
     feature: the feature whose vocabulary has the keys; "" if the table has only one vocabulary.
@@ -27,7 +27,7 @@ class Upsert:
 
 
 class UpsertReceipt(NamedTuple):
-    """Confirms an upsert that is on disk.
+    """The confirmation that an upsert is on disk.
 
     is_visible: this process answers with the new rows already; other processes follow within a second.
     """
@@ -41,7 +41,7 @@ class UpsertReceipt(NamedTuple):
 
 
 class DeltaStatus(NamedTuple):
-    """The progress of a version's deltas.
+    """Numbers of a version's deltas: applied, pending, missing and refused ones.
 
     last_sequence: highest sequence number that is applied. applied: number of applied deltas.
     rows: number of rows that have ever differed from the version's own.
@@ -63,10 +63,10 @@ class DeltaStatus(NamedTuple):
 
 
 class Deltas(Protocol):
-    """The changes of one version's rows. Concurrency: any thread."""
+    """The deltas of one version: accepts upserts, and reports how many deltas are applied. Concurrency: any thread."""
 
     def upsert(self, table: str, upsert: Upsert) -> UpsertReceipt:
-        """Puts an upsert on disk, and waits a moment until requests are answered with it.
+        """Stores an upsert on disk, and waits a moment until lookups return its rows.
 
         Raises:
           TableNotFound, InputMismatch, IdOutOfRange, IdsTooMany: the upsert does not fit the version; nothing was
@@ -77,9 +77,9 @@ class Deltas(Protocol):
         ...
 
     def status(self) -> DeltaStatus:
-        """Returns the progress of the version's deltas."""
+        """Returns how many of the version's deltas are applied, pending, missing or refused."""
         ...
 
     def close(self) -> None:
-        """Closes the files and frees the memory of the deltas, after the version is no longer served."""
+        """Closes the journal and frees the memory of the deltas; called when the version is no longer served."""
         ...

@@ -1,4 +1,4 @@
-"""Gives every transport access to the models: binds signatures, reads tables, reports versions, reloads the list."""
+"""Gives HTTP and gRPC access to the models: leases servables, reads tables, shows versions, reloads lists of models."""
 
 from __future__ import annotations
 
@@ -36,25 +36,25 @@ from service.types import (
     VersionStatus,
 )
 
-# Replaces the list of models, before a deadline on the engine's clock or None: ModelSet.reload of engine.model_set.
+# Type of ModelSet.reload: replaces the list of models before a deadline (on the engine's clock; None: no deadline).
 Reload = Callable[[Sequence[ModelConfig], float | None], None]
 
 
 @dataclass(frozen=True, slots=True)
 class ModelDescription:
-    """The name, resolved version and signatures of a servable."""
+    """The model name, version and signatures of a servable."""
 
     name: str
     version: int
     signatures: Mapping[str, SignatureSpec]
 
     def signature(self, name: str = "", fallback: str = "") -> SignatureSpec:
-        """Returns a signature as Engine.bind chooses it; raises SignatureNotFound."""
+        """Returns the signature of this name, by the rules of Engine.bind; raises SignatureNotFound."""
         return find_signature(self.signatures, name, fallback)
 
 
 class TableRows(NamedTuple):
-    """Rows that were read from a table, and the model version of the table.
+    """Rows that were read from a table, and the model version that the table belongs to.
 
     rows: [N, D] float32.
     """
@@ -64,7 +64,7 @@ class TableRows(NamedTuple):
 
 
 class Engine:
-    """The engine for all models of a registry. Concurrency: any thread.
+    """The interface of HTTP and gRPC to all models of a registry. Concurrency: any thread.
 
     Args:
       clock: seconds, monotonic.
@@ -97,12 +97,12 @@ class Engine:
 
     @property
     def clock(self) -> Callable[[], float]:
-        """The clock of all deadlines (seconds, monotonic)."""
+        """The clock that all deadlines refer to: seconds, monotonic."""
         return self._services.clock
 
     @property
     def tracing(self) -> Tracing | None:
-        """The tracing of requests; None: requests are not traced."""
+        """The object that makes trace spans of requests; None: requests are not traced."""
         return self._services.tracing
 
     def bind(
@@ -114,7 +114,7 @@ class Engine:
         unknown_signature: str = "",
         fallback_signature: str = "",
     ) -> Bound:
-        """Finds a signature and leases its servable; use the result in a `with` block.
+        """Finds a request's signature and leases the servable for the request; use the result in a `with` block.
 
         Args:
           signature_name: "" means serving_default.
@@ -153,7 +153,7 @@ class Engine:
         self._services.observer.finished(Finished(subject, "lookup", error, seconds, 0.0, 0))
 
     def describe(self, ref: ModelRef) -> ModelDescription:
-        """Returns a servable's name, version and signatures; raises as bind does."""
+        """Returns the name, version and signatures of the model that a reference names; raises as bind does."""
         with self._registry.lease(ref) as servable:
             return ModelDescription(servable.name, servable.version, servable.signatures)
 
@@ -162,10 +162,7 @@ class Engine:
         return self._registry.statuses(name, version)
 
     def reload(self, models: Sequence[ModelConfig], deadline_s: float | None = None) -> None:
-        """Replaces the whole list of models, or changes nothing; blocks.
-
-        Raises as engine.model_set.ModelSet.reload does.
-        """
+        """Replaces the whole list of models, or changes nothing; blocks. Raises the errors of ModelSet.reload."""
         if self._reload is None:
             raise ConfigConflict("The models of this server are fixed.")
         self._reload(models, deadline_s)
@@ -175,11 +172,11 @@ class Engine:
         return self._registry.is_configured(name)
 
     def share_of(self, name: str) -> str:
-        """Returns the model name to count a request under: "" if no model of the given name is configured."""
+        """Returns the model name under which a request's bytes are counted: "" if no such model is configured."""
         return name if self._registry.is_configured(name) else ""
 
     def models(self) -> list[str]:
-        """Returns the names of all models that this server is configured to serve, sorted."""
+        """Returns the names of all configured models, sorted."""
         return self._registry.models()
 
     def all_statuses(self) -> dict[str, list[VersionStatus]]:
@@ -196,7 +193,7 @@ class Engine:
         return result
 
     def tables(self, ref: ModelRef) -> list[TableInfo]:
-        """Returns the tables of a servable, by name; empty without a manifest."""
+        """Returns the tables of a servable by name; none if its version has no manifest."""
         with self._registry.lease(ref, lambda early: True) as servable:
             return [servable.tables[name].info for name in sorted(servable.tables)]
 
@@ -214,12 +211,15 @@ class Engine:
             return TableRows(rows, servable.version)
 
     def may_wait(self, ref: ModelRef, table_name: str) -> bool:
-        """Says whether reads of a table wait for another machine; False where there is no such table or model."""
+        """Says whether a table is remote, so that reading it waits for another machine;
+
+        False if there is no such table or model.
+        """
         try:
             with self._registry.lease(ref, lambda early: True) as servable:
                 return table_name in servable.remote_tables
         except ServiceError:
-            # table_rows says what is wrong.
+            # table_rows(), which is called next, raises this error to the client.
             return False
 
     def upsert(self, ref: ModelRef, table_name: str, upsert: Upsert) -> UpsertReceipt:
@@ -231,14 +231,15 @@ class Engine:
         """
         with self._registry.lease(ref) as servable:
             deltas = servable.deltas
-        # The lease is given back first: a held lease would keep rows from being written to the servable's tables.
+        # The lease on the servable has ended before the upsert: a lease would keep new rows from being written to the
+        # tables.
         if deltas is None:
             raise DeltaRefused(f'Rows of version {servable.version} of model "{ref.name}" can not be changed.')
         return deltas.upsert(table_name, upsert)
 
     @property
     def is_ready(self) -> bool:
-        """Says whether a load balancer shall send requests to this server; see Registry."""
+        """Says whether a load balancer shall send requests to this server; Registry.is_ready has the rules."""
         return self._registry.is_ready
 
     @property
@@ -247,7 +248,7 @@ class Engine:
         return self._registry.is_draining
 
     def require_ready(self, ref: ModelRef) -> str:
-        """Returns the name of a model that can answer, for clients that ask before they send requests.
+        """Returns a model's name if the model can answer requests, else raises the reason.
 
         Raises:
           ModelNotFound, VersionNotFound, LabelNotFound: the server has no such model, version or label.

@@ -1,4 +1,4 @@
-"""Checks the signatures of classification and regression, and converts their outputs to results.
+"""Checks that a signature fits Classify or Regress, and converts its outputs to their results.
 
 Both take serialized tf.Examples in one input. A request may name any signature with fitting inputs and outputs: like
 TensorFlow Serving, the check ignores method_name, because all signatures of TensorFlow 2 have "predict" there.
@@ -24,7 +24,7 @@ SCORES = "scores"
 OUTPUTS = "outputs"
 CLASSIFY_METHOD = "tensorflow/serving/classify"
 REGRESS_METHOD = "tensorflow/serving/regress"
-# The error text of Classify and Regress for an unknown signature; Predict and MultiInference have other texts.
+# Error text of Classify and Regress for an unknown signature; Predict and MultiInference have another text for this.
 UNKNOWN_SIGNATURE = "No signature was found with the name: {}"
 
 _CLASSIFY_RANK = 2
@@ -32,7 +32,7 @@ _CLASSIFY_RANK = 2
 
 @dataclass(frozen=True, slots=True)
 class Classification:
-    """The result of a classification of B examples.
+    """The result of classifying B examples: classes and scores.
 
     labels: [B, C] object (bytes), or None if the signature has no such output.
     scores: [B, C] float32, or None if the signature has no such output.
@@ -44,7 +44,7 @@ class Classification:
 
 @dataclass(frozen=True, slots=True)
 class Regression:
-    """The result of a regression over B examples.
+    """The result of a regression: one value for each of B examples.
 
     values: [B] float32.
     """
@@ -53,7 +53,7 @@ class Regression:
 
 
 def wanted_outputs(spec: SignatureSpec, method_name: str) -> tuple[str, ...]:
-    """Returns the names of the signature's outputs that a method needs.
+    """Returns the names of a signature's outputs that Classify or Regress needs.
 
     Raises:
       UnfitSignature: the signature's inputs or outputs do not fit the method.
@@ -67,7 +67,7 @@ def wanted_outputs(spec: SignatureSpec, method_name: str) -> tuple[str, ...]:
 
 
 def result_of(method_name: str, outputs: Mapping[str, Array], num_examples: int) -> Classification | Regression:
-    """Returns a run's outputs as a Classification or Regression; raises InputMismatch if a shape or dtype is wrong."""
+    """Converts a run's outputs to a Classification or Regression; raises InputMismatch if a shape or dtype is wrong."""
     if method_name == REGRESS_METHOD:
         return _regression(outputs[OUTPUTS], num_examples)
     return _classification(outputs.get(CLASSES), outputs.get(SCORES), num_examples)

@@ -1,4 +1,4 @@
-"""Declares the configuration of models, and checks a list of models without looking at loaded versions.
+"""Declares the configuration of a model, and checks lists of such configurations.
 
 Texts are TensorFlow Serving's. Source: tensorflow_serving/config/model_server_config.proto,
 model_servers/server_core.cc, core/server_request_logger.cc (9d981c5).
@@ -18,7 +18,7 @@ _URI = re.compile(r"[A-Za-z][A-Za-z0-9.]*://")
 _IN_STORE = re.compile(r"(s3|gs|az)://[^/]+(/.*)?")
 
 
-# The types of log collector that a logging_config may name; "" where the config names no type.
+# Supported values of the field type in a logging_config's log collector; "" if the config names no type.
 LOG_TYPES = ("", "file")
 
 
@@ -37,7 +37,7 @@ class RequestLogConfig:
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """The configuration of one model.
+    """The configuration of one model: name, base path, policy of versions, labels and request log.
 
     base_path: absolute folder of the model's versions, or a URI of an object store.
     labels: label -> version.
@@ -56,7 +56,7 @@ class ModelConfig:
 
 
 def is_in_store(base_path: str) -> bool:
-    """Says whether a base path is the URI of a bucket, or of a place in one.
+    """Says whether a base path is the URI of an object store's bucket or of a folder in it, and not a local folder.
 
     >>> [is_in_store(path) for path in ("s3://bucket/m", "gs://bucket", "s3:///m", "hdfs://host/m", "/m")]
     [True, True, False, False, False]
@@ -65,7 +65,7 @@ def is_in_store(base_path: str) -> bool:
 
 
 def check_list(configs: Sequence[ModelConfig], *, has_stores: bool = False) -> None:
-    """Refuses missing or repeated model names, and base paths that can not be read; raises InvalidRequest.
+    """Checks a list of models: raises InvalidRequest for missing or repeated names, and for unsupported base paths.
 
     Args:
       has_stores: whether base paths may lie in object stores.
@@ -97,7 +97,7 @@ def check_list(configs: Sequence[ModelConfig], *, has_stores: bool = False) -> N
 
 
 def check_platforms_kept(old: Mapping[str, ModelConfig], new: Iterable[ModelConfig]) -> None:
-    """Refuses a new platform for a model that is served already; raises InvalidRequest."""
+    """Raises InvalidRequest if a new list of models changes the platform of a model that is served already."""
     for config in new:
         if config.name not in old:
             continue
@@ -110,7 +110,7 @@ def check_platforms_kept(old: Mapping[str, ModelConfig], new: Iterable[ModelConf
 
 
 def check_platforms_known(configs: Iterable[ModelConfig]) -> None:
-    """Refuses unsupported platforms and unsupported request logs; raises InvalidRequest."""
+    """Raises InvalidRequest if a model has an unsupported platform or an unsupported request log."""
     for config in configs:
         if _named_platform(config) != PLATFORM:
             raise InvalidRequest(f"Model {config.name} requests unsupported platform {config.platform}")

@@ -1,4 +1,4 @@
-"""Serves a list of models; a new list replaces it as a whole or not at all.
+"""Serves the models of a list; a reload replaces the list as a whole or not at all.
 
 A reload first loads its new models beside the served ones, out of the reach of requests. Then names, labels and
 policies change at one moment, and models that are no longer listed are unloaded.
@@ -21,15 +21,15 @@ from service.types import State
 
 logger = logging.getLogger(__name__)
 
-# Most removed models that stay in status; TensorFlow Serving keeps all of them.
+# Most removed models whose status is still reported; TensorFlow Serving reports all of them.
 _MAX_REMOVED = 100
 _LOOK_AGAIN_S = 0.02
-# Seconds that a refused reload waits until its new models are unloaded; a load that has begun can not be stopped.
+# Seconds that a refused reload waits for its new models to be unloaded again; a load that has begun can not be stopped.
 _TAKE_BACK_S = 1.0
 
 
 class ModelSet:
-    """The list of served models, and a watcher for each. Concurrency: any thread.
+    """The list of served models, with a watcher of each model's folder. Concurrency: any thread.
 
     Args:
       poll_interval_s: seconds between two scans of a model's folder; 0: one scan for each config.
@@ -58,9 +58,10 @@ class ModelSet:
         self._on_change = on_change
         self._on_commit = on_commit
         self._changing = threading.Lock()
-        # One reload runs and one may wait: each blocks a thread that requests need as well.
+        # Allows one running and one waiting reload: each blocks a thread that other requests need as well.
         self._reloads = threading.BoundedSemaphore(2)
-        # Lock for dropping a refused model, so that a model of the same name that a later reload adds is not dropped.
+        # Lock of code that drops a refused model: without it, a model of the same name from the next reload could be
+        # dropped.
         self._dropping = threading.Lock()
         self._configs: Mapping[str, ModelConfig] = {}
         self._watchers: dict[str, ModelWatcher] = {}
@@ -70,7 +71,7 @@ class ModelSet:
         self._is_stopped = False
 
     def check(self, configs: Sequence[ModelConfig]) -> None:
-        """Checks a list of models against the models that are served now.
+        """Checks a new list of models, also against the models that are served now.
 
         Raises:
           InvalidRequest: engine.model_config refuses the list.
@@ -84,7 +85,7 @@ class ModelSet:
         check_platforms_known(configs)
 
     def start(self, configs: Sequence[ModelConfig]) -> None:
-        """Starts serving the first list of models, without waiting for their loads; raises as check does."""
+        """Starts to serve the first list of models, without waiting until they are loaded; raises as check does."""
         with self._changing:
             self.check(configs)
             self._rules.on_list(configs)
@@ -96,7 +97,7 @@ class ModelSet:
         deadline_s: float | None = None,
         agree: Callable[[], None] = lambda: None,
     ) -> None:
-        """Replaces the list of models; blocks until new models are AVAILABLE. If it raises, nothing has changed.
+        """Replaces the list of models; blocks until all new models have an AVAILABLE version. An error changes nothing.
 
         Args:
           deadline_s: on the clock of the load rules; the reload timeout applies too.
@@ -141,21 +142,21 @@ class ModelSet:
             self._changing.release()
 
     def look_again(self, name: str) -> None:
-        """Makes a model's watcher check the model's folder and its loaded versions now."""
+        """Wakes a model's watcher, so that it scans the model's folder now."""
         if watcher := self._watchers.get(name):
             watcher.look_again()
 
     def is_settled(self, name: str) -> bool:
-        """Says whether a model answers (its lookups at least), or has failed to load."""
+        """Says whether a model answers requests (lookups at least), or has failed to load."""
         registry = self._registry
         return registry.is_available(name) or registry.shows_lookups(name) or bool(self._failure(name))
 
     def drain(self) -> None:
-        """Ends reloads that run or wait, so that no shutdown waits for them."""
+        """Makes running and waiting reloads end, so that they do not delay a shutdown."""
         self._is_stopped = True
 
     def stop(self, timeout_s: float | None = None) -> list[str]:
-        """Ends the watchers and waits for their threads; a running load can not be stopped.
+        """Ends all watchers and waits for their threads; a load that runs can not be stopped.
 
         Loaded versions stay loaded.
 
@@ -172,7 +173,7 @@ class ModelSet:
         return sorted(name for name, thread in self._threads.items() if thread.is_alive())
 
     def hanging(self) -> list[str]:
-        """Returns the models with a load that was given up and still hangs."""
+        """Returns the names of models with a load that was given up after its timeout and still hangs."""
         return sorted(name for name, watcher in self._watchers.items() if watcher.has_hanging_load)
 
     def _refuse_if_stopped(self) -> None:
@@ -192,7 +193,7 @@ class ModelSet:
     def _commit(self, configs: Sequence[ModelConfig]) -> None:
         old, self._configs = self._configs, {config.name: config for config in configs}
         for config in configs:
-            # Models that this reload added have their watchers already.
+            # A reload has started the watchers of its new models before this commit.
             if not self._is_watched(config):
                 self._watch(config)
         self._on_commit(configs)
@@ -211,13 +212,14 @@ class ModelSet:
         return watcher is not None and watcher.configure(config)
 
     def _watch(self, config: ModelConfig) -> None:
-        """Starts to load a model that no request can reach yet."""
+        """Starts the watcher of a new model, which no request can reach before the reload is accepted."""
         name = config.name
         with self._dropping:
             self._refused.discard(name)
             self._registry.add_model(name, is_configured=False)
         if self._is_watched(config):
-            # The model was removed a moment ago and is still unloading: its thread goes on with the new config.
+            # A watcher exists, because the model was removed a moment ago and is still unloading; it goes on with the
+            # new config.
             return
         self._watchers[name] = watcher = ModelWatcher(config, self._registry, self._rules)
         thread = threading.Thread(target=self._run, args=(name, watcher), name=f"watch-{name}", daemon=True)
@@ -254,7 +256,7 @@ class ModelSet:
             time.sleep(_LOOK_AGAIN_S)
 
     def _failure(self, name: str) -> str:
-        """Returns why a model will not become available soon; "" if it may."""
+        """Returns the error that keeps a model from becoming available; "" if it loads or there is none."""
         statuses = self._registry.all_statuses(name)
         if any(status.state in (State.START, State.LOADING) for status in statuses):
             return ""

@@ -1,4 +1,4 @@
-"""Runs a call that may hang, such as a read of a mount whose server is gone, and waits for it with a timeout."""
+"""Runs a function that may hang, such as a read from a mount whose server is gone, and waits for it with a timeout."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ T = TypeVar("T")
 
 
 class TimeIsOver(Exception):
-    """A call has not returned within its timeout; its thread goes on waiting."""
+    """A function has not returned within its timeout; the daemon thread that runs it goes on."""
 
 
 class Attempt(Generic[T]):
-    """One call, run in a daemon thread, which does not keep the process from ending. Concurrency: any thread.
+    """A function call in a daemon thread, which does not keep the process from ending. Concurrency: any thread.
 
     Args:
       on_late: called if a given-up call ends, with the call's result, or None if the call raised. Must not raise.
@@ -29,17 +29,17 @@ class Attempt(Generic[T]):
         self._error: BaseException | None = None
         self._is_given_up = False
         self._is_over = threading.Event()
-        # Lock under which result() and the thread decide who gets the call's result: the waiting caller or on_late.
+        # Lock that makes the result reach exactly one receiver: the caller of result(), or on_late after the timeout.
         self._deciding = threading.Lock()
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
     @property
     def is_over(self) -> bool:
-        """Says whether the call has returned or raised."""
+        """Says whether the function has returned or raised an error."""
         return self._is_over.is_set()
 
     def result(self, timeout_s: float) -> T:
-        """Waits for the call, and returns its result or raises its error; a timeout of 0 waits for ever.
+        """Waits until the function ends, and returns its result or raises its error; timeout_s 0 waits for ever.
 
         Raises:
           TimeIsOver: the call still runs and is given up; only on_late gets its result.
@@ -54,7 +54,8 @@ class Attempt(Generic[T]):
             try:
                 raise error
             finally:
-                # Breaks the reference cycle of the error and this frame, so that files in its frames close now.
+                # Breaks the reference cycle between the error and this frame, so that files in the traceback's frames
+                # are closed now.
                 del error
         return self._result  # type: ignore[return-value]  # it is what the call returned
 

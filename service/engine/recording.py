@@ -1,4 +1,4 @@
-"""Declares the recorder of a model's requests, and chooses requests at random without a cost for the other requests."""
+"""Declares the recorder of a model's request log, and chooses at random the requests to record."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from service.types import Array, SignatureSpec, Tensors
 
 
 class Draw:
-    """The random choice of requests to record. Concurrency: any thread.
+    """The random choice whether to record a request. Concurrency: any thread.
 
     Args:
       rate: the share of requests that is chosen, 0 to 1.
@@ -26,14 +26,18 @@ class Draw:
         self._source = source
 
     def is_chosen(self) -> bool:
-        """Says whether to record the current request."""
+        """Says whether the current request is to be recorded."""
         drawn = request_context.draws.get().log
-        # The native core has compared the same number with the rate, so both choose the same requests.
+        # A forwarded request has a number that the native core compared with the rate already, so that core and Python
+        # choose the same requests.
         return (self._source() if drawn is None else drawn) < self.rate
 
 
 class Recorder(Protocol):
-    """The recorder of one model's answered requests. Concurrency: any thread; must not raise nor wait."""
+    """The recorder that writes answered requests to one model's request log.
+
+    Concurrency: any thread; must not raise nor wait.
+    """
 
     @property
     def draw(self) -> Draw: ...
@@ -47,11 +51,11 @@ class Recorder(Protocol):
         output_filter: tuple[str, ...],
         outputs: dict[str, Array],
     ) -> None:
-        """Records a chosen request and its answer; the arrays must not change any more."""
+        """Records a Predict request that was chosen for the log, and its answer; their arrays may not change later."""
         ...
 
     def inferred(
         self, spec: SignatureSpec, version: int, *, examples: Array, result: Classification | Regression
     ) -> None:
-        """Records a chosen request of serialized Examples, and its answer."""
+        """Records a request with serialized tf.Examples that was chosen for the log, and its answer."""
         ...

@@ -1,4 +1,4 @@
-"""Keeps the models and versions of the server, the state of each version, and its leases.
+"""Keeps the server's models, the state of each of their versions, and the leases of requests on them.
 
 Readers take an immutable snapshot and never wait; writers are the loader threads, one per model. States and their order
 are TensorFlow Serving's.
@@ -20,18 +20,18 @@ from service.types import ModelRef, State, VersionStatus
 
 _LEGAL: Mapping[State, frozenset[State]] = {
     State.UNKNOWN: frozenset({State.START}),
-    # START may go straight to END: the version was withdrawn before its load began.
+    # A version may go from START straight to END: it was withdrawn before its load began.
     State.START: frozenset({State.LOADING, State.END}),
     State.LOADING: frozenset({State.AVAILABLE, State.END}),
     State.AVAILABLE: frozenset({State.UNLOADING}),
     State.UNLOADING: frozenset({State.END}),
-    # A version that ended, by failure or by removal, may be tried again.
+    # A version in state END, whether it failed or was removed, may be loaded again.
     State.END: frozenset({State.START}),
 }
 
 
 class ModelRoutes(NamedTuple):
-    """The routes of one configured model: its AVAILABLE versions, latest first, and its labels.
+    """The servables that requests for one configured model can reach, latest version first, and the model's labels.
 
     While no version is AVAILABLE, `servables` holds the lookups of the version that still loads, if there is one.
     """
@@ -41,7 +41,7 @@ class ModelRoutes(NamedTuple):
     labels: Mapping[str, int]
 
 
-# Says whether a request needs only the lookups of a version that still loads.
+# Type of a function that says whether a request needs only lookups, which a version can answer while it still loads.
 IsEnough = Callable[[Servable], bool]
 
 
@@ -49,13 +49,13 @@ def _is_never_enough(servable: Servable) -> bool:
     return False
 
 
-# Replaces the routes of all models at one moment; called in the order of changes, must not wait.
+# Type of a function that replaces the routes of all models at once; called in the order of changes, must not block.
 Publish = Callable[[Sequence[ModelRoutes]], None]
 
 
 @dataclass(frozen=True, slots=True)
 class _Model:
-    """One model in the snapshot; available is by version, latest first.
+    """The state of one model in the registry's snapshot; available: version -> holder, latest first.
 
     early: the lookups that a version answers while it loads; None if no version does, or a version is available.
     spoilt: versions whose load failed while their lookups were answered.
@@ -74,7 +74,7 @@ class _Model:
 
 
 class Registry:
-    """All models and versions of this server.
+    """The registry of all models and versions of this server.
 
     Concurrency: any thread; each model has one writer.
 
@@ -101,7 +101,8 @@ class Registry:
         self._snapshot: Mapping[str, _Model] = {}
         self._write = threading.Lock()
         self._is_draining = False
-        # Tells why a model can not answer although a version of it is AVAILABLE: another machine is away.
+        # Returns why a model can not answer although a version is AVAILABLE (the cluster of a remote table is down),
+        # else "".
         self.problem_beside: Callable[[str], str] = lambda model: ""
 
     def lease(self, ref: ModelRef, is_enough: IsEnough = _is_never_enough) -> Lease:
@@ -118,7 +119,7 @@ class Registry:
         return Lease(self.hold(ref, is_enough))
 
     def hold(self, ref: ModelRef, is_enough: IsEnough = _is_never_enough) -> Holder:
-        """Takes a lease on the servable that a model reference names; Holder.release gives it back.
+        """Adds a lease to the holder of the servable that a model reference names; Holder.release ends the lease.
 
         Raises as lease() does.
         """
@@ -130,7 +131,8 @@ class Registry:
     def _find(self, ref: ModelRef, is_enough: IsEnough) -> Holder:
         model = self._snapshot.get(ref.name)
         if ref.label is not None:
-            # The label is checked first: for an unknown model TensorFlow Serving reports an unknown label.
+            # The label is checked before the model: TensorFlow Serving reports an unknown label even if the model is
+            # unknown.
             version = model.labels.get(ref.label) if model else None
             if version is None:
                 raise LabelNotFound(f"Unrecognized servable version label: {ref.label}")
@@ -150,16 +152,16 @@ class Registry:
         raise NotReady(f'Model "{ref.name}" is not ready: {self.problem(ref.name)}')
 
     def models(self) -> list[str]:
-        """Returns the names of all models that requests may reach, sorted."""
+        """Returns the names of all models that requests can reach, sorted."""
         return sorted(name for name, model in self._snapshot.items() if model.is_configured)
 
     def is_configured(self, name: str) -> bool:
-        """Says whether requests may ask for a model of this name."""
+        """Says whether a model of this name is configured, so that requests can reach it."""
         model = self._snapshot.get(name)
         return model is not None and model.is_configured
 
     def loaded(self) -> list[LoadedServable]:
-        """Returns all available servables with the number of requests on each, by model and version."""
+        """Returns all AVAILABLE servables by model and version, each with the number of requests that use it."""
         return [
             LoadedServable(holder.servable, holder.num_requests)
             for _, model in sorted(self._snapshot.items())
@@ -167,11 +169,11 @@ class Registry:
         ]
 
     def holders(self) -> list[Holder]:
-        """Returns the holders of all available versions."""
+        """Returns the holders of all AVAILABLE versions."""
         return [holder for model in self._snapshot.values() for holder in model.available.values()]
 
     def replace(self, holder: Holder, servable: Servable) -> Holder | None:
-        """Replaces a holder by one for the same version with other rows, for all requests from now on.
+        """Publishes a servable of the same version with changed rows; new requests lease it in place of the old one.
 
         Returns:
           The new holder; None where the version is being unloaded, or has another holder already.
@@ -182,22 +184,23 @@ class Registry:
             if model is None or model.available.get(version) is not holder:
                 return None
             new = Holder(servable, holder)
-            # The new holder takes the old holder's place in the dict: the dict's order is the order of versions.
+            # The dict is rebuilt so that the new holder has the old holder's position: the order of entries is the
+            # order of versions.
             available = {v: new if v == version else h for v, h in model.available.items()}
             self._snapshot = {**self._snapshot, name: replace(model, available=available)}
             self._tell_routes()
-        # The holder is retired after the new one is published: a request that can not acquire the old holder must find
-        # the new.
+        # The old holder is retired only after the new one is published: a request that can not lease the old one looks
+        # again, and must find the new one.
         holder.retire()
         return new
 
     def labels(self, name: str) -> Mapping[str, int]:
-        """Returns a model's labels, each with its version; empty where there is no such model."""
+        """Returns a model's labels, label -> version; empty if there is no such model."""
         model = self._snapshot.get(name)
         return model.labels if model else {}
 
     def is_available(self, name: str, version: int | None = None) -> bool:
-        """Says whether a version of a model (None: any version) is AVAILABLE, even before the model is configured."""
+        """Says whether a version of a model (None: any version) is AVAILABLE, even before requests can reach it."""
         model = self._snapshot.get(name)
         return model is not None and (bool(model.available) if version is None else version in model.available)
 
@@ -220,16 +223,17 @@ class Registry:
         return found
 
     def all_statuses(self, name: str) -> list[VersionStatus]:
-        """Returns the statuses of a model's versions, newest first; an empty list where there are none."""
+        """Returns the statuses of a model's versions, newest first; an empty list if the model has none."""
         model = self._snapshot.get(name)
         return [model.statuses[v] for v in sorted(model.statuses, reverse=True)] if model else []
 
     def problem(self, name: str) -> str:
-        """Returns why a model has no version to answer with, in one line; "" if it has one."""
+        """Returns one line that says why a model has no version that can answer; "" if it has one."""
         model = self._snapshot[name]
         if model.available:
             return self.problem_beside(name)
-        # An unloaded version explains nothing, unless the model has no other versions.
+        # Versions that were unloaded without an error are left out: their status does not explain why the model can not
+        # answer.
         told = [s for s in model.statuses.values() if (s.state, s.code) != (State.END, "OK")]
         if model.problem and not told:
             return model.problem
@@ -241,7 +245,7 @@ class Registry:
         return f"version {newest.version} is {newest.state.name}" + (f": {newest.message}" if newest.message else "")
 
     def noted_problem(self, name: str) -> str:
-        """Returns why a model's folder has no versions; "" if it has some, or was not read yet."""
+        """Returns why a model's folder has no version to load; "" if it has one, or was not read yet."""
         model = self._snapshot.get(name)
         return model.problem if model else ""
 
@@ -258,7 +262,8 @@ class Registry:
         can_answer = [bool(model.available) and not self.problem_beside(name) for name, model in configured.items()]
         if self._is_strict:
             return all(can_answer)
-        # An untried model still loads: without this wait, a rolling update would replace servers that have the model.
+        # The server is not ready while a model was not tried yet: a rolling update would else replace servers that have
+        # loaded this model.
         return all(model.is_tried for model in configured.values()) and any(can_answer)
 
     @property
@@ -267,18 +272,19 @@ class Registry:
         return self._is_draining
 
     def drain(self) -> None:
-        """Makes is_ready False for good; requests are still answered, because the transports decide when to stop."""
+        """Makes is_ready False for good. Requests are still answered, until the HTTP and gRPC servers stop."""
         self._is_draining = True
 
     def add_model(self, name: str, *, is_configured: bool = True) -> None:
-        """Adds a model; until a version is published, requests for the model get NotReady.
+        """Adds a model to the registry; until a version is published, requests for the model get the error NotReady.
 
         Args:
           is_configured: False keeps the model from requests until configure() names the model.
         """
         with self._write:
             old = self._snapshot.get(name, _Model())
-            # The loaded versions of an earlier model with this name stay: that model's thread is about to unload them.
+            # Loaded versions of a removed model with the same name stay in the snapshot: its watcher is about to unload
+            # them.
             live = {v: s for v, s in old.statuses.items() if s.state is not State.END}
             is_tried = bool(old.available)
             new = _Model(live, old.available, old.early, old.spoilt, is_configured=is_configured, is_tried=is_tried)
@@ -287,9 +293,9 @@ class Registry:
         self._told_no_more(name, (s for v, s in old.statuses.items() if v not in live))
 
     def configure(self, labels: Mapping[str, Mapping[str, int]]) -> None:
-        """Replaces the served models and their labels, for all requests at the same moment.
+        """Sets which models requests can reach, and their labels, in one step for all requests.
 
-        Other models can not be leased any more; their versions stay in status.
+        Requests can not reach other models any more, whose versions are still reported in status.
         """
         with self._write:
             self._snapshot = {
@@ -299,7 +305,7 @@ class Registry:
             self._tell_routes()
 
     def drop(self, names: Iterable[str]) -> None:
-        """Takes models out of status, unless they are configured or still have a version that has not ended."""
+        """Removes models from status, except models that are configured or have a version that is not in state END."""
         with self._write:
             dropped = {
                 name: model
@@ -313,7 +319,7 @@ class Registry:
             self._told_no_more(name, model.statuses.values())
 
     def note_problem(self, name: str, problem: str) -> None:
-        """Stores why a model has no versions at all, for readiness and errors."""
+        """Stores why a model has no version to load; readiness and error texts show the reason."""
         with self._write:
             if model := self._snapshot.get(name):
                 new = replace(model, problem=problem, is_tried=model.is_tried or bool(problem))
@@ -321,22 +327,22 @@ class Registry:
         self._on_problem()
 
     def announce(self, name: str, version: int) -> None:
-        """Moves a found version to START, where it waits for its load; does nothing if the version is there already."""
+        """Sets the state START of a found version that waits for its load, unless it is in START already."""
         old = self._snapshot[name].statuses.get(version)
         if old is None or old.state is not State.START:
             self._move(name, VersionStatus(version, State.START))
 
     def withdraw(self, name: str, version: int) -> None:
-        """Moves an announced version to END without a load."""
+        """Sets the state END of a version that was announced and will not be loaded."""
         self._move(name, VersionStatus(version, State.END))
 
     def start(self, name: str, version: int) -> None:
-        """Moves a version to LOADING."""
+        """Sets the state LOADING of a version whose load begins."""
         self.announce(name, version)
         self._move(name, VersionStatus(version, State.LOADING))
 
     def show_lookups(self, servable: Servable) -> bool:
-        """Answers the lookups of a version that is LOADING, until it is published or fails.
+        """Lets requests use the lookups of a version that is still LOADING, until it is published or fails.
 
         Returns:
           Whether the lookups are answered now. They are not if a version of the model is AVAILABLE, if this version is
@@ -355,20 +361,20 @@ class Registry:
         return True
 
     def shows_lookups(self, name: str) -> bool:
-        """Says whether a version that still loads answers a model's lookups."""
+        """Says whether a version that is still LOADING answers the model's lookups."""
         model = self._snapshot.get(name)
         return model is not None and model.early is not None
 
     def publish(self, servable: Servable) -> None:
-        """Makes a loaded servable available to requests, and then reports the version as AVAILABLE."""
-        # No lock is needed: the load has ended, so only this thread changes the model's early lookups.
+        """Lets requests reach a loaded servable, and then reports its version as AVAILABLE."""
+        # The model's early lookups are read without a lock: after the load, only this thread changes them.
         early = self._snapshot[servable.name].early
         self._move(servable.name, VersionStatus(servable.version, State.AVAILABLE), Holder(servable, early))
         if early is not None:
             early.retire()
 
     def fail(self, name: str, version: int, error: ServiceError, *, poll_s: float = 0.005) -> None:
-        """Moves a version whose load failed to END; status shows the error until the next attempt.
+        """Sets the state END of a version whose load failed; status shows the error until the next attempt.
 
         Blocks until no request holds the version's early lookups.
         """
@@ -389,13 +395,13 @@ class Registry:
             time.sleep(poll_s)
 
     def damages(self, name: str) -> dict[int, str]:
-        """Looks at the files of a model's available versions; returns the damage of each damaged version."""
+        """Checks the files of a model's AVAILABLE versions; returns version -> damage for damaged versions."""
         model = self._snapshot.get(name)
         found = {v: holder.servable.files.look() for v, holder in model.available.items()} if model else {}
         return {version: why for version, why in found.items() if why}
 
     def unload(self, name: str, version: int, *, because: ServiceError | None = None, poll_s: float = 0.005) -> None:
-        """Takes a version out of the routes, waits until no request holds its servable, and closes the servable.
+        """Makes a version unreachable for new requests, waits until no request uses it, and closes its servable.
 
         Args:
           because: the error that status shows for the version until the next attempt.
@@ -412,7 +418,7 @@ class Registry:
         self._move(name, status)
 
     def forget(self, name: str, version: int) -> None:
-        """Drops the status of an ended version, so that the model's statuses do not grow for ever."""
+        """Removes the status of a version in state END, so that the model's statuses do not grow for ever."""
         with self._write:
             model = self._snapshot.get(name)
             status = model.statuses.get(version) if model else None
@@ -439,7 +445,7 @@ class Registry:
                 self._on_transition(name, VersionStatus(status.version, State.UNKNOWN))
 
     def _move(self, name: str, status: VersionStatus, holder: Holder | None = None) -> Holder | None:
-        """Changes a version's state; returns the holder that the version had until now."""
+        """Changes the state of a version; returns the holder of its servable before the change."""
         with self._write:
             model = self._snapshot[name]
             old = model.statuses.get(status.version)
@@ -451,7 +457,7 @@ class Registry:
             if holder is not None:
                 available = dict(sorted({**available, status.version: holder}.items(), reverse=True))
             statuses = {**model.statuses, status.version: status}
-            # An AVAILABLE version replaces its early lookups, for all requests at the same moment.
+            # The early lookups of a version end in the same step in which the version becomes AVAILABLE.
             early = None if available else model.early
             is_tried = model.is_tried or status.state is State.AVAILABLE or status.code != "OK"
             self._snapshot = {
@@ -465,7 +471,7 @@ class Registry:
 
 
 def _answering(model: _Model) -> list[Holder]:
-    """Returns the holders that requests may find: of available versions, latest first, else of the early lookups."""
+    """Returns the holders that requests can reach: of AVAILABLE versions, latest first, else of early lookups."""
     return list(model.available.values()) or ([model.early] if model.early is not None else [])
 
 

@@ -1,4 +1,4 @@
-"""Watches one model's folder and keeps the versions loaded that its policy wants.
+"""Watches one model's folder, and loads and unloads versions as the model's policy says.
 
 A folder holds one sub-folder per version, named by an integer. New versions are loaded before old versions are
 unloaded, and a version that fails to load replaces nothing.
@@ -32,13 +32,13 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 Load = Callable[[str, int, Path], Servable]
 
-# Most unloaded versions that stay in a model's status; TensorFlow Serving shows unloaded versions too.
+# Most unloaded versions that a model's status still lists, as TensorFlow Serving lists them too.
 _MAX_ENDED = 32
 
 
 @dataclass(frozen=True, slots=True)
 class LoadRules:
-    """The rules for loading versions, the same for all models.
+    """The rules for loading versions, which are the same for all models: loader, retries and timeouts.
 
     load: reads a version folder into a servable; raises ServiceError.
     max_retries: how often a version that failed is tried again, retry_interval_s apart.
@@ -93,8 +93,8 @@ class ModelWatcher:
         self._rules = rules
         self._wake = wake or threading.Event()
         self._is_stopped = False
-        # Lock under which run() decides whether the thread ends, and configure() sets a config: so run() misses no
-        # config.
+        # Lock of run() when it ends the thread, and of configure() when it sets a config, so that no config reaches a
+        # thread that has ended.
         self._ending = threading.Lock()
         self._is_over = False
         self._loaded: set[int] = set()
@@ -103,15 +103,16 @@ class ModelWatcher:
         self._source: tuple[str, VersionSource] | None = None
         self._arrivals: dict[int, VersionArrival] = {}
         self._failures: dict[int, _Failure] = {}
-        # The fingerprint of each damaged version's folder, taken when the damage was found.
+        # Damaged version -> the fingerprint of its folder when the damage was found; the version is loaded again when
+        # this changes.
         self._damaged: dict[int, Fingerprint] = {}
         self._problem = ""
-        # Calls that were given up and may still hang: loads by version, and scans of a folder by path.
+        # Loads (by version) and folder scans (by path) that were given up after their timeout and may still hang.
         self._late_loads: dict[int, Attempt[Servable]] = {}
         self._late_looks: dict[Path, Attempt[Any]] = {}
 
     def configure(self, config: ModelConfig | None) -> bool:
-        """Sets the model's config; None unloads all versions and then ends the thread.
+        """Sets the model's configuration; None makes the watcher unload all versions and end its thread.
 
         Returns:
           False if the thread has ended.
@@ -126,28 +127,28 @@ class ModelWatcher:
         return True
 
     def look_again(self) -> None:
-        """Wakes the thread to check the folder and the loaded versions before the next scan is due."""
+        """Wakes the watcher's thread, so that it scans the folder now and not at the next interval."""
         self._wake.set()
 
     def stop(self) -> None:
-        """Ends the watcher's thread after its current scan or load; loaded versions stay loaded."""
+        """Makes the watcher's thread end after its current scan or load; loaded versions stay loaded."""
         self._is_stopped = True
         self._wake.set()
 
     @property
     def has_hanging_load(self) -> bool:
-        """Whether a load that was given up still hangs."""
+        """Whether a load that was given up after its timeout still hangs."""
         return any(not attempt.is_over for attempt in tuple(self._late_loads.values()))
 
     def run(self, poll_interval_s: float) -> None:
-        """Scans the folder until the watcher is stopped; with an interval of 0 or less, once for each config."""
+        """Scans the model's folder at each interval until stop(); at an interval of 0, once per configuration."""
         while not self._is_stopped:
             self._wake.clear()
             due_s: float | None = None
             try:
                 due_s = self.poll_once()
             except Exception:
-                # The thread must outlive any error: without the thread no new version would ever be served.
+                # An error must not end this thread: without it, no new version of the model would ever be served.
                 logger.exception("polling failed", extra={"model": self._name})
             with self._ending:
                 if self._config is None and not (self._loaded or self._announced or self._failures):
@@ -157,7 +158,7 @@ class ModelWatcher:
             self._wake.wait(min(waits, default=None))
 
     def poll_once(self) -> float | None:
-        """Compares the folder with the loaded versions, and loads and unloads the difference.
+        """Scans the model's folder, loads versions that the policy wants, and unloads the others.
 
         Returns:
           The seconds until the next waiting version is due; None if no version waits.
@@ -166,7 +167,8 @@ class ModelWatcher:
         self._take_out_damaged()
         found = {} if config is None else self._look(config.base_path)
         if found is None:
-            # A folder that can not be read is more likely a mount that failed than a wish to stop serving.
+            # Loaded versions stay if the folder can not be read: a failed mount is more likely than a wish to stop
+            # serving.
             return None
         whole = {version: path for version, path in found.items() if not self._is_damaged(version, path)}
         wanted = wanted_versions(config.policy, whole) if config else []
@@ -191,7 +193,7 @@ class ModelWatcher:
         return self._due_s(wanted)
 
     def _take_out_damaged(self) -> None:
-        """Unloads versions whose files changed since the load, at once: their answers may be wrong."""
+        """Unloads at once versions whose files have changed since their load, because their answers may be wrong."""
         for version, why in self._registry.damages(self._name).items():
             logger.error("files are damaged", extra=self._named(version, why))
             self._damaged[version] = fingerprint(self._paths[version])
@@ -202,16 +204,17 @@ class ModelWatcher:
         return {"model": self._name, "version": version, "reason": reason}
 
     def _is_damaged(self, version: int, path: Path) -> bool:
-        """Says whether a version's folder is unchanged since the damage was found."""
+        """Says whether a version was found damaged and its folder has not changed since then."""
         seen = self._damaged.get(version)
         if seen is None or fingerprint(path) == seen:
             return seen is not None
-        # Somebody mended the folder, or damaged it further: the next load shows which.
+        # The folder of the damaged version has changed, perhaps because it was mended: the version may be loaded again.
         del self._damaged[version]
         return False
 
     def _is_outdated(self, config: ModelConfig | None) -> bool:
-        # The config changed while a version was loading or waited for its slot: run() scans the folder again at once.
+        # A new configuration came while a version was loading or waited for its turn to load; run() then scans the
+        # folder again.
         return self._config is not config or self._is_stopped
 
     def _source_of(self, base_path: str) -> VersionSource:
@@ -221,7 +224,8 @@ class ModelWatcher:
             if rules.open_store is not None and is_in_store(base_path):
                 source = rules.open_store(self._name, base_path, self.look_again)
             self._source = base_path, source
-            # The versions of another base path come anew.
+            # Arrivals of the former base path's versions are dropped: the versions of the new base path are watched
+            # from the start.
             self._arrivals.clear()
         return self._source[1]
 
@@ -235,7 +239,8 @@ class ModelWatcher:
         try:
             found = self._within_time(Path(base_path), source.find)
         except TimeoutError as error:
-            # The source is not asked for a reason: it would look at the folder too, and would hang as well.
+            # source.unreadable() is not called for the reason here: it would read the folder too, and would hang as
+            # well.
             self._set_problem(f"cannot read its folder {base_path}: {error.strerror}")
         except OSError as error:
             self._set_problem(source.unreadable(error))
@@ -256,7 +261,8 @@ class ModelWatcher:
                 logger.warning("model has no versions", extra={"model": self._name, "reason": problem})
 
     def _forget(self, found: Mapping[int, Path], wanted: list[int]) -> None:
-        # A failed version stays in status as long as its folder exists, whether or not the policy still wants it.
+        # The status of a failed version is removed only when its folder is gone, even if the policy does not want the
+        # version any more.
         for version in self._failures.keys() - found.keys():
             del self._failures[version]
             self._registry.forget(self._name, version)
@@ -271,14 +277,14 @@ class ModelWatcher:
 
     def _may_try(self, version: int, path: Path) -> bool:
         if self._is_loading_late(version):
-            # The version is not tried while its given-up load hangs: another load could hang as well, in another
-            # thread.
+            # The version is not loaded again while an earlier load of it hangs: each attempt could leave one more
+            # hanging thread.
             return False
         self._late_loads.pop(version, None)
         arrival = self._arrivals.get(version)
         try:
             if arrival is None or arrival.folder != path:
-                assert self._source is not None  # the version was found in it
+                assert self._source is not None  # the version was found in this source
                 new = partial(self._source[1].arrival, version, path)
                 arrival = self._arrivals[version] = self._within_time(path, new)
             if not self._within_time(path, arrival.is_complete):
@@ -294,7 +300,8 @@ class ModelWatcher:
         if failure is None:
             return True
         if arrival.seen != failure.seen:
-            # The folder was half a copy, or somebody mended it: the version is tried at once, with all retries again.
+            # The folder has changed since the failure (the copy was not complete, or somebody mended it): the version
+            # is loaded at once, and may be retried as often as a new one.
             failure.attempts = 0
             return True
         return failure.attempts <= self._rules.max_retries and self._rules.clock() >= failure.retry_at_s
@@ -308,8 +315,8 @@ class ModelWatcher:
             servable = self._load(version, path)
         except Exception as error:
             if isinstance(error, DataLoss):
-                # A retry would read the same damaged bytes: the version before is served until somebody mends the
-                # folder.
+                # A damaged version is not retried, as a retry would read the same bytes: an older version is served
+                # until the folder changes.
                 self._damaged[version] = fingerprint(path)
                 self._failures.pop(version, None)
                 logger.error("files are damaged", extra=self._named(version, error.message))
@@ -339,7 +346,7 @@ class ModelWatcher:
             ) from None
 
     def _late(self, servable: Servable | None) -> None:
-        """Closes the servable of a load that was given up, and wakes the watcher, which tries the version again."""
+        """Closes the servable of a load that ended after its timeout, and wakes the watcher to load it again."""
         if servable is not None:
             servable.close()
         self._wake.set()
@@ -348,9 +355,9 @@ class ModelWatcher:
         return version in self._late_loads and not self._late_loads[version].is_over
 
     def _within_time(self, folder: Path, look: Callable[[], T]) -> T:
-        """Runs a scan of a folder.
+        """Runs a function that reads a folder, with a timeout.
 
-        Raises TimeoutError if that takes too long, and at once while an earlier call hangs.
+        Raises TimeoutError after the timeout, and at once while an earlier read of the folder still hangs.
         """
         earlier = self._late_looks.get(folder)
         if earlier is None or earlier.is_over:
@@ -401,5 +408,5 @@ class ModelWatcher:
                 waits.append(rules.settle_s)
             elif failure.attempts <= rules.max_retries:
                 waits.append(failure.retry_at_s - rules.clock())
-        # The result is never 0, because run() takes 0 for "no version waits".
+        # At least 0.01 s is returned, because run() ignores a wait of 0.
         return max(min(waits), 0.01) if waits else None

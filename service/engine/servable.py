@@ -1,4 +1,4 @@
-"""A loaded model version, and the lease that keeps it loaded while a request uses it."""
+"""Declares a servable (loaded model version), and the lease that keeps it loaded while a request uses it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from service.types import DEFAULT_SIGNATURE, Backend, SignatureSpec, Table, Tabl
 
 
 class Files(Protocol):
-    """The mapped files that a servable reads for its answers. Concurrency: any thread.
+    """The mapped files of a servable's tables, and whether they are damaged. Concurrency: any thread.
 
     mark: one word, other than 0 once the bytes of a file may differ from the loaded bytes.
     is_verified: all bytes that have a checksum match it. is_verification_due: the checksums are still to be compared.
@@ -32,46 +32,46 @@ class Files(Protocol):
     def is_verification_due(self) -> bool: ...
 
     def look(self) -> str:
-        """Returns the damage of the files in one line; "" if there is none."""
+        """Checks the files for damage; returns one line that describes it, "" if there is none."""
         ...
 
     def close(self) -> None:
-        """Frees the memory and descriptors of the files; blocks."""
+        """Frees the files' memory and closes their descriptors; blocks."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class NoFiles:
-    """The Files of a servable that reads no files."""
+    """A null object for Files, of a servable that reads no files."""
 
     mark: Sequence[int] = (0,)
     is_verified: bool = False
     is_verification_due: bool = False
 
     def look(self) -> str:
-        """Returns "", as there is no file to be damaged."""
+        """Returns "" (no damage), because the servable has no files."""
         return ""
 
     def close(self) -> None:
-        """Does nothing, as there is no file to close."""
+        """Does nothing, because the servable has no files."""
 
 
 class NativeServable(Protocol):
-    """A servable in the form that the native core answers from. Concurrency: any thread."""
+    """A servable that the native core has compiled, to answer requests without Python. Concurrency: any thread."""
 
     @property
     def num_holders(self) -> int:
-        """Number of requests and published routes that hold the servable."""
+        """Number of requests and published routes in the native core that use the servable."""
         ...
 
     def table_counts(self) -> Mapping[str, TableCounts]:
-        """Returns the core's counts of reads from each table so far."""
+        """Returns table -> the native core's counts of reads from it so far."""
         ...
 
     def on_tables(self, tables: Mapping[str, Any]) -> NativeServable:
-        """Returns a servable of the same signatures on other tables of the same names and shapes.
+        """Returns a compiled servable with the same signatures that reads other tables of the same names and shapes.
 
-        Both share their counts.
+        Both servables add to the same counts of reads.
         """
         ...
 
@@ -107,18 +107,18 @@ class Servable:
     remote_lookups: frozenset[str] = frozenset()
 
     def signature(self, name: str, fallback: str = "") -> SignatureSpec:
-        """Returns the signature that find_signature() finds in this servable."""
+        """Returns the signature that a request names, as find_signature() does; raises SignatureNotFound."""
         return find_signature(self.signatures, name, fallback)
 
     def runs(self, name: str, fallback: str = "") -> bool:
-        """Says whether find_signature finds a signature of this name that has a backend."""
+        """Says whether the servable has a signature of this name, with a backend that runs it."""
         try:
             return self.signature(name, fallback).name in self.backends
         except SignatureNotFound:
             return False
 
     def backend(self, spec: SignatureSpec) -> Backend:
-        """Returns the backend that runs a signature; raises GraphUnavailable."""
+        """Returns the backend that runs a signature; raises GraphUnavailable if there is none."""
         backend = self.backends.get(spec.name)
         if backend is None:
             runnable = ", ".join(sorted(self.backends)) or "none"
@@ -132,15 +132,15 @@ class Servable:
         return backend
 
     def all_table_counts(self) -> dict[str, TableCounts]:
-        """Returns the counts of reads from each table so far, those of the native core included."""
+        """Returns table -> counts of reads from it so far, in Python and in the native core."""
         return sums_of_counts(self.table_counts(), self.native.table_counts() if self.native is not None else {})
 
     def data_loss(self) -> DataLoss:
-        """Returns the error for a request whose answer was read from damaged files."""
+        """Returns the error to answer a request with if its answer was read from damaged files."""
         return DataLoss(f'The files of version {self.version} of model "{self.name}" were damaged while it was served.')
 
     def close(self) -> None:
-        """Closes each backend once, then the deltas and the files."""
+        """Closes the servable: each backend once, then the deltas and the files."""
         for backend in {id(b): b for b in self.backends.values()}.values():
             backend.close()
         if self.deltas is not None:
@@ -149,7 +149,7 @@ class Servable:
 
 
 def sums_of_counts(counts: Mapping[str, TableCounts], more: Mapping[str, TableCounts]) -> dict[str, TableCounts]:
-    """Adds up the counts of reads from two sources, table by table."""
+    """Adds two dicts of table -> counts of reads, table by table."""
     totals = dict(counts)
     for name, added in more.items():
         totals[name] = TableCounts(*map(operator.add, totals.get(name, TableCounts()), added))
@@ -157,7 +157,7 @@ def sums_of_counts(counts: Mapping[str, TableCounts], more: Mapping[str, TableCo
 
 
 def find_signature(signatures: Mapping[str, SignatureSpec], name: str, fallback: str = "") -> SignatureSpec:
-    """Returns the signature that a request names.
+    """Returns the signature that a request names, the default one if it names none.
 
     Args:
       name: "" means serving_default.
@@ -170,7 +170,7 @@ def find_signature(signatures: Mapping[str, SignatureSpec], name: str, fallback:
     if spec is None and not name:
         spec = signatures.get(fallback)
     if spec is None:
-        # TensorFlow Serving's text, to the letter unless a name is near; metadata lists the signatures.
+        # The error text is TensorFlow Serving's, to the letter unless a similar signature can be suggested.
         near = did_you_mean(name, signatures) if name else ""
         text = f'Serving signature key "{name or DEFAULT_SIGNATURE}" not found'
         raise SignatureNotFound(text + (near or "."), near)
@@ -178,7 +178,7 @@ def find_signature(signatures: Mapping[str, SignatureSpec], name: str, fallback:
 
 
 class Holder:
-    """A published servable and the leases on it.
+    """The holder of a published servable, which counts the leases on it.
 
     Args:
       before: the holder of the same version that this one replaces.
@@ -191,8 +191,8 @@ class Holder:
 
     def __init__(self, servable: Servable, before: Holder | None = None) -> None:
         self.servable = servable
-        # Older holders of the same version that requests may still hold. They do not refer to each other, or none would
-        # ever be freed.
+        # Older holders of the same version on which requests may still have leases. They do not refer to each other: a
+        # chain of references would keep all of them alive.
         self._before: tuple[Holder, ...] = ()
         if before is not None:
             self._before = tuple(holder for holder in (before, *before._before) if not holder.is_free)
@@ -201,9 +201,9 @@ class Holder:
         self._is_retired = False
 
     def acquire(self) -> bool:
-        """Takes a lease; returns False if the holder is retired, and the caller must look up another."""
-        # The lease is added before _is_retired is read; is_free reads them in the opposite order. So either acquire()
-        # sees the retirement, or is_free sees the lease.
+        """Adds a lease; returns False if the holder is retired: the caller must then look up the new holder."""
+        # acquire() adds the lease and then reads _is_retired, while is_free reads both in the opposite order: so either
+        # acquire() sees that the holder is retired, or is_free sees the lease.
         self._leases.append(None)
         if self._is_retired:
             self._leases.pop()
@@ -211,27 +211,28 @@ class Holder:
         return True
 
     def release(self) -> None:
-        """Gives back one lease on the servable."""
+        """Ends one lease on the servable."""
         self._leases.pop()
 
     def retire(self) -> None:
-        """Makes the holder refuse new leases from now on."""
+        """Retires the holder: it refuses new leases from now on."""
         self._is_retired = True
 
     @property
     def is_free(self) -> bool:
-        """Whether no request holds the servable, and none can any more."""
-        # _is_retired is read before _leases: a lease that is added after that read is taken back by acquire().
+        """Whether no request has a lease on the servable, and no later request can get one."""
+        # _is_retired is read before _leases: acquire() itself removes a lease that it adds after this read.
         return self._is_retired and not self._leases and not self._native_holders()
 
     @property
     def num_leases(self) -> int:
-        """Number of leases that are not given back yet, on this holder and on the holders that it replaced.
+        """Number of leases that have not ended, on this holder and on the older holders that it replaced.
 
         While the native core has a route to the servable, that route counts as one lease.
         """
         holders = (self, *self._before)
-        # Two holders may share a native servable: deltas alternate between two sets of tables.
+        # Native servables are counted once each, because two holders may share one: deltas alternate between two sets
+        # of tables.
         natives = {id(holder.servable.native): holder for holder in holders}
         return sum(len(holder._leases) for holder in holders) + sum(
             holder._native_holders() for holder in natives.values()
@@ -239,8 +240,8 @@ class Holder:
 
     @property
     def num_requests(self) -> int:
-        """Number of requests that hold the published servable now."""
-        # The route of the native core counts as a lease, but is no request.
+        """Number of requests that use the published servable now."""
+        # The native core's route to the servable counts as a lease, but it is not a request.
         routed = min(self._native_holders(), 1)
         return self.num_leases - routed
 
@@ -249,14 +250,14 @@ class Holder:
 
 
 class LoadedServable(NamedTuple):
-    """A published servable and the number of requests that hold it."""
+    """A published servable, and the number of requests that use it."""
 
     servable: Servable
     num_leases: int
 
 
 class Lease:
-    """Holds a servable for one request: `with registry.lease(ref) as servable`."""
+    """A lease that keeps a servable loaded for one request: `with registry.lease(ref) as servable`."""
 
     __slots__ = ("_holder",)
 

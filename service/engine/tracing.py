@@ -1,4 +1,4 @@
-"""Declares how the engine and the servers trace requests; service.observe.otel implements it."""
+"""Declares the interface to trace requests, which service.observe.otel implements by OpenTelemetry."""
 
 from __future__ import annotations
 
@@ -9,17 +9,20 @@ from service.types import SignatureSpec
 
 
 class Tracing(Protocol):
-    """Makes OpenTelemetry spans of sampled requests and of their runs. Concurrency: any thread."""
+    """The maker of OpenTelemetry spans for sampled requests and for their lookups and graph runs.
+
+    Concurrency: any thread.
+    """
 
     @property
     def sampler(self) -> str:
-        """The description of OpenTelemetry's sampler."""
+        """The text by which OpenTelemetry's sampler describes itself, with its sampling rate."""
         ...
 
     def request(self, name: str) -> AbstractContextManager[None]:
-        """Opens a span for a request; its parent is the client's span if request_context has a traceparent."""
+        """Opens a trace span for a request; its parent is the client's span if request_context has a traceparent."""
         ...
 
     def run(self, spec: SignatureSpec, model: str, version: int) -> AbstractContextManager[None]:
-        """Opens a span for a lookup or for a run of a graph."""
+        """Opens a trace span for a lookup or for a run of a graph."""
         ...

@@ -1,4 +1,4 @@
-"""Checks a request against its signature before anything runs: names, dtypes, ranks, row splits, ids.
+"""Checks the names, dtypes, ranks, row splits and ids of a request's inputs against its signature, before it runs.
 
 A bad request is refused here with a message that names the input, so that backends may trust their inputs.
 """
@@ -17,7 +17,7 @@ _GRAPH_DTYPE_NAMES = {"float16": "half", "float32": "float", "float64": "double"
 
 
 def dtype_name(array: Array) -> str:
-    """Returns an array's dtype as TensorSpec.dtype spells it.
+    """Returns the name of an array's dtype, spelt as in TensorSpec.dtype.
 
     >>> import numpy as np
     >>> dtype_name(np.array([b"x"], object)), dtype_name(np.zeros(1, np.float32))
@@ -27,7 +27,7 @@ def dtype_name(array: Array) -> str:
 
 
 def checked(spec: SignatureSpec, inputs: Tensors) -> tuple[dict[str, Array], int]:
-    """Checks a request's inputs; returns them as the backend needs them, and the number of rows B.
+    """Checks a request's inputs; returns the arrays for the backend, converted if needed, and the number of rows B.
 
     A lookup may send any of its features, each with its own B, and the largest is returned. Ids of shape [B, K] count
     as B * K rows if the signature leaves K open. Keys become ids. A predict must send all required inputs; inputs that
@@ -54,7 +54,8 @@ def checked(spec: SignatureSpec, inputs: Tensors) -> tuple[dict[str, Array], int
 
 def _num_rows(spec: SignatureSpec, name: str, array: Array) -> int:
     if spec.kind == "lookup" and array.ndim == 2 and (spec.inputs[name].shape or (None, 1))[1] is None:
-        # SignatureSpec.row_bytes counts one id for such a row, because K is open.
+        # For ids of shape [B, K] with an open K, row_bytes is the size of one id's vector, so each id counts as a row
+        # here.
         return array.size
     return array.shape[0] if array.ndim else 1
 
@@ -74,7 +75,7 @@ def check_names(spec: SignatureSpec, inputs: Mapping[str, object]) -> None:
 
 
 def check_outputs(spec: SignatureSpec, inputs: Mapping[str, object], selected: tuple[str, ...]) -> None:
-    """Raises InputMismatch if an output joins features of which the request lacks some.
+    """Raises InputMismatch if an output joins several features and the request lacks one of them.
 
     Args:
       inputs: inputs that checked() has accepted. selected: outputs that the request names; none means all outputs whose
@@ -119,7 +120,7 @@ def _raise_names(spec: SignatureSpec, inputs: Mapping[str, object]) -> None:
 
 
 def _raise_predict_names(spec: SignatureSpec, inputs: Mapping[str, object]) -> None:
-    """Raises TensorFlow Serving's errors for the input names of a predict request, with its texts and in its order.
+    """Raises the error that TensorFlow Serving has for wrong input names of a predict request.
 
     Source: tensorflow_serving/servables/tensorflow/predict_util.cc (9d981c5) VerifyRequestInputsSize;
     tensorflow/cc/saved_model/util.cc (2.21) GetInputValues.
@@ -152,14 +153,14 @@ def _raise_predict_names(spec: SignatureSpec, inputs: Mapping[str, object]) -> N
 
 
 def _json_names(spec: SignatureSpec, missing: list[str]) -> str:
-    """Returns a sentence with the names that JSON has for missing inputs of ragged features; "" for other inputs."""
+    """Returns a sentence for errors on missing ragged inputs: the name that JSON requests have for them; "" if none."""
     ragged = [names for names in spec.ragged_names if names.values in missing and names.row_splits in missing]
     told = [f'"{names.feature}" stands for {names.values} and {names.row_splits}' for names in ragged]
     return f" In JSON, {', '.join(told)}." if told else ""
 
 
 def _check_tensor(tensor: TensorSpec, array: Array, spec: SignatureSpec) -> Array:
-    # numpy_dtype may be None, and numpy's comparison takes None for float64.
+    # The check for None is needed because numpy treats the dtype None as float64 in comparisons.
     if tensor.numpy_dtype is None or array.dtype != tensor.numpy_dtype:
         array = _converted(tensor, array, spec)
     described = spec.kind == "lookup" or tensor.vocabulary_size is not None
@@ -206,12 +207,12 @@ def _converted(tensor: TensorSpec, array: Array, spec: SignatureSpec) -> Array:
 
 
 def _feed_position(tensor: TensorSpec, spec: SignatureSpec) -> int:
-    """Returns an input's position among the graph's arguments, which TensorFlow sorts by the names of their tensors."""
+    """Returns an input's position among the graph's arguments in error texts; TensorFlow sorts them by tensor name."""
     return sorted(other.tensor_name for other in spec.inputs.values()).index(tensor.tensor_name)
 
 
 def graph_dtype_name(dtype: str) -> str:
-    """Returns a dtype's name in TensorFlow's error texts.
+    """Returns the name that TensorFlow's error texts use for a dtype.
 
     >>> graph_dtype_name("float32"), graph_dtype_name("int64")
     ('float', 'int64')
@@ -231,7 +232,7 @@ def _check_ids(tensor: TensorSpec, array: Array) -> None:
 
 
 def id_out_of_range(input_name: str, bad_id: int, position: int, vocabulary_size: int) -> IdOutOfRange:
-    """Returns the error for an id without a row, which lookups and predicts share."""
+    """Returns the error for an id that has no row in its table; lookups and predicts use the same text."""
     return IdOutOfRange(
         f'input "{input_name}": id {bad_id} at position {position} is out of range, '
         f"its table has ids 0 to {vocabulary_size - 1}."
@@ -253,7 +254,7 @@ def _check_ragged(names: RaggedNames, inputs: Tensors) -> int:
         row = int(np.flatnonzero(decreases)[0])
         raise InputMismatch(f'input "{names.row_splits}": must not decrease, got {splits[row]} then {splits[row + 1]}.')
     weights = inputs.get(names.weights)
-    # An empty weights tensor is the signature's default and means 1 for every id.
+    # An empty weights tensor is allowed: it is the signature's default and means weight 1 for every id.
     if weights is not None and (weights.ndim != 1 or weights.size not in (0, values.size)):
         raise InputMismatch(
             f'input "{names.weights}": expected one weight per id ({values.size}), got {list(weights.shape)}.'

@@ -1,4 +1,4 @@
-"""Chooses which of a model's versions on disk are served.
+"""Chooses the versions to serve among a model's versions on disk.
 
 Source: tensorflow_serving/config/file_system_storage_path_source.proto (9d981c5).
 """
@@ -11,19 +11,19 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Latest:
-    """Serves the num_versions versions with the largest numbers."""
+    """The policy that serves the num_versions versions with the largest numbers."""
 
     num_versions: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class All:
-    """Serves every version on disk."""
+    """The policy that serves every version on disk."""
 
 
 @dataclass(frozen=True, slots=True)
 class Specific:
-    """Serves the listed versions, as far as they are on disk."""
+    """The policy that serves the listed versions, as far as they are on disk."""
 
     versions: frozenset[int]
 
@@ -32,7 +32,7 @@ VersionPolicy = Latest | All | Specific
 
 
 def wanted_versions(policy: VersionPolicy, found: Iterable[int]) -> list[int]:
-    """Returns the versions that a policy serves, newest first.
+    """Returns the versions on disk that a policy serves, newest first.
 
     >>> wanted_versions(Latest(2), [1, 3, 2]), wanted_versions(Specific(frozenset({1, 9})), [1, 3, 2])
     ([3, 2], [1])
@@ -40,7 +40,7 @@ def wanted_versions(policy: VersionPolicy, found: Iterable[int]) -> list[int]:
     newest_first = sorted(found, reverse=True)
     match policy:
         case Latest(num_versions):
-            # num_versions 0 means 1, as in TensorFlow Serving: 0 is the proto's default.
+            # num_versions 0 means 1, as in TensorFlow Serving, because protobuf gives 0 for a field that is not set.
             return newest_first[: max(num_versions, 1)]
         case All():
             return newest_first

@@ -1,4 +1,4 @@
-"""Where a model's versions come from: a mounted folder, or something that fills a local folder."""
+"""Declares the source of a model's versions: a mounted folder, or a mirror of an object store with a local folder."""
 
 from __future__ import annotations
 
@@ -12,48 +12,49 @@ from service.engine import base_paths
 
 
 class VersionArrival(Protocol):
-    """Watches one version from when it was first seen until all of it is here.
+    """The watcher of one version's files, until all of them are in the local folder.
 
-    folder: the version's local folder. seen: what was in it at the last look.
+    folder: the version's local folder. seen: the folder's fingerprint at the last check.
     """
 
     @property
     def folder(self) -> Path:
-        """The version's local folder."""
+        """The local folder that holds, or will hold, the version's files."""
 
     @property
     def seen(self) -> Fingerprint:
-        """Fingerprint of the folder at the last look."""
+        """Fingerprint of the version's folder when it was last read."""
 
     def is_complete(self) -> bool:
-        """Looks again; raises ServiceError where the version can not be brought here for now."""
+        """Checks whether all files of the version are in its folder; raises ServiceError if they can not be fetched."""
 
 
 class VersionSource(Protocol):
-    """The versions of one model below one base path. Concurrency: one caller at a time."""
+    """The source of one model's versions below one base path. Concurrency: one caller at a time."""
 
     def find(self) -> Mapping[int, Path]:
-        """Returns the local folder of each version, whether or not the version is in it already; raises OSError."""
+        """Returns version -> local folder, also for versions whose files are not there yet; raises OSError."""
 
     def unreadable(self, error: OSError) -> str:
-        """Returns one line for a base path whose find() raised."""
+        """Returns one line that explains the error which find() raised."""
 
     def unserved(self, found: Collection[int]) -> str:
-        """Returns one line for a base path without a version that the model's policy wants."""
+        """Returns one line that says why the base path has no version that the model's policy wants."""
 
     def arrival(self, version: int, path: Path) -> VersionArrival:
-        """Returns what watches a version until all of it is here."""
+        """Returns an object that watches a version until all its files are in the local folder."""
 
     def keep(self, versions: Collection[int]) -> None:
-        """Says that no other version is loaded or wanted, so a source may remove its local copies of them."""
+        """Tells the source which versions are loaded or wanted; it may remove its local copies of all others."""
 
 
-# Opens the source of a URI: told the model's name, its base path, and what to call when a version has come.
+# Type of a function that opens the source of a model's URI; its arguments are the model's name, the URI, and a function
+# to call when a version was fetched.
 OpenStore = Callable[[str, str, Callable[[], None]], VersionSource]
 
 
 class Folder:
-    """A mounted folder, which the server only reads.
+    """The version source of a mounted folder, which the server only reads.
 
     Args:
       settle_s, clock, wall_clock: as in Arrival.
@@ -68,20 +69,20 @@ class Folder:
         self._wall_clock = wall_clock
 
     def find(self) -> Mapping[int, Path]:
-        """Returns the folder of each version below the base path; raises OSError."""
+        """Returns version -> its folder below the base path; raises OSError."""
         return base_paths.find_versions(Path(self._base_path))
 
     def unreadable(self, error: OSError) -> str:
-        """Returns one line for a base path that could not be read."""
+        """Returns one line that says why the base path can not be read."""
         return base_paths.unreadable(self._base_path, error)
 
     def unserved(self, found: Collection[int]) -> str:
-        """Returns one line for a base path whose versions the model's policy does not want."""
+        """Returns one line that says why the folder has no version that the model's policy wants."""
         return base_paths.unserved(self._base_path, found)
 
     def arrival(self, version: int, path: Path) -> VersionArrival:
-        """Returns an object that watches a version's folder until its files no longer change."""
+        """Returns an object that watches a version's folder until the version is completely copied."""
         return completeness.Arrival(path, self._settle_s, self._clock, self._wall_clock)
 
     def keep(self, versions: Collection[int]) -> None:
-        """Removes nothing: the folder is not the server's."""
+        """Does nothing: the server may not remove versions from a folder that others own."""

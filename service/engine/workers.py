@@ -1,4 +1,4 @@
-"""Runs work in a pool of threads, for one model after the other, and refuses work that would wait too long.
+"""Runs jobs in a pool of threads, with models in turn, and refuses jobs that would wait too long.
 
 A queue without a bound makes all requests wait under overload, until each client has given up. So the pool refuses work
 that would not run in time, and drops queued work whose time is over before it costs anything.
@@ -23,16 +23,17 @@ from service.errors import DeadlineExceeded, NotReady, Overloaded, ServiceError
 # the function must only raise or answer the error.
 Work = Callable[[ServiceError | None], Any]
 
-# The mean time of a run: the newest run has the weight 1 / _NEWEST, and counts as at most twice the mean plus _MOST_S,
-# because one run may wait for a graph to load.
+# Constants of the moving average of a model's run times: the newest run has the weight 1 / _NEWEST, and counts as at
+# most twice the average plus _MOST_S, because a single run may wait for a graph to load.
 _NEWEST = 4
 _MOST_S = 1e-3
-# A job is dropped after it waited for this multiple of the longest wait that is allowed to be expected.
+# A job is dropped once it has waited this many times limits.wait_s, the longest expected wait with which jobs are
+# admitted.
 _PATIENCE = 4
 
 
 class Job(Future[Any]):
-    """A job that waits in a pool. deadline_s: on the pool's clock, or None."""
+    """A job in a pool of threads. deadline_s: the job's deadline on the pool's clock, or None."""
 
     def __init__(self, pool: Workers, model: str, work: Work, deadline_s: float | None, queued_s: float) -> None:
         super().__init__()
@@ -43,7 +44,7 @@ class Job(Future[Any]):
         self.queued_s = queued_s
 
     def cancel(self) -> bool:
-        """Cancels the job unless it has begun; its place in the queue is free at once."""
+        """Cancels the job unless it has begun, and removes it from the queue at once."""
         is_cancelled = super().cancel()
         if is_cancelled:
             self._pool.forget(self)
@@ -67,13 +68,13 @@ class Workers:
         self._observer = admission.observer
         self._clock = clock
         self._waiting: dict[str, deque[Job]] = {}
-        # Models with waiting jobs; the first one has the next turn.
+        # Model -> its waiting jobs; the next job is the first model's.
         self._turns: deque[str] = deque()
         self._num_waiting = 0
-        # _started: all threads of the pool. _num_idle: number of threads that wait for a job.
+        # _started: all threads of the pool. _num_idle: number of the pool's threads that wait for a job.
         self._started: set[threading.Thread] = set()
         self._num_idle = 0
-        # Mean seconds of a run by model. Only configured models have names here, so the dict stays small.
+        # Model -> average seconds of a job. Only names of configured models get here, so the dict stays small.
         self._means: dict[str, float] = {}
         self._lock = threading.Lock()
         self._has_work = threading.Condition(self._lock)
@@ -81,7 +82,7 @@ class Workers:
         _POOLS.add(self)
 
     def submit(self, model: str, work: Work, deadline_s: float | None = None) -> Job:
-        """Queues a job.
+        """Queues a function as a job for the pool's threads.
 
         Raises:
           Overloaded: the job would wait too long, too many jobs wait, or the system can start no thread.
@@ -112,7 +113,7 @@ class Workers:
                     self._drop_turn(job.model)
 
     def close(self) -> None:
-        """Lets running jobs end, and cancels all jobs that have not begun."""
+        """Closes the pool: cancels all jobs that have not begun; running jobs go on to their end."""
         with self._lock:
             self._is_closed = True
             self._has_work.notify_all()
@@ -129,7 +130,7 @@ class Workers:
 
     @property
     def num_waiting(self) -> int:
-        """Number of jobs that wait."""
+        """Number of jobs in the queue that have not begun."""
         return self._num_waiting
 
     def _reason_to_refuse(self, job: Job) -> Reason | None:
@@ -141,7 +142,8 @@ class Workers:
         if free <= 0 or not has_share(num_mine, free):
             return "queue"
         wait_s = self._expected_wait_s(num_mine)
-        # As many jobs as there are threads may wait, however slow they are: else a thread would idle between two jobs.
+        # As many jobs as the pool has threads may always wait, however slow jobs are: otherwise a thread would be idle
+        # between two jobs.
         if wait_s > self._limits.wait_s and self._num_waiting >= self._num_threads:
             return "wait"
         if job.deadline_s is not None and job.queued_s + wait_s > job.deadline_s:
@@ -149,7 +151,8 @@ class Workers:
         return None
 
     def _expected_wait_s(self, num_mine: int) -> float:
-        # Models take turns: before this job, each other model runs at most as many jobs as this one's model.
+        # Models take turns, so before this job ends each other model runs at most as many jobs as this job's model
+        # does.
         turns = num_mine + 1
         means = self._means
         total_s = sum(min(len(jobs), turns) * means.get(model, 0.0) for model, jobs in self._waiting.items())
@@ -164,15 +167,15 @@ class Workers:
         self._num_waiting += 1
 
     def _is_thread_coming(self) -> bool:
-        """Wakes or starts a thread for a new job; returns False if the pool has no thread and can start none."""
+        """Wakes an idle thread or starts one for a new job; returns False if the pool has none and can start none."""
         if self._num_idle:
-            # _num_idle goes down here and not in the woken thread: until that runs, more jobs may come and must wake
-            # other threads.
+            # _num_idle is reduced here and not by the woken thread: before that thread runs, more jobs may come, which
+            # must wake other threads.
             self._num_idle -= 1
             self._has_work.notify()
         elif len(self._started) < self._num_threads:
-            # Daemon threads: the interpreter would wait for others at its end before anything could tell idle ones to
-            # end.
+            # The threads are daemons: at its end the interpreter waits for other threads before it runs _end_all(),
+            # which tells idle threads to end.
             thread = threading.Thread(target=self._run, name=f"{self._name}_{len(self._started)}", daemon=True)
             try:
                 thread.start()
@@ -187,7 +190,7 @@ class Workers:
         self._turns.remove(model)
 
     def _next_job(self) -> Job | None:
-        """Waits for the next job and removes it from the queue; None ends the thread."""
+        """Waits for the next job and removes it from the queue; returns None if the calling thread shall end."""
         with self._lock:
             while not self._turns:
                 if self._is_closed:
@@ -210,7 +213,8 @@ class Workers:
                 if job.set_running_or_notify_cancel():
                     self._do(job)
         finally:
-            # This also runs if a thread ended because memory ran out; the next submit() can then start another one.
+            # The thread is removed even if it ended because memory ran out, so that the next submit() can start another
+            # thread.
             with self._lock:
                 self._started.remove(threading.current_thread())
 
@@ -232,7 +236,8 @@ class Workers:
         if job.deadline_s is not None and now_s >= job.deadline_s:
             self._observer.refused(job.model, "deadline")
             return DeadlineExceeded("The deadline passed while the request waited for a thread.")
-        # Times of runs vary, so an admitted job may wait longer than was expected.
+        # A job may have waited far longer than was expected when it was admitted, because run times vary: then it is
+        # dropped.
         if waited_s > _PATIENCE * self._limits.wait_s and self._num_waiting:
             self._observer.refused(job.model, "wait")
             return Overloaded(f"The server is overloaded: the request waited {waited_s:.3f} s for a thread.")
@@ -248,7 +253,8 @@ _POOLS: weakref.WeakSet[Workers] = weakref.WeakSet()
 
 
 def _end_all() -> None:
-    # Running jobs run to their end: the interpreter's own exit would free objects that TensorFlow's threads still use.
+    # The process waits for running jobs at its exit: the interpreter would else free objects that TensorFlow's threads
+    # still use.
     pools = list(_POOLS)
     for pool in pools:
         pool.close()

@@ -1,1 +1,1 @@
-"""Runs TensorFlow graphs: the only folder of the server that imports TensorFlow, and only when a graph must run."""
+"""Runs TensorFlow graphs. Only this folder of the server imports TensorFlow, and only when a graph must run."""

@@ -1,4 +1,4 @@
-"""Finds the tensor of a graph that holds a feature's lookup, by comparing tensors with the lookup on probe requests."""
+"""Finds the tensor of a graph that equals a feature's lookup, by comparing both on probe requests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from service.graph.table_reads import TableRead
 from service.graph.table_rows import Claim, rows_of
 from service.types import Array, SignatureSpec, Table, Tensors
 
-# A constant with more numbers may be a map from ids to anything, which the probe requests would not detect.
+# Most numbers of a constant between a feature's inputs and its lookup. A larger constant may be a map of ids, whose
+# effect the probe requests could miss.
 _MOST_NUMBERS = 8
 _VOCABULARIES = frozenset({"HashTableV2", "LookupTableFindV2", "LookupTableSizeV2"})
 
@@ -31,9 +32,9 @@ def find_lookup(
     session: GraphSession,
     feed: Callable[[Tensors], dict[str, Array]],
 ) -> tuple[str, bool] | None:
-    """Returns the last candidate tensor that equals the claim's lookup, and whether it is equal bit by bit.
+    """Returns the last candidate tensor that equals a feature's lookup on probes, and whether it does bit by bit.
 
-    None: none is.
+    Returns None if no candidate equals the lookup.
 
     Args:
       candidates: tensors that depend on the read, nearest first.
@@ -65,7 +66,7 @@ def find_lookup(
 
 
 def _constants(flat: FlatGraph, tensor: str, read: TableRead, *, has_keys: bool) -> Constants | None:
-    """Returns the constants between a feature's inputs and a tensor.
+    """Returns the values of all constants from which, with a feature's inputs, the graph computes a tensor.
 
     None if other nodes than arithmetic lie between them.
 

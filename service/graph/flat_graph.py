@@ -1,4 +1,4 @@
-"""Inlines the function calls of a SavedModel's graph, so that all nodes that a signature runs are in one graph."""
+"""Inlines the function calls of a SavedModel's graph, so that one graph has all nodes that a signature runs."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 
 from service.errors import ArtifactError
 
-# Ops that only call a function; control flow (If, While, Case) stays as it is.
+# Ops that only call a function, which are inlined; control flow ops (If, While, Case) are not inlined.
 _CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
 
 
 class FlatGraph:
-    """A graph without function calls: nodes by name, with inputs in the form "node:output" or "^node".
+    """A graph without function calls: its nodes by name; their inputs have the form "node:output" or "^node".
 
     In place of a call there is a NoOp of its name, which waits for the nodes that the function must always run.
 
@@ -34,20 +34,20 @@ class FlatGraph:
             node.input.extend(inputs)
 
     def resolved(self, tensor: str) -> str:
-        """Returns the tensor that stands for a tensor of the original graph, now that its calls are inlined."""
+        """Returns the tensor of the flat graph that replaces a given tensor of the original graph."""
         tensor = canonical(tensor)
         while tensor in self._aliases:
             tensor = self._aliases[tensor]
         return tensor
 
     def data_inputs(self, name: str) -> list[str]:
-        """Returns the tensors that a node reads."""
+        """Returns the names of the tensors that a node reads as data inputs."""
         return [i for i in self.nodes[name].input if not i.startswith("^")]
 
     def ancestors(
         self, roots: Iterable[str], *, cut: frozenset[str] = frozenset(), follow: Callable[[str], bool] = bool
     ) -> set[str]:
-        """Returns all nodes that the roots (tensors or "^nodes") depend on, directly or through other nodes.
+        """Returns all nodes that the given roots (tensors or "^nodes") depend on, directly or through other nodes.
 
         Args:
           cut: tensors that are fed, so that the nodes before them are not needed.
@@ -67,7 +67,7 @@ class FlatGraph:
 
 
 def canonical(reference: str) -> str:
-    """Returns a tensor's name in the form "node:output".
+    """Returns a tensor's name in the form "node:output", with output 0 if the name has none.
 
     >>> canonical("x"), canonical("y:1")
     ('x:0', 'y:1')
@@ -76,12 +76,12 @@ def canonical(reference: str) -> str:
 
 
 def node_of(reference: str) -> str:
-    """Returns the name of the node that a tensor or a control input "^node" belongs to."""
+    """Returns the name of the node that makes a tensor, or that a control input "^node" names."""
     return reference.removeprefix("^").partition(":")[0]
 
 
 def flatten(graph_def: Any, roots: Iterable[str]) -> FlatGraph:
-    """Returns the nodes that the roots need, with all calls inlined; the GraphDef is not changed.
+    """Returns a flat graph of the nodes that the roots need, with function calls inlined; the GraphDef is not changed.
 
     Args:
       graph_def: a GraphDef of TensorFlow's.
@@ -128,8 +128,8 @@ def _body(call: Any, function: Any, aliases: dict[str, str]) -> Iterator[Any]:
     def flat(reference: str) -> str:
         if reference.startswith("^"):
             return f"^{prefix}{reference[1:]}"
-        # A function's reference is "argument" or "node:output:number"; a graph's has the number among all outputs of
-        # the node.
+        # In a function, an input is named "argument" or "node:output name:number"; in a graph, "node:number" counts
+        # over all outputs of the node.
         name, _, output = reference.partition(":")
         if name not in outputs or not output:
             return f"{prefix}{name}:0"
@@ -148,13 +148,14 @@ def _body(call: Any, function: Any, aliases: dict[str, str]) -> Iterator[Any]:
             raise ArtifactError(f"function {function.signature.name!r} is generic in its types")
         node.name = prefix + node.name
         del node.input[:]
-        # The first nodes of the function wait for the nodes that the call waits for.
+        # Nodes of the function without inputs get the control inputs of the call, so that they run after the same
+        # nodes.
         node.input.extend([flat(i) for i in original.input] or controls)
         yield node
 
 
 def _output_numbers(node: Any) -> dict[str, int]:
-    """Returns output name of a node's op -> the number of the output's first tensor."""
+    """Returns output name of a node's op -> the output's first number among all output tensors of the node."""
     from tensorflow.python.framework import op_def_registry
 
     op = op_def_registry.get(node.op)

@@ -1,4 +1,4 @@
-"""Opens sessions of TensorFlow: in the native core if it is built, else in Python.
+"""Opens TensorFlow sessions, in the native core if it is built, else in Python.
 
 Python can use a session of the core too, so a graph's variables are in memory once.
 """
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Takes arrays for the fed tensors, in their order, and returns the fetched arrays.
+# Type of a function that runs a part of a graph: takes one array for each fed tensor, and returns the fetched arrays.
 GraphCall = Callable[..., list[Array]]
 
 
 @dataclass(frozen=True, slots=True)
 class GraphProgram:
-    """A graph, and the operations that prepare a session over it.
+    """A serialized graph, and the operations that prepare its session, such as restoring variables.
 
     graph_def, config: a GraphDef and a ConfigProto, serialized.
     steps: operations to run first, in this order, each with the strings for its scalar inputs by tensor: one restores
@@ -39,7 +39,7 @@ class GraphProgram:
 
 
 class GraphSession(Protocol):
-    """A session: a graph with its variables. Concurrency: any thread.
+    """A TensorFlow session: a graph with its variables. Concurrency: any thread.
 
     number: the session's number in the native core; None: the session is not in the core.
     config: the session's ConfigProto, serialized.
@@ -49,24 +49,23 @@ class GraphSession(Protocol):
     config: bytes
 
     def call(self, feed: Sequence[str], fetch: Sequence[str], target: Sequence[str] = ()) -> GraphCall:
-        """Returns a function that runs the part of the graph between the fed and the fetched tensors, and target
-        operations.
+        """Returns a function that computes the fetched tensors from the fed tensors, and runs the target operations.
 
         The function raises tf.errors.OpError; strings are object arrays of bytes.
         """
         ...
 
     def run(self, fetch: Sequence[str], feed: Mapping[str, Array]) -> list[Array]:
-        """Runs a part of the graph once, and returns the fetched tensors; a tensor may be both fetched and fed."""
+        """Computes the fetched tensors once from the fed tensors; a tensor may be both fed and fetched."""
         ...
 
     def close(self) -> None:
-        """Frees the session's variables."""
+        """Closes the session, which frees its variables."""
         ...
 
 
 class PythonSession:
-    """A session of TensorFlow in Python, a tf.compat.v1.Session. Concurrency: any thread."""
+    """A GraphSession in Python: a tf.compat.v1.Session. Concurrency: any thread."""
 
     number: int | None = None
 
@@ -75,7 +74,7 @@ class PythonSession:
         self.config = config
 
     def call(self, feed: Sequence[str], fetch: Sequence[str], target: Sequence[str] = ()) -> GraphCall:
-        """Returns a function that runs a part of the graph, made by _make_callable_from_options.
+        """Returns a function that runs a part of the graph, made by the session's _make_callable_from_options.
 
         Session.run would compare shapes with the placeholders', which TensorFlow Serving does not, and takes longer
         (271 us a call against 48 us, y = 0.5 x + 2 on eight numbers).
@@ -87,7 +86,7 @@ class PythonSession:
         return made
 
     def run(self, fetch: Sequence[str], feed: Mapping[str, Array]) -> list[Array]:
-        """Runs a part of the graph once by tf.compat.v1.Session.run."""
+        """Computes the fetched tensors once by tf.compat.v1.Session.run."""
         found: list[Array] = self._session.run(list(fetch), dict(feed))
         return found
 
@@ -97,7 +96,7 @@ class PythonSession:
 
 
 class CoreSession:
-    """A session of the native core, which runs without the interpreter lock. Concurrency: any thread."""
+    """A GraphSession in the native core, which runs graphs without the interpreter lock. Concurrency: any thread."""
 
     def __init__(self, session: _native.GraphSession, config: bytes) -> None:
         self._session = session
@@ -105,7 +104,7 @@ class CoreSession:
         self.config = config
 
     def call(self, feed: Sequence[str], fetch: Sequence[str], target: Sequence[str] = ()) -> GraphCall:
-        """Returns a function of the native core that runs a part of the graph.
+        """Returns a function that runs a part of the graph in the native core.
 
         Raises tf.errors.OpError for unknown names.
         """
@@ -126,19 +125,19 @@ class CoreSession:
         return run
 
     def run(self, fetch: Sequence[str], feed: Mapping[str, Array]) -> list[Array]:
-        """Runs a part of the graph once in the native core; fed tensors that are fetched come back as they are."""
-        # TensorFlow refuses to fetch a fed tensor.
+        """Computes the fetched tensors once in the native core; a tensor that is also fed is returned unchanged."""
+        # Fed tensors are left out of the run, because TensorFlow refuses to fetch them.
         computed = [tensor for tensor in fetch if tensor not in feed]
         found = dict(zip(computed, self.call([*feed], computed)(*feed.values()), strict=True)) if computed else {}
         return [found[tensor] if tensor in found else feed[tensor] for tensor in fetch]
 
     def close(self) -> None:
-        """Releases the variables; requests that run in the core may hold them for longer."""
+        """Releases the session's variables; they are freed when the last request that runs in the core ends."""
         self._session.close()
 
 
 def open_core_session(program: GraphProgram) -> CoreSession | None:
-    """Opens a graph in the native core; None where there is no core, or the core can not open it."""
+    """Opens a graph in the native core; returns None if there is no core, or if the core can not open the graph."""
     import tensorflow as tf
 
     try:
@@ -158,7 +157,7 @@ def open_core_session(program: GraphProgram) -> CoreSession | None:
 
 
 def open_session(program: GraphProgram, graph: Any) -> GraphSession:
-    """Opens a graph in the native core, or else in Python; raises TensorFlow's errors.
+    """Opens a graph in the native core, or in Python if that fails; raises TensorFlow's errors.
 
     Args:
       graph: the tf.Graph of the program.
@@ -194,7 +193,7 @@ def _op_error(code: int, message: str) -> Exception:
 
 
 def _sent(array: Array) -> tuple[int, tuple[int, ...], object]:
-    """Returns the DataType number of an array, its shape, and its bytes or strings, as the core takes them."""
+    """Converts an array to the form that the native core takes: DataType number, shape, and bytes or strings."""
     array = np.asarray(array)
     if array.dtype.kind in "OSU":
         strings = [s.encode() if isinstance(s, str) else s for s in array.reshape(-1).tolist()]
@@ -217,15 +216,15 @@ def _array(tensor: _native.GraphTensor) -> Array:
         _dtypes[tensor.dtype] = np.dtype(tf.as_dtype(tensor.dtype).as_numpy_dtype)
     dtype = _dtypes[tensor.dtype]
     if dtype.kind == "O":
-        # The trailing None keeps numpy from making an array of fixed-size strings.
+        # The None at the end, which is cut off again, makes numpy choose dtype object and not fixed-size strings.
         return np.array([*tensor.strings(), None], object)[:-1].reshape(tensor.shape)
     if 0 in tensor.shape:
         return np.empty(tensor.shape, dtype)
-    # A copy: what is fetched of a variable may be the variable's own memory, which the next run writes.
+    # The array is copied, because a fetched tensor may share memory with a variable that the next run changes.
     made: Array = np.frombuffer(memoryview(tensor), dtype).reshape(tensor.shape).copy()
     return made
 
 
-# numpy dtype -> DataType number, and the opposite; TensorFlow's own functions for this take 2 us.
+# Caches of numpy dtype -> DataType number and of the opposite; TensorFlow's own conversion takes 2 us.
 _numbers: dict[Any, int] = {}
 _dtypes: dict[int, np.dtype[Any]] = {}

@@ -1,4 +1,4 @@
-"""Points a graph's reads at the variables that its SavedModel restores.
+"""Repairs variable handles of a graph, so that every read uses a variable that the SavedModel restores.
 
 tf.saved_model.save of a Keras 3 model writes two handles for each variable: the functions read one, and the checkpoint
 restores the other. tf.saved_model.load knows from the object graph that both are one variable. A TensorFlow session,
@@ -16,7 +16,7 @@ from service.graph.restoring import saved_tensors
 
 
 def repair_handles(meta_graph: Any, artifact: Path) -> int:
-    """Replaces each unrestored handle by the restored handle of the same variable, in place.
+    """Replaces, in place, each variable handle that is not restored by the restored handle of the same variable.
 
     Args:
       meta_graph: a MetaGraphDef.
@@ -42,11 +42,11 @@ def repair_handles(meta_graph: Any, artifact: Path) -> int:
 
 
 def _captured(meta_graph: Any) -> Iterator[tuple[str, int]]:
-    """Yields each tensor that a call of a saved function captures, with the number of its node in the object graph."""
+    """Yields each tensor that a function of the SavedModel captures, with its object's number in the object graph."""
     functions: Mapping[str, Any] = meta_graph.object_graph_def.concrete_functions
     for node in meta_graph.graph_def.node:
         name = node.attr["f"].func.name if "f" in node.attr else ""
-        # Reading a missing entry of a protobuf map would add the entry.
+        # The key is tested first, because reading a missing key of a protobuf map adds the key.
         if name not in functions:
             continue
         bound = list(functions[name].bound_inputs)
@@ -56,7 +56,7 @@ def _captured(meta_graph: Any) -> Iterator[tuple[str, int]]:
 
 
 def variable_names(meta_graph: Any, artifact: Path) -> dict[str, str]:
-    """Returns key in the checkpoint -> name of the variable in its Python program.
+    """Returns variable's key in the checkpoint -> the variable's name in the Python program that exported it.
 
     Empty for exports of TensorFlow 1.
     """
@@ -65,7 +65,7 @@ def variable_names(meta_graph: Any, artifact: Path) -> dict[str, str]:
 
 
 def object_keys(artifact: Path) -> dict[int, str]:
-    """Returns node of the object graph -> key of its variable in the checkpoint.
+    """Returns number of a node in the object graph -> the checkpoint key of the node's variable.
 
     The checkpoint numbers its objects as the SavedModel does.
 

@@ -1,4 +1,4 @@
-"""Finds the tensors of a graph that only join or reshape looked-up rows, so that these tensors can be fed.
+"""Finds tensors of a graph that only join or reshape looked-up rows, so that a run can be fed these tensors directly.
 
 A tensor has a value here if each of its rows consists of the bytes of some sources' rows, one behind the other.
 Flatten, Squeeze and Reshape keep those bytes; so do concatenations and stacks along the first axis behind the batch.
@@ -14,7 +14,7 @@ from service.graph.flat_graph import FlatGraph, node_of
 
 
 class JoinedRows(NamedTuple):
-    """The content of a fed tensor: the rows of one or several sources side by side.
+    """The content of a fed tensor: looked-up rows of one or several sources side by side.
 
     parts: the sources in their order.
     shape: shape of one row; None where it differs from request to request, which only a tensor of one source allows.
@@ -33,7 +33,7 @@ def joined_rows(
     given: frozenset[str] = frozenset(),
     follow: Callable[[str], bool] = bool,
 ) -> dict[str, JoinedRows]:
-    """Returns the tensors to feed in place of the sources: as few as there can be, and no source in two blocks.
+    """Returns the fewest tensors that can be fed in place of all sources; each source is in only one of them.
 
     Args:
       ends: the tensors, and the nodes as "^name", that a session runs.
@@ -48,7 +48,8 @@ def joined_rows(
         values = _Values(flat, sources, barred)
         found = _first_met(flat, ends, values, given, follow)
         blocks = {value.parts for value in found.values()}
-        # If two tensors would hold the same source, the source is fed by itself, and the graph joins it.
+        # If two tensors would hold the same source, neither is fed: the source is fed by itself, and the graph joins
+        # the rows.
         overlapping = {
             tensor
             for tensor, value in found.items()
@@ -62,7 +63,7 @@ def joined_rows(
 def _first_met(
     flat: FlatGraph, ends: Iterable[str], values: _Values, given: frozenset[str], follow: Callable[[str], bool]
 ) -> dict[str, JoinedRows]:
-    # The search walks back from the ends, and stops at the first tensor whose value is known.
+    # The search goes back from the graph's ends, and stops at tensors that are known to hold joined rows.
     found: dict[str, JoinedRows] = {}
     seen: set[str] = set()
     todo = list(ends)
@@ -80,7 +81,7 @@ def _first_met(
 
 
 class _Values:
-    # Finds the JoinedRows of tensors, and caches the result for each tensor.
+    # _Values finds which rows a tensor joins (its JoinedRows), and caches this for each tensor.
 
     def __init__(self, flat: FlatGraph, sources: Mapping[str, tuple[int, ...] | None], barred: Collection[str]) -> None:
         self._flat = flat
@@ -92,7 +93,7 @@ class _Values:
         if tensor in self._sources:
             return JoinedRows((tensor,), self._sources[tensor])
         if tensor not in self._known:
-            # A graph may have loops; the value of a tensor in a loop is None.
+            # None is cached first, as the value of a tensor in a loop of the graph.
             self._known[tensor] = None
             found = None if tensor in self._barred else self._worked_out(tensor)
             self._known[tensor] = None if found is None or len(set(found.parts)) < len(found.parts) else found
@@ -106,7 +107,10 @@ class _Values:
         return work_out(self, node, self._flat.data_inputs(node.name))
 
     def shaped(self, tensors: Iterable[str]) -> list[tuple[tuple[str, ...], tuple[int, ...]]] | None:
-        """Returns the parts and the row shape of each tensor; None if one of the tensors has none."""
+        """Returns the joined sources and the row shape of each tensor;
+
+        None if one of the tensors does not hold joined rows.
+        """
         found = []
         for tensor in tensors:
             value = self.of(tensor)
@@ -116,7 +120,7 @@ class _Values:
         return found
 
     def numbers(self, tensor: str) -> list[int] | None:
-        """Returns the numbers of a constant; None if the tensor is no constant."""
+        """Returns the numbers in a constant tensor; None if the tensor is no constant."""
         import tensorflow as tf
 
         node = self._flat.nodes[node_of(tensor)]
@@ -125,9 +129,9 @@ class _Values:
         return [int(number) for number in tf.make_ndarray(node.attr["value"].tensor).reshape(-1)]
 
     def sizes(self, tensor: str, parts: tuple[str, ...]) -> list[int] | None:
-        """Returns the sizes behind the batch size that a Reshape of these parts asks for.
+        """Returns the target sizes of a Reshape without the batch size, which must be the first one.
 
-        None if the batch is not first.
+        Returns None if the first size is not the batch size of these parts.
         """
         numbers = self.numbers(tensor)
         if numbers is not None:
@@ -140,12 +144,12 @@ class _Values:
             return None
         behind = [self.numbers(other) for other in others]
         sizes = [number for numbers in behind for number in numbers or ()]
-        # One of the constant sizes may be -1 (open), as the batch size comes first: _reshaped() computes it from the
-        # width of a row.
+        # One of these sizes may be -1 (open), because the batch size is computed: _reshaped() finds it from the width
+        # of a row.
         return sizes if len(sizes) == len(others) else None
 
     def _is_batch(self, tensor: str, parts: tuple[str, ...]) -> bool:
-        # The pattern is tf.shape(x)[0] of the same parts; other sources may have other numbers of rows.
+        # The tensor must be tf.shape(x)[0] of an x with the same parts: other sources may have another number of rows.
         flat = self._flat
         node = flat.nodes[node_of(tensor)]
         if node.op != "StridedSlice" or not node.attr["shrink_axis_mask"].i & 1:
@@ -178,7 +182,7 @@ def _squeezed(values: _Values, node: Any, inputs: list[str]) -> JoinedRows | Non
         return None
     rank = 1 + len(value.shape)
     dropped = {axis % rank for axis in node.attr["squeeze_dims"].list.i}
-    # Without axes, or with the first axis, Squeeze would remove the batch axis of a batch of one row.
+    # A Squeeze without axes, or of the first axis, is refused: it would remove the batch axis of a batch with one row.
     if not dropped or 0 in dropped or any(value.shape[axis - 1] != 1 for axis in dropped):
         return None
     return JoinedRows(value.parts, tuple(s for axis, s in enumerate(value.shape, 1) if axis not in dropped))
@@ -220,8 +224,8 @@ def _stacked(values: _Values, node: Any, inputs: list[str]) -> JoinedRows | None
 
 
 def _lie_side_by_side(shapes: Collection[tuple[int, ...]], place: int) -> bool:
-    # Along the batch axis, rows of the parts would lie below each other; behind an axis of more than one, they would
-    # alternate.
+    # Rows lie side by side only if all sizes between the batch axis and the joined axis are 1. Along the batch axis
+    # they would lie below each other, and behind a larger axis they would alternate.
     return place >= 0 and all(len(shape) >= place and math.prod(shape[:place]) == 1 for shape in shapes)
 
 

@@ -1,4 +1,4 @@
-"""Opens a graph when the first request needs it."""
+"""Opens a signature's graph when the first request needs it, and not when its version is loaded."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from service.types import Array, Backend, Tensors
 
 
 class LazyBackend:
-    """A backend that opens another one at its first run. Concurrency: any thread; requests wait while it is opened."""
+    """A backend that opens the real backend at its first run.
+
+    Concurrency: any thread; requests wait for the opening.
+    """
 
     def __init__(self, open_backend: Callable[[], Backend]) -> None:
         self._open_backend = open_backend
@@ -18,9 +21,9 @@ class LazyBackend:
         self._opening = threading.Lock()
 
     def run(self, signature_name: str, inputs: Tensors, outputs: tuple[str, ...]) -> dict[str, Array]:
-        """Runs a signature on the opened backend.
+        """Opens the real backend if needed, and runs a signature on it.
 
-        Raises BackendFailure if it can not be opened, and tries again next time.
+        Raises BackendFailure if it can not be opened.
         """
         if self._backend is None:
             with self._opening:
@@ -32,12 +35,12 @@ class LazyBackend:
         try:
             return self._open_backend()
         except ArtifactError as error:
-            # The error's text names folders of this server, which clients must not see; the log has it as the cause.
+            # The cause's text stays in the log: it names folders of this server, which clients must not see.
             raise BackendFailure(
                 "The graph of this signature can not be loaded; the server's log has the cause."
             ) from error
 
     def close(self) -> None:
-        """Closes the backend if it was ever opened."""
+        """Closes the real backend if it was opened."""
         if self._backend is not None:
             self._backend.close()

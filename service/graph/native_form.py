@@ -1,4 +1,4 @@
-"""Describes the graph of a predict for the native core; imports nothing that opens graphs."""
+"""Declares the description of a predict signature's graph for the native core, without opening graphs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from service.tables.plan import FeaturePlan
 
 @dataclass(frozen=True, slots=True)
 class NativeGraph:
-    """The graph of one predict. Inputs and outputs are given by their positions in the SignatureSpec.
+    """A predict signature's graph in the native core's form. Inputs and outputs are numbered as in the SignatureSpec.
 
     features: the lookups, by position.
     document: the description that native/src/towers/description.rs reads.
@@ -25,6 +25,6 @@ class NativeGraph:
 
 @dataclass(frozen=True, slots=True)
 class PythonOnly:
-    """Marks a predict that the native core can not run. reason: why, in one line."""
+    """The mark of a predict signature that the native core can not run. reason: why, in one line."""
 
     reason: str

@@ -1,4 +1,4 @@
-"""Makes probe requests that tell two ways of combining a feature apart, and compares answers up to rounding.
+"""Makes probe requests on which different lookups of a feature give different answers, and compares such answers.
 
 Two computations of a feature that agree on these requests are taken for the same. The requests' rows are random, so
 that any other sum of them would differ. Their ids and weights include each number that the graph compares ids or
@@ -22,7 +22,7 @@ _MOST_IDS = 400
 
 @dataclass(frozen=True, slots=True)
 class Constants:
-    """The constants of a part of a graph: those of integer dtypes and those of floating-point dtypes."""
+    """The numbers in constants of a part of a graph, integers and floating-point numbers apart."""
 
     integers: tuple[int, ...]
     floats: tuple[float, ...]
@@ -31,7 +31,7 @@ class Constants:
 def requests(
     spec: SignatureSpec, feature: LookupFeature, vocabulary_size: int, constants: Constants, keys: Array | None = None
 ) -> Iterator[dict[str, Array]]:
-    """Yields probe requests for a feature: its own inputs hold the critical ids and weights, all others random values.
+    """Yields probe requests: critical ids and weights (such as limits) for one feature, random values for other inputs.
 
     Args:
       keys: keys of the feature's vocabulary; the requests hold these and unknown keys in place of ids.
@@ -44,7 +44,8 @@ def requests(
         yield _filled(spec, {feature.ids: ids[:0]}, 0, random)
         return
     batches = [list(lengths) for lengths in _ROW_LENGTHS]
-    # Further probe requests: first each critical id in a row by itself, then a few ids to a row.
+    # Further probe requests have each critical id in a row of its own, then three ids in each row, then all ids in one
+    # row.
     batches += [[1] * ids.size, [3] * (ids.size // 3), [0, ids.size]]
     for lengths in batches:
         chosen = ids if sum(lengths) == ids.size else random.choice(ids, sum(lengths))
@@ -54,7 +55,7 @@ def requests(
 
 
 def is_same_sum(feature: LookupFeature, inputs: Tensors, wanted: Array, found: Array) -> bool:
-    """Says whether two answers hold the same sums, perhaps added in another order.
+    """Says whether two lookup answers are equal up to the rounding of sums that were added in different orders.
 
     n numbers added up in two orders differ by at most 2 (n - 1) u sum|x|, u being half the distance from 1 to the next
     number (Higham, Accuracy and Stability of Numerical Algorithms, 4.2); weighting and dividing add three roundings.
@@ -68,18 +69,20 @@ def is_same_sum(feature: LookupFeature, inputs: Tensors, wanted: Array, found: A
     if not wanted.size or not np.array_equal(np.isnan(found), is_nan):
         return not wanted.size
     if feature.max_norm is not None:
-        # The norm is a sum of D squares, and each number is divided by it.
+        # The error bound for max_norm: a norm is a rounded sum of D squares, and each number of the vector is divided
+        # by it.
         largest = float(np.abs(wanted[~is_nan]).max(initial=0)) + feature.max_norm
         norm_error = (wanted.shape[-1] + 4) * np.finfo(np.float32).eps * largest
     else:
         norm_error = 0.0
     if feature.combiner is None:
         return bool((np.abs(found - wanted) <= norm_error).all())
-    # The answer may lack rows at its end (trailing_empty_rows is "cut").
+    # The splits are cut to the answer's rows, because empty rows at the end may be missing (trailing_empty_rows is
+    # "cut").
     splits = inputs[feature.row_splits or ""][: len(wanted) + 1]
     lengths = np.diff(splits)
     weights = inputs.get(feature.weights or "", np.empty(0))
-    # The divisor of a mean of the probes' weights is 0 or at least a half.
+    # The sum of weights is doubled, because a mean of the probes' weights divides by 0 or by at least 1/2.
     sizes = np.add.reduceat(np.append(np.abs(weights), 0), splits[:-1]) * 2 if weights.size else 2.0 * lengths
     sizes = sizes[: len(wanted)]
     sums = np.maximum(sizes, 1.0) * max(float(np.abs(wanted[~is_nan]).max(initial=0)), 1e-30)
@@ -88,7 +91,7 @@ def is_same_sum(feature: LookupFeature, inputs: Tensors, wanted: Array, found: A
 
 
 def random_request(spec: SignatureSpec, rows: int, random: np.random.Generator) -> dict[str, Array]:
-    """Returns a request of random values; ids lie within their tables if the signature knows the tables."""
+    """Returns a request with random inputs; ids are within their tables if the signature names these."""
     return {name: np.array(array) for name, array in spec.defaults.items()} | _filled(spec, {}, rows, random)
 
 
@@ -109,14 +112,14 @@ def _ids(feature: LookupFeature, size: int, constants: Constants, random: np.ran
 
 
 def _keys(keys: Array, constants: Constants, random: np.random.Generator) -> Array:
-    """Returns all keys of a vocabulary and some unknown ones, in random order."""
+    """Returns all keys of a vocabulary and some unknown keys, in random order."""
     if keys.dtype.kind == "i":
         near = {n + d for n in (0, *constants.integers) for d in (-1, 0, 1)}
         others = [*near, *(keys[:50] + 1).tolist(), *random.integers(-(2**62), 2**62, 60).tolist()]
         return random.permutation(np.concatenate([keys, np.array(others, np.int64)]))
     texts = [b"", b" ", b"0", b"-1", b"\xc3\xa4", *(f"{n:x}".encode() for n in random.integers(0, 2**62, 60).tolist())]
     for key in keys[:50].tolist():
-        # A graph that trims keys or ignores their case takes these for the same key.
+        # These variants show a graph that trims keys or ignores their case: it would treat them as the same key.
         texts += [key.upper(), key.lower(), key + b" ", b" " + key, key + b"\0"]
     return random.permutation(np.array([*keys.tolist(), *texts, None], object)[:-1])
 
@@ -136,7 +139,7 @@ def _weights(
 def _filled(
     spec: SignatureSpec, own: Mapping[str, Array], num_rows: int, random: np.random.Generator
 ) -> dict[str, Array]:
-    """Adds random values for the inputs that do not belong to the feature, ragged inputs among them."""
+    """Completes a probe request: adds random values for all inputs that do not belong to the feature."""
     request = {name: np.asarray(array, spec.inputs[name].numpy_dtype) for name, array in own.items()}
     for name in sorted(spec.row_inputs - own.keys()):
         tensor = spec.inputs[name]

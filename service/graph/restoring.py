@@ -1,4 +1,4 @@
-"""Finds the saved tensor that each variable of a graph is restored from, and adds nodes that restore some of them."""
+"""Finds the checkpoint tensor of each variable of a graph, and adds nodes that restore chosen variables."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _HANDLES = frozenset({"VarHandleOp", "VariableV2", "Variable"})
 
 
 class Saved(NamedTuple):
-    """The source of a variable's value: key and slice in the checkpoint, dtype, and the node that assigns it."""
+    """The checkpoint tensor of a variable: its key, slice and dtype, and the graph's node that assigns it."""
 
     key: str
     part: str
@@ -23,7 +23,7 @@ class Saved(NamedTuple):
 
 
 def saved_tensors(meta_graph: Any) -> dict[str, Saved]:
-    """Returns a variable's node -> the saved tensor that the graph's own restore op reads; raises ArtifactError."""
+    """Returns name of a variable's node -> the checkpoint tensor that is restored to it; raises ArtifactError."""
     saver = meta_graph.saver_def
     if not saver.restore_op_name:
         return {}
@@ -39,7 +39,7 @@ def saved_tensors(meta_graph: Any) -> dict[str, Saved]:
 
 
 def add_restore(graph_def: Any, saved: Mapping[str, Saved], variables: Iterable[str], prefix: str) -> str:
-    """Adds nodes that restore these variables and no others; returns the name of the node to run.
+    """Adds nodes to a graph that restore only the given variables; returns the name of the node that runs the restore.
 
     Args:
       prefix: path of the checkpoint without ".index".

@@ -1,4 +1,4 @@
-"""Makes the arrays that are fed to a tower in place of its lookups; sources that the graph joins share one block."""
+"""Makes the arrays that are fed to a tower in place of its lookups; rows that the graph would join share one array."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from service.tables.row_blocks import BlockLayout, BlockPart, RowBlocks
 from service.tables.table import MappedTable
 from service.types import Array, Tensors
 
-# Most request shapes whose layout is cached, so that a client can not fill the memory.
+# Most cached buffer layouts, one for each combination of request shapes: clients choose the shapes, and must not fill
+# the memory.
 _MOST_LAYOUTS = 256
 _FLOAT_BYTES = 4
 
@@ -22,7 +23,7 @@ _Shape = tuple[int, ...]
 
 
 class _Copied(NamedTuple):
-    """A source whose rows are copied unchanged. id_shape: shape of the ids of one row of its block; None: not known."""
+    """A source whose rows are copied unchanged. id_shape: shape of the ids for one row of the block; None: unknown."""
 
     source: RowSource
     block: int
@@ -30,7 +31,7 @@ class _Copied(NamedTuple):
 
 
 class _Combined(NamedTuple):
-    """A source whose rows a kernel combines, and the columns of a float32 block that the result is written to."""
+    """A source whose rows a kernel combines, and the columns of a float32 block that get the combined rows."""
 
     source: RowSource
     block: int
@@ -38,7 +39,7 @@ class _Combined(NamedTuple):
 
 
 class _View(NamedTuple):
-    """A fed array as a view of the buffer: its first byte, its shape and its dtype."""
+    """The place of a fed array in the shared buffer: its first byte, its shape and its dtype."""
 
     begin: int
     shape: _Shape
@@ -46,7 +47,7 @@ class _View(NamedTuple):
 
 
 class _Layout(NamedTuple):
-    """The places of all rows in the buffer, for requests of the same shapes.
+    """The places of all looked-up rows in the shared buffer, for requests with the same shapes.
 
     views: one per fed tensor whose block is written. combined: the places of the combined sources.
     """
@@ -57,7 +58,7 @@ class _Layout(NamedTuple):
 
 
 class RowFeed:
-    """Looks up the rows of a request and lays them out as the fed arrays. Concurrency: any thread.
+    """Looks up the rows of a request, and writes them into the arrays that the tower is fed. Concurrency: any thread.
 
     blocks: for each block, the sources whose rows it joins; each fed tensor has the bytes of one block.
     tensors: names of the fed tensors, in the order of joined().
@@ -69,7 +70,7 @@ class RowFeed:
 
     def __init__(self, sources: Mapping[str, RowSource], fed: Mapping[str, JoinedRows]) -> None:
         self._sources = sources
-        # A block of one combined source is fed as the kernel returns it; the writer makes the other blocks.
+        # The array of a single combined source is fed as the kernel returns it; RowBlocks makes all other arrays.
         alone = {name: value for name, value in fed.items() if _is_alone(sources, value.parts)}
         written = {name: value for name, value in fed.items() if name not in alone}
         self.tensors = (*written, *alone)
@@ -84,7 +85,7 @@ class RowFeed:
         self._layouts: dict[tuple[_Shape, ...], _Layout | None] = {}
 
     def joined(self, inputs: Tensors, computed: Mapping[str, Array]) -> list[Array] | None:
-        """Returns the arrays to feed; None if a request's shapes do not fit together, which the graph must refuse.
+        """Returns the arrays to feed; None if a request's shapes contradict each other, which the graph must refuse.
 
         Args:
           computed: tensor of the graph -> the ids in it.
@@ -100,7 +101,8 @@ class RowFeed:
             return None
         out = self._writer.write(ids, layout.blocks)
         if isinstance(out, int):
-            # An id has no row: this call of rows() raises InvalidRequest with the id.
+            # out is the number of a source with an id that has no row: this call of rows() raises InvalidRequest with
+            # the id.
             self._copied[out].source.rows(inputs, computed)
             return None
         for rows, one, view in zip(combined, self._combined, layout.combined, strict=True):
@@ -112,7 +114,7 @@ class RowFeed:
         return arrays
 
     def apart(self, inputs: Tensors, computed: Mapping[str, Array]) -> list[Array]:
-        """Returns the rows of each source as an array of its own; raises InvalidRequest."""
+        """Returns the looked-up rows of each source as an array of its own, not joined; raises InvalidRequest."""
         return [source.rows(inputs, computed) for source in self._sources.values()]
 
     def _row_shape(self, name: str) -> _Shape:
@@ -120,7 +122,7 @@ class RowFeed:
         return source.row_shape or (source.table.info.embedding_dim,)
 
     def _add(self, number: int, parts: Sequence[str]) -> list[BlockPart | int]:
-        """Returns the parts of one block, in the form that the writer takes."""
+        """Returns the sources of one block as the parts that RowBlocks takes."""
         block: list[BlockPart | int] = []
         column = 0
         for name in parts:

@@ -1,11 +1,11 @@
-"""Checks whether the rows of a tower are independent of each other, so that requests may share a run."""
+"""Checks whether a tower computes each row independently, so that requests may share one run."""
 
 from __future__ import annotations
 
 from service.graph.flat_graph import FlatGraph
 
-# Ops that can compute each row by itself. Their axes and shapes decide whether they do: loading.tower_batching tests
-# that by running rows separately.
+# Ops that can compute each row independently. An op's axes and shapes decide whether it does; loading.tower_batching
+# tests this by running rows together and separately.
 _OPS = frozenset(
     """
     Const Placeholder VarHandleOp ReadVariableOp VariableV2 Identity NoOp StopGradient
@@ -21,5 +21,5 @@ _OPS = frozenset(
 
 
 def is_rowwise(flat: FlatGraph, nodes: set[str]) -> bool:
-    """Says whether all these nodes have ops that can compute each row by itself."""
+    """Says whether all given nodes have ops that can compute each row independently."""
     return all(flat.nodes[name].op in _OPS for name in nodes)

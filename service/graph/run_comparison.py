@@ -1,4 +1,4 @@
-"""Compares the request rates of a cut signature and of its whole graph, in alternating turns of one process."""
+"""Measures, in alternating turns, how many requests a second a cut signature and its whole graph answer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from statistics import median
 from time import perf_counter
 from typing import TypeVar
 
-# One turn lasts about this long: many times the interpreter's switch interval of 5 ms.
+# Seconds that one turn of measuring lasts: many times the interpreter's switch interval of 5 ms.
 _TURN_S = 0.06
 
 Name = TypeVar("Name", bound=Hashable)
@@ -19,9 +19,9 @@ Request = TypeVar("Request")
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Median request rates, in requests per second. cut: looked-up rows are fed to the rest of the graph.
+    """Median numbers of requests per second. cut: with looked-up rows that are fed to the rest of the graph.
 
-    Whole: the whole graph runs.
+    whole: with the whole graph in TensorFlow.
     """
 
     cut: float
@@ -29,7 +29,7 @@ class Rates:
 
     @property
     def ratio(self) -> float:
-        """The cut signature's rate over the whole graph's."""
+        """The cut signature's request rate divided by the whole graph's."""
         return self.cut / self.whole
 
 
@@ -41,7 +41,7 @@ def compare_runs(
     threads: int = 8,
     turns: int = 9,
 ) -> dict[Name, Rates]:
-    """Measures both functions on each request, in turns: cut, whole, cut, whole.
+    """Measures the request rates of the functions cut and whole on each request, in alternating turns.
 
     Args:
       cut, whole: functions that answer a request, either from bytes to bytes as a server does, or by a backend alone.
@@ -63,7 +63,7 @@ def compare_runs(
 
 
 class _Callers:
-    # Concurrent callers of one function: each thread sends one request again and again.
+    # _Callers runs one function in several threads; each thread calls it with the same request again and again.
 
     def __init__(
         self, pool: ThreadPoolExecutor, threads: int, answer: Callable[[Request], object], request: Request
@@ -71,12 +71,12 @@ class _Callers:
         self._pool = pool
         self._threads = threads
         self._answer = partial(answer, request)
-        # The first run fills caches that later runs use.
+        # The first call is not measured: it fills caches that later calls use.
         self._seconds(1)
         self._runs = max(1, int(3 * _TURN_S / self._seconds(3)))
 
     def rate(self) -> float:
-        """Runs one turn and returns its requests per second."""
+        """Runs one turn of measuring; returns the number of requests per second."""
         return self._threads * self._runs / self._seconds(self._runs)
 
     def _seconds(self, runs: int) -> float:

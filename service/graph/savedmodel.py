@@ -1,4 +1,4 @@
-"""Runs any signature of a SavedModel as TensorFlow Serving does: in one session, fed and fetched by name.
+"""Runs the signatures of a SavedModel as TensorFlow Serving does: in one session, with tensors fed and fetched by name.
 
 TensorFlow is imported when the first graph is opened: the import takes seconds and half a gigabyte of memory.
 """
@@ -23,7 +23,7 @@ from service.types import Array, SignatureSpec, Tensors
 
 logger = logging.getLogger(__name__)
 
-# Names of TensorFlow's errors that a client's input can cause.
+# Class names of TensorFlow errors that a client's input can cause.
 _CLIENT_ERRORS = ("InvalidArgumentError", "OutOfRangeError", "FailedPreconditionError")
 _MISMATCH = re.compile(r"Type mismatch: actual (\w+) vs\. expect (\w+)\s+\[\[\{\{node _arg_\w+_(\d+)\}\}")
 
@@ -31,7 +31,7 @@ _NODE_MARKS = re.compile(r"^(\{\{(function_)?node [^}]*\}\}\s*)+")
 
 
 class SavedModelBackend:
-    """A backend that runs signatures in one TensorFlow session. Concurrency: any thread.
+    """The backend that runs the signatures of a SavedModel in one TensorFlow session. Concurrency: any thread.
 
     A session serves exports of TensorFlow 1 and 2 alike, which tf.saved_model.load does not.
     """
@@ -52,7 +52,7 @@ class SavedModelBackend:
         self._compile = threading.Lock()
 
     def run(self, signature_name: str, inputs: Tensors, outputs: tuple[str, ...]) -> dict[str, Array]:
-        """Runs a signature's graph and returns the named outputs; strings come as object arrays of bytes.
+        """Runs a signature's graph and returns the named outputs; strings are object arrays of bytes.
 
         Raises:
           InvalidRequest: the graph refused the input, in the graph's own words; or the signature has a tensor that no
@@ -66,7 +66,7 @@ class SavedModelBackend:
         except self._error_type as error:
             raise translated(error) from error
         except UnicodeDecodeError as error:
-            # The text is TensorFlow's own, and quotes bytes of the request that are no UTF-8.
+            # TensorFlow's error text quotes bytes of the request, which need not be UTF-8: these are replaced.
             raise InvalidRequest(first_line(error.object.decode(errors="replace"))) from error
         return {name: np.asarray(results[name]) for name in outputs}
 
@@ -109,7 +109,7 @@ def open_savedmodel(
     threads: int,
     inter_op_threads: int | None = None,
 ) -> SavedModelBackend:
-    """Loads a SavedModel's graph and variables.
+    """Opens a backend for a SavedModel: loads its graph and restores its variables.
 
     Args:
       signatures: as read from the artifact's saved_model.pb.
@@ -123,7 +123,8 @@ def open_savedmodel(
     import tensorflow as tf
     from tensorflow.python.saved_model.loader_impl import SavedModelLoader
 
-    # TensorFlow logs at every load that this loader is deprecated, the only one that feeds and fetches by name.
+    # TensorFlow's log is silenced: at every load it calls this loader deprecated, the only one with tensors fed by
+    # name.
     logging.getLogger("tensorflow").setLevel(logging.ERROR)
     side_by_side = threads if inter_op_threads is None else inter_op_threads
     config = tf.compat.v1.ConfigProto(intra_op_parallelism_threads=threads, inter_op_parallelism_threads=side_by_side)
@@ -142,7 +143,7 @@ def open_savedmodel(
 
 
 def _open_loaded(loader: Any, meta_graph: Any, config: Any) -> GraphSession:
-    """Opens the graph of a SavedModelLoader in the native core, or in Python if the core can not open it."""
+    """Opens a session over the graph of a SavedModelLoader, in the native core, else in Python."""
     import tensorflow as tf
 
     tags = sorted(meta_graph.meta_info_def.tags)
@@ -166,7 +167,7 @@ def _open_loaded(loader: Any, meta_graph: Any, config: Any) -> GraphSession:
 
 
 def _program(loader: Any, meta_graph: Any, graph: Any, saver: Any, config: Any) -> GraphProgram:
-    """Returns a program with the steps of SavedModelLoader.load: restoring variables and running the init op.
+    """Returns a GraphProgram with the steps of SavedModelLoader.load: restore variables, run the init op.
 
     Source: tensorflow/python/saved_model/loader_impl.py, restore_variables and run_init_ops (2.21).
     """
@@ -184,26 +185,27 @@ def _program(loader: Any, meta_graph: Any, graph: Any, saver: Any, config: Any) 
 
 
 def _lower_only(saved_model: Any, meta_graph: Any) -> frozenset[str]:
-    """Makes the lowered graph the SavedModel's only MetaGraph.
+    """Rewrites a TPU MetaGraph for the CPU, and makes it the SavedModel's only MetaGraph.
 
-    Returns its tags, which another MetaGraph may have had too.
+    Returns its tags, which another MetaGraph of the SavedModel may have had too.
     """
     lowered = type(meta_graph)()
     lowered.CopyFrom(meta_graph)
     lower(lowered)
-    # The loader goes on with its own copy of saved_model.pb in memory; the artifact is not changed.
+    # Only the loader's copy of saved_model.pb in memory is changed, not the file.
     del saved_model.meta_graphs[:]
     saved_model.meta_graphs.add().CopyFrom(lowered)
     return frozenset(lowered.meta_info_def.tags)
 
 
 def translated(error: Exception) -> ServiceError:
-    """Converts an error of TensorFlow's at a run to an error for the client, in TensorFlow's words where these help."""
+    """Converts a TensorFlow error to an error for the client, with TensorFlow's text if it helps the client."""
     if type(error).__name__ == "UnimplementedError":
         return Unimplemented(_text(error))
     mismatch = _MISMATCH.match(str(error))
     if mismatch:
-        # The text is that of a session under TensorFlow Serving; TensorFlow's callables have another text for it.
+        # The error text is the one that clients of TensorFlow Serving see; the callables used here word this error
+        # differently.
         sent, wanted, position = mismatch.groups()
         return InvalidRequest(f"Expects arg[{position}] to be {wanted} but {sent} is provided")
     if type(error).__name__ in _CLIENT_ERRORS:
@@ -216,7 +218,7 @@ def _text(error: Exception) -> str:
 
 
 def first_line(text: str) -> str:
-    """Returns the first line of a TensorFlow error, without the names of the functions around the node."""
-    # Further lines list graph nodes and Python frames of the exporter, which do not help a client. Before the message
-    # stand the functions that the node lies in, one after the other.
+    """Returns the first line of a TensorFlow error text, without the names of functions around the failed node."""
+    # The other lines of a TensorFlow error are left out: they list graph nodes and Python frames of the exporter.
+    # Before the message stand the functions that the node lies in, one after the other.
     return _NODE_MARKS.sub("", text.strip().removeprefix("Graph execution error:").strip().partition("\n")[0]).strip()

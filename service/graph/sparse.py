@@ -1,4 +1,4 @@
-"""Converts sparse inputs of a signature: requests send them as ragged ids, because TensorProto can hold none."""
+"""Converts ragged ids to sparse inputs of a signature, because requests (TensorProto) can not hold sparse tensors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from service.types import ROW_SPLITS_SUFFIX, VALUES_SUFFIX, Array
 
 
 class SparseNames(NamedTuple):
-    """The graph's three tensors that make up one sparse input."""
+    """The names of the graph's three tensors that make up one sparse input."""
 
     values: str
     indices: str
@@ -19,7 +19,7 @@ class SparseNames(NamedTuple):
 
 
 def read_sparse_names(meta_graph: Any) -> dict[str, dict[str, SparseNames]]:
-    """Returns signature -> sparse input -> the graph's tensors of that input.
+    """Returns signature -> name of a sparse input -> the graph's three tensors of this input.
 
     Args:
       meta_graph: a MetaGraphDef.
@@ -41,7 +41,7 @@ def read_sparse_names(meta_graph: Any) -> dict[str, dict[str, SparseNames]]:
 
 
 def to_coo(values: Array, row_splits: Array) -> tuple[Array, Array, Array]:
-    """Converts ragged ids to the values, indices and dense shape of a sparse [B, K] matrix with the same rows.
+    """Converts ragged ids to the values, indices and dense shape of a sparse [B, K] matrix with the same ids per row.
 
     Args:
       values: [N] of any dtype.

@@ -1,4 +1,4 @@
-"""Finds where a signature's graph reads rows of a mapped table, and the tensors that all these rows pass through."""
+"""Finds the gathers by which a signature's graph reads mapped tables, and the tensors that their rows must pass."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ _PURE_READS = frozenset(
     }
 )
 _WRITES = ("Assign", "Scatter", "ResourceScatter", "ResourceApply", "ResourceSparseApply", "LookupTableInsert")
-# A combined lookup is a dozen nodes behind its gather; later nodes belong to the tower.
+# Most tensors behind a gather that are examined: a combined lookup has about a dozen nodes, and later nodes belong to
+# the tower.
 _MOST_BOTTLENECKS = 24
-# Error text of tf.RaggedTensor.from_row_splits. Its checks always pass, because engine.validation has made them before.
+# Error text by which a check of tf.RaggedTensor.from_row_splits is recognised; such checks need not run, because
+# engine.validation has checked the row splits before.
 _ROW_SPLITS_CHECK = b"do not form a valid RaggedTensor"
 
 
 class TableRead(NamedTuple):
-    """One gather of a graph: the table, the tensor of ids, and the tensor of rows."""
+    """A gather op of a graph that reads a table: the table, the tensor of ids, and the tensor of rows."""
 
     table: str
     ids: str
@@ -29,11 +31,11 @@ class TableRead(NamedTuple):
 
 
 class NotProven(Exception):
-    """Why a signature is not cut, and TensorFlow runs its whole graph."""
+    """The error whose text says why a signature can not be cut, so that TensorFlow runs its whole graph."""
 
 
 def has_effect(flat: FlatGraph, checked: frozenset[str]) -> Callable[[str], bool]:
-    """Returns a function that says whether a control input "^node" must run although no node reads its outputs.
+    """Returns a function that says whether the node of a control input "^node" must run for its effects.
 
     Reads need not run; nor need a check of row splits that engine.validation has made already.
 
@@ -52,9 +54,9 @@ def has_effect(flat: FlatGraph, checked: frozenset[str]) -> Callable[[str], bool
 
 
 def needed_nodes(flat: FlatGraph, roots: Iterable[str], follow: Callable[[str], bool]) -> set[str]:
-    """Returns the nodes that the roots need, and the nodes that inlined calls must run.
+    """Returns the nodes that the roots need, and the effects of inlined calls.
 
-    Raises NotProven for a write.
+    Raises NotProven if a node writes a variable.
     """
     effects = [f"^{name}" for name in flat.calls]
     needed = flat.ancestors([*roots, *effects], follow=follow)
@@ -64,7 +66,7 @@ def needed_nodes(flat: FlatGraph, roots: Iterable[str], follow: Callable[[str], 
 
 
 def table_reads(flat: FlatGraph, needed: set[str], tables: Mapping[str, str]) -> list[TableRead]:
-    """Returns all reads of tables by the needed nodes.
+    """Returns all gathers by which the needed nodes read tables.
 
     Args:
       tables: node of the variable -> table.
@@ -94,7 +96,7 @@ def table_reads(flat: FlatGraph, needed: set[str], tables: Mapping[str, str]) ->
 def bottlenecks(
     flat: FlatGraph, needed: set[str], roots: Iterable[str], tensor: str, follow: Callable[[str], bool]
 ) -> list[str]:
-    """Returns the tensors through which every path from a tensor to the signature's outputs leads, nearest first.
+    """Returns the tensors that lie on every path from a tensor to the signature's outputs, nearest first.
 
     The first is the tensor itself; none is an output of the signature.
     """
@@ -161,7 +163,7 @@ def _has_effect(flat: FlatGraph, name: str, checked: frozenset[str], follows: Ca
 
 
 def acts(flat: FlatGraph, name: str, checked: frozenset[str]) -> bool:
-    """Says whether a node has an effect beside its outputs; a check that engine.validation has made already is none."""
+    """Says whether a node must run for an effect, such as a failing check; engine.validation's checks do not count."""
     node = flat.nodes[name]
     if node.op in _PURE_READS or not _is_stateful(node):
         return False

@@ -1,4 +1,4 @@
-"""Makes the tensors that replace lookups in a tower: rows of mapped tables, one by one or combined."""
+"""Computes the rows of mapped tables, one by one or combined, that are fed to a tower in place of its lookups."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from service.types import Array, Table, Tensors, Vocabulary
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A feature's description from the manifest, and its lookup on the mapped table; the graph must agree with it.
+    """A claim by the manifest, to be proven: this feature's lookup on a mapped table equals a tensor of the graph.
 
     is_described: the manifest describes the feature for this signature, so engine.validation has refused ids without a
       row.
@@ -32,32 +32,32 @@ class Claim:
 
     @property
     def is_single(self) -> bool:
-        """Whether the feature reads one row per id and computes nothing with it."""
+        """Whether the feature's lookup only reads one row for each id, without a combiner, max_norm or wrapped ids."""
         feature = self.feature
         return feature.row_splits is None and feature.max_norm is None and feature.on_bad_id != "wrap"
 
 
 @dataclass(frozen=True, slots=True)
 class FeatureRows:
-    """The combined rows of a whole feature, computed by the kernels."""
+    """A source of rows: a whole feature's lookup, whose rows the kernels combine."""
 
     claim: Claim
     table: Table
 
     @property
     def row_shape(self) -> tuple[int, ...] | None:
-        """Shape of one row of rows(): [D], or [L, D] for a sequence."""
+        """Shape of the vectors for one row of a request: [D], or [L, D] for a sequence."""
         length, dim = self.claim.feature.max_sequence_length, self.table.info.embedding_dim
         return (dim,) if length is None else (length, dim)
 
     def ids(self, inputs: Tensors, computed: Mapping[str, Array]) -> Array:
-        """Returns the ids of a feature with one row per id; raises InvalidRequest for an unknown key."""
+        """Returns a request's ids for a feature that reads one row per id; raises InvalidRequest for unknown keys."""
         name = self.claim.feature.ids
         vocabulary = self.claim.vocabulary
         return inputs[name] if vocabulary is None else vocabulary.ids_of(inputs[name], name)
 
     def rows(self, inputs: Tensors, computed: Mapping[str, Array]) -> Array:
-        """Returns the combined rows: [B, D] float32, [B, L, D] for a sequence; raises InvalidRequest."""
+        """Returns the feature's combined rows: [B, D] float32, [B, L, D] for a sequence; raises InvalidRequest."""
         try:
             return self.claim.lookup(inputs)
         except IdOutOfRange as error:
@@ -68,7 +68,7 @@ class FeatureRows:
 
 @dataclass(frozen=True, slots=True)
 class InputRows:
-    """The rows of the ids in an input of the request, one for each id.
+    """A source of rows: the table row of each id in one input of the request.
 
     row_shape: (D,), or (K, D) for ids of shape [B, K]; None if K differs between requests.
     """
@@ -78,17 +78,17 @@ class InputRows:
     row_shape: tuple[int, ...] | None
 
     def ids(self, inputs: Tensors, computed: Mapping[str, Array]) -> Array:
-        """Returns the ids in the request's input, of any shape."""
+        """Returns the ids in the request's input; the array may have any shape."""
         return inputs[self.input_name]
 
     def rows(self, inputs: Tensors, computed: Mapping[str, Array]) -> Array:
-        """Returns the rows of the input's ids, [..., D] in the table's dtype; raises InvalidRequest."""
+        """Returns the table rows of the input's ids, [..., D] in the table's dtype; raises InvalidRequest."""
         return rows_of(inputs[self.input_name], self.table)
 
 
 @dataclass(frozen=True, slots=True)
 class ComputedRows:
-    """The rows of ids that the graph itself computes, from parsed examples or from keys of its own vocabulary.
+    """A source of rows: the table row of each id that the graph computes itself, from Examples or keys.
 
     tensor: the graph's tensor of the ids.
     row_shape: as in InputRows.
@@ -99,11 +99,11 @@ class ComputedRows:
     row_shape: tuple[int, ...] | None
 
     def ids(self, inputs: Tensors, computed: Mapping[str, Array]) -> Array:
-        """Returns the ids that the graph has computed, of any shape."""
+        """Returns the ids that the graph has computed; the array may have any shape."""
         return computed[self.tensor]
 
     def rows(self, inputs: Tensors, computed: Mapping[str, Array]) -> Array:
-        """Returns the rows of the computed ids, [..., D] in the table's dtype; raises InvalidRequest."""
+        """Returns the table rows of the computed ids, [..., D] in the table's dtype; raises InvalidRequest."""
         return rows_of(computed[self.tensor], self.table)
 
 
@@ -111,7 +111,7 @@ RowSource = FeatureRows | InputRows | ComputedRows
 
 
 def numpy_dtype(table: Table) -> np.dtype[Any]:
-    """Returns the numpy dtype in which the rows of a table are fed: the dtype of the table."""
+    """Returns the numpy dtype in which a table's rows are fed to a graph: the dtype that the table stores."""
     if table.info.dtype == "bfloat16":
         from ml_dtypes import bfloat16
 
@@ -121,7 +121,7 @@ def numpy_dtype(table: Table) -> np.dtype[Any]:
 
 
 def rows_of(ids: Array, table: Table) -> Array:
-    """Returns [..., D] stored rows of [...] ids; raises InvalidRequest in the words of TensorFlow's gather."""
+    """Returns the [..., D] stored rows of [...] ids; raises InvalidRequest with the text of TensorFlow's gather."""
     flat = np.ascontiguousarray(ids, np.int64).reshape(-1)
     try:
         return table.stored_rows(flat).reshape(*ids.shape, table.info.embedding_dim)
@@ -130,7 +130,7 @@ def rows_of(ids: Array, table: Table) -> Array:
 
 
 def out_of_table(ids: Array, table: Table) -> InvalidRequest:
-    """Returns TensorFlow's error for the first id without a row.
+    """Returns an error with the text of TensorFlow's gather, for the first id that has no row in the table.
 
     Source: tensorflow/core/kernels/{gather_op,resource_variable_ops}.cc, "indices... is not in" (2.21).
     """

@@ -1,4 +1,4 @@
-"""Runs signatures as lookups on mapped tables, followed by the rest of the graph (the tower) in TensorFlow.
+"""Runs signatures as lookups on mapped tables, whose rows are fed to the rest of the graph (the tower) in TensorFlow.
 
 TensorFlow loads no table: looked-up rows are fed to the session in place of the graph's own reads.
 """
@@ -27,7 +27,7 @@ Feed = Callable[[Tensors], list[Array]]
 
 @dataclass(frozen=True, slots=True)
 class CutSignature:
-    """A signature that was cut into lookups and a tower.
+    """A signature that was cut into lookups and a tower (the rest of its graph).
 
     outputs: name -> tensor of the graph.
     sources: tensor of the graph -> the source of the rows that can be fed to it.
@@ -54,7 +54,7 @@ class CutSignature:
 
 
 class TowerBackend:
-    """A backend that runs cut signatures. Concurrency: any thread."""
+    """The backend that runs signatures which were cut into lookups and a tower. Concurrency: any thread."""
 
     def __init__(
         self,
@@ -70,34 +70,35 @@ class TowerBackend:
         self._error_type = error_type
         self._rows = {name: RowFeed(cut.sources, cut.fed) for name, cut in cuts.items()}
         self._callables: dict[tuple[str, tuple[str, ...]], _Calls] = {}
-        # Functions that run a signature with each source fed by itself, made for the first request whose shapes do not
-        # fit.
+        # Functions that run a signature with each source of rows fed as a separate array; made at the first request
+        # whose shapes do not allow joined arrays.
         self._calls_apart: dict[tuple[str, tuple[str, ...]], _Call] = {}
         self._compile = threading.Lock()
 
     @property
     def cuts(self) -> Mapping[str, CutSignature]:
-        """The cut signatures, by name."""
+        """The cut signatures, by signature name."""
         return self._cuts
 
     @property
     def session_number(self) -> int | None:
-        """The number of the tower's session in the native core; None: the session is not in the core."""
+        """The number by which the native core knows the tower's session; None: the session is not in the core."""
         return self._session.number
 
     def sparse_inputs(self, signature_name: str) -> Mapping[str, SparseNames]:
-        """Returns the sparse inputs of a signature, by name."""
+        """Returns the name of each sparse input of a signature -> the graph's three tensors of this input."""
         return self._sparse.get(signature_name, {})
 
     def with_cuts(self, cuts: Mapping[str, CutSignature]) -> TowerBackend:
-        """Returns a tower with the same session whose rows come from other sources; closing one closes both."""
+        """Returns a backend on the same session that takes its rows from other sources; closing one closes both."""
         made = TowerBackend(self._session, cuts, self._sparse, error_type=self._error_type)
-        # The functions that run parts of the graph are shared, because they do not depend on where rows come from.
+        # Both backends share the functions that run parts of the graph, because these do not depend on the sources of
+        # rows.
         made._callables, made._calls_apart, made._compile = self._callables, self._calls_apart, self._compile
         return made
 
     def run(self, signature_name: str, inputs: Tensors, outputs: tuple[str, ...]) -> dict[str, Array]:
-        """Looks up rows, runs the tower, and returns the named outputs; strings come as object arrays of bytes.
+        """Looks up rows, runs the tower, and returns the named outputs; strings are object arrays of bytes.
 
         Raises:
           InvalidRequest: an id has no row, or the graph refused the input in its own words.
@@ -153,13 +154,13 @@ class TowerBackend:
         fetch: Sequence[str],
         effects: Sequence[str] = (),
     ) -> _Call:
-        """Returns a function that runs a part of the graph on a request's inputs and on arrays for the fed tensors."""
+        """Returns a function that runs a part of the graph on a request's inputs and arrays for further fed tensors."""
         feed, names = request_feed(spec, self.sparse_inputs(spec.name), inputs)
         call = self._session.call([*fed, *names], fetch, effects)
         return lambda request, *arrays: call(*arrays, *feed(request))
 
 
-# Takes a request's inputs and arrays for the other fed tensors, and returns the fetched arrays.
+# Type of a function that takes a request's inputs and arrays for the other fed tensors, and returns the fetched arrays.
 _Call = Callable[..., list[Array]]
 
 
@@ -172,7 +173,7 @@ class _Calls:
 def request_feed(
     spec: SignatureSpec, sparse: Mapping[str, SparseNames], wanted: frozenset[str] | None = None
 ) -> tuple[Feed, list[str]]:
-    """Returns a function that converts a request to arrays of the graph's tensors, and the tensors' names.
+    """Returns a function that converts a request's inputs to arrays for the graph's tensors, and the tensors' names.
 
     Args:
       wanted: only these tensors; None: all.
@@ -182,7 +183,7 @@ def request_feed(
     places = [i for i, name in enumerate(names) if wanted is None or name in wanted]
     kept = [names[i] for i in places]
     if not sparse:
-        # Without sparse inputs, `names` is in the order of `fed`.
+        # Without sparse inputs no conversion is needed: `names` has one tensor for each input, in the order of `fed`.
         chosen = [fed[i] for i in places]
         return lambda inputs: [inputs[name] for name in chosen], kept
 

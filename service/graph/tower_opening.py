@@ -1,4 +1,4 @@
-"""Cuts the signatures of a SavedModel into lookups and towers, and opens the towers.
+"""Cuts signatures of a SavedModel into lookups and towers (the rest of the graph), and opens a session for the towers.
 
 A cut is made only if it is proven to be right: rows of a table are fed only if all readers of the table read single
 rows, and combined rows of a feature only if the graph's own tensor equals the lookup on probe requests. A signature
@@ -37,13 +37,13 @@ from service.types import Array, SignatureSpec, Table, Tensors, TensorSpec
 
 logger = logging.getLogger(__name__)
 
-# Table dtypes that a graph reads without scales, so that their stored rows can be fed.
+# Table dtypes without scales: a graph reads their rows as they are stored, so that stored rows can be fed.
 _FED_DTYPES = ("float32", "float16", "bfloat16", "float64")
 
 
 @dataclass(frozen=True, slots=True)
 class MappedTables:
-    """An artifact's tables, as its manifest describes them.
+    """An artifact's mapped tables, and the manifest's claims on the lookups of its graphs.
 
     tables: by name. keys: key in the checkpoint -> table. claims: signature -> the features that its graph may look up.
     """
@@ -55,7 +55,7 @@ class MappedTables:
 
 @dataclass(slots=True)
 class _Candidate:
-    """A signature while it is being cut. outputs: name -> tensor."""
+    """A signature that is being cut into lookups and a tower. outputs: output name -> tensor."""
 
     spec: SignatureSpec
     flat: FlatGraph
@@ -75,7 +75,7 @@ def open_tower(
     threads: int,
     inter_op_threads: int | None = None,
 ) -> TowerBackend | None:
-    """Cuts these signatures and opens their towers; returns None if no signature can be cut.
+    """Cuts the given signatures and opens a session for their towers; returns None if no signature can be cut.
 
     Args:
       threads, inter_op_threads: as in open_savedmodel.
@@ -91,7 +91,7 @@ def open_tower(
         meta_graph = SavedModelLoader(str(artifact)).get_meta_graph_def_from_tags(tags)
         repair_handles(meta_graph, artifact)
         saved = saved_tensors(meta_graph)
-        # A part of a partitioned variable has row numbers of its own, not those of the table.
+        # Parts of partitioned variables are left out: their row numbers are not the row numbers of the table.
         handles = {h: mapped.keys[one.key] for h, one in saved.items() if one.key in mapped.keys and not one.part}
         candidates = _candidates(artifact, meta_graph, signatures, handles, mapped)
         if not any(candidate.reads for candidate in candidates):
@@ -109,7 +109,8 @@ def open_tower(
         logger.info("the whole graph is run", extra={"path": str(artifact), "reason": str(error)})
         return None
     except Exception as error:
-        # Only speed is lost here: the whole graph is loaded instead, and its loader reports a fault if there is one.
+        # No error is raised, because only speed is lost: TensorFlow runs the whole graph, whose loader reports a fault
+        # of the model.
         logger.warning("the whole graph is run", extra={"path": str(artifact), "reason": str(error)})
         return None
     try:
@@ -152,13 +153,13 @@ def _candidate(meta_graph: Any, spec: SignatureSpec, handles: Mapping[str, str],
     reads = table_reads(flat, needed, handles)
     for read in reads:
         if (dtype := mapped.tables[read.table].info.dtype) not in _FED_DTYPES:
-            # The scales of an int8 table are a variable of the graph, which a change of rows does not reach.
+            # An int8 table can not be cut out: its scales are a variable of the graph, which deltas would not change.
             raise NotProven(f"table {read.table!r} is of {dtype}")
     effects = tuple(sorted(name for name in needed if acts(flat, name, checked)))
     given = {read.rows for read in reads}
     outputs = {}
     for (name, tensor), root in zip(spec.outputs.items(), roots, strict=True):
-        # A fed tensor can not be fetched.
+        # An output that is itself fed gets a new node, because TensorFlow can not fetch a fed tensor.
         is_fed = root in given or flat.nodes[node_of(root)].op == "Placeholder"
         outputs[name] = _passed_on(flat, needed, root, f"tower/{spec.name}/{name}", tensor) if is_fed else root
     return _Candidate(spec, flat, outputs, needed, effects, reads, follow)
@@ -179,7 +180,7 @@ def _passed_on(flat: FlatGraph, needed: set[str], tensor: str, name: str, spec: 
 
 
 def _left(candidate: _Candidate) -> set[str]:
-    """Returns the nodes that need no table: those of the tower, and those that compute or combine ids."""
+    """Returns the nodes that do not depend on rows of tables: nodes that compute ids; and the nodes of the tower."""
     flat = candidate.flat
     given = {node_of(read.rows) for read in candidate.reads}
     cut = frozenset(read.rows for read in candidate.reads)
@@ -199,7 +200,7 @@ def _cut(
     known = {operation.name for operation in opened.graph.get_operations()}
 
     def feed(request: Tensors) -> dict[str, Array]:
-        # The session's graph lacks inputs that no node reads.
+        # Inputs that no node reads are left out, because the session's graph does not have them.
         fed = dict(zip(names, to_feed(request), strict=True))
         return {tensor: array for tensor, array in fed.items() if node_of(tensor) in known}
 
@@ -244,7 +245,7 @@ def _cut(
 
 
 def _carried(candidate: _Candidate, left: set[str], before: set[str]) -> frozenset[str]:
-    """Returns the tensors that the first run computes from the request and the tower needs."""
+    """Returns the tensors that the run for ids computes from the request and that the tower needs too."""
     nodes = candidate.flat.nodes
     from_request = {name for name in before if nodes[name].op != "Placeholder" and _sees_request(candidate, name)}
     return frozenset(
@@ -287,7 +288,7 @@ def _source(
 
 
 def _row_shape(ids: tuple[int | None, ...] | None, dim: int) -> tuple[int, ...] | None:
-    """Returns the shape of the rows for one row of ids; None if the graph leaves it open."""
+    """Returns the shape of the table rows for one row of ids; None if the ids' shape is open in the graph."""
     if not ids or None in ids[1:]:
         return None
     return (*(size or 0 for size in ids[1:]), dim)
@@ -303,6 +304,6 @@ def _may_stand_for(claim: Claim, spec: SignatureSpec, direct: str | None) -> boo
         return False
     if claim.is_described or feature.on_bad_id in ("drop", "default_row", "clamp"):
         return True
-    # The graph's error for a refused id shows the ids that its gather reads. It shows the request's ids only if the
-    # gather reads the input itself, so that the lookup may replace it only then.
+    # The error of the graph for an id without a row shows the ids that the gather op reads. It shows the request's ids
+    # only if the gather reads the input itself, so that the lookup may replace it only then.
     return feature.on_bad_id == "error" and direct == feature.ids

@@ -1,1 +1,1 @@
-"""Serves gRPC as the reference server: handlers over bytes (methods.py), and grpcio (grpcio_server.py)."""
+"""Serves gRPC in Python (the reference server): grpcio calls handlers, which convert request bytes to answer bytes."""

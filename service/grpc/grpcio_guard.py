@@ -1,4 +1,4 @@
-"""Finds the caller of a grpcio call. The client's certificate can be read only from a handler's context."""
+"""Finds the caller of a gRPC call in grpcio's call context, the only source of the client's certificate."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from service.native.forwarded import Forwarding
 
 
 class ContextGuard:
-    """Finds a call's caller from grpcio's context, and ends calls of unknown callers. Concurrency: any thread.
+    """The check of callers for grpcio: finds a call's caller, ends an unknown caller's calls. Concurrency: any thread.
 
     Args:
       forwarding: reads the names in client certificates, which the native core passes on in headers.
@@ -31,10 +31,10 @@ class ContextGuard:
         self._refusals = Refusals()
 
     def grant(self, path: str, context: grpc.ServicerContext) -> Grant:
-        """Returns the grant of a call's caller; ends the call if the caller is unknown."""
+        """Returns the grant of the caller of a gRPC call; ends the call if the caller is unknown."""
         headers = headers_of(context)
         values = [value for name, value in headers if name == b"authorization"]
-        # grpcio's stubs say that each key has one value; there can be any number.
+        # The type is Any, because grpcio's type stubs allow only one value for each key, and there can be several.
         auth_context: Any = context.auth_context()
         try:
             names = names_of_auth_context(auth_context) | self._forwarding.read(headers).names
@@ -45,7 +45,7 @@ class ContextGuard:
 
 
 class CallerTable(grpc.GenericRpcHandler):
-    """Dispatches each call to the caller's own table of methods, which is over an engine with the caller's rights.
+    """The dispatcher of gRPC calls: each caller has a table of methods, over an engine that checks its rights.
 
     Args:
       make: makes the table of methods of one caller.
@@ -56,7 +56,10 @@ class CallerTable(grpc.GenericRpcHandler):
         self._make = make
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[bytes, bytes] | None:
-        """Returns the handler of a method, as grpcio asks for it; health and reflection have handlers of their own."""
+        """Returns the handler of a gRPC method to grpcio;
+
+        None for health and reflection, which have handlers of their own.
+        """
         path = handler_call_details.method
         if path.startswith((f"/{SERVICE_NAME}/", *(f"/{name}/" for name in REFLECTION_NAMES))):
             return None
@@ -73,7 +76,7 @@ class CallerTable(grpc.GenericRpcHandler):
 
 
 class GuardedHealth(Health):
-    """Answers health checks with only the models that the caller may see."""
+    """A health service that hides models which the caller may not see."""
 
     def __init__(self, guard: ContextGuard) -> None:
         super().__init__()
@@ -84,7 +87,7 @@ class GuardedHealth(Health):
 
 
 class GuardedReflection(Reflection):
-    """Answers gRPC reflection for callers with the right to it."""
+    """A reflection service that answers only callers who may use reflection."""
 
     def __init__(self, guard: ContextGuard, *args: Any) -> None:
         super().__init__(*args)
@@ -96,6 +99,6 @@ class GuardedReflection(Reflection):
 
 
 def headers_of(context: grpc.ServicerContext) -> list[tuple[bytes, bytes]]:
-    """Returns the metadata of a call as pairs of bytes."""
+    """Returns the metadata (headers) of a gRPC call as pairs of bytes."""
     metadata = context.invocation_metadata() or ()
     return [(key.encode(), value if isinstance(value, bytes) else value.encode()) for key, value in metadata]

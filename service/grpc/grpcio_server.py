@@ -40,11 +40,13 @@ from service.wire.grpc_api import Handler
 from service.wire.model_name import first_model
 
 _INT32_MAX = 2**31 - 1
+# The native core takes 64 KB (`max_header_list_bytes`).
+_MAX_METADATA_BYTES = 128 << 10
 _CONTEXT_KEYS = (request_context.REQUEST_ID, request_context.TRACEPARENT)
 
 
 class GrpcServer:
-    """A gRPC server with TensorFlow Serving's API and the Open Inference Protocol on one address.
+    """The gRPC server in Python, with TensorFlow Serving's API and the Open Inference Protocol on one address.
 
     Args:
       address: "host:port", port 0 picks one; or "unix:path".
@@ -100,9 +102,9 @@ class GrpcServer:
                 self._health.handler(),
                 *self._reflection.handlers(),
             ],
-            # Calls beyond this number are refused by grpcio itself with RESOURCE_EXHAUSTED.
+            # grpcio itself refuses calls beyond this number with RESOURCE_EXHAUSTED.
             maximum_concurrent_rpcs=min(max_workers + engine.admission.limits.queued, _INT32_MAX),
-            # Each name must be there only once, because gRPC uses an arbitrary one of two values.
+            # The dicts are merged so that each option is given once: of two values gRPC uses an arbitrary one.
             options=list({**_options(max_message_bytes), **dict(channel_arguments)}.items()),
         )
 
@@ -128,15 +130,18 @@ class GrpcServer:
             raise OSError(f"gRPC can not listen on {address}: is it in use?") from error
 
     def set_serving(self, is_serving: bool) -> None:
-        """Tells health checks whether the server, its services and each of its models can answer."""
+        """Sets the statuses that health checks return, of the server, its services and each of its models."""
         self._health.set_serving(self._engine, HEALTH_NAMES, is_serving)
 
     def serving(self) -> frozenset[str]:
-        """Returns the services that health checks find SERVING."""
+        """Returns the names of services whose health status is SERVING."""
         return self._health.serving()
 
     def stop(self, grace_s: float) -> None:
-        """Refuses new requests at once, lets running ones end for up to grace_s, then cancels them. Blocks."""
+        """Refuses new requests at once, and cancels running requests that have not ended after grace_s seconds.
+
+        Blocks.
+        """
         self._health.stop()
         self._reflection.stop()
         self._server.stop(grace_s).wait()
@@ -148,15 +153,20 @@ class GrpcServer:
 def _options(max_message_bytes: int) -> dict[str, int | str]:
     return {
         "grpc.max_receive_message_length": max_message_bytes,
-        # TensorFlow Serving's limit on answers, which are larger than their requests.
+        # The limit on answers is TensorFlow Serving's; it is not max_message_bytes, as answers are larger than
+        # requests.
         "grpc.max_send_message_length": _INT32_MAX,
-        # With SO_REUSEPORT, two servers on one port would get its requests at random.
+        # The native core judges a client's metadata, and adds its own headers: the same limit here would be too low.
+        "grpc.max_metadata_size": _MAX_METADATA_BYTES,
+        "grpc.absolute_max_metadata_size": _MAX_METADATA_BYTES,
+        # SO_REUSEPORT is off: with it, a second server could listen on the same port, and each request would reach
+        # either.
         "grpc.so_reuseport": 0,
     }
 
 
 class _MethodTable(grpc.GenericRpcHandler):
-    """Finds a method's handler by its path; handlers get and return bytes, as there are no serializers.
+    """The table of gRPC methods by path; handlers get and return bytes, because no serializers are given to grpcio.
 
     The handler is also chosen by the form of answer in the request's metadata: choosing later would cost each request.
     """
@@ -189,7 +199,10 @@ class _MethodTable(grpc.GenericRpcHandler):
 
 
 class _Serve:
-    """Calls a handler and converts its errors to statuses. Concurrency: any thread."""
+    """The adapter from grpcio to handlers: calls a handler, and converts its errors to gRPC statuses.
+
+    Concurrency: any thread.
+    """
 
     def __init__(self, engine: Engine, forwarding: Forwarding) -> None:
         self._engine = engine
@@ -198,7 +211,7 @@ class _Serve:
 
     def __call__(self, handler: Handler, data: bytes, context: grpc.ServicerContext) -> bytes:
         if not context.is_active():
-            # The client left while the request waited for a thread.
+            # The client has cancelled the call while it waited for a thread, so nobody reads this answer.
             return b""
         self._enter(context)
         remaining_s = context.time_remaining()

@@ -1,4 +1,4 @@
-"""Makes the TLS credentials of grpcio's server; grpcio itself requires TLS 1.2 and HTTP/2."""
+"""Makes the TLS credentials for grpcio's server; grpcio itself allows no TLS version below 1.2."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from service.wire.ssl_config_proto import SslConfig
 
 
 def server_credentials(now: Callable[[], SslConfig]) -> grpc.ServerCredentials:
-    """Returns credentials that use the current configuration for each new connection.
+    """Returns TLS credentials with which each new connection uses the current key and certificate.
 
     Args:
       now: returns the current configuration; its client_verify must never change.
@@ -26,7 +26,7 @@ def server_credentials(now: Callable[[], SslConfig]) -> grpc.ServerCredentials:
         shown = config
         return _configuration(config)
 
-    # `fetch` is Any, because grpcio's types lack that it may return None for "no change".
+    # The type of `fetch` is Any: it may return None for "no change", which grpcio's type stubs do not allow.
     fetch: Any = newer
     return grpc.dynamic_ssl_server_credentials(_configuration(shown), fetch, shown.client_verify)
 

@@ -1,4 +1,4 @@
-"""Finds the caller of a gRPC call, and the engine that this caller may use."""
+"""Finds the caller of a gRPC call, and the engine that checks this caller's rights."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _OPEN_PATHS: dict[str, Part] = {
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """Authenticates the callers of gRPC calls. Concurrency: any thread.
+    """The check of credentials of gRPC calls. Concurrency: any thread.
 
     engine_of: returns the engine with one caller's rights.
     """
@@ -31,7 +31,7 @@ class Guard:
     engine_of: Callable[[Grant], Engine]
 
     def grant(self, path: str, authorizations: Collection[bytes], names: Collection[str]) -> Grant:
-        """Returns the grant of a method's caller; raises Unauthenticated.
+        """Returns the grant of the caller that sent a gRPC call; raises Unauthenticated.
 
         Args:
           authorizations: all values of the metadata key "authorization".
@@ -48,14 +48,14 @@ class Guard:
 
 
 class HealthFor:
-    """Answers one caller's health checks: a model that the caller may not see is an unknown service."""
+    """The health service as one caller sees it: a model without rights for the caller looks like an unknown service."""
 
     def __init__(self, all_health: health.Health, grant: Grant) -> None:
         self._health = all_health
         self._grant = grant
 
     def check(self, service: str) -> object:
-        """Returns a HealthCheckResponse.
+        """Returns a HealthCheckResponse with a service's status.
 
         Raises NotFound for an unknown service, or a model that the caller may not see.
         """
@@ -64,22 +64,19 @@ class HealthFor:
         return self._health.check(service)
 
     def watch(self, service: str, send: Callable[[object], None]) -> Callable[[], None]:
-        """Sends a service's status now and at each change, as Health.watch does.
-
-        A hidden model is an unknown service.
-        """
+        """Sends a service's status now and at each change, as Health.watch does; a hidden model looks unknown."""
         return self._health.watch(shown_service(self._grant, service), send)
 
 
 def sees(grant: Grant, service: str) -> bool:
-    """Says whether a caller may know of a service: of the server's own services, and of models it has rights on."""
+    """Says whether a caller may see a service's health: all see the server's services, but models only with a right."""
     return service in HEALTH_NAMES or bool(grant.rights(service))
 
 
 def shown_service(grant: Grant, service: str) -> str:
-    """Returns the name of the service to watch for a caller.
+    """Returns the name under which Health watches a service for a caller.
 
-    For a hidden model, a name that no service will ever have.
+    For a model that the caller may not see, this is a name that no service ever has.
     """
-    # A model's name can not hold a slash.
+    # "/" before the name makes it a name that no model can have, because model names hold no slashes.
     return service if sees(grant, service) else f"/{service}"

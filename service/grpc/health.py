@@ -1,4 +1,4 @@
-"""Serves grpc.health.v1; watchers occupy no worker thread and can not block each other.
+"""Serves the gRPC health protocol (grpc.health.v1); clients that watch a status occupy no worker thread.
 
 grpcio-health-checking's servicer sends to watchers while it holds its lock. Sending waits for the server's event
 thread, and that thread needs the same lock when a watcher leaves. So a status change at the moment when a watcher
@@ -32,7 +32,7 @@ _UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
 
 @dataclass(eq=False, slots=True)
 class _Watcher:
-    """A client that watches a service.
+    """A client that watches the health status of one service.
 
     send: sends the client a HealthCheckResponse; None ends its stream.
     last: the status that the client got last; only the sending thread uses it.
@@ -44,7 +44,7 @@ class _Watcher:
 
 @dataclass(frozen=True, slots=True)
 class Behavior:
-    """A handler with the attributes that grpcio looks for: a thread pool of its own, and answers sent by callback."""
+    """A handler with attributes by which grpcio gives it its own thread pool and lets it send answers by callback."""
 
     call: Callable[..., Any]
     experimental_thread_pool: ThreadPoolExecutor
@@ -55,24 +55,28 @@ class Behavior:
 
 
 class Health:
-    """The health status of the server, its services and models; clients check or watch it. Concurrency: any thread."""
+    """The health statuses of the server, its services and its models, which clients check or watch.
+
+    Concurrency: any thread.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._statuses: dict[str, int] = {}
         self._watchers: dict[str, list[_Watcher]] = {}
-        # Names of all models whose health status was ever set. A model that is no longer served stays, NOT_SERVING.
+        # Names of all models that ever had a health status. A model that is no longer served keeps the status
+        # NOT_SERVING.
         self._models: set[str] = set()
         self._is_stopped = False
         self._is_closed = False
-        # A thread of its own, so that probes are answered while all the server's workers are busy.
+        # Health checks have a thread of their own, so that they are answered while all the server's workers are busy.
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="grpc-health")
         self._changed: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._sender = threading.Thread(target=self._send_changes, name="grpc-health-watch", daemon=True)
         self._sender.start()
 
     def handler(self) -> grpc.GenericRpcHandler:
-        """Returns the gRPC handler of the health service."""
+        """Returns the gRPC handler of the health service, with its methods Check and Watch."""
         check = Behavior(self._check, self._threads)
         watch = Behavior(self._watch, self._threads, experimental_non_blocking=True)
         serialize = health_pb2.HealthCheckResponse.SerializeToString
@@ -85,7 +89,7 @@ class Health:
         )
 
     def set(self, service: str, is_serving: bool) -> None:
-        """Changes the status of a service; another thread sends it to the watchers."""
+        """Changes the health status of a service; another thread sends the new status to clients that watch it."""
         with self._lock:
             if self._is_stopped:
                 return
@@ -93,7 +97,7 @@ class Health:
         self._changed.put(service)
 
     def set_serving(self, engine: Engine, services: Sequence[str], is_serving: bool) -> None:
-        """Sets the statuses of the server (""), of its services, and of each model."""
+        """Sets the health statuses of the server (named ""), of its services, and of each model."""
         problems = engine.problems()
         for name in services:
             self.set(name, is_serving)
@@ -105,32 +109,32 @@ class Health:
         self._models |= models
 
     def stop(self) -> None:
-        """Sets every status to NOT_SERVING for good, sends it to the watchers, and ends their streams."""
+        """Sets every status to NOT_SERVING for good, sends this to clients that watch, and ends their streams."""
         with self._lock:
             self._is_stopped = True
             self._statuses = dict.fromkeys(self._statuses, _NOT_SERVING)
         self._changed.put(None)
 
     def close(self) -> None:
-        """Ends the threads of the health service; call this after the server has stopped."""
+        """Ends the threads of the health service; called after the gRPC server has stopped."""
         self._threads.shutdown(wait=False)
         self._is_closed = True
         self._changed.put(None)
 
     def serving(self) -> frozenset[str]:
-        """Returns the services that a health check finds SERVING."""
+        """Returns the names of the services with the health status SERVING."""
         with self._lock:
             return frozenset(name for name, status in self._statuses.items() if status == _SERVING)
 
     def check(self, service: str) -> Any:
-        """Returns a HealthCheckResponse; raises NotFound for an unknown service."""
+        """Returns a HealthCheckResponse with a service's status; raises NotFound for an unknown service."""
         status = self._statuses.get(service)
         if status is None:
             raise NotFound(f"Unknown service: {service[:100]}")
         return health_pb2.HealthCheckResponse(status=status)
 
     def watch(self, service: str, send: Callable[[Any], None]) -> Callable[[], None]:
-        """Sends a service's status now and at each change, and None at the end, from another thread.
+        """Sends a service's health status now and at each change, and None at the end; another thread calls send.
 
         Returns:
           A function that ends the watch.
@@ -138,7 +142,7 @@ class Health:
         watcher = _Watcher(send)
         with self._lock:
             self._watchers.setdefault(service, []).append(watcher)
-        # The sending thread also sends the first status, so that an older status never comes last.
+        # The first status is sent by the sending thread too: from this thread it could arrive after a newer one.
         self._changed.put(None if self._is_stopped else service)
 
         def forget() -> None:
@@ -155,14 +159,14 @@ class Health:
     def _watch(self, data: bytes, context: grpc.ServicerContext, send_response_callback: Callable[[Any], None]) -> None:
         forget = self._seen_by(context).watch(_service(data, context), send_response_callback)
         if not context.add_callback(forget):
-            # The client left before the callback was registered.
+            # add_callback() returns False if the client has disconnected already: then the callback never runs.
             forget()
 
     def _seen_by(self, context: grpc.ServicerContext) -> Any:
         return self
 
     def _forget(self, service: str, watcher: _Watcher) -> bool:
-        """Removes a watcher; returns False if it was removed before."""
+        """Removes a client from the watchers of a service; returns False if it was removed before."""
         with self._lock:
             watchers = self._watchers.get(service, [])
             if watcher not in watchers:
@@ -199,9 +203,9 @@ class Health:
 
 
 def _service(data: bytes, context: grpc.ServicerContext) -> str:
-    """Returns the service that a request names.
+    """Parses a health request and returns the service's name; ends the call if the request does not parse.
 
-    The library grpcio itself would log a traceback for each request that does not parse.
+    It is parsed here, because grpcio itself would log a traceback for each request that does not parse.
     """
     try:
         return str(health_pb2.HealthCheckRequest.FromString(data).service)

@@ -1,4 +1,4 @@
-"""Handles the gRPC methods Classify, Regress and MultiInference, from bytes to bytes.
+"""Handles the gRPC methods Classify, Regress and MultiInference, from request bytes to answer bytes.
 
 Source: tensorflow_serving/servables/tensorflow/{classifier,regressor,multi_inference}.cc (9d981c5).
 """
@@ -59,7 +59,7 @@ def _infer(
         engine.reject(error, call)
         raise
     with engine.bind(request.ref, request.signature_name, call, unknown_signature=UNKNOWN_SIGNATURE) as bound:
-        # A fault of the signature is reported before a fault of the examples.
+        # The signature is checked before the examples are decoded, so that its error is reported first.
         wanted_outputs(bound.spec, method_name)
         result = bound.infer(method_name, decode_examples(request.input))
         return encode(result, model=bound.model, version=bound.version, signature_name=bound.spec.name)
@@ -86,7 +86,8 @@ def _multi_inference(engine: Engine, data: bytes, deadline_s: float | None) -> b
             )
             wanted_outputs(bound.spec, task.method_name)
             tasks.append((task, bound))
-            # All tasks are run on the version of the first, even if a newer one is loaded meanwhile.
+            # All later tasks name the version of the first task, so that they run on it even if a newer version is
+            # loaded meanwhile.
             ref = ModelRef(ref.name, bound.version)
         if request.problem:
             raise InvalidRequest(request.problem)

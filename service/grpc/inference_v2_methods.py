@@ -1,4 +1,4 @@
-"""Handles the Open Inference Protocol's gRPC methods, from bytes to bytes.
+"""Handles the Open Inference Protocol's gRPC methods, from request bytes to answer bytes.
 
 Source: kserve/open-inference-protocol, specification/protocol/open_inference_grpc.proto (29ca333);
 triton-inference-server/common, protobuf/grpc_service.proto for the extensions.
@@ -23,7 +23,7 @@ INFERENCE_SERVICE = "inference.GRPCInferenceService"
 _NO_SHARED_MEMORY = "Shared memory is not implemented; send tensors in the request."
 _NO_CONTROL = "Loading and unloading a model is not implemented; change the folder of models or the list of models."
 
-# Paths of Triton's other methods -> the text of their UNIMPLEMENTED.
+# Path of a Triton method that this server lacks -> the error text of its status UNIMPLEMENTED.
 UNIMPLEMENTED: Mapping[str, str] = {
     f"/{INFERENCE_SERVICE}/{method}": text
     for method, text in {
@@ -71,8 +71,7 @@ def open_inference_methods(engine: Engine) -> dict[str, Handler]:
         try:
             engine.require_ready(ref)
         except (NotFound, NotReady, LabelNotFound):
-            # A model that is not ready is answered with false and not with an error, as in Triton: clients ask until it
-            # is true.
+            # ModelReady answers "ready: false" and no error, as in Triton: clients repeat the request until it is true.
             return encode_document("inference.ModelReadyResponse", {"ready": False})
         return encode_document("inference.ModelReadyResponse", {"ready": True})
 

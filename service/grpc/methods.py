@@ -1,4 +1,4 @@
-"""Handles TensorFlow Serving's gRPC methods, from bytes to bytes; knows no gRPC framework.
+"""Handles TensorFlow Serving's gRPC methods, from request bytes to answer bytes, without a gRPC library.
 
 Source: tensorflow_serving/apis/{prediction_service,model_service}.proto; servables/tensorflow/
 get_model_metadata_impl.cc, model_servers/{get_model_status,model_service}_impl.cc (9d981c5).
@@ -18,7 +18,7 @@ from service.wire.model_config_proto import decode_reload_request, encode_reload
 from service.wire.predict_proto import decode_inputs, decode_request, encode_response, parse_message, read_model_spec
 from service.wire.status import encode_statuses
 
-# Paths of TensorFlow Serving's methods that this server does not serve -> the text of their UNIMPLEMENTED.
+# Path of a TensorFlow Serving method that this server lacks -> the error text of its status UNIMPLEMENTED.
 UNIMPLEMENTED: Mapping[str, str] = {
     "/tensorflow.serving.SessionService/SessionRun": "SessionRun is not implemented; call Predict.",
 }
@@ -42,7 +42,8 @@ def service_methods(engine: Engine, *, as_content: bool = False) -> dict[str, Ha
             try:
                 inputs = decode_inputs(request)
             except (MalformedPayload, InputMismatch):
-                # Wrong input names are reported before tensors that do not parse, as in TensorFlow Serving.
+                # The input names are checked before the error is raised: like TensorFlow Serving, the server reports
+                # wrong names before tensors that do not parse.
                 bound.check_names(request.tensors)
                 raise
             outputs = bound.run(inputs, request.output_filter)
@@ -71,8 +72,8 @@ def service_methods(engine: Engine, *, as_content: bool = False) -> dict[str, Ha
         message = parse_message("tensorflow.serving.GetModelStatusRequest", data)
         if not message.HasField("model_spec"):
             raise InvalidRequest("Missing ModelSpec")
-        # In a status request a label is ignored, and an empty name is that of an unknown model, as in TensorFlow
-        # Serving.
+        # As in TensorFlow Serving, a status request's label is ignored, and an empty model name counts as an unknown
+        # model.
         spec = message.model_spec
         return encode_statuses(engine.statuses(spec.name, spec.version.value if spec.HasField("version") else None))
 

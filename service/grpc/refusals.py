@@ -1,4 +1,4 @@
-"""Converts a call's exception to the status for the client and a line in the log."""
+"""Converts the exception of a gRPC call to a status for the client and a line in the log."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from service.grpc.status_codes import details
 
 logger = logging.getLogger(__name__)
 
-# Codes of errors that the server or its load causes; they are logged as warnings.
+# Error codes that the server or its load causes, not the client; such errors are logged as warnings.
 _OURS = ("UNAVAILABLE", "DEADLINE_EXCEEDED")
-# Milliseconds after which a client may try again. Source: gRPC A6, "Pushback".
+# Trailer by which an overloaded server tells clients to retry after so many milliseconds. Source: gRPC A6, "Pushback".
 _PUSHBACK_KEY, _PUSHBACK_MS = "grpc-retry-pushback-ms", "1000"
 
 
 def retry_hint(error: BaseException) -> tuple[tuple[str, str], ...]:
-    """Returns the trailers that say when the client may try again; none for errors that a retry can not cure."""
+    """Returns the gRPC trailers that tell a client when to retry; none for errors that a retry can not cure."""
     return ((_PUSHBACK_KEY, _PUSHBACK_MS),) if isinstance(error, Overloaded) else ()
 
 
 class Refusals:
-    """Converts the exceptions of calls to statuses, and logs them. Concurrency: any thread."""
+    """The converter of gRPC calls' exceptions to statuses, which also logs them. Concurrency: any thread."""
 
     def __init__(self) -> None:
         self._prefix = secrets.token_hex(6)
         self._numbers = itertools.count(1)
 
     def __call__(self, error: BaseException) -> tuple[str, str]:
-        """Returns an exception's canonical code and text, and logs both.
+        """Logs an exception, and returns its canonical code and the text for the client.
 
-        The text of an unexpected error is only logged.
+        The client does not get the text of an unexpected error, which is only logged.
         """
         request_id = request_context.request_id.get().decode("latin-1") or self.new_id()
         if not isinstance(error, ServiceError):
@@ -46,11 +46,12 @@ class Refusals:
         else:
             level = logging.WARNING if error.code in _OURS else logging.INFO
             if isinstance(error, Overloaded):
-                # Thousands may be refused a second, and a log line costs more than a refusal: metrics count them.
+                # Refusals by overload are counted in metrics and not logged: there may be thousands a second, and a log
+                # line costs more than a refusal.
                 level = logging.DEBUG
             logger.log(level, "request refused: %s", ascii(text), extra={"code": error.code, "request_id": request_id})
         return error.code, details(text)
 
     def new_id(self) -> str:
-        """Returns a request id for a gRPC call that came without one."""
+        """Makes a request id for a gRPC call that came without one."""
         return f"{self._prefix}-{next(self._numbers):x}"

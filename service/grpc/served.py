@@ -1,4 +1,4 @@
-"""Lists the services of the gRPC server and collects their handlers."""
+"""Lists the gRPC services of the server, and collects the handlers of their methods."""
 
 from __future__ import annotations
 
@@ -18,18 +18,20 @@ from service.grpc.methods import service_methods
 from service.wire.grpc_api import MODEL_SERVICE, PREDICTION_SERVICE, Handler
 
 SERVICES = (PREDICTION_SERVICE, MODEL_SERVICE, INFERENCE_SERVICE, health.SERVICE_NAME, server_reflection.SERVICE_NAME)
-# Services of health checks: the server (""), its services, and the names that TensorFlow Serving gives them.
+# Names for which health checks have a status: the server (""), its gRPC services, and TensorFlow Serving's names for
+# these.
 HEALTH_NAMES = ("", PREDICTION_SERVICE, MODEL_SERVICE, INFERENCE_SERVICE, "PredictionService", "ModelService")
-# Paths of methods that are not served -> the text of their UNIMPLEMENTED.
+# Path of a known method that this server lacks -> the error text of its status UNIMPLEMENTED.
 UNIMPLEMENTED: Mapping[str, str] = {**methods.UNIMPLEMENTED, **inference_v2_methods.UNIMPLEMENTED}
 
-# Keys of request metadata for the form of the answer: "content" or "values", and "gzip" for a compressed answer.
+# Metadata keys by which a request chooses its answer's form: tensors as "content" or "values", and "gzip" for
+# compression.
 TENSOR_ENCODING_KEY = "x-tensor-encoding"
 RESPONSE_ENCODING_KEY = "x-response-encoding"
 
 
 def unary_handlers(engine: Engine, *, as_content: bool) -> dict[str, Handler]:
-    """Returns the handlers of all unary methods, by path, with tracing; arguments as in methods.service_methods.
+    """Returns the handlers of all unary gRPC methods, by path, with tracing; arguments as in methods.service_methods.
 
     Concurrency: handlers may run in any thread.
     """
@@ -46,8 +48,8 @@ def _traced(tracing: Tracing, path: str, handler: Handler, data: bytes, deadline
 
 
 def descriptor_pool() -> Any:
-    """Returns a descriptor pool for reflection, which needs all services in one pool.
+    """Returns a descriptor pool with all gRPC services of this server, for reflection.
 
-    Protobuf's own pool lacks them.
+    Protobuf's default pool lacks some of them.
     """
     return new_pool([health_pb2.DESCRIPTOR.serialized_pb, reflection_pb2.DESCRIPTOR.serialized_pb])

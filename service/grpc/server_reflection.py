@@ -1,4 +1,4 @@
-"""Serves gRPC reflection on threads of its own.
+"""Serves gRPC reflection, by which clients ask for the server's services, on separate threads.
 
 A reflection stream holds its thread for as long as the client keeps it open, and clients such as grpcurl keep it while
 a person reads. If the server's workers did this, a handful of such streams would leave none for requests.
@@ -21,14 +21,15 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 from service.grpc.health import Behavior
 
 SERVICE_NAME = reflection.SERVICE_NAME
-# Newer clients ask for reflection v1 before v1alpha; both have the same messages.
+# Both versions of the reflection service are served, v1alpha and v1, which newer clients try first; both have the same
+# messages.
 REFLECTION_NAMES = (SERVICE_NAME, "grpc.reflection.v1.ServerReflection")
-# Number of reflection streams at a time; more streams wait until one of these ends.
+# Most reflection streams that are served at a time; further streams wait until one of them ends.
 _NUM_THREADS = 4
 
 
 class Reflection:
-    """Answers reflection requests about the services in a descriptor pool. Concurrency: any thread."""
+    """The reflection service for the gRPC services in a descriptor pool. Concurrency: any thread."""
 
     def __init__(self, services: Sequence[str], pool: Any) -> None:
         self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="grpc-reflection")
@@ -37,7 +38,7 @@ class Reflection:
         self._open: set[grpc.ServicerContext] = set()
 
     def handlers(self) -> tuple[grpc.GenericRpcHandler, ...]:
-        """Returns the gRPC handlers of the reflection service, one for each of its names."""
+        """Returns the gRPC handlers of the reflection service, one for each of its two names."""
         method: grpc.RpcMethodHandler[bytes, Any] = grpc.stream_stream_rpc_method_handler(
             Behavior(self._answer, self._threads),
             response_serializer=reflection_pb2.ServerReflectionResponse.SerializeToString,
@@ -46,15 +47,15 @@ class Reflection:
         return tuple(grpc.method_handlers_generic_handler(name, methods) for name in REFLECTION_NAMES)
 
     def stop(self) -> None:
-        """Ends the streams that clients keep open; a server that stops would wait for them."""
+        """Ends all open reflection streams, because a server that stops would wait for their clients."""
         with self._lock:
             contexts = list(self._open)
         for context in contexts:
-            # The lock is not held here, because cancelling a stream may call _forget(), which takes it.
+            # Streams are cancelled without the lock, because cancel() may call _forget(), which needs the lock.
             context.cancel()
 
     def close(self) -> None:
-        """Ends the threads of the reflection service; call this after the server has stopped."""
+        """Ends the threads of the reflection service; called after the gRPC server has stopped."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _answer(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[Any]:
@@ -70,7 +71,7 @@ class Reflection:
 
 
 class _PoolWithMethods:
-    """A descriptor pool that also finds a file by a method's name, as ghz asks for it. Protobuf's pool can not."""
+    """A descriptor pool that, unlike protobuf's, also finds a proto file by a method's name, for the tool ghz."""
 
     def __init__(self, pool: Any) -> None:
         self._pool = pool
@@ -79,7 +80,7 @@ class _PoolWithMethods:
         return getattr(self._pool, name)
 
     def FindFileContainingSymbol(self, symbol: str) -> Any:
-        """Returns the file that declares a message, field, service or method; raises KeyError for an unknown name."""
+        """Returns the proto file that declares a message, field, service or method; raises KeyError."""
         try:
             return self._pool.FindFileContainingSymbol(symbol)
         except KeyError:
@@ -91,7 +92,7 @@ class _PoolWithMethods:
 
 
 def _read(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[Any]:
-    """Yields the requests of a stream; grpcio itself would log a traceback for each request that does not parse."""
+    """Yields the parsed reflection requests of a stream, and ends the call at a request that does not parse."""
     for data in requests:
         try:
             request = reflection_pb2.ServerReflectionRequest.FromString(data)

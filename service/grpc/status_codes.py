@@ -18,7 +18,7 @@ _CUT_MARK = "...TRUNCATED"
 
 
 def details(text: str) -> str:
-    """Returns an error's text in valid UTF-8 of at most 1024 bytes, and a mark if it was longer.
+    """Returns an error text as valid UTF-8 of at most 1024 bytes, followed by "...TRUNCATED" if it was longer.
 
     >>> details("x" * 2000)[1020:]
     'xxxx...TRUNCATED'

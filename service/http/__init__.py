@@ -1,1 +1,1 @@
-"""Serves HTTP as the reference server: FastAPI routes over the engine, and uvicorn."""
+"""Serves HTTP in Python (the reference server): FastAPI routes over the engine, run by uvicorn."""

@@ -14,8 +14,8 @@ from service.errors import Unauthenticated
 from service.http.errors import service_error_response
 from service.native.forwarded import NO_FORWARDING, Forwarding
 
-# Paths that --auth_config may open to everybody. The engine still hides what the caller may not see, so a request that
-# gets in here under another path gains nothing.
+# HTTP paths that --auth_config may open to requests without credentials -> the name of the part there. The engine still
+# hides what the caller may not see, so a request that gets in here under another path gains nothing.
 _OPEN_PATHS: Mapping[str, Part] = {
     **dict.fromkeys(("/healthz", "/readyz", "/v2", "/v2/health/live", "/v2/health/ready"), "health"),
     **dict.fromkeys(("/docs", "/openapi.json"), "docs"),
@@ -25,7 +25,7 @@ _NAMES = "certificate_names"
 
 
 class AccessMiddleware:
-    """ASGI middleware: runs each request with its caller's grant, or refuses it. Concurrency: event loop only.
+    """ASGI middleware: runs requests with the caller's grant, or refuses them. Concurrency: event loop only.
 
     Args:
       metrics_paths: paths of the metrics.
@@ -47,7 +47,7 @@ class AccessMiddleware:
             self._open_paths[path] = "metrics"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Authenticates a request, and passes it to the application."""
+        """Authenticates the caller of a request, and runs the application with the caller's grant."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -72,7 +72,7 @@ class AccessMiddleware:
 
 
 def authorization_of(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
-    """Returns the value of the header Authorization; None: there is no such header; b"": there are several."""
+    """Returns the value of a request's header Authorization; None: there is no such header; b"": there are several."""
     found = [value for name, value in headers if name == b"authorization"]
     if not found:
         return None
@@ -86,5 +86,5 @@ def names_of(scope: Scope) -> frozenset[str]:
 
 
 def state_with_names(state: Mapping[str, Any], transport: asyncio.BaseTransport) -> dict[str, Any]:
-    """Returns the ASGI state for a connection's requests, with the names in its client's certificate for names_of()."""
+    """Returns the ASGI state of a connection, to which it adds the names in the client's certificate for names_of()."""
     return {**state, _NAMES: names_of_transport(transport)}

@@ -1,7 +1,4 @@
-"""Builds the application of the admin listener, whose routes change the server.
-
-Requests for models use another port.
-"""
+"""Builds the HTTP application of the admin port, whose routes change the list of models and rows of tables."""
 
 from __future__ import annotations
 
@@ -27,7 +24,7 @@ from service.http.request_id import RequestIdMiddleware, RequestIds
 from service.http.routing import add_route, raw_path
 from service.http.security_headers import SecurityHeadersMiddleware
 
-# Largest body of a list of models: enough for ten thousand models.
+# Largest body, in bytes, of a request that replaces the list of models: enough for ten thousand models.
 _MAX_CONFIG_BYTES = 4 << 20
 METRICS_PATHS = ("/metrics",)
 
@@ -40,7 +37,7 @@ def create_admin_app(
     callers: Callers | None = None,
     add_routes: Sequence[Callable[[FastAPI], None]] = (),
 ) -> FastAPI:
-    """Returns the ASGI application of the admin listener.
+    """Returns the ASGI application of the admin port.
 
     Args:
       metrics: as in create_http_app.
@@ -52,10 +49,10 @@ def create_admin_app(
     app = FastAPI(redirect_slashes=False, docs_url=None, redoc_url=None, openapi_url=None)
 
     async def reload(request: Request) -> Response:
-        """Replaces the list of models, all of it or nothing, as HandleReloadConfigRequest does."""
+        """Replaces the list of models, as the gRPC method HandleReloadConfigRequest does; an error changes nothing."""
         if callers is not None:
             callers.require_everywhere("admin")
-        # The body has a reservation without the server's limits: an operator must be served while the server is
+        # The body's bytes are not counted against the server's limits: an operator must be served while the server is
         # overloaded.
         body = await read_body(request, _MAX_CONFIG_BYTES, Reservation(Admission(), ""))
         try:
@@ -80,13 +77,13 @@ def create_admin_app(
 
 
 class _NoPagesMiddleware:
-    """Refuses requests of web pages, which can make a browser send anything to the server's loopback address."""
+    """ASGI middleware: refuses requests of web pages, which a browser sends even to loopback addresses."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # Browsers add Origin to every POST, whatever page it comes from.
+        # A request with the header Origin is from a web page: browsers add this header to every POST.
         if scope["type"] == "http" and any(name == b"origin" for name, _ in scope["headers"]):
             error = PermissionDenied("The admin routes answer no requests of web pages.")
             await service_error_response(error, scope["request_id"])(scope, receive, send)

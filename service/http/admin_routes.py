@@ -1,4 +1,4 @@
-"""Adds the routes for health, readiness and metrics."""
+"""Adds the HTTP routes /healthz, /readyz and /metrics."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from service.http.routing import add_route
 def add_admin_routes(
     app: FastAPI, engine: Engine, metrics: Callable[[], tuple[bytes, str]], metrics_paths: Sequence[str]
 ) -> None:
-    """Adds the routes for orchestrators and for monitoring.
+    """Adds the routes of health and readiness, for orchestrators, and of metrics, for monitoring.
 
     Args:
       metrics: returns the metrics' text and content type; metrics_paths: their paths, of which OpenAPI has the first.
     """
 
     async def healthz(request: Request) -> Response:
-        """Says that the process lives; restart it where this fails."""
+        """Answers "ok" as long as the process lives; an orchestrator shall restart a server that does not answer."""
         return _json({"status": "ok"})
 
     async def readyz(request: Request) -> Response:
-        """Says whether a load balancer shall send requests here, and which models can not answer and why."""
+        """Says whether a load balancer shall send requests to this server, and which models can not answer and why."""
         is_ready, problems = engine.is_ready, engine.problems()
         if is_ready:
             return _json({"status": "ready", "problems": problems})
@@ -39,7 +39,7 @@ def add_admin_routes(
 
     async def metrics_text(request: Request) -> Response:
         """Returns the metrics in Prometheus' text format."""
-        # The text is written in a thread, because the metrics of many models take a while.
+        # A thread makes the text, because the metrics of many models take too long for the event loop.
         data, content_type = await asyncio.to_thread(metrics)
         return Response(data, headers={"Content-Type": content_type})
 

@@ -1,4 +1,4 @@
-"""Reads a request's body within limits on its size, also on its size after decompression."""
+"""Reads an HTTP request's body, with limits on its received and on its decompressed size."""
 
 from __future__ import annotations
 
@@ -10,19 +10,21 @@ from starlette.requests import ClientDisconnect, Request
 from service.engine.admission import Reservation
 from service.errors import MalformedPayload, PayloadTooLarge
 
-# zlib's window size for a gzip header and trailer; "deflate" is zlib's own form.
+# zlib's window size that selects gzip's format; HTTP's "deflate" is zlib's own format.
 _GZIP = 16 + zlib.MAX_WBITS
 _DECODERS = {b"gzip": ("gzip", _GZIP), b"x-gzip": ("gzip", _GZIP), b"deflate": ("deflate", zlib.MAX_WBITS)}
-# Bytes that are decompressed at a time: the event loop serves others in between, as kilobytes may expand to gigabytes.
+# Bytes that are decompressed in one step; between steps the event loop serves other requests, because kilobytes may
+# expand to gigabytes.
 _PIECE_BYTES = 256 << 10
-# Beyond _FREE_BYTES, the largest ratio of decompressed to received bytes. Deflate gets to 1032; JSON of ids to some 10.
+# A body that decompresses to more than _FREE_BYTES may have at most _MAX_RATIO times its received bytes. JSON of ids
+# has about 10 times, an attack up to 1032.
 _FREE_BYTES, _MAX_RATIO = 4 << 20, 100
-# Most gzip members of a body; each one costs time and may be empty.
+# Most members of a gzip body, which may be a sequence of gzip files: each costs time, even if it is empty.
 _MAX_MEMBERS = 1000
 
 
 async def read_body(request: Request, max_bytes: int, reservation: Reservation) -> bytes:
-    """Reads and decompresses a request's body.
+    """Reads a request's body, and decompresses it if Content-Encoding says so.
 
     The limit holds for the declared size, the received size and the decompressed size, so that no body costs more
     memory than max_bytes and a chunk.
@@ -61,7 +63,7 @@ async def _read_plain(request: Request, max_bytes: int, reservation: Reservation
     chunk, is_last = await _next_chunk(request)
     reservation.grow(len(chunk))
     if is_last and len(chunk) <= max_bytes:
-        # Nearly every body comes in one chunk.
+        # This fast path is for the usual case, a body in one chunk.
         return chunk
     chunks, size = [chunk], len(chunk)
     while not is_last and size <= max_bytes:
@@ -85,8 +87,7 @@ async def _read_compressed(request: Request, max_bytes: int, reservation: Reserv
             received += len(data)
             is_full = False
             while data or is_full:
-                # The decoder may return one byte more than the limit allows, which tells a full body from one that is
-                # too long.
+                # The decoder may return one byte more than the limit, so that a body above the limit is noticed.
                 size = min(left + 1, _PIECE_BYTES)
                 piece = decoder.decompress(data, size)
                 left -= len(piece)
@@ -95,13 +96,13 @@ async def _read_compressed(request: Request, max_bytes: int, reservation: Reserv
                 _check_ratio(max_bytes - left, received)
                 reservation.grow(len(piece))
                 pieces.append(piece)
-                # The decoder may hold more output of the bytes that it has got already.
+                # A piece of the full size means that the decoder may have more output for the bytes that it was given.
                 is_full = len(piece) == size
                 if is_full:
                     await asyncio.sleep(0)
                 data = decoder.unconsumed_tail
                 if decoder.eof and decoder.unused_data:
-                    # A gzip file may consist of several members, one after the other.
+                    # Another gzip member follows the first: a gzip body may consist of several, one after the other.
                     data, decoder = decoder.unused_data, zlib.decompressobj(window)
                     num_members += 1
                     if num_members > _MAX_MEMBERS:

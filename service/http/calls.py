@@ -1,6 +1,6 @@
-"""Runs a POST to a signature: read, parse, bind, decode, run, encode.
+"""Runs a POST request to a signature: reads, parses and decodes the body, runs the signature, encodes the answer.
 
-Steps of microseconds run on the event loop, longer ones in a thread.
+Steps that take microseconds run on the event loop, longer steps in a thread.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from service.wire.http_api import API
 
 MODEL_VERSION = "X-Model-Version"
 
-# Threads for parsing large bodies. JSON's parser holds the interpreter's lock, so more threads would not help.
+# Number of threads that parse large bodies. More would not help, because the JSON parser holds the interpreter's lock.
 _NUM_PARSE_THREADS = 2
-# Threads that wait for other machines, for lookups of remote tables; they start with the first of these.
+# Number of threads for lookups of remote tables, which wait for other machines; started at the first such lookup.
 _NUM_WAITING_THREADS = 32
 
 
 class Parsed(Protocol):
-    """A parsed request body; it has at least the name of the signature."""
+    """A parsed request body, which has at least the signature's name."""
 
     @property
     def signature_name(self) -> str: ...
@@ -46,21 +46,21 @@ T = TypeVar("T")
 
 
 class Answered(NamedTuple, Generic[A]):
-    """A method's answer, and the version of the model that computed it."""
+    """The answer of an HTTP method, and the model version that computed it."""
 
     content: A
     version: int
 
 
 def json_response(answered: Answered[bytes]) -> Response:
-    """Returns a JSON answer with the header X-Model-Version."""
+    """Returns an HTTP response with the answer as JSON and its model version in the header X-Model-Version."""
     headers = {MODEL_VERSION: str(answered.version)}
     return Response(answered.content, headers=headers, media_type="application/json")
 
 
 @dataclass(frozen=True, slots=True)
 class Method(Generic[P, A]):
-    """An HTTP method that runs a signature, such as predict.
+    """An operation of the HTTP API that runs a signature, such as predict.
 
     parse: parses a body, as far as that needs no signature.
     answer: computes the answer from the bound signature and the parsed body.
@@ -77,7 +77,7 @@ class Method(Generic[P, A]):
 
 
 class Calls:
-    """Runs HTTP methods on an engine, with a pool of threads for graphs and one for large bodies.
+    """The runner of HTTP requests that need a signature, with pools of threads for graph runs and for large bodies.
 
     Concurrency: event loop only.
 
@@ -101,7 +101,7 @@ class Calls:
         self._waiting_threads = Workers(_NUM_WAITING_THREADS, name="http-remote", admission=admission, clock=clock)
 
     async def answer(self, request: Request, ref: ModelRef, method: Method[P, A]) -> Answered[A]:
-        """Runs a method for a request; returns its answer and the model version.
+        """Runs an operation, such as predict, for a request; returns its answer and the model version.
 
         Raises:
           ServiceError: an error of the engine or of a decoder; DeadlineExceeded after timeout_s.
@@ -119,7 +119,8 @@ class Calls:
         call = Call(API, method.name, deadline_s=deadline_s)
         try:
             body = await read_body(request, self._max_body_bytes, reservation)
-            # The clock starts when the whole body has come: how fast a client sends it is not the server's doing.
+            # The request's time in metrics begins when its whole body has arrived, because the server does not control
+            # how fast a client sends it.
             call = replace(call, started_s=self._engine.clock())
             is_small = len(body) <= self._inline_body_bytes
             if is_small:
@@ -148,7 +149,7 @@ class Calls:
         return await self._in_thread(threads, reservation, work, deadline_s, bound)
 
     async def read(self, request: Request, model: str, work: Callable[[bytes], T], *, may_wait: bool = False) -> T:
-        """Reads a request's body and returns work(body), run in a thread if the body is large.
+        """Reads a request's body and returns the result of work(body), which runs in a thread if the body is large.
 
         Args:
           model: the model's name in the request; "" if the request is for no model.
@@ -166,7 +167,7 @@ class Calls:
             reservation.drop_user()
 
     def close(self) -> None:
-        """Lets running work end, and drops work that has not begun."""
+        """Closes the pools of threads: jobs that run go on to their end, jobs that wait are cancelled."""
         for threads in (self._graph_threads, self._parse_threads, self._waiting_threads):
             threads.close()
 
@@ -178,12 +179,13 @@ class Calls:
         deadline_s: float,
         bound: Bound | None = None,
     ) -> T:
-        """Runs work in a thread until the deadline.
+        """Runs work() in a thread and waits for its result until the deadline.
 
-        Releases the bound signature if the work never begins, else the work does.
+        If work() never begins, this function ends the lease of the bound signature; else work() does.
         """
 
-        # copy_context() carries the request's id, its trace and its caller's grant to the thread.
+        # copy_context() gives the thread the context variables of the request: its id, its trace and its caller's
+        # grant.
         context = copy_context()
 
         def run(refusal: ServiceError | None) -> T:
@@ -206,7 +208,7 @@ class Calls:
         except TimeoutError as error:
             raise late from error
         finally:
-            # cancel() returns True only if no thread has begun the work, and none will. A thread that has begun it
+            # cancel() returns True only if no thread has begun work(), and none will. A thread that has begun it
             # holds the lease until the work ends, even if the client got a timeout.
             if future.cancel():
                 _release(bound, late)

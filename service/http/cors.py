@@ -1,4 +1,4 @@
-"""Allows cross-origin requests (CORS) from all origins, as TensorFlow Serving does, or from listed ones.
+"""Lets web pages of other origins call the HTTP API (CORS): of all origins, as TensorFlow Serving does, or listed ones.
 
 Source: tensorflow_serving/model_servers/http_rest_api_util.cc AddCORSHeaders and http_server.cc (9d981c5); Fetch
 standard, section CORS protocol.
@@ -16,7 +16,7 @@ CORS_HEADERS = [
     _METHODS,
     (b"access-control-allow-headers", b"Content-Type"),
 ]
-# A cache must not give an answer for one origin to another.
+# "Vary: Origin" keeps caches from answering a page of one origin with the answer for another.
 _VARY = (b"vary", b"Origin")
 Headers = list[tuple[bytes, bytes]]
 
@@ -35,7 +35,7 @@ class CorsMiddleware:
         self._origins = None if origins is None else frozenset(origin.encode() for origin in origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers a preflight request, or adds the CORS headers to the application's answer."""
+        """Answers a browser's preflight request, or adds CORS headers to the application's answer."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -59,6 +59,7 @@ class CorsMiddleware:
             return CORS_HEADERS
         if origin not in self._origins:
             return [_VARY]
-        # A listed origin may send a token; browsers forbid that for "*".
+        # Pages of a listed origin may send the header Authorization; browsers do not allow this if all origins ("*")
+        # are.
         allowed = (b"access-control-allow-headers", b"Authorization, Content-Type")
         return [(b"access-control-allow-origin", origin), _METHODS, allowed, _VARY]

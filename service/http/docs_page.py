@@ -1,4 +1,4 @@
-"""Adds the page /docs, with Swagger UI's installed files if there are any: a CDN's page is blank without internet."""
+"""Adds the page /docs, with locally installed files of Swagger UI if possible: from a CDN they need internet access."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PACKAGE, _FOLDER = "fastapi_swagger", "resources"
 
 
 def installed_assets() -> Path | None:
-    """Returns the folder of Swagger UI's files; None if the package is not installed."""
+    """Returns the folder with Swagger UI's files; None if the package fastapi-swagger is not installed."""
     spec = find_spec(_PACKAGE)
     if spec is None or not spec.submodule_search_locations:
         return None
@@ -29,7 +29,7 @@ def installed_assets() -> Path | None:
 
 
 def add_docs_page(app: FastAPI, assets: Path | None) -> None:
-    """Adds the page /docs; without assets the page loads its files from FastAPI's CDN."""
+    """Adds the page /docs; without a folder of assets, the page loads Swagger UI from FastAPI's CDN."""
     urls: dict[str, Any] = {}
     if assets is not None:
         app.mount(_ASSETS_URL, StaticFiles(directory=assets))

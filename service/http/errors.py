@@ -1,4 +1,4 @@
-"""Converts errors to HTTP answers: one table from class to status, one form of body, one place that logs.
+"""Converts errors to HTTP answers: has the table from error class to status, makes the body, and logs the error.
 
 Source of the statuses: tensorflow_serving/model_servers/http_rest_api_util and util/net_http (9d981c5).
 """
@@ -16,7 +16,8 @@ from service.errors import ServiceError
 
 logger = logging.getLogger(__name__)
 
-# The table lists every class itself, so that the status of a new class is a decision; a test checks that all are there.
+# The table lists every error class, and does not use base classes' entries, so that each new class gets its status by
+# decision; a test checks this.
 HTTP_STATUS: Mapping[type[ServiceError], int] = {
     errors.ServiceError: 500,
     errors.InvalidRequest: 400,
@@ -51,10 +52,10 @@ HTTP_STATUS: Mapping[type[ServiceError], int] = {
     errors.DataLoss: 500,
     errors.BackendFailure: 500,
 }
-# The header has the canonical code, because several codes share a status: 400 is INVALID_ARGUMENT, FAILED_PRECONDITION
-# and OUT_OF_RANGE.
+# Header of error answers with the canonical code, because several codes share a status: 400 is INVALID_ARGUMENT,
+# FAILED_PRECONDITION and OUT_OF_RANGE.
 CODE_HEADER = "X-Error-Code"
-# Further HTTP headers of the answer, by class of error.
+# Class of an error -> further HTTP headers of its answer.
 ERROR_HEADERS: Mapping[type[ServiceError], Mapping[str, str]] = {
     errors.Overloaded: {"Retry-After": "1"},
     errors.Unauthenticated: {"WWW-Authenticate": "Bearer"},
@@ -62,16 +63,17 @@ ERROR_HEADERS: Mapping[type[ServiceError], Mapping[str, str]] = {
 
 
 def error_response(status: int, text: str, headers: Mapping[str, str] | None = None) -> Response:
-    """Returns an error's answer, whose body is {"error": text}."""
-    # A text may quote a client's lone surrogates, which JSON text can not hold.
+    """Returns the HTTP response for an error, with the body {"error": text}."""
+    # The text is cleaned, because it may quote lone surrogates (half characters) of a request, which JSON text can not
+    # hold.
     body = orjson.dumps({"error": text.encode("utf-8", "replace").decode()})
     return Response(body, status, headers, media_type="application/json")
 
 
 def service_error_response(error: ServiceError, request_id: str) -> Response:
-    """Logs an error and returns its answer.
+    """Logs an error and returns the HTTP response for it.
 
-    For an error of the server, the text has the request id and not the cause.
+    The response to an INTERNAL error has the request id and not the cause.
     """
     status = HTTP_STATUS[type(error)]
     text = error.message
@@ -80,7 +82,8 @@ def service_error_response(error: ServiceError, request_id: str) -> Response:
         logger.error("request failed: %s", text, extra=extra, exc_info=error)
         return error_response(status, f"{text} Request id: {request_id}", {CODE_HEADER: error.code})
     if isinstance(error, errors.Overloaded):
-        # Thousands may be refused a second, and a log line costs more than a refusal: metrics count them.
+        # Refusals by overload are counted in metrics and not logged: there may be thousands a second, and a log line
+        # costs more than a refusal.
         logger.debug("request refused: %s", ascii(text), extra=extra)
         return error_response(status, text, {CODE_HEADER: error.code, **ERROR_HEADERS[errors.Overloaded]})
     logger.log(logging.WARNING if status > 500 else logging.INFO, "request refused: %s", ascii(text), extra=extra)
@@ -88,6 +91,6 @@ def service_error_response(error: ServiceError, request_id: str) -> Response:
 
 
 def unexpected_error_response(error: Exception, request_id: str) -> Response:
-    """Logs an unexpected error, and returns an answer that does not reveal it."""
+    """Logs an unexpected error, and returns a response that does not reveal its text."""
     logger.error("unexpected error", extra={"request_id": request_id, "status": 500}, exc_info=error)
     return error_response(500, f"Internal error; the server's log has the cause, request id {request_id}")

@@ -1,4 +1,4 @@
-"""Compresses large HTTP answers for clients that accept gzip.
+"""Compresses large HTTP answers with gzip for clients that accept it.
 
 Small answers are not compressed: a lookup of a few rows takes less time than compressing its answer.
 """
@@ -10,13 +10,16 @@ import gzip
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-# gzip's fastest level, because numbers compress badly at every level.
+# gzip's fastest compression level, because numbers compress badly at every level.
 _LEVEL = 1
 _INLINE_BYTES = 64 * 1024
 
 
 class GzipMiddleware:
-    """ASGI middleware: compresses answers of at least min_bytes, sent in one piece. Concurrency: event loop only."""
+    """ASGI middleware: compresses answers of at least min_bytes that the application sends in one piece.
+
+    Concurrency: event loop only.
+    """
 
     def __init__(self, app: ASGIApp, min_bytes: int) -> None:
         self._app = app
@@ -54,7 +57,7 @@ class GzipMiddleware:
 
 
 def accepts_gzip(scope: Scope) -> bool:
-    """Says whether a request's Accept-Encoding names gzip and does not rule it out."""
+    """Says whether a request's Accept-Encoding names gzip, and not with weight 0, which excludes it."""
     for name, value in scope["headers"]:
         if name == b"accept-encoding":
             for choice in value.lower().split(b","):
@@ -65,7 +68,7 @@ def accepts_gzip(scope: Scope) -> bool:
 
 
 def _is_encoded(start: Message) -> bool:
-    """Says whether a route has compressed its answer itself."""
+    """Says whether the application has compressed the answer itself: it has the header Content-Encoding."""
     return any(name.lower() == b"content-encoding" for name, _ in start["headers"])
 
 

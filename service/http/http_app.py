@@ -1,4 +1,4 @@
-"""Builds the HTTP application of the models' port over an engine."""
+"""Builds the HTTP application of the public port, which serves requests for models."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from service.native.forwarded import NO_FORWARDING, Forwarding
 from service.wire.http_api import DEFAULT_MAX_TABLE_ROWS
 
 DEFAULT_INLINE_BODY_BYTES = 64 * 1024
-# Paths of the metrics: this server's own path, and TensorFlow Serving's.
+# HTTP paths of the metrics: this server's own path, and TensorFlow Serving's.
 DEFAULT_METRICS_PATHS = ("/metrics", "/monitoring/prometheus/metrics")
 
 
@@ -58,7 +58,7 @@ def create_http_app(
     forwarding: Forwarding = NO_FORWARDING,
     statusz: tuple[Callable[[], Mapping[str, Any]], Callable[[Mapping[str, Any]], str]] | None = None,
 ) -> FastAPI:
-    """Returns the ASGI application of the models' port.
+    """Returns the ASGI application of the public HTTP port.
 
     Args:
       metrics: returns the metrics' text and content type; metrics_paths: their paths.
@@ -95,12 +95,12 @@ def create_http_app(
         redirect_slashes=False,
         docs_url=None,
         redoc_url=None,
-        # FastAPI's own OpenTelemetry would read the environment three times per request to find itself switched off;
-        # the metrics come from the engine.
+        # FastAPI's own telemetry is off, because it would read environment variables three times per request; this
+        # server has metrics and traces of its own.
         telemetry={"tracing": False, "metrics": False, "logs": False},
         **openapi.application(),
     )
-    # The routes that are used most come first, because routes are tried in order.
+    # The most used routes are added first, because the router tries routes in their order.
     add_lookup_routes(app, engine, calls, max_table_rows, strict_json=strict_json)
     add_tfs_routes(app, engine, calls, strict_json=strict_json)
     add_open_inference_routes(app, engine, calls, strict_json=strict_json)
@@ -127,18 +127,18 @@ def create_http_app(
 
 async def _on_service_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ServiceError)
-    # Clearing these breaks a reference cycle: FastAPI's frames hold the error, and its traceback holds the frames and
-    # the body. Else each refusal would keep a megabyte or so until the garbage collector runs.
+    # Clearing these attributes breaks a reference cycle between the error and FastAPI's frames, which keep the
+    # request's body. Else each refusal would keep a megabyte or so until the garbage collector runs.
     error.__traceback__ = error.__context__ = error.__cause__ = None
     return service_error_response(error, request.scope["request_id"])
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:
-    """Answers a request that the router refuses: an unknown path, or a wrong HTTP method."""
+    """Makes the answer to a request that the router refuses: an unknown path, or a wrong HTTP method."""
     assert isinstance(error, HTTPException)
     if request.method == "OPTIONS" and error.status_code == 405:
         allowed = (error.headers or {}).get("Allow", "")
-        # A browser's preflight request gets 200, as in TensorFlow Serving.
+        # OPTIONS with the header Origin is a browser's preflight request, and gets 200, as in TensorFlow Serving.
         status = 200 if "origin" in request.headers else 204
         return Response(status_code=status, headers={"Allow": ", ".join(filter(None, (allowed, "OPTIONS")))})
     if request.url.path.startswith("/v1/"):

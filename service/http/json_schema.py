@@ -1,4 +1,4 @@
-"""Builds JSON Schemas for the OpenAPI document."""
+"""Builds pieces of JSON Schemas for the OpenAPI document, such as objects and lists."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ BOOLEAN: Json = {"type": "boolean"}
 
 
 def ref(name: str) -> Json:
-    """Returns a reference to a schema of openapi_schemas."""
+    """Returns a JSON schema that refers to a named schema of openapi_schemas."""
     return {"$ref": f"#/components/schemas/{name}"}
 
 
 def an_object(required: Json, optional: Json | None = None, *, description: str = "") -> Json:
-    """Returns a JSON schema for an object with these fields and no others."""
+    """Returns a JSON schema for an object that may have only the given fields."""
     schema: Json = {"type": "object", "properties": required | (optional or {}), "additionalProperties": False}
     if required:
         schema["required"] = list(required)
@@ -25,15 +25,15 @@ def an_object(required: Json, optional: Json | None = None, *, description: str 
 
 
 def array_of(items: Json, description: str = "") -> Json:
-    """Returns a JSON schema for a list of these items."""
+    """Returns a JSON schema for a list whose items have the given schema."""
     return {"type": "array", "items": items} | ({"description": description} if description else {})
 
 
 def map_of(values: Json, description: str = "") -> Json:
-    """Returns a JSON schema for an object with any field names, whose values have this schema."""
+    """Returns a JSON schema for an object with any field names, whose values have the given schema."""
     return {"type": "object", "additionalProperties": values} | ({"description": description} if description else {})
 
 
 def enum_of(*values: str) -> Json:
-    """Returns a JSON schema for a string that is one of these values."""
+    """Returns a JSON schema for a string that is one of the given values."""
     return {"type": "string", "enum": list(values)}

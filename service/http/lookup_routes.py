@@ -1,4 +1,4 @@
-"""Adds this server's own routes: lookups by feature, and rows of a table."""
+"""Adds this server's own HTTP routes, which TensorFlow Serving lacks: lookups by feature, and rows of a table."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from service.wire.json_lookup import (
 
 
 def add_lookup_routes(app: FastAPI, engine: Engine, calls: Calls, max_table_rows: int, *, strict_json: bool) -> None:
-    """Adds the routes for lookups and tables.
+    """Adds the routes of lookups, the list of tables, and rows of a table.
 
     Args:
       strict_json: refuses bare NaN and Infinity in bodies, and writes null for them.
@@ -35,7 +35,7 @@ def add_lookup_routes(app: FastAPI, engine: Engine, calls: Calls, max_table_rows
     lookup_method = Method(partial(decode_lookup, strict=strict_json), partial(_lookup, strict_json), name="lookup")
 
     async def lookup(request: Request) -> Response:
-        """Returns the combined embedding of each row, for the features that were sent."""
+        """Returns, for each feature that was sent, one combined vector for each row of ids."""
         return json_response(await calls.answer(request, model_ref(request), lookup_method))
 
     async def tables(request: Request) -> Response:
@@ -43,7 +43,7 @@ def add_lookup_routes(app: FastAPI, engine: Engine, calls: Calls, max_table_rows
         return Response(encode_tables(engine.tables(model_ref(request))), media_type="application/json")
 
     async def rows(request: Request) -> Response:
-        """Returns rows of a table as they are stored."""
+        """Returns the rows of a table for the given ids, not combined."""
         ref = model_ref(request)
         work = partial(_rows, strict_json, engine, ref, request.path_params["table"], max_table_rows)
         may_wait = engine.may_wait(ref, request.path_params["table"])
@@ -62,7 +62,8 @@ def _lookup(strict_json: bool, bound: Bound, body: LookupBody) -> bytes:
 
 def _rows(strict_json: bool, engine: Engine, ref: ModelRef, table: str, max_rows: int, body: bytes) -> Answered[bytes]:
     ids = decode_rows(body)
-    # An id of two bytes asks for a row of thousands, so a limit on the body does not bound the answer.
+    # The number of ids is limited too, because an id of two bytes asks for a row of thousands: the limit on bodies does
+    # not limit answers.
     if ids.size > max_rows:
         raise IdsTooMany(f'input "ids": {ids.size} ids, the limit is {max_rows} per request.')
     found = engine.table_rows(ref, table, ids)

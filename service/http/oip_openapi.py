@@ -1,4 +1,4 @@
-"""Describes the Open Inference Protocol's routes in the OpenAPI document; openapi.py names the example model."""
+"""Describes the routes of the Open Inference Protocol in the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def infer(path: str) -> Json:
 
 
 def model_metadata(path: str) -> Json:
-    """Describes GET /v2/models/{model}."""
+    """Describes the route GET /v2/models/{model} for the OpenAPI document."""
     example = {
         "name": "movielens",
         "versions": ["2", "1"],
@@ -66,7 +66,7 @@ def model_metadata(path: str) -> Json:
 
 
 def model_config(path: str) -> Json:
-    """Describes GET /v2/models/{model}/config."""
+    """Describes the route GET /v2/models/{model}/config for the OpenAPI document."""
     example = {
         "name": "movielens",
         "platform": "tensorflow_savedmodel",
@@ -88,7 +88,7 @@ def model_config(path: str) -> Json:
 
 
 def model_ready(path: str) -> Json:
-    """Describes GET /v2/models/{model}/ready."""
+    """Describes the route GET /v2/models/{model}/ready for the OpenAPI document."""
     answer = ("It can answer", ref("ModelReady"), {"ready": {"name": "movielens", "ready": True}})
     return described("isModelReady", _TAG, "Whether a model can answer", path, answer, errors=(400, 404, 503))
 
@@ -101,7 +101,7 @@ def server_metadata() -> Json:
 
 
 def health(what: str) -> Json:
-    """Describes GET /v2/health/live and /v2/health/ready."""
+    """Describes the routes GET /v2/health/live and /v2/health/ready for the OpenAPI document."""
     name = what.capitalize()
     schema = ref(f"Server{name}")
     answer = ("It is", schema, {what: {what: True}})
@@ -113,7 +113,7 @@ def health(what: str) -> Json:
 
 
 def repository_index() -> Json:
-    """Describes POST /v2/repository/index."""
+    """Describes the route POST /v2/repository/index for the OpenAPI document."""
     entry = {"name": "movielens", "version": "1", "state": "READY", "reason": ""}
     route = described(
         "listRepository",

@@ -29,13 +29,13 @@ from service.wire.json_document import describe, parse_object
 from service.wire.oip_json import InferBody, decode_infer, decode_inputs, encode_infer
 
 LENGTH_HEADER = "Inference-Header-Content-Length"
-# Content-Encoding -> zlib's window size; "deflate" is zlib's own form.
+# Content-Encoding -> zlib's window size that selects the format; HTTP's "deflate" is zlib's own format.
 _WINDOWS = {b"gzip": 16 + zlib.MAX_WBITS, b"deflate": zlib.MAX_WBITS}
-# zlib's fastest level, because numbers compress badly at every level.
+# zlib's fastest compression level, because numbers compress badly at every level.
 _LEVEL = 1
 _NO_SHARED_MEMORY = "Shared memory is not implemented; send tensors in the request."
 _NO_CONTROL = "Loading and unloading a model is not implemented; change the folder of models or the list of models."
-# Triton's other routes -> their HTTP methods and the text of the answer 501.
+# Path of a Triton route that this server lacks -> its HTTP methods, and the error text of the answer 501.
 _UNIMPLEMENTED = {
     "/v2/models/{model}/stats": ("GET", "Statistics are not implemented; see /metrics."),
     "/v2/models/{model}/versions/{version}/stats": ("GET", "Statistics are not implemented; see /metrics."),
@@ -57,7 +57,7 @@ def add_open_inference_routes(app: FastAPI, engine: Engine, calls: Calls, *, str
     """
 
     async def infer(request: Request) -> Response:
-        """Runs a signature on tensors that are JSON or binary data."""
+        """Runs a signature on tensors that the request has as JSON or as binary data."""
         ref = _ref(request)
         coding = accepted_coding(request)
         method = Method(
@@ -76,12 +76,12 @@ def add_open_inference_routes(app: FastAPI, engine: Engine, calls: Calls, *, str
         return Response(body, headers=headers, media_type="application/octet-stream")
 
     async def metadata(request: Request) -> Response:
-        """Tells the tensors of one of a model's signatures."""
+        """Returns names, datatypes and shapes of the inputs and outputs of a model's signature."""
         description, spec = _described(request)
         return _json(oip_models.model_metadata(description.name, engine.statuses(description.name), spec))
 
     async def config(request: Request) -> Response:
-        """Tells the tensors of one of a model's signatures, and which inputs may be left out."""
+        """Returns a model's configuration in Triton's form: tensors of a signature, and optional inputs."""
         description, spec = _described(request)
         return _json(oip_models.model_config(description.name, spec))
 
@@ -91,24 +91,24 @@ def add_open_inference_routes(app: FastAPI, engine: Engine, calls: Calls, *, str
         return description, description.signature(name, oip_models.FALLBACK_SIGNATURE)
 
     async def model_ready(request: Request) -> Response:
-        """Says that a model can answer; an error says why it can not."""
+        """Answers "ready" if a model can answer requests; else an error says why it can not."""
         return _json({"name": engine.require_ready(_ref(request)), "ready": True})
 
     async def server_metadata(request: Request) -> Response:
-        """Tells the server's name, version and extensions."""
+        """Returns the server's name, its version and the protocol extensions that it supports."""
         return _json(oip_models.server_metadata())
 
     async def live(request: Request) -> Response:
-        """Says that the process lives."""
+        """Answers "live" as long as the process lives."""
         return _json({"live": True})
 
     async def ready(request: Request) -> Response:
-        """Says whether a load balancer shall send requests here; /readyz names the models that can not answer."""
+        """Says whether a load balancer shall send requests here; /readyz names models that can not answer."""
         is_ready = engine.is_ready
         return _json({"ready": is_ready}, 200 if is_ready else 503)
 
     async def index(request: Request) -> Response:
-        """Lists the versions of all models and their states."""
+        """Lists the versions of all models with their states."""
         only_ready = await calls.read(request, "", read_only_ready)
         return _json(oip_models.repository_index(engine.all_statuses(), engine.problems(), only_ready=only_ready))
 
@@ -128,7 +128,7 @@ def add_open_inference_routes(app: FastAPI, engine: Engine, calls: Calls, *, str
 
 
 def read_only_ready(body: bytes) -> bool:
-    """Returns whether an index request asks only for models that can answer; its body is empty or {"ready": true}."""
+    """Parses the body of a repository index request; returns whether it asks only for models that can answer."""
     only_ready = parse_object(body).get("ready", False) if body else False
     if type(only_ready) is not bool:
         raise MalformedPayload(f'expected "ready" to be true or false, got JSON Value: {describe(only_ready)}')
@@ -136,7 +136,7 @@ def read_only_ready(body: bytes) -> bool:
 
 
 def accepted_coding(request: Request) -> bytes | None:
-    """Returns gzip or deflate if a client's Accept-Encoding names only that, as tritonclient's does.
+    """Returns gzip or deflate if Accept-Encoding names only this one coding, as the library tritonclient does.
 
     HTTP libraries list all codings that they know with every request; compressing numbers for these clients would only
     cost time.

@@ -1,4 +1,4 @@
-"""Defines the JSON Schemas of the Open Inference Protocol's bodies, by name."""
+"""Defines, by name, the JSON Schemas of request and answer bodies of the Open Inference Protocol."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Describes each route in the OpenAPI document: operation, bodies and answers with examples, and errors.
+"""Describes each HTTP route in the OpenAPI document: its operation, bodies and answers with examples, and errors.
 
 Routes read raw bytes, so FastAPI can not derive these descriptions from types. The examples are for a model
 "movielens": features user_id, film_id and occupation have one id per row, genres and recent_films any number. If a
@@ -55,7 +55,7 @@ _EMBEDDINGS = {"user_id": [[0.12, -0.5, 0.33, 0.04], [0.7, 0.01, -0.2, 0.9]], "g
 
 
 def application() -> Json:
-    """Returns the fields of the OpenAPI document that describe the application."""
+    """Returns the general fields of the OpenAPI document: title, description, tags and license."""
     return {
         "title": "Embedding server",
         "version": "1",
@@ -66,11 +66,11 @@ def application() -> Json:
 
 
 def complete(app: FastAPI, engine: Engine, *, strict_json: bool) -> None:
-    """Completes FastAPI's OpenAPI document: adds the schemas of bodies, and examples for a model that is served."""
+    """Adds to FastAPI's OpenAPI document the schemas of bodies, and example requests for a model that is served."""
     describe_routes = app.openapi
 
     def describe() -> Json:
-        # The document is copied, because FastAPI caches it, and the served models change.
+        # FastAPI's cached document is copied and not changed, because the examples differ when other models are served.
         document = deepcopy(describe_routes())
         document["components"] = {"schemas": schemas(strict_json=strict_json)}
         add_examples(document, engine)
@@ -113,7 +113,7 @@ def tables(path: str) -> Json:
 
 
 def rows(path: str) -> Json:
-    """Describes POST /tables/{table}:rows."""
+    """Describes the route POST /tables/{table}:rows for the OpenAPI document."""
     answer = _computed(
         "The rows, in the order of the ids", ref("RowsResponse"), {"two rows": {"rows": [[0.1, -0.2], [0.3, 0.4]]}}
     )
@@ -163,7 +163,7 @@ def _examples() -> Json:
 
 
 def status(path: str) -> Json:
-    """Describes GET /v1/models/{model}."""
+    """Describes the route GET /v1/models/{model} for the OpenAPI document."""
     versions = [
         {"version": "2", "state": "LOADING", "status": {"error_code": "OK", "error_message": ""}},
         {"version": "1", "state": "AVAILABLE", "status": {"error_code": "OK", "error_message": ""}},
@@ -230,7 +230,7 @@ def described(
     errors: tuple[int, ...] = tuple(_ERRORS),
     is_computed: bool = False,
 ) -> Json:
-    """Describes a route of another module.
+    """Describes a route for another module, such as oip_openapi.
 
     Args:
       operation: the operation's name in generated clients.
@@ -259,7 +259,8 @@ def _route(
     extra: Json = {"parameters": [_parameter(name) for name in re.findall(r"{(\w+)}", path)]}
     if body is not None:
         extra["requestBody"] = body
-    # One operation has three paths: the latest version, a version, and a label.
+    # The operation's id gets a suffix, because each operation has three paths: with a version, with a label, with
+    # neither.
     of_what = "Version" if "{version}" in path else "Label" if "{label}" in path else ""
     return {
         "operation_id": operation + of_what,
@@ -281,7 +282,7 @@ def _body(schema: Json, examples: Json) -> Json:
 
 
 def _computed(description: str, schema: Json, examples: Json) -> dict[int | str, Json]:
-    """Describes an answer that a version of a model computes, with the header X-Model-Version."""
+    """Describes an answer with the header X-Model-Version, which names the model version that computed it."""
     answer = _answer(description, schema, examples)
     header = {"required": True, "schema": {"type": "integer"}, "description": "The version that computed the answer."}
     answer[200]["headers"] = {"X-Model-Version": header}

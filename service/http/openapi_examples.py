@@ -1,4 +1,4 @@
-"""Makes examples of requests for a model that is served, for the OpenAPI document.
+"""Makes example requests for the OpenAPI document that fit a model which is served now.
 
 The examples hold id 0 and the string "key", never a real key of a vocabulary: a caller that may see the model may not
 be allowed to read its keys.
@@ -17,13 +17,13 @@ from service.http.json_schema import Json
 from service.types import ModelRef, SignatureSpec, TensorSpec
 from service.wire.oip_tensors import datatype_name
 
-# Most signatures with an example; more would hide the rest of the page.
+# Most signatures for which the page /docs shows an example; more examples would hide the rest of the page.
 _MAX_SIGNATURES = 4
 _ROUTES = {"lookup": ":lookup", "predict": ":predict", "infer": "/infer", "rows": ":rows"}
 
 
 def add_examples(document: Json, engine: Engine) -> None:
-    """Replaces the examples of lookups, predicts, inferences and rows, if a model can answer."""
+    """Replaces the example requests in the OpenAPI document by requests for a model that can answer, if any."""
     served = _served(engine)
     if served is None:
         return
@@ -42,12 +42,12 @@ def add_examples(document: Json, engine: Engine) -> None:
         for suffix, examples in requests.items():
             if path.endswith(suffix):
                 methods["post"]["requestBody"]["content"]["application/json"]["examples"] = examples
-                # The example of the answer is removed, as it belongs to the requests that were replaced.
+                # The example answer is removed, because it belongs to the example request that was replaced.
                 del methods["post"]["responses"]["200"]["content"]["application/json"]["examples"]
 
 
 def _served(engine: Engine) -> tuple[ModelDescription, list[str]] | None:
-    """Returns the first model that can answer and that the caller may see, and the names of its tables."""
+    """Returns the first model that can answer and that the caller may see, with the names of its tables."""
     for name in engine.models():
         try:
             ref = ModelRef(name)
@@ -69,7 +69,7 @@ def _is_lookup(spec: SignatureSpec) -> bool:
 
 
 def _is_predict(spec: SignatureSpec) -> bool:
-    # Tensors of a dtype that numpy lacks have no form in JSON.
+    # Signatures with tensors of a dtype that numpy lacks are left out, because JSON has no form for their values.
     has_json = all(tensor.numpy_dtype is not None for tensor in (*spec.inputs.values(), *spec.outputs.values()))
     return bool(spec.inputs) and has_json and spec.method_name not in (CLASSIFY_METHOD, REGRESS_METHOD)
 
@@ -94,13 +94,13 @@ def _infer(spec: SignatureSpec) -> Json:
 
 
 def _columns(spec: SignatureSpec) -> Json:
-    """Returns one row of each feature and input, by name."""
+    """Returns an example request's JSON columns: one row for each feature and input, by name."""
     columns = {name: _nested(_value(tensor), _shape(tensor)) for name, tensor in _row_inputs(spec).items()}
     return columns | {names.feature: [[_value(spec.inputs[names.values])]] for names in spec.ragged_names}
 
 
 def _row_inputs(spec: SignatureSpec) -> Mapping[str, TensorSpec]:
-    """Returns the inputs that belong to no ragged feature: all of a lookup, else those that each request must send."""
+    """Returns the example's inputs that are not ragged: all of a lookup, and only the required ones of a predict."""
     names = spec.row_inputs if spec.kind == "lookup" else spec.row_inputs & spec.required
     return {name: spec.inputs[name] for name in sorted(names)}
 

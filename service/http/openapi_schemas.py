@@ -1,4 +1,4 @@
-"""Defines the JSON Schemas of request and answer bodies, by name."""
+"""Defines, by name, the JSON Schemas of request and answer bodies."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from service.http.oip_schemas import OPEN_INFERENCE
 
 
 def schemas(*, strict_json: bool) -> dict[str, Json]:
-    """Returns the JSON Schemas of all bodies, by name.
+    """Returns the JSON Schemas of all request and answer bodies, by name.
 
     Args:
       strict_json: True: numbers that are not finite are null. False: they are bare NaN and Infinity, which JSON lacks.
@@ -27,7 +27,8 @@ def schemas(*, strict_json: bool) -> dict[str, Json]:
 
 
 def _signature(default: str) -> Json:
-    # The default is in the description only: openapi-typescript makes a field with `default` required.
+    # The schema has no field `default`, only a text in its description, because openapi-typescript makes a field with a
+    # default required.
     return {"type": "string", "description": f"The signature to run; {default} if there is none."}
 
 
@@ -74,7 +75,8 @@ _LOOKUPS: dict[str, Json] = {
 _TENSORFLOW_SERVING: dict[str, Json] = {
     "Base64": an_object({"b64": STRING}, description="Bytes that are not UTF-8."),
     "Scalar": {"anyOf": [ref("Float"), STRING, BOOLEAN, ref("Base64")]},
-    # The schema is not recursive: TypeScript refuses openapi-typescript's output for a type that is a list of itself.
+    # Nested lists are written out level by level: for a recursive schema, openapi-typescript makes a type that
+    # TypeScript refuses.
     "Tensor": {
         "anyOf": [
             ref("Scalar"),

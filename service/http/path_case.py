@@ -1,4 +1,4 @@
-"""Normalizes paths as TensorFlow Serving reads them: fixed parts in any case, names decoded last.
+"""Normalizes request paths as TensorFlow Serving does: "/V1/Models" means "/v1/models", and names are decoded last.
 
 Source: tensorflow_serving/model_servers/http_rest_api_util.cc (9d981c5).
 """
@@ -9,35 +9,38 @@ import re
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-# TensorFlow Serving matches this expression in any case; it compares the method behind the name exactly, so only
+# TensorFlow Serving's pattern of paths, which ignores case. It compares the method at the end exactly, so that only
 # "/metadata" means metadata.
 _PATH = re.compile(r"(/v1)(/models)?(/[^/]+)?(/versions/|/labels/)?(.*)", re.IGNORECASE | re.DOTALL)
 _METADATA = "/metadata"
-# Key in the ASGI scope: the names in the path are still percent-encoded.
+# Key in the ASGI scope which says that the path's names are still percent-encoded.
 IS_ENCODED = "path_is_encoded"
 
 
 class PathCaseMiddleware:
-    """ASGI middleware: gives the router paths in the case that it knows. Concurrency: event loop only."""
+    """ASGI middleware: changes the fixed parts of a path to lower case, as the router knows them.
+
+    Concurrency: event loop only.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Normalizes the path of a request, and passes the request to the application."""
+        """Runs the application with the request's path normalized."""
         path = scope.get("path", "")
         raw = scope.get("raw_path") or b""
         if b"%" in raw and _hides_separators(raw):
             path = raw.partition(b"?")[0].decode("latin-1")
             scope = {**scope, "path": path, IS_ENCODED: True}
         if path != path.lower():
-            # Names of models keep their case, so that lowered() does not change most of these paths.
+            # Most paths that get here are not changed by lowered(): their upper case is in model names, which keep it.
             scope = {**scope, "path": lowered(path)}
         await self._app(scope, receive, send)
 
 
 def lowered(path: str) -> str:
-    """Returns a path with its fixed parts in the case of the routes.
+    """Returns a path with its fixed parts, such as "/v1/models", in lower case.
 
     "/Metadata" gives the model's status: TensorFlow Serving's expression matches it in any case, but only "/metadata"
     gives metadata.

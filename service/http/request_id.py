@@ -1,4 +1,4 @@
-"""Gives each request an id, answers HEAD as GET without a body, and turns unexpected errors into a 500.
+"""Gives each HTTP request an id, answers HEAD like GET without the body, and answers unexpected errors with 500.
 
 It is a plain ASGI layer, because BaseHTTPMiddleware would cost more than a lookup.
 """
@@ -18,7 +18,7 @@ from service.native.forwarded import NO_FORWARDING, Forwarding
 
 
 class RequestIds:
-    """Chooses a request's id: the client's X-Request-Id, else the id of its trace, else a new one.
+    """The source of request ids: the client's X-Request-Id, else the trace id of its traceparent, else a new id.
 
     Concurrency: any thread.
 
@@ -28,12 +28,13 @@ class RequestIds:
 
     def __init__(self, forwarding: Forwarding = NO_FORWARDING) -> None:
         self._forwarding = forwarding
-        # A random prefix per process and a counter: unique, and cheaper than a UUID per request.
+        # New ids are a random prefix of this process and a counter: they are unique, and cheaper than a UUID per
+        # request.
         self._prefix = secrets.token_hex(6).encode() + b"-"
         self._numbers = itertools.count(1)
 
     def enter(self, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
-        """Sets the context of a request from its headers, whose names are in lower case; returns the request's id."""
+        """Sets the request's context variables from its headers (names in lower case); returns the request's id."""
         own_id = parent = b""
         for name, value in headers:
             if name == b"x-request-id":
@@ -45,19 +46,22 @@ class RequestIds:
         return own_id
 
     def next(self) -> bytes:
-        """Returns a request id for an HTTP request that came without one."""
+        """Makes a request id for an HTTP request that came without one."""
         return b"%b%x" % (self._prefix, next(self._numbers))
 
 
 class RequestIdMiddleware:
-    """ASGI middleware: gives each request an id and returns it in the answer. Concurrency: event loop only."""
+    """ASGI middleware: gives each request an id, and adds the id to the answer's headers.
+
+    Concurrency: event loop only.
+    """
 
     def __init__(self, app: ASGIApp, ids: RequestIds) -> None:
         self._app = app
         self._ids = ids
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Runs a request with its id, and answers an unexpected error with 500."""
+        """Runs the application with the request's id set, and answers an unexpected error with status 500."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -80,7 +84,7 @@ class RequestIdMiddleware:
         try:
             await self._app(scope, receive, send_marked)
         except ClientDisconnect:
-            # The client has left, so no answer can be sent; that is no error.
+            # The client has disconnected, so no answer can be sent; this is no error of the server.
             return
         except Exception as error:
             if is_started:

@@ -1,4 +1,4 @@
-"""Adds routes without FastAPI's overhead, and reads the model in a path."""
+"""Adds HTTP routes that skip FastAPI's processing, and reads the model's name and version from paths."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 class RawRoute(APIRoute):
-    """A FastAPI route whose endpoint gets the request and returns the answer without FastAPI's processing.
+    """A FastAPI route that calls its endpoint directly with the request, without FastAPI's processing.
 
     FastAPI still documents the route, but opens no exit stacks, solves no dependencies and validates no body, which
     would cost more than a lookup.
@@ -40,12 +40,12 @@ class RawRoute(APIRoute):
 
 
 def add_route(app: FastAPI, path: str, endpoint: Endpoint, method: str, **options: Any) -> None:
-    """Adds a RawRoute to the application itself: a router included in it would be searched for every request."""
+    """Adds a RawRoute to the application's own router: an included router would be searched for every request."""
     app.router.add_api_route(path, endpoint, methods=[method], route_class_override=RawRoute, **options)
 
 
 def model_ref(request: Request) -> ModelRef:
-    """Returns the model reference in a request's path.
+    """Returns the model, and its version or label, that a request's path names.
 
     Raises:
       InvalidRequest: the version is not a number.
@@ -68,11 +68,11 @@ def model_ref(request: Request) -> ModelRef:
 
 
 def malformed(request: Request) -> InvalidRequest:
-    """Returns TensorFlow Serving's error for a path under /v1 that it does not know."""
+    """Returns the error with TensorFlow Serving's text for an unknown path under /v1."""
     return InvalidRequest(f"Malformed request: {request.method} {raw_path(request)}")
 
 
 def raw_path(request: Request) -> str:
-    """Returns the path as the client sent it; it is percent-encoded, so it holds no line breaks."""
+    """Returns a request's path as the client sent it, percent-encoded and so without line breaks."""
     raw = request.scope.get("raw_path") or request.scope["path"].encode("utf-8", "replace")
     return str(raw.partition(b"?")[0], "latin-1")

@@ -1,4 +1,4 @@
-"""Adds headers that restrict browsers: no guessed content types, no foreign scripts, no frames."""
+"""Adds headers that forbid browsers to guess content types, run foreign scripts, or show answers in frames."""
 
 from __future__ import annotations
 
@@ -14,18 +14,21 @@ _HEADERS = [
     (b"referrer-policy", b"no-referrer"),
 ]
 _POLICY = b"content-security-policy"
-# The policy for answers without one of their own: a browser must load and run nothing for them.
+# The Content-Security-Policy of answers that set none: a browser must not load or run anything for them.
 _NOTHING = (_POLICY, b"default-src 'none'; frame-ancestors 'none'")
 
 
 class SecurityHeadersMiddleware:
-    """ASGI middleware: adds security headers to answers to GET, which browsers show. Concurrency: event loop only."""
+    """ASGI middleware: adds security headers to the answers of GET requests, which browsers show.
+
+    Concurrency: event loop only.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Adds the security headers to the application's answer to GET or HEAD."""
+        """Runs the application, and adds security headers to its answer if the request is a GET or HEAD."""
         if scope["type"] != "http" or scope["method"] not in ("GET", "HEAD"):
             await self._app(scope, receive, send)
             return
@@ -42,14 +45,14 @@ class SecurityHeadersMiddleware:
 
 
 def page_policy(page: str, sources: str) -> str:
-    """Returns a page's Content-Security-Policy, which allows its own inline scripts and files of the given sources.
+    """Returns the Content-Security-Policy of an HTML page, which allows its own inline scripts and given sources.
 
     >>> page_policy("<script>1</script>", "'self'").split("; ")[1]
     "script-src 'self' 'sha256-a4ayc/80/OGda4BO/1o/V0etpOqiLx1JwB5S3beHW0s='"
     """
     digests = [b64encode(sha256(script.encode()).digest()).decode() for script in findall(_SCRIPT, page, DOTALL)]
     scripts = " ".join([sources, *(f"'sha256-{digest}'" for digest in digests)])
-    # Swagger UI writes style attributes, and draws with data: images.
+    # Inline styles and data: images are allowed, because Swagger UI needs both.
     return (
         f"default-src 'none'; script-src {scripts}; style-src {sources} 'unsafe-inline'; "
         f"img-src {sources} data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"

@@ -1,4 +1,4 @@
-"""Adds the status page: HTML for a browser, JSON for other clients."""
+"""Adds the route of the status page: HTML for browsers, JSON for other clients."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def add_statusz_route(
     """
 
     async def statusz(request: Request) -> Response:
-        """Tells what this server is, what it serves and holds, and what went wrong last."""
+        """Returns the status page: the server, its models, requests in flight, and the last errors."""
         is_html = _wants_html(request.headers.get("accept", ""))
 
         def made() -> bytes:
@@ -49,7 +49,7 @@ def add_statusz_route(
 
 
 def _wants_html(accept: str) -> bool:
-    """Says whether HTML comes before JSON in an Accept header; a header that names neither means JSON.
+    """Says whether an Accept header names HTML before JSON; False if it names neither.
 
     >>> _wants_html("text/html,application/xhtml+xml,*/*;q=0.8"), _wants_html("application/json, text/html")
     (True, False)

@@ -1,4 +1,4 @@
-"""Adds the routes of TensorFlow Serving's REST API: predict, classify, regress, status, metadata.
+"""Adds the HTTP routes of TensorFlow Serving's REST API: predict, classify, regress, status, metadata.
 
 Source: tensorflow_serving/model_servers/http_rest_api_handler.cc (9d981c5).
 """
@@ -30,7 +30,7 @@ def add_tfs_routes(app: FastAPI, engine: Engine, calls: Calls, *, strict_json: b
     Args:
       strict_json: refuses bare NaN and Infinity in bodies, and writes null for them.
     """
-    # gRPC has another error text for an unknown signature; the engine has that one.
+    # unknown_signature is the text of TensorFlow Serving's REST API; the engine has the text of its gRPC API.
     predict_method = Method(
         partial(decode_predict, strict=strict_json),
         partial(_predict, strict_json),
@@ -48,20 +48,20 @@ def add_tfs_routes(app: FastAPI, engine: Engine, calls: Calls, *, strict_json: b
     )
 
     async def predict(request: Request) -> Response:
-        """Runs a signature on JSON tensors, by row or by column."""
+        """Runs a signature on tensors in JSON, given by row ("instances") or by column ("inputs")."""
         return json_response(await calls.answer(request, model_ref(request), predict_method))
 
     async def classify(request: Request) -> Response:
-        """Classifies examples with a signature that takes serialized tf.Examples."""
+        """Classifies tf.Examples with a signature of a model."""
         return json_response(await calls.answer(request, model_ref(request), classify_method))
 
     async def regress(request: Request) -> Response:
-        """Regresses over examples with a signature that takes serialized tf.Examples."""
+        """Computes one value for each tf.Example with a regression signature of a model."""
         return json_response(await calls.answer(request, model_ref(request), regress_method))
 
     async def status(request: Request) -> Response:
-        """Returns the state of a model's versions, newest first."""
-        # A label in the path is ignored, as in TensorFlow Serving.
+        """Returns the states of a model's versions, newest version first."""
+        # A label in the path of a status request is ignored, as in TensorFlow Serving.
         request.path_params.pop("label", None)
         ref = model_ref(request)
         return Response(statuses_json(engine.statuses(ref.name, ref.version)), media_type="application/json")
@@ -73,7 +73,7 @@ def add_tfs_routes(app: FastAPI, engine: Engine, calls: Calls, *, strict_json: b
         return Response(data, media_type="application/json")
 
     async def no_name(request: Request) -> Response:
-        """Refuses a status request without a model."""
+        """Refuses a status request whose path names no model."""
         raise InvalidRequest("Missing model name in request.")
 
     for where in ("", "/versions/{version}", "/labels/{label}"):

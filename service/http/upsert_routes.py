@@ -1,4 +1,4 @@
-"""Adds the admin route that changes rows of a table."""
+"""Adds the HTTP route of the admin port that changes rows of a table."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from service.http.routing import add_route, model_ref
 from service.types import ModelRef
 from service.wire.json_upsert import decode_upsert, encode_receipt
 
-# The threads wait for the disk, one after the other in any case: a journal has one writer at a time.
+# Number of threads for upserts. Few are enough: they wait for the disk, and a journal has one writer at a time.
 _NUM_THREADS = 4
 
 
 def add_upsert_routes(app: FastAPI, engine: Engine, max_body_bytes: int) -> None:
-    """Adds the route that changes rows, for an application of operators and trainers."""
+    """Adds the route that changes rows of a table to the admin application, which operators and trainers use."""
     threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="http-upsert")
 
     async def upsert(request: Request) -> Response:
         """Changes rows of a table permanently."""
-        # The body has a reservation without the server's limits, as in the other admin routes.
+        # The body's bytes are not counted against the server's limits, as in the other admin routes.
         body = await read_body(request, max_body_bytes, Reservation(Admission(), ""))
         work = (engine, model_ref(request), request.path_params["table"], body)
-        # The request is not given up at a deadline: its sender must learn that the rows are on disk. The context has
+        # The request has no deadline, because its sender must learn whether the rows are on disk. The context has
         # the caller's grant.
         answer = await asyncio.get_running_loop().run_in_executor(threads, copy_context().run, _upsert, *work)
         return Response(answer, media_type="application/json")

@@ -1,4 +1,4 @@
-"""Adapts uvicorn for App: no signal handlers, and the names in client certificates."""
+"""Adapts uvicorn: without signal handlers, and with the names in client certificates."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from service.http.access import state_with_names
 
 
 class HttpServer(uvicorn.Server):
-    """A uvicorn server without signal handlers, because App decides when to stop.
+    """A uvicorn server without signal handlers, because process.app decides when to stop.
 
     begun: set when the server listens, or has ended.
     """
@@ -26,28 +26,28 @@ class HttpServer(uvicorn.Server):
         self.begun = asyncio.Event()
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
-        """Serves requests until should_exit is set."""
+        """Serves requests until the attribute should_exit is set."""
         try:
             await super().serve(sockets)
         finally:
             self.begun.set()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listens on the sockets, and sets begun."""
+        """Listens on the sockets, and sets the event `begun`."""
         await super().startup(sockets)
         self.begun.set()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leaves the process's signal handlers unchanged."""
+        """Does nothing in place of uvicorn's own method, which would replace the process's signal handlers."""
         yield
 
 
 class NamedClients(HttpToolsProtocol):
-    """uvicorn's connection, whose requests get the names in the client's certificate."""
+    """uvicorn's class of a connection, extended: its requests get the names in the client's certificate."""
 
     def connection_made(self, transport: Any) -> None:
-        """Stores the names in the client's certificate in the connection's state, as asyncio reports the connection."""
+        """Stores the names in the client's certificate in the connection's state when asyncio opens the connection."""
         super().connection_made(transport)
         self.app_state = state_with_names(self.app_state, transport)
 
@@ -55,7 +55,7 @@ class NamedClients(HttpToolsProtocol):
 def uvicorn_config(
     http_app: Any, *, drain_timeout_s: float, tls: Callable[[], ssl.SSLContext] | None = None, **more: Any
 ) -> uvicorn.Config:
-    """Returns uvicorn's configuration for an HTTP application.
+    """Returns the uvicorn configuration with which an HTTP application is served.
 
     Args:
       tls: makes the TLS context; None: connections are plaintext.

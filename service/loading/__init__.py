@@ -1,1 +1,1 @@
-"""Loads version folders into servables: opens lookups and graphs, batches graph runs, verifies tables, warms up."""
+"""Loads version folders into servables: opens lookups and graphs, verifies tables, runs warm-up requests."""

@@ -1,4 +1,4 @@
-"""Reads how much memory this process may still use: of the system's, and of its control group's (Linux).
+"""Reads from Linux how much memory this process may still use, by the system's and by its control groups' limits.
 
 Pages of the page cache count as available, because the kernel can free them. MemAvailable includes most of them; they
 are subtracted from a control group's usage here.
@@ -13,9 +13,9 @@ from pathlib import Path
 
 
 def available_bytes(root: Path = Path("/")) -> int | None:
-    """Returns the bytes of available memory.
+    """Returns the bytes of memory that this process may still use.
 
-    None if the kernel does not tell. root: the folder above /proc and /sys.
+    Returns None if the kernel does not show them. root: the folder above /proc and /sys.
     """
     found = []
     meminfo = _numbers(root / "proc/meminfo")
@@ -31,7 +31,7 @@ def available_bytes(root: Path = Path("/")) -> int | None:
 
 
 def _groups(root: Path) -> Iterator[tuple[Path, str, str, str]]:
-    """Yields the folders of this process's control groups and of all groups above, with the names of their files."""
+    """Yields the folders of this process's memory control groups and of their parents, with names of their files."""
     for line in _lines(root / "proc/self/cgroup"):
         number, controllers, path = line.split(":", 2)
         if number == "0":
@@ -40,8 +40,8 @@ def _groups(root: Path) -> Iterator[tuple[Path, str, str, str]]:
             top, names = root / "sys/fs/cgroup/memory", ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
         else:
             continue
-        # In a container, /proc/self/cgroup may show the host's path of a control group that is mounted at the top here:
-        # then only the top folder exists.
+        # In a container, /proc/self/cgroup may show the host's path of the control group, while the container sees the
+        # group as the top folder: then only the top folder exists.
         own = top / path.lstrip("/")
         for folder in (own, *own.parents):
             if folder == top or top in folder.parents:
@@ -49,7 +49,7 @@ def _groups(root: Path) -> Iterator[tuple[Path, str, str, str]]:
 
 
 def _number(file: Path) -> int | None:
-    # The file of a control group's limit says "max" if there is no limit.
+    # A text that is no number means no limit: the limit file of a control group then says "max".
     lines = _lines(file)
     return int(lines[0]) if lines and lines[0].isdigit() else None
 

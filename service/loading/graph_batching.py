@@ -1,4 +1,4 @@
-"""Puts a Batcher in front of graph backends, with the parameters of the batching files."""
+"""Wraps graph backends of a servable in Batchers, with the parameters from batching files."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from service.errors import ArtifactError, InvalidRequest
 from service.types import Backend
 from service.wire.batching_proto import parse_batching_text
 
-# The file of one version's batching parameters, in the version's folder, beside saved_model.pb.
+# Name of the file with one version's batching parameters, in the version's folder beside saved_model.pb.
 PER_MODEL_FILE = "batching_params.pbtxt"
-# The batching parameters without a file; the thread name is TensorFlow Serving's.
+# The batching parameters that are used without a file; thread_pool_name is TensorFlow Serving's.
 DEFAULT = BatchingParameters(thread_pool_name="model_server_batch_threads")
 
 logger = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class GraphBatching:
-    """The batching of graph signatures, for every loaded version; lookups are not batched. Concurrency: any thread.
+    """The rules by which graph runs of every version are batched; lookups are not. Concurrency: any thread.
 
     scheduler: one scheduler for all models, so that all models share its threads.
     parameters: for every model, unless is_per_model.
@@ -39,7 +39,7 @@ class GraphBatching:
     observer: BatchObserver
 
     def wrap(self, servable: Servable, artifact: Path) -> Servable:
-        """Returns the servable with its graph runs batched; raises ArtifactError if its PER_MODEL_FILE is unusable."""
+        """Wraps a servable's graph backends in Batchers; raises ArtifactError for a wrong PER_MODEL_FILE."""
         parameters = self._parameters_of(artifact)
         if parameters is None:
             return servable
@@ -48,7 +48,7 @@ class GraphBatching:
         for name, backend in servable.backends.items():
             if servable.signatures[name].kind == "lookup":
                 continue
-            # Signatures of one graph share one Batcher, which closes the graph.
+            # Signatures of the same graph share one Batcher, so that the graph is closed once.
             backends[name] = batchers.setdefault(
                 id(backend),
                 Batcher(
@@ -84,7 +84,7 @@ def create_batching(
     observer: BatchObserver,
     clock: Callable[[], float],
 ) -> GraphBatching:
-    """Returns the batching for --enable_batching; raises InvalidRequest if the parameters file is unusable."""
+    """Returns the rules of batching for --enable_batching; raises InvalidRequest for a wrong parameters file."""
     parameters = read_parameters(Path(parameters_file)) if parameters_file else DEFAULT
     threads = parameters.num_batch_threads or num_processors
     scheduler = Scheduler(threads, thread_pool_name=parameters.thread_pool_name, clock=clock)
@@ -92,5 +92,5 @@ def create_batching(
 
 
 def read_parameters(path: Path) -> BatchingParameters:
-    """Reads a file of batching parameters; raises InvalidRequest."""
+    """Reads batching parameters from a file; raises InvalidRequest."""
     return parse_batching_text(read_proto_text(path), str(path))

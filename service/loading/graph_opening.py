@@ -1,4 +1,4 @@
-"""Opens the graphs of a version's signatures: cut into lookups and towers, or whole."""
+"""Opens the TensorFlow graphs of a version's signatures, cut into lookups and towers, or whole."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class GraphOpening:
-    """The opener of graphs. Concurrency: any thread.
+    """The opener of TensorFlow graphs, with the settings that all versions share. Concurrency: any thread.
 
-    is_lazy: whether a graph waits for its first request. The other fields are those of ServableLoader.
+    is_lazy: whether a graph is opened only at its first request. The other fields are those of ServableLoader.
     """
 
     tags: frozenset[str]
@@ -37,17 +37,18 @@ class GraphOpening:
     tower_batch_rows: int
 
     def whole(self, path: Path, signatures: Mapping[str, SignatureSpec]) -> Backend:
-        """Returns the backend of a graph that runs whole; raises ArtifactError."""
+        """Returns a backend that runs a version's whole graph in TensorFlow; raises ArtifactError."""
         open_now = partial(self._open_now, path, signatures)
         return LazyBackend(open_now) if self.is_lazy else open_now()
 
     def predicts(
         self, path: Path, manifest: Manifest, lookups: OpenedLookups, names: Sequence[str]
     ) -> dict[str, Backend]:
-        """Returns the backends of a version's graph signatures, each run once; raises ArtifactError."""
+        """Returns the backends of a version's graph signatures, and runs each once as warm-up; raises ArtifactError."""
         specs = {name: lookups.signatures[name] for name in names}
         if self.is_lazy:
-            # A lazy graph is not read yet, so it can not be cut into lookups and towers.
+            # A lazy graph runs whole: it is not read before its first request, so it can not be cut into lookups and
+            # towers.
             return dict.fromkeys(names, self.whole(path, lookups.signatures))
         backends: dict[str, Backend] = {}
         tower = None
@@ -69,7 +70,8 @@ class GraphOpening:
             )
         if whole := [name for name in names if name not in backends]:
             open_graph = partial(self._open_now, path, lookups.signatures)
-            # The whole graph and its tables are not loaded for initialisers alone: no client can call an initialiser.
+            # If only initialisers are left, the whole graph stays lazy: no client can call an initialiser, and the
+            # graph has all tables.
             is_needed = tower is None or any(not is_initialiser(specs[name]) for name in whole)
             try:
                 backends |= dict.fromkeys(whole, open_graph() if is_needed else LazyBackend(open_graph))
@@ -78,7 +80,8 @@ class GraphOpening:
                     if tower is not None:
                         tower.close()
                     raise
-                # Only signatures with a fault in the manifest need the graph; the other signatures are served.
+                # The error only concerns signatures that do not fit their manifest entry; all others are served without
+                # the whole graph.
                 logger.warning("the graph can not be loaded", extra={"path": str(path), "reason": error.message})
         for backend in {id(backend): backend for backend in backends.values()}.values():
             warm_up(backend, {name: specs[name] for name in names if backends.get(name) is backend})

@@ -1,4 +1,4 @@
-"""Builds the rules for loading versions from the settings."""
+"""Builds, from the settings, the rules by which versions are loaded."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def create_load_rules(
     open_remote: OpenRemote | None = None,
     on_list: Callable[[Sequence[ModelConfig]], None] = lambda configs: None,
 ) -> LoadRules:
-    """Returns the rules by which a ModelSet loads versions.
+    """Returns the LoadRules of the settings, by which a ModelSet loads versions.
 
     Args:
       batching: batches graph runs. pages: makes tables' pages huge. verification: compares tables with their checksums.
@@ -83,7 +83,7 @@ def create_load_rules(
 
 
 def batching_of(settings: Settings, metrics: Metrics) -> GraphBatching | None:
-    """Returns the batching of graph runs; None without --enable_batching. Raises StartError."""
+    """Returns the rules for batching graph runs; None without --enable_batching. Raises StartError."""
     if not settings.enable_batching:
         if settings.batching_parameters_file:
             raise StartError("--batching_parameters_file is set without setting --enable_batching to true.")
@@ -101,7 +101,7 @@ def batching_of(settings: Settings, metrics: Metrics) -> GraphBatching | None:
 
 
 def delta_rules(settings: Settings, wake: Callable[[], None]) -> DeltaRules | None:
-    """Returns the rules for deltas; None: the server takes no deltas."""
+    """Returns the rules for deltas; None if the settings turn deltas off."""
     if not settings.delta_poll_wait_seconds:
         return None
     return DeltaRules(
@@ -114,7 +114,10 @@ def delta_rules(settings: Settings, wake: Callable[[], None]) -> DeltaRules | No
 
 
 def journal_pruning(settings: Settings) -> JournalPruning | None:
-    """Returns the remover of journals whose versions are gone; None if the server keeps no journals."""
+    """Returns the JournalPruning, which removes journals of versions that are gone;
+
+    None if the server keeps no journals.
+    """
     folder = _journal_folder(settings)
     return JournalPruning(folder) if folder is not None and settings.delta_poll_wait_seconds else None
 
@@ -124,13 +127,13 @@ def _journal_folder(settings: Settings) -> Path | None:
 
 
 def residency_of(settings: Settings) -> Residency:
-    """Returns the preparation of tables' pages that the settings ask for.
+    """Returns how the settings prepare the memory pages of tables before a version answers.
 
-    Loading.table_pages does the rest of "auto".
+    For --table_pages=auto, loading.table_pages makes pages huge later.
     """
     pages = settings.table_pages
     if pages == "auto":
-        # With --table_prefault every page is read anyway, so the table is read in huge pages at once.
+        # "auto" means huge pages here if --table_prefault reads every page anyway.
         pages = "huge" if settings.table_prefault else "normal"
     return Residency(
         is_prefaulted=settings.table_prefault,

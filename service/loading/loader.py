@@ -1,4 +1,4 @@
-"""Loads a version folder into a servable: lookups run on mapped tables, other signatures on TensorFlow if installed."""
+"""Loads a version folder into a servable: lookups on mapped tables, other signatures in TensorFlow if installed."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ logger = logging.getLogger(__name__)
 
 
 class WarmupObserver(Protocol):
-    """The observer of replays of recorded requests; status is a canonical code. Must not raise."""
+    """The observer that counts replays of warm-up requests. status: canonical code. Must not raise."""
 
     def __call__(self, *, model: str, version: int, path: str, status: str, seconds: float, records: int) -> None: ...
 
 
 class OpenRemote(Protocol):
-    """The function that opens the tables of a version which lie in clusters, by name. Concurrency: any thread.
+    """The function that opens a version's remote tables, which lie in clusters. Concurrency: any thread.
 
     Raises:
       ArtifactError: a cluster does not hold the version's table, or can not be reached; or a table is named remote that
@@ -56,10 +56,9 @@ class OpenRemote(Protocol):
 
 
 class CompileNative(Protocol):
-    """The function that adds a description for the native core to a version, for signatures that the core can answer.
+    """The function that compiles a servable for the native core, with all signatures that the core can answer.
 
-    Must not raise. lookups: from the version's manifest; None without one. graphs: of the version's predict signatures,
-    by name.
+    Must not raise. lookups: from the version's manifest; None without one. graphs: predict signature -> its graph.
     """
 
     def __call__(
@@ -69,7 +68,7 @@ class CompileNative(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ServableLoader:
-    """The loader of version folders. Concurrency: any thread.
+    """The loader, which turns a version folder into a servable. Concurrency: any thread.
 
     graph_signatures: "auto", "lazy" or "off", as in Settings.
     graph_threads: TensorFlow's threads; inter_op_threads: TensorFlow's threads for simultaneous operations; None: as
@@ -109,7 +108,7 @@ class ServableLoader:
     open_remote: OpenRemote | None = None
 
     def __call__(self, name: str, version: int, path: Path) -> Servable:
-        """Loads and warms up one version.
+        """Loads one version from its folder, and runs its warm-up requests.
 
         Raises:
           ArtifactError: the folder can not be served; the message names the fault.
@@ -118,7 +117,7 @@ class ServableLoader:
         check_tree(path)
         check_saved_model_config(path)
         servable, lookups = self._open(name, version, path)
-        # A lazy graph waits for its first request: a recorded warm-up request must not open the graph.
+        # Warm-up skips signatures of a lazy graph: the graph shall be opened by a client's first request.
         cold = self._graph_names(servable) if self.graph_signatures == "lazy" else frozenset()
         try:
             if self.batching is not None:
@@ -132,7 +131,8 @@ class ServableLoader:
             if why := servable.files.look():
                 raise DataLoss(why)
         except ServiceError:
-            # Requests may still hold early lookups: the maps stay, and the pages that close() gave back are read again.
+            # Requests may still use the early lookups of this version. That is safe: close() leaves the maps, whose
+            # freed pages are read again.
             servable.close()
             raise
         return servable
@@ -173,7 +173,8 @@ class ServableLoader:
             graph = self._graph_opening().whole(path, signatures)
             return Servable(name, version, signatures, dict.fromkeys(signatures, graph)), None
         if self.tags != SERVE_TAGS:
-            # The manifest speaks of the {serve} MetaGraph; another one may have fewer signatures over the same tables.
+            # Entries of missing signatures are left out: the manifest describes the MetaGraph with tag "serve", and the
+            # chosen one may have fewer signatures over the same tables.
             described = {name: entry for name, entry in manifest.signatures.items() if name in signatures}
             manifest = replace(manifest, signatures=described)
         remote = self.open_remote(name, version, path, manifest) if self.open_remote is not None else {}
@@ -182,10 +183,12 @@ class ServableLoader:
             told = {"model": name, "version": version, "signature": signature, "reason": fault}
             logger.warning("signature is left to its graph: its manifest does not fit", extra=told)
         manifest = lookups.fitting(manifest)
-        # Huge pages are made before the tables are verified, so that the newly read pages are compared.
+        # Pages are made huge before tables are verified, so that the checksums are compared with the pages that were
+        # read again.
         are_made = self.pages.make(lookups.files) if self.pages is not None else None
         if self.verification is not None:
-            # Verification comes before residency.apply, which would keep the read pages in memory.
+            # Tables are verified before residency.apply(): verification then drops the pages that it reads, which
+            # apply() would keep in memory.
             behind = are_made.wait if are_made is not None else nothing_before
             self.verification.check(name, lookups.files, _stored(path, manifest, remote), behind)
         self.residency.apply(path, lookups.tables)
@@ -212,11 +215,12 @@ class ServableLoader:
     def _show(
         self, servable: Servable, lookups: OpenedLookups, path: Path, show: Callable[[Servable], None]
     ) -> Servable:
-        """Publishes the lookups of a version before its graphs are opened: importing TensorFlow takes seconds."""
+        """Lets requests use a version's lookups before its graphs are opened, as importing TensorFlow takes seconds."""
         if not servable.backends:
             return servable
         if self.deltas is not None and self.deltas.may_have(servable.name, servable.version, path):
-            # Deltas are applied to the whole version; before that, lookups would answer with rows as they were saved.
+            # A version with deltas shows no early lookups: deltas are applied after the load, and lookups would return
+            # outdated rows before.
             return servable
         servable = replace(servable, is_loading=True)
         if self.compile_native is not None:
@@ -228,7 +232,7 @@ class ServableLoader:
         return self.graph_signatures != "off" and importlib.util.find_spec("tensorflow") is not None
 
     def _graph_opening(self) -> GraphOpening:
-        # Imported here and not at the top: lookups do not need graph_opening, and answer before this import.
+        # The import is here and not at the top, because early lookups are answered before graph_opening is needed.
         from service.loading.graph_opening import GraphOpening
 
         return GraphOpening(
@@ -237,23 +241,23 @@ class ServableLoader:
             self.graph_threads,
             self.inter_op_threads,
             self.has_towers,
-            # If `batching` is set, its batches replace the shared runs of towers.
+            # With --enable_batching (`batching`), towers do not batch by themselves.
             self.tower_batch_rows if self.batching is None else 0,
         )
 
 
 def _native_graphs(servable: Servable, lookups: OpenedLookups | None) -> Mapping[str, NativeGraph | PythonOnly]:
-    """Returns the native graphs of a version; empty if the lookup backend runs all signatures."""
+    """Returns signature -> graph for the native core; empty if the version has only lookup signatures."""
     if lookups is not None and all(backend is lookups.backend for backend in servable.backends.values()):
         return {}
-    # Imported here and not at the top, because lookups do not need native_graphs, and answer before this import.
+    # The import is here and not at the top, because early lookups are answered before native_graphs is needed.
     from service.loading.native_graphs import native_graphs
 
     return native_graphs(servable)
 
 
 def _stored(path: Path, manifest: Manifest, remote: Container[str]) -> list[Stored]:
-    """Returns the stored bytes and checksums of an artifact's mapped tables and scales."""
+    """Returns where an artifact's mapped tables and scales are stored, with the checksum of each."""
     found = []
     for name, entry in manifest.tables.items():
         if name in remote:

@@ -1,4 +1,4 @@
-"""Finds the graphs of a servable that the native core can run, and says why it can not run the others."""
+"""Finds the graphs of a servable that the native core can run, and the reason for each that it can not run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from service.loading.towers import native_plan
 
 
 def native_graphs(servable: Servable) -> dict[str, NativeGraph | PythonOnly]:
-    """Returns signature -> its graph for the core or the reason why only Python can run it, for all with a backend.
+    """Returns, for each signature with a backend, its graph for the native core, or why only Python can run it.
 
     Lookups are PythonOnly here, because they have no graph.
     """
@@ -32,5 +32,5 @@ def _native_graph(name: str, servable: Servable) -> NativeGraph | PythonOnly:
         return native_savedmodel(backend, servable.signatures[name])
     if isinstance(backend, LazyBackend):
         return PythonOnly("its graph waits for the first request")
-    # Only Python has the queues of --enable_batching and their limits.
+    # A signature under --enable_batching runs in Python, because the native core has no such batch queues.
     return PythonOnly("--enable_batching batches it")

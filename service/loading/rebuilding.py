@@ -1,4 +1,4 @@
-"""Rebuilds a servable on tables with deltas, and finds the signatures whose answers would not show the deltas."""
+"""Rebuilds a servable on tables with deltas, and finds the signatures whose answers would keep the old rows."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from service.types import Backend, Vocabulary
 def with_deltas(
     servable: Servable, lookups: OpenedLookups, artifact: Path, rules: DeltaRules, residency: Residency
 ) -> Servable:
-    """Applies the present deltas to a servable; the returned servable follows later deltas too.
+    """Returns a servable on tables with all present deltas, which also gets later deltas.
 
     Raises:
       ArtifactError: the version's files are gone.
@@ -32,7 +32,8 @@ def with_deltas(
     if manifest is None or not (lookups.tables or lookups.remote):
         return servable
     manifest = lookups.fitting(manifest)
-    # The version's own maps keep the pages locked; a lock on a private map would copy the whole map.
+    # Private maps are not locked, as this would copy them whole; locks on the version's own maps keep the shared pages
+    # in memory.
     residency = replace(residency, lock="off", bytes_per_s=0.0)
 
     def rebuilt(tables: Mapping[str, MappedTable]) -> Servable:
@@ -58,12 +59,12 @@ def with_deltas(
 
 
 def on_tables(servable: Servable, lookups: OpenedLookups, tables: Mapping[str, MappedTable]) -> Servable:
-    """Returns the same servable on other tables of the same names and shapes.
+    """Returns a copy of a servable that reads other tables of the same names and shapes.
 
-    Both share their counts and are closed once.
+    Both servables add to the same counts of reads, and only one of them is closed.
     """
     moved = replace(lookups, tables=tables, backend=lookups.backend.on_tables(tables))
-    # Backends are keyed by identity, because signatures of one graph share its tower.
+    # Backends are keyed by identity, so that signatures of one graph still share one tower.
     graphs = {id(backend): backend for backend in servable.backends.values() if backend is not lookups.backend}
     places = {key: _on_tables(backend, tables) for key, backend in graphs.items()} | {
         id(lookups.backend): moved.backend
@@ -91,11 +92,11 @@ def _copied(servable: Servable, lookups: OpenedLookups) -> tuple[str, ...]:
 
 
 def _on_tables(backend: Backend, tables: Mapping[str, MappedTable]) -> Backend:
-    """Returns a tower that looks up other tables.
+    """Returns a backend for other tables: a tower is copied to read its rows from them.
 
-    Returns any other graph's backend unchanged, as it has its own copy.
+    Any other graph's backend is returned unchanged, because the graph has a copy of the tables.
     """
-    # Imported here and not at the top, because a version with lookups alone starts without TensorFlow's modules.
+    # The import is here and not at the top, because a version with lookups alone does not need these modules.
     from service.graph.tower import TowerBackend
     from service.loading.towers import tower_on_tables
 

@@ -1,4 +1,4 @@
-"""Replays the warm-up requests that an exporter recorded, before a version is AVAILABLE.
+"""Replays the warm-up requests in a version's folder before the version is AVAILABLE.
 
 Source: tensorflow_serving/servables/tensorflow/saved_model_warmup.cc, saved_model_warmup_util.cc (9d981c5).
 """
@@ -24,7 +24,7 @@ from service.wire.predict_proto import decode_inputs, decode_request, parse_mess
 
 logger = logging.getLogger(__name__)
 
-# Records that neither TensorFlow Serving nor this server can replay -> their numbers in the proto.
+# Kind of warm-up record that neither TensorFlow Serving nor this server can replay -> its number in the proto's enum.
 _UNSUPPORTED = {"predict_streamed_log": 7, "session_run_log": 5}
 _EXAMPLE_METHODS = {
     "classify_log": ("tensorflow.serving.ClassificationRequest", CLASSIFY_METHOD),
@@ -33,7 +33,7 @@ _EXAMPLE_METHODS = {
 
 
 def replay_requests(servable: Servable, artifact: Path, iterations: int, cold: frozenset[str] = frozenset()) -> int:
-    """Runs each recorded request of a version; a record's own model name, version and answer are ignored.
+    """Runs each warm-up request of a version; the model name, the version and the answer in a record are ignored.
 
     Returns the number of records.
 
@@ -76,11 +76,11 @@ def _replay(servable: Servable, log: Any, iterations: int, cold: frozenset[str])
     if kind is None:
         return False
     request = getattr(log, kind).request
-    # A recorded warm-up request may name no model, or another one.
+    # The record's model name is replaced, because it may be missing or another model's.
     for message in request.tasks if kind == "multi_inference_log" else [request]:
         message.model_spec.name = servable.name
     data = request.SerializeToString()
-    # A record that is not run is not checked against its signature either.
+    # Records of signatures that are not run (`cold`) are not checked either.
     warm = servable.backends.keys() - cold
     runs = _predict_runs(servable, data, warm) if kind == "predict_log" else _example_runs(servable, kind, data, warm)
     for run in runs:
@@ -92,7 +92,7 @@ def _replay(servable: Servable, log: Any, iterations: int, cold: frozenset[str])
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """One run of a signature. check: raises if the results are no valid answer."""
+    """One signature run that a warm-up record asks for. check: raises if the outputs are no valid answer."""
 
     signature_name: str
     inputs: Tensors

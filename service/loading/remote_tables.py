@@ -1,4 +1,4 @@
-"""Opens the tables that --remote_tables names, watches their clusters, and tells which of them can not be reached."""
+"""Opens the tables that --remote_tables names, and checks regularly whether their clusters can be reached."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# How long a load waits for a cluster; the seconds between two looks at each cluster, and between two looks for rows
-# that other servers changed.
+# Seconds that the load of a version waits for a cluster, seconds between two checks whether a cluster answers, and
+# seconds between two checks for rows that other servers changed.
 _OPEN_S = 10.0
 _LOOK_S = 1.0
 _FOLLOW_S = 0.2
@@ -42,7 +42,7 @@ Subject = tuple[str, int, str]
 
 
 class RemoteTables:
-    """The remote tables of one server. Concurrency: any thread.
+    """The remote tables of one server, with the state of their clusters. Concurrency: any thread.
 
     Args:
       addresses: by table, or by model/table, as --remote_tables has them.
@@ -67,7 +67,7 @@ class RemoteTables:
         self._topologies: dict[StoreAddress, Topology] = {}
         self._looked_at: frozenset[StoreAddress] = frozenset()
         self._problems: dict[StoreAddress, str] = {}
-        # A version that was unloaded goes with its reader.
+        # The references are weak, so that an unloaded version's reader is dropped with the version.
         self._readers: weakref.WeakValueDictionary[Subject, RowReader] = weakref.WeakValueDictionary()
         self._changes: weakref.WeakSet[TableChanges] = weakref.WeakSet()
         self._primaries: dict[StoreAddress, Primaries] = {}
@@ -77,7 +77,7 @@ class RemoteTables:
         self._names.configure(configs)
 
     def open(self, model: str, version: int, artifact: Path, manifest: Manifest | None) -> dict[str, RemoteTable]:
-        """Returns the remote tables of a version, by name; a version without a manifest has none.
+        """Opens the remote tables of a version; returns them by name. A version without a manifest has none.
 
         Raises:
           ArtifactError: a cluster does not hold a table of this version, or can not be reached; or a table is named
@@ -107,7 +107,7 @@ class RemoteTables:
         entry: TableEntry,
         address: StoreAddress,
     ) -> RemoteTable:
-        # Imported here and not at the top: redis-py is an optional extra.
+        # The import is here and not at the top, because redis-py is an optional extra.
         try:
             from service.remote.changes import TableChanges
             from service.remote.primaries import Primaries, Refused
@@ -149,7 +149,7 @@ class RemoteTables:
             return self._topologies.setdefault(address, Topology(address))
 
     def counts(self) -> dict[Subject, ReadCounts]:
-        """Returns the counts of each remote table of each version."""
+        """Returns (model, version, table) -> counts of reads, for all remote tables."""
         with self._changing:
             return {subject: reader.counts for subject, reader in self._readers.items()}
 
@@ -167,7 +167,7 @@ class RemoteTables:
         ]
 
     def problem(self, model: str) -> str:
-        """Says in one line which table of a model can not be reached and has no default row; "" if there is none."""
+        """Returns one line on a remote table of the model that can not be reached and has no default row, else ""."""
         if not self._problems:
             return ""
         with self._changing:
@@ -179,7 +179,7 @@ class RemoteTables:
         return ""
 
     def look(self) -> None:
-        """Asks each cluster for its map, and each node for an answer."""
+        """Checks each cluster and each of its nodes, and logs if one can not be reached or is reached again."""
         with self._looking:
             with self._changing:
                 topologies = dict(self._topologies)
@@ -197,7 +197,7 @@ class RemoteTables:
         self._on_change()
 
     def watch(self, stop: threading.Event) -> None:
-        """Looks at the clusters until stop is set; the thread starts with the first remote table."""
+        """Checks the clusters each second until stop is set; the threads start with the first remote table."""
         self._stop = stop
         if self._topologies:
             self._start()
@@ -246,12 +246,12 @@ def _reading_again(reader: RowReader, defaults: dict[int, Array]) -> Listener:
 
 
 def _defaults(reader: RowReader, manifest: Manifest, table: str) -> dict[int, Array]:
-    """Returns the rows that features read in place of rows that can not be read, [row_bytes] uint8 each."""
+    """Reads the default rows of a remote table, for use while the cluster is down, by row number: [row_bytes] uint8."""
     import numpy as np
 
     features = [name for name, feature in manifest.features.items() if feature.table == table]
     lookups = [one for signature in manifest.signatures.values() for one in signature.features.items()]
-    # Reads that belong to no feature take row 0.
+    # Row 0 is always among them: it is the default row of reads that belong to no feature.
     size = manifest.tables[table].vocabulary_size
     wanted = sorted({0, *(one.default_row for name, one in lookups if name in features and one.default_row < size)})
     found = reader.read(np.array(wanted, np.int64))

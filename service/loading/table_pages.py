@@ -1,4 +1,4 @@
-"""Makes the pages of a version's tables huge: before the version answers, or beside its first answers."""
+"""Makes the memory pages of a version's tables huge, before the version answers or while it answers already."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class TablePages:
-    """Makes the pages of versions' tables huge when the versions are loaded. Concurrency: any thread.
+    """The maker of huge pages for the tables of each version that is loaded. Concurrency: any thread.
 
     is_before: whether a load waits until its tables' pages are huge.
     """
@@ -29,7 +29,7 @@ class TablePages:
     _thread: threading.Thread | None = None
 
     def make(self, files: GuardedFiles) -> threading.Event:
-        """Makes the pages of a version's files huge, at once or in a thread that does one version after the other.
+        """Makes the pages of a version's files huge, at once or in a thread that serves one version after the other.
 
         Returns:
           An event that is set when the work is done or given up.
@@ -52,7 +52,7 @@ class TablePages:
         return done
 
     def stop(self) -> None:
-        """Ends the making of huge pages for all versions, so that no shutdown waits for it."""
+        """Makes the work on huge pages end for all versions, so that it does not delay a shutdown."""
         self.huge_pages.stop()
 
     def _run(self) -> None:
@@ -62,12 +62,13 @@ class TablePages:
                 task()
             except Exception:
                 logger.exception("pages could not be made huge")
-            # The task refers to the files of its version, which would stay mapped while the thread waits.
+            # The reference to the finished task is dropped: it would keep its version's files mapped while this thread
+            # waits for the next task.
             del task
 
 
 def table_pages(settings: Settings) -> TablePages | None:
-    """Returns the maker of huge pages that the settings ask for; None if pages stay as they are."""
+    """Returns the maker of huge pages for the settings; None if the settings leave pages as they are."""
     rule = settings.table_pages
     if rule not in ("auto", "huge"):
         return None

@@ -1,4 +1,4 @@
-"""Decides when tables are compared with their checksums: before a version answers, or beside its first answers."""
+"""Compares tables with their checksums, before a version answers or while it answers already, as the settings say."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from service.tables.verification import Stored, Verifier, nothing_before
 
 @dataclass(frozen=True, slots=True)
 class TableVerification:
-    """Verifies the checksums of each version's tables when it is loaded. Concurrency: any thread.
+    """The rule by which the tables of each version are verified at its load. Concurrency: any thread.
 
     rule: "background", "before_available" or "auto", as in Settings.
     is_served: says whether a model has a version that answers.
@@ -32,12 +32,13 @@ class TableVerification:
         stored: Sequence[Stored],
         behind: Callable[[], object] = nothing_before,
     ) -> None:
-        """Verifies the tables now or in a thread; raises DataLoss if a checksum differs, NotReady if it was stopped.
+        """Verifies a version's tables now or in a thread; raises DataLoss if a checksum differs, NotReady if stopped.
 
         Args:
           behind: waits for work that must be done before the verification in the thread.
         """
-        # While another version answers, no request waits for this one; without another version, all do.
+        # "auto" verifies before the version answers only if another version answers meanwhile: else all requests would
+        # wait.
         if self.rule == "before_available" or (self.rule == "auto" and self.is_served(model)):
             self.verifier.verify(files, stored)
             if why := files.look():
@@ -46,14 +47,14 @@ class TableVerification:
             self.verifier.verify_later(files, stored, lambda: self.on_damage(model), behind)
 
     def stop(self) -> None:
-        """Ends the verifications that run and wait, so that no shutdown waits for them."""
+        """Ends running and waiting verifications, so that they do not delay a shutdown."""
         self.verifier.stop()
 
 
 def table_verification(
     settings: Settings, is_served: Callable[[str], bool], on_damage: Callable[[str], None]
 ) -> TableVerification | None:
-    """Returns the verification that the settings ask for; None if they ask for none."""
+    """Returns the rule of verification for the settings; None if they turn verification off."""
     rule = settings.verify_tables
     verifier = Verifier(settings.verify_tables_mib_per_s * 2**20)
     return None if rule == "off" else TableVerification(rule, verifier, is_served, on_damage)

@@ -1,4 +1,4 @@
-"""Runs simultaneous requests for a tower in one batch, if the tower's rows are independent of each other."""
+"""Runs simultaneous requests for a tower in one batch, if the tower computes each row independently."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from service.types import Array, Backend, SignatureSpec, Tensors
 
 logger = logging.getLogger(__name__)
 
-# Most batches that may wait: they hold more rows than the requests of any queue in front of the tower.
+# Largest number of waiting batches, which is never reached: the queues of requests in front of a tower are shorter.
 _MAX_WAITING_BATCHES = 1000
 
 
 class _Unobserved:
-    """A BatchObserver that counts nothing: the batch metrics count only the batches of --enable_batching."""
+    """A BatchObserver that counts nothing, because batch metrics are only for the batches of --enable_batching."""
 
     def arrived(self, *, rows: int) -> None:
         pass
@@ -36,7 +36,7 @@ class _Unobserved:
 
 
 class TowerBatcher(Batcher):
-    """A Batcher that never waits for more requests: the requests that arrive during a run share the next run.
+    """A Batcher that never delays a request to fill a batch: requests that arrive during a run share the next run.
 
     A request that finds no run in progress runs at once in its own thread. A request with more rows than a batch holds
     runs by itself. close() ends the thread that runs the waiting requests.
@@ -73,7 +73,7 @@ class TowerBatcher(Batcher):
 
     @property
     def backend(self) -> Backend:
-        """The backend that runs the batches."""
+        """The wrapped backend, which runs the batches."""
         return self._backend
 
     def close(self) -> None:
@@ -83,7 +83,7 @@ class TowerBatcher(Batcher):
 
 
 def batched(tower: TowerBackend, max_rows: int) -> dict[str, Backend]:
-    """Returns the backend of each of a tower's signatures: a TowerBatcher where rows are found to be independent."""
+    """Returns signature -> backend for a tower: a TowerBatcher if rows are independent, else the tower."""
     found = {name: cut.spec for name, cut in tower.cuts.items() if cut.is_rowwise and _is_rowwise(tower, cut.spec)}
     backends: dict[str, Backend] = dict.fromkeys(tower.cuts, tower)
     if found:
@@ -92,7 +92,7 @@ def batched(tower: TowerBackend, max_rows: int) -> dict[str, Backend]:
 
 
 def _is_rowwise(tower: TowerBackend, spec: SignatureSpec) -> bool:
-    """Says whether requests get the same answers in one run as in separate runs, but for the last bits."""
+    """Says whether test requests get the same answers in one run as in separate runs, up to rounding."""
     random = np.random.default_rng(5)
     requests = [_random_request(spec, rows, random) for rows in (3, 1, 4)]
     outputs = tuple(spec.outputs)

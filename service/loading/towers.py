@@ -1,4 +1,4 @@
-"""Makes the claims for cutting graphs: each feature's lookup on mapped tables, which a graph's tensor must equal."""
+"""Makes the claims that allow to cut a graph: each says that a feature's lookup equals some tensor of the graph."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from service.tables.remote_table import RemoteTable
 from service.tables.table import MappedTable
 from service.types import Array, SignatureSpec, Tensors, Vocabulary
 
-# Most keys of a vocabulary that a graph's own vocabulary is compared with; this many take half a second.
+# Most keys with which the manifest's vocabulary is compared with the graph's own; this many take half a second.
 _MOST_KEYS = 100_000
 
 
@@ -32,8 +32,8 @@ def open_towers(
     threads: int,
     inter_op_threads: int | None = None,
 ) -> TowerBackend | None:
-    """Cuts these signatures into lookups and towers and opens the towers; returns None if no signature can be cut."""
-    # Other graphs read the table from the version's own file.
+    """Cuts the given signatures into lookups and towers, and opens the towers; None if no signature can be cut."""
+    # Only float32 remote tables can be cut out; a graph with another dtype reads the table from the version's own file.
     fed = {name: table for name, table in lookups.remote.items() if table.info.dtype == "float32"}
     tables: dict[str, MappedTable | RemoteTable] = {**lookups.tables, **fed}
     claims = {name: _claims(artifact, spec, manifest, lookups) for name, spec in signatures.items()}
@@ -43,13 +43,13 @@ def open_towers(
 
 
 def _claims(artifact: Path, spec: SignatureSpec, manifest: Manifest, lookups: OpenedLookups) -> list[Claim]:
-    """Returns the lookups that a signature's graph may contain, one for each feature (a claim that the cut must prove).
+    """Returns a claim for each feature whose lookup a signature's graph may contain; the cut must prove the claims.
 
     A feature's lookup is described by the signature's own manifest entry, else by the entry of a lookup signature.
     """
     entry = manifest.signatures.get(spec.name)
     described = dict.fromkeys(entry.features, spec.name) if entry is not None else {}
-    # Feature -> the signature whose manifest entry describes its lookup.
+    # Feature -> name of the signature whose manifest entry describes the feature's lookup.
     saying = dict(described)
     for other, lookup in manifest.signatures.items():
         if lookup.kind == "lookup" and lookup.device != "tpu_tensor_core":
@@ -66,7 +66,7 @@ def _claims(artifact: Path, spec: SignatureSpec, manifest: Manifest, lookups: Op
         if vocabulary is not None and (vocabulary.key_dtype == "string") != (
             spec.inputs[feature.ids].dtype == "string"
         ):
-            # The graph gets ids: strings in their place are mapped before it runs.
+            # This graph gets ids and no keys: strings that a client sends are mapped to ids before the graph runs.
             vocabulary = None
         keys = _some_keys(artifact, manifest, name) if vocabulary is not None else None
         looked_up = _lookup(name, feature, manifest, lookups, vocabulary)
@@ -79,7 +79,7 @@ def _fitted(feature: LookupFeature, spec: SignatureSpec) -> LookupFeature:
 
 
 def _some_keys(artifact: Path, manifest: Manifest, feature: str) -> Array:
-    """Returns keys of a feature's vocabulary, evenly chosen if there are many; none for hashed keys."""
+    """Returns keys of a feature's vocabulary, every n-th if there are too many; none if it only hashes keys."""
     entry = manifest.vocabularies[manifest.features[feature].vocabulary or ""]
     lines = (artifact / entry.file).read_bytes().split(b"\n")[: entry.size] if entry.file else []
     chosen = lines[:: -(-len(lines) // _MOST_KEYS) or 1]
@@ -90,7 +90,7 @@ def _some_keys(artifact: Path, manifest: Manifest, feature: str) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class FeatureLookup:
-    """The lookup of one feature by itself, with the kernels. Concurrency: any thread.
+    """The lookup of a single feature by the kernels, outside of any signature. Concurrency: any thread.
 
     vocabulary: maps the keys in the feature's input; None: the input holds ids.
     """
@@ -100,7 +100,7 @@ class FeatureLookup:
     vocabulary: Vocabulary | None = None
 
     def __call__(self, inputs: Tensors) -> Array:
-        """Returns the feature's combined rows: [B, D] float32, [B, L, D] for a sequence."""
+        """Looks up the feature's ids in a request; returns [B, D] float32, [B, L, D] for a sequence."""
         if self.vocabulary is not None:
             ids = self.plan.features[self.name].feature.ids
             inputs = {**inputs, ids: self.vocabulary.ids_of(inputs[ids], ids)}
@@ -116,7 +116,7 @@ def _lookup(
 
 
 def tower_on_tables(tower: TowerBackend, tables: Mapping[str, MappedTable]) -> TowerBackend:
-    """Returns the same tower with its session, on other tables of the same names and shapes."""
+    """Returns a tower with the same session that reads other tables of the same names and shapes."""
     cuts = {
         name: replace(cut, sources={tensor: _moved(source, tables) for tensor, source in cut.sources.items()})
         for name, cut in tower.cuts.items()
@@ -129,20 +129,23 @@ def _moved(source: RowSource, tables: Mapping[str, MappedTable]) -> RowSource:
     if not isinstance(source, FeatureRows):
         return replace(source, table=table)
     lookup = source.claim.lookup
-    assert isinstance(lookup, FeatureLookup)  # _claims() makes each lookup a FeatureLookup
+    assert isinstance(lookup, FeatureLookup)  # _claims() makes every claim's lookup a FeatureLookup
     moved = replace(lookup, plan=lookup.plan.on_tables(tables))
     return replace(source, table=table, claim=replace(source.claim, lookup=moved))
 
 
 def native_plan(spec: SignatureSpec, source: RowSource) -> FeaturePlan | None:
-    """Returns the one lookup of the native core that gives a source's float32 rows; None if no single lookup does."""
+    """Returns a plan by which the native core computes a source's float32 rows;
+
+    None if that needs more than one lookup.
+    """
     table = source.table
     if isinstance(table, RemoteTable):
         return None
-    assert isinstance(table, MappedTable)  # open_towers() passes mapped and remote tables only
+    assert isinstance(table, MappedTable)  # open_towers() passes only mapped and remote tables
     if isinstance(source, FeatureRows):
         lookup = source.claim.lookup
-        assert isinstance(lookup, FeatureLookup)  # _claims() makes each lookup a FeatureLookup
+        assert isinstance(lookup, FeatureLookup)  # _claims() makes every claim's lookup a FeatureLookup
         plan = lookup.plan.features[lookup.name]
         return plan if source.claim.vocabulary is None and plan.is_one_kernel else None
     if table.info.dtype != "float32":
@@ -150,5 +153,5 @@ def native_plan(spec: SignatureSpec, source: RowSource) -> FeaturePlan | None:
     if isinstance(source, ComputedRows):
         return FeaturePlan(LookupFeature(source.tensor), table, None, ids_rank=None)
     sizes = spec.inputs[source.input_name].shape
-    # Ids of rank 0 or of unknown rank have no number of rows.
+    # None for ids of rank 0 or of unknown rank, which have no number of rows.
     return FeaturePlan(LookupFeature(source.input_name), table, None, ids_rank=len(sizes)) if sizes else None

@@ -1,4 +1,4 @@
-"""Runs graph signatures once before a version is AVAILABLE.
+"""Runs each graph signature once with made-up inputs before a version is AVAILABLE.
 
 TensorFlow optimises a graph in its first run, which took 0.3 to 0.6 s for a small ranking model; no request should wait
 for that.
@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 
 def warm_up(backend: Backend, signatures: Mapping[str, SignatureSpec]) -> None:
-    """Runs each signature once on one row of made-up values: id 0, a key of a vocabulary, zeros, empty strings.
+    """Runs each graph signature once on a row of made-up values: id 0, a key of a vocabulary, zeros, empty strings.
 
     A signature that refuses such a row stays cold; the version is served all the same.
     """
@@ -31,7 +31,7 @@ def warm_up(backend: Backend, signatures: Mapping[str, SignatureSpec]) -> None:
 
 
 def is_initialiser(spec: SignatureSpec) -> bool:
-    """Says whether a signature is the graph's initialiser, which TensorFlow 2 lists too; no client can call it."""
+    """Says whether a signature is the graph's initialiser, which TensorFlow 2 lists too; clients can not call it."""
     return any(tensor.dtype == "invalid" for tensor in spec.outputs.values())
 
 

@@ -1,4 +1,4 @@
-"""The Python side of the native core: describes servables to it, publishes routes, starts it, reads its counts.
+"""Python's interface to the native core: starts it, describes servables to it, publishes routes, reads its counts.
 
 Only forwarded.py, which reads the headers of forwarded requests, runs once per request.
 """

@@ -1,4 +1,4 @@
-"""Decides whether the native core or Python answers requests, and says why."""
+"""Decides whether the native core or Python answers requests, and logs why."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MISSING = (
 
 
 def has_core() -> bool:
-    """Says whether the native core is installed and can be loaded here."""
+    """Says whether the native core is installed and can be loaded in this process."""
     try:
         importlib.import_module("service._native")
     except ImportError:
@@ -29,7 +29,7 @@ def has_core() -> bool:
 
 
 def with_data_plane(settings: Settings, has_core: Callable[[], bool] = has_core) -> Settings:
-    """Replaces data_plane "auto" by "native" or "python", and logs why the core is not used.
+    """Replaces the setting data_plane "auto" by "native" or "python", and logs why the native core is not used.
 
     Raises:
       StartError: --data_plane=native, but the core is not installed.
@@ -48,7 +48,7 @@ def with_data_plane(settings: Settings, has_core: Callable[[], bool] = has_core)
 
 
 def _not_native(settings: Settings) -> str:
-    """Returns the setting that only the Python data plane supports; "" if none is set."""
+    """Returns why a setting needs the Python servers in place of the native core; "" if no setting does."""
     if settings.grpc_channel_arguments:
         return "--grpc_channel_arguments are settings of Google's library"
     return ""

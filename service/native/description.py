@@ -24,13 +24,14 @@ from service.tables.table import MappedTable
 from service.tables.vocabulary import IntegerVocabulary, OpenedVocabulary, StringVocabulary
 from service.types import DEFAULT_SIGNATURE, SignatureSpec, TableCounts, TensorSpec
 
-# (signature's name, number of the feature there, ids that were sent for it, ids among them without a row).
+# The native core's counts of one feature: signature, number of the feature in it, ids that were sent, ids without a
+# row.
 FeatureCounts = tuple[str, int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """A servable's description for the core, and the Python objects that belong to it.
+    """A servable's description for the native core (JSON), with the Python objects whose memory it points to.
 
     text: the JSON. tables: the tables' names, in the JSON's order. features: signature -> its features, in that order.
     keep: objects that own the memory at the JSON's addresses. key_tables: for each vocabulary, the table that its keys
@@ -44,15 +45,15 @@ class Described:
     key_tables: tuple[str, ...]
 
     def addresses(self, tables: Mapping[str, MappedTable]) -> list[tuple[int, int]]:
-        """Returns the addresses of the rows and scales of tables of these names, in the order of the description."""
+        """Returns the memory addresses of rows and scales of the given tables, in the description's order."""
         return [_addresses(tables[name]) for name in self.tables]
 
     def keep_with(self, tables: Mapping[str, MappedTable]) -> tuple[object, ...]:
-        """Returns the objects to keep for the same description on other tables."""
+        """Returns the objects that must stay alive while the native core uses the description with other tables."""
         return (*self.keep, tuple(tables[name] for name in self.tables))
 
     def table_counts(self, counts: Iterable[FeatureCounts], strangers: Iterable[int]) -> dict[str, TableCounts]:
-        """Returns the core's counts of reads from each table.
+        """Adds up the native core's counts of features to table -> counts of reads.
 
         Args:
           counts: the core's counts of each feature since the servable was compiled.
@@ -78,7 +79,7 @@ def describe(
     signatures: Mapping[str, SignatureSpec] = MappingProxyType({}),
     graphs: Mapping[str, NativeGraph] = MappingProxyType({}),
 ) -> Described | None:
-    """Returns the description of a version; None if the core can answer none of its signatures.
+    """Describes a version for the native core; returns None if the core can answer none of its signatures.
 
     Args:
       lookups: the lookups of the version's manifest, if it has one.
@@ -121,13 +122,13 @@ def _is_flat(plan: SignaturePlan, output: OutputPlan) -> bool:
 
 
 def _ordered(plan: SignaturePlan) -> list[tuple[str, FeaturePlan]]:
-    # In JSON the core finds the first feature of a name: of two features that read the same ids, the one with weights
-    # must come first.
+    # The native core resolves a name in JSON requests to the first matching feature. If two features read the same ids,
+    # the one with weights must come first.
     return sorted(plan.features.items(), key=lambda item: item[1].feature.weights is None)
 
 
 class _Writer:
-    """Writes the parts of a description, and numbers the tables and vocabularies that its signatures read."""
+    """The writer of a description's JSON; it numbers the tables and vocabularies that signatures read."""
 
     def __init__(self, lookups: OpenedLookups | None) -> None:
         self._tables: Mapping[str, MappedTable] = {} if lookups is None else lookups.tables
@@ -138,31 +139,31 @@ class _Writer:
 
     @property
     def table_names(self) -> tuple[str, ...]:
-        """The names of the tables that signatures read, in the order of their numbers."""
+        """The names of the tables that the described signatures read, in the order of their numbers."""
         return tuple(self._table_numbers)
 
     @property
     def key_tables(self) -> tuple[str, ...]:
-        """For each vocabulary, the table that its keys are looked up in."""
+        """The name of the table whose rows a vocabulary's keys stand for, one for each described vocabulary."""
         return tuple(self._key_tables[id(one)] for one in self._vocabularies)
 
     @property
     def keep(self) -> tuple[object, ...]:
-        """The objects that own the memory of the tables and vocabularies."""
+        """The Python objects that own the memory of the described tables and vocabularies."""
         return (*(self._tables[name] for name in self._table_numbers), *self._vocabularies)
 
     def tables(self) -> list[dict[str, Any]]:
-        """Returns the JSON of the tables."""
+        """Returns the description's JSON list of tables."""
         return [_table(self._tables[name]) for name in self._table_numbers]
 
     def vocabularies(self) -> list[dict[str, Any]]:
-        """Returns the JSON of the vocabularies."""
+        """Returns the description's JSON list of vocabularies."""
         return [_vocabulary(one) for one in self._vocabularies]
 
     def signature(
         self, spec: SignatureSpec, plan: SignaturePlan, ordered: Sequence[tuple[str, FeaturePlan]]
     ) -> dict[str, Any]:
-        """Returns the JSON of one lookup signature. ordered: its features in the order of their numbers."""
+        """Returns the description's JSON of one lookup signature. ordered: its features by their numbers."""
         inputs = {name: number for number, name in enumerate(spec.inputs)}
         numbers = {name: number for number, (name, _) in enumerate(ordered)}
         return {
@@ -185,8 +186,8 @@ class _Writer:
         }
 
     def predict(self, spec: SignatureSpec, graph: NativeGraph) -> dict[str, Any]:
-        """Returns the JSON of one predict signature."""
-        # Ids that the graph computes are numbered behind the signature's inputs, as further inputs of features.
+        """Returns the description's JSON of one predict signature."""
+        # Ids that the graph computes count as further inputs, with numbers that follow the signature's inputs.
         inputs = {name: number for number, name in enumerate((*spec.inputs, *graph.computed))}
         return {
             "name": spec.name,

@@ -22,15 +22,16 @@ from service.wire.ssl_config_proto import SslConfig
 
 logger = logging.getLogger(__name__)
 
-# The core gets this many more threads under --tower_batch_rows: a request that waits for a shared run blocks a thread.
+# Extra threads of the native core under --tower_batch_rows, where a request that waits for a shared graph run blocks a
+# thread.
 _SHARED_RUN_THREADS = 16
 
-# The listeners of each wire: a bound socket, or the path of a Unix socket.
+# Type of the listeners: "http" or "grpc" -> bound sockets, and paths of Unix sockets.
 Listeners = Mapping[str, Sequence[socket.socket | Path]]
 
 
 class Edge:
-    """The native core while it serves. Concurrency: any thread; stop once.
+    """The running native core. Concurrency: any thread; stop once.
 
     Args:
       listeners: bound sockets by wire; the core takes them over.
@@ -65,9 +66,10 @@ class Edge:
         config |= {f"{wire}_upstream": str(path) for wire, path in upstreams.items()}
         config["seal"] = seal
         config["tracing"] = None if sampler is None else trace_shares(sampler)
-        # The callers are set before the ports open: no request may be answered without a check of its caller.
+        # The callers are part of the configuration with which the ports open, so that no request is answered without a
+        # check of its caller.
         config["access"] = None if callers is None else describe_callers(callers.listed)
-        # TLS is set together with the ports: no connection may start in plaintext.
+        # TLS is part of the configuration with which the ports open, so that no connection starts in plaintext.
         config["tls"] = {wire: _pem(file.config()) for wire, file in files.items()}
         try:
             self._server = _native.Server(json.dumps(config))
@@ -82,7 +84,7 @@ class Edge:
         routes.attach(self._server)
 
     def set_health(self, serving: frozenset[str], *, is_whole: bool) -> None:
-        """Lets the core answer health checks from this state for ten seconds.
+        """Tells the native core the state of health, from which it answers health checks for the next ten seconds.
 
         Args:
           serving: services that a gRPC check finds SERVING.
@@ -92,19 +94,19 @@ class Edge:
 
     @property
     def statistics(self) -> str:
-        """The core's counters, as JSON."""
+        """All counters of the native core, as JSON."""
         return self._server.statistics()
 
     def retire(self, model: str, version: int) -> str:
-        """Removes the counters of a version from the core, and returns the counters as JSON."""
+        """Removes a version's counters from the native core, and returns them as JSON."""
         return self._server.retire(model, version)
 
     def drain(self, timeout_s: float) -> bool:
-        """Stops accepting and waits for the requests in flight; says whether all have ended. Blocks."""
+        """Stops accepting connections and waits for the requests in flight; says whether all have ended. Blocks."""
         return self._server.drain(timeout_s)
 
     def close(self) -> None:
-        """Cuts the open connections, and releases all servables."""
+        """Closes all connections of the native core at once, and withdraws all its routes to servables."""
         self._server.close()
         self._routes.detach()
 
@@ -121,7 +123,7 @@ class Edge:
 
 
 def edge_config(settings: Settings, *, max_connections: int, max_table_rows: int) -> dict[str, Any]:
-    """Returns the core's configuration: the fields of edge/config.rs and edge/limits.rs, with times in seconds."""
+    """Returns the native core's configuration, with the field names of edge/config.rs and edge/limits.rs."""
     cors: str | list[str] = "all" if settings.rest_api_enable_cors_support else "off"
     return {
         "threads": settings.num_threads,
@@ -141,7 +143,8 @@ def edge_config(settings: Settings, *, max_connections: int, max_table_rows: int
             "max_head_bytes": settings.rest_api_max_head_bytes,
             "max_queued_requests": settings.max_queued_requests,
             "max_queue_s": settings.max_queue_ms / 1e3,
-            # Twice the requests that Python runs at the same time, so that a next request always waits for its threads.
+            # The native core forwards at most twice as many requests as Python runs at a time, so that a next request
+            # always waits there.
             "max_forwarded": 2 * max(settings.grpc_max_threads, settings.graph_threads),
             "handshake_timeout_s": settings.tls_handshake_timeout_s,
             "head_timeout_s": settings.rest_api_head_timeout_s,
@@ -165,8 +168,7 @@ def _pem(config: SslConfig) -> dict[str, str | None]:
 
 
 def describe_callers(callers: Sequence[Caller]) -> list[dict[str, Any]]:
-    """Describes the callers for the core, with the models on which they have the right "predict", which each request
-    that it answers needs.
+    """Describes the callers for the native core, each with the models on which the caller has the right "predict".
 
     >>> from service.access.callers import Rule
     >>> rules = (Rule(("films", "news-*"), frozenset({"predict"})), Rule(("*",), frozenset({"metadata"})))

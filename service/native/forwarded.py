@@ -1,4 +1,4 @@
-"""Reads the headers that the native core adds to forwarded requests. The core removes such headers from clients."""
+"""Reads the headers that the native core adds to forwarded requests; the core removes such headers of clients."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from urllib.parse import unquote
 from service.access.peer import NO_NAMES
 from service.engine.request_context import NO_DRAWS, Draws
 
-# Names of the core's headers, as in native/src/edge/shared.rs.
+# Names of the headers that the native core adds, as in native/src/edge/shared.rs.
 _PREFIX = b"x-embedding-server-"
 _SEAL, _NAMES, _LOG_DRAW, _TRACE_ID = b"seal", b"names", b"log-draw", b"trace-id"
 
 
 @dataclass(frozen=True, slots=True)
 class CoreHeaders:
-    """The content of the core's headers of one request.
+    """The values of the native core's headers in one forwarded request.
 
     names: names of known callers in the client's verified certificate.
     """
@@ -30,7 +30,7 @@ _NOTHING = CoreHeaders()
 
 
 class Forwarding:
-    """Reads the core's headers. Concurrency: any thread.
+    """The reader of the headers that the native core adds to forwarded requests. Concurrency: any thread.
 
     Args:
       seal: the secret in the core's requests; "": there is no core, and all such headers are ignored.
@@ -40,7 +40,7 @@ class Forwarding:
         self._seal = seal.encode()
 
     def read(self, headers: Iterable[tuple[bytes, bytes]]) -> CoreHeaders:
-        """Returns the content of the core's headers; nothing if the seal is wrong, as when a client wrote them.
+        """Returns the values of the native core's headers; empty ones if the seal is wrong: a client made them up.
 
         Args:
           headers: pairs of a name in lower case and a value.

@@ -1,4 +1,4 @@
-"""Says why the native core leaves signatures to the reference servers.
+"""Finds the signatures that the native core can not answer, so that it forwards their requests to Python.
 
 Here are reasons in the tensors and features of a signature; service.loading.native_graphs has reasons in its graph.
 """
@@ -13,7 +13,7 @@ from service.tables.plan import FeaturePlan, OutputPlan, SignaturePlan
 from service.tables.remote_table import RemoteTable
 from service.types import SignatureSpec
 
-# The dtypes that the core reads and writes, as in native/src/plan/inputs.rs.
+# The dtypes of tensors that the native core can read and write, as in native/src/plan/inputs.rs.
 _DTYPES = frozenset(
     {
         *("float16", "bfloat16", "float32", "float64", "bool", "string"),
@@ -29,7 +29,7 @@ def left_out(
     signatures: Mapping[str, SignatureSpec],
     graphs: Mapping[str, NativeGraph | PythonOnly],
 ) -> dict[str, str]:
-    """Returns the signatures that the core does not answer, with the reason for each.
+    """Returns signature -> reason, for the signatures that the native core does not answer.
 
     Args:
       lookups: the lookups of the version's manifest, if it has one.
@@ -48,7 +48,7 @@ def left_out(
 
 
 def predict_fault(spec: SignatureSpec, graph: NativeGraph) -> str:
-    """Returns the reason why the core can not answer a predict; "" if it can."""
+    """Returns the reason why the native core can not answer a predict signature; "" if it can."""
     for name, tensor in (*spec.inputs.items(), *spec.outputs.items()):
         if tensor.dtype not in _DTYPES:
             return f'"{name}" is {tensor.dtype}, which the native core does not read or write'
@@ -66,7 +66,7 @@ def predict_fault(spec: SignatureSpec, graph: NativeGraph) -> str:
 
 
 def lookup_fault(spec: SignatureSpec, plan: SignaturePlan) -> str:
-    """Returns the reason why the core can not answer a lookup; "" if it can."""
+    """Returns the reason why the native core can not answer a lookup signature; "" if it can."""
     for name, tensor in spec.inputs.items():
         if tensor.dtype not in _DTYPES:
             return f'"{name}" is {tensor.dtype}, which the native core does not read'
@@ -102,6 +102,6 @@ def _feature_fault(spec: SignatureSpec, plan: FeaturePlan) -> str:
 
 
 def _is_joinable(plan: SignaturePlan, output: OutputPlan) -> bool:
-    # The core can write sequences side by side only if each row of the output is flat.
+    # The native core can join sequences in one output only if each row of the output is flat.
     lengths = [plan.features[part].feature.max_sequence_length for part in output.parts]
     return len(lengths) == 1 or output.rank == 2 or not any(lengths)

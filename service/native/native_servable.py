@@ -1,4 +1,4 @@
-"""Wraps a servable that the native core has compiled, and compiles servables."""
+"""Compiles servables for the native core, and wraps the compiled ones for Python."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class CompiledServable:
-    """A servable that the native core has compiled; a NativeServable of engine.servable.
+    """A servable in the form that the native core has compiled; implements engine.servable.NativeServable.
 
     compiled: the core's own object. It owns described.keep until its last request has ended, so this object must not be
       in there: Python's garbage collector can not find a cycle through the core.
@@ -36,16 +36,16 @@ class CompiledServable:
 
     @property
     def num_holders(self) -> int:
-        """Number of requests and published routes in the core that hold the servable."""
+        """Number of requests and published routes in the native core that use the servable."""
         return self.compiled.num_leases
 
     def table_counts(self) -> Mapping[str, TableCounts]:
-        """Returns the core's counts of reads from each table so far, with those of the earlier servable."""
+        """Returns table -> the native core's counts of reads so far, the earlier servable's included."""
         counts = self.described.table_counts(self.compiled.counts(), self.compiled.unknown_keys())
         return counts if self.earlier is None else sums_of_counts(counts, self.earlier.table_counts())
 
     def on_tables(self, tables: Mapping[str, MappedTable]) -> CompiledServable:
-        """Returns the compiled servable on other tables of the same names and shapes; both share their counts."""
+        """Returns a compiled servable on other tables of the same names and shapes; both add to the same counts."""
         keep = self.described.keep_with(tables)
         return replace(self, compiled=self.compiled.on_tables(self.described.addresses(tables), keep))
 
@@ -53,9 +53,9 @@ class CompiledServable:
 def compile_native(
     servable: Servable, lookups: OpenedLookups | None, graphs: Mapping[str, NativeGraph | PythonOnly]
 ) -> Servable:
-    """Compiles a version for the native core; returns it with the compiled servable and the reasons for forwarding.
+    """Compiles a servable for the native core; returns it with the compiled form, and why signatures are forwarded.
 
-    If the version has a compiled servable already, that one answered its lookups while it was loading.
+    A compiled form that the servable has already was for its early lookups; the new form adds its counts.
     """
     from service import _native
 
@@ -72,8 +72,8 @@ def compile_native(
     try:
         compiled = _native.Servable(described.text, described.keep)
     except ValueError as error:
-        # It is a fault of the server if the core can not compile a version. It costs speed and no answers, as the
-        # reference servers have the version too.
+        # A version that the native core can not compile is a fault of the server. It costs speed and no answers,
+        # because the reference servers answer for the version.
         logger.error("the native core can not serve the version", extra=names | {"reason": str(error)})
         return replace(servable, forwarded=dict.fromkeys(servable.signatures, str(error)))
     return replace(servable, native=CompiledServable(compiled, described, earlier))

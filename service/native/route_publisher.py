@@ -1,4 +1,4 @@
-"""Passes the routes of available versions to the native core, in the order of changes."""
+"""Tells the native core the models and versions that requests can reach, after each change."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ Routes = list[tuple[str, list[tuple[int, "_native.Servable | None"]], dict[str, 
 
 
 class TakesRoutes(Protocol):
-    """Takes the routes of all models: the native server, or an object in its place in tests."""
+    """The receiver of the routes of all models: the native core's server, or an object of a test."""
 
     def set_routes(self, models: Routes) -> None:
-        """Replaces the models and versions that requests can reach."""
+        """Replaces the routes: the models and versions that requests can reach."""
         ...
 
 
 class RoutePublisher:
-    """The publish function of a registry. Concurrency: one caller at a time; attach by any thread.
+    """The registry's callback that sends routes to the core. Concurrency: one caller at a time; attach by any thread.
 
     Args:
       recorders: the request recorders, by model; the core draws and forwards the requests to record.
@@ -38,7 +38,7 @@ class RoutePublisher:
         self._server: TakesRoutes | None = None
 
     def __call__(self, models: Sequence[ModelRoutes]) -> None:
-        """Publishes the versions that can be leased now, and no others."""
+        """Publishes the versions that requests can lease now, in place of the earlier routes."""
         routes: Routes = [
             (
                 model.model,
@@ -58,13 +58,13 @@ class RoutePublisher:
         return 0.0 if recorder is None else recorder.draw.rate
 
     def attach(self, server: TakesRoutes) -> None:
-        """Publishes the current routes to a server at once, and later routes too."""
+        """Sets the server to publish to, and publishes the current routes to it at once."""
         with self._lock:
             self._server = server
             server.set_routes(self._routes)
 
     def detach(self) -> None:
-        """Withdraws all routes: the server has answered its last request."""
+        """Withdraws all routes from the server, after it has answered its last request."""
         with self._lock:
             if self._server is not None:
                 self._server.set_routes([])

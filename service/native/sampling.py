@@ -1,4 +1,4 @@
-"""Reads the rates of OpenTelemetry's sampler for the native core, which forwards sampled requests.
+"""Reads the sampling rates of OpenTelemetry's sampler for the native core, which forwards sampled requests to Python.
 
 Source: opentelemetry.io/docs/specs/otel/trace/sdk, the descriptions of the built-in samplers.
 """
@@ -18,7 +18,7 @@ _NAMES = ("root", "sampled_parent", "unsampled_parent")
 
 
 def trace_shares(description: str) -> dict[str, float]:
-    """Returns the sampler's rates, by the fields of Tracing in native/src/edge/sampling.rs.
+    """Returns a sampler's rates, named like the fields of Tracing in native/src/edge/sampling.rs.
 
     For a sampler that the core does not know all rates are 1: the core forwards all requests, and the sampler decides.
 

@@ -1,4 +1,4 @@
-"""Adds the native core's counts of requests to the server's counters, each request once.
+"""Adds the native core's counts of requests to the counters of the server's metrics.
 
 The core's counts only grow. Each collect() adds the increase since the last collect(), so that the server's counters
 keep the counts of unloaded versions.
@@ -19,12 +19,13 @@ from service.observe.request_metrics import RequestCounter, Successes
 from service.types import SignatureKind
 
 Document = dict[str, Any]
-# Fields of the core's statistics that the status page shows elsewhere, or as sums.
+# Fields of the native core's statistics that read() leaves out, because the status page shows them elsewhere or as
+# sums.
 _APART = ("subjects", "slow", "refused", "waited", "held")
 
 
 class _Numbers(NamedTuple):
-    """The core's numbers of one subject: sums of rows and seconds, and how many requests each bucket of times holds."""
+    """The native core's numbers for one subject (labels): sums of rows and seconds, and histograms of request times."""
 
     rows: int
     seconds: float
@@ -34,14 +35,14 @@ class _Numbers(NamedTuple):
 
 
 class Events(Protocol):
-    """The observer of refusals, waits and dropped connections; see service.observe.admission_metrics."""
+    """The observer that counts refused requests, waiting times and dropped connections."""
 
     def connection_dropped(self, reason: str) -> None:
-        """Counts a connection that the core refused or cut."""
+        """Counts a connection that the native core refused or closed."""
         ...
 
     def refused(self, model: str, reason: str, count: int = 1) -> None:
-        """Counts requests that the core refused."""
+        """Counts requests that the native core refused."""
         ...
 
     def waits_counted(self, model: str, times: Times) -> None:
@@ -49,25 +50,25 @@ class Events(Protocol):
         ...
 
     def held_by_core(self, held: Mapping[str, int]) -> None:
-        """Notes the bytes that requests of each model hold in the core now."""
+        """Stores how many bytes the requests in flight of each model hold in the native core."""
         ...
 
 
 class CoreNumbers(Protocol):
-    """The source of the native core's statistics, JSON of edge/snapshot.rs; native.edge.Edge is one."""
+    """The source of the native core's statistics, such as native.edge.Edge; edge/snapshot.rs makes the JSON."""
 
     @property
     def statistics(self) -> str:
-        """All statistics of the core, as JSON."""
+        """All statistics of the native core, as JSON."""
         ...
 
     def retire(self, model: str, version: int) -> str:
-        """Removes the counts of a version, and returns the counts as JSON."""
+        """Removes a version's counts from the native core, and returns them as JSON."""
         ...
 
 
 class NativeStatistics:
-    """The reader of the core's statistics. Concurrency: any thread.
+    """The reader of the native core's statistics, which adds them to the server's counters. Concurrency: any thread.
 
     Args:
       requests: the counter that the core's answered requests are added to.
@@ -102,7 +103,7 @@ class NativeStatistics:
         self._is_stopped = False
 
     def collect(self) -> None:
-        """Adds the core's counts since the last collect() to the server's counters."""
+        """Adds the native core's counts since the last collect() to the server's counters."""
         with self._lock:
             if self._is_stopped:
                 return
@@ -112,7 +113,7 @@ class NativeStatistics:
             self._tell_slow(document["slow"])
 
     def retire(self, model: str, version: int) -> None:
-        """Adds the last counts of a version, and removes the version from the core's statistics."""
+        """Adds a version's last counts to the server's counters, and drops them from the native core."""
         with self._lock:
             if self._is_stopped:
                 return
@@ -120,27 +121,28 @@ class NativeStatistics:
             self._known = {key: numbers for key, numbers in self._known.items() if key not in gone}
 
     def stop(self) -> None:
-        """Adds the core's last counts; the core may end after that."""
+        """Adds the native core's last counts to the server's counters; called before the core ends."""
         self.collect()
         with self._lock:
             self._is_stopped = True
 
     def _add(self, subjects: list[Document]) -> dict[tuple[Subject, SignatureKind], _Numbers]:
-        """Adds the new counts of some subjects; returns the subjects' numbers."""
+        """Adds the new requests of the given subjects to the request counter; returns subject -> its numbers."""
         found: dict[tuple[Subject, SignatureKind], _Numbers] = {}
         for one in subjects:
             subject, kind, numbers = _subject(one), one["kind"], _Numbers(*(one[name] for name in _Numbers._fields))
             found[subject, kind] = numbers
             before = self._known.get((subject, kind))
             if before is None or sum(numbers.counts) < sum(before.counts):
-                # The core has dropped its counts of these labels since the last collect(), and counts from 0 again.
+                # The numbers have become smaller: the native core has dropped this subject since the last collect(),
+                # and counts from 0 again.
                 before = _Numbers(0, 0.0, [0] * len(numbers.counts), 0.0, [0] * len(numbers.run_counts))
             if numbers.counts != before.counts:
                 self._requests.add(subject, _successes(kind, numbers, before))
         return found
 
     def read(self) -> Document:
-        """Returns the core's statistics for the status page."""
+        """Returns the native core's statistics for the status page."""
         with self._lock:
             found = {name: _counts(value) for name, value in self._last.items() if name not in _APART}
             refused: dict[str, int] = {}
@@ -176,7 +178,7 @@ class NativeStatistics:
                 self._events.waits_counted(model, _times(counts, before, seconds - seconds_before, QUEUE))
 
     def _new(self, document: Document, name: str) -> list[tuple[str, int]]:
-        """Returns one (label, count) pair for each new event; count is the label's total."""
+        """Returns a (label, total count) pair for each event since the last call; a label may come several times."""
         found = []
         for label, count in document[name]:
             before = self._counted.get((name, label), 0)
@@ -216,5 +218,5 @@ def _times(now: list[int], before: list[int], seconds: float, limits: Durations 
 
 
 def _counts(value: Any) -> Any:
-    # A list of (label, count) pairs is shown as a JSON object.
+    # A list of (label, count) pairs becomes a dict, which the status page shows as a JSON object.
     return dict(value) if isinstance(value, list) else value

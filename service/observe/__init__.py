@@ -1,1 +1,1 @@
-"""Collects metrics, the status page, traces, the request log and the log. Nothing here delays a request."""
+"""Makes metrics, the status page, traces, the request logs and the process's log, without delaying requests."""

@@ -1,4 +1,4 @@
-"""Counts requests that were refused before they ran, and the time that others waited for a thread."""
+"""Counts requests that were refused before they ran, and the time that requests waited for a thread."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from service.observe.metric_text import family, histogram, labels, sample
 
 logger = logging.getLogger(__name__)
 
-# Seconds between two log lines about refusals, because there may be thousands of refusals a second.
+# Least seconds between two log lines on refused requests, because thousands may be refused in a second.
 _LOG_S = 1.0
 _SECONDS = tuple(map(repr, SECONDS))
 _PREFIX = "embedding_server_"
 
 
 class AdmissionCounter:
-    """Counts for the metrics; the engine's admission and the HTTP connections report to it. Concurrency: any thread.
+    """The counter of refused requests, waiting times and dropped connections, for metrics. Concurrency: any thread.
 
     Args:
       clock: seconds, monotonic; refusals are logged once a second.
@@ -30,14 +30,14 @@ class AdmissionCounter:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._log_again_s = 0.0
-        # The counts are keyed by thread, as in request_metrics.py, so that no thread waits for another.
+        # Each thread has counts of its own, keyed by its number, so that no thread waits for another's lock.
         self._refused: dict[tuple[int, str, str], list[int]] = {}
         self._waits: dict[tuple[int, str], Times] = {}
         self._dropped: dict[str, int] = {}
         self._held_by_core: Mapping[str, int] = {}
 
     def refused(self, model: str, reason: str, count: int = 1) -> None:
-        """Counts refused requests; an AdmissionObserver's refused(). count: the native core reports several at once."""
+        """Counts refused requests. count: number of requests, because the native core reports several at once."""
         self._refused.setdefault((get_ident(), model, reason), [0])[0] += count
         now_s = self._clock()
         if now_s >= self._log_again_s:
@@ -45,7 +45,7 @@ class AdmissionCounter:
             logger.warning("requests are refused", extra={"model": model, "refused_for": reason})
 
     def waited(self, model: str, seconds: float) -> None:
-        """Counts one request's wait for a thread; an AdmissionObserver's waited()."""
+        """Counts the time that one request waited for a thread."""
         key = (get_ident(), model)
         cell = self._waits.get(key)
         if cell is None:
@@ -53,19 +53,19 @@ class AdmissionCounter:
         cell.add(seconds)
 
     def waits_counted(self, model: str, times: Times) -> None:
-        """Adds waiting times of requests that the native core counted."""
+        """Adds the times that requests waited in the native core, which it counted itself."""
         self._waits.setdefault((get_ident(), model), Times(QUEUE)).merge(times)
 
     def connection_dropped(self, reason: str) -> None:
-        """Counts a connection that was refused or cut. Concurrency: one thread at a time."""
+        """Counts a connection that the server refused or closed. Concurrency: one thread at a time."""
         self._dropped[reason] = self._dropped.get(reason, 0) + 1
 
     def held_by_core(self, held: Mapping[str, int]) -> None:
-        """Stores the bytes that requests of each model hold in the native core now."""
+        """Stores how many bytes the requests in flight of each model hold in the native core now."""
         self._held_by_core = held
 
     def in_flight(self, held: Mapping[str, Held]) -> Mapping[str, Held]:
-        """Returns the bytes and rows that requests of each model hold, in Python and in the native core together."""
+        """Returns model -> bytes and rows in flight, in Python and in the native core together."""
         found = dict(held)
         for model, size in self._held_by_core.items():
             before = found.get(model, Held())
@@ -73,25 +73,25 @@ class AdmissionCounter:
         return found
 
     def dropped(self) -> dict[str, int]:
-        """Returns the number of connections that were refused or cut, by reason."""
+        """Returns reason -> number of connections that the server refused or closed."""
         return self._dropped.copy()
 
     def refusals(self) -> dict[tuple[str, str], int]:
-        """Returns the number of refused requests, by model and reason."""
+        """Returns (model, reason) -> number of refused requests."""
         totals: dict[tuple[str, str], int] = {}
         for (_, model, reason), count in self._refused.copy().items():
             totals[model, reason] = totals.get((model, reason), 0) + count[0]
         return totals
 
     def waits(self) -> dict[str, Times]:
-        """Returns the times that requests of each model waited for a thread."""
+        """Returns model -> histogram of the times that its requests waited for a thread."""
         found: dict[str, Times] = {}
         for (_, model), cell in self._waits.copy().items():
             found.setdefault(model, Times(QUEUE)).merge(cell)
         return found
 
     def lines(self, held: Mapping[str, Held], limits: Limits | None) -> list[str]:
-        """Returns the metrics' lines. held: bytes and rows in flight in Python now. limits: the limits on these."""
+        """Returns the lines of the admission metrics. held: bytes and rows in flight in Python; limits: on them."""
         lines: list[str] = []
         held = self.in_flight(held)
         gauges: tuple[tuple[str, str, Callable[[Held], int]], ...] = (

@@ -17,7 +17,7 @@ def _batch_rows() -> Rows:
 
 @dataclass(slots=True)
 class Batches:
-    """Counts of batches since the start.
+    """Counts of batches of graph runs since the server's start.
 
     num_runs: batches; num_requests: requests in them, a split request counted in each of its batches. waits: times by
       name of the thread pool. padding: rows of padding by rows of the batch. arrived: rows of requests; run: rows of
@@ -34,17 +34,17 @@ class Batches:
 
 
 class BatchCounter:
-    """Counts the batches of all models; a batcher reports to it. Concurrency: any thread."""
+    """The counter of batches of all models; Batchers call it. Concurrency: any thread."""
 
     def __init__(self) -> None:
-        # The lock is taken once per batch; counts of single requests are kept by each thread for itself, as in
-        # request_metrics.py.
+        # The lock is for counts of batches, one access per batch. Counts of single requests need no lock: each thread
+        # has its own, as in request_metrics.py.
         self._lock = threading.Lock()
         self._found = Batches()
         self._arrived: dict[int, Rows] = {}
 
     def arrived(self, *, rows: int) -> None:
-        """Counts the rows of a request that will be batched."""
+        """Counts the rows of a request before it joins a batch."""
         thread = get_ident()
         cell = self._arrived.get(thread)
         if cell is None:
@@ -54,7 +54,7 @@ class BatchCounter:
     def processed(
         self, *, requests: int, rows: int, padding: int, queue_seconds: Sequence[float], pool: str = ""
     ) -> None:
-        """Counts a batch that begins to run, with its requests (or parts of them), rows and rows of padding.
+        """Counts a batch that begins to run: its requests (or parts of requests), its rows, and its rows of padding.
 
         Args:
           queue_seconds: seconds that each of these requests waited.
@@ -71,13 +71,13 @@ class BatchCounter:
                 waits.add(seconds)
 
     def rejected(self, *, error: Exception) -> None:
-        """Counts a request that the batcher refused: it is too large or late, or the queue is full."""
+        """Counts a request that a Batcher refused, because it is too large or too late, or the queue is full."""
         code = error.code if isinstance(error, ServiceError) else "INTERNAL"
         with self._lock:
             self._found.rejected[code] = self._found.rejected.get(code, 0) + 1
 
     def read(self) -> Batches:
-        """Returns a copy of the counts of batches since the start."""
+        """Returns a copy of the counts of batches since the server's start."""
         arrived = _batch_rows()
         for cell in self._arrived.copy().values():
             arrived.merge(cell)

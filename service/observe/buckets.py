@@ -1,4 +1,4 @@
-"""Buckets of histograms: this server's limits in seconds, TensorFlow Serving's in microseconds and rows.
+"""Declares the buckets of histograms, with this server's limits in seconds and TensorFlow Serving's in microseconds.
 
 Source: tensorflow_serving/servables/tensorflow/util.cc, batching/{batching_session.cc,batching_util.h} (9d981c5).
 """
@@ -11,28 +11,28 @@ from dataclasses import dataclass
 
 
 def _exponential(scale: float, factor: float, count: int) -> tuple[float, ...]:
-    # Each limit is the product of the one before and the factor, as in TensorFlow: a power would differ in the last
-    # bit.
+    # Each bucket limit is computed as the previous limit times the factor, as in TensorFlow; factor**n would differ in
+    # the last bit.
     limits = [scale]
     while len(limits) < count:
         limits.append(limits[-1] * factor)
     return tuple(limits)
 
 
-# This server's bucket limits in seconds: lookups take microseconds and cold graph runs seconds, so they go from 20 us
-# to 10 s in about 2.5-fold steps.
+# This server's bucket limits in seconds, from 20 us to 10 s in about 2.5-fold steps, because lookups take microseconds
+# and first graph runs seconds.
 SECONDS = (2e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
-# TensorFlow Serving's limits of latencies.
+# TensorFlow Serving's bucket limits of latencies, in microseconds.
 MICROSECONDS = _exponential(10, 1.8, 33)
 QUEUE_MICROSECONDS = _exponential(100, 1.2, 52)
-# TensorFlow Serving's limits of rows, in a request and in a batch.
+# TensorFlow Serving's bucket limits of numbers of rows, in a request and in a batch.
 EXAMPLES = _exponential(1, 2, 15)
 BATCH_ROWS = _exponential(1, 2, 14)
 
 
 @dataclass(frozen=True, slots=True)
 class Durations:
-    """The union of this server's and TensorFlow Serving's limits, so that a duration is counted once for both.
+    """Bucket limits of durations: this server's and TensorFlow Serving's merged, so that one histogram serves both.
 
     limits_s: all limits. seconds, microseconds: positions in limits_s of this server's limits and of TensorFlow
       Serving's.
@@ -54,7 +54,7 @@ QUEUE = _joined(QUEUE_MICROSECONDS)
 
 
 class Times:
-    """A histogram of durations. Concurrency: one caller at a time.
+    """A histogram of durations in seconds. Concurrency: one caller at a time.
 
     counts: number of durations in each bucket; the last bucket is above all limits. seconds: sum of all durations.
     """
@@ -73,13 +73,13 @@ class Times:
         self.seconds += seconds
 
     def merge(self, other: Times) -> None:
-        """Adds the durations of another histogram with the same limits, to which its thread may go on adding."""
+        """Adds the counts of another histogram with the same limits, to which another thread may still add."""
         self.counts = [a + b for a, b in zip(self.counts, other.counts, strict=True)]
         self.seconds += other.seconds
 
 
 class Rows:
-    """A histogram of numbers of rows, with TensorFlow Serving's limits. Concurrency: one caller at a time.
+    """A histogram of numbers of rows, with TensorFlow Serving's bucket limits. Concurrency: one caller at a time.
 
     counts: counts in each bucket; the last bucket is above all limits. total: sum of all numbers of rows.
     """
@@ -92,11 +92,11 @@ class Rows:
         self.total = 0
 
     def add(self, rows: int) -> None:
-        """Counts one number of rows; a number equal to a limit is counted above it, as in TensorFlow."""
+        """Counts a number of rows; a number equal to a bucket's limit is in the next bucket, as in TensorFlow."""
         self.counts[bisect_right(self.limits, rows)] += 1
         self.total += rows
 
     def merge(self, other: Rows) -> None:
-        """Adds the counts of another histogram of rows with the same limits, to which its thread may go on adding."""
+        """Adds the counts of another histogram of rows with the same limits, to which another thread may add."""
         self.counts = [a + b for a, b in zip(self.counts, other.counts, strict=True)]
         self.total += other.total

@@ -1,4 +1,4 @@
-"""Makes an OpenTelemetry span for each HTTP request that the reference server handles."""
+"""Makes an OpenTelemetry span for each HTTP request for a model that Python handles."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.observe.spans import Spans
 
-# Prefixes of traced paths. Probes and scrapes of metrics are not traced: they are most requests, and tell nothing.
+# Path prefixes of traced requests. Health checks and reads of metrics are not traced: they are frequent, and their
+# spans would help nobody.
 _TRACED = ("/v1/models", "/v2/")
 
 
 class HttpSpans:
-    """ASGI middleware: makes spans of requests for models. Concurrency: event loop only."""
+    """ASGI middleware: opens a trace span for each request for a model. Concurrency: event loop only."""
 
     def __init__(self, app: ASGIApp, tracing: Spans) -> None:
         self._app = app
         self._tracing = tracing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Opens a span for a request for a model, and passes the request to the application."""
+        """Runs the application within a trace span, if the request is for a model."""
         if scope["type"] != "http" or not scope["path"].startswith(_TRACED):
             await self._app(scope, receive, send)
             return
@@ -35,8 +36,8 @@ class HttpSpans:
                     span.set_attribute("http.response.status_code", status)
                     if status >= 500:
                         span.set_status(StatusCode.ERROR)
-                    # The name is set when the router has found the route; routes are few, whatever paths clients ask
-                    # for.
+                    # The span is named by its route and not by the path, so that there are few names; the route is
+                    # known only after the router ran.
                     if route := scope.get("route"):
                         span.update_name(f"{method} {route.path}")
                         span.set_attribute("http.route", route.path)

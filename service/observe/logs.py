@@ -11,20 +11,21 @@ from typing import Any
 
 
 def configure_logging(level: str, log_format: str) -> bool:
-    """Sends the process's log to standard error, as text or JSON; returns whether it is JSON."""
+    """Sets up the process's log on standard error, as lines of text or JSON; returns whether it is JSON."""
     as_text = log_format == "text" or (log_format == "auto" and sys.stderr.isatty())
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_TextFormatter() if as_text else _JsonFormatter())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
-    # App logs start and stop itself; uvicorn's own lines say the same, with terminal colours in them.
+    # uvicorn's lines below "warning" are dropped: process.app logs start and stop itself, and uvicorn's lines have
+    # terminal colours.
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     return not as_text
 
 
 def name_requests_in_log(current_id: Callable[[], bytes]) -> None:
-    """Adds the request's id to log lines that are written while a request is handled, unless a line has an id.
+    """Adds the current request's id to each log line that has none.
 
     Args:
       current_id: returns the current request's id; b"" outside of requests.

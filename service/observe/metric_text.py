@@ -1,4 +1,4 @@
-"""Writes metrics in Prometheus' text format, version 0.0.4.
+"""Writes lines of metrics in Prometheus' text format, version 0.0.4.
 
 Source: prometheus.io/docs/instrumenting/exposition_formats; TensorFlow Serving's peculiarities (no HELP lines, braces
   without labels, limits of six digits) are from util/prometheus_exporter.cc (9d981c5).
@@ -17,7 +17,7 @@ _ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
 
 def labels(named: Mapping[str, object]) -> str:
-    r"""Returns a sample's labels in the text format, without braces.
+    r"""Returns the labels of a metric sample in Prometheus' text format, without braces.
 
     >>> labels({"model": 'a"b', "version": 3})
     'model="a\\"b",version="3"'
@@ -26,17 +26,17 @@ def labels(named: Mapping[str, object]) -> str:
 
 
 def family(name: str, kind: Kind, about: str = "") -> list[str]:
-    """Returns the lines that open a metric family; its samples follow them."""
+    """Returns the first lines of a metric family (# HELP and # TYPE), which its samples follow."""
     return [f"# HELP {name} {about}", f"# TYPE {name} {kind}"] if about else [f"# TYPE {name} {kind}"]
 
 
 def sample(name: str, labelled: str, value: float) -> str:
-    """Returns the line of one sample; an integer is written without a decimal point, whatever its size."""
+    """Returns the line of one metric sample; integers are written without decimal point or exponent."""
     return f"{name}{{{labelled}}} {value!r}"
 
 
 def limit_texts(limits: Iterable[float]) -> tuple[str, ...]:
-    """Returns the texts of bucket limits (le) as TensorFlow Serving writes them.
+    """Returns the texts of bucket limits (label le) in TensorFlow Serving's form.
 
     >>> limit_texts([10, 18.0, 104.976, 1474161517.2])
     ('10', '18', '104.976', '1.47416e+09')
@@ -53,7 +53,7 @@ def histogram(
     total: float,
     places: Sequence[int] | None = None,
 ) -> list[str]:
-    """Returns the lines of one histogram.
+    """Returns the lines of one histogram: its buckets, sum and count.
 
     Args:
       limits: texts of the bucket limits (le), without +Inf.

@@ -1,4 +1,4 @@
-"""Collects all metrics of one server, and writes their text."""
+"""Collects all metrics of one server, and writes them as Prometheus text."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from service.types import State, VersionStatus
 
 
 class Metrics:
-    """All metrics of one server. Concurrency: any thread.
+    """The metrics of one server: its counters, and the text of all of them. Concurrency: any thread.
 
     requests: the engine's Observer of finished requests. batches, warmups, admission, auth, tls: counters that the
       parts of the server report to.
@@ -53,15 +53,16 @@ class Metrics:
         self._versions = VersionStates()
 
     def version_changed(self, model: str, status: VersionStatus) -> None:
-        """Records a version's state; UNKNOWN: the model's status no longer shows the version's failure."""
+        """Records a version's new state; UNKNOWN means that the model's status no longer shows the version."""
         self._versions.changed(model, status)
         if status.state is State.END:
-            # Counts of a version are dropped with it: new versions may come all day.
+            # The counts of an ended version are dropped, because new versions may come all day, and each would leave
+            # its counts.
             self.requests.retire(model, status.version)
             self.warmups.retire(model, status.version)
 
     def render(self) -> tuple[bytes, str]:
-        """Returns the text of all metrics, and its content type."""
+        """Returns all metrics as Prometheus text, and the text's content type."""
         now, ever = self.requests.read()
         lines = request_lines(now) + self._versions.lines() + servable_lines(self._loaded())
         lines += self.tls.lines()
@@ -77,7 +78,7 @@ class Metrics:
     @cached_property
     def _process_text(self) -> Callable[[], bytes]:
         """A function that returns the metrics of the process and of the interpreter."""
-        # Imported here and not at the top: prometheus_client imports an HTTP server, and takes 13 ms of the start.
+        # The import is here and not at the top: prometheus_client imports an HTTP server, and takes 13 ms of the start.
         from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector, generate_latest
 
         registry = CollectorRegistry()

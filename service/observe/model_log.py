@@ -1,4 +1,4 @@
-"""Writes one model's request log: requests are put into a bounded queue, and a thread writes them to files."""
+"""Writes one model's request log: requests wait in a bounded queue until a thread writes them to files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MAX_QUEUED_BYTES = 64 << 20
 
 
 class LogCounts(NamedTuple):
-    """Counts of the requests that were chosen for the log. is_disabled: an error has ended the log."""
+    """Numbers of requests that were written to the log or dropped. is_disabled: an error has ended the log."""
 
     written: int
     dropped: int
@@ -31,7 +31,7 @@ class LogCounts(NamedTuple):
 
 
 class ModelLog:
-    """The request log of one model; a Recorder of engine.recording. Concurrency: any thread.
+    """The request log of one model; implements engine.recording.Recorder. Concurrency: any thread.
 
     Args:
       tags: tags of the MetaGraph, which records contain.
@@ -72,7 +72,7 @@ class ModelLog:
         output_filter: tuple[str, ...],
         outputs: dict[str, Array],
     ) -> None:
-        """Queues a record of an answered Predict, as Recorder.predicted declares."""
+        """Queues a log record of a Predict request and its answer, as Recorder.predicted declares."""
         subject, metadata = self._subject(spec, version)
         kept = outputs if self._has_answers else None
         make = partial(predict_record, inputs=inputs, output_filter=output_filter, outputs=kept)
@@ -81,17 +81,17 @@ class ModelLog:
     def inferred(
         self, spec: SignatureSpec, version: int, *, examples: Array, result: Classification | Regression
     ) -> None:
-        """Queues a record of answered Examples, as Recorder.inferred declares."""
+        """Queues a log record of a request with tf.Examples and its answer, as Recorder.inferred declares."""
         subject, metadata = self._subject(spec, version)
         make = partial(examples_record, examples=examples, result=result, has_answer=self._has_answers)
         self._put([examples], lambda: make(subject, metadata()))
 
     def counts(self) -> LogCounts:
-        """Returns the counts of written and dropped requests so far."""
+        """Returns how many chosen requests were written to the log and dropped so far."""
         return LogCounts(self._written, self._dropped, self._is_disabled)
 
     def stop(self, timeout_s: float) -> None:
-        """Writes the queued records and closes the file; waits for that no longer than timeout_s."""
+        """Makes the thread write the queued records and close the log file; waits for it at most timeout_s seconds."""
         with self._news:
             self._is_stopped = True
             self._news.notify_all()
@@ -127,7 +127,8 @@ class ModelLog:
                 if not self._queue:
                     break
                 size, make = self._queue[0]
-            # A record is removed from the queue after it was written, so that the queue's bound includes it.
+            # A record leaves the queue only after it was written, so that it counts towards the queue's limit until
+            # then.
             self._write(make)
             with self._news:
                 self._queue.popleft()
@@ -143,7 +144,8 @@ class ModelLog:
         except OSError as error:
             self._dropped += 1
             self._is_disabled = True
-            # The error is logged once: the log stays disabled until the model's logging_config changes, or a restart.
+            # The error is logged only once, because the request log then stays disabled until a restart or a change of
+            # the model's logging_config.
             logger.error(
                 "request log is disabled",
                 extra={"model": self._model, "reason": f"{error.strerror}: {error.filename or 'its file'}"},
@@ -162,5 +164,5 @@ class ModelLog:
 
 
 def _size(array: Array) -> int:
-    # An array of strings holds addresses of objects, so nbytes is not their size.
+    # nbytes is not the size of an array of strings, which only holds addresses: the strings' lengths are added up.
     return array.nbytes if array.dtype != object else sum(map(len, array.ravel().tolist()))

@@ -1,4 +1,4 @@
-"""Logs each line that native libraries, such as TensorFlow, write to standard error."""
+"""Turns lines that native libraries, such as TensorFlow, write to standard error into records of the server's log."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from collections.abc import Iterator
 
 logger = logging.getLogger("native")
 
-# absl's "I0000 00:00:1795448396.756353   30164 port.cc:153] text", and TensorFlow's
-# "2026-11-23 15:39:57.206753: W tensorflow/core/file.cc:210] text".
+# Pattern of log lines of absl ("I0000 00:00:1795448396.756353   30164 port.cc:153] text") and of TensorFlow
+# ("2026-11-23 15:39:57.206753: W tensorflow/core/file.cc:210] text").
 _LINE = re.compile(r"(?:\d{4}-\d\d-\d\d [\d:.]+: )?([IWEF])(?:\d{4} [\d:.]+ +\d+)? (\S+:\d+)\] (.*)")
 _LEVELS = {"I": logging.INFO, "W": logging.WARNING, "E": logging.ERROR, "F": logging.CRITICAL}
-# A library that writes while it holds the interpreter's lock would wait for ever for the reader of a full buffer.
+# Size of the buffer for lines that are not logged yet; large, because a library that writes to a full buffer while it
+# holds the interpreter's lock would wait for ever: the reading thread needs the lock.
 _BUFFER_BYTES = 1 << 20
 _READ_BYTES = 1 << 16
 _END_S = 2.0
@@ -26,7 +27,7 @@ _END_S = 2.0
 
 @contextlib.contextmanager
 def native_lines_in_log() -> Iterator[None]:
-    """Logs every line that comes to standard error, and sends the log itself where standard error went before.
+    """Redirects standard error into the server's log, and the log itself to the former standard error.
 
     A line without a level of its own is logged as a warning. If the process aborts, the native core writes the lines
     that are not logged yet as they are. Records that can not be written, because the reader of the log is gone or its
@@ -34,7 +35,8 @@ def native_lines_in_log() -> Iterator[None]:
     """
     sys.stderr.flush()
     standard_error = os.dup(2)
-    # Not a pipe: of a socket, the thread below can read bytes and leave them there until they are logged.
+    # Sockets are used and not a pipe, because the thread can peek at a socket's bytes and leave them there until they
+    # are logged.
     reader, writer = socket.socketpair()
     writer.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
     os.dup2(writer.fileno(), 2)
@@ -44,7 +46,8 @@ def native_lines_in_log() -> Iterator[None]:
     handlers = [handler for handler in logging.getLogger().handlers if isinstance(handler, logging.StreamHandler)]
     log = open(standard_error, "w", buffering=1, encoding="utf-8", errors="backslashreplace")
     streams = [handler.setStream(log) for handler in handlers]
-    # Python's logging reports a record that it can not write on standard error, so each report would be a new record.
+    # Python's logging must not report failed writes: it reports on standard error, so that each report would be a new
+    # record.
     raises, logging.raiseExceptions = logging.raiseExceptions, False
     thread.start()
     try:
@@ -52,7 +55,7 @@ def native_lines_in_log() -> Iterator[None]:
     finally:
         sys.stderr.flush()
         os.dup2(standard_error, 2)
-        # A process that was started meanwhile may keep the other end open.
+        # The wait is limited: a child process may keep the socket open, so that the thread does not end.
         thread.join(_END_S)
         _keep_last_words(-1, -1)
         reader.close()

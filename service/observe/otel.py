@@ -1,4 +1,4 @@
-"""Traces requests, lookups, graph runs and loads by OpenTelemetry, and sends the spans by OTLP.
+"""Traces requests, lookups, graph runs and loads with OpenTelemetry, and sends the spans to a collector by OTLP.
 
 OpenTelemetry's own OTEL_ variables set the address and the sampler. Source:
 opentelemetry.io/docs/specs/otel/configuration/sdk-environment-variables, semantic conventions for HTTP and RPC spans
@@ -32,7 +32,7 @@ Protocol = Literal["grpc", "http/protobuf"]
 
 
 class OtelTracing:
-    """Tracing by OpenTelemetry; a Tracing of engine.tracing. Concurrency: any thread; call stop() once.
+    """Tracing with OpenTelemetry; implements engine.tracing.Tracing. Concurrency: any thread; call stop() once.
 
     Args:
       protocol: OTLP's transport.
@@ -49,12 +49,12 @@ class OtelTracing:
 
     @property
     def sampler(self) -> str:
-        """The description of OpenTelemetry's sampler, which the native core parses."""
+        """The text by which OpenTelemetry's sampler describes itself; native.sampling parses it for the native core."""
         return self._provider.sampler.get_description()
 
     @contextmanager
     def request(self, name: str) -> Iterator[None]:
-        """Opens a server span for a gRPC request, whose path is the name."""
+        """Opens a server span for a gRPC request. name: path of the gRPC method."""
         service, _, method = name.lstrip("/").rpartition("/")
         attributes = {"rpc.system": "grpc", "rpc.service": service, "rpc.method": method}
         with self._spans.spanned(
@@ -64,13 +64,13 @@ class OtelTracing:
 
     @contextmanager
     def run(self, spec: SignatureSpec, model: str, version: int) -> Iterator[None]:
-        """Opens an internal span for a lookup or for a run of a graph."""
+        """Opens an internal trace span for a lookup or for a run of a graph."""
         name = "lookup" if spec.kind == "lookup" else "graph run"
         with self._spans.spanned(name, {"model": model, "version": version, "signature": spec.name}, SpanKind.INTERNAL):
             yield
 
     def loading(self, load: Callable[[str, int, Path], Servable]) -> Callable[[str, int, Path], Servable]:
-        """Wraps a loader of versions, so that each load has a span."""
+        """Wraps a loader of versions, so that each load has a trace span."""
 
         def traced(name: str, version: int, path: Path) -> Servable:
             attributes = {"model": name, "version": version, "path": str(path)}
@@ -80,27 +80,28 @@ class OtelTracing:
         return traced
 
     def http_spans(self, app: ASGIApp) -> ASGIApp:
-        """Wraps an ASGI application, so that its requests have spans."""
+        """Wraps an ASGI application, so that each request for a model has a trace span."""
         return HttpSpans(app, self._spans)
 
     def stop(self) -> None:
-        """Sends the finished spans, for a few seconds at most."""
-        # The exporter would retry a collector that is gone, and delay the end of the server.
+        """Sends the spans that were not sent yet, and waits for this a few seconds at most."""
+        # A thread does the shutdown, because the exporter may retry a missing collector for long, which would delay the
+        # server's end.
         thread = threading.Thread(target=self._provider.shutdown, name="tracing-stop", daemon=True)
         thread.start()
         thread.join(_STOP_S)
 
 
 class DrawnIds(RandomIdGenerator):
-    """Gives a trace the id that the native core drew for its request, so that the core and the sampler decide alike."""
+    """The source of trace ids: the native core's id for a request, so that core and sampler decide alike."""
 
     def generate_trace_id(self) -> int:
-        """Returns the id that the native core drew, else a random one."""
+        """Returns the trace id that the native core drew for the request, else a random id."""
         return request_context.draws.get().trace_id or super().generate_trace_id()
 
 
 def _exporter(protocol: Protocol) -> SpanExporter:
-    # The exporter is imported only if it is used: each one brings libraries of its own.
+    # Only the exporter for the given protocol is imported, because each one imports further libraries.
     if protocol == "grpc":
         from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as OverGrpc
 

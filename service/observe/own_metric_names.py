@@ -1,4 +1,7 @@
-"""Writes this server's own metrics: by wire, version, signature, table and queue, which TensorFlow Serving's lack."""
+"""Writes this server's own metrics, with labels that TensorFlow Serving's metrics lack:
+
+API, version, signature, table.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +20,13 @@ _PREFIX = "embedding_server_"
 
 
 def request_lines(requests: Requests) -> list[str]:
-    """Returns the lines of the request metrics, for versions that are still served."""
+    """Returns the lines of this server's own request metrics, for versions that are still served."""
     name = _PREFIX + "requests_total"
     lines = family(name, "counter", "Requests finished, by canonical code; OK: succeeded.")
     found: dict[Subject, Successes] = {}
     counts: dict[tuple[Subject, str], int] = {}
-    # The metrics lack a label for the method: a signature hardly has more than one, and TensorFlow Serving's metrics
-    # show it.
+    # The counts of a signature's methods are added, as these metrics have no label for the method: a signature hardly
+    # has more than one, and TensorFlow Serving's metrics show it.
     for subject, cell in requests.successes.items():
         key = subject._replace(method="")
         found.setdefault(key, Successes(cell.kind, False)).merge(cell)
@@ -54,14 +57,15 @@ def request_lines(requests: Requests) -> list[str]:
 def _run_times(found: Mapping[Subject, Successes]) -> dict[str, Times]:
     totals: dict[str, Times] = {}
     for subject, cell in found.items():
-        # Run times do not depend on the wire, so they have no label for it: a histogram is many lines.
+        # Run times have no label for HTTP or gRPC, which do not influence them: each label would add the many lines of
+        # a histogram.
         labelled = labels({"model": subject.model, "signature": subject.signature, "version": subject.version})
         totals.setdefault(labelled, Times(REQUEST)).merge(cell.run_times)
     return totals
 
 
 def servable_lines(loaded: Sequence[LoadedServable]) -> list[str]:
-    """Returns the lines of the metrics about loaded versions and their tables."""
+    """Returns the lines of metrics on loaded versions and their tables."""
     name = _PREFIX + "requests_in_flight"
     lines = family(name, "gauge", "Requests that hold the version now.")
     lines += [
@@ -120,7 +124,7 @@ _TABLE_FAMILIES: tuple[tuple[str, str, Callable[[TableCounts], int]], ...] = (
 
 
 def batch_lines(batches: Batches) -> list[str]:
-    """Returns the lines of the metrics about batches that TensorFlow Serving lacks."""
+    """Returns the lines of metrics on batches that TensorFlow Serving does not have."""
     waits = Times(QUEUE)
     for of_pool in batches.waits.values():
         waits.merge(of_pool)

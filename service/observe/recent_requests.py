@@ -1,4 +1,4 @@
-"""Keeps the last requests that were slow or failed, for the status page, and logs slow ones."""
+"""Keeps the last slow and failed requests for the status page, and logs slow requests."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from service.errors import ServiceError
 logger = logging.getLogger(__name__)
 
 _KEPT = 50
-# Most log lines on slow requests per second: if everything is slow, more lines would make it slower.
+# Most log lines on slow requests per second: if all requests are slow, more lines would slow them further.
 _LINES_PER_S = 5
 _MAX_TEXT = 300
-# Codes of errors that the server or its load causes.
+# Codes of errors that the server or its load causes, and not the client.
 _OURS = frozenset({"INTERNAL", "UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "UNKNOWN", "DATA_LOSS"})
 
 
 @dataclass(frozen=True, slots=True)
 class Noted:
-    """One slow or failed request. at_s: its end, seconds since 1970. code: "OK" if it was only slow.
+    """One slow or failed request.
 
-    version: None if no version was bound.
+    at_s: its end, seconds since 1970. version: None if no version was bound. code: "OK" if the request was only slow.
     """
 
     at_s: float
@@ -45,7 +45,7 @@ class Noted:
 
 
 class RecentRequests:
-    """Keeps the last slow and failed requests, a fixed number of each. Concurrency: any thread.
+    """The last slow and the last failed requests, a fixed number of each. Concurrency: any thread.
 
     slow_s: seconds after which a request counts as slow; infinite: no request does.
 
@@ -67,9 +67,9 @@ class RecentRequests:
         self._lines = self._unsaid = 0
 
     def was_slow(self, subject: Subject, seconds: float, run_seconds: float, rows: int) -> None:
-        """Keeps a request that succeeded after slow_s or more.
+        """Keeps a request that succeeded and took slow_s seconds or longer.
 
-        Logs it unless many others were logged in this second.
+        Also logs the request, unless too many slow requests were logged in this second.
         """
         noted = Noted(self._now(), _own_id(), *subject, seconds, run_seconds, rows)
         self._slow.append(noted)
@@ -87,21 +87,24 @@ class RecentRequests:
         logger.warning("slow request", extra=extra)
 
     def failed(self, subject: Subject, error: BaseException, code: str) -> None:
-        """Keeps a request that failed; the server that answers it writes the log line."""
+        """Keeps a request that failed, without a log line, which the HTTP or gRPC server writes."""
         message = (error.message if isinstance(error, ServiceError) else type(error).__name__)[:_MAX_TEXT]
         noted = Noted(self._now(), _own_id(), *subject, code=code, message=message)
         (self._own_failures if code in _OURS else self._refusals).append(noted)
 
     def slowest(self) -> list[Noted]:
-        """Returns the kept slow requests, the slowest first."""
+        """Returns the slow requests that are kept, the slowest first."""
         return sorted(self._slow.copy(), key=lambda noted: -noted.seconds)
 
     def failures(self) -> list[Noted]:
-        """Returns the failures that the server caused, then those that clients caused, each with the newest first."""
+        """Returns the kept failed requests: failures of the server, then errors of clients, each newest first."""
         return [*reversed(self._own_failures.copy()), *reversed(self._refusals.copy())]
 
     def _may_say(self) -> int | None:
-        """Returns how many log lines were left out before this one; None: this one is left out too."""
+        """Says whether one more slow request may be logged:
+
+        None if not, else how many were not logged since the last line.
+        """
         with self._lock:
             if self._clock() - self._second >= 1:
                 self._second, self._lines = self._clock(), 0

@@ -1,4 +1,4 @@
-"""Writes TFRecord files below one prefix: closes a file when it is large enough, and removes the oldest files."""
+"""Writes TFRecord files of a request log: begins a new file when one is large enough, and removes the oldest files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SUFFIX, OPEN_SUFFIX = ".tfrecord", ".tfrecord.part"
 
 
 class RecordFiles:
-    """The record files that one process writes below a prefix: <prefix>-<UTC time>-<process>-<number>.tfrecord.
+    """The writer of a process's TFRecord files, with names <prefix>-<UTC time>-<process>-<number>.tfrecord.
 
     The open file's name ends in .part; it too holds only complete records. No file has more records than a warm-up file
     may have, so that any file can be copied into a version as its warm-up file.
@@ -37,7 +37,7 @@ class RecordFiles:
         self._num_bytes = self._num_records = self._number = 0
 
     def append(self, records: Sequence[bytes]) -> None:
-        """Writes records; raises OSError, and then leaves no part of a record in the file."""
+        """Appends records to the open file; raises OSError, and then leaves no part of a record in the file."""
         for record in records:
             data = encode_record(record, masked_of)
             if self._path is not None and (
@@ -49,7 +49,7 @@ class RecordFiles:
             self._write(data)
 
     def close(self) -> None:
-        """Closes the open file and gives it its final name; raises OSError."""
+        """Closes the open file and renames it to its final name; raises OSError."""
         if self._path is None:
             return
         path, self._path = self._path, None
@@ -64,7 +64,7 @@ class RecordFiles:
         self._number += 1
         time = datetime.fromtimestamp(self._now(), UTC).strftime("%Y%m%dT%H%M%S")
         path = self._prefix.with_name(f"{self._prefix.name}-{time}-{os.getpid()}-{self._number:04d}{OPEN_SUFFIX}")
-        # The file's mode keeps the recorded requests, which may be private, from other users.
+        # Mode 0o640 keeps other users from reading the recorded requests, which may be private.
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o640)
         self._path, self._num_bytes, self._num_records = path, 0, 0
 
@@ -80,7 +80,7 @@ class RecordFiles:
         self._num_records += 1
 
     def _remove_oldest(self) -> None:
-        # The names contain the time, so that the order of names is the order of time.
+        # Sorting by name sorts by age, because the names contain the time.
         done = sorted(self._prefix.parent.glob(f"{self._prefix.name}-*{SUFFIX}"), key=lambda path: path.name)
         for path in done[: -self._max_files]:
             path.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Counts reloads of a file that is polled: accepted and refused texts."""
+"""Counts accepted and refused reloads of the --auth_config file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ IS_CURRENT = "embedding_server_auth_config_is_current"
 
 
 class ReloadCounter:
-    """Counts reloads of one --auth_config. Concurrency: any thread."""
+    """The counter of reloads of the --auth_config file. Concurrency: any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -19,15 +19,15 @@ class ReloadCounter:
         self._is_current = False
 
     def accepted(self) -> None:
-        """Counts a reload after which the file's new content is in force."""
+        """Counts a reload of the --auth_config file whose new content is in force now."""
         self._count("taken")
 
     def refused(self) -> None:
-        """Counts a reload of a file with a fault; the content before stays in force."""
+        """Counts a reload that was refused because of a fault in the file; the former content stays in force."""
         self._count("refused")
 
     def lines(self) -> list[str]:
-        """Returns the lines of the reload metrics; none without such a file."""
+        """Returns the lines of the reload metrics; none if the server has no --auth_config."""
         with self._lock:
             counts, is_current = dict(self._counts), self._is_current
         if not any(counts.values()):

@@ -1,4 +1,4 @@
-"""Metrics of reads of remote tables."""
+"""Writes the metrics of reads from remote tables."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FAMILIES = (
 
 
 def remote_lines(counts: Mapping[tuple[str, int, str], ReadCounts]) -> list[str]:
-    """Returns the families about remote tables; none where no table is remote."""
+    """Returns the lines of metrics on remote tables; none if no table is remote."""
     lines: list[str] = []
     for name, about, field in _FAMILIES if counts else ():
         lines += family(_PREFIX + name, "counter", about)

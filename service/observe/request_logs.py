@@ -1,4 +1,4 @@
-"""Starts and ends the request logs of all models, as the list of models configures them."""
+"""Starts and ends the models' request logs, as the list of models configures them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PREFIX = "embedding_server_request_log_"
 
 
 class RequestLogs:
-    """The request logs of all models. Concurrency: any thread.
+    """The running request logs, at most one for each model. Concurrency: any thread.
 
     recorders: model -> recorder, for the engine; empty if no model has a logging_config.
 
@@ -45,11 +45,11 @@ class RequestLogs:
         self._now = now
         self._changing = threading.Lock()
         self._logs: dict[str, tuple[RequestLogConfig, ModelLog]] = {}
-        # Counts of logs that have ended, because counters must not go back.
+        # Model -> counts of its request logs that have ended; kept, because metric counters must not decrease.
         self._ended: dict[str, LogCounts] = {}
 
     def configure(self, models: Sequence[ModelConfig]) -> None:
-        """Starts and ends logs, so that they are those in the models' configs."""
+        """Starts the request logs that a new list of models configures, and ends the others."""
         wanted = {model.name: model.request_log for model in models if model.request_log is not None}
         with self._changing:
             for name, (config, log) in list(self._logs.items()):
@@ -65,11 +65,11 @@ class RequestLogs:
                     self.recorders[name] = log
 
     def stop(self) -> None:
-        """Ends all request logs."""
+        """Ends all request logs, which writes their queued records."""
         self.configure([])
 
     def read(self) -> dict[str, dict[str, object]]:
-        """Returns model -> config and counts, of the logs that are running."""
+        """Returns model -> configuration and counts of its running request log."""
         with self._changing:
             logs = dict(self._logs)
         return {

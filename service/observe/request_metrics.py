@@ -1,4 +1,4 @@
-"""Counts finished requests; each thread counts in cells of its own, so that no lock is needed.
+"""Counts finished requests for metrics; each thread adds to counts of its own, so that no lock is needed.
 
 A lock per counter costs little until a thread is preempted while it holds one; then all other threads that serve the
 same model wait for a time slice.
@@ -18,12 +18,12 @@ from service.errors import ServiceError
 from service.observe.buckets import EXAMPLES, REQUEST, Rows, Times
 from service.types import SignatureKind
 
-# Methods whose requests consist of tensorflow.Examples, which TensorFlow Serving counts.
+# Methods whose requests consist of tf.Examples, the number of which is counted, as in TensorFlow Serving.
 _EXAMPLE_METHODS = frozenset({"Classify", "Regress", "MultiInference", "classify", "regress"})
 
 
 class Successes:
-    """Counts of requests that succeeded: of one subject in one thread, or sums of such counts.
+    """Counts of requests that succeeded with the same labels: in one thread, or over several threads or versions.
 
     times: seconds that whole requests took; run_times: seconds that their lookups or graph runs took.
     examples: numbers of tensorflow.Examples in a request; None for methods without Examples.
@@ -40,11 +40,11 @@ class Successes:
 
     @property
     def count(self) -> int:
-        """Number of requests that succeeded."""
+        """Number of requests that these counts include."""
         return sum(self.times.counts)
 
     def merge(self, other: Successes) -> None:
-        """Adds the counts of another Successes."""
+        """Adds the counts of another Successes object to this one."""
         self.rows += other.rows
         self.times.merge(other.times)
         self.run_times.merge(other.run_times)
@@ -54,57 +54,57 @@ class Successes:
 
 @dataclass(frozen=True, slots=True)
 class Requests:
-    """Counts of requests by Subject (API, method, model, version, signature); failures also by error code."""
+    """Counts of requests by their labels (API, method, model, version, signature); failures also by error code."""
 
     successes: dict[Subject, Successes] = field(default_factory=dict)
     failures: dict[tuple[Subject, str], int] = field(default_factory=dict)
 
     def add_successes(self, subject: Subject, more: Successes) -> None:
-        """Adds counts to a subject's successes."""
+        """Adds counts of successful requests with the given labels."""
         known = self.successes.get(subject)
         if known is None:
             known = self.successes[subject] = Successes(more.kind, more.examples is not None)
         known.merge(more)
 
     def add_failures(self, subject: Subject, code: str, count: int) -> None:
-        """Adds a count to the requests of a subject that failed with an error code."""
+        """Adds to the number of requests with the given labels that failed with an error code."""
         self.failures[subject, code] = self.failures.get((subject, code), 0) + count
 
 
-# The first part of each key is the thread.
+# Types of the keys under which counts are kept; their first part is the number of the counting thread.
 _SuccessKey = tuple[int, Subject]
 _FailureKey = tuple[int, Subject, str]
 
 
 class Notes(Protocol):
-    """Takes requests that the status page lists: slow and failed ones; see service.observe.recent_requests."""
+    """The receiver of slow and failed requests, which the status page lists; RecentRequests is one."""
 
     @property
     def slow_s(self) -> float: ...
 
     def was_slow(self, subject: Subject, seconds: float, run_seconds: float, rows: int) -> None:
-        """Takes a request that succeeded after slow_s or more."""
+        """Keeps a request that succeeded and took slow_s seconds or longer."""
         ...
 
     def failed(self, subject: Subject, error: BaseException, code: str) -> None:
-        """Takes a request that failed, with its canonical code."""
+        """Keeps a request that failed, with its canonical code."""
         ...
 
 
 class CountsElsewhere(Protocol):
-    """Counts requests that no handler of this process sees, and adds them to a RequestCounter."""
+    """A source of counts of requests that Python does not see, because the native core answers them."""
 
     def collect(self) -> None:
-        """Adds the counts since the last call to the RequestCounter."""
+        """Adds the counts of requests since the last call to the RequestCounter."""
         ...
 
     def retire(self, model: str, version: int) -> None:
-        """Adds the last counts of a version to the RequestCounter, and forgets the version."""
+        """Adds a version's last counts to the RequestCounter, and drops the version."""
         ...
 
 
 class RequestCounter:
-    """Counts requests of all models. Concurrency: any thread.
+    """The counter of requests for all models. Concurrency: any thread.
 
     NOTE: counts that are read while requests finish may lack the last request of a thread, or have it in one number of
       a cell and not yet in the next. So a histogram's count is the sum of its buckets, and never a number of its own.
@@ -121,13 +121,13 @@ class RequestCounter:
         self._slow_s = notes.slow_s if notes else math.inf
         self._successes: dict[_SuccessKey, Successes] = {}
         self._failures: dict[_FailureKey, list[int]] = {}
-        # Sums of the counts of versions that are gone; see read().
+        # Sums of the counts of versions that were unloaded, for the totals that read() returns.
         self._retired = Requests()
-        # Lock of read() and retire(): counts that move to _retired must not be read twice, or not at all.
+        # Lock of read() and retire(), so that counts that move to _retired are read exactly once.
         self._lock = threading.Lock()
 
     def finished(self, request: Finished) -> None:
-        """Counts one finished request, as the engine's Observer."""
+        """Counts a request that has succeeded or failed."""
         subject = request.subject
         if request.error is not None:
             self._failed(subject, request.error)
@@ -145,8 +145,8 @@ class RequestCounter:
             self._notes.was_slow(subject, request.seconds, request.run_seconds, request.rows)
 
     def add(self, subject: Subject, more: Successes) -> None:
-        """Adds successes that a CountsElsewhere counted; one caller at a time."""
-        # The key 0 is no thread's number.
+        """Adds successful requests that the native core counted; one caller at a time."""
+        # These counts have the key 0 in place of a thread's number: no thread has this number.
         key = (0, subject)
         cell = self._successes.get(key)
         if cell is None:
@@ -156,7 +156,7 @@ class RequestCounter:
     def _failed(self, subject: Subject, error: BaseException) -> None:
         code: str = error.code if isinstance(error, ServiceError) else "INTERNAL"
         if not isinstance(error, Exception):
-            code = "CANCELLED"  # an asyncio cancellation, because the client left
+            code = "CANCELLED"  # an asyncio cancellation, because the client disconnected
         self._failures.setdefault((get_ident(), subject, code), [0])[0] += 1
         if self._notes is not None:
             self._notes.failed(subject, error, code)
@@ -180,7 +180,7 @@ class RequestCounter:
             return now, ever
 
     def retire(self, model: str, version: int) -> None:
-        """Forgets a version's subjects but keeps their sums; no thread may count requests for the version any more."""
+        """Adds an unloaded version's counts to the totals and drops them; no more requests for it may be counted."""
         if self.also is not None:
             self.also.retire(model, version)
         with self._lock:

@@ -1,4 +1,4 @@
-"""Writes TensorFlow Serving's metrics, with its names, labels and limits, from this server's counts.
+"""Writes metrics with TensorFlow Serving's names, labels and bucket limits, from this server's counts.
 
 Source: tensorflow_serving/servables/tensorflow/{util,saved_model_warmup_util}.cc, batching/{batching_session.cc,
 batching_util.h}, util/prometheus_exporter.cc (9d981c5); tensorflow/core/common_runtime/metrics.cc (TensorFlow 2.21).
@@ -31,15 +31,17 @@ _EXAMPLES = limit_texts(EXAMPLES)
 _BATCH = limit_texts(BATCH_ROWS)
 
 _ENTRYPOINTS = {"grpc": "GRPC", "http": "REST"}
-# TensorFlow's runtime is named for graphs; a lookup runs in no runtime, so its label is "lookup".
+# Values of the label for TensorFlow's runtime: "TF1" for graph runs, as in TensorFlow Serving; lookups run without
+# TensorFlow.
 _RUNTIMES = {"predict": "TF1", "lookup": "lookup"}
-# A MultiInference is several inferences; TensorFlow Serving counts only its examples.
+# The method of which TensorFlow Serving counts only the examples and not the requests, because it is several
+# inferences.
 _EXAMPLES_ONLY = "MultiInference"
 
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """The counts that the metrics are written from. requests: counts since the start, see RequestCounter.read."""
+    """The counts from which TensorFlow Serving's metrics are written. requests: totals since the start."""
 
     requests: Requests
     warmups: Iterable[Warmup]
@@ -47,7 +49,7 @@ class Counted:
 
 
 def serving_lines(counted: Counted) -> list[str]:
-    """Returns the lines of TensorFlow Serving's metrics; like it, sorts families by name and samples by labels."""
+    """Returns the lines of TensorFlow Serving's metrics, in its order: families by name, samples by labels."""
     lines = []
     for name, (kind, samples, _) in _FAMILIES.items():
         lines += family(name, kind)
@@ -167,7 +169,7 @@ def _padding_rows(name: str, counted: Counted) -> list[str]:
 
 
 class _Family(NamedTuple):
-    """One metric. samples: returns its lines. about: its meaning, which TensorFlow Serving's text does not show."""
+    """One metric of TensorFlow Serving. samples: returns its lines. about: its meaning, for the docs only."""
 
     kind: Kind
     samples: Callable[[str, Counted], list[str]]
@@ -175,7 +177,7 @@ class _Family(NamedTuple):
 
 
 _BATCHING = ":tensorflow:serving:batching_session:"
-# Sorted; TensorFlow Serving also opens families that have no samples.
+# Name of a metric -> its definition, sorted. Families without samples are written too, as in TensorFlow Serving.
 _FAMILIES: Mapping[str, _Family] = {
     ":tensorflow:core:graph_run_time_usecs": _Family(
         "counter", _graph_time, "Microseconds that requests took in a graph."

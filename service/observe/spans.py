@@ -1,4 +1,4 @@
-"""Makes spans with the common parts of all spans: the sender's parent, the request's id, an error's status."""
+"""Makes trace spans with the parts that all spans need: the client's span as parent, the request's id, the error."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from service.engine import request_context
 from service.errors import ServiceError
 
-# Codes that are no fault of the server, by OpenTelemetry's conventions for RPC servers.
+# Error codes that do not mark a span as failed, because the client caused the error, by OpenTelemetry's conventions for
+# RPC servers.
 _CLIENTS_FAULTS = frozenset(
     {"INVALID_ARGUMENT", "NOT_FOUND", "FAILED_PRECONDITION", "OUT_OF_RANGE", "ALREADY_EXISTS", "PERMISSION_DENIED"}
     | {"UNAUTHENTICATED", "CANCELLED", "ABORTED", "RESOURCE_EXHAUSTED"}
@@ -21,14 +22,14 @@ _CLIENTS_FAULTS = frozenset(
 
 
 class Spans:
-    """Makes OpenTelemetry spans. Concurrency: any thread."""
+    """The maker of OpenTelemetry spans. Concurrency: any thread."""
 
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
         self._propagator = TraceContextTextMapPropagator()
 
     def remote_parent(self) -> Context | None:
-        """Returns the context of the sender's traceparent header; None without a valid one."""
+        """Returns the OpenTelemetry context of the client's traceparent header; None without a valid header."""
         header = request_context.traceparent.get()
         if not request_context.trace_id(header):
             return None
@@ -38,7 +39,7 @@ class Spans:
     def spanned(
         self, name: str, attributes: Mapping[str, Any], kind: SpanKind, parent: Context | None = None
     ) -> Iterator[Span]:
-        """Opens a span for a block of code; an error that leaves the block is recorded in the span.
+        """Opens a trace span around a block of code, and records an error that the block raises in the span.
 
         Args:
           parent: the parent's context; None: the current span's; an empty context: the span begins a trace.

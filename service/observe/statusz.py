@@ -28,14 +28,14 @@ from service.tables.table import MappedTable
 
 Document = dict[str, Any]
 
-# The status page hides the values of settings with such names.
+# Pattern of names of settings whose values the status page hides.
 _SECRET = re.compile(r"token|secret|passw|credential|private|api_?key", re.IGNORECASE)
 _HIDDEN = "(hidden)"
 
 
 @dataclass(frozen=True, slots=True)
 class Statusz:
-    """Gathers the content of the status page. Concurrency: any thread.
+    """The functions and counters from which the content of the status page is gathered. Concurrency: any thread.
 
     version: returns the version of the server.
     requests: returns the counts of requests for versions that are still served.
@@ -59,7 +59,7 @@ class Statusz:
     started_s: float = field(default_factory=time.time)
 
     def read(self) -> Document:
-        """Returns the status page's content, as values that JSON has."""
+        """Returns the content of the status page as a dict that can be written as JSON."""
         counted = self.requests()
         loaded = self.registry.loaded()
         return {
@@ -108,7 +108,7 @@ class Statusz:
 
 
 def shown_settings(settings: Settings) -> Document:
-    """Returns all settings and whether each is the default; values that may be secret are hidden."""
+    """Returns all settings for the status page, each with whether it has its default; secret values are hidden."""
     shown = {}
     for one in dataclasses.fields(settings):
         value = getattr(settings, one.name)
@@ -173,9 +173,9 @@ def _requests(counted: Requests) -> list[Document]:
 
 
 def quantile_ms(times: Times, share: float) -> float | None:
-    """Returns the upper limit of the bucket with the given quantile, in ms.
+    """Returns a quantile of durations in ms, as the upper limit of the histogram bucket that it lies in.
 
-    None without durations, or above the last limit.
+    Returns None if there are no durations, or if the quantile is above the last limit.
     """
     total = sum(times.counts)
     below = 0
@@ -195,7 +195,7 @@ def _time(at_s: float) -> str:
 
 
 def _process() -> Document:
-    """Returns the kernel's numbers of this process; fewer if the kernel shows fewer."""
+    """Returns memory, threads and open files of this process, as far as the kernel shows them."""
     document: Document = {}
     try:
         status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines() if ":" in line)
@@ -210,7 +210,7 @@ def _process() -> Document:
 
 
 def overload(held: Mapping[str, Held], limits: Limits, counted: AdmissionCounter) -> dict[str, Any]:
-    """Returns the overload part of the status page; counts are since the start.
+    """Returns the part of the status page on overload: limits, requests in flight, refusals and waits since the start.
 
     Args:
       held: bytes and rows in flight in Python now, by model.

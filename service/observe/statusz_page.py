@@ -1,4 +1,4 @@
-"""Renders the status page's content as one HTML page: no scripts, no other files, readable on any screen."""
+"""Renders the content of the status page as one HTML page without scripts and without further files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Row = Mapping[str, Any]
 
 
 def page(document: Mapping[str, Any]) -> str:
-    """Returns the HTML of the status page."""
+    """Returns the status page as HTML."""
     server = document["server"]
     sections = [
         _section("Server", [{"": name, " ": _shown(name, value)} for name, value in server.items()]),
@@ -81,7 +81,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_in(value: Any, values: frozenset[Any]) -> bool:
-    # Only strings and booleans are compared: 1 == True in Python, but a count is neither good nor bad.
+    # Only strings and booleans are looked up as good or bad values: in Python 1 == True, but the count 1 is neither.
     return isinstance(value, str | bool) and value in values
 
 

@@ -1,4 +1,4 @@
-"""Metrics of object stores, by model."""
+"""Writes the metrics of object stores, by model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _PREFIX = "embedding_server_store_"
 
 
 class StoreCounts(Protocol):
-    """Counts of one model's store. read_bytes: of objects."""
+    """Counts of reads from one model's object store. read_bytes: bytes of objects that were read."""
 
     read_bytes: int
     listings: int
@@ -28,7 +28,7 @@ _FAMILIES: tuple[tuple[str, str, Callable[[StoreCounts], int]], ...] = (
 
 
 def store_lines(mirrors: Sequence[tuple[str, StoreCounts, bool]]) -> list[str]:
-    """Returns the families; none where no model is in a store.
+    """Returns the lines of metrics on object stores; none if no model is in one.
 
     Args:
       mirrors: of each model in a store: its name, its counts, and whether its store could be listed the last time.

@@ -1,4 +1,4 @@
-"""Counts TLS events of each wire, and writes their metrics."""
+"""Counts reloads of TLS files and failed TLS handshakes, for HTTP and gRPC, and writes the metrics."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _PREFIX = "embedding_server_tls_"
 
 
 class TlsCounter:
-    """Counts TLS events of the ports with TLS; a plaintext port has no series. Concurrency: any thread."""
+    """The counter of TLS reloads and failed handshakes; a port without TLS has no metrics. Concurrency: any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -20,7 +20,7 @@ class TlsCounter:
         self._failed: dict[str, int] = {}
 
     def accepted(self, api: str, end_s: float) -> None:
-        """Counts an accepted TLS file, whose certificates a port uses from now on.
+        """Counts a new TLS file that was accepted, whose certificates the port now uses.
 
         Args:
           end_s: when the first of the certificates expires, in seconds since 1970.
@@ -34,18 +34,18 @@ class TlsCounter:
             self._ends_s[api] = end_s
 
     def refused(self, api: str) -> None:
-        """Counts a new TLS file that could not be used."""
+        """Counts a new TLS file that was refused because of a fault."""
         with self._lock:
             self._reloads[api, "refused"] += 1
 
     def handshake_failed(self, api: str) -> None:
-        """Counts a connection whose TLS handshake failed, if the wire speaks TLS."""
+        """Counts a connection whose TLS handshake failed, if the port has TLS."""
         with self._lock:
             if api in self._failed:
                 self._failed[api] += 1
 
     def lines(self) -> list[str]:
-        """Returns the lines of the TLS metrics."""
+        """Returns the lines of metrics on TLS reloads, failed handshakes and certificates."""
         with self._lock:
             ends_s, reloads, failed = self._ends_s.copy(), self._reloads.copy(), self._failed.copy()
         if not ends_s:

@@ -1,4 +1,4 @@
-"""Starts tracing if the settings ask for it; OpenTelemetry is imported only then."""
+"""Starts tracing if the settings ask for it, and imports OpenTelemetry only then."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class TracingUnavailable(Exception):
-    """The settings ask for tracing, and it can not be started; the message says why."""
+    """The settings ask for tracing, which can not be started; the message says why."""
 
 
 def start_tracing(settings: Settings) -> OtelTracing | None:

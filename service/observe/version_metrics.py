@@ -1,4 +1,4 @@
-"""Counts the states and errors of versions, for as long as the models' status shows them."""
+"""Counts states and failed loads of versions, as long as the status of a model shows the version."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LOAD_FAILURES = "embedding_server_version_load_failures"
 
 
 class VersionStates:
-    """Records each change of a version's state.
+    """The states of all versions, for metrics, with the number of failed loads.
 
     Concurrency: changed() by one caller at a time for each model, lines() by any thread.
     """
@@ -27,7 +27,7 @@ class VersionStates:
         self._failures: dict[tuple[str, int], int] = {}
 
     def changed(self, model: str, status: VersionStatus) -> None:
-        """Records a version's new state; UNKNOWN: the model's status no longer shows its failure."""
+        """Stores a version's new state; UNKNOWN drops the version, as the model's status no longer shows it."""
         key = (model, status.version)
         before = self._statuses.get(key)
         is_over = status.state is State.UNKNOWN or (status.state is State.END and status.code == "OK")
@@ -38,11 +38,11 @@ class VersionStates:
         if is_over:
             self._statuses.pop(key, None)
         else:
-            # A failed version keeps its metrics, as it stays in the model's status.
+            # The metrics of a failed version stay, because the model's status still shows it.
             self._statuses[key] = status
 
     def lines(self) -> list[str]:
-        """Returns the lines of the metrics about versions."""
+        """Returns the lines of metrics on states and failed loads of versions."""
         statuses = sorted(self._statuses.copy().items())
         about = "State of each model version: 10 START, 20 LOADING, 30 AVAILABLE, 40 UNLOADING, 50 END."
         lines = family(STATE, "gauge", about)
@@ -68,7 +68,7 @@ class VersionStates:
 
 
 def readiness_lines(is_ready: bool, models: Mapping[str, bool]) -> list[str]:
-    """Returns the families of readiness.
+    """Returns the lines of metrics on readiness, of the server and of each model.
 
     Args:
       is_ready: whether the server is ready; models: whether each configured model can answer.
@@ -108,7 +108,7 @@ _BY_REASON: tuple[tuple[str, str, Callable[[DeltaStatus], Mapping[str, int]]], .
 
 
 def delta_lines(loaded: Sequence[LoadedServable]) -> list[str]:
-    """Returns the lines of the metrics about deltas; none without a version whose rows may change."""
+    """Returns the lines of metrics on deltas; none if no version has deltas."""
     found = [
         ({"model": one.servable.name, "version": one.servable.version}, one.servable.deltas.status())
         for one in loaded

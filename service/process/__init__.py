@@ -1,1 +1,1 @@
-"""Runs one server process: the command line, listeners, and app.py, which joins all folders."""
+"""Runs one server process: reads the command line, opens the ports, and joins all parts of the server in app.py."""

@@ -1,4 +1,4 @@
-"""Runs the listener of the admin routes, beside the listeners of the models."""
+"""Runs the HTTP server of the admin port, beside the servers of requests for models."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Text = tuple[bytes, str]
 
 
 class AdminServer:
-    """A server of the admin routes on a socket. Concurrency: event loop only.
+    """The HTTP server of the admin routes. Concurrency: event loop only.
 
     Args:
       listener: a socket that listens already.
@@ -52,15 +52,15 @@ class AdminServer:
 
     @property
     def port(self) -> int:
-        """The number of the admin port."""
+        """The number of the port on which the admin server listens."""
         return int(self._listener.getsockname()[1])
 
     def start(self) -> None:
-        """Starts to answer requests."""
+        """Starts to answer requests to the admin port."""
         self._serving = asyncio.create_task(self._server.serve(sockets=[self._listener]))
 
     async def stop(self) -> None:
-        """Answers the requests that are running, and stops."""
+        """Stops the admin server after it has answered the requests in flight."""
         self._server.should_exit = True
         if self._serving is not None:
             await self._serving

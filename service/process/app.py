@@ -1,4 +1,4 @@
-"""Builds the parts of the server from the settings, joins them, and runs them until a signal."""
+"""Builds all parts of the server from the settings, and runs them until SIGTERM or SIGINT."""
 
 from __future__ import annotations
 
@@ -52,15 +52,16 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# The reference servers behind the native core start once the first models are loaded, or after this time. The second
-# number is the pause between two looks at the models, the third how long TensorFlow's import waits for these servers.
+# The reference servers behind the native core start when the first models are loaded, but at the latest after
+# _FIRST_LOADS_S. The second number is the pause between two looks at the models, the third how long TensorFlow's import
+# waits for these servers.
 _FIRST_LOADS_S = 0.3
 _LOOK_AGAIN_S = 0.005
 _COMPLETE_S = 5.0
 
 
 class App:
-    """All parts of one server process.
+    """The parts of one server process.
 
     The order at shutdown: readiness fails, listeners close, requests in flight finish, models unload.
     """
@@ -77,7 +78,8 @@ class App:
         self._registry = Registry(
             self._version_changed, self._routes, on_problem=self._show_health, is_strict=settings.strict_readiness
         )
-        # Held from a read of readiness until it is shown: an older reading must not replace a newer one.
+        # Lock that is held while the state of readiness is read and reported, so that no older state is reported after
+        # a newer one.
         self._showing_health = threading.Lock()
         self._recent = RecentRequests(settings.slow_request_s)
         self._remote = RemoteTables(remote_tables(settings.remote_tables), self._show_health)
@@ -155,7 +157,7 @@ class App:
         self._servers = self._create_servers()
 
     async def run(self) -> list[str]:
-        """Serves until SIGTERM or SIGINT; after a second signal it does not wait for requests in flight.
+        """Serves until SIGTERM or SIGINT, then shuts down; a second signal cuts the requests in flight.
 
         Returns:
           The models whose threads could not be ended, because a load can not be interrupted.
@@ -216,13 +218,13 @@ class App:
     def _create_admin(self) -> AdminServer | None:
         if self._settings.admin_port < 0:
             return None
-        # Imported here and not at the top, because admin_server imports FastAPI.
+        # The import is here and not at the top, because http_transport imports FastAPI.
         from service.process.http_transport import create_admin_server
 
         return create_admin_server(self._http_parts, self._lists.reload_config)
 
     async def _open(self, models: Sequence[str]) -> Ports | None:
-        """Opens the ports when the first models have settled, and starts the servers behind them.
+        """Opens the ports when the first models are loaded or have failed, and starts the reference servers.
 
         Returns:
           None if the server was stopped before.
@@ -230,8 +232,8 @@ class App:
         timeout_s = self._settings.first_loads_timeout_s
         started_s = time.monotonic()
         ports = None if timeout_s else await self._servers.open()
-        # complete() must not come earlier: its imports would delay the first loads by the time of loading some hundred
-        # tables.
+        # complete() is called only after the first loads, because its imports would delay them by as much as loading
+        # some hundred tables.
         if await self._have_settled(models, started_s + _FIRST_LOADS_S) and ports is None:
             ports = await self._servers.open()
         await self._servers.complete()
@@ -242,7 +244,7 @@ class App:
         return ports
 
     async def _have_settled(self, models: Sequence[str], end_s: float) -> bool:
-        """Waits until all these models have loaded, failed, or answer their lookups; False if time is over before."""
+        """Waits until each of the models is loaded, has failed, or answers lookups; False if time is over before."""
         while not (is_done := all(map(self._models.is_settled, models))) and time.monotonic() < end_s:
             if self._stop.is_set():
                 break
@@ -253,15 +255,15 @@ class App:
         if self._registry.show_lookups(servable):
             extra = {"model": servable.name, "version": servable.version}
             logger.info("lookups are answered while the version is LOADING", extra=extra)
-            # Importing TensorFlow holds the interpreter's lock for so long that health checks would have to wait for
-            # it.
+            # The load waits here for complete(): importing TensorFlow holds the interpreter's lock so long that health
+            # checks would have to wait.
             self._is_complete.wait(_COMPLETE_S)
 
     def _create_servers(self) -> PythonServers | NativeServers:
         settings, engine, parts = self._settings, self._engine, self._http_parts
         if self._routes is None:
-            # Imported here and not at the top: python_servers imports FastAPI, and native_servers the core, which may
-            # not be installed.
+            # The import is here and not at the top: python_servers imports FastAPI, and native_servers imports the
+            # core, which may not be installed.
             from service.process.python_servers import PythonServers
 
             return PythonServers(settings, engine, parts, tls=self._tls, access=self._access, on_end=self._stop.set)
@@ -336,7 +338,7 @@ class App:
 
 
 def _route_publisher(settings: Settings, logs: RequestLogs) -> RoutePublisher | None:
-    """Returns the publisher of routes to the native core; None if Python answers requests."""
+    """Returns the publisher of routes to the native core; None if there is no core and Python answers all requests."""
     return RoutePublisher(logs.recorders) if settings.data_plane == "native" else None
 
 

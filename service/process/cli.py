@@ -1,4 +1,4 @@
-"""Runs the command line: reads the settings, and runs App with them."""
+"""Runs the command embedding-server: reads the settings, and runs the server with them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the server with the given command line.
+    """Runs the command embedding-server with the given arguments; returns the exit status.
 
     Returns:
       The exit status: 0 after a drain, 2 for settings that can not be used, 1 with --strict for a model that has no
@@ -57,7 +57,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _base_path_faults(settings: Settings) -> list[str]:
-    # Imported here and not at the top: model_config imports numpy, whose threads _serve() sets up first.
+    # The import is here and not at the top: model_config imports numpy, and _serve() must first set the number of
+    # numpy's threads.
     from service.configuration.model_config import base_path_faults
 
     return base_path_faults(settings)
@@ -65,9 +66,10 @@ def _base_path_faults(settings: Settings) -> list[str]:
 
 def _serve(settings: Settings) -> int:
     prepare_libraries()
-    # Collecting garbage takes a fifth of the time of the imports below, and nothing that they make is garbage.
+    # Garbage collection is off during the imports below: it would take a fifth of their time and find no garbage.
     gc.disable()
-    # Imported here and not at the top: a fault of the command line is reported before these slow imports.
+    # The imports are here and not at the top, because they are slow, and a fault of the command line is reported before
+    # them.
     import uvloop
 
     from service.engine import request_context
@@ -77,7 +79,7 @@ def _serve(settings: Settings) -> int:
     keep_freed_memory(settings.keep_freed_mib)
     from service.process.app import App
 
-    # Imported objects live as long as the process, so that full collections need not visit them.
+    # gc.freeze() spares later garbage collections the imported objects, which live as long as the process.
     gc.freeze()
     gc.enable()
     try:
@@ -88,6 +90,6 @@ def _serve(settings: Settings) -> int:
     if loading:
         logger.warning("not waiting for models that still load", extra={"models": loading})
         logging.shutdown()
-        # The interpreter's own exit would free objects that TensorFlow's threads still use.
+        # os._exit() skips the interpreter's own exit, which would free objects that TensorFlow's threads still use.
         os._exit(0)
     return 0

@@ -1,4 +1,4 @@
-"""Builds the gRPC server that the settings ask for."""
+"""Builds the gRPC server from the settings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from service.native.forwarded import Forwarding
 
 
 def create_grpc_server(settings: Settings, engine: Engine, tls: Wires, access: Access | None = None) -> GrpcServer:
-    """Returns the gRPC server of the public port, not started yet.
+    """Returns a gRPC server for the public port; it is not started yet.
 
     Args:
       access: the callers and their rights; None: everybody may call.
@@ -28,7 +28,8 @@ def create_grpc_server(settings: Settings, engine: Engine, tls: Wires, access: A
         address=f"{_bracketed(settings.host)}:{settings.port}",
         socket_path=settings.grpc_socket_path,
         channel_arguments=[
-            # The user's arguments come after this one, and grpcio uses the last of a name.
+            # The user's channel arguments follow this default: of two arguments with the same name, the last one
+            # counts.
             ("grpc.server_handshake_timeout_ms", round(settings.tls_handshake_timeout_s * 1e3)),
             *settings.channel_arguments,
         ],
@@ -39,15 +40,16 @@ def create_grpc_server(settings: Settings, engine: Engine, tls: Wires, access: A
 def create_reference_grpc_server(
     settings: Settings, engine: Engine, socket_path: Path, access: Access | None, forwarding: Forwarding
 ) -> GrpcServer:
-    """Returns the gRPC server behind the native core, on a Unix socket, not started yet."""
+    """Returns a gRPC server for the calls that the native core forwards, on a Unix socket; it is not started yet."""
     return _create(
         settings,
         engine,
         access,
         address=f"unix:{socket_path}",
         forwarding=forwarding,
-        # The core can not serve this socket: gRPC clients send the percent-encoded path of a Unix socket as :authority,
-        # which is no valid authority (RFC 3986), so that the core's HTTP/2 refuses the request.
+        # This server listens on --grpc_socket_path itself, because the native core can not: gRPC clients send the
+        # percent-encoded path of a Unix socket as :authority, which is no valid authority (RFC 3986), so that the
+        # core's HTTP/2 library refuses the request.
         socket_path=settings.grpc_socket_path,
     )
 

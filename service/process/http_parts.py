@@ -1,4 +1,4 @@
-"""Holds the parts that HTTP servers need, without importing FastAPI: its import takes as long as all of a lookup's."""
+"""Holds the parts that all HTTP servers need, without importing FastAPI, whose import takes long."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from service.observe.metrics import Metrics
 
 
 class Ports(NamedTuple):
-    """The numbers of the public ports for HTTP and gRPC."""
+    """The numbers of the public HTTP port and of the public gRPC port."""
 
     http: int
     grpc: int
@@ -45,7 +45,7 @@ class HttpParts:
 
 
 class BoundPort:
-    """A port that this process has bound; connections are refused until listen() is called.
+    """A TCP port that this process has bound; the system refuses connections until listen() is called.
 
     Args:
       flags, wire: names for the text of a StartError.
@@ -58,7 +58,7 @@ class BoundPort:
         self._named = f"{host}:{port} for {wire}", flags
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._socket = socket.socket(family)
-        # socket.create_server sets the same option, but it would also listen at once.
+        # SO_REUSEADDR is set by hand: socket.create_server would set it too, but would also listen at once.
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
             self._socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
@@ -66,16 +66,16 @@ class BoundPort:
 
     @property
     def number(self) -> int:
-        """The number of the port, also if the system chose it."""
+        """The number of the bound port, which the system chose if the configured port is 0."""
         return int(self._socket.getsockname()[1])
 
     def listen(self) -> socket.socket:
-        """Listens, and returns the socket; raises StartError if another process listens there already."""
+        """Listens on the port, and returns the socket; raises StartError if another process listens there already."""
         self._call(lambda: self._socket.listen(2048))
         return self._socket
 
     def close(self) -> None:
-        """Closes the port, unless another object owns the socket now."""
+        """Closes the socket of the port; does nothing if another object has taken it over by detach()."""
         self._socket.close()
 
     def _call(self, call: Callable[[], None]) -> None:
@@ -88,17 +88,17 @@ class BoundPort:
 
 
 def http_port(settings: Settings) -> BoundPort:
-    """Binds the HTTP port; raises StartError."""
+    """Binds the HTTP port of the settings; raises StartError."""
     return BoundPort(settings.host, settings.rest_api_port)
 
 
 def grpc_port(settings: Settings) -> BoundPort:
-    """Binds the gRPC port; raises StartError."""
+    """Binds the gRPC port of the settings; raises StartError."""
     return BoundPort(settings.host, settings.port, "--port or --host", "gRPC")
 
 
 def metrics_paths_of(file: str) -> tuple[str, ...]:
-    """Returns the paths of metrics from a --monitoring_config_file; raises StartError."""
+    """Returns the HTTP paths of the metrics, from the --monitoring_config_file if there is one; raises StartError."""
     try:
         return metrics_paths(read_monitoring_config(Path(file)) if file else None)
     except ServiceError as error:

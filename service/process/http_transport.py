@@ -1,4 +1,4 @@
-"""Builds the HTTP servers that the settings ask for: the models' server, and the admin routes' server."""
+"""Builds the HTTP servers of the settings: for requests for models, and for the admin routes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _UPSTREAM_KEEP_ALIVE_S = 3600
 
 
 def create_http_server(parts: HttpParts) -> HttpServer:
-    """Returns the models' HTTP server on the public port; raises StartError."""
+    """Returns the HTTP server of requests for models, on the public port; raises StartError."""
     settings = parts.settings
     return HttpServer(
         uvicorn_config(
@@ -34,14 +34,15 @@ def create_http_server(parts: HttpParts) -> HttpServer:
 
 
 def create_reference_http_server(parts: HttpParts, socket_path: Path, forwarding: Forwarding) -> HttpServer:
-    """Returns the models' HTTP server behind the native core, on a Unix socket; raises StartError."""
+    """Returns the HTTP server of requests that the native core forwards, on a Unix socket; raises StartError."""
     return HttpServer(
         uvicorn_config(
             _create_app(parts, forwarding),
             drain_timeout_s=parts.settings.drain_timeout_s,
             lifespan="on",
             uds=str(socket_path),
-            # The core closes connections that it does not need; this server must not, as a request may be on its way.
+            # This server keeps idle connections open, and the native core closes them: if this server closed one, a
+            # forwarded request that is on its way could be lost.
             timeout_keep_alive=_UPSTREAM_KEEP_ALIVE_S,
         )
     )
@@ -71,7 +72,7 @@ def _create_app(parts: HttpParts, forwarding: Forwarding = NO_FORWARDING) -> Any
 def create_admin_server(
     parts: HttpParts, reload_config: Callable[[Engine, str | None], Sequence[str]]
 ) -> AdminServer | None:
-    """Returns the admin routes' server, which listens already; None if the settings ask for none.
+    """Returns the server of the admin routes, whose port is open already; None if the settings have no admin port.
 
     Args:
       reload_config: as in create_admin_app.

@@ -1,4 +1,4 @@
-"""Gets the list of models from flags, from a file, or from requests."""
+"""Gets the list of models from flags, from the --model_config_file, or from requests of operators."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from service.wire.model_config_proto import parse_config_text
 
 
 class ModelLists:
-    """The list of models in force, and its replacements. Concurrency: any thread."""
+    """The sources of the list of models, and its reloads. Concurrency: any thread."""
 
     def __init__(self, settings: Settings, models: ModelSet) -> None:
         self._settings = settings
@@ -29,7 +29,7 @@ class ModelLists:
             self._file = ConfigFile(Path(settings.model_config_file), settings.load_retry_interval_s)
 
     def first(self) -> tuple[ModelConfig, ...]:
-        """Returns the list of models at the start; raises StartError."""
+        """Returns the list of models with which the server starts; raises StartError."""
         configs = self._first()
         if fault := unserved_models(remote_tables(self._settings.remote_tables), [config.name for config in configs]):
             raise StartError(fault)
@@ -50,11 +50,11 @@ class ModelLists:
         return configs
 
     def reload(self, models: Sequence[ModelConfig], deadline_s: float | None = None) -> None:
-        """Replaces the list of models; blocks. Raises as ModelSet.reload of engine.model_set."""
+        """Replaces the list of models; blocks. Raises the errors of ModelSet.reload."""
         self._models.reload(models, deadline_s)
 
     def reload_config(self, engine: Engine, text: str | None) -> list[str]:
-        """Replaces the list of models for the admin route; returns the models' names.
+        """Replaces the list of models for a request to the admin port; returns the models' names.
 
         Args:
           engine: checks the caller's rights.
@@ -70,7 +70,7 @@ class ModelLists:
         return sorted(model.name for model in models)
 
     def watch(self, stop: threading.Event) -> None:
-        """Starts the thread that polls the --model_config_file, if there is one and it is to be polled."""
+        """Starts a thread that polls the --model_config_file, if the settings name a file and an interval above 0."""
         interval_s = self._settings.model_config_file_poll_wait_seconds
         if self._file is not None and interval_s > 0:
             arguments = (self.reload, stop, interval_s)

@@ -1,4 +1,4 @@
-"""Runs the servers of HTTP and gRPC with the native core: the core on the public ports, Python behind it.
+"""Runs the native core on the public ports, and the reference servers in Python behind it.
 
 The core forwards requests that it does not answer, over Unix sockets in a folder that only this user may enter.
 """
@@ -35,14 +35,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Seconds between two reads of the core's statistics, so that slow requests are logged soon.
+# Seconds between two reads of the native core's statistics; short, so that slow requests are logged soon.
 _COLLECT_S = 1.0
-# Seconds between two reports of the state of health to the core, where a report is valid for ten seconds.
+# Seconds between two reports of the server's health to the native core, which uses a report for ten seconds.
 _HEALTH_S = 1.0
 
 
 class NativeServers:
-    """The native core and the reference servers behind it. Concurrency: event loop only, except set_serving.
+    """The native core, and the reference servers behind it. Concurrency: event loop only, except set_serving.
 
     Args:
       routes: the publisher to which the registry passes its routes.
@@ -79,7 +79,7 @@ class NativeServers:
         self._folder = tempfile.TemporaryDirectory(prefix="embedding-server-", ignore_cleanup_errors=True)
         self._upstreams = {wire: Path(self._folder.name) / wire for wire in ("http", "grpc")}
         self._engine, self._access, self._http_parts = engine, access, http_parts
-        # The next three attributes are set by complete().
+        # complete() sets the next three attributes, which are None before.
         self._grpc: GrpcServer | None = None
         self._http: HttpServer | None = None
         self._serving: asyncio.Task[None] | None = None
@@ -87,17 +87,21 @@ class NativeServers:
         self._statistics: NativeStatistics | None = None
         self._stop_collecting = threading.Event()
         self._health_lock = threading.Lock()
-        # With --auth_config, the answer to a health check depends on the caller, so that Python must answer it.
+        # The native core may answer health checks only without --auth_config: with it the answer depends on the caller,
+        # so that Python must answer.
         self._is_health_open = access is None
         self._engine = engine
         self._telling: asyncio.Task[None] | None = None
 
     def bind(self) -> None:
-        """Binds the ports, which refuse connections until open() is called; raises StartError if one is in use."""
+        """Binds the HTTP and gRPC ports; connections are refused until open().
+
+        Raises StartError if a port is in use.
+        """
         self._bound = {"http": http_port(self._settings), "grpc": grpc_port(self._settings)}
 
     async def open(self) -> Ports:
-        """Starts the core on the public ports; raises StartError if a port is in use.
+        """Starts the native core on the public ports; raises StartError if a port is in use.
 
         Until complete() has returned, requests that the core forwards are refused as unavailable.
         """
@@ -108,8 +112,9 @@ class NativeServers:
         return ports
 
     async def complete(self) -> None:
-        """Starts the reference servers behind the core."""
-        # Imported here and not at the top: FastAPI and grpcio take as long to import as all that lookups need.
+        """Starts the reference servers in Python, to which the native core forwards requests."""
+        # The import is here and not at the top, because FastAPI and grpcio take as long to import as all other modules
+        # that lookups need.
         from service.process.grpc_transport import create_reference_grpc_server
         from service.process.http_transport import create_reference_http_server
 
@@ -149,34 +154,37 @@ class NativeServers:
         return edge
 
     def _collect(self) -> None:
-        assert self._statistics is not None  # _open_edge() has set the statistics
+        assert self._statistics is not None  # _open_edge() has set _statistics before this thread starts
         while not self._stop_collecting.wait(_COLLECT_S):
             self._statistics.collect()
 
     def set_serving(self, is_serving: bool) -> None:
-        """Tells health checks whether the server and its models can answer. Concurrency: any thread."""
-        # Before complete() there is no gRPC server; when it starts, its health has the engine's state.
+        """Updates the statuses that health checks return, of the server and of its models. Concurrency: any thread."""
+        # Before complete() there is no gRPC server, and nothing to update: the server takes the statuses from the
+        # engine at its start.
         if (grpc := self._grpc) is not None:
             grpc.set_serving(is_serving)
             self._publish_health()
 
     def _publish_health(self) -> None:
-        # The lock keeps the order of set_health calls: an older health state must not replace a newer one.
+        # The lock is held from reading the state of health until the native core has it, so that no older state
+        # replaces a newer one.
         with self._health_lock:
             if self._edge is not None and self._grpc is not None and self._is_health_open:
-                # The core has one text for a ready server, without problems; it forwards checks that need another.
+                # is_whole: the native core can only answer that the server is ready without problems; it forwards all
+                # other health checks to Python.
                 is_whole = self._engine.is_ready and not self._engine.problems()
                 self._edge.set_health(self._grpc.serving(), is_whole=is_whole)
 
     async def _repeat_health(self) -> None:
-        # The state of health is published by the event loop: if Python hangs, the state expires, and the core forwards
-        # checks to Python.
+        # The event loop repeats the report of health: if it hangs, the last report expires after ten seconds, and the
+        # native core forwards health checks to Python.
         while True:
             self._publish_health()
             await asyncio.sleep(_HEALTH_S)
 
     async def stop(self) -> None:
-        """Drains the core, then stops the reference servers, which answer forwarded requests until then."""
+        """Drains the native core, then stops the reference servers, which answer forwarded requests until then."""
         timeout_s = self._settings.drain_timeout_s
         if self._telling is not None:
             self._telling.cancel()
@@ -195,7 +203,7 @@ class NativeServers:
         self._folder.cleanup()
 
     def stop_now(self) -> None:
-        """Makes stop() cut the requests in flight, in the core and behind it."""
+        """Makes stop() cut the requests in flight, in the native core and in the reference servers."""
         if self._edge is not None:
             self._edge.close()
         if self._http is not None and self._grpc is not None:
@@ -203,7 +211,7 @@ class NativeServers:
             self._grpc.stop(0)
 
     def state(self) -> dict[str, Any]:
-        """Returns the state of the native data plane for the status page."""
+        """Returns the native core's part of the status page: threads and statistics."""
         if self._statistics is not None:
             self._statistics.collect()
         return {

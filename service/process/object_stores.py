@@ -1,4 +1,4 @@
-"""Opens the object stores that the settings ask for."""
+"""Opens the object stores from which the settings let the server load models."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 
 def open_stores(settings: Settings) -> Stores | None:
-    """Returns the object stores of a server; None without --store_cache_dir. Raises StartError."""
+    """Returns the Stores object of the server; None without --store_cache_dir. Raises StartError."""
     if not settings.store_cache_dir:
         return None
     try:
-        # Imported here and not at the top: it imports obstore, an extra.
+        # The import is here and not at the top, because service.stores imports obstore, an optional extra.
         from service.stores.cache import CacheInUse
         from service.stores.stores import Stores
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""Runs the reference servers of HTTP and gRPC on the public ports, if the native core does not answer."""
+"""Runs the reference servers for HTTP and gRPC on the public ports, if the native core is not used."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ class PythonServers:
     def bind(self) -> None:
         """Binds the HTTP port and checks the gRPC port; connections are refused until open(). Raises StartError."""
         self._http_port = http_port(self._settings)
-        # grpcio binds its port itself, and does not say why it can not: so the port is bound here once, to get the
-        # reason.
+        # The gRPC port is bound and closed once, to get the reason if that fails: grpcio binds the port itself later,
+        # and its error has no reason.
         grpc_port(self._settings).close()
 
     async def open(self) -> Ports:
-        """Listens and serves on both ports; raises StartError if one is in use."""
+        """Starts to serve on the HTTP and the gRPC port; raises StartError if a port is in use."""
         listener = self._http_port.listen()
         try:
             grpc_number = self._grpc.start()
@@ -62,14 +62,17 @@ class PythonServers:
         return Ports(self._http_port.number, grpc_number)
 
     async def complete(self) -> None:
-        """Does nothing: open() starts all servers."""
+        """Does nothing, because open() has started both servers."""
 
     def set_serving(self, is_serving: bool) -> None:
-        """Tells gRPC's health checks whether the server and its models can answer. Concurrency: any thread."""
+        """Updates the statuses that gRPC health checks return, of the server and of its models.
+
+        Concurrency: any thread.
+        """
         self._grpc.set_serving(is_serving)
 
     async def stop(self) -> None:
-        """Stops accepting, and waits for the requests in flight as long as the settings allow."""
+        """Stops both servers: accepts no more requests, and waits for the requests in flight up to drain_timeout_s."""
         self._http.should_exit = True
         await asyncio.gather(
             self._serving or asyncio.sleep(0), asyncio.to_thread(self._grpc.stop, self._settings.drain_timeout_s)
@@ -77,10 +80,10 @@ class PythonServers:
         self._http_port.close()
 
     def stop_now(self) -> None:
-        """Makes stop() cut the requests in flight of the Python servers."""
+        """Makes stop() cut the requests in flight and not wait for them."""
         self._http.force_exit = True
         self._grpc.stop(0)
 
     def state(self) -> dict[str, Any]:
-        """Returns the state of the Python data plane for the status page."""
+        """Returns the Python servers' part of the status page."""
         return {"kind": "python"}

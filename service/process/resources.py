@@ -1,4 +1,4 @@
-"""Sets limits of this process: file descriptors and connections, and the freed memory that malloc keeps.
+"""Sets this process's limits on file descriptors and connections, and on the freed memory that malloc keeps.
 
 By default, glibc gets the memory of an answer of 2.6 MB from the kernel and returns it each time, and the kernel clears
 640 pages for it: half of the processor time of such a request (docs/performance.md).
@@ -11,8 +11,8 @@ from __future__ import annotations
 import ctypes
 import resource
 
-# File descriptors for model files, listeners, logs and TensorFlow, which connections must not take; at most half of
-# all.
+# Number of file descriptors that are kept free of connections, for model files, listeners, logs and TensorFlow; at most
+# half of all.
 _SPARE = 128
 
 
@@ -25,7 +25,7 @@ def raise_descriptor_limit() -> int:
 
 
 def max_connections(configured: int) -> int:
-    """Returns the limit on HTTP connections: the configured one, or for 0 half of those that descriptors allow."""
+    """Returns the limit on HTTP connections: the configured number; for 0, half of the free file descriptors."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     possible = max(soft - min(_SPARE, soft // 2), 2)
     return min(configured or possible // 2, possible)
@@ -33,12 +33,13 @@ def max_connections(configured: int) -> int:
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
 _LARGEST_MMAP_THRESHOLD = 32 << 20
-# Number of malloc's arenas, each of which keeps freed memory. Two are enough, as the interpreter has one lock.
+# Number of malloc's arenas, each of which keeps freed memory. Two are enough, because the interpreter's lock lets one
+# thread run at a time.
 _ARENAS = 2
 
 
 def keep_freed_memory(mib: int) -> bool:
-    """Lets malloc keep up to `mib` MiB of freed memory in each of two arenas.
+    """Lets malloc keep up to `mib` MiB of freed memory in each of two arenas, and not return it to the system.
 
     Call before threads start. 0 changes nothing.
 

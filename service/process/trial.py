@@ -1,4 +1,4 @@
-"""Opens one version in this process, cut and whole, and compares the speed of both, from request to answer bytes."""
+"""Opens one version with cut and with whole graphs, and measures how many requests each answers per second."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from service.wire.grpc_api import PREDICT
 
 _MODEL = "trial"
 
-# Answers a serialized PredictRequest with a serialized PredictResponse; raises ServiceError.
+# Type of a function that answers a serialized PredictRequest with a serialized PredictResponse; raises ServiceError.
 Answer = Callable[[bytes], bytes]
 
 
@@ -70,18 +70,18 @@ class Trial:
             self._towers.close()
 
     def can_cut(self, name: str) -> bool:
-        """Says whether a signature can be answered without its whole graph."""
+        """Says whether a signature could be cut, so that it runs without its whole graph."""
         return name in self._cut.backends
 
     def rates(self, name: str, requests: Mapping[int, Mapping[str, Array]], *, turns: int) -> dict[int, Rates]:
-        """Returns the request rates of a signature, by the keys of requests; raises ServiceError if it refuses one."""
+        """Measures a signature's request rates on each of the given requests; raises ServiceError if it refuses one."""
         encoded = {key: _predict_request(self._cut, name, inputs) for key, inputs in requests.items()}
         return compare_runs(*self._answers, encoded, turns=turns)
 
     def outputs(self, name: str, request: Mapping[str, Array]) -> tuple[dict[str, Array], dict[str, Array]]:
-        """Returns the outputs of the cut and of the whole signature for one request.
+        """Runs one request on the cut and on the whole signature; returns the outputs of both.
 
-        {} for one that refuses the request.
+        The outputs are {} if the signature refuses the request.
         """
         return _run(self._cut.backends[name], self.signatures[name], request), _run(
             self._graphs, self.signatures[name], request
@@ -107,7 +107,7 @@ class _Unobserved:
 
 
 def _answering(servable: Servable, lookups: OpenedLookups | None) -> Answer:
-    """Returns a function that answers a version's Predict requests as a server does: the native core, or Python.
+    """Returns a function that answers Predict requests for a version as a server does, in the native core or in Python.
 
     Args:
       lookups: lookups of the version's manifest, if it has one.
@@ -120,7 +120,7 @@ def _answering(servable: Servable, lookups: OpenedLookups | None) -> Answer:
         try:
             answered: bytes = forms.grpc(PREDICT, request)
         except ValueError:
-            # The core does not answer this request but would forward it.
+            # ValueError means that the native core would forward this request, so Python answers it.
             return reference(request)
         return answered
 
@@ -128,9 +128,9 @@ def _answering(servable: Servable, lookups: OpenedLookups | None) -> Answer:
 
 
 def _native_forms(servable: Servable, lookups: OpenedLookups | None) -> Any:
-    """Returns the native core's request handler for a version.
+    """Returns the native core's function that answers requests for a version.
 
-    None if the core is not built or can not serve the version.
+    Returns None if the core is not built or can not serve the version.
     """
     if not has_core():
         return None
@@ -153,7 +153,7 @@ def _reference(servable: Servable) -> Answer:
 
 
 def _predict_request(servable: Servable, signature_name: str, inputs: Mapping[str, Array]) -> bytes:
-    """Encodes a PredictRequest for a signature."""
+    """Serializes a PredictRequest for a signature with the given inputs."""
     request = message_class("tensorflow.serving.PredictRequest")()
     request.model_spec.name, request.model_spec.signature_name = servable.name, signature_name
     for name, array in inputs.items():

@@ -1,1 +1,1 @@
-"""Tables that lie in a Valkey or Redis cluster: where each row lies there, and how rows are read by a deadline."""
+"""Reads rows of remote tables, which lie in a Valkey or Redis cluster, before a deadline."""

@@ -1,4 +1,4 @@
-"""The address of a Valkey or Redis cluster, as flags and commands name it.
+"""Parses the address of a Valkey or Redis cluster, as --remote_tables and commands give it.
 
 >>> StoreAddress.parse("valkey://a:7000,b?on_unavailable=default_row").nodes
 (('a', 7000), ('b', 6379))
@@ -28,14 +28,14 @@ _OPTIONS = ("user", "password_file", "ca_file", "on_unavailable", "timeout_ms", 
 
 @dataclass(frozen=True, slots=True)
 class StoreAddress:
-    """A cluster, or a single server, and how it is asked.
+    """The address of a cluster or of a single Valkey or Redis server, with the options of the connection.
 
-    nodes: host and port of some of its nodes; the others are found by asking these.
-    has_tls, ca_file: TLS, and the authorities that its certificates are held against; "": the system's.
-    user: an ACL user; "" is the default user. password_file: its first line is the password. own_password: from the
-      address itself. Without both there is no authentication.
-    on_unavailable: what an id reads whose row can not be read.
-    timeout_s: for all rows of one read. node_timeout_s: for one node, before another is asked.
+    nodes: host and port of some of its nodes; these tell the addresses of all others.
+    has_tls: connections use TLS. ca_file: the authorities that sign nodes' certificates; "": the system's authorities.
+    user: name of an ACL user; "" is the default user. password_file: file whose first line is the password.
+      own_password: the password that stands in the address. Without both there is no authentication.
+    on_unavailable: an id whose row can not be read fails the request ("error") or reads the default row.
+    timeout_s: longest time of one read of rows. node_timeout_s: longest wait for a node, before another is asked.
     """
 
     nodes: tuple[tuple[str, int], ...]
@@ -50,7 +50,7 @@ class StoreAddress:
 
     @staticmethod
     def parse(text: str) -> StoreAddress:
-        """Reads valkey://[user:password@]host:port,host:port?option=value&...; raises ValueError with what is wrong.
+        """Parses an address valkey://[user:password@]host:port,host:port?option=value&...; raises ValueError.
 
         valkeys:// asks for TLS; redis:// and rediss:// mean the same as valkey:// and valkeys://. Characters of user
         and password may be escaped as %XX; @, /, ?, # and ; must be.
@@ -89,7 +89,7 @@ class StoreAddress:
 
     @property
     def password(self) -> str:
-        """Returns the password, a file's read anew; "" without one. Raises OSError, also for an empty file."""
+        """Reads the password from its file at each call; "" without one. Raises OSError, also for an empty file."""
         if not self.password_file:
             return self.own_password
         # A program that writes a new password into the file may have emptied it a moment ago.
@@ -100,12 +100,12 @@ class StoreAddress:
         raise OSError(f"password_file {self.password_file} is empty")
 
     def __str__(self) -> str:
-        """Returns the nodes, for messages."""
+        """Returns the addresses of the nodes, for log lines and error texts."""
         return ",".join(f"{host}:{port}" for host, port in self.nodes)
 
 
 def remote_tables(text: str) -> dict[str, StoreAddress]:
-    """Reads TABLE=ADDRESS;MODEL/TABLE=ADDRESS, as --remote_tables has it; raises ValueError with what is wrong.
+    """Parses TABLE=ADDRESS;MODEL/TABLE=ADDRESS, the value of --remote_tables; raises ValueError.
 
     >>> list(remote_tables("user=valkey://a:1; m/item=valkey://b"))
     ['user', 'm/item']

@@ -1,4 +1,4 @@
-"""Clients of redis-py, for all but the reading of rows."""
+"""Makes redis-py clients, which are used for everything but the reading of rows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Node = tuple[str, int]
 
 
 def node_client(address: StoreAddress, node: Node, timeout_s: float, *, is_text: bool = True) -> Any:
-    """Returns a client of one node, which gives up at the first fault: its caller knows other nodes.
+    """Returns a client of one cluster node that does not retry, because its caller can ask other nodes.
 
     Args:
       is_text: whether values are str, and not bytes.
@@ -24,7 +24,7 @@ def node_client(address: StoreAddress, node: Node, timeout_s: float, *, is_text:
 
 
 def store_client(address: StoreAddress, timeout_s: float) -> Any:
-    """Returns a client of a whole cluster, or of a single server; values are bytes.
+    """Returns a client of a whole cluster, or of a single Valkey or Redis server; it returns values as bytes.
 
     Raises:
       redis.RedisError: no node answers.
@@ -42,7 +42,7 @@ def store_client(address: StoreAddress, timeout_s: float) -> Any:
             problem = error
             continue
         return redis.RedisCluster(*node, **_options(address, timeout_s))
-    assert problem is not None  # an address has one node at least
+    assert problem is not None  # every node has failed, and an address has at least one
     raise problem
 
 

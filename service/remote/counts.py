@@ -1,4 +1,4 @@
-"""Counts of the reads of remote tables."""
+"""Declares the counts of reads from remote tables."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class ReadCounts:
-    """Counts of the reads of one table.
+    """Counts of reads from one remote table.
 
-    rows, bytes: that were read. retries: rounds beyond the first. errors: reads that lacked a row at their end.
-    default_rows: rows in whose place a default row was read. seconds: of all reads, waiting included.
+    rows, bytes: rows that were read, and their bytes. retries: rounds of requests beyond a read's first one.
+    errors: reads that could not read all rows. default_rows: rows that were replaced by a default row.
+    seconds: total time of all reads, waiting included.
     """
 
     reads: int = 0

@@ -1,4 +1,4 @@
-"""Where the rows of a table lie in a cluster: the names of keys, the rows of a key, and the two records about them.
+"""Defines how the rows of a table are stored in a Valkey or Redis cluster: names of keys, rows per key, two records.
 
 A table is cut into blocks of rows, one key each. The hash tag of a block's key holds model, table, fingerprint of the
 artifact and the shard: `{es:MODEL/TABLE/FINGERPRINT/SHARD}BLOCK`. Shards spread a table over the slots. A fingerprint
@@ -28,7 +28,8 @@ from service.types import TABLE_DTYPES, Array, stored_columns
 
 LAYOUT = 1
 NUM_SLOTS = 16384
-# A value of at most this many bytes, with what the engine adds, fits the allocator's class of 16 KiB.
+# Most bytes of rows in one value. With the bytes that Valkey adds, such a value fits the 16 KiB size class of its
+# memory allocator.
 _BLOCK_BYTES = 16384 - 256
 _MOST_SHARDS = 4096
 _FINGERPRINT_DIGITS = 16
@@ -38,7 +39,7 @@ NOTES = ("sequence", "held", "files", "changes")
 
 
 def slot_of(key: str) -> int:
-    """Returns the slot of a key.
+    """Returns the number of the cluster's hash slot that a key belongs to.
 
     Source: CRC16 of the tag, as the cluster specification of Redis has it.
 
@@ -52,19 +53,19 @@ def slot_of(key: str) -> int:
 
 
 def fingerprint_text(fingerprint: bytes) -> str:
-    """Returns a version's fingerprint as keys have it."""
+    """Returns a version's fingerprint in the short form that is part of keys' names."""
     return fingerprint.hex()[:_FINGERPRINT_DIGITS]
 
 
 def row_bytes_of(entry: TableEntry) -> int:
-    """Returns the bytes of one row: its numbers, and behind them the float32 scale of an int8 or int4 row."""
+    """Returns the number of bytes of one stored row: its numbers, and for int8 and int4 a float32 scale behind them."""
     columns = stored_columns(entry.dtype, entry.embedding_dim)
     return columns * np.dtype(TABLE_DTYPES[entry.dtype]).itemsize + (4 if entry.scale is not None else 0)
 
 
 @dataclass(frozen=True)
 class TableLayout:
-    """The keys of one table of one version. Blocks but the last have block_rows rows of row_bytes bytes each."""
+    """The layout of a version's table in a cluster: keys, each with a block of block_rows rows of row_bytes bytes."""
 
     model: str
     table: str
@@ -76,7 +77,7 @@ class TableLayout:
 
     @staticmethod
     def of(model: str, table: str, fingerprint: bytes, entry: TableEntry) -> TableLayout:
-        """Returns the layout that this version of the software writes and reads."""
+        """Returns the layout by which this version of the software stores a table."""
         row_bytes = row_bytes_of(entry)
         block_rows = max(_BLOCK_BYTES // row_bytes, 1)
         num_blocks = -(-entry.vocabulary_size // block_rows)
@@ -86,27 +87,27 @@ class TableLayout:
 
     @property
     def num_blocks(self) -> int:
-        """How many keys hold rows."""
+        """The number of blocks of rows; each block is stored under a key of its own."""
         return -(-self.vocabulary_size // self.block_rows)
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all rows."""
+        """The number of bytes of all rows of the table."""
         return self.vocabulary_size * self.row_bytes
 
     @cached_property
     def tag(self) -> str:
-        """The beginning of every block's key."""
+        """The text with which the key of every block of this table begins."""
         return f"{{es:{_escaped(self.model)}/{_escaped(self.table)}/{self.fingerprint}/"
 
     @property
     def record(self) -> str:
-        """The key of what is said about this fingerprint."""
+        """The key of the JSON record that describes this table's layout and says whether it was written completely."""
         return f"{{es:{_escaped(self.model)}/{_escaped(self.table)}}}{self.fingerprint}"
 
     @property
     def pointer(self) -> str:
-        """The key of the list of whole fingerprints."""
+        """The key of the JSON record that lists the fingerprints (versions) whose rows are completely written."""
         return f"{{es:{_escaped(self.model)}/{_escaped(self.table)}}}pointer"
 
     def note(self, name: str) -> str:
@@ -119,24 +120,24 @@ class TableLayout:
 
     @cached_property
     def slots(self) -> Array:
-        """The slot of each shard, [S] int64."""
+        """The hash slot of each shard of the table, [S] int64."""
         return np.array([slot_of(f"{self.tag}{shard:04x}}}") for shard in range(self.num_shards)], np.int64)
 
     def key(self, block: int) -> str:
-        """Returns a block's key."""
+        """Returns the key under which a block of rows is stored."""
         return f"{self.tag}{block % self.num_shards:04x}}}{block:08x}"
 
     def rows(self, block: int) -> tuple[int, int]:
-        """Returns the rows of a block: first, and one behind the last."""
+        """Returns the numbers of a block's first row and of the row behind its last."""
         begin = block * self.block_rows
         return begin, min(begin + self.block_rows, self.vocabulary_size)
 
     def record_text(self, *, is_whole: bool) -> str:
-        """Returns what the record says."""
+        """Returns the JSON text of the record that describes this layout."""
         return json.dumps({"layout": LAYOUT, "is_whole": is_whole, **asdict(self)})
 
     def check_record(self, text: str | None, pointer: str | None) -> None:
-        """Raises ArtifactError unless a cluster holds all of this table, as the record and the pointer say."""
+        """Raises ArtifactError unless record and pointer say that the cluster holds all rows of this table."""
         what = f"table {self.table!r} of model {self.model!r}, fingerprint {self.fingerprint},"
         if text is None:
             raise ArtifactError(f"{what} is not in the cluster; write it with `model-export push`")
@@ -147,7 +148,7 @@ class TableLayout:
 
 
 def layout_of_record(text: str) -> TableLayout | None:
-    """Returns the layout that a record describes; None where the record is of another layout."""
+    """Parses a record's JSON; returns its layout, None if the record is of another version of this software."""
     data = json.loads(text)
     if data.pop("layout", None) != LAYOUT:
         return None
@@ -157,9 +158,10 @@ def layout_of_record(text: str) -> TableLayout | None:
 
 @dataclass(frozen=True, slots=True)
 class Pointer:
-    """The pointer of a table.
+    """The record that says which fingerprints (versions) of a table a cluster holds.
 
-    fingerprints: those that are whole, newest first. others: those that are being written or removed.
+    fingerprints: versions that are written completely, newest first. others: versions that are being written or
+    removed.
     """
 
     fingerprints: tuple[str, ...] = ()
@@ -167,7 +169,7 @@ class Pointer:
 
     @staticmethod
     def of(text: str | None) -> Pointer:
-        """Reads a pointer; an empty one where there is none."""
+        """Parses the JSON of a pointer; returns an empty pointer for None."""
         if text is None:
             return Pointer()
         data = json.loads(text)
@@ -175,10 +177,11 @@ class Pointer:
 
     @property
     def text(self) -> str:
-        """Returns what the key holds."""
+        """The JSON text of this pointer."""
         return json.dumps({"layout": LAYOUT, "fingerprints": self.fingerprints, "others": self.others})
 
 
 def _escaped(name: str) -> str:
-    # A brace or a slash of a name would end the tag, or the name.
+    # Braces and slashes in names of models and tables are escaped: in a key, a brace ends the hash tag, and a slash
+    # ends a name.
     return quote(name, safe="")

@@ -1,4 +1,4 @@
-"""Holds the records of a table in a cluster against the version that is to be served."""
+"""Checks that a cluster holds all rows of a table for the version that is being loaded."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ _PAUSE_S = 0.1
 
 
 def check_records(layout: TableLayout, topology: Topology, end_s: float) -> None:
-    """Raises ArtifactError unless a cluster holds all of a table, or where it does not answer before end_s."""
+    """Raises ArtifactError if a cluster does not hold all rows of a table, or does not answer before end_s."""
     slot, why = slot_of(layout.record), ""
     while (left_s := end_s - time.monotonic()) > 0:
         try:
             topology.refresh(end_s)
-            # Both keys have one tag. Only the primary surely has the newest pointer.
+            # One node has both keys, because their hash tags are equal. The slot's primary is asked, as only it surely
+            # has the newest pointer.
             for node in topology.nodes(slot)[:1]:
                 with node_client(topology.address, node, min(left_s, 2.0)) as client:
                     record, pointer = client.get(layout.record), client.get(layout.pointer)

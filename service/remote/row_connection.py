@@ -1,4 +1,4 @@
-"""A connection that reads many values of one size: commands leave in one piece, answers are judged in one piece.
+"""Reads many values of the same size over one connection to a cluster node, with all commands in one send.
 
 Answers of the expected size stand side by side in the buffer, so one comparison in numpy checks all of them. Any other
 answer - an error, a missing key - is read one by one.
@@ -23,11 +23,11 @@ _MOST_LINE_BYTES = 4096
 
 
 class ErrorReply(Exception):
-    """An error that a node answered, as its text."""
+    """An error reply of a node; the exception's argument is the text of the reply."""
 
     @property
     def kind(self) -> str:
-        """The first word, such as MOVED."""
+        """The first word of the error's text, such as MOVED, which names the kind of error."""
         return str(self.args[0]).partition(" ")[0]
 
 
@@ -35,7 +35,7 @@ Reply = bytes | ErrorReply | None
 
 
 class RowConnection:
-    """One connection to one node. Concurrency: one caller at a time. After any OSError it must be closed.
+    """A connection to a node of a cluster. Concurrency: one caller at a time. After an OSError callers must close it.
 
     was_idle: whether the connection waited for a read, so that the node may have closed it.
 
@@ -56,7 +56,7 @@ class RowConnection:
         self._socket = sock
         self._rest = b""
         self.was_idle = False
-        # Without READONLY a replica sends its readers to the primary; a primary ignores it.
+        # READONLY lets a replica answer reads, which it would else redirect to the primary; a primary ignores it.
         greetings = [command("READONLY")]
         if password := address.password:
             greetings.insert(0, command("AUTH", *filter(None, (address.user,)), password))
@@ -64,7 +64,8 @@ class RowConnection:
             self.send(greetings, end_s)
             for _ in greetings:
                 reply = self._reply(end_s)
-                # A single server has no READONLY, and needs none.
+                # A single server without cluster support refuses READONLY; this error is ignored, as such a server
+                # needs no READONLY.
                 if isinstance(reply, ErrorReply) and not str(reply).startswith("ERR This instance has cluster"):
                     raise ConnectionError(str(reply))
         except BaseException:
@@ -72,13 +73,13 @@ class RowConnection:
             raise
 
     def send(self, commands: Sequence[bytes], end_s: float) -> None:
-        """Sends commands as they are; raises OSError."""
+        """Sends encoded commands to the node in one piece; raises OSError."""
         if commands:
             self._socket.settimeout(_left(end_s))
             self._socket.sendall(b"".join(commands))
 
     def values(self, count: int, size: int, end_s: float) -> Array | list[Reply]:
-        """Returns [count, size] uint8, or each answer by itself where one of them is no value of that size.
+        """Returns the node's next replies as [count, size] uint8; as a list if one of them is no value of this size.
 
         Raises:
           OSError: the connection broke, or not all answers came before end_s.
@@ -107,7 +108,7 @@ class RowConnection:
             got += received
 
     def replies(self, count: int, end_s: float) -> list[Reply]:
-        """Returns answers of any kind but lists; raises OSError as values does."""
+        """Returns the node's next replies as a list; raises OSError as values() does."""
         return self._one_by_one(count, end_s)
 
     def _one_by_one(self, count: int, end_s: float) -> list[Reply]:
@@ -142,17 +143,17 @@ class RowConnection:
         self._rest += received
 
     def close(self) -> None:
-        """Closes the connection; answers that are still under way are never read."""
+        """Closes the connection; replies that were not read yet are lost."""
         self._socket.close()
 
     def __del__(self) -> None:
-        # Of a reader that was dropped: a version that failed to load.
+        # Closes the connections of a reader that was never closed, because its version failed to load.
         if hasattr(self, "_socket"):
             self._socket.close()
 
 
 def command(*words: str) -> bytes:
-    """Returns a command's bytes.
+    """Encodes a command of Valkey or Redis in the RESP protocol.
 
     >>> command("GET", "a")
     b'*2\\r\\n$3\\r\\nGET\\r\\n$1\\r\\na\\r\\n'
@@ -162,7 +163,7 @@ def command(*words: str) -> bytes:
 
 
 def _begin_with(buffer: Array, checked: int, got: int, head: bytes, frame: int) -> bool:
-    """Says whether the answers between two places are values of the expected size, as far as they are here."""
+    """Says whether the replies that have arrived since the last check all are values of the expected size."""
     whole = got // frame
     frames = buffer[checked * frame : whole * frame].reshape(-1, frame)
     expected = np.frombuffer(head, np.uint8)

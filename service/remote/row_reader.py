@@ -1,4 +1,4 @@
-"""Reads rows of one table of one version from a cluster, by a deadline.
+"""Reads rows of one version's table from a cluster before a deadline.
 
 A read asks the primaries, all at once. Where one is down, slow, or lacks a key, its rows are asked of another node of
 the same slot: a replica's answer is as good, for the value of a key never changes. An answer of any other size than a
@@ -24,18 +24,18 @@ from service.remote.row_connection import ErrorReply, Reply, RowConnection, comm
 from service.remote.topology import Topology, Unreachable
 from service.types import Array
 
-# Answers of one node that are waited for together: 1 MB of rows of 256 bytes.
+# Most commands that are sent to a node at once, before their replies are read: 1 MB of replies for rows of 256 bytes.
 _MOST_COMMANDS = 4096
 _PAUSE_S = 0.01
 _IDLE_CONNECTIONS = 32
-# Answers that another try may change: the map of slots is old, or a node is not ready yet.
+# Kinds of error replies that may vanish at the next attempt: the map of slots is outdated, or a node is not ready yet.
 _PASSING = frozenset({"MOVED", "ASK", "CLUSTERDOWN", "LOADING", "TRYAGAIN", "MASTERDOWN"})
 
 
 class Found(NamedTuple):
-    """Rows that were read.
+    """The result of reading rows from a cluster.
 
-    rows: [N, row_bytes] uint8. is_missing: [N] bool, the rows that could not be read. why: the reason for these.
+    rows: [N, row_bytes] uint8. is_missing: [N] bool, True for rows that could not be read. why: the reason.
     """
 
     rows: Array
@@ -48,7 +48,7 @@ class _Stale(ConnectionError):
 
 
 class RowReader:
-    """Reads rows of a table that was written as a layout says. Concurrency: any thread."""
+    """The reader of one remote table, with connections to the cluster's nodes. Concurrency: any thread."""
 
     def __init__(self, layout: TableLayout, address: StoreAddress, topology: Topology) -> None:
         self.layout = layout
@@ -67,10 +67,10 @@ class RowReader:
         return b"\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n" % (len(begin), begin, len(end), end)
 
     def read(self, ids: Array, deadline_s: float | None = None) -> Found:
-        """Reads the rows of [N] int64 ids of [0, V).
+        """Reads the rows of [N] int64 ids, each from 0 to V - 1.
 
         Args:
-          deadline_s: on time.monotonic(); the address's own limit holds beside it.
+          deadline_s: on time.monotonic(); the read also ends after the timeout_s of the address.
         """
         begin_s = time.monotonic()
         end_s = begin_s + self.address.timeout_s
@@ -92,12 +92,12 @@ class RowReader:
         return Found(rows, missing, task.why)
 
     def count_default_rows(self, number: int) -> None:
-        """Counts ids that read a default row."""
+        """Counts ids that got a default row in place of their own."""
         with self._changing:
             self.counts.default_rows += number
 
     def commands(self, blocks: Array, rows: Array) -> list[bytes]:
-        """Returns the commands that read one row of each of these blocks."""
+        """Returns one encoded command for each pair of a block and a row in it, which reads this row."""
         head, tails, shards = self._head, self._tails, blocks % self.layout.num_shards
         return [
             head + b"%04x}%08x" % (shard, block) + tails[row]
@@ -105,17 +105,18 @@ class RowReader:
         ]
 
     def connection(self, node: Node, end_s: float) -> RowConnection:
-        """Returns a connection to a node; raises OSError."""
+        """Returns an idle connection to a node, or opens one; raises OSError."""
         with self._changing:
             if self._idle[node]:
                 connection = self._idle[node].pop()
                 connection.was_idle = True
                 return connection
-        # READONLY does a primary no harm, and a replica that becomes a primary keeps its connections.
+        # Every connection sends READONLY, so it can be used whether the node is a primary or a replica, even if that
+        # changes.
         return RowConnection(node, self.address, end_s)
 
     def give_back(self, node: Node, connection: RowConnection) -> None:
-        """Keeps a connection all of whose answers were read."""
+        """Keeps a connection for later reads; all its replies must have been read."""
         with self._changing:
             if len(self._idle[node]) < _IDLE_CONNECTIONS:
                 self._idle[node].append(connection)
@@ -123,20 +124,20 @@ class RowReader:
         connection.close()
 
     def drop_idle(self, node: Node) -> None:
-        """Closes a node's idle connections: the node was restarted or is gone."""
+        """Closes all idle connections to a node, which has failed and may have been restarted."""
         with self._changing:
             idle = self._idle.pop(node, [])
         for connection in idle:
             connection.close()
 
     def close(self) -> None:
-        """Closes the idle connections."""
+        """Closes the idle connections to all nodes."""
         for node in list(self._idle):
             self.drop_idle(node)
 
 
 class _Task:
-    """One read. left: positions of ids whose rows were not read yet."""
+    """One read of rows, in rounds until all rows are read or the deadline passes. left: positions of unread ids."""
 
     def __init__(self, reader: RowReader, ids: Array, rows: Array, end_s: float) -> None:
         self._reader = reader
@@ -144,9 +145,9 @@ class _Task:
         self._end_s = end_s
         self._blocks, self._places = np.divmod(ids, reader.layout.block_rows)
         self._slots = reader.layout.slots[self._blocks % reader.layout.num_shards]
-        # Nodes that gave no row although they answered: by position.
+        # Position of an id -> the nodes that replied without the row of this id.
         self._lacking: dict[int, set[Node]] = {}
-        # Positions that a node which gives its slots away sent elsewhere.
+        # Position of an id -> the node that must be asked for its row next, as an ASK reply said while the slot moves.
         self._asking: dict[int, Node] = {}
         self.left = np.arange(ids.shape[0])
         self.retries = 0
@@ -172,7 +173,7 @@ class _Task:
             first = False
 
     def _is_hopeless(self) -> bool:
-        """Says whether a slot that is needed has no node to ask: all are down, or all lack the key."""
+        """Says whether an unread row can not be read from any node: all nodes of its slot are down or lack the key."""
         topology = self._reader.topology
         for position in self.left.tolist():
             if position in self._asking:
@@ -187,7 +188,7 @@ class _Task:
         return False
 
     def _round(self) -> bool:
-        """Asks one node for each row that is left; returns whether the map of slots is to be asked for."""
+        """Asks one node for each unread row; returns whether the map of slots must be read again."""
         groups, needs_map = self._groups()
         sent = []
         for (node, asks), positions in groups.items():
@@ -219,10 +220,10 @@ class _Task:
         return needs_map
 
     def _groups(self) -> tuple[dict[tuple[Node, bool], Array], bool]:
-        """Returns the rows that are left by the node to ask, and whether that node was told by another node."""
+        """Returns (node, whether an ASK reply named it) -> positions to ask for; and whether the map is outdated."""
         topology, needs_map = self._reader.topology, False
         if not self._lacking and not self._asking:
-            # All rows of a slot go to one node: a look at each slot is enough.
+            # All rows of a slot are asked of the same node, so that the node is looked up once for each slot.
             slots, inverse = np.unique(self._slots[self.left], return_inverse=True)
             numbers: dict[Node, int] = {}
             of_slot = []
@@ -277,7 +278,7 @@ class _Task:
         return True
 
     def _judged(self, node: Node, positions: Array, replies: Sequence[Reply]) -> tuple[Array, bool]:
-        """Takes the rows among the answers; returns their positions, and whether the map of slots is old."""
+        """Stores the rows among a node's replies; returns their positions, and whether the map of slots may be old."""
         read, is_old = [], False
         for position, reply in zip(positions.tolist(), replies, strict=True):
             if isinstance(reply, ErrorReply):

@@ -1,4 +1,4 @@
-"""Which nodes hold which slots, and which of the nodes were lately found to be down or slow."""
+"""Keeps the map of a cluster: the nodes that hold each hash slot, and the nodes that failed lately."""
 
 from __future__ import annotations
 
@@ -14,22 +14,23 @@ from service.remote.address import StoreAddress
 from service.remote.clients import Node, node_client
 from service.remote.layout import NUM_SLOTS
 
-# A node that failed is left alone for so long, unless there is no other. The map is asked for at most this often.
+# Seconds for which a node that failed is asked only if there is no other (_BREAK_S), and least seconds between two
+# reads of the map (_REFRESH_S).
 _BREAK_S = 0.5
 _REFRESH_S = 0.1
-# The same for a node that was found in a look, until the next look.
+# Seconds for which a node that failed the regular check look() is avoided: until the next check.
 _LOOK_BREAK_S = 2.0
 
 
 class Unreachable(Exception):
-    """No node of a cluster tells the map of slots; the text says why."""
+    """No node of a cluster could be asked for the map of slots; the text says why."""
 
 
 class _Map(NamedTuple):
-    """The map of slots as one node tells it.
+    """The map from slots to nodes.
 
-    holders: the nodes of a slot, its primary first. by_slot: a slot's place in holders, -1 for none. failed: the nodes
-    that the other nodes hold for dead.
+    holders: tuples of nodes, each with the primary first. by_slot: slot -> index into holders, -1 for no node. failed:
+    nodes that the other nodes have marked as failed.
     """
 
     holders: tuple[tuple[Node, ...], ...]
@@ -47,7 +48,7 @@ class NodeStatus(NamedTuple):
 
 
 class Topology:
-    """The map of one cluster, or of a single server. Concurrency: any thread."""
+    """The map of a cluster's hash slots to nodes; a single server holds all slots. Concurrency: any thread."""
 
     def __init__(self, address: StoreAddress) -> None:
         self.address = address
@@ -57,7 +58,7 @@ class Topology:
         self._asked_s = float("-inf")
 
     def nodes(self, slot: int) -> tuple[Node, ...]:
-        """Returns a slot's nodes: those that answer first, and the primary before its replicas; () for none."""
+        """Returns a slot's nodes in the order to ask them: recently failed ones last, the primary before replicas."""
         place = self._map.by_slot[slot]
         if place < 0:
             return ()
@@ -74,24 +75,24 @@ class Topology:
         return max((len(nodes) - 1 for nodes in self._map.holders if nodes[0] == node), default=0)
 
     def is_down(self, node: Node) -> bool:
-        """Says whether a node failed a moment ago."""
+        """Says whether a node failed so lately that other nodes shall be asked first."""
         until_s = self._down.get(node)
         return until_s is not None and time.monotonic() < until_s
 
     def failed(self, node: Node, break_s: float = _BREAK_S) -> None:
-        """Takes a node out for a moment."""
+        """Notes that a node failed, so that other nodes are asked before it for break_s seconds."""
         self._down[node] = time.monotonic() + break_s
 
     def answered(self, node: Node) -> None:
-        """Takes a node in again."""
+        """Notes that a node has answered, so that it is asked again as usual."""
         self._down.pop(node, None)
 
     def all_nodes(self) -> list[Node]:
-        """Returns the known nodes: those of the map, then those of the address."""
+        """Returns all known nodes of the cluster: nodes of the map, then nodes of the configured address."""
         return list(dict.fromkeys([node for nodes in self._map.holders for node in nodes] + list(self.address.nodes)))
 
     def uncovered(self) -> str:
-        """Says in one line which slots have no node that answers, as far as is known; "" if there are none."""
+        """Returns one line on slots whose nodes have all failed lately; "" if there are none."""
         failed = f"; dead: {_named(self._map.failed)}" if self._map.failed else ""
         if -1 in self._map.by_slot:
             return f"{self._map.by_slot.count(-1)} slots of {self.address} have no node{failed}"
@@ -116,7 +117,7 @@ class Topology:
         ]
 
     def look(self) -> str:
-        """Asks for the map, and all nodes for an answer; returns what `uncovered` says then, or why no node answers."""
+        """Reads the map again and pings each node; returns one line on slots without a node that answers, else ""."""
         try:
             self.refresh(time.monotonic() + self.address.timeout_s)
         except Unreachable as error:
@@ -131,7 +132,7 @@ class Topology:
         return self.uncovered()
 
     def refresh(self, end_s: float) -> None:
-        """Asks the nodes for the map, unless that was done a moment ago; raises Unreachable if none answers."""
+        """Reads the map of slots from any node, unless it is fresh; raises Unreachable if no node answers."""
         with self._changing:
             if time.monotonic() < self._asked_s + _REFRESH_S:
                 return
@@ -141,7 +142,7 @@ class Topology:
                 left_s = end_s - time.monotonic()
                 if left_s <= 0:
                     break
-                # A frozen node must leave time for the others.
+                # A node gets only a part of the time that is left, so that other nodes can be asked if this one hangs.
                 left_s = min(left_s, max(left_s / 3, self.address.node_timeout_s))
                 try:
                     self._map = _map_of(_cluster_shards(self.address, node, left_s), node, self.address.has_tls)
@@ -155,7 +156,7 @@ class Topology:
 
 
 def _cluster_shards(address: StoreAddress, node: Node, timeout_s: float) -> list[dict[str, Any]] | None:
-    """Returns the shards of a cluster as the node tells them; None from a single server."""
+    """Asks a node for the cluster's shards; returns None if the node is a single server without a cluster."""
     with node_client(address, node, timeout_s) as client:
         try:
             return [_as_dict(shard) for shard in client.execute_command("CLUSTER SHARDS")]
@@ -173,7 +174,8 @@ def _map_of(shards: Sequence[dict[str, Any]] | None, asked: Node, has_tls: bool)
     by_slot = [-1] * NUM_SLOTS
     for shard in shards:
         nodes = [_as_dict(node) for node in shard["nodes"]]
-        # The health of a primary that was just killed is told as online until the others agree.
+        # A primary that was just killed may still be listed: its health is "online" until the other nodes agree that it
+        # is down.
         alive = [node for node in nodes if node["health"] != "fail"]
         alive.sort(key=lambda node: node["role"] != "master")
         failed += [_place(node, asked, has_tls) for node in nodes if node["health"] == "fail"]

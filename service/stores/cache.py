@@ -1,4 +1,4 @@
-"""The local folder that holds what was brought from object stores, with a bound on its size."""
+"""Manages the local folder of versions that were fetched from object stores, with a limit on its size."""
 
 from __future__ import annotations
 
@@ -14,30 +14,31 @@ from pathlib import Path
 
 from service.errors import ArtifactError
 
-# Bytes of the disk that are left free whatever the bound is.
+# Bytes of the disk that are always left free, whatever the limit of the cache is.
 _SPARE_BYTES = 64 << 20
 
 
 class CacheInUse(Exception):
-    """Another server has the folder: two servers would remove each other's versions."""
+    """Another server uses the cache folder; two servers would remove each other's versions."""
 
 
 class Cache:
-    """One --store_cache_dir. Concurrency: any thread.
+    """The cache folder --store_cache_dir, locked against other servers. Concurrency: any thread.
 
     Args:
-      max_bytes: of all versions in it, those that are still being fetched included; 0: as many as the disk has.
+      max_bytes: limit on the bytes of all versions in the folder, partly fetched ones included; 0: as much as the disk
+      has.
 
     Raises:
       OSError: the folder can not be made or written.
-      CacheInUse: another process has it.
+      CacheInUse: another process has locked the folder.
     """
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
         self.folder = folder
         self._max_bytes = max_bytes
         folder.mkdir(parents=True, exist_ok=True)
-        # Kept open: the lock ends with the process.
+        # The lock file stays open, because its lock ends when it is closed, at the latest with the process.
         self._lock_file = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -49,11 +50,11 @@ class Cache:
         self._wanted: list[Callable[[], int]] = []
 
     def close(self) -> None:
-        """Lets another server have the folder."""
+        """Unlocks the cache folder, so that another server can use it."""
         os.close(self._lock_file)
 
     def folder_of(self, model: str, uri: str) -> Path:
-        """Returns a model's folder, and makes it; no other model or URI has the same."""
+        """Makes and returns the cache folder of a model; no other model or URI has the same folder."""
         digest = hashlib.sha256(f"{model}\n{uri}".encode()).hexdigest()[:16]
         name = re.sub(r"[^A-Za-z0-9_-]", "_", model)[:50]
         path = self.folder / f"{name}-{digest}"
@@ -64,10 +65,10 @@ class Cache:
 
     @contextmanager
     def reserved(self, missing: Callable[[], int], what: str) -> Iterator[None]:
-        """Reserves the bytes of a version that are not here yet, for as long as the block lasts.
+        """Reserves cache space for the bytes of a version that were not fetched yet, within a `with` block.
 
         Args:
-          missing: tells how many bytes those are now. what: names the version in an error.
+          missing: returns how many bytes were not fetched yet. what: name of the version for an error text.
 
         Raises:
           ArtifactError: the cache or the disk has not so many bytes left.
@@ -84,7 +85,7 @@ class Cache:
     def _make_room(self, missing: Callable[[], int], what: str) -> None:
         if self._has_room(missing):
             return
-        # Folders of models that are not served any more.
+        # Without enough space, the folders of models that are not served any more are removed.
         for path in self.folder.iterdir():
             if path.is_dir() and path not in self._used:
                 shutil.rmtree(path, ignore_errors=True)
@@ -105,7 +106,7 @@ class Cache:
 
 
 def num_bytes_of(folder: Path) -> int:
-    """Returns the sizes of all files below a folder, in bytes; files that vanish meanwhile count nothing."""
+    """Returns the total size of all files below a folder, in bytes; files that vanish meanwhile are not counted."""
     total = 0
     for parent, _, files in os.walk(folder):
         for name in files:

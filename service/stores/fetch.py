@@ -1,4 +1,4 @@
-"""Brings one version from an object store to a local folder: resumed, compared with its listing, renamed at the end.
+"""Fetches one version from an object store into a local folder, and can resume after an interruption.
 
 The version is fetched into a staging folder beside its place. A file there only grows, by parts in order, so its size
 says where the next attempt goes on. A record of the listing lies with the files: an object whose tag differs is fetched
@@ -23,17 +23,17 @@ from service.stores.cache import Cache
 from service.stores.object_store import ObjectStore, StoredObject
 
 RECORD = ".fetched.json"
-# Size and tag of each object, by its path.
+# Type of the record of a listing: path of an object -> its size and tag.
 Record = dict[str, list[int | str]]
 _PART_BYTES = 8 << 20
-# Parts of one object that are under way at a time; at most this many parts are in memory.
+# Number of parts of an object that are fetched at the same time, and most parts that are in memory.
 _NUM_PARTS = 4
 _CHUNK_BYTES = 1 << 20
 _SAVED_MODELS = ("saved_model.pb", "saved_model.pbtxt")
 
 
 class Fetch:
-    """One attempt to bring a version. Concurrency: bring() in one thread, the rest in any.
+    """One attempt to fetch a version from an object store. Concurrency: bring() in one thread, the rest in any.
 
     num_bytes: size of the version in the store; done_bytes: size of the fetched part. Both are 0 before the listing.
 
@@ -68,7 +68,7 @@ class Fetch:
         self.read_bytes = 0
 
     def bring(self) -> bool:
-        """Brings the version, unless it is here already; False where the store does not have all of it yet.
+        """Fetches the version unless that was done before; returns False if the store does not have all its files yet.
 
         Raises:
           StoreError: the store can not be read. ArtifactError: the version can not be used, or has no room.
@@ -93,14 +93,15 @@ class Fetch:
         try:
             _verify(self._staging, what)
         except ArtifactError:
-            # A table's checksum does not show which bytes are wrong, so the next attempt reads the whole version.
+            # All fetched files are removed: a table's checksum does not show which bytes are wrong, so the next attempt
+            # fetches the whole version.
             shutil.rmtree(self._staging)
             raise
         self._publish()
         return True
 
     def _drop_outdated(self, listed: Record) -> None:
-        """Removes staged files of an earlier listing, and notes this one."""
+        """Removes partly fetched files of objects that changed in the store, and records the new listing."""
         before = read_record(self._staging) or {}
         for path in [path for path in before if before[path] != listed.get(path)]:
             (self._staging / path).unlink(missing_ok=True)
@@ -109,12 +110,12 @@ class Fetch:
     def _is_whole(self, objects: Sequence[StoredObject]) -> bool:
         by_path = {one.path: one for one in objects}
         if MANIFEST_PATH not in by_path:
-            # Without a manifest nothing lists the version's files, so only has_settled() shows that the upload is over.
-            # If an object is replaced later, its tag changes, and the next attempt fetches it again.
+            # Without a manifest nothing lists a version's files, so only has_settled() shows that the upload to the
+            # store is over. If an object is replaced later, its tag changes, and the next attempt fetches it again.
             return any(name in by_path for name in _SAVED_MODELS) and self._has_settled(objects)
         self._bring_object(by_path[MANIFEST_PATH])
         manifest = Manifest.read(self._staging)
-        assert manifest is not None  # it was fetched a moment ago
+        assert manifest is not None  # _bring_object() has just fetched the manifest
         if not manifest.files:
             return self._has_settled(objects)
         return all(path in by_path and by_path[path].num_bytes == size for path, size in manifest.files.items())
@@ -137,7 +138,7 @@ class Fetch:
             _sync(file)
 
     def _parts(self, one: StoredObject, begin: int) -> Iterator[bytes]:
-        """Yields an object's bytes from an offset on, in order; the next parts are read meanwhile."""
+        """Yields the bytes of an object from an offset on, in order; fetches the next parts meanwhile."""
         starts = deque(range(begin, one.num_bytes, _PART_BYTES))
         waiting: deque[Future[bytes]] = deque()
         with ThreadPoolExecutor(_NUM_PARTS, thread_name_prefix="fetch") as threads:
@@ -157,7 +158,7 @@ class Fetch:
                 yield part
 
     def _publish(self) -> None:
-        """Puts the staged version in its place; the place has the old version, nothing, or the whole new one."""
+        """Renames the staging folder to the version's folder, which always has a complete version or is missing."""
         if self._target.exists():
             outdated = self._target.with_name(f".outdated-{self._target.name}")
             shutil.rmtree(outdated, ignore_errors=True)
@@ -172,7 +173,7 @@ class Fetch:
 
 
 def read_record(folder: Path) -> Record | None:
-    """Returns size and tag of each object that a folder was made from; None where it has no record."""
+    """Returns path -> size and tag of the objects from which a folder was fetched; None if the folder has no record."""
     try:
         record = json.loads((folder / RECORD).read_bytes())
     except (OSError, ValueError):
@@ -181,13 +182,13 @@ def read_record(folder: Path) -> Record | None:
 
 
 def _verify(folder: Path, what: str) -> None:
-    """Compares the tables of a version with the checksums in its manifest; raises ArtifactError."""
+    """Compares the tables of a fetched version with the checksums in its manifest; raises ArtifactError."""
     manifest = Manifest.read(folder)
     if manifest is None:
         return
     for name, table in manifest.tables.items():
         for part in (table, table.scale):
-            # Some writers store no checksum: 0.
+            # The checksum 0 means that there is none: some writers of checkpoints store none.
             if (
                 part is not None
                 and part.crc32c

@@ -1,4 +1,4 @@
-"""Mirrors the versions of one model from an object store: lists them, fetches those that are wanted, removes the rest.
+"""Mirrors one model's versions from an object store: lists all, fetches wanted versions, removes unwanted local copies.
 
 A listing or a fetch that fails takes nothing away: the watcher goes on with what is loaded, and the mirror tries again.
 """
@@ -31,7 +31,7 @@ _TELL_EACH_S = 10.0
 
 @dataclass(slots=True)
 class _Job:
-    """The fetch of one version. again_at_s: when the next attempt may begin, once this one is over."""
+    """The state of fetching one version. again_at_s: time when the next attempt may begin, once this one is over."""
 
     fetch: Fetch | None = None
     state: str = "WAITING"
@@ -45,7 +45,7 @@ class _Job:
 
 @dataclass(slots=True)
 class Counts:
-    """Counts of one mirror. read_bytes: of objects."""
+    """Counts of one mirror. read_bytes: bytes that were read from objects."""
 
     read_bytes: int = 0
     listings: int = 0
@@ -54,7 +54,7 @@ class Counts:
 
 
 class Arrival:
-    """Watches a version until all of its files are fetched."""
+    """The watcher of a version until all its files are fetched from the object store."""
 
     def __init__(self, mirror: Mirror, version: int, folder: Path) -> None:
         self.folder = folder
@@ -63,17 +63,17 @@ class Arrival:
 
     @property
     def seen(self) -> Fingerprint:
-        """Fingerprint of the local folder; a fetch changes it."""
+        """Fingerprint of the version's local folder, which changes when files are fetched."""
         return fingerprint(self.folder)
 
     def is_complete(self) -> bool:
-        """Has the version fetched, and says whether it is here; raises the error of a fetch that failed, once."""
+        """Starts the version's fetch if needed; says whether all its files are here; raises a fetch's error once."""
         return self._mirror.has(self._version)
 
 
 @dataclass(eq=False)
 class Mirror:
-    """The versions of one model below one URI; see engine.version_source.VersionSource.
+    """The mirror of a model's versions below one URI; implements engine.version_source.VersionSource.
 
     Concurrency: the watcher's thread calls; each version is fetched by a thread of its own, one after the other.
 
@@ -99,12 +99,12 @@ class Mirror:
         self._settling: dict[int, tuple[Sequence[StoredObject], float]] = {}
         self._turn = threading.Lock()
         self._list_failures = 0
-        # Half of a removal, by a process that ended meanwhile.
+        # Folders with these names are left from removals during which an earlier process ended: they are removed now.
         for left in [*self.folder.glob(".removed-*"), *self.folder.glob(".outdated-*")]:
             shutil.rmtree(left, ignore_errors=True)
 
     def find(self) -> Mapping[int, Path]:
-        """Returns the versions in the store, each with the local folder that it has, or will have.
+        """Returns version -> local folder, for the versions in the store, whether fetched or not.
 
         The store is listed once in poll_s. Where it can not be listed, the last listing holds; before the first one
         the versions that an earlier process has fetched are served.
@@ -144,21 +144,21 @@ class Mirror:
         return {version: path for version, path in local.items() if read_record(path) is not None}
 
     def unreadable(self, error: OSError) -> str:
-        """Returns one line for a store that could not be listed."""
+        """Returns one line that says why the store can not be listed."""
         return f"cannot read {self.store.uri}: {error.strerror}"
 
     def unserved(self, found: Collection[int]) -> str:
-        """Returns one line for a store without a version that the model's policy wants."""
+        """Returns one line that says why the store has no version that the model's policy wants."""
         if found:
             return f"none of the versions it is configured for is in {self.store.uri}"
         return f"no version folder (an integer name such as 1) below {self.store.uri}"
 
     def arrival(self, version: int, path: Path) -> Arrival:
-        """Returns an object that watches a version until it is fetched."""
+        """Returns an object that watches a version until all its files are fetched."""
         return Arrival(self, version, path)
 
     def has(self, version: int) -> bool:
-        """Says whether a version is fetched; starts its fetch if none runs. Raises the error of a fetch once."""
+        """Says whether a version is fetched, and starts its fetch if none runs. Raises a failed fetch's error once."""
         job = self._jobs.get(version)
         if job is None or (job.is_over and self.clock() >= job.again_at_s):
             attempts = 0 if job is None or job.error is None else job.attempts
@@ -173,7 +173,7 @@ class Mirror:
         return job.state == "HERE"
 
     def keep(self, versions: Collection[int]) -> None:
-        """Removes all other versions from the local folder; none of them is loaded."""
+        """Removes the local copies of all versions but the given ones; no removed version may be loaded."""
         for version in self._jobs.keys() - set(versions):
             self._jobs.pop(version).is_stopped = True
             self._settling.pop(version, None)
@@ -181,7 +181,8 @@ class Mirror:
             number = version_number(path.name.removeprefix(".fetching-"))
             if number is None or number in versions or self._is_fetching(number):
                 continue
-            # Renamed first: a version that is half removed must not look whole after a restart.
+            # The folder is renamed before it is removed, so that a partly removed version does not look complete after
+            # a restart.
             removed = path.with_name(f".removed-{path.name}")
             shutil.rmtree(removed, ignore_errors=True)
             path.rename(removed)
@@ -189,7 +190,7 @@ class Mirror:
             logger.info("removed from the cache", extra=self._named(version=number))
 
     def status(self) -> dict[str, Any]:
-        """Returns the mirror's state, made of what JSON has."""
+        """Returns the mirror's state for the status page, as a dict that can be written as JSON."""
         jobs = sorted(self._jobs.items(), reverse=True)
         return {
             "model": self.model,
@@ -244,7 +245,8 @@ class Mirror:
                 job.again_at_s = self.clock() + self.settle_s
         except StoreError as error:
             if read_record(target) is not None:
-                # An earlier fetch, maybe of an earlier process, has brought a whole version.
+                # The store can not be read, but an earlier fetch, maybe of an earlier process, has stored the whole
+                # version.
                 job.state, job.again_at_s = "HERE", self.clock() + self._jittered(self.poll_s)
                 logger.warning("store can not be asked about a version", extra=self._named(version, error.text))
             else:
@@ -293,5 +295,5 @@ class Mirror:
         return self._jittered(min(_FIRST_WAIT_S * 2 ** (attempts - 1), _MAX_WAIT_S, max(self.poll_s, _FIRST_WAIT_S)))
 
     def _jittered(self, wait_s: float) -> float:
-        # Many servers of one bucket must not ask at the same moment.
+        # The wait is changed at random, so that many servers of one bucket do not send requests at the same moment.
         return wait_s * random.uniform(0.8, 1.2)

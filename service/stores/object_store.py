@@ -1,4 +1,4 @@
-"""Reads one prefix of an object store, and says in one line what is wrong with the store.
+"""Reads the objects below one URI of an object store, and describes an error of the store in one line.
 
 Source: obstore 0.12, obstore.list, obstore.get and obstore.exceptions; object_store reads credentials from the
 environment.
@@ -17,15 +17,16 @@ from obstore.store import from_url
 
 from service.errors import InvalidRequest
 
-# A request that fails is repeated here only twice: the mirror tries again by itself, and says meanwhile what is wrong.
+# A failed request to the store is repeated at most twice here, because the mirror tries again later, and shows the
+# error meanwhile.
 _RETRIES: Any = {"max_retries": 2, "retry_timeout": timedelta(seconds=20)}
 _MAX_TEXT = 300
 
 
 class StoreError(OSError):
-    """A request to the store failed.
+    """A request to the object store failed.
 
-    text: one line without secrets.
+    text: one line on the reason, without secrets.
     """
 
     def __init__(self, number: int, text: str) -> None:
@@ -34,9 +35,9 @@ class StoreError(OSError):
 
 
 class StoredObject(NamedTuple):
-    """One object below a version's folder.
+    """An object of an object store that belongs to a version.
 
-    path: relative to that folder. tag: changes with the object's content; "" where the store has none.
+    path: relative to the version's folder. tag: changes with the object's content; "" if the store has no tags.
     """
 
     path: str
@@ -45,7 +46,7 @@ class StoredObject(NamedTuple):
 
 
 class ObjectStore:
-    """The objects below one URI. Concurrency: any thread.
+    """The access to the objects below one URI of an object store. Concurrency: any thread.
 
     Raises:
       InvalidRequest: the URI, or a variable of the environment that names the store's account, can not be used.
@@ -59,7 +60,7 @@ class ObjectStore:
             raise InvalidRequest(f"base_path {uri} can not be used: {_one_line(error)}") from None
 
     def folders(self) -> list[str]:
-        """Returns the names of the folders right below the URI. Raises StoreError."""
+        """Lists the names of the folders directly below the URI. Raises StoreError."""
         try:
             prefixes = obstore.list_with_delimiter(self._store)["common_prefixes"]
         except Exception as error:
@@ -67,7 +68,7 @@ class ObjectStore:
         return [prefix.rstrip("/").rpartition("/")[2] for prefix in prefixes]
 
     def objects(self, folder: str) -> list[StoredObject]:
-        """Returns all objects below a folder, sorted by path. Raises StoreError."""
+        """Lists all objects below a folder of the store, sorted by path. Raises StoreError."""
         prefix = f"{folder}/"
         found = []
         try:
@@ -75,11 +76,11 @@ class ObjectStore:
                 found += [StoredObject(_below(one["path"], prefix), one["size"], one["e_tag"] or "") for one in chunk]
         except Exception as error:
             raise _store_error(error) from None
-        # Tools make an empty object with the name of each folder.
+        # Objects without a path are left out: some tools make an empty object with the name of each folder.
         return sorted(one for one in found if one.path)
 
     def read(self, folder: str, one: StoredObject, begin: int, end: int) -> bytes:
-        """Returns bytes begin to end of an object.
+        """Reads the bytes of an object from offset begin to offset end.
 
         Raises:
           StoreError: the object changed since it was listed, or could not be read to its end.
@@ -101,7 +102,7 @@ def _below(path: str, prefix: str) -> str:
 
 
 def _store_error(error: Exception) -> StoreError:
-    """Translates what obstore raises; anything else is a fault of this program."""
+    """Converts an error of the library obstore to a StoreError; raises other errors again: faults of this program."""
     if not isinstance(error, BaseError | FileNotFoundError | ValueError | OSError):
         raise error
     text = str(error)
@@ -117,7 +118,7 @@ def _store_error(error: Exception) -> StoreError:
 
 
 def _one_line(error: Exception) -> str:
-    """Returns an error's text without obstore's debug part and without queries of URLs, which may hold a signature."""
+    """Returns an error's text as one line, without obstore's debug part and URL queries, which may hold secrets."""
     text = str(error).partition("\nDebug source")[0]
     text = re.sub(r"\?\S*", "", " ".join(text.split()))
     return text if len(text) <= _MAX_TEXT else f"{text[: _MAX_TEXT - 1]}…"

@@ -1,4 +1,4 @@
-"""The object stores of one server: a mirror of each model whose base path is a URI."""
+"""Opens a mirror for each model whose base path is the URI of an object store."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from service.stores.object_store import ObjectStore
 
 
 class Stores:
-    """Opens mirrors. Concurrency: any thread.
+    """The mirrors of one server's models, which share one cache folder. Concurrency: any thread.
 
     Args:
       poll_s, settle_s: as in Mirror.
@@ -30,7 +30,7 @@ class Stores:
         self._mirrors: dict[tuple[str, str], Mirror] = {}
 
     def open(self, model: str, base_path: str, wake: Callable[[], None]) -> Mirror:
-        """Returns the mirror of a model's base path; raises InvalidRequest for a URI that can not be used."""
+        """Returns or opens the mirror of a model's base path; raises InvalidRequest for a URI that can not be used."""
         with self._opening:
             mirror = self._mirrors.get((model, base_path))
             if mirror is None:
@@ -42,9 +42,9 @@ class Stores:
             return mirror
 
     def status(self) -> list[dict[str, Any]]:
-        """Returns the state of each mirror, by model and URI."""
+        """Returns the state of each mirror for the status page, sorted by model and URI."""
         return [mirror.status() for _, mirror in sorted(self._mirrors.copy().items())]
 
     def counts(self) -> list[tuple[str, Counts, bool]]:
-        """Returns each mirror's model, what the mirror has done, and whether its store can be listed."""
+        """Returns, for each mirror, the model's name, the mirror's counts, and whether its store can be listed."""
         return [(mirror.model, mirror.counts, not mirror.problem) for _, mirror in sorted(self._mirrors.copy().items())]

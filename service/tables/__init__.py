@@ -1,1 +1,1 @@
-"""Reads rows in memory: mapped tables, the kernels and plans that read them, vocabularies; no TensorFlow."""
+"""Reads rows of mapped tables: kernels, plans of lookups, vocabularies. Imports no TensorFlow."""

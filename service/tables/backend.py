@@ -1,4 +1,4 @@
-"""Opens an artifact's manifest into tables, vocabularies and a backend that answers its lookup signatures."""
+"""Opens the tables and vocabularies of an artifact's manifest, and a backend that runs its lookup signatures."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from service.types import Array, SignatureSpec, TableCounts, Tensors
 
 
 class LookupBackend:
-    """The backend that runs lookup signatures on mapped tables. Concurrency: any thread.
+    """The backend that runs lookup signatures on mapped and remote tables. Concurrency: any thread.
 
     vocabularies: table -> the vocabularies whose keys name its rows.
     remote: table -> the remote table of that name.
@@ -38,24 +38,24 @@ class LookupBackend:
 
     @property
     def vocabularies(self) -> Mapping[str, Sequence[OpenedVocabulary]]:
-        """Table -> the vocabularies whose keys name its rows; they count unknown keys."""
+        """Table -> the vocabularies whose keys stand for its rows; each counts unknown keys."""
         return self._vocabularies
 
     def plan(self, signature_name: str) -> SignaturePlan:
-        """Returns the compiled plan of a signature."""
+        """Returns the compiled plan of a lookup signature."""
         return self._plans[signature_name]
 
     def on_tables(self, tables: Mapping[str, MappedTable]) -> LookupBackend:
-        """Returns the same lookups on other tables of the same names and shapes; both share their counts."""
+        """Returns a backend that reads other tables of the same names and shapes; both add to the same counts."""
         plans = {name: plan.on_tables(tables) for name, plan in self._plans.items()}
         return LookupBackend(plans, self._vocabularies, self._remote)
 
     def run(self, signature_name: str, inputs: Tensors, outputs: tuple[str, ...]) -> dict[str, Array]:
-        """Returns each output whose features were sent; see SignaturePlan.run."""
+        """Runs a lookup signature; returns the named outputs whose features were sent, as SignaturePlan.run does."""
         return self._plans[signature_name].run(inputs, outputs)
 
     def table_counts(self) -> dict[str, TableCounts]:
-        """Returns the counts of reads from each table so far; a table that no lookup reads is left out."""
+        """Returns table -> counts of reads so far; a table that no lookup reads is left out."""
         totals: dict[str, TableCounts] = {}
         for plan in self._plans.values():
             for table, more in plan.counts():
@@ -66,14 +66,17 @@ class LookupBackend:
         return totals
 
     def close(self) -> None:
-        """Closes connections to clusters; each map is unmapped with the last array that views its memory."""
+        """Closes the connections of remote tables.
+
+        Mapped files are unmapped later, with the last array on their memory.
+        """
         for table in self._remote.values():
             table.close()
 
 
 @dataclass(frozen=True, slots=True)
 class OpenedLookups:
-    """The tables, described signatures and lookups that a manifest adds to a SavedModel.
+    """The tables, vocabularies, completed signatures and lookup backend that a manifest adds to a SavedModel.
 
     signatures: every signature of the SavedModel, now with kinds, optional inputs, id ranges, vocabularies and shapes.
     lookup_names: the names of the signatures that backend answers.
@@ -93,7 +96,7 @@ class OpenedLookups:
 
     @property
     def remote_signatures(self) -> frozenset[str]:
-        """The lookups that read a remote table."""
+        """The names of the lookup signatures that read a remote table."""
         plans = {name: self.backend.plan(name) for name in self.lookup_names}
         return frozenset(
             name
@@ -102,7 +105,7 @@ class OpenedLookups:
         )
 
     def fitting(self, manifest: Manifest) -> Manifest:
-        """Returns the manifest without the signatures that have faults."""
+        """Returns a copy of the manifest without the signatures that contradict the SavedModel."""
         fitting = {name: entry for name, entry in manifest.signatures.items() if name not in self.faults}
         return replace(manifest, signatures=fitting)
 
@@ -114,7 +117,7 @@ def open_lookups(
     runner: RowRunner = in_one_piece,
     remote: Mapping[str, RemoteTable] = MappingProxyType({}),
 ) -> OpenedLookups:
-    """Maps an artifact's tables and compiles its lookup signatures.
+    """Maps the tables of an artifact and compiles its lookup signatures.
 
     Args:
       signatures: as read from the artifact's saved_model.pb.
@@ -149,7 +152,7 @@ def open_lookups(
 
 
 def _by_feature(manifest: Manifest, vocabularies: Mapping[str, OpenedVocabulary]) -> dict[str, OpenedVocabulary]:
-    """Returns each feature's vocabulary; the vocabularies of one table share a count of unknown keys."""
+    """Returns feature -> vocabulary; features of one table with the same vocabulary share a count of unknown keys."""
     views: dict[tuple[str, str], OpenedVocabulary] = {}
     by_feature = {}
     for name, feature in manifest.features.items():

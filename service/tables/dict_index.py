@@ -1,5 +1,4 @@
-"""Indexes the keys of a vocabulary in plain Python: the reference for the native index, and its replacement without the
-native core.
+"""Implements the index of a vocabulary's keys in plain Python, for tests and for servers without the native core.
 
 The functions have the parameters and results of the native core's, but the index is a dict from each key to its number.
 A dict takes some 100 bytes a key.
@@ -22,7 +21,8 @@ from service.types import Array
 
 OK = -1
 NO_EMPTY_KEY = -1
-# STRANGER is larger than the number of keys in any request, so that a count and a position fit into one number.
+# A kernel returns count * STRANGER + position; STRANGER is larger than the number of keys in any request, so that both
+# can be told apart.
 STRANGER = 1 << 32
 
 _NEWLINE = 10
@@ -33,12 +33,12 @@ Index = dict[Any, int]
 
 
 def count_lines(data: Array) -> int:
-    """Returns the number of lines of a file; the last may lack its newline."""
+    """Returns the number of lines in a file's bytes; the last line may lack its newline."""
     return int(np.count_nonzero(data == _NEWLINE)) + (data.size > 0 and int(data[-1]) != _NEWLINE)
 
 
 def find_lines(data: Array, starts: Array) -> None:
-    """Writes into starts [N+1] int64 the offset of each of N lines, and of where a further line would start."""
+    """Writes the offset of each of N lines into starts, [N+1] int64; the last is where a next line would begin."""
     behind = np.flatnonzero(data == _NEWLINE) + 1
     starts[:1] = 0
     starts[1 : 1 + behind.size] = behind
@@ -46,7 +46,7 @@ def find_lines(data: Array, starts: Array) -> None:
 
 
 def line_length(data: Array, starts: Array, line: int) -> int:
-    """Returns a line's length in bytes without its newline or CR LF, as TensorFlow's file initializer reads it."""
+    """Returns the length of a line in bytes without LF or CR LF, as TensorFlow reads vocabulary files."""
     return len(next(_lines(data, starts[line : line + 2])))
 
 
@@ -57,7 +57,7 @@ def _lines(data: Array, starts: Array) -> Iterator[bytes]:
 
 
 def parse_integers(data: Array, starts: Array, keys: Array) -> int:
-    """Writes the int64 that each line holds in decimal; returns OK, or the number of the first line that holds none."""
+    """Parses each line as a decimal int64 into keys; returns OK, or the number of the first line that is no int64."""
     for line, text in enumerate(_lines(data, starts)):
         if not _INTEGER.fullmatch(text):
             return line
@@ -69,12 +69,12 @@ def parse_integers(data: Array, starts: Array, keys: Array) -> int:
 
 
 def index_strings(data: Array, starts: Array, index: Index) -> int:
-    """Fills an empty index with the lines of a file; returns OK, or the number of the first line that occurs twice."""
+    """Fills an empty index with lines of a vocabulary file; returns OK, or the number of the first repeated line."""
     return _fill(index, _lines(data, starts))
 
 
 def index_integers(keys: Array, index: Index) -> int:
-    """Fills an empty index with keys; returns OK, or the position of the first key that occurs twice."""
+    """Fills an empty index with integer keys; returns OK, or the position of the first repeated key."""
     return _fill(index, keys.tolist())
 
 
@@ -98,7 +98,7 @@ def find_strings(
     num_oov_buckets: int,
     ids: Array,
 ) -> int:
-    """Writes the row of each key: first_id + its line, or the row of its OOV bucket, or oov_id.
+    """Finds the row of each string key: first_id + its line, or the row of its OOV bucket, or oov_id.
 
     Returns OK if the vocabulary has all keys, else (number of unknown keys) * STRANGER + position of the first.
 
@@ -130,7 +130,7 @@ def find_integers(
     num_oov_buckets: int,
     ids: Array,
 ) -> int:
-    """Writes the rows of N sent integer keys, and returns the same as find_strings(). keys, index: the vocabulary."""
+    """Finds the row of each integer key of a request, as find_strings() does. keys, index: the vocabulary."""
 
     def row_of(key: int) -> int | None:
         return first_id + index[key] if key in index else None

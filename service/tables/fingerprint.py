@@ -1,4 +1,4 @@
-"""FarmHash's Fingerprint64: the hash behind TensorFlow's OOV buckets, the same on every machine.
+"""Computes FarmHash's Fingerprint64, the hash by which TensorFlow assigns unknown keys to OOV buckets.
 
 >>> fingerprint64(b"hello")
 13009744463427800296
@@ -25,7 +25,8 @@ def fingerprint64(text: bytes) -> int:
         return _up_to_32(text)
     if len(text) <= 64:
         return _up_to_64(text)
-    # The text is hashed in blocks of 64 bytes; the last block overlaps the one before, so that it ends with the text.
+    # Longer texts are hashed in blocks of 64 bytes; the last block overlaps the block before, so that it ends where the
+    # text ends.
     x = (_SEED * _K2 + _fetch(text, 0)) & _MAX
     y = (_SEED * _K1 + 113) & _MAX
     z = _shift_mix(y * _K2 + 113) * _K2 & _MAX

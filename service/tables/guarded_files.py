@@ -1,4 +1,4 @@
-"""Maps the files of one version, and marks the version when a file is cut short, overwritten or unreadable.
+"""Maps the files of one version, and sets a mark if one of them is cut short, overwritten or unreadable later.
 
 The mark is one word of memory; each request that read from a map checks the mark before it answers. Three things set
 the mark: the native core's handler of bus errors, at once; `look`, if a file's size or time has changed; and the
@@ -24,7 +24,8 @@ from service.native_tables import NATIVE_TABLES
 logger = logging.getLogger(__name__)
 
 _DONT_NEED = 4
-# close() gives back this many bytes of a map at a time, with a break in which other threads get the memory map's lock.
+# Bytes that close() frees at a time; in the pauses between, other threads can get the kernel's lock on the process's
+# memory map.
 _SLICE_BYTES = 64 << 20
 _BREAK_S = 0.001
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -33,18 +34,18 @@ _libc.munlock.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 
 
 class GuardedMap(mmap.mmap):
-    """A read-only map of a file.
+    """A read-only map of a file, from which reads are safe even if the file is cut short.
 
-    Pages behind a cut-off end of the file read as zeros, and the version is marked before.
+    Pages behind the new end of the file then read as zeros, after the version's mark was set.
     """
 
     _place: int | None = None
 
     def guard(self, mark: mmap.mmap) -> None:
-        """Registers the map with the native core's handler of bus errors, which sets the mark."""
+        """Registers the map with the native core's handler of bus errors, which sets the mark on damage."""
         if NATIVE_TABLES is None:
             return
-        # The map keeps a reference to the mark's memory as long as the handler may write there.
+        # The map keeps a reference to the mark's memory, so that it is not freed while the handler may write there.
         self._mark = mark
         address = np.frombuffer(self, np.uint8).ctypes.data
         self._place = NATIVE_TABLES.add_guard(address, len(self), np.frombuffer(mark, np.int64).ctypes.data)
@@ -52,7 +53,8 @@ class GuardedMap(mmap.mmap):
             logger.warning("too many mapped files: if this file is cut short, a read of it ends the process")
 
     def __del__(self) -> None:
-        # The guard is removed before the base class unmaps the file: the address may be reused after that.
+        # The handler forgets the map before the base class unmaps it, because other memory may get the same address
+        # afterwards.
         if self._place is not None:
             NATIVE_TABLES.remove_guard(self._place)
 
@@ -67,7 +69,7 @@ class _Opened:
 
 
 class GuardedFiles:
-    """The mapped files of one version. Concurrency: map by one caller at a time, the rest any thread.
+    """A version's mapped files, with a mark for damage. Concurrency: map by one caller at a time, the rest any thread.
 
     mark: one word, other than 0 once the bytes of a file may differ from the opened bytes.
     is_verified: all bytes with a checksum fit their checksums. is_verification_due: that check is still to be done,
@@ -75,7 +77,8 @@ class GuardedFiles:
     """
 
     def __init__(self) -> None:
-        # The mark has a page of its own, whose address stays the same as long as the bus error handler may write to it.
+        # The mark is in a memory page of its own, whose address does not change while the handler of bus errors may
+        # write to it.
         self._memory = mmap.mmap(-1, mmap.PAGESIZE)
         self.mark = memoryview(self._memory).cast("q")
         self._opened: dict[Path, _Opened] = {}
@@ -84,28 +87,28 @@ class GuardedFiles:
         self._why = ""
 
     def map(self, path: Path) -> mmap.mmap:
-        """Maps a file once; raises OSError, or ValueError for an empty file or an impossible name."""
+        """Maps a file, or returns its existing map; raises OSError, or ValueError for an empty file or a bad name."""
         if path not in self._opened:
             with path.open("rb") as file:
                 found = os.fstat(file.fileno())
                 mapped = GuardedMap(file.fileno(), 0, access=mmap.ACCESS_READ)
                 mapped.guard(self._memory)
-                # The descriptor is kept for look(): the path may name another file by then.
+                # look() needs this descriptor of the mapped file, because the path may lead to another file later.
                 kept = os.dup(file.fileno())
             self._opened[path] = _Opened(path, mapped, kept, found.st_size, found.st_mtime_ns)
         return self._opened[path].map
 
     @property
     def sizes(self) -> dict[Path, int]:
-        """The size in bytes of each mapped file."""
+        """Path of each mapped file -> its size in bytes."""
         return {path: opened.size for path, opened in self._opened.items()}
 
     def guard(self, mapped: GuardedMap) -> None:
-        """Makes another map of one of the files set this version's mark on damage."""
+        """Connects another map of one of the files to this version's mark, which is then set if that map is damaged."""
         mapped.guard(self._memory)
 
     def look(self) -> str:
-        """Checks the files for damage, and marks the version if there is any; returns the damage, else ""."""
+        """Checks the mapped files for damage, and sets the mark if there is any; returns the damage, else ""."""
         if not self.mark[0]:
             for opened in self._opened.values():
                 found = os.fstat(opened.descriptor)
@@ -118,15 +121,16 @@ class GuardedFiles:
         return ""
 
     def damaged(self, why: str) -> None:
-        """Marks the version as damaged; the first reason is kept."""
+        """Sets the mark, so that the version counts as damaged; only the first reason is kept."""
         self._why = self._why or why
         self.mark[0] = 1
 
     @contextmanager
     def reading(self, path: Path) -> Iterator[tuple[int, int]]:
-        """Opens a mapped file for reads at any offset; yields a descriptor and the address of the map."""
+        """Opens a mapped file again for plain reads; yields its descriptor and the address of its map."""
         opened = self._opened[path]
-        # A new descriptor of the same file, renamed or not: the RANDOM advice below must not hold for the map.
+        # A separate descriptor is opened, because the RANDOM advice below must not apply to the map. The /proc path
+        # leads to the mapped file even if it was renamed.
         descriptor = os.open(f"/proc/self/fd/{opened.descriptor}", os.O_RDONLY | os.O_CLOEXEC)
         try:
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
@@ -135,7 +139,7 @@ class GuardedFiles:
             os.close(descriptor)
 
     def close(self, sleep: Callable[[float], None] = time.sleep) -> None:
-        """Frees the maps' memory, a slice at a time; a later read of a map reads its pages from the file again. Blocks.
+        """Frees the memory of all maps, a slice at a time; a later read loads pages from the file again. Blocks.
 
         Each map is unmapped with the last array that views its memory; unmapping is quick after close().
         """
@@ -144,7 +148,7 @@ class GuardedFiles:
             address = np.frombuffer(opened.map, np.uint8).ctypes.data
             for begin in range(0, opened.size, _SLICE_BYTES):
                 num_bytes = min(_SLICE_BYTES, opened.size - begin)
-                # The kernel can not free locked pages, so that they are unlocked first.
+                # Pages are unlocked first, because the kernel can not free locked pages.
                 _libc.munlock(address + begin, num_bytes)
                 _libc.madvise(address + begin, num_bytes, _DONT_NEED)
                 sleep(_BREAK_S)
@@ -152,6 +156,6 @@ class GuardedFiles:
         self._opened = {}
 
     def __del__(self) -> None:
-        # Closes the descriptors of a version whose load failed before close() could be called.
+        # The descriptors may still be open: if the load of the version failed, close() was not called.
         for opened in self._opened.values():
             os.close(opened.descriptor)

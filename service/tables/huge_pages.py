@@ -1,5 +1,4 @@
-"""Makes the pages of mapped files huge: drops small pages from the page cache, and reads their bytes again in large
-ones.
+"""Makes memory pages of mapped files huge: drops small pages from the page cache, and reads the files into huge ones.
 
 A file that was just written or copied is in the page cache in pieces of 4 to 64 KB. Looking up a random row then costs
 the processor a page walk through page tables that are in no CPU cache. File systems with large folios (XFS since Linux
@@ -37,15 +36,15 @@ from service.tables.page_table import HUGE_BYTES, PageTable, pages_in_memory
 logger = logging.getLogger(__name__)
 
 _DONT_NEED, _HUGE_PAGE, _POPULATE_READ = 4, 14, 22
-# The flags SYNC_FILE_RANGE_WAIT_BEFORE, _WRITE and _WAIT_AFTER together.
+# The flags of sync_file_range that write bytes to disk and wait: WAIT_BEFORE, WRITE and WAIT_AFTER.
 _WRITE_BACK = 7
 _ATTEMPTS = 3
-# If none of the first chunks becomes huge, no other will.
+# Number of chunks after which the work ends if none of them became huge.
 _FIRST = 4
-# If reading a chunk takes longer than _SLOW_S, in the median of _TRIAL chunks (200 MB/s), the rest is left alone:
-# lookups would wait for the disk.
+# The work ends if the median time to read a chunk, over _TRIAL chunks, is above _SLOW_S (slower than 200 MB/s): lookups
+# would wait for the slow disk.
 _TRIAL, _SLOW_S = 12, 0.010
-# Pause between two chunks, in which other threads get the interpreter and the memory map's lock.
+# Seconds between two chunks, in which other threads get the interpreter's lock and the kernel's lock on the memory map.
 _BREAK_S = 0.0005
 _LOOK_S, _PATIENCE_S, _PROGRESS_S = 0.05, 600.0, 5.0
 
@@ -55,13 +54,13 @@ _libc.sync_file_range.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, 
 
 
 class _GivenUp(Exception):
-    # The error's text says why no further pages are made huge.
+    # _GivenUp ends the work on a version's huge pages; its text is the reason.
     pass
 
 
 @dataclass(slots=True)
 class _Work:
-    # The progress of one version's files. seconds: reading time of each chunk that was read.
+    # _Work has the progress of making one version's pages huge. seconds: time to read each chunk.
     num_bytes: int
     started_s: float
     huge_bytes: int = 0
@@ -72,7 +71,7 @@ class _Work:
 
 
 class HugePages:
-    """Makes the pages of versions' files huge. It never raises: failures are logged. Concurrency: any thread.
+    """The maker of huge pages for versions' files, which logs failures and never raises. Concurrency: any thread.
 
     Args:
       is_whole: chunks that are not in memory are read too, however slow the disk is and however little memory there is.
@@ -102,7 +101,7 @@ class HugePages:
         self._is_stopped = False
 
     def make(self, files: GuardedFiles) -> None:
-        """Makes the pages of all files of a version huge that are large enough. Blocks."""
+        """Makes the pages of a version's files huge, except in files smaller than a huge page. Blocks."""
         sizes = {path: size for path, size in files.sizes.items() if size >= HUGE_BYTES}
         if not sizes:
             return
@@ -121,7 +120,7 @@ class HugePages:
         self._tell("huge pages", work, reason)
 
     def stop(self) -> None:
-        """Ends the work on this version, and on all versions that wait."""
+        """Ends the work on huge pages, for the version that is worked on and for all versions that wait."""
         self._is_stopped = True
 
     def _check_memory(self, num_bytes: int) -> None:
@@ -136,15 +135,16 @@ class HugePages:
         self._check_going_on(files)
         try:
             reading = files.reading(path)
-            # `reading` keeps the map at its address: the advice must not reach memory that is mapped there later.
+            # The `with` block keeps the file mapped: if it were unmapped meanwhile, the advice could reach other memory
+            # at the same address.
             with reading as (descriptor, address):
                 if address % HUGE_BYTES:
                     raise _GivenUp(f"file {path} is mapped to no multiple of {HUGE_BYTES} bytes by this file system")
                 self._wait_for_others(files, descriptor)
                 offsets = range(0, size - HUGE_BYTES + 1, HUGE_BYTES)
                 chunks = [_Chunk(descriptor, offset, address + offset) for offset in offsets]
-                # Which chunks are in memory is asked for all before the first is read: the kernel reads the next chunk
-                # with it, which then would seem to have been in memory, and so on to the end.
+                # All chunks are checked for being in memory before any is read: with each chunk the kernel reads ahead
+                # into the next, which would then wrongly count as having been in memory.
                 were_there = [chunk.is_in_memory() for chunk in chunks]
                 for chunk, was_there in zip(chunks, were_there, strict=True):
                     self._check_going_on(files)
@@ -162,9 +162,9 @@ class HugePages:
             raise _GivenUp("a file is damaged")
 
     def _wait_for_others(self, files: GuardedFiles, descriptor: int) -> None:
-        """Locks the file until the descriptor is closed.
+        """Waits for a lock on the file, which is held until the descriptor is closed.
 
-        The page cache can not drop pages that another process maps meanwhile; server processes take the lock in turns.
+        The lock makes server processes take turns: the page cache can not drop pages that another process maps.
         """
         end_s = self._clock() + _PATIENCE_S
         while self._clock() < end_s:
@@ -175,13 +175,13 @@ class HugePages:
                 self._sleep(_LOOK_S)
                 self._check_going_on(files)
             except OSError:
-                # The file system has no locks.
+                # The error means that the file system has no locks: the work goes on without one.
                 return
 
     def _make_chunk(self, chunk: _Chunk, was_there: bool, table: PageTable, work: _Work) -> None:
         chunk.advise()
-        # The first chunks are read in any case, to time the disk: after advice alone, lookups would wait for a slow
-        # one.
+        # The first chunks are read even if they are not in memory, to measure the disk: chunks that are only advised
+        # would make lookups wait for a slow disk.
         if not was_there and not self._is_whole and len(work.seconds) >= _TRIAL:
             work.advised_bytes += HUGE_BYTES
             return
@@ -191,7 +191,7 @@ class HugePages:
         if not is_huge:
             is_huge, seconds = self._read_again(chunk, table)
         elif was_there:
-            # Another process made this part of the file huge, or this process did before.
+            # The chunk is huge already, because another process or an earlier load made it so.
             work.huge_bytes += HUGE_BYTES
             return
         work.seconds.append(seconds)
@@ -200,10 +200,10 @@ class HugePages:
         self._judge(work)
 
     def _read_again(self, chunk: _Chunk, table: PageTable) -> tuple[bool, float]:
-        """Returns whether the chunk became huge, and the seconds of the last read."""
+        """Drops a chunk's pages and reads it again; returns whether it is huge, and the seconds of the last read."""
         seconds = 0.0
         for attempt in range(_ATTEMPTS):
-            # The page cache does not drop bytes before they are written to disk.
+            # Later attempts write the bytes to disk first, because the page cache does not drop unwritten bytes.
             chunk.drop(is_written_back=attempt > 0)
             started_s = self._clock()
             chunk.populate()
@@ -238,7 +238,7 @@ class HugePages:
     def _tell(self, message: str, work: _Work, reason: str) -> None:
         seconds = round(self._clock() - work.started_s, 3)
         extra = {"bytes": work.huge_bytes, "of": work.num_bytes, "advised": work.advised_bytes, "seconds": seconds}
-        # The log line is a warning only if the user asked for huge pages by --table_pages=huge.
+        # The failure is logged as a warning only if the user asked for huge pages by --table_pages=huge.
         level = logging.WARNING if reason and self._is_whole and not self._is_stopped else logging.INFO
         logger.log(level, message, extra=extra | ({"reason": reason} if reason else {}))
 
@@ -256,7 +256,8 @@ class _Chunk:
         return bool(pages_in_memory(self.address, HUGE_BYTES).any())
 
     def is_huge(self, table: PageTable) -> bool:
-        # Another process may have made this part of the file huge: reading one of its pages maps all of them then.
+        # One page is read before the check, because another process may have made the chunk huge: then this read maps
+        # the whole chunk.
         pages = pages_in_memory(self.address, HUGE_BYTES)
         if not pages.any():
             return False
@@ -267,7 +268,7 @@ class _Chunk:
         if is_written_back:
             _libc.sync_file_range(self.descriptor, self.offset, HUGE_BYTES, _WRITE_BACK)
         _libc.madvise(self.address, HUGE_BYTES, _DONT_NEED)
-        # A file system that can not drop pages keeps them; then the chunk does not become huge.
+        # An error is ignored here: if the file system can not drop pages, the chunk just does not become huge.
         with suppress(OSError):
             os.posix_fadvise(self.descriptor, self.offset, HUGE_BYTES, os.POSIX_FADV_DONTNEED)
 

@@ -1,19 +1,20 @@
-"""Numbers that kernels take and return: dtypes of tables, combiners, policies for bad ids, and why a kernel stopped."""
+"""Defines the numbers that kernels take for dtypes, combiners and policies, and return as the reason for stopping."""
 
 from __future__ import annotations
 
 OK = -1
 TOO_MANY = -2
-# Smaller than TOO_MANY - r for any row r, because a request has fewer rows than 2**40.
+# A kernel returns TOO_MANY - r for a row r with too many ids. MISSING is smaller than any such number, because a
+# request has fewer than 2**40 rows.
 MISSING = -(1 << 40)
 
 SUM, MEAN, SQRTN = 0, 1, 2
-# The order of additions, added to the number of a combiner; see manifest.LookupFeature.summation.
+# Numbers for the order in which vectors are added; kernels take the sum of such a number and a combiner's.
 IN_ORDER, BLOCKS_OF_8, FOUR_LANES = 0, 4, 8
 ERROR, DROP, DROP_NEGATIVE, DEFAULT_ROW, CLAMP, WRAP = 0, 1, 2, 3, 4, 5
 FLOAT32, FLOAT16, BFLOAT16, INT8, INT4 = 0, 1, 2, 3, 4
 
-# Policies for bad ids by their names in a manifest.
+# Name of a policy for bad ids in the manifest -> the kernels' number for it.
 POLICIES = {
     "error": ERROR,
     "drop": DROP,

@@ -1,4 +1,4 @@
-"""Chooses the kernels of lookups: the native core's if it is built, else those of numpy_kernels, many times slower.
+"""Chooses the kernels of lookups: the native core's, or numpy_kernels (many times slower) if the core is not built.
 
 Both have the same parameters and results, bit for bit; numpy_kernels has the documentation. Native kernels release the
 GIL.

@@ -1,4 +1,4 @@
-"""Chooses the index over a vocabulary's keys: the native core's if it is built, else that of dict_index.
+"""Chooses the index over a vocabulary's keys: the native core's, or dict_index if the core is not built.
 
 A native index is an int32 array of slots, a power of two in number: native/src/tables/key_index.rs fills it. The index
 holds no keys: strings are in the lines of the mapped file, integers in one array. So an index takes some 15 bytes a key
@@ -26,15 +26,15 @@ index_strings, find_strings = _chosen.index_strings, _chosen.find_strings
 
 
 def native_slots(size: int) -> Any:
-    """Returns the empty slots of a native index for so many keys."""
-    # Between a third and two thirds of the slots stay empty, so that a search ends after one or two.
+    """Returns an empty hash table of the native index, with slots for so many keys."""
+    # Between a third and two thirds of the slots stay empty, so that a search ends after one or two slots.
     return np.full(1 << (size * 3 // 2).bit_length(), EMPTY, np.int32)
 
 
 def new_dict(size: int) -> Any:
-    """Returns an empty dict, the index of dict_index for any number of keys."""
+    """Returns an empty dict, which dict_index uses as its index for any number of keys."""
     return {}
 
 
-# Makes the empty index that index_strings and index_integers fill.
+# Function that makes an empty index, which index_strings and index_integers fill.
 new_index = native_slots if NATIVE_TABLES else new_dict

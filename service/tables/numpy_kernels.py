@@ -1,5 +1,4 @@
-"""Implements the kernels gather, combine and sequence in numpy: the reference for the native kernels, and their
-replacement without the native core.
+"""Implements the kernels gather, combine and sequence in numpy, for tests and for servers without the native core.
 
 A table is given by five integers: its dtype (FLOAT32, FLOAT16, BFLOAT16, INT8, INT4), its address (perhaps unaligned: a
 checkpoint packs tensors back to back), the address of its [V] float32 scales if it is INT8 or INT4 (else 0), V, and D.
@@ -47,24 +46,24 @@ from service.tables.kernel_codes import (
 )
 from service.types import Array
 
-# Special row numbers: the id has no row and reads zeros, or the request is refused.
+# Special row numbers. NO_ROW: the id has no row and reads zeros. REFUSED: the id has no row and the request is refused.
 NO_ROW, REFUSED = -1, -2
 
-# numpy dtype by table dtype; two numbers of INT4 share a byte.
+# numpy dtypes of stored rows, in the order of the table dtypes' numbers; a byte of INT4 has two numbers.
 _STORED = (np.float32, np.float16, np.uint16, np.int8, np.int8)
-# Mask for the combiner in a number that also holds the order of additions.
+# Mask that gets the combiner out of a number that also has the order of additions.
 _COMBINER_BITS = 3
-# From 2**24 on, adding 1 to a float32 does not change it: sums of ones end here.
+# Largest sum of ones in float32: from 2**24 on, adding 1 does not change the sum.
 _MOST_ONES = 1 << 24
-# Number of columns of a packet, and the least number of ids in a row that is added in lanes.
+# Columns that a packet (SIMD register) adds at once, and least ids of a row for which the order FOUR_LANES uses lanes.
 _PACKET, _LEAST_FOR_LANES = 8, 16
 
-# Takes positions of terms, returns their [N, D] float32 rows.
+# Type of a function that takes positions of ids and returns their [N, D] float32 vectors, which are to be added.
 _Terms = Callable[[Array], Array]
 
 
 class _Memory:
-    """Memory at an address, with numpy's array interface of version 3."""
+    """A memory range at an address, which numpy can view as an array by its array interface."""
 
     def __init__(self, address: int, shape: tuple[int, ...], dtype: Any) -> None:
         typestr = np.dtype(dtype).str
@@ -72,7 +71,7 @@ class _Memory:
 
 
 class _Table:
-    """The rows of a table that is given by addresses."""
+    """A table that is given to a kernel by the addresses of its rows and scales."""
 
     def __init__(self, dtype: int, table_at: int, scales_at: int, vocabulary_size: int, dim: int) -> None:
         self._dtype, self._dim = dtype, dim
@@ -81,13 +80,13 @@ class _Table:
         self._scales = np.asarray(_Memory(scales_at, (vocabulary_size, 1), np.float32)) if scales_at else None
 
     def rows(self, numbers: Array) -> Array:
-        """Returns [N, D] float32 rows of [N] row numbers."""
+        """Reads the rows with the given [N] numbers; returns [N, D] float32."""
         stored = self._stored[numbers]
         if self._dtype == BFLOAT16:
-            # A bfloat16 is the upper half of a float32.
+            # A stored bfloat16 is shifted by 16 bits, because it is the upper half of a float32.
             return (stored.astype(np.uint32) << 16).view(np.float32)
         if self._dtype == INT4:
-            # The even column lies in a byte's low half; shifted to the left and back, it has its sign.
+            # A byte's low half is the number of an even column; shifting it left and back right extends its sign.
             pairs = np.stack([stored << 4 >> 4, stored >> 4], axis=2)
             stored = pairs.reshape(len(numbers), 2 * stored.shape[1])[:, : self._dim]
         found: Array = stored.astype(np.float32)
@@ -95,7 +94,7 @@ class _Table:
 
 
 def rows_read(ids: Array, vocabulary_size: int, policy: int, default_row: int) -> tuple[Array, int]:
-    """Returns the row that each id reads (NO_ROW: dropped, REFUSED: refused), and the number of ids without a row.
+    """Returns the row number that each id reads, or NO_ROW or REFUSED, and the number of ids without a row.
 
     Args:
       ids: [N] int64.
@@ -127,7 +126,7 @@ def gather(
     default_row: int,
     out: Array,
 ) -> int:
-    """Copies row ids[i] of a table into out[i]; a dropped id gives zeros.
+    """Copies the table row of each id into out; a dropped id gives zeros.
 
     Args:
       dtype, table_at, scales_at, vocabulary_size, dim: the table.
@@ -159,7 +158,7 @@ def sequence(
     default_row: int,
     out: Array,
 ) -> int:
-    """Copies the table rows of each row of ragged ids, one behind the other; a dropped id leaves zeros.
+    """Copies table rows of ragged ids into sequences: a row's vectors one behind the other; dropped ids give zeros.
 
     A row of ids that is shorter than L ends in zeros; ids behind the first L are not read, whatever they are.
 
@@ -199,13 +198,13 @@ def combine(
     default_row: int,
     out: Array,
 ) -> int:
-    """Combines the table rows of each row of ragged ids into one vector."""
+    """Combines, for each row of ragged ids, the ids' vectors into one vector (sum, mean or sqrtn)."""
     table = _Table(dtype, table_at, scales_at, vocabulary_size, dim)
     lengths = np.diff(row_splits)
     too_long = np.flatnonzero(lengths > max_ids) if max_ids and not truncate else np.empty(0, np.int64)
     if max_ids:
         lengths = np.minimum(lengths, max_ids)
-    # The kernel stops at the first fault, so ids in rows behind a row that is too long are not checked.
+    # Ids behind the first row with too many ids are not checked, because the kernel stops at the first fault.
     of_row, place = _places(lengths[: too_long[0]] if too_long.size else lengths)
     at = row_splits[of_row] + place
     rows, missing = rows_read(values[at], vocabulary_size, policy, default_row)
@@ -241,13 +240,13 @@ def combine(
 
 
 def _places(lengths: Array) -> tuple[Array, Array]:
-    """Returns, for each id of ragged rows, the number of its row and its position in that row."""
+    """Returns, for each ragged id, the number of its row and its position in this row."""
     of_row = np.repeat(np.arange(lengths.size), lengths)
     return of_row, np.arange(of_row.size) - (np.cumsum(lengths) - lengths)[of_row]
 
 
 def _sums(terms: _Terms, lengths: Array, dim: int, order: int) -> Array:
-    """Returns the sum of each row's terms in one of three orders.
+    """Returns the sum of each row's vectors, added in one of three orders.
 
     BLOCKS_OF_8: the sum of sums of eight terms; the first of these has the n % 8 terms that remain, and eight more if
       that is 0 or 1. FOUR_LANES: from 16 terms on, the sum of four lanes and of the remaining terms; columns that fill
@@ -277,7 +276,7 @@ def _sums(terms: _Terms, lengths: Array, dim: int, order: int) -> Array:
 
 
 def _sums_in_order(terms: _Terms, lengths: Array, dim: int) -> Array:
-    """Returns the float32 sum of each row's terms, added in their order; numpy's own sums add in other orders."""
+    """Returns the float32 sum of each row's vectors, added one by one in their order, unlike numpy's sum."""
     begins = np.cumsum(lengths) - lengths
     sums = np.zeros((lengths.size, dim), np.float32)
     for k in range(lengths.max(initial=0)):

@@ -1,4 +1,4 @@
-"""Reads from the kernel which pages of a memory map are huge, and which are in memory (Linux).
+"""Reads from Linux which memory pages of a map are huge, and which are in memory.
 
 Source: PAGEMAP_SCAN(2const), struct pm_scan_arg and PAGE_IS_HUGE of include/uapi/linux/fs.h (Linux 6.7); mincore(2).
 """
@@ -19,21 +19,21 @@ from service.types import Array
 
 HUGE_BYTES = 2 << 20
 
-# Fields of struct pm_scan_arg: size, flags, start, end, walk_end, vec, vec_len, max_pages, category_inverted,
-# category_mask, category_anyof_mask, return_mask.
+# Linux's struct pm_scan_arg, with the fields size, flags, start, end, walk_end, vec, vec_len, max_pages,
+# category_inverted, category_mask, category_anyof_mask, return_mask.
 _ARGUMENT = struct.Struct("12Q")
 _WALK_END = 4
-# The number _IOWR('f', 16, struct pm_scan_arg), as x86 and ARM compute it.
+# The ioctl number of PAGEMAP_SCAN: _IOWR('f', 16, struct pm_scan_arg), as x86 and ARM compute it.
 _PAGEMAP_SCAN = 3 << 30 | _ARGUMENT.size << 16 | ord("f") << 8 | 16
 _IS_HUGE = 1 << 6
-# Most address ranges that one PAGEMAP_SCAN call returns; the kernel joins adjacent ranges into one range.
+# Most address ranges that one PAGEMAP_SCAN call returns; the kernel joins adjacent ranges into one.
 _NUM_RANGES = 256
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
 
 
 class PageTable:
-    """This process's page table; a context manager. Concurrency: one caller at a time.
+    """The page table of this process, opened for reading; a context manager. Concurrency: one caller at a time.
 
     Raises:
       OSError: the kernel does not show the page table, or (from huge_bytes) does not tell which pages are huge.
@@ -41,7 +41,7 @@ class PageTable:
 
     def __init__(self) -> None:
         self._descriptor = os.open("/proc/self/pagemap", os.O_RDONLY | os.O_CLOEXEC)
-        # Each row of the array is one address range: start, end, categories.
+        # Each row of this array is an address range from PAGEMAP_SCAN: start, end, categories.
         self._ranges = np.zeros((_NUM_RANGES, 3), np.uint64)
 
     def __enter__(self) -> PageTable:
@@ -53,7 +53,7 @@ class PageTable:
         os.close(self._descriptor)
 
     def huge_bytes(self, address: int, nbytes: int) -> int:
-        """Returns how many bytes of an address range are mapped by huge pages; the range consists of whole pages.
+        """Returns how many bytes of an address range of whole pages are mapped by huge pages.
 
         A page that this process did not read yet is not in its page table, even if the page is in the page cache.
         """
@@ -81,7 +81,7 @@ def huge_bytes(array: Array) -> int | None:
 
 
 def pages_in_memory(address: int, nbytes: int) -> Array:
-    """Returns which of the pages from an address on are in the page cache: [P] bool.
+    """Returns, for each page of an address range, whether it is in the page cache: [P] bool.
 
     For a file that this user neither owns nor may write to, the kernel reports all pages as in the page cache.
     """
@@ -92,14 +92,14 @@ def pages_in_memory(address: int, nbytes: int) -> Array:
 
 _PRESENT = np.uint64(1 << 63)
 _ENTRY_BYTES = 8
-# Number of page map entries that are read at once: those of 256 MiB of a table.
+# Number of entries of /proc/self/pagemap that are read at once; they describe 256 MiB of memory.
 _CHUNK_PAGES = 1 << 16
 
 
 def resident_bytes(array: np.ndarray[Any, Any]) -> int | None:
-    """Returns the bytes of an array's pages that are in memory; None if the kernel does not tell.
+    """Returns how many bytes of an array's pages are in memory; None if the kernel does not tell.
 
-    A large table takes a while: 0.1 s for each 100 GB.
+    The call takes 0.1 s for each 100 GB of a table.
     """
     first = array.ctypes.data // mmap.PAGESIZE
     end = -(-(array.ctypes.data + array.nbytes) // mmap.PAGESIZE)

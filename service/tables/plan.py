@@ -24,19 +24,19 @@ from service.types import Array, TableCounts, Tensors
 
 COMBINERS = {"sum": kernels.SUM, "mean": kernels.MEAN, "sqrtn": kernels.SQRTN}
 _SUMMATIONS = {"in_order": kernels.IN_ORDER, "blocks_of_8": kernels.BLOCKS_OF_8, "four_lanes": kernels.FOUR_LANES}
-# Policies by which a bad id reads the row of another id.
+# Policies for bad ids (outside the table) by which such an id reads another id's row.
 _READ_INSTEAD = ("default_row", "clamp", "wrap")
 _NO_WEIGHTS = np.empty(0, np.float32)
 
 
 def combiner_number(feature: LookupFeature) -> int:
-    """Returns a feature's combiner and order of additions as one number for the kernels."""
+    """Returns the kernels' number for a feature's combiner and its order of additions."""
     return COMBINERS[feature.combiner or "sum"] + _SUMMATIONS[feature.summation]
 
 
 @dataclass(frozen=True, slots=True)
 class FeaturePlan:
-    """One feature of a signature with its table, compiled. Concurrency: any thread.
+    """The compiled plan to look up one feature of a signature in its table. Concurrency: any thread.
 
     position: the feature's position in its signature, for the counts.
     dtype: dtype of the answer, float32 or the table's stored dtype. ids_rank: rank of its ids input; None: any but 0.
@@ -54,35 +54,36 @@ class FeaturePlan:
 
     @property
     def is_plain(self) -> bool:
-        """Whether `is_one_kernel` holds and each row has one id or is a row of ragged ids."""
+        """Whether `is_one_kernel` holds, and the ids are one per row or ragged, not [B, K]."""
         return self.ids_rank == 1 and self.is_one_kernel
 
     @property
     def is_one_kernel(self) -> bool:
-        """Whether one kernel call does the whole lookup, if all rows that a policy for empty rows changes have ids."""
+        """Whether one kernel call computes the whole lookup, as long as no policy for empty rows applies."""
         feature = self.feature
         treats_rows_apart = feature.on_empty_row != "zeros" or feature.trailing_empty_rows != "keep"
         return (
             self.dtype == "float32"
             and self.table.info.dtype != "float64"
             and feature.max_norm is None
-            # A feature with both options needs the weight of each id to tell which rows are empty.
+            # A feature that drops ids by weight and has a policy for empty rows needs the ids' weights to find empty
+            # rows.
             and not (treats_rows_apart and feature.on_nonpositive_weight == "drop")
         )
 
     def num_rows(self, inputs: Tensors) -> int:
-        """Returns B, the number of rows that a request sends for the feature."""
+        """Returns B, the number of rows of ids in a request for this feature."""
         splits = self.feature.row_splits
         rows: int = inputs[self.feature.ids].shape[0] if splits is None else inputs[splits].shape[0] - 1
         return rows
 
     def read_counts(self, ids: int, missing: int) -> TableCounts:
-        """Returns the counts for a read of so many ids, of which so many have no row; keys are not counted."""
+        """Returns the counts of a lookup with so many ids, of which `missing` have no row. Keys are not counted."""
         read = ids if self.feature.on_bad_id in _READ_INSTEAD else ids - missing
         return TableCounts(ids, missing, 0, max(read, 0) * self.table.row_bytes)
 
     def run(self, inputs: Tensors, counts: Array) -> Array:
-        """Looks the feature up; returns [B, D], [B, L, D] for a sequence, or [B, K, D] for ids of shape [B, K].
+        """Looks up the feature's ids; returns [B, D], [B, L, D] for a sequence, or [B, K, D] for ids of shape [B, K].
 
         Args:
           counts: [2] int64 of the calling thread; the number of ids and the number of ids without a row are added to
@@ -106,7 +107,8 @@ class FeaturePlan:
         num_vectors = ids.shape[0] if splits is None else rows
         out = np.empty((num_vectors, dim) if length is None else (rows, length, dim), self.dtype)
         missing = 0
-        # The table, and the ids in it, that the kernels see; errors speak of those that were sent.
+        # table and read are the kernels' inputs, which differ from self.table and ids for a remote table; errors name
+        # the ids that were sent.
         table, read = self.table, ids
         if isinstance(table, RemoteTable):
             table, feature, read, missing = table.rows_of_request(feature, ids)
@@ -192,7 +194,7 @@ class FeaturePlan:
 
 
 class OutputPlan(NamedTuple):
-    """The compiled form of one output of a lookup: the features in it and its rank.
+    """The plan of one output of a lookup: the features in it and its rank.
 
     parts: the features whose vectors the output holds side by side.
     rank: rank of the output; None: the rank of its features' vectors.
@@ -204,20 +206,23 @@ class OutputPlan(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SignaturePlan:
-    """The plans of one lookup signature's features, by name, and of its outputs. Concurrency: any thread."""
+    """The compiled plan of a lookup signature: one plan for each feature and for each output.
+
+    Concurrency: any thread.
+    """
 
     features: Mapping[str, FeaturePlan]
     outputs: Mapping[str, OutputPlan]
-    # Thread -> counts: each thread counts in an array of its own, so that no lock is needed.
+    # Number of a thread -> its counts of ids; each thread has an array of its own, so that no lock is needed.
     _counts: dict[int, Array] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def max_rows(self) -> int | None:
-        """Largest number of rows of a request; None: there is no limit."""
+        """Largest number of rows that a request may have; None: there is no limit."""
         return min((plan.max_rows for plan in self.features.values() if plan.max_rows is not None), default=None)
 
     def run(self, inputs: Tensors, outputs: tuple[str, ...]) -> dict[str, Array]:
-        """Looks each sent feature up once, and returns the outputs all of whose features were sent.
+        """Looks up each feature that was sent, and returns the named outputs for which all features were sent.
 
         The vectors of one feature are [B, D], [B, L, D] for a sequence or [B, K, D] for ids of shape [B, K], in float32
         or in the table's stored dtype.
@@ -243,7 +248,7 @@ class SignaturePlan:
     def _output(self, name: str, parts: list[Array], inputs: Tensors) -> Array:
         output = self.outputs[name]
         if output.rank == 2:
-            # The width is computed, as reshape(0, -1) can not infer it for an answer without rows.
+            # The width of a flat row is computed, because reshape(0, -1) can not infer it if the answer has no rows.
             parts = [p if p.ndim == 2 else p.reshape(p.shape[0], math.prod(p.shape[1:])) for p in parts]
         if len(parts) == 1:
             return parts[0]
@@ -263,9 +268,9 @@ class SignaturePlan:
         return f'output "{name}" joins features that differ in their number of rows: {", ".join(told)}.'
 
     def on_tables(self, tables: Mapping[str, MappedTable]) -> SignaturePlan:
-        """Returns the same plan on other tables of the same names and shapes; both share their counts.
+        """Returns a plan that reads other tables of the same names and shapes; both add to the same counts.
 
-        Tables that are not given stay.
+        Tables without a replacement stay.
         """
         moved = {
             name: replace(plan, table=tables.get(plan.table.info.name, plan.table))
@@ -274,7 +279,7 @@ class SignaturePlan:
         return replace(self, features=moved)
 
     def counts_of_thread(self) -> Array:
-        """Returns the calling thread's counts, [F, 2] int64: each feature's number of ids, and of ids without a row."""
+        """Returns the calling thread's counts, [F, 2] int64: per feature, the numbers of ids and of ids without row."""
         thread = get_ident()
         counts = self._counts.get(thread)
         if counts is None:
@@ -282,7 +287,7 @@ class SignaturePlan:
         return counts
 
     def counts(self) -> Iterator[tuple[str, TableCounts]]:
-        """Yields each feature's table name and counts of reads so far; keys are not counted here."""
+        """Yields, for each feature, its table's name and its counts of reads so far; keys are not counted here."""
         totals = sum(self._counts.copy().values(), np.zeros((len(self.features), 2), np.int64))
         for plan in self.features.values():
             ids, missing = totals[plan.position].tolist()
@@ -296,7 +301,7 @@ def compile_signature(
     runner: RowRunner = in_one_piece,
     rules: LookupRules | None = None,
 ) -> SignaturePlan:
-    """Compiles a signature of the manifest with its mapped tables.
+    """Compiles the plan of a lookup signature from its manifest entry and the tables.
 
     Args:
       feature_tables: feature -> table name.

@@ -1,4 +1,4 @@
-"""A table whose rows lie in a cluster: a request's distinct rows are read at once into a small table of its own.
+"""Reads a request's distinct rows of a remote table (in a cluster) into a small table, on which the kernels run.
 
 The kernels then work on that small table as they do on a mapped one, in the same order, so answers agree to the bit.
 """
@@ -22,13 +22,14 @@ from service.tables.table import MappedTable
 from service.types import TABLE_DTYPES, Array, TableInfo, stored_columns
 
 if TYPE_CHECKING:
-    # At run time it is imported only where a table is remote: redis-py is an optional extra.
+    # These imports are only for type checks: the modules import redis-py, an optional extra, and are loaded only if a
+    # table is remote.
     from service.remote.changes import TableChanges
     from service.remote.row_reader import RowReader
 
 
 class RequestRows(NamedTuple):
-    """The rows that a feature of one request reads.
+    """The rows of a remote table that one feature of a request reads, as a small table.
 
     table: [U, D], the distinct rows. feature: as it looks those up. ids: [N] int64 rows of table; -1 for a dropped id,
     and one beyond the table for a refused id. num_read_instead: ids outside the remote table that read another row.
@@ -41,10 +42,10 @@ class RequestRows(NamedTuple):
 
 
 class RemoteTable:
-    """One [V, D] table in a cluster. Concurrency: any thread; reads block.
+    """A [V, D] table whose rows lie in a Valkey or Redis cluster. Concurrency: any thread; reads block.
 
     Args:
-      defaults: [row_bytes] uint8 by row: what is read in place of a row that can not be read. Empty: nothing is.
+      defaults: row number -> [row_bytes] uint8, default rows to return if a row can not be read. Empty: the read fails.
 
     row_bytes: as of the same table mapped. reader, defaults: for the native core, which reads rows itself.
     changes: writes changed rows into the cluster.
@@ -62,7 +63,7 @@ class RemoteTable:
         self.defaults = defaults
 
     def rows_of_request(self, feature: LookupFeature, ids: Array) -> RequestRows:
-        """Reads the rows that [N] int64 ids read by a feature's policy.
+        """Reads the rows of [N] int64 ids from the cluster, by the feature's policy for bad ids.
 
         Raises:
           TableUnreachable, DeadlineExceeded: a row could not be read, and none is read in its place.
@@ -87,13 +88,13 @@ class RemoteTable:
         )
 
     def rows(self, ids: Array) -> Array:
-        """Returns [N, D] float32 rows of [N] int64 ids; raises IdOutOfRange, and as rows_of_request does."""
+        """Reads [N, D] float32 rows of [N] int64 ids; raises IdOutOfRange, and as rows_of_request does."""
         self._check(ids)
         distinct, places = np.unique(ids, return_inverse=True)
         return self._small(distinct, None).rows(places)
 
     def stored_rows(self, ids: Array) -> Array:
-        """Returns [N, D] rows of [N] int64 ids as they are stored; raises IdOutOfRange, and as rows_of_request does."""
+        """Reads [N, D] rows of [N] int64 ids as they are stored; raises IdOutOfRange, and as rows_of_request does."""
         self._check(ids)
         distinct, places = np.unique(ids, return_inverse=True)
         return self._small(distinct, 0).stored_rows(places)
@@ -108,7 +109,7 @@ class RemoteTable:
             raise id_out_of_range("ids", int(ids[bad[0]]), int(bad[0]), self.info.vocabulary_size)
 
     def _small(self, distinct: Array, default_row: int | None) -> MappedTable:
-        """Returns a table of these rows, of one row of zeros where there are none."""
+        """Returns a small table of the given rows of the remote table, or of one row of zeros if no row is given."""
         columns = stored_columns(self.info.dtype, self.info.embedding_dim)
         dtype = np.dtype(TABLE_DTYPES[self.info.dtype])
         octets = self._read(distinct, default_row) if distinct.size else np.zeros((1, self.row_bytes), np.uint8)

@@ -1,4 +1,4 @@
-"""Reads tables' pages before a version answers, locks the pages, or advises the kernel on how to read them.
+"""Prepares memory pages of tables before a version answers: reads them, locks them, or advises the kernel on them.
 
 A mapped table costs nothing to open. The kernel reads a page from the disk at its first use, and keeps the page in the
 shared page cache until other data needs the memory. This module trades a slower start for fast first requests. Linux
@@ -35,7 +35,7 @@ LockRule = Literal["off", "try", "require"]
 
 _ADVICE: Mapping[PageAdvice, int] = {"normal": 0, "random": 1, "huge": 14}
 _WILL_NEED, _POPULATE_READ = 3, 22
-# Bytes that are read between two looks at the clock.
+# Bytes of a table that are read before the rate of reading is checked again.
 _CHUNK_BYTES = 16 << 20
 _PROGRESS_S = 5.0
 
@@ -49,7 +49,7 @@ for _name, _types in {
 
 @dataclass(frozen=True, slots=True)
 class Residency:
-    """The preparation of tables' pages before a version answers; none by default.
+    """The settings by which tables' memory pages are prepared before a version answers; by default nothing is done.
 
     is_prefaulted: every page is read. bytes_per_s: the highest rate of these reads; 0: no limit.
     lock: pages may not leave memory; "require" fails the load where the system does not allow it.
@@ -71,14 +71,18 @@ class Residency:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """Prepares the tables' pages; raises ArtifactError if a required lock is not allowed. Blocks; any thread."""
+        """Prepares the memory pages of tables; raises ArtifactError if the system refuses a required lock.
+
+        Blocks; any thread.
+        """
         for name, table in tables.items():
             address, nbytes = _pages(table.weights)
             if self.advice == "huge":
                 _advise(name, address, nbytes, self.advice)
             if self.is_prefaulted:
                 self._prefault(name, address, nbytes, clock, sleep)
-            # "random" comes after prefaulting: without reading ahead, 314 MB take a minute and not 0.3 s.
+            # The advice "random" is given only after prefaulting: it turns reading ahead off, without which reading 314
+            # MB took a minute and not 0.3 s.
             if self.advice == "random":
                 _advise(name, address, nbytes, self.advice)
             if self.lock != "off":
@@ -119,7 +123,7 @@ class Residency:
 
 
 def _pages(weights: np.ndarray[Any, Any]) -> tuple[int, int]:
-    """Returns the address and size of the whole pages that an array lies in."""
+    """Returns the address and the size of an array's memory, extended at its begin to a whole page."""
     begin = weights.ctypes.data & -mmap.PAGESIZE
     end = weights.ctypes.data + weights.nbytes
     return begin, end - begin
@@ -138,7 +142,8 @@ def _read_pages(address: int, nbytes: int) -> None:
         return
     if ctypes.get_errno() not in (errno.EINVAL, errno.ENOSYS):
         raise ArtifactError(f"a table can not be read: {os.strerror(ctypes.get_errno())}")
-    # Linux before 5.14 lacks POPULATE_READ: all pages are requested, then one byte of each page is read.
+    # Without POPULATE_READ (Linux before 5.14), the kernel is asked for all pages, and then one byte of each page is
+    # read.
     _libc.madvise(address, nbytes, _WILL_NEED)
     int(_octets(address, nbytes)[:: mmap.PAGESIZE].sum())
 
@@ -152,15 +157,16 @@ def _warm(artifact: Path, tables: Mapping[str, MappedTable]) -> None:
     num_rows = 0
     for name, rows in hot_rows(artifact):
         table = tables.get(name)
-        # The statistics may be of another table with this name, whose row numbers do not fit the served table.
+        # Hot rows beyond the table are ignored: the statistics may be of another table with the same name.
         if table is None or not rows.size or rows[-1] >= table.info.vocabulary_size:
             continue
         row_bytes = table.weights.strides[0]
-        # The kernel is asked for all pages before this thread waits for the first page.
+        # The kernel is asked for all pages of hot rows first, so that it reads them while this thread waits for the
+        # first page.
         for page, size in _runs(table.weights.ctypes.data + rows * row_bytes, row_bytes):
             _libc.madvise(page, size, _WILL_NEED)
         octets = _octets(table.weights.ctypes.data, table.weights.nbytes)
-        # Both ends of each row are read, as a row may lie in two pages; the kernel was asked for pages between the two.
+        # The first and the last byte of each row are read, because a row may lie in two pages.
         int(octets[rows * row_bytes].sum())
         int(octets[(rows + 1) * row_bytes - 1].sum())
         num_rows += rows.size
@@ -169,7 +175,7 @@ def _warm(artifact: Path, tables: Mapping[str, MappedTable]) -> None:
 
 
 def _runs(starts: np.ndarray[Any, Any], row_bytes: int) -> Iterator[tuple[int, int]]:
-    """Yields the address and size of each run of adjacent pages that hold the ascending rows."""
+    """Yields the address and size of each group of adjacent pages with some of the given rows, which are ascending."""
     begin = end = 0
     for start in starts.tolist():
         first, behind = start & -mmap.PAGESIZE, start + row_bytes
@@ -186,7 +192,7 @@ STATISTICS_PATH = "assets.extra/statistics"
 
 
 def hot_rows(artifact: Path) -> Iterator[tuple[str, Array]]:
-    """Yields each table's name with its hot rows from the statistics: [n] int64, ascending, none below 0."""
+    """Yields the name of each table in the training's statistics, with its hot rows: [n] int64, ascending, from 0."""
     for file in sorted((artifact / STATISTICS_PATH).glob("*.json")):
         try:
             document = json.loads(file.read_text(encoding="utf-8"))

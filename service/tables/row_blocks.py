@@ -1,7 +1,4 @@
-"""Writes rows of several tables into one buffer, side by side in blocks.
-
-Rows are copied as they are stored, bit for bit; nothing is converted or combined.
-"""
+"""Copies rows of several tables side by side into the blocks of one buffer, without conversion."""
 
 from __future__ import annotations
 
@@ -17,13 +14,13 @@ from service.tables.numpy_kernels import REFUSED, rows_read
 from service.tables.table import MappedTable
 from service.types import Array
 
-# TensorFlow copies an array that does not begin at a multiple of 64 bytes.
+# Blocks begin at multiples of this many bytes; TensorFlow would copy an array that does not.
 _ALIGNED_BYTES = 64
 _AS_STORED = ("float32", "float16", "bfloat16", "float64")
 
 
 class BlockPart(NamedTuple):
-    """The rows of one table in a block of joined rows: one row for each id.
+    """The part of a block that holds rows of one table, one row for each id.
 
     policy, default_row: for an id outside [0, V), as in manifest.LookupFeature.
     per_row: K if the ids are [B, K]; 1 if they are [B], or if the part is a block of its own.
@@ -36,13 +33,13 @@ class BlockPart(NamedTuple):
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of this table's rows in each row of the block."""
+        """Number of bytes that this part has in each row of its block."""
         size: int = self.table.row_bytes * self.per_row
         return size
 
 
 class BlockLayout(NamedTuple):
-    """The places of the blocks in their buffer, for given numbers of rows. begins: first byte of each block."""
+    """The places of all blocks in the buffer, for given numbers of rows. begins: offset of each block's first byte."""
 
     rows: tuple[int, ...]
     begins: tuple[int, ...]
@@ -50,7 +47,7 @@ class BlockLayout(NamedTuple):
 
 
 class _Place(NamedTuple):
-    """The place of a part: the number of its block, and its byte range in each of the block's rows."""
+    """The place of a part: the number of its block, and the part's byte range in each row of the block."""
 
     part: BlockPart
     block: int
@@ -58,7 +55,7 @@ class _Place(NamedTuple):
 
 
 class RowBlocks:
-    """A writer of blocks of rows; each block is [B, bytes], with its parts side by side. Concurrency: any thread.
+    """The writer of blocks: each block is [B, bytes] and has its parts' rows side by side. Concurrency: any thread.
 
     Args:
       blocks: for each block, its parts in order; an int is a gap of that many bytes per row, which the caller fills.
@@ -76,11 +73,11 @@ class RowBlocks:
 
     @staticmethod
     def takes(table: MappedTable) -> bool:
-        """Says whether a table's rows can be copied: they have no scale."""
+        """Says whether a table's rows can be copied into blocks: only rows without a scale can."""
         return table.info.dtype in _AS_STORED
 
     def lay_out(self, rows: Sequence[int]) -> BlockLayout:
-        """Returns the layout of the buffer for blocks with these numbers of rows."""
+        """Returns the places of all blocks in the buffer, if the blocks have the given numbers of rows."""
         begins, end = [], 0
         for count, pitch in zip(rows, self._pitches, strict=True):
             begins.append(end)
@@ -89,7 +86,7 @@ class RowBlocks:
         return BlockLayout(tuple(rows), tuple(begins), end)
 
     def write(self, ids: Sequence[Array], layout: BlockLayout) -> Array | int:
-        """Returns the blocks as one [bytes] uint8 array; or the number of the first part that has an id without a row.
+        """Copies the rows of ids into blocks; returns the buffer, or the number of the first part with an unknown id.
 
         Args:
           ids: the ids of each part in the order of the blocks, integers of any shape, K for each row of the block.

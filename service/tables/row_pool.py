@@ -1,4 +1,4 @@
-"""Shares the rows of a large lookup out among threads; each thread writes its own rows of the one answer."""
+"""Runs a large lookup in several threads; each thread writes some of the rows of the same answer."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ import numpy as np
 from service.tables import kernels
 from service.types import Array
 
-# Handing a part to another thread and waiting for the part cost 60 to 70 us of CPU: the time to gather 1000 rows of
-# 256 bytes.
+# Least bytes of an answer for each thread. Running a part of a lookup in another thread costs 60 to 70 us of CPU, as
+# much as gathering 1000 rows of 256 bytes.
 _LEAST_BYTES = 512 << 10
 
-# Runs a kernel on rows [begin, end); returns the kernel's number, with positions and rows counted from row 0.
+# Type of a function that runs a kernel on the rows from begin to end; in its result, positions count from the lookup's
+# first row.
 Part = Callable[[int, int], int]
 
 
 class RowRunner(Protocol):
-    """The runner of a kernel on all rows of a lookup. Concurrency: any thread."""
+    """The function that runs a kernel on all rows of a lookup, at once or in parts. Concurrency: any thread."""
 
     def __call__(self, part: Part, rows: int, row_splits: Array | None, num_bytes: int) -> int:
-        """Returns the same as one call of the kernel on all rows: the first fault, else how many ids have no row.
+        """Runs a kernel on all rows; returns the same as one call: the first fault, else how many ids have no row.
 
         Args:
           row_splits: [rows + 1], by which the ids are shared out evenly; None: all rows cost the same.
@@ -33,17 +34,17 @@ class RowRunner(Protocol):
 
 
 def in_one_piece(part: Part, rows: int, row_splits: Array | None, num_bytes: int) -> int:
-    """Runs the kernel on all rows at once, in the calling thread."""
+    """Runs the kernel on all rows of a lookup in one call, in the calling thread."""
     return part(0, rows)
 
 
 def row_runner(threads: int) -> RowRunner:
-    """Returns the runner for lookups that may use so many threads each."""
+    """Returns a RowRunner that runs each lookup in at most so many threads."""
     return in_one_piece if threads == 1 else RowPool(threads, _LEAST_BYTES)
 
 
 class RowPool:
-    """A RowRunner that shares large lookups out among the calling thread and a pool. Concurrency: any thread.
+    """A RowRunner that splits large lookups between the calling thread and a pool of threads. Concurrency: any thread.
 
     Args:
       threads: how many threads work on one lookup, with the calling thread.
@@ -54,11 +55,11 @@ class RowPool:
     def __init__(self, threads: int, least_bytes: int) -> None:
         self._threads = threads
         self._least_bytes = least_bytes
-        # The pool starts its threads at the first lookups that need them.
+        # The pool starts a thread only when a lookup needs one.
         self._pool = ThreadPoolExecutor(threads - 1, "lookup")
 
     def __call__(self, part: Part, rows: int, row_splits: Array | None, num_bytes: int) -> int:
-        """Runs a kernel on all rows, in several threads if the lookup is large, as RowRunner declares."""
+        """Runs a kernel on all rows of a lookup, in several threads if the lookup is large."""
         parts = min(self._threads, num_bytes // self._least_bytes, rows)
         if parts < 2:
             return part(0, rows)
@@ -67,7 +68,7 @@ class RowPool:
             shares = [int(row_splits[-1]) * i // parts for i in range(1, parts)]
             bounds[1:-1] = np.searchsorted(row_splits, shares).tolist()
         others = [self._pool.submit(part, begin, end) for begin, end in zip(bounds[1:-1], bounds[2:], strict=True)]
-        # All parts are waited for: no thread may write to the answer after this call.
+        # The results of all parts are awaited, because no thread may write to the answer after this call.
         returned = [part(0, bounds[1]), *(other.result() for other in others)]
         missing = 0
         for stopped in returned:

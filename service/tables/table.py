@@ -1,4 +1,4 @@
-"""Embedding tables mapped from a SavedModel's own variables file: opened in a millisecond, shared, never copied."""
+"""Maps embedding tables from a SavedModel's own variables file, without copying them, so that processes share them."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from service.tables.guarded_files import GuardedFiles
 from service.types import TABLE_DTYPES, Array, TableInfo, saved_dtype, stored_columns
 
 try:
-    # The package gives numpy bfloat16 and comes with TensorFlow: without TensorFlow no graph asks for bfloat16.
+    # The package ml_dtypes gives numpy the dtype bfloat16. It comes with TensorFlow, and only graphs use bfloat16
+    # arrays.
     import ml_dtypes
 except ImportError:
     ml_dtypes = None  # type: ignore[assignment]
 
 _NO_SCALES = np.empty(0, np.float32)
-# The kernels' dtype numbers, by the dtype of a table in a manifest.
+# Dtype of a table in the manifest -> the kernels' number for it.
 _KERNEL_DTYPES = {
     "float32": kernels.FLOAT32,
     "float16": kernels.FLOAT16,
@@ -35,7 +36,7 @@ _KERNEL_DTYPES = {
 
 
 class MappedTable:
-    """One [V, D] embedding table in a mapped file. Concurrency: any thread.
+    """A [V, D] embedding table in a mapped file. Concurrency: any thread.
 
     weights: [V, D] read-only view of the file, perhaps unaligned; it keeps the file mapped. For bfloat16 it is uint16,
       for int4 [V, ceil(D / 2)] uint8.
@@ -73,7 +74,7 @@ class MappedTable:
         return out
 
     def stored_rows(self, ids: Array) -> Array:
-        """Reads [N, D] rows with their stored bits by [N] int64 ids; raises IdOutOfRange.
+        """Reads [N, D] rows by [N] int64 ids, bit for bit as they are stored; raises IdOutOfRange.
 
         bfloat16 rows are uint16 if ml_dtypes is missing; int8 rows are not multiplied by their scales.
         """
@@ -89,7 +90,7 @@ class MappedTable:
 def open_tables(
     artifact: Path, manifest: Manifest, guarded: GuardedFiles | None = None, left_out: Container[str] = ()
 ) -> dict[str, MappedTable]:
-    """Maps every table of an artifact after manifest, index and file sizes have been found to agree.
+    """Maps every table of an artifact, after checks that manifest, checkpoint index and file sizes agree.
 
     Args:
       guarded: maps the files; callers check its mark after they read tables.
@@ -117,7 +118,7 @@ def open_tables(
 
 
 def table_info(manifest: Manifest, name: str, nbytes: int) -> TableInfo:
-    """Returns the description of a table of nbytes."""
+    """Returns the TableInfo of a table from its manifest entry; nbytes: size of the table in bytes."""
     entry = manifest.tables[name]
     return TableInfo(
         name=name,
@@ -130,18 +131,18 @@ def table_info(manifest: Manifest, name: str, nbytes: int) -> TableInfo:
 
 
 def check_files(artifact: Path, manifest: Manifest) -> None:
-    """Raises ArtifactError unless every file has the size that the manifest gives: half-copied files are refused."""
+    """Raises ArtifactError unless every file has the size in the manifest, so that partly copied files are refused."""
     for name, nbytes in manifest.files.items():
         try:
             found = (artifact / name).stat().st_size
-        except (OSError, ValueError) as error:  # stat() raises ValueError for a name that no file can have
+        except (OSError, ValueError) as error:  # ValueError: stat() raises it for an impossible file name
             raise ArtifactError(f"file {name!r} of {artifact} can not be read: {error}") from error
         if found != nbytes:
             raise ArtifactError(f"file {name} of {artifact} has {found} bytes, its manifest says {nbytes}")
 
 
 class _Files:
-    # The checkpoint indexes and file maps of an artifact; each file is opened once.
+    # _Files reads the checkpoint indexes and maps the files of an artifact, each once.
 
     def __init__(self, artifact: Path, guarded: GuardedFiles) -> None:
         self._artifact = artifact
@@ -149,7 +150,7 @@ class _Files:
         self._indexes: dict[Path, dict[str, BundleEntry]] = {}
 
     def view(self, what: str, entry: TableEntry | TableScale, dtype: str, shape: tuple[int, ...]) -> Array:
-        """Returns a read-only view of a variable of that shape.
+        """Returns a read-only array on a checkpoint variable's mapped bytes.
 
         Raises ArtifactError with a text that starts with `what`.
         """
@@ -171,7 +172,7 @@ class _Files:
         if found.is_sliced:
             raise ArtifactError(f"{what} is saved in {len(found.slices)} slices; only a whole one can be mapped")
         dtype, shape = wanted
-        # A scale is saved as [V], or as [V, 1] so that a graph can multiply rows by it directly.
+        # Scales may have the shape [V], or [V, 1], with which a graph can multiply rows directly.
         is_column = len(shape) == 1 and found.shape == (*shape, 1)
         differences = {
             "shape": (shape if is_column else found.shape, shape),

@@ -1,4 +1,4 @@
-"""Computes in numpy the lookups that no kernel does: bounded norms, policies for rows without ids, rows as stored.
+"""Computes in numpy the parts of lookups that kernels lack: max_norm, policies for empty rows, rows as stored.
 
 Few models need these lookups, and the kernels are faster without such options.
 
@@ -22,7 +22,7 @@ from service.types import Array
 
 
 class SmallTable(NamedTuple):
-    """The distinct rows that a request reads, copied into a small table.
+    """A small table with copies of the distinct rows that a feature of a request reads.
 
     vectors: [U, D] float32. ids: [N] int64, rows of vectors; -1 for a dropped id, U for a refused one.
     num_read_instead: number of ids outside the table that read another row by the feature's policy.
@@ -34,12 +34,12 @@ class SmallTable(NamedTuple):
 
     @property
     def place(self) -> tuple[int, int, int, int, int]:
-        """The table's place in memory as the kernels take it; valid while this object lives."""
+        """The small table as the kernels' arguments (dtype, addresses, sizes); valid while this object lives."""
         return kernels.FLOAT32, self.vectors.ctypes.data, 0, *self.vectors.shape
 
 
 def small_table(table: MappedTable, feature: LookupFeature, ids: Array) -> SmallTable:
-    """Returns the rows that [N] int64 ids read, each scaled down to the feature's max_norm if its norm is larger."""
+    """Copies the rows of [N] int64 ids into a small table, scaled down to the feature's max_norm if longer."""
     rows = _rows_read(feature, ids, table.info.vocabulary_size)
     has_row = rows >= 0
     distinct, places = np.unique(rows[has_row], return_inverse=True)
@@ -51,7 +51,7 @@ def small_table(table: MappedTable, feature: LookupFeature, ids: Array) -> Small
 
 
 def bounded(vectors: Array, max_norm: float | None) -> Array:
-    """Returns [N, D] float32 vectors, those longer than max_norm scaled down to it.
+    """Scales [N, D] float32 vectors with a larger norm than max_norm down to max_norm; returns all vectors.
 
     >>> bounded(np.array([[3, 4], [0.3, 0.4]], np.float32), 1.0).round(6).tolist()
     [[0.6000000238418579, 0.800000011920929], [0.30000001192092896, 0.4000000059604645]]
@@ -67,7 +67,7 @@ def bounded(vectors: Array, max_norm: float | None) -> Array:
 def with_empty_rows(
     table: MappedTable, feature: LookupFeature, combined: Array, ids: Array, splits: Array, weights: Array
 ) -> Array:
-    """Returns [B, D] combined vectors, changed by the feature's policies on_empty_row and trailing_empty_rows.
+    """Applies the feature's policies on_empty_row and trailing_empty_rows to [B, D] combined vectors; returns them.
 
     A row is empty if none of its ids counts: none was sent, or all were dropped.
     """
@@ -94,7 +94,7 @@ def _ids_that_count(feature: LookupFeature, ids: Array, splits: Array, weights: 
 
 
 def gather_stored(table: MappedTable, feature: LookupFeature, ids: Array, out: Array) -> int:
-    """Copies the stored rows of [N] int64 ids into out [N, D]; a dropped id gives zeros.
+    """Copies the stored rows of [N] int64 ids into the array out [N, D]; a dropped id gives zeros.
 
     The return value is that of kernels.gather.
     """
@@ -110,7 +110,7 @@ def gather_stored(table: MappedTable, feature: LookupFeature, ids: Array, out: A
 
 
 def sequence_stored(table: MappedTable, feature: LookupFeature, ids: Array, splits: Array, out: Array) -> int:
-    """Copies the stored rows of ragged ids into out [B, L, D]; a shorter row ends in zeros.
+    """Copies the stored rows of ragged ids into the array out [B, L, D]; rows with fewer than L ids end in zeros.
 
     The return value is that of kernels.sequence.
     """
@@ -128,5 +128,8 @@ def sequence_stored(table: MappedTable, feature: LookupFeature, ids: Array, spli
 
 
 def _rows_read(feature: LookupFeature, ids: Array, vocabulary_size: int) -> Array:
-    """Returns the [N] int64 rows that ids read by the feature's policy; NO_ROW or REFUSED for an id without one."""
+    """Returns the [N] int64 row numbers that ids read by the feature's policy;
+
+    NO_ROW or REFUSED for an id without a row.
+    """
     return rows_read(ids, vocabulary_size, POLICIES[feature.on_bad_id], feature.default_row)[0]

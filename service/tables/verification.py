@@ -1,4 +1,4 @@
-"""Verifies the checksums of tables: reads the files at a bounded rate, and pushes no pages out of the page cache.
+"""Verifies the checksums of tables: reads the files at a limited rate, without filling the page cache.
 
 The bytes come through a descriptor and a buffer, not through the map: so rows that no request looked up do not become
 memory of this process. Pages that were in the page cache stay there, and other pages are dropped at once, so that
@@ -29,7 +29,7 @@ from service.tables.guarded_files import GuardedFiles
 
 logger = logging.getLogger(__name__)
 
-# Bytes that are read and added to the checksum at a time: enough to be worth a call, and few enough for the CPU cache.
+# Bytes of a file that are read and checksummed at a time: few enough to stay in the CPU's cache.
 _CHUNK_BYTES = 1 << 20
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
@@ -37,7 +37,7 @@ _libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A range of bytes in a file with a checksum, masked as in a checkpoint's index. what: its name in messages."""
+    """A range of a file's bytes with their checksum, masked as in a checkpoint's index. what: its name in messages."""
 
     what: str
     file: Path
@@ -47,11 +47,11 @@ class Stored:
 
 
 def nothing_before() -> None:
-    """Returns at once; the default for `behind` in verify_later."""
+    """Does nothing; the default of `behind` in verify_later(), where verification need not wait for other work."""
 
 
 class Verifier:
-    """The checker of stored bytes against their checksums, one version after the other. Concurrency: any thread.
+    """The verifier of stored tables' checksums, one version after the other. Concurrency: any thread.
 
     Args:
       bytes_per_s: the highest rate of reading; 0: no limit.
@@ -68,13 +68,14 @@ class Verifier:
         self._clock = clock
         self._sleep = sleep
         self._is_stopped = False
-        # Lock of the one verify() call that reads: so all versions together stay below the rate.
+        # Lock that lets only one verify() call read at a time, so that the limit on the rate holds for all versions
+        # together.
         self._one = threading.Lock()
         self._waiting: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
     def verify(self, files: GuardedFiles, stored: Sequence[Stored]) -> None:
-        """Reads stored bytes and compares their checksums; marks the files as damaged at a difference. Blocks.
+        """Compares stored bytes with their checksums, and marks the files as damaged if one differs. Blocks.
 
         Raises:
           NotReady: the verifier was stopped, or the files were closed, before the end.
@@ -82,7 +83,7 @@ class Verifier:
         with self._one:
             started_s, done, memory = self._clock(), 0, mmap.mmap(-1, _CHUNK_BYTES)
             for part in stored:
-                # The checksum 0 means that the writer of the checkpoint stored none.
+                # The checksum 0 means that there is none, so that these bytes can not be verified.
                 if not part.crc32c:
                     continue
                 found = 0
@@ -103,7 +104,7 @@ class Verifier:
                         f"{masked(found)}, its index says {part.crc32c}"
                     )
                     return
-            # Writes to the files after this are found by files.look().
+            # The files' times are checked once more here; changes after this are found by later calls of files.look().
             files.is_verified = not files.look()
             extra = {"tables": len(stored), "bytes": done, "seconds": round(self._clock() - started_s, 3)}
             logger.info("verified tables", extra=extra)
@@ -115,7 +116,7 @@ class Verifier:
         on_damage: Callable[[], None],
         behind: Callable[[], object] = nothing_before,
     ) -> None:
-        """Verifies the files in the verifier's thread, after earlier files; calls on_damage if the files are damaged.
+        """Queues files for verification in the verifier's thread, which calls on_damage if they are damaged.
 
         Args:
           behind: called before the reads; waits for other work that must come first.
@@ -127,7 +128,7 @@ class Verifier:
                 self.verify(files, stored)
             except NotReady:
                 return
-            # If verify() raised NotReady, is_verification_due stays True.
+            # This line is not reached if verify() raised NotReady, so that is_verification_due then stays True.
             files.is_verification_due = False
             if files.mark[0]:
                 on_damage()
@@ -139,7 +140,7 @@ class Verifier:
             self._thread.start()
 
     def stop(self) -> None:
-        """Ends the verification that is running, and all that wait."""
+        """Ends the verification that runs, and all verifications that wait."""
         self._is_stopped = True
 
     def _run(self) -> None:
@@ -158,7 +159,7 @@ class Verifier:
 
 
 def _chunks(offset: int, nbytes: int) -> Iterator[tuple[int, int]]:
-    """Yields the offset and size of each chunk; chunks meet at page boundaries, so that no two chunks share a page."""
+    """Splits a range of bytes into chunks that meet at page boundaries; yields the offset and size of each chunk."""
     begin, end = offset, offset + nbytes
     while begin < end:
         behind = min(begin - begin % mmap.PAGESIZE + _CHUNK_BYTES, end)
@@ -167,12 +168,12 @@ def _chunks(offset: int, nbytes: int) -> Iterator[tuple[int, int]]:
 
 
 def _read(descriptor: int, address: int, offset: int, memory: mmap.mmap, size: int) -> int:
-    """Reads bytes of a file into memory; returns how many bytes were read. Leaves the page cache as it was."""
+    """Reads bytes of a file without leaving pages in the page cache that were not there; returns how many were read."""
     begin = offset & -mmap.PAGESIZE
-    # The range is extended to whole pages, because posix_fadvise does not drop a part of a page.
+    # The range to drop is extended to whole pages, because posix_fadvise does not drop a part of a page.
     num_pages = -(-(offset + size - begin) // mmap.PAGESIZE)
     pages = np.zeros(num_pages, np.uint8)
-    # Where the kernel may not tell, mincore reports all pages as in the page cache: then no page is dropped.
+    # If this user may not know, mincore reports all pages as being in the page cache: then no page is dropped.
     _libc.mincore(address + begin, num_pages * mmap.PAGESIZE, pages.ctypes.data)
     was_there = bool((pages & 1).any())
     done = 0

@@ -1,4 +1,4 @@
-"""Vocabularies: map the keys that clients send to rows of a table."""
+"""Opens vocabularies, which map the keys that clients send to rows of a table."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from service.tables import key_index
 from service.tables.guarded_files import GuardedFiles
 from service.types import Array
 
-# The row that the index writes for a key without one; a lookup drops it as any id below 0.
+# The row number that the index writes for a key without a row; a lookup drops it, as it does any id below 0.
 _NO_ROW = -1
 _NO_BYTES = np.empty(0, np.uint8)
 
 
 class KeyIndex(NamedTuple):
-    """The arrays of a vocabulary and the rows of its keys: all that the native core needs to look keys up.
+    """The arrays and numbers of a vocabulary with which the native core can look up keys.
 
     data: for strings the file's bytes, else [0]. keys: [N+1] int64 offsets of the lines, or the [N] int64 keys.
     slots: the native index over the keys. first_id, first_bucket, oov_id, num_oov_buckets: as in
@@ -44,10 +44,7 @@ class KeyIndex(NamedTuple):
 
 
 class Strangers:
-    """Counts unknown keys of a vocabulary. Concurrency: any thread.
-
-    Each has a count of its own, so no lock is needed.
-    """
+    """The counter of keys that clients sent and a vocabulary does not know. Concurrency: any thread, without a lock."""
 
     __slots__ = ("_by_thread",)
 
@@ -55,18 +52,18 @@ class Strangers:
         self._by_thread: dict[int, int] = {}
 
     def add(self, count: int) -> None:
-        """Adds to the calling thread's count of unknown keys."""
+        """Adds unknown keys to the count of the calling thread."""
         thread = get_ident()
         self._by_thread[thread] = self._by_thread.get(thread, 0) + count
 
     @property
     def total(self) -> int:
-        """Number of unknown keys, of all threads together."""
+        """Number of unknown keys that all threads counted."""
         return sum(self._by_thread.copy().values())
 
 
 class StringVocabulary:
-    """Maps strings to row ids. Concurrency: any thread.
+    """A vocabulary of strings, which maps them to row ids. Concurrency: any thread.
 
     data: the file's bytes, mapped. starts: [N+1] int64 offsets of its lines. slots: the index over the lines.
     """
@@ -82,7 +79,7 @@ class StringVocabulary:
         self.strangers = Strangers()
 
     def ids_of(self, keys: Array, input_name: str) -> Array:
-        """Returns int64 ids, of the same shape, for object strings (bytes or str).
+        """Maps an object array of strings (bytes or str) to int64 row ids of the same shape.
 
         An unknown key gets the row of its OOV bucket, or the OOV row, or -1 if it is to be dropped.
 
@@ -111,13 +108,13 @@ class StringVocabulary:
 
     @property
     def index(self) -> KeyIndex:
-        """The vocabulary's arrays for the native core; they stay valid while the returned object lives."""
+        """The arrays of the vocabulary, for the native core; their memory is valid while the returned object lives."""
         empty_id = None if self._empty_id == key_index.NO_EMPTY_KEY else self._empty_id
         return KeyIndex(self._data, self._starts, self._slots, *self._oov, empty_id, self._refuses, self._is_hashed)
 
     @property
     def example_key(self) -> bytes:
-        """One of the vocabulary's keys."""
+        """A string that the vocabulary maps to a row, for warm-up and example requests."""
         if self._is_hashed:
             return b"key"
         length = key_index.line_length(self._data, self._starts, 0)
@@ -125,7 +122,7 @@ class StringVocabulary:
 
 
 class IntegerVocabulary:
-    """Maps integer keys to row ids. Concurrency: any thread.
+    """A vocabulary of integer keys, which maps them to row ids. Concurrency: any thread.
 
     keys: [N] int64, in the order of the file. slots: the index over them.
     """
@@ -140,7 +137,7 @@ class IntegerVocabulary:
         self.strangers = Strangers()
 
     def ids_of(self, keys: Array, input_name: str) -> Array:
-        """Returns int64 ids, of the same shape, for int64 or int32 keys; unknown keys as in StringVocabulary."""
+        """Maps int64 or int32 keys to int64 row ids of the same shape; unknown keys as in StringVocabulary."""
         sent = np.ascontiguousarray(keys, np.int64).reshape(-1)
         ids = np.empty(sent.shape, np.int64)
         found = key_index.find_integers(self._keys, self._slots, sent, *self._oov, ids)
@@ -153,12 +150,12 @@ class IntegerVocabulary:
 
     @property
     def index(self) -> KeyIndex:
-        """The integer vocabulary's arrays for the native core, as StringVocabulary.index."""
+        """The arrays of the integer vocabulary, for the native core, as in StringVocabulary.index."""
         return KeyIndex(_NO_BYTES, self._keys, self._slots, *self._oov, None, self._refuses, self._is_hashed)
 
     @property
     def example_key(self) -> int:
-        """One of the integer vocabulary's keys."""
+        """An integer that the vocabulary maps to a row, for warm-up and example requests."""
         return 0 if self._is_hashed else int(self._keys[0])
 
 
@@ -166,7 +163,7 @@ OpenedVocabulary = StringVocabulary | IntegerVocabulary
 
 
 def counted_apart(vocabulary: OpenedVocabulary) -> OpenedVocabulary:
-    """Returns the same vocabulary with a count of unknown keys of its own; both share the index."""
+    """Returns a copy of a vocabulary that shares its index, but counts unknown keys separately."""
     view = copy(vocabulary)
     view.strangers = Strangers()
     return view
@@ -175,7 +172,7 @@ def counted_apart(vocabulary: OpenedVocabulary) -> OpenedVocabulary:
 def open_vocabularies(
     artifact: Path, manifest: Manifest, guarded: GuardedFiles | None = None
 ) -> dict[str, OpenedVocabulary]:
-    """Maps and indexes the vocabulary files of an artifact; raises ArtifactError naming the file.
+    """Maps the vocabulary files of an artifact and indexes their keys; raises ArtifactError naming the file.
 
     Args:
       guarded: maps the files; callers check its mark after they read them.
@@ -188,7 +185,7 @@ def open_vocabularies(
 
 
 def _hashed(entry: VocabularyEntry) -> OpenedVocabulary:
-    # A hashed vocabulary's index has no keys: each key that is sent goes to its bucket.
+    # The index of a hashed vocabulary is empty, because every key is mapped to an OOV bucket by its hash.
     index = key_index.new_index(0)
     if entry.key_dtype == "int64":
         return IntegerVocabulary(entry, np.empty(0, np.int64), index)
@@ -219,12 +216,12 @@ def _open(path: Path, entry: VocabularyEntry, guarded: GuardedFiles) -> OpenedVo
 
 
 def _map(path: Path, guarded: GuardedFiles) -> Array:
-    # The file is mapped and not read into memory: all servers of a machine share its pages.
+    # The vocabulary file is mapped and not read, so that all server processes of a machine share its memory pages.
     try:
         if path.stat().st_size == 0:
             return np.empty(0, np.uint8)
         return np.frombuffer(guarded.map(path), np.uint8)
-    except (OSError, ValueError) as error:  # stat() raises ValueError for a name that no file can have
+    except (OSError, ValueError) as error:  # ValueError: opening raises it for an impossible file name
         raise ArtifactError(f"cannot read vocabulary {str(path)!r}: {error}") from error
 
 

@@ -1,1 +1,1 @@
-"""Converts request and answer bytes to arrays and back: protobuf, JSON, Open Inference Protocol; pure functions."""
+"""Converts request bytes to arrays and arrays to answer bytes, for protobuf, JSON and the Open Inference Protocol."""

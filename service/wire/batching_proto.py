@@ -1,4 +1,4 @@
-"""Parses the text form of a BatchingParameters message.
+"""Parses batching parameters from the text form of TensorFlow Serving's BatchingParameters message.
 
 tensorflow-serving-api does not have this message, so its few fields are declared here.
 
@@ -16,8 +16,8 @@ from service.engine.batching_parameters import BatchingParameters
 from service.errors import InvalidRequest
 
 _NAME = "tensorflow.serving.BatchingParameters"
-# Field -> its number and wrapper. A wrapped field is written `max_batch_size { value: 128 }`; a missing one is told
-# from 0.
+# Field of BatchingParameters -> its number and wrapper message. The field is written `max_batch_size { value: 128 }`,
+# so that a missing field differs from 0.
 _WRAPPED = {
     "max_batch_size": (1, "Int64Value"),
     "batch_timeout_micros": (2, "Int64Value"),
@@ -30,7 +30,7 @@ _WRAPPED = {
 
 
 def parse_batching_text(text: str, source: str) -> BatchingParameters:
-    """Reads the text of a --batching_parameters_file or a batching_params.pbtxt.
+    """Parses the text of a --batching_parameters_file or of a version's batching_params.pbtxt.
 
     Args:
       source: the file's name, for error texts.

@@ -1,4 +1,4 @@
-"""Decodes requests of Classify, Regress and MultiInference over gRPC, and encodes their results.
+"""Decodes gRPC requests for Classify, Regress and MultiInference, and encodes their answers.
 
 Source: tensorflow_serving/apis/{input,classification,regression,inference}.proto (9d981c5).
 """
@@ -29,7 +29,7 @@ class ExamplesRequest:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One task of a MultiInference: a signature, and the method it is run by."""
+    """One task of a MultiInference request: a signature, and the method (classify or regress) that runs it."""
 
     signature_name: str
     method_name: str
@@ -37,9 +37,9 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class MultiInferenceRequest:
-    """A parsed MultiInference request. problem: a fault of its tasks, reported only if the model exists.
+    """A parsed MultiInference request.
 
-    "" if there is none.
+    problem: a fault of its tasks, which is reported only if the model exists; "" if there is none.
     """
 
     ref: ModelRef
@@ -83,7 +83,7 @@ def decode_multi_inference(data: bytes) -> MultiInferenceRequest:
 
 
 def decode_examples(message: Any) -> Array:
-    """Returns the [B] serialized Examples (bytes) of an Input message, each with the shared context before it.
+    """Returns the [B] serialized Examples (bytes) of an Input message, with the shared context put before each.
 
     Two concatenated protobuf messages are one message with the fields of both; of a feature in both, the later one
     counts.
@@ -136,12 +136,15 @@ def encode_multi_inference(
 
 
 def label_text(label: bytes | str) -> str:
-    """Returns a class's label as text; bytes that are not UTF-8 are replaced, because protobuf's strings are text."""
+    """Returns the label of a class as text.
+
+    Bytes that are not UTF-8 are replaced, because protobuf strings must be UTF-8.
+    """
     return label if isinstance(label, str) else label.decode("utf-8", "replace")
 
 
 def _fill_classification(message: Any, result: Classification) -> None:
-    # The message with the results is present in the answer even if there are no classes.
+    # SetInParent() makes the result message present in the answer even if there are no classes.
     message.SetInParent()
     labels = None if result.labels is None else result.labels.tolist()
     scores = None if result.scores is None else result.scores.tolist()

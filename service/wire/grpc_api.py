@@ -1,4 +1,4 @@
-"""Declares the names of the gRPC services, and the type of a handler."""
+"""Declares the names of the gRPC services, and the type of a method's handler."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ PREDICTION_SERVICE = "tensorflow.serving.PredictionService"
 MODEL_SERVICE = "tensorflow.serving.ModelService"
 PREDICT = f"/{PREDICTION_SERVICE}/Predict"
 
-# Takes a request's bytes and its deadline (on the engine's clock, or None), returns the answer's bytes; raises
-# ServiceError.
+# Type of a gRPC method's handler: takes the request's bytes and its deadline (on the engine's clock, or None), and
+# returns the answer's bytes; raises ServiceError.
 Handler = Callable[[bytes, float | None], bytes]

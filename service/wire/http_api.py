@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-# The HTTP API's name in metrics and logs.
+# The name of the HTTP API in metrics and logs.
 API = "http"
-# Most rows that one request may read from a table by row number.
+# Most rows of a table that one request to the rows route may read.
 DEFAULT_MAX_TABLE_ROWS = 65536

@@ -1,4 +1,4 @@
-"""Converts nested JSON lists to arrays, strictly by dtype; works level by level, without a loop per element.
+"""Converts nested JSON lists to arrays, strictly by the input's dtype, without a Python loop over the elements.
 
 Source: tensorflow_serving/util/json_tensor.cc (9d981c5), FillTensorProto and AddValueToTensor.
 """
@@ -30,17 +30,17 @@ _MAX_RANK = 64
 
 
 def ragged_owner(name: str, spec: SignatureSpec) -> str | None:
-    """Returns the ragged feature that an input belongs to; None if it belongs to none."""
+    """Returns the name of the ragged feature that an input belongs to; None if it belongs to none."""
     return next((names.feature for names in spec.ragged_names if name in names[1:]), None)
 
 
 def feature_names(spec: SignatureSpec) -> list[str]:
-    """Returns the names that a client may send: of ragged features and of all other inputs, sorted."""
+    """Returns the names that a JSON request may have: ragged features, and inputs that belong to none; sorted."""
     return sorted(spec.ragged.keys() | spec.row_inputs)
 
 
 def dense_array(name: str, value: Any, tensor: TensorSpec) -> Array:
-    """Converts a nested list to an array, a bare value to a scalar.
+    """Converts nested JSON lists to an array, and a single JSON value to an array of rank 0.
 
     Strings are accepted for an id input with a vocabulary of strings; they stay strings here.
 
@@ -71,7 +71,7 @@ def dense_array(name: str, value: Any, tensor: TensorSpec) -> Array:
 def add_ragged(
     arrays: dict[str, Array], names: RaggedNames, rows: Any, spec: SignatureSpec, weights: Any = None
 ) -> None:
-    """Adds the arrays of a ragged feature: values and row splits from one list per row, and weights if they were sent.
+    """Adds the arrays of a ragged feature: values and row splits from one JSON list per row, and weights if sent.
 
     Raises:
       MalformedPayload: not a list of lists, a value of the wrong type, weights with other row lengths, or inputs that
@@ -126,7 +126,7 @@ def _floats(flat: list[Any], dtype: str) -> Array:
     try:
         exact = np.array(flat, np.float64)
     except OverflowError:
-        # An integer beyond the largest float becomes infinite, like a float that is too large.
+        # Integers beyond the largest float are converted one by one: they become infinite, as too large floats do.
         exact = np.array([_as_float(number) for number in flat])
     if dtype == "float64":
         return exact

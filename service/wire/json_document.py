@@ -1,4 +1,4 @@
-"""Parses and writes JSON by TensorFlow Serving's rules.
+"""Parses and writes JSON documents by TensorFlow Serving's rules.
 
 NaN, Infinity and -Infinity are bare tokens in both directions. A key that comes twice in an object is refused.
 
@@ -19,23 +19,25 @@ from service.errors import MalformedPayload, PayloadTooLarge
 from service.types import Array
 from service.wire.json_text import json_type, parse_fault, shown
 
-# Finds the short form "Inf" of Infinity, which rapidjson accepts; strings match too, so that they are skipped.
+# Pattern that finds "Inf", the short form of Infinity that rapidjson accepts. It matches strings too, so that "Inf"
+# inside a string is skipped.
 _INT_CHARS = 20
 _INF = re.compile(r'"(?:[^"\\]|\\.)*"|\bInf\b')
 
 
-# A parsed key takes some 180 bytes of memory, and a list or object some 90, however short its text is.
+# Limits on the keys, and on the lists and objects, of a JSON document: parsed, a key takes some 180 bytes and a list or
+# object some 90, however short the text is.
 MAX_KEYS = 1 << 18
 MAX_LISTS = 1 << 19
 
 
 def bound_tokens(body: bytes) -> None:
-    """Refuses a document that would take far more memory than its text. Colons and brackets in strings count too.
+    """Refuses a JSON document that would take far more memory than its text.
 
     Raises:
       PayloadTooLarge: more than MAX_KEYS colons, or more than MAX_LISTS lists and objects.
     """
-    # Each count is one fast pass over the bytes, and takes a few percent of the parser's time.
+    # Colons and brackets are counted, also in strings: this takes only a few percent of the parser's time.
     if len(body) <= MAX_KEYS:
         return
     if body.count(b":") > MAX_KEYS:
@@ -45,7 +47,7 @@ def bound_tokens(body: bytes) -> None:
 
 
 def parse_object(body: bytes, *, strict: bool = False) -> dict[str, Any]:
-    """Parses a body that holds a JSON object.
+    """Parses a request's body, which must be a JSON object.
 
     Args:
       strict: refuse bare NaN and Infinity, which plain JSON does not have.
@@ -60,20 +62,21 @@ def parse_object(body: bytes, *, strict: bool = False) -> dict[str, Any]:
     try:
         document = orjson.loads(body)
     except orjson.JSONDecodeError:
-        # orjson refuses NaN, and text behind the document; the parser that accepts them is ten times slower, so only
-        # such bodies get it.
+        # The fast parser orjson refuses NaN, and text behind the document. Such bodies go to a parser that accepts both
+        # and is ten times slower.
         document = _parse_slowly(body, strict=strict)
     if type(document) is not dict:
         raise MalformedPayload(f"JSON Value: {shown(document)} Is not object")
-    # orjson keeps the last of equal keys. Each key costs one colon, and other colons are in strings only, so that equal
-    # counts prove that no key came twice, at the price of one memchr pass.
+    # Repeated keys are looked for in the text, because orjson silently keeps only the last of them. Each key costs one
+    # colon, and other colons are in strings only, so that equal counts prove that no key came twice, at the price of
+    # one memchr pass.
     if body.count(b":") != _count_keys(document) + body.count(b'"b64"'):
         _parse_slowly(body)
     return document
 
 
 def describe(value: Any) -> str:
-    """Returns a JSON value and its type for error texts, shortened.
+    """Returns a text with a JSON value, shortened, and its type, for error texts.
 
     >>> describe(1.5), describe("x"), describe(True)
     ('1.5 Type: Number', '"x" Type: String', 'true Type: True')
@@ -82,7 +85,7 @@ def describe(value: Any) -> str:
 
 
 def dump(document: Any, *, strict: bool = False) -> bytes:
-    """Writes dicts, lists and arrays as JSON; float32 in its shortest form, non-finite numbers as bare tokens.
+    """Writes dicts, lists and arrays as JSON; float32 with its fewest digits, NaN and infinity as bare words.
 
     Args:
       strict: writes null for non-finite numbers, so that any JSON parser reads the answer.
@@ -90,7 +93,8 @@ def dump(document: Any, *, strict: bool = False) -> bytes:
     Arrays must be C-contiguous and numeric, and of rank 1 or more (a scalar travels as a numpy scalar).
     """
     text = orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
-    # orjson writes null for NaN and infinity; an answer has no other null, except perhaps in a name.
+    # "null" in orjson's output means that a number was NaN or infinite, because an answer has no other null, except
+    # perhaps in a name.
     if b"null" in text and not strict:
         return b"".join(_pieces(document))
     return text
@@ -108,7 +112,7 @@ def _count_keys(document: dict[str, Any]) -> int:
 
 def _parse_slowly(body: bytes, *, strict: bool = False) -> Any:
     if b"\\u" in body and (fault := parse_fault(body)):
-        # Python's parser overlooks one fault: half a surrogate pair.
+        # Lone surrogates (half characters) are checked here, because Python's JSON parser accepts them.
         raise MalformedPayload(f"JSON Parse error: {fault}")
     decoder = json.JSONDecoder(
         object_pairs_hook=_unique,
@@ -120,7 +124,7 @@ def _parse_slowly(body: bytes, *, strict: bool = False) -> Any:
         text = body.decode("utf-8-sig").lstrip(" \t\r\n")
         if "Inf" in text:
             text = _INF.sub(lambda found: "Infinity" if found[0] == "Inf" else found[0], text)
-        # Text behind the document is ignored, as in TensorFlow Serving.
+        # raw_decode() ignores text behind the document, as TensorFlow Serving does.
         return decoder.raw_decode(text)[0]
     except RecursionError as error:
         raise MalformedPayload(f"JSON Parse error: {parse_fault(body) or 'nested too deeply'}") from error
@@ -137,7 +141,7 @@ def _finite(text: str) -> float:
 
 def _whole(text: str) -> int | float:
     number = int(text) if len(text) <= _INT_CHARS else None
-    # An integer beyond 64 bits is a double, as in rapidjson.
+    # Integers beyond 64 bits become floats, as in rapidjson.
     return number if number is not None and -(2**63) <= number < 2**64 else _finite(text)
 
 
@@ -171,7 +175,7 @@ def _pieces(value: Any) -> list[bytes]:
     text = orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
     if not isinstance(value, (np.ndarray, np.floating)) or b"null" not in text:
         return [text]
-    # orjson has written null for each NaN and infinity of a number array, in the order of the elements.
+    # Each null in orjson's text of a number array is replaced: it stands for the next NaN or infinity of the array.
     return _with_tokens(text, np.asarray(value))
 
 

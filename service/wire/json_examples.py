@@ -1,4 +1,4 @@
-"""Decodes REST bodies of classify and regress to serialized tf.Examples, and encodes their results as JSON.
+"""Converts JSON bodies of classify and regress requests to serialized tf.Examples, and their results to JSON.
 
 >>> decode_examples_body(b'{"examples": [{"x": 1.5}]}').examples.size
 1
@@ -30,14 +30,14 @@ _INT64_MAX = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class ExamplesBody:
-    """A parsed classify or regress body. examples: [B] objects (bytes). signature_name: "" if the client named none."""
+    """A parsed classify or regress body. examples: [B] serialized tf.Examples. signature_name: "" if there is none."""
 
     signature_name: str
     examples: Array
 
 
 def decode_examples_body(body: bytes, *, strict: bool = False) -> ExamplesBody:
-    """Parses {"examples": [{...}], "context": {...}, "signature_name": "..."}; only examples is required.
+    """Parses a classify or regress body {"examples": [{...}], "context": {...}, "signature_name": "..."}.
 
     Args:
       strict: refuses bare NaN and Infinity.
@@ -61,7 +61,7 @@ def decode_examples_body(body: bytes, *, strict: bool = False) -> ExamplesBody:
 
 
 def encode_result(result: Classification | Regression, *, strict: bool = False) -> bytes:
-    """Encodes {"results": ...}: for each example a value, or a list of [label, score]."""
+    """Encodes a classify or regress answer {"results": ...}: for each example a value, or a list of [label, score]."""
     if isinstance(result, Regression):
         return dump({"results": result.values}, strict=strict)
     labels, scores = result.labels, result.scores
@@ -70,7 +70,7 @@ def encode_result(result: Classification | Regression, *, strict: bool = False) 
     for row in range(shape[0]):
         texts = [""] * shape[1] if labels is None else [label_text(label) for label in labels[row]]
         numbers = np.zeros(shape[1], np.float32) if scores is None else scores[row]
-        # The scores are kept as numpy scalars, because orjson writes these with float32's few digits.
+        # Scores stay numpy float32 scalars, because orjson writes these with fewer digits than Python floats.
         rows.append([[text, number] for text, number in zip(texts, numbers, strict=True)])
     return dump({"results": rows}, strict=strict)
 

@@ -1,4 +1,4 @@
-"""Decodes and encodes this server's own JSON bodies: lookups by feature, and rows of tables by id.
+"""Decodes and encodes the JSON bodies of lookups by feature, and of rows of tables by id.
 
 >>> decode_lookup(b'{"features": {"user_id": [1, 2]}}').signature_name
 'lookup'
@@ -32,7 +32,7 @@ _IDS = TensorSpec("ids", "int64", (None,))
 
 @dataclass(frozen=True, slots=True)
 class LookupBody:
-    """A parsed lookup body whose ids are still JSON.
+    """A parsed lookup body, whose ids are JSON lists and not arrays yet.
 
     features: feature name -> ids, one per row or one list per row.
     weights: name of a ragged feature -> one list of factors per row.
@@ -44,7 +44,7 @@ class LookupBody:
 
 
 def decode_lookup(body: bytes, *, strict: bool = False) -> LookupBody:
-    """Parses {"features": {...}, "weights": {...}, "signature_name": "..."}; only features is required.
+    """Parses a lookup body {"features": {...}, "weights": {...}, "signature_name": "..."}; only features is required.
 
     Args:
       strict: refuses bare NaN and Infinity.
@@ -66,7 +66,7 @@ def decode_lookup(body: bytes, *, strict: bool = False) -> LookupBody:
 
 
 def decode_features(body: LookupBody, spec: SignatureSpec) -> dict[str, Array]:
-    """Converts a lookup's features to arrays, by input name.
+    """Converts the features of a parsed lookup body to arrays; returns input name -> array.
 
     Raises:
       MalformedPayload: a value of the wrong type, or weights whose rows do not fit the ids'.
@@ -90,7 +90,7 @@ def decode_features(body: LookupBody, spec: SignatureSpec) -> dict[str, Array]:
 
 
 def encode_lookup(outputs: Mapping[str, Array], *, strict: bool = False) -> bytes:
-    """Encodes {"embeddings": {feature: [[...], ...]}}.
+    """Encodes a lookup's answer {"embeddings": {feature: [[...], ...]}}.
 
     Args:
       strict: writes null for NaN and infinity, which plain JSON lacks.
@@ -100,7 +100,10 @@ def encode_lookup(outputs: Mapping[str, Array], *, strict: bool = False) -> byte
 
 
 def decode_rows(body: bytes) -> Array:
-    """Parses the body {"ids": [...]}; returns [N] int64 ids. Raises MalformedPayload."""
+    """Parses the body {"ids": [...]} of a request for rows of a table; returns [N] int64 ids.
+
+    Raises MalformedPayload.
+    """
     document = parse_object(body)
     if document.keys() != {"ids"}:
         raise MalformedPayload('Expected exactly one key, "ids", with a list of row ids.')
@@ -111,7 +114,7 @@ def decode_rows(body: bytes) -> Array:
 
 
 def encode_rows(rows: Array, *, strict: bool = False) -> bytes:
-    """Encodes {"rows": [[...], ...]} from [N, D] rows.
+    """Encodes the answer {"rows": [[...], ...]} with [N, D] rows of a table.
 
     Args:
       strict: writes null for NaN and infinity, which plain JSON lacks.

@@ -1,4 +1,4 @@
-"""Finds the fault of a JSON body that TensorFlow Serving would report: the first one in its order of reading.
+"""Finds the first fault of a JSON predict body, in TensorFlow Serving's order of reading, and raises its error.
 
 The decoders read column by column and level by level, which is fast, but if a body has several faults they may find
 another one first. So a body that they refuse is read again here, value by value.
@@ -20,23 +20,23 @@ from service.errors import InvalidRequest, MalformedPayload, ServiceError, Unimp
 from service.types import SignatureSpec
 from service.wire.json_text import json_type, shown
 
-# No graph takes lists nested so deep; the decoder's own error is kept for deeper bodies.
+# Deepest nesting of lists that is searched for faults; no graph takes deeper ones, which the decoder refuses by itself.
 _MAX_DEPTH = 200
-# Checking more rows would delay other requests by seconds.
+# Most rows that are searched for faults; searching more would delay other requests by seconds.
 _MAX_ROWS = 1_000_000
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 
 def is_base64(value: Any) -> bool:
-    """Says whether a JSON value stands for bytes: {"b64": "..."}."""
+    """Says whether a JSON value has the form {"b64": "..."}, which stands for bytes."""
     return type(value) is dict and len(value) == 1 and type(value.get("b64")) is str
 
 
 def from_base64(value: Any) -> bytes:
-    """Decodes the bytes of {"b64": "..."}; raises MalformedPayload."""
+    """Decodes the bytes in a JSON value {"b64": "..."}; raises MalformedPayload."""
     if not is_base64(value):
         raise MalformedPayload(f"JSON Value: {shown(value)} not formatted correctly for base64 data")
-    # White space is skipped and padding may be left out, as in TensorFlow Serving.
+    # As in TensorFlow Serving, white space in base64 text is skipped, and the padding "=" may be missing.
     text = "".join(value["b64"].split())
     try:
         return base64.b64decode(text.rstrip("=") + "=" * (-len(text.rstrip("=")) % 4), validate=True)
@@ -45,9 +45,9 @@ def from_base64(value: Any) -> bytes:
 
 
 def refuse_rows(instances: list[Any], spec: SignatureSpec) -> None:
-    """Raises the first fault of "instances".
+    """Raises TensorFlow Serving's error for the first fault in "instances".
 
-    Returns if TensorFlow Serving would find none, or if there are too many rows.
+    Returns if it would find no fault, or if there are too many rows.
     """
     names = sorted(spec.inputs)
     if len(instances) > _MAX_ROWS:
@@ -82,7 +82,7 @@ def refuse_rows(instances: list[Any], spec: SignatureSpec) -> None:
 
 
 def refuse_columns(inputs: Any, spec: SignatureSpec) -> None:
-    """Raises the first fault of "inputs"; returns if TensorFlow Serving would find none."""
+    """Raises TensorFlow Serving's error for the first fault in "inputs"; returns if it would find none."""
     names = sorted(spec.inputs)
     if not _is_object(inputs):
         if len(names) > 1:
@@ -115,7 +115,7 @@ def _refuse_item(name: str, value: Any, spec: SignatureSpec, shapes: dict[str, l
 
 
 def _refuse_tensor(value: Any, dtype: str) -> tuple[list[int], int]:
-    """Raises the first fault of a tensor; returns the shape and size of one without a fault."""
+    """Raises TensorFlow Serving's error for the first fault of a JSON tensor; returns the tensor's shape and size."""
     shape: list[int] = []
     item = value
     while type(item) is list and len(shape) <= _MAX_DEPTH:
@@ -147,7 +147,7 @@ def _refuse_values(value: Any, level: int, shape: list[int], dtype: str) -> int:
 
 
 def _all_fit(values: list[Any], dtype: str) -> bool:
-    """Says whether all values are surely of a dtype, judged by their types alone."""
+    """Says whether the Python types of all values already show that they fit a dtype."""
     types = set(map(type, values))
     if dtype in _FLOATS:
         return types <= {int, float}

@@ -1,4 +1,4 @@
-"""Decodes REST bodies of predict, rows ("instances") or columns ("inputs"), to arrays, and encodes the answers.
+"""Converts JSON bodies of predict requests ("instances" or "inputs") to arrays, and outputs to JSON answers.
 
 A ragged feature is sent under its own name, as one list of ids per row:
 
@@ -31,22 +31,19 @@ Layout = Literal["row", "columnar"]
 
 @dataclass(frozen=True, slots=True)
 class PredictBody:
-    """A parsed predict body whose tensors are still JSON.
-
-    signature_name: "" if the client named none.
-    """
+    """A parsed predict body, whose tensors are still JSON lists. signature_name: "" if the client named none."""
 
     signature_name: str
     document: Mapping[str, Any]
 
     @property
     def layout(self) -> Layout:
-        """Layout of the answer: "row" if the request has "instances", else "columnar"."""
+        """The form of the answer: "row" if the request has "instances", "columnar" if it has "inputs"."""
         return "row" if "instances" in self.document else "columnar"
 
 
 def decode_predict(body: bytes, *, strict: bool = False) -> PredictBody:
-    """Parses a predict body up to its tensors, whose dtypes only the signature knows.
+    """Parses a predict body, but leaves its tensors as JSON, because only the signature has their dtypes.
 
     Args:
       strict: refuses bare NaN and Infinity.
@@ -59,7 +56,7 @@ def decode_predict(body: bytes, *, strict: bool = False) -> PredictBody:
 
 
 def read_signature_name(document: Mapping[str, Any], default: str) -> str:
-    """Returns a body's signature_name, or the default if it has none or ""; raises MalformedPayload."""
+    """Returns the signature_name of a JSON body, or the default if it is missing or ""; raises MalformedPayload."""
     name = document.get("signature_name", default)
     if type(name) is not str:
         raise MalformedPayload(
@@ -69,7 +66,7 @@ def read_signature_name(document: Mapping[str, Any], default: str) -> str:
 
 
 def decode_inputs(body: PredictBody, spec: SignatureSpec) -> dict[str, Array]:
-    """Converts the tensors of a predict body to arrays, by input name.
+    """Converts the tensors of a parsed predict body to arrays; returns input name -> array.
 
     Other top-level keys and unknown names of columns are ignored, as in TensorFlow Serving. An unknown name in rows of
     a lookup gets an empty array, so that engine.validation raises the same error as over gRPC.
@@ -93,10 +90,7 @@ def decode_inputs(body: PredictBody, spec: SignatureSpec) -> dict[str, Array]:
 
 
 def _is_described(spec: SignatureSpec) -> bool:
-    """Says whether a manifest describes more of a signature than TensorFlow Serving knows.
-
-    The decoder has own errors then.
-    """
+    """Says whether a signature has features of this server, such as vocabularies, that TensorFlow Serving lacks."""
     return (
         spec.kind == "lookup"
         or bool(spec.ragged)
@@ -146,7 +140,7 @@ def _decode(layout: Layout, payload: Any, spec: SignatureSpec) -> dict[str, Arra
             _refuse_double(ragged, columns)
             add_ragged(arrays, ragged, value, spec, columns.get(ragged.weights))
         elif _is_weights_of(name, columns, spec):
-            # The weights were added together with their ids.
+            # This column is skipped: the weights were converted together with their ids.
             continue
         elif tensor is None:
             arrays[name] = np.empty(0)
@@ -158,16 +152,20 @@ def _decode(layout: Layout, payload: Any, spec: SignatureSpec) -> dict[str, Arra
 
 
 def _nested(name: str, columns: Mapping[str, Any], spec: SignatureSpec) -> RaggedNames | None:
-    """Returns the ragged feature that is sent as nested lists under a name; None if the name is an input's."""
+    """Returns the ragged feature that a request sends as nested lists under this name;
+
+    None if the name means an input.
+    """
     names = spec.ragged.get(name)
     if names is None or (name in spec.inputs and names.row_splits in columns):
-        # An ids input may have its feature's name; if row splits are sent too, its ids are flat.
+        # The name is the feature's and its ids input's: if the request has row splits too, the ids are a flat list for
+        # the input.
         return None
     return names
 
 
 def encode_predict(outputs: Mapping[str, Array], layout: Layout, *, strict: bool = False) -> bytes:
-    """Encodes {"predictions": [...]} or {"outputs": ...}; a single output is written without its name.
+    """Encodes a predict answer {"predictions": [...]} or {"outputs": ...}; a single output is written without its name.
 
     Args:
       strict: writes null for NaN and infinity, which plain JSON lacks.
@@ -187,7 +185,7 @@ def encode_predict(outputs: Mapping[str, Array], layout: Layout, *, strict: bool
 
 
 def plain_array(name: str, array: Array) -> Any:
-    """Converts an output to a value for json_document.dump: an array, a numpy scalar, or nested lists of strings.
+    """Converts an output to a value that json_document.dump can write: an array, a numpy scalar, or lists of strings.
 
     Bytes become {"b64": ...} if the output's name ends in "_bytes", or if they are not UTF-8.
     """

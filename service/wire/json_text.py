@@ -1,4 +1,4 @@
-"""Writes JSON as TensorFlow Serving's error texts show it, and finds the fault that its parser reports.
+"""Writes JSON values as TensorFlow Serving's error texts show them, and finds the fault that its parser would report.
 
 The code is used for errors only, so it need not be fast.
 
@@ -17,16 +17,17 @@ _MAX_SHOWN_BYTES = 256
 _ESCAPES = {'"': '\\"', "\\": "\\\\", "\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 _TYPE_NAMES: dict[type, str] = {dict: "Object", list: "Array", str: "String"}
 _SPECIAL = re.compile(r'[\x00-\x1f"\\]')
-# Positions of the decimal point in a number that is written without an exponent.
+# Range of the decimal point's position in which rapidjson writes a number without an exponent.
 _MAX_POINT, _MIN_POINT = 21, -6
 _WHITESPACE = re.compile(rb"[ \t\r\n]*")
 _NUMBER = re.compile(rb"-?(?:0|[1-9][0-9]*)(\.([0-9]+)?)?([eE][+-]?([0-9]+)?)?")
-# Array elements that need no closer check: no escapes, and no numbers that may be too large.
+# Pattern of array elements that are surely valid: strings without escapes, numbers that are not too large, true, false,
+# null.
 _ELEMENTS = re.compile(
     rb'(?:[ \t\r\n]*,[ \t\r\n]*(?:-?(?:0|[1-9][0-9]{0,99})(?:\.[0-9]{1,99})?|"[^"\\\x00-\x1f]*"|true|false|null)'
     rb"(?=[ \t\r\n]*[,\]])){1,1000}"
 )
-# Bytes of array elements that take as long to scan as one other token.
+# So many bytes of array elements count as one token against _MAX_TOKENS, because they take as long to scan.
 _ELEMENT_BYTES = 16
 _OPENING, _CLOSING = re.compile(rb"\[+"), re.compile(rb"\]+")
 _PLAIN_TEXT = re.compile(rb'[^"\\\x00-\x1f]*')
@@ -48,7 +49,7 @@ def json_type(value: Any) -> str:
 
 
 def shown(value: Any) -> str:
-    """Returns a JSON value as indented text, arrays on one line; the text ends before the first token after 256 bytes.
+    """Returns a JSON value as indented text, arrays on one line; the text ends at the first token after 256 bytes.
 
     >>> print(shown({"a": [1, "x"], "b": 2.0}))
     {
@@ -72,7 +73,7 @@ class _Writer:
     def __init__(self) -> None:
         self.pieces: list[str] = []
         self._num_bytes = 0
-        # The separator is written together with the next token, if there is one.
+        # The text between two tokens (such as ", "), which is written only if another token follows.
         self._separator = ""
 
     def write(self, value: Any, depth: int) -> None:
@@ -107,13 +108,14 @@ class _Writer:
 def _scalar(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
-    # rapidjson does not read longer numbers as integers, and Python refuses to write the longest.
+    # Larger integers are shortened: rapidjson does not read them as integers, and Python refuses to write very long
+    # ones.
     return str(value) if -(2**64) < value < 2**64 else "..."
 
 
 def _float(number: float) -> str:
     if not math.isfinite(number):
-        # rapidjson's writer stops at a number that it can not write.
+        # The text ends here, because rapidjson's writer stops at NaN and infinity.
         raise _Full
     sign, digits, exponent = Decimal(repr(number)).normalize().as_tuple()
     assert isinstance(exponent, int)
@@ -137,7 +139,7 @@ def _quoted(text: str) -> str:
 
 
 def parse_fault(text: bytes) -> str:
-    """Returns rapidjson's error for a text, with its offset; "" if the text has no fault.
+    """Returns rapidjson's error text for a JSON text with a fault, with the fault's offset; "" if there is no fault.
 
     >>> parse_fault(b'{"a": x}'), parse_fault(b"{1")
     ('Invalid value. at offset: 6', 'Missing a name for object member. at offset: 1')
@@ -154,13 +156,13 @@ class _Fault(Exception):
 
 
 class _Scanner:
-    """Scans JSON text with a stack of its own, so that no nesting is too deep; gives up after very many tokens."""
+    """A scanner of JSON text that finds the first fault; it does not recurse, so that deep nesting is safe."""
 
     def __init__(self, text: bytes) -> None:
-        # rapidjson takes a zero byte for the end of the text.
+        # The text is cut at the first zero byte, because rapidjson takes it for the end of the text.
         self._text = text.partition(b"\0")[0]
         self._at = 3 if text.startswith(b"\xef\xbb\xbf") else 0
-        # The closing brackets of the open containers, innermost last.
+        # The closing brackets that the open arrays and objects need, innermost last.
         self._stack = bytearray()
         self._tokens_left = _MAX_TOKENS
 
@@ -173,10 +175,10 @@ class _Scanner:
                 return
 
     def _value(self) -> bool:
-        """Passes one value, or the start of a container; returns whether the value is complete."""
+        """Scans one value, or the opening bracket of an array or object; returns whether the value is complete."""
         token = self._peek()
         if token == b"[":
-            # Of several opening brackets in a row, only the last can open an empty array: pass the others at once.
+            # Several opening brackets in a row are scanned at once; only the last of them can open an empty array.
             length = _OPENING.match(self._text, self._at).end() - self._at  # type: ignore[union-attr]
             self._at += length
             self._stack += b"]" * (length - 1)
@@ -195,7 +197,7 @@ class _Scanner:
         return False
 
     def _close(self) -> bool:
-        """Passes the text behind a value, up to the next value; returns whether the document has ended."""
+        """Scans commas and closing brackets up to the next value; returns whether the document has ended."""
         while self._stack:
             is_object = self._stack.endswith(b"}")
             if not is_object:
@@ -218,15 +220,15 @@ class _Scanner:
         return True
 
     def _pass_elements(self) -> None:
-        """Passes array elements that are surely valid, many at a time."""
+        """Scans array elements that are surely valid, many at a time."""
         while self._tokens_left > 0 and (found := _ELEMENTS.match(self._text, self._at)):
             self._tokens_left -= (found.end() - self._at) // _ELEMENT_BYTES
             self._at = found.end()
 
     def _pass_closing(self) -> None:
         length = _CLOSING.match(self._text, self._at).end() - self._at  # type: ignore[union-attr]
-        # The text may have more closing brackets in a row than arrays are open: pass one bracket for each array that is
-        # open inside the innermost object.
+        # Only as many closing brackets are scanned at once as arrays are open within the innermost object: the text may
+        # have more.
         length = min(length, len(self._stack) - len(self._stack.rstrip(b"]")))
         self._at += length
         del self._stack[-length:]
@@ -262,7 +264,7 @@ class _Scanner:
     def _number(self) -> None:
         found = _NUMBER.match(self._text, self._at)
         if found is None:
-            # rapidjson has passed the sign when it reports the fault.
+            # rapidjson reports this fault behind the sign of the number.
             self._at += self._text[self._at : self._at + 1] == b"-"
             self._fail("Invalid value.")
         if found[1] and not found[2]:
@@ -296,7 +298,8 @@ class _Scanner:
             self._at += 6
             code = self._hex(start + 2, start)
             if 0xD800 <= code <= 0xDFFF:
-                # A high surrogate must be followed by a low one.
+                # An escaped high surrogate must be followed by an escaped low surrogate; both together are one
+                # character.
                 if code > 0xDBFF or self._text[start + 6 : start + 8] != b"\\u":
                     self._at = start
                     self._fail("The surrogate pair in string is invalid.")

@@ -25,7 +25,7 @@ _ROWS = TensorSpec("rows", "float32", (None, None))
 
 
 def decode_upsert(body: bytes) -> Upsert:
-    """Parses {"ids": [...] or "keys": [...], "rows": [[...], ...], "feature": "...", "force": false}.
+    """Parses an upsert's body {"ids": [...] or "keys": [...], "rows": [[...], ...], "feature": "...", "force": false}.
 
     Raises:
       MalformedPayload: the body is not JSON, or has an unknown key, both ids and keys or neither, or a value of the
@@ -50,7 +50,7 @@ def decode_upsert(body: bytes) -> Upsert:
 
 
 def encode_receipt(receipt: UpsertReceipt) -> bytes:
-    """Encodes the answer to an upsert: its rows, the sequence number, and whether this process shows them already."""
+    """Encodes the answer to an upsert: number of rows, sequence number, and whether lookups return the rows already."""
     return orjson.dumps(receipt._asdict())
 
 

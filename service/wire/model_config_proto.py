@@ -1,4 +1,4 @@
-"""Parses ModelServerConfig, from the text of a config file or from a reload request, to the models in it.
+"""Parses the list of models in a ModelServerConfig message, from a config file's text or from a reload request.
 
 Source: tensorflow_serving/config/model_server_config.proto, apis/model_management.proto,
 model_servers/{server_core,model_service_impl}.cc, util/proto_util.h (9d981c5).
@@ -34,7 +34,7 @@ class ReloadRequest:
 
 
 def parse_config_text(text: str, source: str) -> tuple[ModelConfig, ...] | None:
-    """Parses the text of a config file; returns None if it is empty.
+    """Parses the list of models in a config file's text; returns None if the text is empty.
 
     A line that begins with `#@` has fields that TensorFlow Serving lacks: `#@ remote_tables: "user=valkey://..."`.
 
@@ -60,7 +60,7 @@ def parse_config_text(text: str, source: str) -> tuple[ModelConfig, ...] | None:
 
 
 def decode_reload_request(data: bytes) -> ReloadRequest:
-    """Parses a ReloadConfigRequest; raises MalformedPayload, InvalidRequest."""
+    """Parses the list of models in a ReloadConfigRequest; raises MalformedPayload, InvalidRequest."""
     message = parse_message("tensorflow.serving.ReloadConfigRequest", data)
     if message.config.WhichOneof("config") != "model_config_list":
         raise InvalidRequest(
@@ -136,7 +136,7 @@ def _policy(policy: Any) -> VersionPolicy:
 
 
 def _platform(config: Any) -> str:
-    """Returns the platform's name; old configs give it as a number in model_type."""
+    """Returns the name of a model's platform, which old configurations give as a number in model_type."""
     if not config.model_type:
         return str(config.model_platform)
     if config.model_platform:

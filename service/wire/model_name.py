@@ -1,4 +1,4 @@
-"""Finds the model of a gRPC request in its first bytes, because requests wait for a thread by model."""
+"""Finds the model's name in a gRPC request's first bytes, as bytes in flight are counted by model before parsing."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ from collections.abc import Callable
 
 from service.artifact.protobuf_wire import length_prefix
 
-# The protobuf tag of a length-delimited field 1.
+# The byte that is protobuf's tag of field 1 with a length-delimited value.
 _FIRST = 0x0A
-# The depth of the name in a MultiInferenceRequest: first task, model spec, name.
+# Most levels of nested messages above the model's name: in a MultiInferenceRequest they are first task, model spec,
+# name.
 _DEPTH = 3
 _MAX_NAME_BYTES = 512
 
 
 def first_model(message: bytes, is_model: Callable[[str], bool]) -> str:
-    r"""Returns the model named by a request's first field, or by the first field nested in it, up to _DEPTH levels.
+    r"""Returns the model's name, if it is the first field of a request, or the first field of messages nested in that.
 
     All known writers put fields in order. Returns "" if a request's fields are not in order, or no model has the name.
 

@@ -1,4 +1,4 @@
-"""Parses the text form of a MonitoringConfig message.
+"""Parses the path of the metrics from the text form of a MonitoringConfig message.
 
 tensorflow-serving-api does not have this message, so its three fields are declared here.
 
@@ -16,14 +16,14 @@ from service.errors import InvalidRequest
 
 
 class PrometheusConfig(NamedTuple):
-    """Whether metrics are served, and under which path; "" is the default path."""
+    """The content of a MonitoringConfig: whether metrics are served, and their HTTP path; "" is the default path."""
 
     enable: bool = False
     path: str = ""
 
 
 def parse_monitoring_text(text: str, source: str) -> PrometheusConfig:
-    """Parses the text of a --monitoring_config_file.
+    """Parses the text of a --monitoring_config_file into a MonitoringConfig.
 
     Args:
       source: the file's name, for error texts.

@@ -1,4 +1,4 @@
-"""Decodes the Open Inference Protocol's inference bodies over HTTP to arrays, and encodes the answers.
+"""Converts HTTP bodies of the Open Inference Protocol's inference requests to arrays, and outputs to answers.
 
 A body is a JSON object, followed by the binary data of the tensors with binary_data_size, in their order. The header
 Inference-Header-Content-Length has the length of the JSON; without it the whole body is JSON.
@@ -39,7 +39,7 @@ Json = Mapping[str, Any]
 
 
 class InferInput(NamedTuple):
-    """One input of a request: its values are JSON values, or bytes."""
+    """One input tensor of an inference request; its data are JSON values or bytes."""
 
     name: str
     datatype: str
@@ -49,7 +49,7 @@ class InferInput(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class InferBody:
-    """A parsed inference body whose tensors are not yet arrays.
+    """A parsed inference request, whose input tensors are not arrays yet.
 
     id: None if the client sent none.
     signature_name: "" if the client named none.
@@ -67,7 +67,7 @@ class InferBody:
 
 
 def decode_infer(body: bytes, header_length: str | None, *, strict: bool = False) -> InferBody:
-    """Parses an inference body, except for its tensors' values.
+    """Parses the body of an inference request, but does not convert its tensors' values.
 
     Args:
       header_length: value of the header Inference-Header-Content-Length; None: there is no such header.
@@ -95,7 +95,7 @@ def decode_infer(body: bytes, header_length: str | None, *, strict: bool = False
 
 
 def decode_inputs(body: InferBody) -> dict[str, Array]:
-    """Converts the inputs of an inference body to arrays, by name; raises MalformedPayload and InputMismatch."""
+    """Converts the inputs of an inference request to arrays, by name; raises MalformedPayload and InputMismatch."""
     arrays: dict[str, Array] = {}
     for name, datatype, sizes, data in body.inputs:
         if isinstance(data, list):
@@ -114,7 +114,7 @@ def encode_infer(
     signature_name: str,
     strict: bool = False,
 ) -> tuple[bytes, int | None]:
-    """Encodes an answer; returns its body, and the length of its JSON if binary data follow (else None).
+    """Encodes an inference answer; returns its body, and the length of the JSON part if binary data follow (else None).
 
     Args:
       strict: writes null for NaN and infinity.
@@ -157,7 +157,7 @@ def _header_length(text: str, num_bytes: int) -> int:
 
 
 def _parse(header: bytes, *, strict: bool) -> dict[str, Any]:
-    """Parses the JSON of a body as parse_object does, but without its slow path for keys of deeper levels."""
+    """Parses the JSON of a body as parse_object does, but faster for bodies with keys in nested objects."""
     bound_tokens(header)
     try:
         document = orjson.loads(header)
@@ -277,7 +277,7 @@ def _shape(tensor: Json, where: str) -> list[int]:
 def _from_values(name: str, datatype: str, sizes: list[int], values: list[Any]) -> Array:
     dtype = numpy_dtype(name, datatype)
     shape, size = checked_shape(name, sizes)
-    # BF16 goes through float32, which holds each of its numbers; JSON has only one kind of number.
+    # BF16 values are read as float32, which can represent each of them, and then converted.
     written = {BYTES: "string", BF16: "float32"}.get(datatype, dtype.name)
     array = dense_array(name, values, TensorSpec(name, written, None))
     return reshaped(name, array if datatype != BF16 else array.astype(dtype), shape, size)

@@ -1,4 +1,4 @@
-"""Makes the Open Inference Protocol's documents about the server and its models, for HTTP and gRPC.
+"""Makes the Open Inference Protocol's metadata documents on the server and its models, for HTTP and gRPC.
 
 A document has the fields of the protobuf message of the same meaning, so that JSON and protobuf can not differ.
 
@@ -20,10 +20,11 @@ from service.wire.oip_tensors import BYTES, NUMPY_DTYPES, datatype_name
 
 Document = dict[str, Any]
 
-# The signature of a request that names none, if the model has no serving_default.
+# Name of the signature that a request means if it names none and the model has no serving_default.
 FALLBACK_SIGNATURE = "lookup"
 SIGNATURE_PARAMETER = "signature_name"
-# Parameters of Triton's other extensions that change the meaning of a tensor: ignoring them would give wrong answers.
+# Parameters of Triton's extensions that this server refuses: they change a tensor's meaning, so that ignoring them
+# would give wrong answers.
 REFUSED_PARAMETERS = ("shared_memory_region", "classification")
 _PACKAGE = "embedding-server"
 _PLATFORM = "tensorflow_savedmodel"
@@ -40,7 +41,7 @@ _STATES: Mapping[State, str] = {
 
 
 def model_ref(name: str, version: str) -> ModelRef:
-    """Returns the model reference of a request; a version that is no number is a label.
+    """Returns the model reference of an Open Inference Protocol request; a version that is no number is a label.
 
     >>> model_ref("m", ""), model_ref("m", "3"), model_ref("m", "stable").label
     (ModelRef(name='m', version=None, label=None), ModelRef(name='m', version=3, label=None), 'stable')
@@ -61,7 +62,7 @@ def model_ref(name: str, version: str) -> ModelRef:
 
 @cache
 def server_metadata() -> Document:
-    """Returns the name, version and extensions of the server; callers must not change the dict."""
+    """Returns the server's metadata document: name, version and extensions; callers must not change the dict."""
     try:
         version = importlib.metadata.version(_PACKAGE)
     except importlib.metadata.PackageNotFoundError:
@@ -70,7 +71,7 @@ def server_metadata() -> Document:
 
 
 def model_metadata(name: str, statuses: Iterable[VersionStatus], spec: SignatureSpec) -> Document:
-    """Returns a model's versions that can answer, newest first, and the tensors of one of its signatures.
+    """Returns a model's metadata document: its AVAILABLE versions, newest first, and the tensors of one signature.
 
     An unknown size is -1; a tensor of unknown rank is shown as a list of unknown length.
     """
@@ -85,7 +86,7 @@ def model_metadata(name: str, statuses: Iterable[VersionStatus], spec: Signature
 
 
 def model_config(name: str, spec: SignatureSpec) -> Document:
-    """Returns a model's configuration document: the tensors of a signature, and which inputs may be left out.
+    """Returns a model's configuration document: the tensors of a signature, and which inputs are optional.
 
     max_batch_size is 0, which means that the shapes include the batch dimension.
     """
@@ -104,7 +105,7 @@ def model_config(name: str, spec: SignatureSpec) -> Document:
 def repository_index(
     statuses: Mapping[str, Iterable[VersionStatus]], problems: Mapping[str, str], *, only_ready: bool
 ) -> list[Document]:
-    """Returns an entry for each version of each model, and one entry for a model without versions.
+    """Returns the repository index: an entry for each version of each model, and one for a model without versions.
 
     Args:
       problems: model -> why it can not answer.
@@ -126,7 +127,7 @@ def repository_index(
 
 
 def encode_document(full_name: str, document: Document) -> bytes:
-    """Serializes a document as the protobuf message of the given name."""
+    """Serializes a document (dict) as the protobuf message with the given name."""
     return bytes(message_class(full_name)(**document).SerializeToString())
 
 

@@ -1,4 +1,4 @@
-"""Decodes ModelInferRequest to arrays, and encodes ModelInferResponse.
+"""Converts ModelInferRequest messages to arrays, and outputs to ModelInferResponse messages.
 
 Source: kserve/open-inference-protocol, specification/protocol/open_inference_grpc.proto (29ca333).
 """
@@ -28,7 +28,7 @@ from service.wire.oip_tensors import (
 )
 from service.wire.predict_proto import parse_message
 
-# Datatype -> the field with its values; datatypes of 16 bits have none.
+# Datatype of a tensor -> the field of InferTensorContents that has its values; FP16 and BF16 have no such field.
 _CONTENTS: Mapping[str, str] = {
     "BOOL": "bool_contents",
     **dict.fromkeys(("INT8", "INT16", "INT32"), "int_contents"),
@@ -43,7 +43,7 @@ _CONTENTS: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class InferRequest:
-    """A parsed ModelInferRequest whose tensors are still messages.
+    """A parsed ModelInferRequest, whose tensors are protobuf messages and not arrays yet.
 
     signature_name: "" if the client named none.
     outputs: names of the requested outputs; none means all.
@@ -57,7 +57,7 @@ class InferRequest:
 
 
 def decode_infer_request(data: bytes) -> InferRequest:
-    """Parses a ModelInferRequest, except for its tensors; raises MalformedPayload and InvalidRequest."""
+    """Parses a ModelInferRequest, but does not convert its tensors; raises MalformedPayload and InvalidRequest."""
     message = parse_message("inference.ModelInferRequest", data)
     ref = model_ref(message.model_name, message.model_version)
     for kind, tensors in (("input", message.inputs), ("output", message.outputs)):
@@ -97,12 +97,13 @@ def decode_infer_inputs(request: InferRequest) -> dict[str, Array]:
 def encode_infer_response(
     outputs: Mapping[str, Array], request: InferRequest, *, model: str, version: int, signature_name: str
 ) -> bytes:
-    """Encodes a ModelInferResponse; the arrays' bytes are copied once.
+    """Encodes outputs as a ModelInferResponse; the bytes of arrays are copied only once.
 
     Raises:
       InputMismatch: the protocol has no datatype for an output's dtype.
     """
-    # Field numbers: model_name = 1, model_version = 2, id = 3, parameters = 4, outputs = 5, raw_output_contents = 6.
+    # Field numbers of ModelInferResponse: model_name = 1, model_version = 2, id = 3, parameters = 4, outputs = 5,
+    # raw_output_contents = 6.
     names, parameters = _head(model, version, signature_name)
     pieces: list[Any] = [names, _field(3, request.id.encode()) if request.id else b"", parameters]
     contents: list[Any] = []
@@ -129,7 +130,8 @@ def _from_contents(name: str, tensor: Any) -> Array:
         flat: Array = np.empty(size, object)
         flat[:] = list(values)
     else:
-        # Converting the repeated field by its __array__ copies at memory speed.
+        # np.array() is called on protobuf's repeated field itself, and not on a list, because this copies at memory
+        # speed.
         flat = np.array(values)
         if flat.dtype != dtype:
             flat = _narrowed(name, datatype, flat)
@@ -148,15 +150,16 @@ def _narrowed(name: str, datatype: str, values: Array) -> Array:
 
 @lru_cache(maxsize=256)
 def _head(model: str, version: int, signature_name: str) -> tuple[bytes, bytes]:
-    # InferParameter {string_param = 3} under its key, as an entry {key = 1, value = 2} of the map.
+    # The parameter is encoded as an entry {key = 1, value = 2} of a protobuf map, whose value is InferParameter
+    # {string_param = 3}.
     entry = _field(1, SIGNATURE_PARAMETER.encode()) + _field(2, _field(3, signature_name.encode()))
     return _field(1, model.encode()) + _field(2, str(version).encode()), _field(4, entry)
 
 
 @lru_cache(maxsize=1024)
 def _described(name: str, datatype: str, shape: tuple[int, ...]) -> bytes:
-    # InferOutputTensor {name = 1, datatype = 2, shape = 3}; cached, because a server's answers have few different
-    # shapes.
+    # Encodes InferOutputTensor {name = 1, datatype = 2, shape = 3}; the bytes are cached, because a server's answers
+    # have few different shapes.
     sizes = b"".join(map(varint, shape))
     tensor = _field(1, name.encode()) + _field(2, datatype.encode()) + (_field(3, sizes) if shape else b"")
     return _field(5, tensor)

@@ -1,4 +1,4 @@
-"""Converts the Open Inference Protocol's datatypes and shapes, and its binary data, which HTTP and gRPC share.
+"""Converts datatypes, shapes and binary tensor data of the Open Inference Protocol, for HTTP and gRPC.
 
 Binary data is little-endian, row by row, without padding; an element of BYTES is its length in four bytes, then its
 bytes:
@@ -24,22 +24,23 @@ from service.errors import InputMismatch, MalformedPayload
 from service.types import Array
 
 try:
-    # ml_dtypes gives numpy bfloat16, and is installed with TensorFlow: without it, no graph asks for bfloat16.
+    # The package ml_dtypes gives numpy the dtype bfloat16. It is installed with TensorFlow, and only graphs use
+    # bfloat16 arrays.
     import ml_dtypes
 except ImportError:
     ml_dtypes = None  # type: ignore[assignment]
 
-# Data of a request without a copy.
+# Type of binary data of a request; a memoryview avoids a copy.
 Buffer = bytes | memoryview
 
 BYTES = "BYTES"
 BF16 = "BF16"
 _BOOL = "BOOL"
-# A request with a higher rank is a mistake or an attack; numpy's own limit is 64 too.
+# Highest rank of a request's tensor: more dimensions are a mistake or an attack; numpy's limit is 64 too.
 _MAX_RANK = 64
 _LENGTH = struct.Struct("<I")
 
-# Dtype name of this server -> datatype of the protocol.
+# Dtype name of this server -> datatype of the Open Inference Protocol.
 _DATATYPES: Mapping[str, str] = {
     "bool": _BOOL,
     **{f"uint{bits}": f"UINT{bits}" for bits in (8, 16, 32, 64)},
@@ -50,7 +51,7 @@ _DATATYPES: Mapping[str, str] = {
     "float64": "FP64",
     "string": BYTES,
 }
-# Datatype of the protocol -> numpy dtype of the arrays.
+# Datatype of the Open Inference Protocol -> numpy dtype of arrays.
 NUMPY_DTYPES: dict[str, np.dtype[Any]] = {
     datatype: np.dtype(object if name == "string" else name)
     for name, datatype in _DATATYPES.items()
@@ -62,7 +63,7 @@ _DATATYPE_OF_DTYPE = {dtype: datatype for datatype, dtype in NUMPY_DTYPES.items(
 
 
 def datatype_name(dtype: str) -> str:
-    """Returns the protocol's datatype for a dtype name, or TensorFlow's name if the protocol has none.
+    """Returns the Open Inference Protocol's datatype for a dtype name, or TensorFlow's name if the protocol has none.
 
     >>> datatype_name("float32"), datatype_name("string"), datatype_name("complex64")
     ('FP32', 'BYTES', 'DT_COMPLEX64')
@@ -73,7 +74,7 @@ def datatype_name(dtype: str) -> str:
 def numpy_dtype(name: str, datatype: str) -> np.dtype[Any]:
     """Returns the numpy dtype of an input's datatype.
 
-    Raises MalformedPayload if it is unknown, InputMismatch for BF16.
+    Raises MalformedPayload, or InputMismatch for BF16.
     """
     dtype = NUMPY_DTYPES.get(datatype)
     if dtype is not None:
@@ -85,28 +86,28 @@ def numpy_dtype(name: str, datatype: str) -> np.dtype[Any]:
 
 
 def checked_shape(name: str, sizes: Sequence[int]) -> tuple[tuple[int, ...], int]:
-    """Returns a shape as a tuple, and its number of elements; raises MalformedPayload for an impossible shape."""
+    """Checks a tensor's shape; returns it as a tuple, and its number of elements. Raises MalformedPayload."""
     shape = tuple(sizes)
     if len(shape) > _MAX_RANK:
         raise MalformedPayload(f'input "{name}": its shape has {len(shape)} dimensions, the limit is {_MAX_RANK}.')
     if shape and min(shape) < 0:
         raise MalformedPayload(f'input "{name}": its shape {list(shape)} has a negative size.')
-    # A shape with a 0 in it has no elements, but its other sizes must fit numpy's index type; without a 0, the data are
-    # as large.
+    # Sizes of 0 count as 1 here: a shape with a 0 has no elements, but its other sizes must still fit numpy's index
+    # type.
     if math.prod(max(size, 1) for size in shape) > np.iinfo(np.int64).max // 16:
         raise MalformedPayload(f'input "{name}": its shape {list(shape)} is too large.')
     return shape, math.prod(shape)
 
 
 def reshaped(name: str, flat: Array, shape: tuple[int, ...], size: int) -> Array:
-    """Returns values in their shape; raises MalformedPayload if their number does not fit it."""
+    """Reshapes the values of a tensor; raises MalformedPayload if their number does not fit the shape."""
     if flat.size != size:
         raise MalformedPayload(f'input "{name}": {flat.size} values, its shape {list(shape)} needs {size}.')
     return flat if len(shape) == 1 and flat.ndim == 1 else flat.reshape(shape)
 
 
 def decode_binary(name: str, datatype: str, sizes: Sequence[int], data: Buffer) -> Array:
-    """Converts an input's binary data to an array, without a copy if it can.
+    """Converts the binary data of an input to an array, without a copy if possible.
 
     Args:
       name: the input's name, for error texts.
@@ -125,18 +126,20 @@ def decode_binary(name: str, datatype: str, sizes: Sequence[int], data: Buffer) 
             f"{size * dtype.itemsize}."
         )
     if datatype == _BOOL:
-        # Any byte but 0 is true; a view as bool would keep other bytes as they are, which numpy does not allow for.
+        # The bytes are compared with 0, as every other byte means true; a bool view would keep bytes above 1, which
+        # break numpy.
         flat: Array = np.frombuffer(data, np.uint8) != 0
     else:
         flat = np.frombuffer(data, dtype)
     if not flat.flags.aligned:
-        # Data behind a JSON header may lie at any address; kernels and graphs need aligned numbers.
+        # Unaligned data are copied: behind a JSON header data begin at any address, and kernels and graphs need aligned
+        # numbers.
         flat = flat.copy()
     return reshaped(name, flat, shape, size)
 
 
 def split_bytes(name: str, data: Buffer, size: int) -> Array:
-    """Splits BYTES data into an object array of `size` elements; raises MalformedPayload if there are more or fewer."""
+    """Splits binary data of datatype BYTES into an object array of `size` strings; raises MalformedPayload."""
     if size * _LENGTH.size > len(data):
         raise MalformedPayload(
             f'input "{name}": {len(data)} bytes of data are too few for {size} elements of BYTES, each of them '
@@ -156,7 +159,7 @@ def split_bytes(name: str, data: Buffer, size: int) -> Array:
 
 
 def datatype_of(name: str, array: Array) -> str:
-    """Returns an output's datatype in the protocol; raises InputMismatch if the protocol has none for its dtype."""
+    """Returns an output's datatype in the Open Inference Protocol; raises InputMismatch if its dtype has none there."""
     datatype = _DATATYPE_OF_DTYPE.get(array.dtype)
     if datatype is not None:
         return datatype
@@ -169,7 +172,7 @@ def datatype_of(name: str, array: Array) -> str:
 
 
 def encode_binary(array: Array) -> tuple[list[Any], int]:
-    """Returns the binary data of an output as pieces without a copy of numbers, and their total size in bytes."""
+    """Returns an output's binary data as pieces, without copying numbers, and their total size in bytes."""
     if array.dtype.kind not in "OSU":
         data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
         return [data], data.nbytes

@@ -1,4 +1,4 @@
-"""Decodes PredictRequest to arrays, and encodes PredictResponse.
+"""Converts PredictRequest messages to arrays, and outputs to PredictResponse messages.
 
 Source: tensorflow_serving/apis/{predict,model}.proto (9d981c5).
 """
@@ -20,7 +20,7 @@ from service.types import Array, ModelRef
 
 @dataclass(frozen=True, slots=True)
 class PredictRequest:
-    """A parsed PredictRequest whose tensors are still messages.
+    """A parsed PredictRequest, whose tensors are protobuf messages and not arrays yet.
 
     signature_name: "" if the client named none.
     num_bytes: size of the whole message.
@@ -34,7 +34,7 @@ class PredictRequest:
 
 
 def parse_message(full_name: str, data: bytes) -> MessageClass:
-    """Parses a message of the given type; raises MalformedPayload if the bytes are no such message."""
+    """Parses bytes as a protobuf message of the given type; raises MalformedPayload if they are no such message."""
     message = message_class(full_name)()
     try:
         message.ParseFromString(data)
@@ -44,7 +44,7 @@ def parse_message(full_name: str, data: bytes) -> MessageClass:
 
 
 def decode_request(data: bytes) -> PredictRequest:
-    """Parses a PredictRequest, except for its tensors.
+    """Parses a PredictRequest, but does not convert its tensors.
 
     Raises:
       MalformedPayload: the bytes are no such message.
@@ -56,7 +56,7 @@ def decode_request(data: bytes) -> PredictRequest:
 
 
 def read_model_spec(message: Any) -> tuple[ModelRef, str]:
-    """Returns the model reference and the signature name of a request message; raises InvalidRequest."""
+    """Returns the model reference and the signature name in a request's ModelSpec; raises InvalidRequest."""
     if not message.HasField("model_spec"):
         raise InvalidRequest("Missing ModelSpec")
     spec = message.model_spec
@@ -71,7 +71,8 @@ def read_model_spec(message: Any) -> tuple[ModelRef, str]:
 
 def decode_inputs(request: PredictRequest) -> dict[str, Array]:
     """Converts the inputs of a PredictRequest to arrays, by name; raises as decode_tensor does."""
-    # A sent element takes at least a byte, so only values that are repeated over a shape can reach this limit.
+    # Limit on the elements of all inputs. Only tensors whose last value is repeated to fill the shape can exceed it,
+    # because each sent element takes at least a byte.
     max_elements = max(request.num_bytes, MAX_SPREAD_ELEMENTS)
     arrays: dict[str, Array] = {}
     for name, tensor in request.tensors.items():
@@ -83,7 +84,7 @@ def decode_inputs(request: PredictRequest) -> dict[str, Array]:
 def encode_response(
     outputs: Mapping[str, Array], *, model: str, version: int, signature_name: str, as_content: bool = False
 ) -> bytes:
-    """Encodes a PredictResponse; the arrays' bytes are copied once.
+    """Encodes outputs as a PredictResponse; the bytes of arrays are copied only once.
 
     Args:
       as_content: True puts the values into tensor_content, False into the `*_val` fields.
@@ -97,13 +98,14 @@ def encode_response(
 def response_pieces(
     outputs: Mapping[str, Array], *, model: str, version: int, signature_name: str, as_content: bool
 ) -> list[bytes | memoryview]:
-    """Encodes a PredictResponse as pieces that encode_response() joins; a memoryview is the bytes of an array."""
+    """Encodes outputs as the pieces of a PredictResponse, which encode_response() joins."""
     pieces: list[Any] = []
     for name, array in outputs.items():
         key = name.encode()
         tensor = encode_tensor(name, array, as_content=as_content)
         tensor_bytes = sum(map(len, tensor))
-        # A PredictResponse's outputs = 1 is a map: each entry is a message {key = 1, value = 2}.
+        # An output is encoded as an entry {key = 1, value = 2} of the protobuf map PredictResponse.outputs, which is
+        # field 1.
         head = tag(1, 2) + varint(len(key)) + key + tag(2, 2) + varint(tensor_bytes)
         pieces += [tag(1, 2), varint(len(head) + tensor_bytes), head, *tensor]
     spec = encode_model_spec(model, version, signature_name)
@@ -114,7 +116,7 @@ def response_pieces(
 def encode_model_spec(model: str, version: int, signature_name: str) -> bytes:
     """Encodes a ModelSpec."""
     name, signature = model.encode(), signature_name.encode()
-    # The fields of ModelSpec are {name = 1, version = 2 {value = 1}, signature_name = 3}.
+    # Field numbers of ModelSpec: name = 1, version = 2 (a message with value = 1), signature_name = 3.
     value = tag(1, 0) + varint(version)
     return b"".join(
         (

@@ -1,4 +1,4 @@
-"""Encodes PredictionLog records of a request and its answer, the same for requests over HTTP and gRPC.
+"""Encodes a request and its answer as a PredictionLog record for the request log, alike for HTTP and gRPC.
 
 Source: tensorflow_serving/apis/{prediction_log,logging,predict,classification,regression,input}.proto (9d981c5).
 """
@@ -16,13 +16,13 @@ from service.types import Array, Tensors
 from service.wire.example_proto import encode_classification, encode_regression
 from service.wire.predict_proto import encode_model_spec, encode_response
 
-# Field numbers of PredictionLog.
+# Field numbers of the protobuf message PredictionLog.
 _METADATA, _CLASSIFY, _REGRESS, _PREDICT = 1, 2, 3, 6
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """The model, version and signature that answered a request."""
+    """The model, version and signature that answered a recorded request."""
 
     model: str
     version: int
@@ -37,7 +37,7 @@ def predict_record(
     output_filter: Sequence[str],
     outputs: Mapping[str, Array] | None,
 ) -> bytes:
-    """Encodes a record of a Predict, or of an equivalent HTTP request.
+    """Encodes a PredictionLog record of a Predict request, or of an HTTP request with the same meaning.
 
     Args:
       metadata: a serialized LogMetadata.
@@ -46,7 +46,8 @@ def predict_record(
     spec = _spec(subject)
     pieces = [_field(1, spec)]
     for name, array in inputs.items():
-        # A PredictRequest's inputs = 2 is a map: each entry is a message {key = 1, value = 2}.
+        # An input is encoded as an entry {key = 1, value = 2} of the protobuf map PredictRequest.inputs, which is field
+        # 2.
         tensor = b"".join(encode_tensor(name, array))
         pieces.append(_field(2, _field(1, name.encode()) + _field(2, tensor)))
     pieces += [_field(3, name.encode()) for name in output_filter]
@@ -62,9 +63,10 @@ def predict_record(
 def examples_record(
     subject: Subject, metadata: bytes, *, examples: Array, result: Classification | Regression, has_answer: bool
 ) -> bytes:
-    """Encodes a record of a Classify or a Regress; a MultiInference has one for each task."""
+    """Encodes a PredictionLog record of a Classify or Regress request, or of one task of a MultiInference request."""
     listed = b"".join(_field(1, example) for example in examples.tolist())
-    # The record of a Classify or Regress has the fields {model_spec = 1, input = 2 {example_list = 1 {examples = 1}}}.
+    # Field numbers of a Classify or Regress request: model_spec = 1, input = 2, which holds example_list = 1 with
+    # examples = 1.
     log = _field(1, _field(1, _spec(subject)) + _field(2, _field(1, listed)))
     named = {"model": subject.model, "version": subject.version, "signature_name": subject.signature_name}
     if isinstance(result, Classification):

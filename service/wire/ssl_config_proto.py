@@ -1,4 +1,4 @@
-"""Parses the text form of an SSLConfig message.
+"""Parses the TLS settings of a port from the text form of TensorFlow Serving's SSLConfig message.
 
 tensorflow-serving-api does not have this message, so its fields are declared here.
 
@@ -17,7 +17,7 @@ from service.errors import InvalidRequest
 
 @dataclass(frozen=True, slots=True)
 class SslConfig:
-    """TLS settings of a port; PEM texts, not files.
+    """The TLS settings of a port; keys and certificates are PEM texts, not names of files.
 
     server_cert: the server's certificate, followed by the chain up to its authority's.
     custom_ca: certificates of the authorities that sign clients' certificates.
@@ -31,7 +31,7 @@ class SslConfig:
 
 
 def parse_ssl_config_text(text: str, source: str) -> SslConfig:
-    """Parses the text of an --ssl_config_file.
+    """Parses the text of an --ssl_config_file into TLS settings.
 
     Args:
       source: the file's name, for error texts.
@@ -44,7 +44,8 @@ def parse_ssl_config_text(text: str, source: str) -> SslConfig:
     try:
         fill_from_text(message, text)
     except TextFormError as error:
-        # The parser's own error quotes the line at fault, which may be the private key.
+        # The parser's own error text is replaced, because it quotes the line with the fault, which may be a line of the
+        # private key.
         place = "it" if error.line is None else f"line {error.line}"
         raise InvalidRequest(f"Invalid protobuf file: '{source}': {place} is not an SSLConfig's text") from None
     except UnicodeError:

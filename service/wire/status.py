@@ -1,4 +1,4 @@
-"""Encodes version states as GetModelStatus's message and as its REST JSON.
+"""Encodes the states of a model's versions as GetModelStatusResponse and as the JSON of the REST API.
 
 Source: tensorflow_serving/apis/{get_model_status,status}.proto (9d981c5).
 """
@@ -28,7 +28,7 @@ def encode_statuses(statuses: Iterable[VersionStatus]) -> bytes:
 
 
 def statuses_json(statuses: Iterable[VersionStatus]) -> bytes:
-    """Encodes the JSON body of `GET /v1/models/{model}`."""
+    """Encodes the states of a model's versions as the JSON body of `GET /v1/models/{model}`."""
     return orjson.dumps(
         {
             "model_version_status": [

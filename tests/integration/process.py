@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -167,7 +167,12 @@ class ServerProcess:
 
 
 def predict_grpc(
-    channel: grpc.Channel, inputs: Mapping[str, Any], signature: str, *, model: str = "default"
+    channel: grpc.Channel,
+    inputs: Mapping[str, Any],
+    signature: str,
+    *,
+    model: str = "default",
+    metadata: Sequence[tuple[str, str]] = (),
 ) -> dict[str, Any]:
     """Calls Predict over a channel and returns the float outputs."""
     request = message_class("tensorflow.serving.PredictRequest")()
@@ -176,7 +181,7 @@ def predict_grpc(
     for name, array in inputs.items():
         fill_tensor(request.inputs[name], array)
     call = channel.unary_unary("/tensorflow.serving.PredictionService/Predict")
-    data = call(request.SerializeToString(), timeout=PATIENCE_S)
+    data = call(request.SerializeToString(), timeout=PATIENCE_S, metadata=metadata)
     response = message_class("tensorflow.serving.PredictResponse").FromString(data)
     return {name: read_tensor(tensor) for name, tensor in response.outputs.items()}
 

@@ -103,6 +103,22 @@ def test_a_large_request_is_answered_and_one_over_the_limit_refused(serve: Serve
     assert server.lookup({"user": [1]}) == {"user": [[1, 10]]}
 
 
+@pytest.mark.parametrize("forwarded", [False, True], ids=["answered", "forwarded"])
+def test_metadata_of_64_kb_is_accepted_and_more_is_refused(serve: Serve, forwarded: bool) -> None:
+    server = serve().ready()
+    extra = [("x-response-encoding", "gzip")] if forwarded else []
+
+    def predict(filler: int) -> object:
+        metadata = [("x-filler", "a" * filler), *extra]
+        return predict_grpc(server.channel, {"user": np.array([1])}, "lookup", metadata=metadata)["user"].tolist()
+
+    # HTTP/2 counts 32 bytes more for each field, and gRPC's own fields need some hundred bytes.
+    assert predict(63 << 10) == [[1, 10]]
+    with pytest.raises(grpc.RpcError):
+        predict(65 << 10)
+    assert predict(1) == [[1, 10]]
+
+
 def test_reflection_lists_the_services(serve: Serve) -> None:
     from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 

@@ -28,7 +28,7 @@ class _Transport(Protocol):
 
 
 class AsyncEmbeddingClient:
-    """Asks one model of a server, with coroutines; the arguments and methods are those of EmbeddingClient.
+    """The client of one model on a server, with coroutines; arguments and methods are those of EmbeddingClient.
 
         async with AsyncEmbeddingClient("localhost:8500", model="movielens") as client:
             answers = await asyncio.gather(*(client.lookup({"user_id": [user]}) for user in users))
@@ -58,7 +58,7 @@ class AsyncEmbeddingClient:
         self._clock = clock
         self._sleep = sleep
         self._random = random
-        # Attempts checks timeout_s: a bad value fails here, not at the first call.
+        # Attempts() checks timeout_s, so that a bad value fails here and not at the first call.
         self._attempts(None)
         self._transports: dict[Target, _Transport] = {}
         self._is_closed = False
@@ -74,7 +74,7 @@ class AsyncEmbeddingClient:
         outputs: Sequence[str] | None = None,
         timeout_s: float | None = None,
     ) -> Outputs:
-        """Looks embeddings up, with the arguments and errors of EmbeddingClient.lookup."""
+        """Looks up embeddings; arguments and errors are those of EmbeddingClient.lookup."""
         flow = self._methods.lookup(
             features, weights, version=version, label=label, signature=signature, outputs=outputs
         )
@@ -90,14 +90,14 @@ class AsyncEmbeddingClient:
         outputs: Sequence[str] | None = None,
         timeout_s: float | None = None,
     ) -> Outputs:
-        """Runs any signature, with the arguments and errors of EmbeddingClient.predict."""
+        """Runs a signature of the model; arguments and errors are those of EmbeddingClient.predict."""
         flow = self._methods.predict(inputs, version=version, label=label, signature=signature, outputs=outputs)
         return await self._run(flow, self._methods.target, timeout_s)
 
     async def tables(
         self, version: int | None = None, label: str | None = None, *, timeout_s: float | None = None
     ) -> tuple[TableDescription, ...]:
-        """Returns the model's embedding tables by name, with the errors of EmbeddingClient.tables."""
+        """Returns the model's embedding tables by name; errors are those of EmbeddingClient.tables."""
         target = self._methods.tables_target or self._methods.target
         return await self._run(self._methods.tables(version, label), target, timeout_s)
 
@@ -110,7 +110,7 @@ class AsyncEmbeddingClient:
         label: str | None = None,
         timeout_s: float | None = None,
     ) -> Array:
-        """Reads [N, D] float32 rows of a table, with the errors of EmbeddingClient.rows."""
+        """Reads rows of a table as [N, D] float32; arguments and errors are those of EmbeddingClient.rows."""
         flow = self._methods.rows(table, ids, version=version, label=label)
         return await self._run(flow, self._methods.tables_target or self._methods.target, timeout_s)
 
@@ -139,7 +139,8 @@ class AsyncEmbeddingClient:
         await self.close()
 
     def _transport(self, target: Target) -> _Transport:
-        # The transport is opened here, not in the constructor, which may run before the event loop starts.
+        # The transport is opened at the first call and not in the constructor, because the event loop may not run yet
+        # then.
         transport = self._transports.get(target)
         if transport is None:
             transport = self._transports[target] = _open(target, self._bearer)
@@ -172,7 +173,7 @@ class AsyncEmbeddingClient:
 
 
 def _open(target: Target, bearer: Bearer) -> _Transport:
-    # Imported here, so that a client over HTTP needs no grpcio, and one over gRPC no httpx.
+    # The modules are imported here, so that a client over HTTP needs no grpcio, and a client over gRPC no httpx.
     if target.wire == "grpc":
         from embedding_client.grpc_transport import AsyncGrpcTransport
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-# Printable ASCII without spaces: a line end in a token could end the Authorization header and start another one.
+# A token is printable ASCII without spaces: a line end in it could end the Authorization header and start another
+# header.
 _TOKEN = re.compile(r"[!-~]+")
 
 Token = str | Callable[[], str] | None
 
 
 class Bearer:
-    """The bearer token that a client sends. Concurrency: any thread, if the token callable allows it.
+    """The bearer token that a client sends with each request. Concurrency: any thread, if a callable token allows it.
 
     Args:
       token: the token, or a callable that returns it for each request; None: no token is sent.
@@ -28,19 +29,19 @@ class Bearer:
         self._value = _value(token) if isinstance(token, str) else None
 
     def value(self) -> str | None:
-        """Returns the value of the Authorization header; None if there is no token."""
+        """Returns the value of the Authorization header; None if the client has no token."""
         if self._value is not None or self._token is None:
             return self._value
         assert callable(self._token)
         return _value(self._token())
 
     def headers(self, others: dict[str, str]) -> dict[str, str]:
-        """Returns `others` plus the Authorization header; `others` alone if there is no token."""
+        """Returns `others` plus the Authorization header; `others` alone if the client has no token."""
         value = self.value()
         return others if value is None else {**others, "Authorization": value}
 
     def metadata(self) -> tuple[tuple[str, str], ...] | None:
-        """Returns gRPC metadata that holds the token; None if there is no token."""
+        """Returns the gRPC metadata with the token; None if the client has no token."""
         value = self.value()
         return None if value is None else (("authorization", value),)
 

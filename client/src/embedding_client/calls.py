@@ -1,4 +1,4 @@
-"""Describes one request as data, so that both wires and both clients share everything but the sending."""
+"""Describes a request as data (a Call), so that gRPC and HTTP, blocking and asyncio clients differ only in sending."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Where(NamedTuple):
 
 
 def where(version: int | None, label: str | None) -> Where:
-    """Makes a Where of a version number or a label; raises InvalidRequest if both are given."""
+    """Makes a Where of a version number or a label; raises InvalidRequest if the caller gives both."""
     if version is not None and label is not None:
         raise invalid(f"version {version} and label {label!r} were both given; send one or the other.")
     return Where(version, label)
@@ -40,7 +40,7 @@ class Reply(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[T]):
-    """One request to the server, on either wire.
+    """One request to the server, ready to be sent over gRPC or HTTP.
 
     path: of the gRPC method, or of the URL.
     body: the request's bytes; None sends an HTTP GET.
@@ -52,41 +52,41 @@ class Call(Generic[T]):
     decode: Callable[[Reply], T]
 
     def read(self, reply: Reply) -> T:
-        """Returns decode(reply); raises ServerFault if the reply breaks the protocol."""
+        """Decodes the reply to this request; raises ServerFault if the reply breaks the protocol."""
         try:
             return self.decode(reply)
         except (LookupError, AttributeError, TypeError, ValueError, OverflowError, RecursionError) as error:
             raise ServerFault("INTERNAL", f"The server's answer to {self.path} can not be read: {error}") from error
 
 
-# A client method as a generator: it yields each Call that it needs, receives the decoded reply of that Call, and
-# returns the method's result.
+# The type of a client method as a generator: it yields each Call that must be sent, receives the Call's decoded reply,
+# and returns the method's result.
 Flow = Generator[Call[Any], Any, R_co]
 
 
 class Calls(Protocol):
-    """The client's methods as flows of Calls, for one wire (gRPC or HTTP). Concurrency: any thread."""
+    """The client's methods as flows (generators of Calls), for gRPC or HTTP. Concurrency: any thread."""
 
     def lookup(self, ids: Mapping[str, Ids], outputs: Sequence[str], at: Where, signature: str) -> Flow[Outputs]:
-        """Calls the lookup of ids; the flow returns combined embeddings by output name."""
+        """Returns the flow of a lookup of ids; its result are the combined embeddings by output name."""
         ...
 
     def predict(self, inputs: Mapping[str, Array], outputs: Sequence[str], at: Where, signature: str) -> Flow[Outputs]:
-        """Calls any signature; the flow returns its outputs by name."""
+        """Returns the flow that calls any signature; its result are the outputs by name."""
         ...
 
     def tables(self, at: Where) -> Flow[tuple[TableDescription, ...]]:
-        """Calls for the list of the model's embedding tables."""
+        """Returns the flow that lists the model's embedding tables."""
         ...
 
     def rows(self, table: str, ids: Array, at: Where) -> Flow[Array]:
-        """Calls for rows of a table; the flow returns [N, D] float32."""
+        """Returns the flow that reads rows of a table; its result is [N, D] float32."""
         ...
 
     def status(self, version: int | None) -> Flow[tuple[VersionStatus, ...]]:
-        """Calls for the states of one version, or of all versions if `version` is None."""
+        """Returns the flow that gets the states of one version, or of all versions if `version` is None."""
         ...
 
     def metadata(self, at: Where) -> Flow[ModelMetadata]:
-        """Calls for the signatures of a version."""
+        """Returns the flow that gets the signatures of a version."""
         ...

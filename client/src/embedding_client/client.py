@@ -27,7 +27,7 @@ class _Transport(Protocol):
 
 
 class EmbeddingClient:
-    """Asks one model of a server for embeddings and predictions; numpy arrays in, numpy arrays out.
+    """The client of one model on a server, for embeddings and predictions; numpy arrays in, numpy arrays out.
 
         with EmbeddingClient("localhost:8500", model="movielens") as client:
             client.lookup({"user_id": [1, 2], "genres": [["Drama"], []]})["genres"]   # [2, D] float32
@@ -74,7 +74,7 @@ class EmbeddingClient:
         self._clock = clock
         self._sleep = sleep
         self._random = random
-        # Attempts checks timeout_s: a bad value fails here, not at the first call.
+        # Attempts() checks timeout_s, so that a bad value fails here and not at the first call.
         self._attempts(None)
         self._transport = self._open(self._methods.target)
         tables_target = self._methods.tables_target
@@ -92,7 +92,7 @@ class EmbeddingClient:
         outputs: Sequence[str] | None = None,
         timeout_s: float | None = None,
     ) -> Outputs:
-        """Returns {output: [B, D] float32}: one combined embedding per row and feature, zeros for an empty row.
+        """Looks up embeddings: {output: [B, D] float32}, one combined embedding per row, zeros for an empty row.
 
         Args:
           features: ids by feature. A flat list or [B] array is one id per row; a list of lists, a [B, K] array or
@@ -121,7 +121,7 @@ class EmbeddingClient:
         outputs: Sequence[str] | None = None,
         timeout_s: float | None = None,
     ) -> Outputs:
-        """Runs any signature and returns its outputs by name.
+        """Runs any signature of the model, and returns its outputs by name.
 
         Args:
           inputs: tensors by name. Arrays are dense and keep their dtype. RaggedIds, and lists of integers or strings
@@ -137,7 +137,7 @@ class EmbeddingClient:
     def tables(
         self, version: int | None = None, label: str | None = None, *, timeout_s: float | None = None
     ) -> tuple[TableDescription, ...]:
-        """Returns the model's embedding tables by name. This method and `rows` need HTTP: gRPC has no such calls.
+        """Returns the model's embedding tables by name. `tables` and `rows` need HTTP: gRPC has no such methods.
 
         Raises:
           EmbeddingError: Unimplemented if the client has no HTTP address; the other classes as in lookup.
@@ -153,7 +153,7 @@ class EmbeddingClient:
         label: str | None = None,
         timeout_s: float | None = None,
     ) -> Array:
-        """Returns [N, D] float32: the stored rows of N ids, not combined. Needs HTTP, as `tables`.
+        """Returns the stored rows of N ids, not combined: [N, D] float32. Like `tables`, it needs HTTP.
 
         Raises:
           EmbeddingError: Unimplemented if the client has no HTTP address; the other classes as in lookup.
@@ -172,7 +172,7 @@ class EmbeddingClient:
         return self._run(self._methods.metadata(version, label), self._transport, timeout_s)
 
     def close(self) -> None:
-        """Closes the connections. Calls in flight may fail; later calls raise RuntimeError."""
+        """Closes the client's connections. Calls in flight may fail; later calls raise RuntimeError."""
         self._is_closed = True
         self._transport.close()
         self._tables_transport.close()
@@ -186,7 +186,7 @@ class EmbeddingClient:
         self.close()
 
     def _open(self, target: Target) -> _Transport:
-        # Imported here, so that a client over HTTP needs no grpcio.
+        # The module is imported here, so that a client over HTTP needs no grpcio.
         if target.wire == "grpc":
             from embedding_client.grpc_transport import GrpcTransport
 

@@ -1,4 +1,4 @@
-"""Defines the errors of a client call. gRPC and HTTP give the same class and code for the same fault.
+"""Defines the errors of client calls. gRPC and HTTP raise the same class with the same code for the same fault.
 
 EmbeddingError
   InvalidRequest     INVALID_ARGUMENT  FAILED_PRECONDITION  OUT_OF_RANGE   the request can not succeed as it was sent
@@ -34,7 +34,7 @@ class EmbeddingError(Exception):
 
     @property
     def is_retryable(self) -> bool:
-        """Whether the same request may succeed later. The client's own retries are used up."""
+        """Whether the same request may succeed later; the client has already made all retries of its policy."""
         return self.code == "UNAVAILABLE"
 
     def __str__(self) -> str:
@@ -43,35 +43,35 @@ class EmbeddingError(Exception):
 
 
 class InvalidRequest(EmbeddingError):
-    """The request can never succeed as it was sent."""
+    """A request that can never succeed as it was sent."""
 
 
 class NotFound(EmbeddingError):
-    """The server has no model, version or table of this name."""
+    """A request for a model, version or table that the server does not have."""
 
 
 class TooLarge(EmbeddingError):
-    """The request, or the answer that it asks for, exceeds a limit of the server."""
+    """A request that exceeds a limit of the server, by itself or by the size of its answer."""
 
 
 class Refused(EmbeddingError):
-    """The server, or a proxy in front of it, did not accept the request's credentials."""
+    """A request whose credentials the server, or a proxy in front of it, did not accept."""
 
 
 class Unavailable(EmbeddingError):
-    """The client could not connect, or the server can not answer now: it loads, drains or is overloaded."""
+    """A server that the client can not reach, or that can not answer now, because it loads, drains or is overloaded."""
 
 
 class DeadlineExceeded(EmbeddingError):
-    """The server did not answer within timeout_s."""
+    """A call to which the server did not answer within timeout_s."""
 
 
 class Unimplemented(EmbeddingError):
-    """The server, or the wire that this client uses, lacks the called method."""
+    """A call of a method that the server, or the protocol of this client (gRPC or HTTP), lacks."""
 
 
 class ServerFault(EmbeddingError):
-    """The server failed, or sent an answer that the client can not decode."""
+    """A failure of the server, or an answer that the client can not decode."""
 
 
 _CLASS_OF_CODE: dict[str, type[EmbeddingError]] = {
@@ -89,7 +89,7 @@ _CLASS_OF_CODE: dict[str, type[EmbeddingError]] = {
 
 
 def error_of(code: str, message: str, retry_after_s: float | None = None) -> EmbeddingError:
-    """Returns the exception for a google.rpc code; ServerFault for a code that no other class has.
+    """Returns the exception for a google.rpc code; ServerFault if no other class stands for the code.
 
     >>> error_of("NOT_FOUND", "Servable not found for request: Latest(m)")
     NotFound('NOT_FOUND', 'Servable not found for request: Latest(m)', None)
@@ -98,5 +98,5 @@ def error_of(code: str, message: str, retry_after_s: float | None = None) -> Emb
 
 
 def invalid(message: str) -> InvalidRequest:
-    """Returns the InvalidRequest of a request that the client refuses to send."""
+    """Returns an InvalidRequest, for a request that the client itself refuses to send."""
     return InvalidRequest("INVALID_ARGUMENT", message)

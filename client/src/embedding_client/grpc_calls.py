@@ -1,4 +1,4 @@
-"""Calls TensorFlow Serving's gRPC methods. That protocol has all methods of the client but `tables` and `rows`."""
+"""Calls TensorFlow Serving's gRPC methods. They serve all methods of the client except `tables` and `rows`."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ STATUS = "/tensorflow.serving.ModelService/GetModelStatus"
 
 
 class GrpcCalls:
-    """The client's methods for one model, as calls of PredictionService and ModelService over gRPC."""
+    """The client's methods for one model, as gRPC calls of PredictionService and ModelService."""
 
     def __init__(self, model: str) -> None:
         self._model = model
 
     def lookup(self, ids: Mapping[str, Ids], outputs: Sequence[str], at: Where, signature: str) -> Flow[Outputs]:
-        """Calls Predict with a lookup signature."""
+        """Calls the gRPC method Predict with a lookup signature."""
         inputs: dict[str, Array] = {}
         for name, value in ids.items():
             if isinstance(value, RaggedIds):
@@ -32,19 +32,19 @@ class GrpcCalls:
         return self.predict(inputs, outputs, at, signature)
 
     def predict(self, inputs: Mapping[str, Array], outputs: Sequence[str], at: Where, signature: str) -> Flow[Outputs]:
-        """Calls Predict with any signature."""
+        """Calls the gRPC method Predict with any signature."""
         spec = messages.encode_model_spec(self._model, at, signature)
         request = messages.encode_predict(spec, inputs, outputs)
         arrays: Outputs = yield Call(PREDICT, request, lambda reply: messages.decode_predict(reply.body))
         return arrays
 
     def tables(self, at: Where) -> Flow[tuple[TableDescription, ...]]:
-        """Raises Unimplemented: the protocol has no method that lists tables."""
+        """Raises Unimplemented, because the gRPC services have no method that lists tables."""
         raise _over_http_only("tables")
         yield
 
     def rows(self, table: str, ids: Array, at: Where) -> Flow[Array]:
-        """Raises Unimplemented: the protocol has no method that reads rows of a table."""
+        """Raises Unimplemented, because the gRPC services have no method that reads rows of a table."""
         raise _over_http_only("rows")
         yield
 
@@ -57,7 +57,7 @@ class GrpcCalls:
         return statuses
 
     def metadata(self, at: Where) -> Flow[ModelMetadata]:
-        """Calls PredictionService.GetModelMetadata for the SignatureDefs."""
+        """Calls the gRPC method GetModelMetadata, which returns the model's SignatureDefs."""
         request = messages.encode_metadata(messages.encode_model_spec(self._model, at, ""))
         metadata: ModelMetadata = yield Call(
             METADATA, request, lambda reply: messages.decode_metadata(self._model, reply.body)

@@ -19,19 +19,20 @@ from embedding_client.errors import EmbeddingError, error_of
 from embedding_client.targets import Target
 
 _OPTIONS: tuple[tuple[str, int], ...] = (
-    # Messages of any size: only the server limits them.
+    # The client accepts and sends messages of any size, because the server limits them.
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
-    # Reconnect within tenths of a second after a server restarts. gRPC's defaults wait from 1 s up to 2 minutes.
+    # Reconnect within tenths of a second after the server restarted. gRPC's defaults wait from 1 s up to 2 minutes.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 2000),
-    # Ignore http_proxy and the like, which are meant for the internet; the client's HTTP transports ignore them too.
+    # Ignore http_proxy and similar variables, which are meant for the internet; the client's HTTP transports ignore
+    # them too.
     ("grpc.enable_http_proxy", 0),
 )
 
 
 class GrpcTransport:
-    """One gRPC channel, which reconnects by itself, used by blocking calls. Concurrency: any thread."""
+    """One gRPC channel for blocking calls, which reconnects by itself. Concurrency: any thread."""
 
     def __init__(self, target: Target, bearer: Bearer = NO_TOKEN) -> None:
         self._target = target
@@ -40,11 +41,11 @@ class GrpcTransport:
             self._channel = grpc.insecure_channel(target.address, _OPTIONS)
         else:
             self._channel = grpc.secure_channel(target.address, _credentials(target), _OPTIONS)
-        # grpcio's callable per method path, kept because making one costs much more than calling it.
+        # Maps a gRPC method's path to grpcio's callable for it; making a callable costs much more than calling it.
         self._methods: dict[str, Any] = {}
 
     def send(self, call: Call[Any], timeout_s: float) -> Reply:
-        """Sends a call and returns the server's reply; raises EmbeddingError."""
+        """Sends a call over the channel and returns the server's reply; raises EmbeddingError."""
         method = self._methods.get(call.path)
         if method is None:
             method = self._methods[call.path] = self._channel.unary_unary(call.path)
@@ -59,7 +60,7 @@ class GrpcTransport:
 
 
 class AsyncGrpcTransport:
-    """One grpc.aio channel, which reconnects by itself. Concurrency: one event loop, which also constructs it."""
+    """One grpc.aio channel, which reconnects by itself. Concurrency: only the event loop in which it was made."""
 
     def __init__(self, target: Target, bearer: Bearer = NO_TOKEN) -> None:
         self._target = target
@@ -71,7 +72,7 @@ class AsyncGrpcTransport:
         self._methods: dict[str, Any] = {}
 
     async def send(self, call: Call[Any], timeout_s: float) -> Reply:
-        """Sends a call and returns the server's reply; raises EmbeddingError."""
+        """Sends a call over the channel and returns the server's reply; raises EmbeddingError."""
         method = self._methods.get(call.path)
         if method is None:
             method = self._methods[call.path] = self._channel.unary_unary(call.path)

@@ -1,4 +1,4 @@
-"""Turns an HTTP response into a Reply, or into the error that gRPC would have given."""
+"""Converts an HTTP response to a Reply, or to the error that the server would have sent over gRPC."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ _CODE_OF_STATUS = {
     429: "RESOURCE_EXHAUSTED",
     499: "CANCELLED",
     501: "UNIMPLEMENTED",
-    # Bad Gateway: a proxy did not reach the server.
+    # 502 Bad Gateway: a proxy did not reach the server.
     502: "UNAVAILABLE",
     503: "UNAVAILABLE",
     504: "DEADLINE_EXCEEDED",
 }
-# Starts of the error texts that TensorFlow Serving and this server send as FAILED_PRECONDITION over gRPC, but as a
-# plain status 400 over HTTP.
+# First words of error texts that TensorFlow Serving and this server send with code FAILED_PRECONDITION over gRPC, but
+# with status 400 over HTTP.
 _PRECONDITIONS = ("Serving signature ", 'Signature "')
 _SHOWN_CHARS = 300
 
 
 def checked(status: int, body: bytes, header: Callable[[str], str | None]) -> Reply:
-    """Returns the Reply of a response with status 200.
+    """Returns the Reply of a response with status 200; raises EmbeddingError for another status.
 
     Args:
       header: returns a response header's value by its name. A Retry-After that is a date is ignored.
@@ -51,7 +51,7 @@ def _error(status: int, body: bytes, header: Callable[[str], str | None]) -> Emb
         code = "INVALID_ARGUMENT" if 400 <= status < 500 else "INTERNAL" if status == 500 else "UNKNOWN"
     if status == 400 and text.startswith(_PRECONDITIONS):
         code = "FAILED_PRECONDITION"
-    # embedding-server sends the code in X-Error-Code; TensorFlow Serving has no such header.
+    # embedding-server sends the gRPC code in the header X-Error-Code; TensorFlow Serving has no such header.
     code = header("X-Error-Code") or code
     retry_after = header("Retry-After")
     seconds = float(retry_after) if retry_after is not None and retry_after.strip().isdecimal() else None
@@ -62,7 +62,7 @@ def _text(body: bytes) -> str:
     try:
         document = json.loads(body)
     except (ValueError, RecursionError):
-        # Not JSON: probably a proxy's error page.
+        # A body that is not JSON is probably the error page of a proxy.
         return body.decode("utf-8", "replace")[:_SHOWN_CHARS]
     error = document.get("error") if isinstance(document, dict) else None
     return error if isinstance(error, str) else body.decode("utf-8", "replace")[:_SHOWN_CHARS]

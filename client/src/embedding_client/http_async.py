@@ -25,7 +25,7 @@ _POST_HEADERS = {"Content-Type": "application/json"}
 
 
 class AsyncHttpTransport:
-    """A pool of HTTP connections. A request waits while all are busy. Concurrency: the event loop that made it."""
+    """A pool of HTTP connections; a request waits while all are busy. Concurrency: only the event loop that made it."""
 
     def __init__(self, target: Target, bearer: Bearer = NO_TOKEN) -> None:
         self._target = target
@@ -33,15 +33,15 @@ class AsyncHttpTransport:
         self._client = httpx.AsyncClient(
             base_url=str(target),
             verify=True if target.tls is None else target.tls.ssl_context(),
-            # Ignore http_proxy and the like, which are meant for the internet.
+            # Ignore http_proxy and similar variables, which are meant for the internet.
             trust_env=False,
-            # No timeout of httpx, which is per read: send() limits the whole exchange.
+            # httpx gets no timeout, because it would limit each read; send() limits the whole exchange.
             timeout=None,
             limits=httpx.Limits(max_connections=_MAX_CONNECTIONS, max_keepalive_connections=_MAX_CONNECTIONS),
         )
 
     async def send(self, call: Call[Any], timeout_s: float) -> Reply:
-        """Sends a call and returns the server's reply; raises EmbeddingError."""
+        """Sends a call over HTTP and returns the server's reply; raises EmbeddingError."""
         try:
             async with asyncio.timeout(timeout_s):
                 if call.body is None:
@@ -58,5 +58,5 @@ class AsyncHttpTransport:
         return checked(response.status_code, response.content, response.headers.get)
 
     async def close(self) -> None:
-        """Closes the pool's connections."""
+        """Closes the connections of the pool."""
         await self._client.aclose()

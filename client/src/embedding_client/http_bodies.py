@@ -1,4 +1,4 @@
-"""Encodes the JSON bodies of requests."""
+"""Encodes the JSON bodies of HTTP requests."""
 
 from __future__ import annotations
 
@@ -40,12 +40,13 @@ def rows_body(ids: Array) -> bytes:
 
 
 def _dump(document: dict[str, Any]) -> bytes:
-    # Numbers that are not finite become the bare tokens NaN and Infinity, as TensorFlow Serving reads and writes them.
+    # json.dumps() writes NaN and infinity as the bare tokens NaN and Infinity, which TensorFlow Serving reads and
+    # writes too.
     return json.dumps(document, separators=(",", ":")).encode()
 
 
 def _plain(name: str, array: Array) -> Any:
-    """Converts an array to lists. A float32 gets all digits of its float64, because the server rounds twice."""
+    """Converts an array to lists. A float32 becomes a float64 with all digits, because the server rounds twice."""
     if array.dtype == object:
         flat = np.empty(array.size, object)
         flat[:] = [_text(item) for item in array.reshape(-1).tolist()]

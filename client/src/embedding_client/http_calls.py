@@ -30,7 +30,7 @@ from embedding_client.types import (
     VersionStatus,
 )
 
-# The number of cached signatures: old versions must not fill the memory.
+# The largest number of cached signatures, so that signatures of old versions do not fill the memory.
 _MAX_SIGNATURES = 256
 
 
@@ -39,7 +39,7 @@ class HttpCalls:
 
     def __init__(self, model: str) -> None:
         self._path = f"/v1/models/{quote(model, safe='')}"
-        # Needs no lock: two threads that fetch the same signature store equal values.
+        # The cache needs no lock, because two threads that fetch the same signature store equal values.
         self._signatures: dict[tuple[Where, str], SignatureDescription] = {}
 
     def lookup(self, ids: Mapping[str, Ids], outputs: Sequence[str], at: Where, signature: str) -> Flow[Outputs]:
@@ -47,8 +47,8 @@ class HttpCalls:
         answer: Outputs = yield Call(f"{self._at(at)}:lookup", lookup_body(ids, signature), _embeddings)
         if all(name in answer for name in outputs) and all(array.size for array in answer.values()):
             return _chosen(answer, outputs, answer)
-        # Rare: `outputs` names an output that the answer lacks, or an answer without rows, whose width only the
-        # signature has.
+        # A signature is needed only in rare cases: `outputs` names an output that the answer lacks, or the answer has
+        # no rows, so that only the signature has their width.
         described = (yield from self._signature(_version_answered(at, answer.version), signature)).outputs
         arrays = {
             name: array if array.size or name not in described else with_shape(array, described[name].shape)
@@ -57,7 +57,7 @@ class HttpCalls:
         return _chosen(Outputs(arrays, version=answer.version), outputs, described)
 
     def predict(self, inputs: Mapping[str, Array], outputs: Sequence[str], at: Where, signature: str) -> Flow[Outputs]:
-        """Posts inputs to the model's `:predict` route, in the columnar form."""
+        """Posts inputs to the model's `:predict` route, as columns ("inputs")."""
         answer, version = yield Call(f"{self._at(at)}:predict", predict_body(inputs, signature), _outputs)
         at = _version_answered(at, version)
         known = self._signatures.get((at, signature))
@@ -77,18 +77,18 @@ class HttpCalls:
         return tables
 
     def rows(self, table: str, ids: Array, at: Where) -> Flow[Array]:
-        """Posts ids to the `:rows` route of a table."""
+        """Posts ids to the `:rows` route of a table, which answers with the stored rows."""
         path = f"{self._at(at)}/tables/{quote(table, safe='')}:rows"
         rows: Array = yield Call(path, rows_body(ids), _rows)
         return rows
 
     def status(self, version: int | None) -> Flow[tuple[VersionStatus, ...]]:
-        """Gets the states of the model's versions."""
+        """Gets the states of the model's versions from the model's status route."""
         statuses: tuple[VersionStatus, ...] = yield Call(self._at(Where(version)), None, _statuses)
         return statuses
 
     def metadata(self, at: Where) -> Flow[ModelMetadata]:
-        """Gets the signatures of a version."""
+        """Gets the signatures of a version from the model's `metadata` route."""
         metadata: ModelMetadata = yield Call(f"{self._at(at)}/metadata", None, _metadata)
         return metadata
 
@@ -118,7 +118,7 @@ def _version_answered(at: Where, version: int | None) -> Where:
 
 
 def _chosen(arrays: Outputs, outputs: Sequence[str], known: Mapping[str, object]) -> Outputs:
-    """Keeps the named outputs; applies the rules and error texts that the server has for gRPC's output_filter."""
+    """Returns the named outputs only; a bad name gets the error text that the server has for gRPC's output_filter."""
     if not outputs:
         return arrays
     for name in outputs:
@@ -135,14 +135,14 @@ def _chosen(arrays: Outputs, outputs: Sequence[str], known: Mapping[str, object]
 def _columns(
     answer: Any, described: Mapping[str, TensorDescription], inputs: Mapping[str, object]
 ) -> Mapping[str, Any] | None:
-    """Returns a predict answer's outputs by name; None if the answer does not fit the signature's outputs."""
-    # A JSON object holds several outputs by name, unless its only key is "b64": then it is a single output of bytes.
+    """Returns the outputs in a `:predict` answer by name; None if the answer does not fit the signature's outputs."""
+    # A JSON object holds several outputs by name, unless its only key is "b64": such an object is a single string.
     if isinstance(answer, dict) and answer.keys() != {"b64"}:
         return answer if answer.keys() <= described.keys() else None
     names = list(described)
     if len(names) > 1:
-        # A lookup signature returns one output per feature sent. JSON leaves out the name of a single output: it is
-        # that of the only feature sent.
+        # A lookup signature returns one output for each feature sent. JSON leaves out the name of a single output,
+        # which is that of the only feature sent.
         names = [name for name in names if name in inputs or name + VALUES_SUFFIX in inputs]
     return {names[0]: answer} if len(names) == 1 else None
 

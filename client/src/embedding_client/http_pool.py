@@ -23,20 +23,20 @@ _POST_HEADERS = {"Content-Type": "application/json"}
 
 
 class HttpTransport:
-    """A pool of HTTP connections: one for each concurrent request, then reused. Concurrency: any thread."""
+    """A pool of HTTP connections; a request that finds none idle opens another one. Concurrency: any thread."""
 
     def __init__(self, target: Target, clock: Callable[[], float], bearer: Bearer = NO_TOKEN) -> None:
         self._target = target
         self._bearer = bearer
         self._clock = clock
         self._context: ssl.SSLContext | None = None if target.tls is None else target.tls.ssl_context()
-        # A stack: the server is least likely to have closed the connection that was used last. append() and pop() of a
-        # deque need no lock.
+        # The idle connections are a stack, because the server is least likely to have closed the connection that was
+        # used last. append() and pop() of a deque need no lock.
         self._idle: deque[HTTPConnection] = deque()
         self._is_closed = False
 
     def send(self, call: Call[Any], timeout_s: float) -> Reply:
-        """Sends a call and returns the server's reply; raises EmbeddingError."""
+        """Sends a call over HTTP and returns the server's reply; raises EmbeddingError."""
         deadline_s = self._clock() + timeout_s
         while True:
             connection = self._pop_idle()
@@ -52,8 +52,8 @@ class HttpTransport:
             except (OSError, HTTPException) as error:
                 connection.close()
                 if is_reused:
-                    # The server may close an idle connection at any moment, and most likely closed all of them. Every
-                    # method of the client only reads, so the request can be sent again.
+                    # The server may close an idle connection at any moment; if it closed this one, it has probably
+                    # closed all idle ones. Every method of the client only reads, so the request can be sent again.
                     self._drop_idle()
                     continue
                 reason = f"{type(error).__name__}: {error}"
@@ -65,7 +65,7 @@ class HttpTransport:
             return checked(status, body, header)
 
     def close(self) -> None:
-        """Closes idle connections now, and each busy connection when its request is done."""
+        """Closes idle connections now, and each busy connection when its request has ended."""
         self._is_closed = True
         self._drop_idle()
 
@@ -87,7 +87,7 @@ class HttpTransport:
 
     def _remaining(self, deadline_s: float) -> float:
         remaining_s = deadline_s - self._clock()
-        # settimeout(0) would make the socket non-blocking, and its reads fail.
+        # settimeout(0) would make the socket non-blocking, so that its reads fail at once.
         if remaining_s <= 0:
             raise TimeoutError
         return remaining_s
@@ -116,8 +116,8 @@ class HttpTransport:
 
 def _response(remaining: Callable[[], float], sock: socket.socket, **options: Any) -> HTTPResponse:
     response = HTTPResponse(sock, **options)
-    # A socket's timeout limits each receive. Without this reader a server that sends a byte at a time could exceed
-    # the deadline forever.
+    # A socket's timeout limits each receive only. Without _DeadlineReader, a server that sends a byte at a time could
+    # exceed the deadline forever.
     response.fp = BufferedReader(_DeadlineReader(response.fp.detach(), sock, remaining))
     return response
 

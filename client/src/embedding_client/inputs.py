@@ -1,4 +1,4 @@
-"""Converts the ids and tensors that a caller passes to arrays.
+"""Converts the ids and tensors that a caller passes to numpy arrays.
 
 In a lookup, a nested value is a ragged feature, and a flat value is a feature of one id per row, whatever the lengths:
 
@@ -25,7 +25,7 @@ FeatureIds: TypeAlias = Array | RaggedIds | Sequence[Id] | Sequence[Sequence[Id]
 FeatureWeights: TypeAlias = Array | Sequence[float] | Sequence[Sequence[float]] | Sequence[Array]
 TensorInput: TypeAlias = Array | RaggedIds | Sequence[Any] | Id | float | bool
 
-# The ids of one feature: a [B] array, one id per row, or RaggedIds.
+# The ids of one feature: an array [B] with one id per row, or RaggedIds with any number of ids per row.
 Ids: TypeAlias = Array | RaggedIds
 
 _NESTS = (list, tuple, np.ndarray)
@@ -33,7 +33,7 @@ _LEAVES = frozenset({int, float, str, bytes})
 
 
 def lookup_ids(features: Mapping[str, FeatureIds], weights: Mapping[str, FeatureWeights] | None) -> dict[str, Ids]:
-    """Returns the ids of each feature; the RaggedIds hold the weights.
+    """Returns the ids of each feature; RaggedIds hold the feature's weights, too.
 
     Raises:
       InvalidRequest: `features` is empty, a value is neither a list nor an array of ids, or weights do not fit the ids.
@@ -48,7 +48,7 @@ def lookup_ids(features: Mapping[str, FeatureIds], weights: Mapping[str, Feature
 
 
 def feature_ids(name: str, value: FeatureIds, weights: FeatureWeights | None = None) -> Ids:
-    """Returns the ids of one feature: an array [B], or RaggedIds.
+    """Returns the ids of one feature: an array [B] with one id per row, or RaggedIds.
 
     >>> feature_ids("genres", [[1, 5], []]).row_splits.tolist()
     [0, 2, 2]
@@ -67,7 +67,7 @@ def feature_ids(name: str, value: FeatureIds, weights: FeatureWeights | None = N
 
 
 def tensors(inputs: Mapping[str, TensorInput]) -> dict[str, Array]:
-    """Returns the arrays of a predict request, by the names of the signature's inputs.
+    """Returns the arrays of a predict request by name of the signature's input.
 
     RaggedIds and lists of integers or strings two deep are ragged. Every array, and every other list, is a dense
     tensor. Python's floats become float32 and its integers int64.
@@ -87,7 +87,7 @@ def tensors(inputs: Mapping[str, TensorInput]) -> dict[str, Array]:
 
 
 def ragged_parts(name: str, ids: RaggedIds) -> dict[str, Array]:
-    """Returns a ragged feature's arrays as inputs <name>__values, <name>__row_splits and, if any, <name>__weights."""
+    """Returns a ragged feature's arrays by input: <name>__values, <name>__row_splits and, if any, <name>__weights."""
     parts = {name + VALUES_SUFFIX: ids.values, name + ROW_SPLITS_SUFFIX: ids.row_splits}
     if ids.weights is not None:
         parts[name + WEIGHTS_SUFFIX] = ids.weights
@@ -114,9 +114,10 @@ def _ids(name: str, value: Any) -> Ids:
 
 
 def _flat(what: str, rows: Sequence[Any] | Array) -> tuple[list[Any], Array | None]:
-    """Returns all values laid end to end, and the row splits if the rows are nested."""
+    """Returns the values of all rows in one list, and row splits; None in their place if the rows are not nested."""
     kinds = set(map(type, rows))
-    # Lists of plain types first: most lookups have a row or two, and then this check is a large part of the cost.
+    # Lists of plain numbers or strings are checked first: most lookups have a row or two, and then this check is a
+    # large part of their cost.
     if kinds <= _LEAVES:
         return list(rows), None
     if kinds != {list}:

@@ -1,4 +1,4 @@
-"""Decodes JSON numbers and strings to arrays, so that each float32 is bit for bit the one that the server had.
+"""Decodes the numbers and strings of JSON answers to arrays; each float32 gets exactly the bits that the server had.
 
 The server writes a float32 in the shortest decimal form that reads back as the same float32. Python's json reads
 decimals as float64, so a float32 would be rounded twice: 7.038531e-26 lies below the middle of two float32, is read as
@@ -17,15 +17,15 @@ import numpy as np
 
 from embedding_client.types import Array, TensorDescription
 
-# _LOST_BITS: the low bits of a float64, which a normal float32 does not have. _MIDDLE: the value of these bits in a
-# float64 that lies halfway between two normal float32.
+# _LOST_BITS masks the low bits of a float64 that a normal float32 does not have. _MIDDLE is the value of these bits in
+# a float64 that lies halfway between two normal float32.
 _LOST_BITS = np.int64((1 << 29) - 1)
 _MIDDLE = np.int64(1 << 28)
 _SMALLEST_NORMAL = np.finfo(np.float32).smallest_normal
 
 
 def parse_object(body: bytes) -> dict[str, Any]:
-    """Parses a body that is a JSON object, with bare NaN and Infinity allowed; raises ValueError."""
+    """Parses a JSON object, in which bare NaN and Infinity are allowed; raises ValueError for any other text."""
     document = json.loads(body)
     if not isinstance(document, dict):
         raise ValueError("the document is no object")
@@ -33,7 +33,7 @@ def parse_object(body: bytes) -> dict[str, Any]:
 
 
 def float32_array(value: Any) -> Array:
-    """Returns JSON numbers as float32, each the one nearest to its decimal form.
+    """Converts JSON numbers to float32: each number becomes the float32 that is nearest to its decimal form.
 
     >>> float(float32_array([7.038531e-26])[0]), float(np.float32(7.038531e-26))
     (7.038530691851209e-26, 7.038531308148791e-26)
@@ -49,13 +49,13 @@ def float32_array(value: Any) -> Array:
         flat, result = exact.reshape(-1), rounded.reshape(-1)
         for position in np.flatnonzero(is_suspect).tolist():
             result[position] = _nearest(flat[position], result[position])
-        # reshape(-1) of a scalar may copy, so `rounded` did not change with `result`.
+        # reshape(-1) of a scalar may copy, so a change of `result` does not change `rounded`.
         rounded = result.reshape(exact.shape)
     return rounded
 
 
 def typed_array(value: Any, description: TensorDescription) -> Array:
-    """Converts a JSON output to the array that gRPC would give: its dtype and shape, with strings as bytes."""
+    """Converts a JSON output to the array that gRPC would return: the same dtype and shape, strings as bytes."""
     dtype = description.dtype
     if dtype == "float32":
         array = float32_array(value)
@@ -68,7 +68,7 @@ def typed_array(value: Any, description: TensorDescription) -> Array:
 
 
 def with_shape(array: Array, shape: tuple[int | None, ...] | None) -> Array:
-    """Gives an array without elements its full rank, which empty JSON lists do not show.
+    """Returns an array without elements with its full rank, which empty JSON lists do not show.
 
     >>> with_shape(np.empty((0,)), (None, 8)).shape
     (0, 8)
@@ -81,7 +81,7 @@ def with_shape(array: Array, shape: tuple[int | None, ...] | None) -> Array:
 def _nearest(exact: np.float64, rounded: np.float32) -> np.float32:
     low = rounded if rounded <= exact else np.nextafter(rounded, np.float32(-np.inf))
     high = np.nextafter(low, np.float32(np.inf))
-    # The sums of two neighbouring float32 are exact in float64, which has twice the bits.
+    # The sum of two neighbouring float32 is exact in float64, which has twice their bits.
     if float(exact) * 2 != float(low) + float(high):
         return rounded
     # The server sent at most nine digits, so repr() of this float64 is the decimal form that the server sent.

@@ -1,4 +1,4 @@
-"""Converts Python values and lists to arrays of the dtypes that a request can hold."""
+"""Converts Python values and lists to arrays of dtypes that requests can hold."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _BOOLS = (bool, np.bool_)
 
 
 def leaf_array(what: str, flat: list[Any]) -> Array:
-    """Returns [N] values of one kind: int64, float32, bool, or object (bytes) for strings; int64 for an empty list.
+    """Returns [N] values of one dtype: int64, float32, bool, or object (bytes) for strings. An empty list is int64.
 
     Args:
       what: names the values in error texts.
@@ -41,7 +41,7 @@ def leaf_array(what: str, flat: list[Any]) -> Array:
 
 
 def to_array(what: str, value: Any) -> Array:
-    """Returns an array of any rank, ready to send: in native byte order, strings as objects (bytes).
+    """Returns an array of any rank, ready to send: in native byte order, and with strings as objects (bytes).
 
     A numpy array keeps its dtype; a list gets the dtype of leaf_array.
 
@@ -58,7 +58,7 @@ def to_array(what: str, value: Any) -> Array:
     if kind not in "OSU":
         raise invalid(f"{what}: dtype {value.dtype} can not be sent.")
     if is_typed and not value.size:
-        # An empty array of strings is known by its dtype; an empty list has no dtype and becomes int64.
+        # The dtype of an empty array tells that it is of strings; an empty list has no dtype and becomes int64.
         return np.empty(value.shape, object)
     return leaf_array(what, value.reshape(-1).tolist()).reshape(value.shape)
 

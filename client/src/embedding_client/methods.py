@@ -1,4 +1,4 @@
-"""Converts the arguments of a client method to its flow of Calls, for EmbeddingClient and AsyncEmbeddingClient."""
+"""Checks the arguments of a client method and makes its flow of Calls, for EmbeddingClient and AsyncEmbeddingClient."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from embedding_client.types import Array, ModelMetadata, Outputs, TableDescripti
 
 
 class Methods:
-    """The client's methods for one model of one server, before any Call is sent. Concurrency: any thread.
+    """The client's methods for one model, up to the flow that sends the Calls. Concurrency: any thread.
 
     target: the server, for every method but `tables` and `rows`.
     tables_target: the server for `tables` and `rows`; None if it is target.
@@ -79,7 +79,7 @@ class Methods:
         return self._tables_calls.rows(table, array, where(version, label))
 
     def status(self, version: int | None) -> Flow[tuple[VersionStatus, ...]]:
-        """Returns the flow of status()."""
+        """Returns the flow of status(), which has no arguments to check."""
         return self._calls.status(version)
 
     def metadata(self, version: int | None, label: str | None) -> Flow[ModelMetadata]:
@@ -92,7 +92,7 @@ def _calls(target: Target, model: str) -> Calls:
 
 
 def _names(outputs: Sequence[str] | None) -> Sequence[str]:
-    # A string is itself a Sequence[str], of its letters, so the type checker does not find this mistake.
+    # A type checker does not find this mistake, because a string is itself a Sequence[str] of its letters.
     if isinstance(outputs, str):
         raise invalid(f"outputs: expected a list of names, got the string {outputs!r}.")
     return () if outputs is None else outputs

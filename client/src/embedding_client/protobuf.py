@@ -1,4 +1,4 @@
-"""Reads and writes protobuf's wire format: just enough of it for the messages of TensorFlow Serving.
+"""Reads and writes protobuf's wire format, as far as the messages of TensorFlow Serving need it.
 
 The client has no generated code and no descriptors, so it works beside any version of protobuf, or without one.
 
@@ -15,19 +15,19 @@ import numpy as np
 
 from embedding_client.types import Array
 
-# The bytes of a message or of a field. A field of a memoryview is a view, not a copy.
+# The bytes of a message or of a field. A field of a memoryview is a view of the message, not a copy.
 Buffer: TypeAlias = bytes | memoryview
 
 VARINT, BYTES = 0, 2
 _FIXED_BYTES = {1: 8, 5: 4}
 _SMALL = 128
-# Bytes of the longest varint: 64 bits, 7 in each byte.
+# The largest number of bytes in a varint: 64 bits need 10 bytes of 7 bits each.
 _MAX_VARINT_BYTES = 10
 _MASK64 = (1 << 64) - 1
 
 
 def varint(value: int) -> bytes:
-    """Encodes 0 <= value < 2**64.
+    """Encodes an integer from 0 to 2**64 - 1 as a varint.
 
     >>> varint(1), varint(300)
     (b'\\x01', b'\\xac\\x02')
@@ -44,7 +44,7 @@ def varint(value: int) -> bytes:
 
 @cache
 def tag(number: int, wire_type: int) -> bytes:
-    """Encodes the tag of a field."""
+    """Encodes the tag of a field: the field's number and wire type."""
     return varint(number << 3 | wire_type)
 
 
@@ -58,7 +58,7 @@ def field(number: int, data: bytes) -> bytes:
 
 
 def fields(data: Buffer) -> Iterator[tuple[int, int | Buffer]]:
-    """Yields the number and the value of each field of a message: an int for a varint, a Buffer for all others.
+    """Yields the number and the value of each field in a message: an int for a varint, a Buffer for other types.
 
     >>> list(fields(b"\\x08\\xac\\x02\\x12\\x01x"))
     [(1, 300), (2, b'x')]
@@ -95,7 +95,7 @@ def fields(data: Buffer) -> Iterator[tuple[int, int | Buffer]]:
 
 
 def int_field(data: Buffer, number: int) -> int:
-    """Returns an int64 or enum field of a message, 0 if it has none; raises ValueError.
+    """Returns an int64 or enum field of a message, 0 if the field is missing; raises ValueError.
 
     >>> int_field(b"\\x08\\x01\\x08\\x02", 1), int_field(b"", 1)
     (2, 0)
@@ -103,13 +103,13 @@ def int_field(data: Buffer, number: int) -> int:
     found = 0
     for key, value in fields(data):
         if key == number:
-            # A field may come more than once; the last one counts.
+            # If a message has a field several times, the last value counts.
             found = as_int(value)
     return found
 
 
 def bytes_field(data: Buffer, number: int) -> Buffer:
-    """Returns a bytes, string or message field of a message, b"" if it has none; raises ValueError."""
+    """Returns a field of bytes, string or message type, b"" if the field is missing; raises ValueError."""
     found: Buffer = b""
     for key, value in fields(data):
         if key == number:
@@ -118,12 +118,12 @@ def bytes_field(data: Buffer, number: int) -> Buffer:
 
 
 def repeated_field(data: Buffer, number: int) -> list[Buffer]:
-    """Returns all values of a repeated bytes, string or message field of a message; raises ValueError."""
+    """Returns all values of a repeated field of bytes, string or message type; raises ValueError."""
     return [as_bytes(value) for key, value in fields(data) if key == number]
 
 
 def map_entry(data: Buffer) -> tuple[str, Buffer]:
-    """Returns the key and the value of one entry of a map from strings to messages; raises ValueError."""
+    """Returns the key and the value of one entry of a map from strings to messages; raises ValueError if malformed."""
     parts = dict(fields(data))
     return text(as_bytes(parts.get(1, b""))), as_bytes(parts.get(2, b""))
 
@@ -152,7 +152,7 @@ def as_bytes(value: int | Buffer) -> Buffer:
 
 
 def read_varint(data: Buffer, position: int) -> tuple[int, int]:
-    """Reads the varint at a position; returns its value and the position after it. Raises ValueError."""
+    """Reads the varint at a position in the data; returns its value and the position after it. Raises ValueError."""
     value = 0
     for shift in range(0, 7 * _MAX_VARINT_BYTES, 7):
         if position >= len(data):
@@ -166,7 +166,7 @@ def read_varint(data: Buffer, position: int) -> tuple[int, int]:
 
 
 def varints(data: Buffer) -> Array:
-    """Decodes N varints laid end to end to [N] int64, with numpy instead of a loop.
+    """Decodes N consecutive varints to [N] int64, with numpy instead of a loop.
 
     >>> varints(varint(300) + varint(2**64 - 1)).tolist()
     [300, -1]

@@ -1,4 +1,4 @@
-"""Decides whether and when a call is tried again: only after retryable errors, with growing waits, within the timeout.
+"""Decides whether and when a failed call is sent again: only after retryable errors, with growing waits.
 
 This module neither loops nor sleeps, so that the blocking and the asyncio client share it.
 """
@@ -13,12 +13,11 @@ from embedding_client.errors import EmbeddingError
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How often and how soon a call is tried again.
+    """The rules for retries: how many there are, and how long the client waits before each.
 
     retries: tries after the first.
     first_wait_s: the wait before the first retry. Waits double up to max_wait_s. Each wait is shortened at random, by
-        up
-    to a half, so that clients that failed together do not retry together.
+        up to a half, so that clients that failed together do not retry together.
     """
 
     retries: int = 2
@@ -33,7 +32,7 @@ class RetryPolicy:
 
 
 class Attempts:
-    """Counts the tries of one call and computes the waits between them. Concurrency: one caller at a time.
+    """Counter of the tries of one call; it also computes the waits between tries. Concurrency: one caller at a time.
 
     Args:
       timeout_s: the limit of all tries together, waits included.
@@ -55,12 +54,12 @@ class Attempts:
         self._number = 0
 
     def start_try(self) -> float:
-        """Counts a new try and returns its timeout in seconds; 0 or less if timeout_s has passed."""
+        """Counts a new try of the call; returns its timeout in seconds, 0 or less if timeout_s has passed."""
         self._number += 1
         return self._deadline_s - self._clock()
 
     def wait_s(self, error: EmbeddingError) -> float:
-        """Returns the seconds to wait before the next try: the server's Retry-After if it sent one.
+        """Returns the seconds to wait before the next try: the server's Retry-After, if the server sent it.
 
         Raises:
           EmbeddingError: `error` itself, if it is not retryable, no retries are left, or the wait would exceed

@@ -1,4 +1,4 @@
-"""Reads the address of a server: "host:port", "grpc://...", "http://..." or "unix:/path", with or without TLS."""
+"""Parses the address of a server: "host:port", "grpc://...", "http://..." or "unix:/path", with or without TLS."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FORMS = "host:port, grpc://host:port, http://host:port, grpcs://..., https://..
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """The PEM files of a TLS connection.
+    """The PEM files that a client needs for a TLS connection.
 
     ca_file: authorities that may sign the server's certificate; None: the system's (HTTP) or gRPC's own list (gRPC).
     cert_file, key_file: the client's own certificate for a server that asks for one; both or neither.
@@ -34,14 +34,14 @@ class Tls:
             raise ValueError("Tls: cert_file and key_file go together")
 
     def ssl_context(self) -> ssl.SSLContext:
-        """Returns the context for HTTP; raises OSError if a file can not be read."""
+        """Returns the SSLContext for HTTP connections; raises OSError if a PEM file can not be read."""
         context = ssl.create_default_context(cafile=self.ca_file)
         if self.cert_file is not None:
             context.load_cert_chain(self.cert_file, self.key_file)
         return context
 
     def pem(self) -> tuple[bytes | None, bytes | None, bytes | None]:
-        """Returns the contents of ca_file, key_file and cert_file, in gRPC's order; raises OSError."""
+        """Returns the bytes of ca_file, key_file and cert_file, in gRPC's order; raises OSError."""
         ca, key, cert = (
             None if file is None else Path(file).read_bytes() for file in (self.ca_file, self.key_file, self.cert_file)
         )
@@ -92,7 +92,7 @@ def parse_target(text: str, tls: Tls | None = None) -> Target:
         port = parts.port
     except ValueError:
         port = None
-    # Refused, because gRPC or HTTP would silently ignore a path, a query or a user name.
+    # An address with a path, a query or a user name is refused, because gRPC or HTTP would silently ignore that part.
     is_plain = parts.path in ("", "/") and not parts.query and not parts.fragment and "@" not in parts.netloc
     if wire is None or not parts.hostname or not port or not is_plain:
         raise ValueError(f"target {text!r}: expected {_FORMS}")

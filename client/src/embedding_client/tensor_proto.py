@@ -1,4 +1,4 @@
-"""Decodes TensorProto to numpy arrays, and names TensorFlow's dtypes.
+"""Decodes TensorProto messages to numpy arrays, and names TensorFlow's dtypes.
 
 Source: tensorflow/core/framework/{tensor,tensor_shape,types}.proto and Tensor::FromProto in tensor.cc (2.21).
 """
@@ -32,9 +32,9 @@ except ImportError:
 
 STRING = 7
 _BFLOAT16 = 14
-# DataType has reference types of variables: the number of the plain type plus this offset.
+# DataType also numbers reference types of variables: the number of the plain type plus this offset.
 _REF_OFFSET = 100
-# Names of DataType numbers from 1 on: numpy's name, or the proto's in lower case if numpy has no such dtype.
+# The names of DataType numbers 1, 2, ...: numpy's name, or the proto's name in lower case if numpy has no such dtype.
 _NAMES: dict[int, str] = dict(
     enumerate(
         "float32 float64 int32 uint8 int16 int8 string complex64 int64 bool qint8 quint8 qint32 bfloat16 qint16 "
@@ -45,14 +45,14 @@ _NAMES: dict[int, str] = dict(
 )
 _PROTO_NAMES = {"DT_FLOAT": "float32", "DT_DOUBLE": "float64", "DT_HALF": "float16"}
 
-# The field of TensorProto that holds the values of a dtype.
+# Maps a dtype's number to the number of the TensorProto field that holds its values.
 _VALUE_FIELDS: dict[int, int] = {
     **dict.fromkeys((3, 4, 5, 6, 17), 7),
     **{1: 5, 2: 6, 7: 8, 8: 9, 9: 10, 10: 11, 14: 13, 18: 12, 19: 13, 22: 16, 23: 17},
 }
-# DataTypes whose packed values have the layout of the array's memory; all others are varints.
+# Dtypes whose values have the same bytes in a TensorProto as in an array; values of all other dtypes are varints.
 _FIXED = frozenset({1, 2, 8, 18})
-# DataTypes of 16-bit floats: each value is a varint that holds its 16 bits.
+# Dtypes of 16-bit floats: the message holds the 16 bits of each value as a varint.
 _HALVES = frozenset({_BFLOAT16, 19})
 _DTYPES: dict[int, np.dtype[Any]] = {
     number: np.dtype(_NAMES[number]) for number in _VALUE_FIELDS if number not in (STRING, _BFLOAT16)
@@ -61,13 +61,13 @@ if ml_dtypes is not None:
     _DTYPES[_BFLOAT16] = np.dtype(ml_dtypes.bfloat16)
 DTYPE_NUMBERS = {dtype: number for number, dtype in _DTYPES.items()}
 
-# The largest tensor that one repeated value may fill: 2**20 elements, 4 MiB of float32.
+# The largest tensor that the server may describe by one repeated value: 2**20 elements, 4 MiB of float32.
 _MAX_SPREAD_ELEMENTS = 1 << 20
 _DTYPE, _SHAPE, _CONTENT, _STRING_VAL = 1, 2, 4, 8
 
 
 def dtype_name(number: int) -> str:
-    """Returns the name of a DataType number; a reference type has the name of its plain type.
+    """Returns the name of a DataType number; a reference type has the same name as its plain type.
 
     >>> dtype_name(1), dtype_name(101), dtype_name(7), dtype_name(0)
     ('float32', 'float32', 'string', 'invalid')
@@ -76,7 +76,7 @@ def dtype_name(number: int) -> str:
 
 
 def dtype_of_proto_name(name: str) -> str:
-    """Returns the dtype's name for a DataType name such as "DT_FLOAT", which the metadata in JSON holds.
+    """Returns the dtype's name for a DataType name such as "DT_FLOAT", which JSON metadata contains.
 
     >>> dtype_of_proto_name("DT_FLOAT"), dtype_of_proto_name("DT_INT64")
     ('float32', 'int64')
@@ -105,12 +105,12 @@ def decode_tensor(data: Buffer) -> Array:
         elif key == _CONTENT:
             content = as_bytes(value)
         else:
-            # A repeated field may be packed or come value by value; joined, the bytes are the same.
+            # A repeated field may be packed or sent value by value; the joined bytes are the same in both cases.
             values.setdefault(key, []).append(varint(value) if isinstance(value, int) else value)
     if number != STRING and number not in _DTYPES:
         raise ValueError(f"its dtype {dtype_name(number)} can not be read")
     shape, size = _known_shape(bytes(shape_data))
-    # Every value sent takes a byte at least, so only a tensor of repeated values can exceed this limit.
+    # Each value that is sent needs a byte at least, so only a tensor of one repeated value can exceed this limit.
     if size > max(len(data), _MAX_SPREAD_ELEMENTS):
         raise ValueError(f"its shape {list(shape)} has more elements than were sent")
     if number == STRING:
@@ -125,7 +125,7 @@ def decode_tensor(data: Buffer) -> Array:
 
 
 def decode_shape(data: Buffer) -> tuple[int | None, ...] | None:
-    """Returns the sizes of a TensorShapeProto {dim = 2 {size = 1}, unknown_rank = 3}.
+    """Returns the sizes in a TensorShapeProto {dim = 2 {size = 1}, unknown_rank = 3}.
 
     None instead of the tuple is an unknown rank; None within the tuple is an unknown size.
     """
@@ -137,7 +137,7 @@ def decode_shape(data: Buffer) -> tuple[int | None, ...] | None:
 
 @lru_cache(maxsize=1024)
 def _known_shape(data: bytes) -> tuple[tuple[int, ...], int]:
-    """Decodes a shape and counts its elements. Cached, because a server's answers have few different shapes."""
+    """Decodes a shape and counts its elements. The results are cached, because a server's answers have few shapes."""
     shape = decode_shape(data)
     sizes = tuple(size for size in shape or () if size is not None)
     if shape is None or len(sizes) < len(shape):
@@ -148,7 +148,7 @@ def _known_shape(data: bytes) -> tuple[tuple[int, ...], int]:
 def _contents(content: Buffer, number: int) -> Array:
     dtype = _DTYPES[number]
     if dtype.kind == "b":
-        # Any byte but 0 is true.
+        # In a bool tensor, any byte but 0 is true.
         truths: Array = np.frombuffer(content, np.uint8) != 0
         return truths
     return np.frombuffer(content, dtype).copy()
@@ -169,7 +169,7 @@ def _strings(items: list[Buffer]) -> Array:
 
 
 def _split_strings(content: Buffer, size: int) -> list[Buffer]:
-    """Undoes port::EncodeStringList: all lengths as varints, then all bytes."""
+    """Decodes the bytes of TensorFlow's port::EncodeStringList: all lengths as varints, then all strings."""
     position, lengths = 0, []
     for _ in range(size):
         length, position = read_varint(content, position)

@@ -1,4 +1,4 @@
-"""Values that the client accepts and returns: ragged ids, outputs, and descriptions of models.
+"""Types of the client's arguments and results: ragged ids, outputs, and descriptions of models.
 
 Legend for every shape in this package: B rows of a request, N ids in all its rows, K ids per row, D numbers per
 embedding.
@@ -23,7 +23,7 @@ WEIGHTS_SUFFIX = "__weights"
 
 
 class RaggedIds(NamedTuple):
-    """Ids of B rows laid end to end.
+    """Ids of B rows in one array, with the offsets at which the rows start.
 
     values: [N] integers or strings, ids in row order.
     row_splits: [B+1] integers, row r is values[row_splits[r]:row_splits[r + 1]].
@@ -43,7 +43,7 @@ class RaggedIds(NamedTuple):
 
 
 class Outputs(dict[str, Array]):
-    """Output arrays by name, and the version of the model that computed them.
+    """Output arrays of a signature by name, and the version of the model that computed them.
 
     version: None if the server does not name it, as TensorFlow Serving over HTTP.
 
@@ -63,7 +63,7 @@ class Outputs(dict[str, Array]):
 
 
 class State(IntEnum):
-    """State of a model version, numbered as in ModelVersionStatus.State of the protocol.
+    """State of a model version; the numbers are those of the protocol's ModelVersionStatus.State.
 
     Source: tensorflow_serving/apis/get_model_status.proto (9d981c5).
     """
@@ -78,7 +78,7 @@ class State(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class VersionStatus:
-    """State of one model version, and the error of its last load.
+    """One model version's state, and the error of its last load.
 
     code: a name of google.rpc.Code; "OK" unless the last load failed.
     message: the error text of the failed load.
@@ -104,7 +104,7 @@ class TensorDescription:
 
 @dataclass(frozen=True, slots=True)
 class SignatureDescription:
-    """A named callable of a model, with its inputs and outputs."""
+    """A signature of a model, with its inputs and outputs."""
 
     method_name: str
     inputs: Mapping[str, TensorDescription]
@@ -112,14 +112,14 @@ class SignatureDescription:
 
     @property
     def ragged(self) -> frozenset[str]:
-        """Features that take RaggedIds, or one list of ids per row."""
+        """Names of the features whose ids are RaggedIds, or one list of ids per row."""
         features = {name.removesuffix(VALUES_SUFFIX) for name in self.inputs if name.endswith(VALUES_SUFFIX)}
         return frozenset(feature for feature in features if feature + ROW_SPLITS_SUFFIX in self.inputs)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelMetadata:
-    """The signatures of one version of a model, by name."""
+    """The signatures of one version of a model, by signature name."""
 
     model: str
     version: int
@@ -128,7 +128,7 @@ class ModelMetadata:
 
 @dataclass(frozen=True, slots=True)
 class TableDescription:
-    """One embedding table of a model.
+    """One embedding table of a model: its name, size and features.
 
     vocabulary_size: its number of rows.
     embedding_dim: D, the length of a row.

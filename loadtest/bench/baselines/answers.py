@@ -1,4 +1,4 @@
-"""Reads the constant answers of the baseline servers."""
+"""Reads the constant answers that the baseline servers send."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def constant_answers(kind: str) -> dict[str, bytes]:
-    """Reads `<workload>.<kind>.answer` from the folder in sys.argv; returns bytes by path, "/constant/<workload>"."""
+    """Reads the files `<workload>.<kind>.answer` in the folder sys.argv[1]; returns bytes by "/constant/<workload>"."""
     folder = Path(sys.argv[1])
     return {f"/constant/{file.name.split('.')[0]}": file.read_bytes() for file in folder.glob(f"*.{kind}.answer")}
 

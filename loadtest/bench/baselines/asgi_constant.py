@@ -1,4 +1,4 @@
-"""Serves constant answers with a bare ASGI application under uvicorn; the paths /orjson/* also process JSON."""
+"""Serves constant answers with a bare ASGI application under uvicorn; at /orjson/* it also decodes and encodes JSON."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from loadtest.bench.baselines.answers import constant_answers, listening
 
 
 class App:
-    """ASGI application: /constant/W returns bytes; /orjson/W parses JSON and encodes the answer from float32 arrays."""
+    """ASGI application: /constant/W returns constant bytes; /orjson/W parses JSON and encodes float32 arrays."""
 
     def __init__(self) -> None:
         self._answers = constant_answers("json")
@@ -26,7 +26,7 @@ class App:
         }
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Handles one HTTP request."""
+        """Handles one HTTP request of an ASGI server."""
         body = b""
         while True:
             message = await receive()
@@ -62,7 +62,7 @@ def encode_alone() -> None:
 
 
 async def serve(app: Any) -> None:
-    """Serves an application with the service's settings: uvloop, httptools, no access log."""
+    """Serves an ASGI application with the same uvicorn settings as the service: uvloop, httptools, no access log."""
     config = uvicorn.Config(app, http="httptools", ws="none", lifespan="off", access_log=False, log_config=None)
     listener = socket.create_server(("127.0.0.1", 0), backlog=2048)
     listening(listener.getsockname()[1])

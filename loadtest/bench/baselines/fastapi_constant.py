@@ -1,4 +1,4 @@
-"""Serves constant answers with a FastAPI route that reads the request's body."""
+"""Serves constant answers with a FastAPI route, which reads the body of the request."""
 
 from __future__ import annotations
 

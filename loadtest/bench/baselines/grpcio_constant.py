@@ -22,8 +22,8 @@ class _Constants(grpc.GenericRpcHandler):
 
 
 def main() -> None:
-    """Serves until the process is killed."""
-    # The service's default number of threads, and no limit on message sizes.
+    """Serves constant answers until the process is killed."""
+    # The number of threads is the service's default, and the size of messages is not limited.
     server = grpc.server(
         ThreadPoolExecutor(8),
         handlers=[_Constants(constant_answers("grpc"))],

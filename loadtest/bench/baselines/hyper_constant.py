@@ -1,4 +1,4 @@
-"""Serves constant answers from Rust: compiles `native/examples/constant.rs` if necessary and executes it."""
+"""Serves constant answers from Rust: compiles `native/examples/constant.rs` if necessary, and runs it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _NATIVE = Path(__file__).parents[3] / "native"
 
 
 def main() -> None:
-    """Builds the program and replaces this process by it; FOLDER and KIND come from the command line."""
+    """Builds the Rust program and replaces this process by it; the command line gives FOLDER and KIND."""
     build = ["cargo", "build", "--quiet", "--release", "--locked", "--example", "constant"]
     subprocess.run(build, cwd=_NATIVE, check=True, stdout=sys.stderr)
     target = Path(os.environ.get("CARGO_TARGET_DIR", _NATIVE / "target"))

@@ -1,4 +1,4 @@
-"""The HTTP/1.1 client's hot loop: sends POST requests on persistent connections, one at a time on each.
+"""The inner loop of the HTTP/1.1 load: sends POST requests on persistent connections, one at a time on each.
 
 An answer must have status 200 and a Content-Length; all measured servers send both.
 """
@@ -20,7 +20,7 @@ from loadtest.bench.generator.c_library import (
 from loadtest.bench.generator.http2_loop import BROKEN, DONE, IN_FLIGHT, NEXT_VARIANT, WRONG
 from loadtest.bench.generator.latencies import record
 
-# Columns of a connection's state. LEFT: bytes of the answer's body that are missing, -1 before its head is complete.
+# Columns of a connection's row. LEFT: missing bytes of the answer's body; -1 until the answer's head is complete.
 FD, SENT, STARTED, VARIANT, HAVE, LEFT, IS_BUSY = range(7)
 CONNECTION_COLUMNS = 7
 HEAD_BYTES = 16384
@@ -31,7 +31,7 @@ _OK = np.frombuffer(b"HTTP/1.1 200", np.uint8)
 
 @njit(cache=True, nogil=True)
 def _length(head, n):  # type: ignore[no-untyped-def]
-    # Returns the Content-Length in a head of n bytes; -1 if there is none or the status is not 200.
+    # Returns the Content-Length in an answer's head of n bytes; -1 if there is none or the status is not 200.
     for i in range(_OK.shape[0]):
         if head[i] != _OK[i]:
             return -1
@@ -63,7 +63,7 @@ def _start(row, sizes, counts, now):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True)
 def _read(row, head, data, n, sizes, expected, counts, histogram, now, goes_on):  # type: ignore[no-untyped-def]
-    # Parses n received bytes; returns False if they are no valid answer to the request.
+    # Parses n received bytes; returns False if they are no valid answer to the connection's request.
     at = 0
     while row[LEFT] < 0 and at < n and row[HAVE] < HEAD_BYTES:
         head[row[HAVE]] = data[at]
@@ -93,7 +93,7 @@ def _read(row, head, data, n, sizes, expected, counts, histogram, now, goes_on):
 
 @njit(cache=True, nogil=True)
 def _send(row, bodies, sizes):  # type: ignore[no-untyped-def]
-    # Sends more of the request; returns whether all of it is sent.
+    # Sends more bytes of the connection's request; returns whether the whole request is sent.
     variant = row[VARIANT]
     if row[IS_BUSY] and row[SENT] < sizes[variant]:
         row[SENT] = send_some(row[FD], bodies[variant], row[SENT], sizes[variant])
@@ -103,7 +103,7 @@ def _send(row, bodies, sizes):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True)
 def run(connections, heads, waiting, data, requests, sizes, expected, counts, histogram, duration_ns, goes_on):  # type: ignore[no-untyped-def]
-    """Sends requests and counts answers for duration_ns; without goes_on it only waits for requests in flight.
+    """Sends requests and counts answers for duration_ns; if not goes_on, only waits for requests in flight.
 
     Args:
       connections: [C, CONNECTION_COLUMNS] int64; heads: [C, HEAD_BYTES] uint8; data: [any] uint8, a receive buffer.

@@ -1,4 +1,4 @@
-"""The HTTP/2 client's hot loop: sends unary gRPC calls.
+"""The inner loop of the HTTP/2 load: sends unary gRPC calls on many streams of each connection.
 
 Flow control works in both directions: requests wait for the server's windows, and the client sends WINDOW_UPDATEs for
 the connection. Answer headers are not parsed: a failed call has no message, so the size of its answer is wrong.
@@ -25,19 +25,19 @@ from loadtest.bench.generator.latencies import record
 DATA, HEADERS, RESET, SETTINGS, PING, GOAWAY, WINDOW_UPDATE = 0, 1, 3, 4, 6, 7, 8
 _END_STREAM, _ACK = 1, 1
 _INITIAL_WINDOW, _MAX_FRAME = 4, 5
-# Received bytes after which the connection's WINDOW_UPDATE is sent: half of the largest window.
+# Number of received bytes after which the client sends a WINDOW_UPDATE: half of the largest window.
 _GIVE_BACK = 1 << 30
 
-# Columns of a connection's state.
+# Columns of a connection's row in the state array.
 FD, HAVE, SKIP, ENDING, OUT_BEGIN, OUT_END, WINDOW, PEER_WINDOW, PEER_FRAME, UNRETURNED, NEXT_ID = range(11)
 CONNECTION_COLUMNS = 11
-# Columns of a stream's state.
+# Columns of a stream's row in the state array.
 ID, STARTED, VARIANT, SENT, STREAM_WINDOW, RECEIVED = range(6)
 STREAM_COLUMNS = 6
-# Positions of the counters.
+# Positions of the counters in the array of counts.
 DONE, WRONG, BROKEN, IN_FLIGHT, NEXT_VARIANT = range(5)
 NUM_COUNTS = 5
-# Bytes of the buffer for a control frame that came in parts; SETTINGS of a hundred entries fit.
+# Size of the buffer for a control frame that arrives in pieces; a SETTINGS frame of a hundred entries fits into it.
 CARRY_BYTES = 1024
 
 
@@ -58,7 +58,7 @@ def _get(data, at, size):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True)
 def _frame(row, out, length, kind, flags, stream_id):  # type: ignore[no-untyped-def]
-    # Writes a frame's header; its payload follows at OUT_END.
+    # Writes the header of a frame into the send buffer; the caller writes the payload at OUT_END.
     at = _put(out, row[OUT_END], length, 3)
     at = _put(out, at, kind, 1)
     at = _put(out, at, flags, 1)
@@ -67,7 +67,7 @@ def _frame(row, out, length, kind, flags, stream_id):  # type: ignore[no-untyped
 
 @njit(cache=True, nogil=True)
 def _pump(row, stream, out, body, size):  # type: ignore[no-untyped-def]
-    # Queues as much of a request's DATA as the windows allow.
+    # Copies as much of a request's DATA into the send buffer as the flow-control windows allow.
     while stream[SENT] < size:
         chunk = min(size - stream[SENT], row[PEER_FRAME], row[WINDOW], stream[STREAM_WINDOW])
         if chunk <= 0:
@@ -98,7 +98,7 @@ def _start(row, stream, out, heads, head_sizes, bodies, sizes, counts, now):  # 
     if row[OUT_BEGIN] == row[OUT_END]:
         row[OUT_BEGIN] = row[OUT_END] = 0
     elif row[OUT_BEGIN] > 0:
-        # Move unsent bytes to the start of the buffer, so that a whole request fits after them.
+        # Move the unsent bytes to the start of the buffer, so that a whole request fits after them.
         waiting = row[OUT_END] - row[OUT_BEGIN]
         for i in range(waiting):
             out[i] = out[row[OUT_BEGIN] + i]
@@ -115,7 +115,7 @@ def _settings(row, streams, out, carry, length, bodies, sizes):  # type: ignore[
     for at in range(9, 9 + length - 5, 6):
         name, value = _get(carry, at, 2), _get(carry, at + 2, 4)
         if name == _MAX_FRAME:
-            # At most 64 KB: larger frames gain nothing and need larger buffers.
+            # A frame has at most 64 KB: larger frames gain nothing and need larger buffers.
             row[PEER_FRAME] = min(value, 65536)
         elif name == _INITIAL_WINDOW:
             for s in range(streams.shape[0]):
@@ -227,7 +227,7 @@ def run(
     duration_ns,
     goes_on,
 ):  # type: ignore[no-untyped-def]
-    """Asks and counts for a time; without goes_on until nothing is on its way.
+    """Sends calls and counts answers for a time; if not goes_on, only waits until no call is in flight.
 
     Args:
       connections: [C, CONNECTION_COLUMNS] int64; streams: [C, M, STREAM_COLUMNS] int64, ID 0 means unused.

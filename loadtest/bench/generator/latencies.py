@@ -1,4 +1,4 @@
-"""A histogram of latencies with 32 buckets per doubling, so that any quantile is accurate to 2.2 %."""
+"""A histogram of latencies with 32 buckets for each doubling, so that every quantile is accurate to 2.2 %."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ NUM_BUCKETS = 40 * _PER_DOUBLING
 
 @njit(cache=True, nogil=True)
 def record(histogram, nanoseconds):  # type: ignore[no-untyped-def]
-    """Counts one latency; histogram: [NUM_BUCKETS] int64."""
+    """Counts one latency in a histogram, [NUM_BUCKETS] int64."""
     bucket = int(math.log2(max(nanoseconds, 1)) * _PER_DOUBLING)
     histogram[min(bucket, NUM_BUCKETS - 1)] += 1
 
 
 def quantile_ms(histogram: np.ndarray[Any, Any], share: float) -> float:
-    """Returns a quantile of the latencies in milliseconds; NaN if there are none."""
+    """Returns a quantile of the latencies in a histogram, in milliseconds; NaN if the histogram is empty."""
     total = int(histogram.sum())
     if not total:
         return math.nan

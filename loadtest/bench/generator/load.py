@@ -1,4 +1,4 @@
-"""Drives one server with one kind of request: connects, warms up, measures, and waits for requests in flight."""
+"""Loads one server with one kind of request: connects, warms up, measures, and waits for requests in flight."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _LARGEST_WINDOW = 2**31 - 1
 
 
 class LoadError(Exception):
-    """The server closed a connection, refused a call, or sent an answer of the wrong size."""
+    """Error that the server closed a connection, refused a call, or sent an answer of the wrong size."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """The requests of a load, sent again and again, one variant after the other.
+    """The requests of a load; the generator sends them again and again, one variant after the other.
 
     Args:
       bodies: gRPC messages or HTTP bodies, one per variant.
@@ -46,7 +46,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Shot:
-    """The figures of one measured round. busy: share of a core that the generator used; at 1 it was the bottleneck."""
+    """The figures of one measured round. busy: share of a core that the generator used; 1 means it was the limit."""
 
     requests_per_s: float
     p50_ms: float
@@ -66,7 +66,7 @@ def drive(
     warm_s: float,
     server_cpu_s: Callable[[], float],
 ) -> Shot:
-    """Measures one round; raises LoadError at the first answer of a wrong size."""
+    """Measures one round of a load; raises LoadError at the first answer of a wrong size."""
     sockets = [socket.create_connection(("127.0.0.1", port)) for _ in range(connections)]
     try:
         for sock in sockets:
@@ -95,7 +95,7 @@ def drive(
 
 
 def _http2(ask: Ask, sockets: list[socket.socket], streams: int) -> Callable[..., None]:
-    # gRPC's prefix: not compressed, and the length.
+    # A gRPC message has a prefix: a flag (0: not compressed) and the length.
     bodies, sizes = _padded([b"\0" + struct.pack(">I", len(body)) + body for body in ask.bodies])
     heads, head_sizes = _padded([_header_block(ask.path) + more for more in ask.fields])
     opening = _PREFACE + _frame(http2_loop.SETTINGS, struct.pack(">HI", 4, _LARGEST_WINDOW))
@@ -165,7 +165,8 @@ def _frame(kind: int, payload: bytes) -> bytes:
 
 
 def _header_block(path: str) -> bytes:
-    # Literal fields without indexing, which need no table. 0x83: POST, 0x86: http (RFC 7541, appendix A).
+    # The fields are literals without indexing, which need no HPACK table. 0x83 means POST, 0x86 http (RFC 7541,
+    # appendix A).
     fields = {
         ":path": path,
         ":authority": "127.0.0.1",

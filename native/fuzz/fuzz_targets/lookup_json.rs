@@ -1,4 +1,4 @@
-//! Any bytes as the body of our own `:lookup`.
+//! Fuzz target: random bytes are the body of a `:lookup` request.
 #![no_main]
 
 use _native::forms::{Version, lookup_json};

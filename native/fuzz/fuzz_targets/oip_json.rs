@@ -1,4 +1,5 @@
-//! Any bytes as an Open Inference request over HTTP: two bytes of the header's length, then the body.
+//! Fuzz target: random bytes are an Open Inference request over HTTP: two bytes for the JSON length in the header, then
+//! the body.
 #![no_main]
 
 use _native::forms::{Version, oip_json};
@@ -8,7 +9,7 @@ libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     let Some((length, body)) = bytes.split_first_chunk() else {
         return;
     };
-    // 0 stands for a request without the header.
+    // The number 0 stands for a request without the header.
     let length = Some(usize::from(u16::from_le_bytes(*length))).filter(|&length| length > 0);
     ask(|call| oip_json::answer(call, "m", Version::Latest, length, body));
 });

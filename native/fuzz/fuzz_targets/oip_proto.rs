@@ -1,4 +1,4 @@
-//! Any bytes as a ModelInfer of the Open Inference Protocol.
+//! Fuzz target: random bytes are a ModelInfer message of the Open Inference Protocol.
 #![no_main]
 
 use _native::forms::oip_proto;

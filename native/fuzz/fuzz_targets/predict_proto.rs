@@ -1,4 +1,4 @@
-//! Any bytes as a Predict of TensorFlow Serving.
+//! Fuzz target: random bytes are a Predict message of TensorFlow Serving.
 #![no_main]
 
 use _native::forms::predict_proto;

@@ -1,4 +1,4 @@
-//! Any bytes as the body of TensorFlow Serving's `:predict`.
+//! Fuzz target: random bytes are the body of TensorFlow Serving's `:predict`.
 #![no_main]
 
 use _native::forms::{Version, tensorflow_json};

@@ -1,4 +1,4 @@
-//! A small model in memory, which every fuzz target asks with the bytes that it is given.
+//! A small model in memory; every fuzz target sends random bytes to it as a request.
 //!
 //! Model "m", version 3, label "stable": signature "serving_default" is a lookup of single, ragged and padded ids,
 //! "predict" a graph whose inputs and outputs have every dtype.
@@ -17,7 +17,7 @@ const DTYPES: [&str; 14] = [
     "float32", "float64", "int32", "uint8", "int16", "int8", "string", "int64", "bool", "bfloat16", "uint16",
     "float16", "uint32", "uint64",
 ];
-/// An answer that would be larger is declined, so no request may make one allocate more.
+/// Maximal size of an answer, so that no request of the fuzzer can allocate much memory.
 const MAX_RESPONSE_BYTES: usize = 1 << 20;
 
 static ROUTES: LazyLock<Routes> = LazyLock::new(|| {
@@ -26,7 +26,8 @@ static ROUTES: LazyLock<Routes> = LazyLock::new(|| {
     Routes::new(HashMap::from([("m".to_owned(), model)]))
 });
 
-/// Asks a form twice: as a connection's thread does, then with any effort and the other form of every setting.
+/// Sends a request to a form twice: as a connection's thread does, then with unlimited effort and with the other value
+/// of every setting.
 pub fn ask<T>(answer: impl Fn(&Call<'_>) -> Result<T, Declined>) {
     for (effort, is_plain) in [(Effort::Small, true), (Effort::Any, false)] {
         let _ = answer(&Call {
@@ -41,7 +42,7 @@ pub fn ask<T>(answer: impl Fn(&Call<'_>) -> Result<T, Declined>) {
     }
 }
 
-/// Answers one element for each output.
+/// A graph that returns one element for each output: the number 0 or the string "zero".
 #[derive(Debug)]
 struct Zeros;
 
@@ -120,6 +121,6 @@ fn servable() -> Servable {
             "rows_at": rows.as_ptr() as usize, "scales_at": 0}],
     });
     let description = serde_json::from_value(description).expect("a description");
-    // SAFETY: the servable keeps the rows.
+    // SAFETY: the test servable owns the rows of its tables.
     unsafe { Servable::compile(description, MemoryOwner(Box::new(rows)), &|_| Ok(Box::new(Zeros))) }.expect("a servable")
 }

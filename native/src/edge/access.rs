@@ -1,7 +1,7 @@
-//! Finds the caller of a request by its token or its certificate.
+//! Finds the caller of a request by the request's token or by the client's certificate.
 //!
 //! The core answers a request only if its caller certainly may run the model. It forwards every other request to the
-//! reference, which decides for itself and words the refusal.
+//! reference server, which decides for itself and words the refusal.
 
 use std::collections::HashMap;
 use std::hash::{Hash, Hasher};
@@ -14,27 +14,27 @@ use serde::Deserialize;
 use crate::plan::Grant;
 
 const SCHEME: &[u8] = b"bearer ";
-/// A request with a longer `authorization` header is forwarded to the reference, which refuses it.
+/// A request whose `authorization` header has more bytes is forwarded to the reference server, which refuses it.
 const MAX_HEADER_BYTES: usize = 4096;
 
-/// One caller, as `service/native/edge.py` writes it.
+/// One caller of `--auth_config`, as `service/native/edge.py` writes it.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Caller {
-    /// SHA-256 of each of its tokens, in hexadecimal digits.
+    /// SHA-256 of each of the caller's tokens, in hexadecimal digits.
     pub digests: Vec<String>,
-    /// Names in its client certificates, such as `CN:ranker`.
+    /// Names in the caller's client certificates, such as `CN:ranker`.
     pub certificates: Vec<String>,
-    /// Patterns of the models on which it has the right "predict".
+    /// Patterns of the names of the models on which the caller has the right "predict".
     pub models: Vec<String>,
 }
 
-/// A digest of a token.
+/// The SHA-256 digest of a caller's token.
 #[derive(Clone, Copy, Debug, Eq)]
 struct Digest([u8; 32]);
 
 impl PartialEq for Digest {
-    // Compares all bytes, so that the time does not depend on where two digests differ.
+    // The comparison reads all bytes of both digests, so that its time does not tell an attacker where they differ.
     fn eq(&self, other: &Self) -> bool {
         self.0.iter().zip(&other.0).fold(0, |found, (a, b)| found | (a ^ b)) == 0
     }
@@ -46,7 +46,7 @@ impl Hash for Digest {
     }
 }
 
-/// All known callers, by token and by name in a certificate.
+/// All known callers, found by token and by the names in their certificates.
 #[derive(Debug, Default)]
 pub struct Access {
     by_digest: HashMap<Digest, Arc<Grant>>,
@@ -54,10 +54,10 @@ pub struct Access {
 }
 
 impl Access {
-    /// Builds the look-up from a list of callers.
+    /// Builds the maps of callers by token and by certificate name.
     ///
     /// # Errors
-    /// A digest is not 64 hexadecimal digits.
+    /// A token's digest is not 64 hexadecimal digits.
     pub fn new(callers: &[Caller]) -> Result<Self, String> {
         let mut access = Access::default();
         for caller in callers {
@@ -72,7 +72,7 @@ impl Access {
         Ok(access)
     }
 
-    /// Returns the models that the request's caller may run; None if the caller is unknown or not certain.
+    /// Returns the models that the request's caller may run; None if the caller is unknown, or could be one of several.
     ///
     /// `names` are the names in the client's verified certificate. They count only without an `authorization` header.
     #[must_use]
@@ -95,11 +95,11 @@ impl Access {
     fn of_names(&self, names: &[String]) -> Option<&Arc<Grant>> {
         let mut found = names.iter().filter_map(|name| self.by_name.get(name));
         let grant = found.next()?;
-        // A certificate with names of two callers identifies neither of them.
+        // A certificate with the names of two callers identifies neither of them.
         found.all(|other| Arc::ptr_eq(grant, other)).then_some(grant)
     }
 
-    /// Returns the names in a certificate that belong to a known caller.
+    /// Returns those names of a client's certificate that belong to a known caller.
     pub fn known<'a>(&'a self, names: &'a [String]) -> impl Iterator<Item = &'a str> {
         names.iter().map(String::as_str).filter(|name| self.by_name.contains_key(*name))
     }
@@ -145,7 +145,7 @@ mod tests {
         Access::new(&callers).expect("digests")
     }
 
-    /// Says whether these headers and certificate names may run the model "films".
+    /// Returns true if a caller with these headers and certificate names may run the model "films".
     fn may(access: &Access, authorizations: &[&[u8]], names: &[&str]) -> bool {
         let mut headers = HeaderMap::new();
         for value in authorizations {
@@ -190,10 +190,10 @@ mod tests {
         assert!(may(&access, &[], &["CN:unknown", "DNS:ranker.example", "CN:ranker"]));
         assert!(!may(&access, &[], &[]));
         assert!(!may(&access, &[], &["CN:other"]));
-        // Names of two callers.
+        // A certificate with the names of two callers identifies no caller.
         assert!(!may(&access, &[], &["CN:ranker", "CN:other"]));
         assert!(!may(&access, &[], &["CN:other", "CN:ranker"]));
-        // The token is wrong, whatever the certificate says.
+        // A request with a wrong token is refused, even if its certificate is right.
         assert!(!may(&access, &[b"Bearer wrong"], &["CN:ranker"]));
         let names = ["CN:ranker".to_owned(), "CN:unknown".to_owned()];
         assert_eq!(access.known(&names).collect::<Vec<_>>(), ["CN:ranker"]);

@@ -1,60 +1,62 @@
-//! Counts the bytes of requests and answers that are held, of all clients together and of each model and client.
+//! Counts the bytes of memory that requests and answers hold, in total and for each model, client address and
+//! connection.
 //!
-//! A body that comes slowly holds its bytes until it is whole. So a model, an address and a connection may each hold only
-//! so many times the bytes that are still free. The smaller the group is, the earlier its requests are refused: a flood
-//! from one connection leaves room for other connections, and a flood on one model leaves room for other models.
+//! A body that comes slowly holds its bytes until it is whole. So a model, an address and a connection may each hold
+//! only so many times the bytes that are still free. The smaller the group is, the earlier its requests are refused: a
+//! flood from one connection leaves room for other connections, and a flood on one model leaves room for other models.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::fair_queue;
+use super::fair_tree;
 
-/// A connection may hold as many bytes as it leaves free, an address twice as many, and a model as many times as in the
-/// queue: one that floods alone comes to a half, two thirds, or four fifths of all bytes.
+/// One connection may hold as many bytes as are still free, one address `ADDRESS_TIMES` times as many, and one model
+/// `MODEL_TIMES` times as many. So a single flooding connection gets a half of all bytes, a single address two thirds,
+/// and a single model four fifths.
 const CONNECTION_TIMES: usize = 1;
 const ADDRESS_TIMES: usize = 2;
-const MODEL_TIMES: usize = fair_queue::SHARE;
+const MODEL_TIMES: usize = fair_tree::SHARE;
 
-/// A model's name, and the address of a client or "", which no client has.
+/// A model's name with a client's address; the address "" stands for all clients of the model.
 type Group = (Box<str>, Box<str>);
 
-/// Bytes of requests and answers that are held now.
+/// Counters of the bytes that requests and answers hold now, against one limit.
 #[derive(Debug)]
 pub struct Account {
     limit: usize,
     held: AtomicUsize,
-    // Bounded: a group is removed with the last connection that has used it.
+    // The map stays small, because a group is removed with the last connection that uses it.
     groups: Mutex<HashMap<Group, Arc<AtomicUsize>>>,
 }
 
 impl Account {
-    /// Opens an account.
+    /// Returns an account with no bytes held; `limit` is the number of bytes that may be held.
     #[must_use]
     pub fn new(limit: usize) -> Arc<Self> {
         Arc::new(Account { limit, held: AtomicUsize::new(0), groups: Mutex::default() })
     }
 
-    /// Bytes that are held now.
+    /// Returns the number of bytes that requests and answers hold now.
     #[must_use]
     pub fn held(&self) -> usize {
         self.held.load(Relaxed)
     }
 
-    /// Bytes that may be held.
+    /// Returns the number of bytes that requests and answers may hold.
     #[must_use]
     pub fn limit(&self) -> usize {
         self.limit
     }
 
-    /// Says whether no more bytes may be taken on.
+    /// Returns true if all bytes of the limit are held, so that no request may hold more.
     #[must_use]
     #[inline]
     pub fn is_full(&self) -> bool {
         self.held() >= self.limit
     }
 
-    /// Bytes that are held now, by model; models that hold none are left out.
+    /// Returns the number of bytes that the requests and answers of each model hold now; omits models that hold none.
     #[must_use]
     pub fn by_model(&self) -> Vec<(String, usize)> {
         let groups = self.lock();
@@ -67,7 +69,7 @@ impl Account {
     }
 }
 
-/// The bytes that requests of one connection to one model hold, and the groups that these bytes belong to.
+/// The bytes that one connection's requests to one model hold, with the counters of the groups that include them.
 #[derive(Debug)]
 pub struct Shares {
     account: Arc<Account>,
@@ -79,7 +81,7 @@ pub struct Shares {
 }
 
 impl Shares {
-    /// Opens the shares of one connection. `model` is a configured one, or "".
+    /// Opens the byte counters for one connection's requests to one model. `model` is a configured model, or "".
     #[must_use]
     pub fn open(account: &Arc<Account>, model: &str, address: &str) -> Arc<Self> {
         let mut groups = account.lock();
@@ -96,7 +98,7 @@ impl Shares {
         })
     }
 
-    /// The name of the model, or "".
+    /// Returns the name of the model, or "".
     #[must_use]
     pub fn model(&self) -> &str {
         &self.model
@@ -106,7 +108,7 @@ impl Shares {
         [(&self.of_connection, CONNECTION_TIMES), (&self.of_address, ADDRESS_TIMES), (&self.of_model, MODEL_TIMES)]
     }
 
-    /// Says whether a request of this size would find room now.
+    /// Returns true if the limits leave enough bytes for a request of this size now.
     #[must_use]
     pub fn has_room(&self, size: usize) -> bool {
         let held = self.account.held();
@@ -115,8 +117,8 @@ impl Shares {
         held == 0 || self.levels().into_iter().all(is_share)
     }
 
-    /// Counts more bytes of a request that holds `own` bytes; says whether there was room. A request that is alone may
-    /// have all bytes: otherwise the largest one would never be answered where the limits are close to each other.
+    /// Counts more bytes of a request that already holds `own` bytes; returns false if they exceed a limit. A request
+    /// may hold all bytes if no other request holds any; otherwise the largest allowed request could never be answered.
     fn grow(&self, size: usize, own: usize) -> bool {
         let before = self.account.held.fetch_add(size, Relaxed);
         let groups = self.levels().map(|(group, times)| (group.fetch_add(size, Relaxed) + size, times));
@@ -136,9 +138,9 @@ impl Drop for Shares {
     fn drop(&mut self) {
         let mut groups = self.account.lock();
         let (model, address) = (std::mem::take(&mut self.model), std::mem::take(&mut self.address));
-        // Other owners of the counts come and go under the lock, so these are dropped under it, too.
+        // Other threads clone and drop these counters under the lock, so this code drops them under the lock, too.
         let (of_model, of_address) = (std::mem::take(&mut self.of_model), std::mem::take(&mut self.of_address));
-        // The map holds the second one.
+        // The map holds the second reference to the counter, so a count of 2 means that no other connection uses it.
         if Arc::strong_count(&of_address) == 2 {
             groups.remove(&(model.clone(), address));
         }
@@ -148,7 +150,7 @@ impl Drop for Shares {
     }
 }
 
-/// Bytes that one request or answer holds; dropping it gives them back.
+/// The bytes that one request or answer holds; dropping this value frees the bytes in the account.
 #[derive(Debug, Default)]
 pub struct Hold {
     shares: Option<Arc<Shares>>,
@@ -156,15 +158,15 @@ pub struct Hold {
 }
 
 impl Hold {
-    /// Takes as many bytes as `size` is more than what is held; says whether there was room. The first call asks `shares`
-    /// where to count them.
+    /// Raises the bytes that the request holds to `size`, if it holds fewer; returns false if they exceed a limit. The
+    /// first call gets the counters from `shares`.
     pub fn reach(&mut self, size: usize, shares: impl FnOnce() -> Arc<Shares>) -> bool {
         let (own, more) = (self.size, size.saturating_sub(self.size));
         self.size += more;
         self.shares.get_or_insert_with(shares).grow(more, own)
     }
 
-    /// The name of the model whose share it is, or "".
+    /// Returns the name of the model that the bytes count for, or "".
     #[must_use]
     pub fn model(&self) -> &str {
         self.shares.as_ref().map_or("", |shares| shares.model())
@@ -183,7 +185,7 @@ impl Drop for Hold {
 mod tests {
     use super::*;
 
-    /// Takes 1 byte after another until there is no room.
+    /// Counts requests of one byte each until the limits allow no more, and returns them.
     fn flood(shares: &Arc<Shares>) -> Vec<Hold> {
         let mut holds = Vec::new();
         while shares.has_room(1) {
@@ -219,17 +221,17 @@ mod tests {
         let one = open("m", "x");
         let mut flooded = flood(&one);
         assert_eq!(flooded.len(), 600);
-        // Another connection of the same address.
+        // The second connection comes from the same address.
         let other = open("m", "x");
         assert!(other.has_room(200) && !other.has_room(201));
         flooded.extend(flood(&other));
         assert_eq!(flooded.len(), 800);
-        // Another address.
+        // The third connection comes from another address.
         let other = open("m", "y");
         assert!(other.has_room(160) && !other.has_room(161));
         flooded.extend(flood(&other));
         assert_eq!(flooded.len(), 960);
-        // A further client of the model finds no room, and a client of another model does.
+        // A further client of the model gets no bytes, but a client of another model does.
         assert!(!one.has_room(1) && !open("m", "z").has_room(1));
         assert!(open("n", "x").has_room(120) && !open("n", "x").has_room(121));
         drop(flooded);

@@ -1,10 +1,10 @@
-//! Reads the names in a client's certificate, and writes them as `--auth_config` does.
+//! Reads the names in a client's certificate, and writes them as users write them in `--auth_config`.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
 
-/// Returns the names in a DER certificate, each with its kind, such as `CN:ranker` and `DNS:a.example`.
+/// Returns the names in a certificate in DER form, each with its kind, such as `CN:ranker` or `DNS:a.example`.
 ///
 /// If any name can not be read, none is returned: a missing name could hide that the certificate fits two callers.
 #[must_use]
@@ -34,7 +34,8 @@ fn read(der: &[u8]) -> Option<Vec<String>> {
     Some(names)
 }
 
-/// Returns the names for an IP address. IPv6 gets two: OpenSSL and grpcio write such addresses differently.
+/// Returns the text of an IP address in a certificate. An IPv6 address gives two texts, because OpenSSL and grpcio
+/// write IPv6 differently.
 fn addresses(bytes: &[u8]) -> Option<Vec<String>> {
     if let Ok(bytes) = <[u8; 4]>::try_from(bytes) {
         return Some(vec![format!("IP:{}", Ipv4Addr::from(bytes))]);

@@ -1,4 +1,4 @@
-//! Holds the configuration that Python starts the edge with.
+//! Holds the configuration with which Python starts the core's network server.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -10,7 +10,7 @@ use super::dispatch::Cors;
 use super::limits::Limits;
 use super::sampling::Tracing;
 
-/// The two wires. Their numbers index arrays.
+/// The two wires, gRPC and HTTP. Their numbers are indexes of arrays.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum Wire {
@@ -18,57 +18,59 @@ pub enum Wire {
     Http = 1,
 }
 
-/// The place of a listener.
+/// The address or socket on which the server accepts connections.
 #[derive(Debug)]
 pub enum Listen {
-    /// On an address; port 0 picks one.
+    /// Listens on this IP address and port; for port 0 the system picks a free port.
     Address(SocketAddr),
-    /// On a socket that is bound and listens already.
+    /// Accepts connections from a TCP socket that is bound and listens already.
     Bound(std::net::TcpListener),
-    /// On a Unix socket, which is made anew.
+    /// Listens on a Unix socket, which the server creates anew at this path.
     Path(PathBuf),
 }
 
-/// The settings of an edge, which do not change while it runs.
+/// The settings of the core's network server, which do not change while it runs.
 #[derive(Debug)]
 pub struct Config {
-    /// Threads that serve connections.
+    /// Number of threads that serve connections.
     pub threads: usize,
-    /// Threads that run large requests.
+    /// Number of threads that run large requests.
     pub large_threads: usize,
-    /// Where gRPC is served.
+    /// Addresses and sockets on which gRPC is served.
     pub grpc: Vec<Listen>,
-    /// Where HTTP is served.
+    /// Addresses and sockets on which HTTP is served.
     pub http: Vec<Listen>,
-    /// Unix socket of the gRPC reference.
+    /// Path of the Unix socket on which the gRPC reference server listens.
     pub grpc_upstream: PathBuf,
-    /// Unix socket of the HTTP reference.
+    /// Path of the Unix socket on which the HTTP reference server listens.
     pub http_upstream: PathBuf,
-    /// TLS of gRPC from the first connection on; None: it is plaintext.
+    /// TLS settings of the gRPC ports at the start; None serves gRPC in plaintext.
     pub grpc_tls: Option<Arc<rustls::ServerConfig>>,
-    /// TLS of HTTP; None: it is plaintext.
+    /// TLS settings of the HTTP ports at the start; None serves HTTP in plaintext.
     pub http_tls: Option<Arc<rustls::ServerConfig>>,
-    /// Limits on the cost of clients.
+    /// Limits on the memory and time that one client may cost the server.
     pub limits: Limits,
-    /// The known callers and their models; None: everybody may run every model.
+    /// The known callers, with the models that each may run; None lets every client run every model.
     pub access: Option<Access>,
-    /// The shares of requests that are traced; None: no request is traced.
+    /// Sampling rates, which decide for how many requests a trace is recorded; None if tracing is off.
     pub tracing: Option<Tracing>,
-    /// Proves to the reference that the edge wrote the headers of [`super::shared::OWN_HEADERS`].
+    /// Secret text that proves to the reference server that the core wrote the headers of
+    /// [`super::shared::OWN_HEADERS`].
     pub seal: String,
-    /// Whether floats of a gRPC Predict travel in `tensor_content` where a request does not say otherwise.
+    /// Whether a gRPC Predict answer has its floats in `tensor_content`, unless its request chooses the encoding.
     pub as_content: bool,
-    /// Whether NaN and infinite numbers are refused in JSON requests and written as null.
+    /// Whether JSON requests with NaN or infinity are refused, and JSON answers have null in their place.
     pub strict_json: bool,
-    /// Origins whose pages may read answers in a browser.
+    /// Web origins whose pages may read the server's answers in a browser.
     pub cors: Cors,
-    /// Limits of the buckets that durations are counted in, in seconds, ascending.
+    /// Upper limits of the buckets in the histogram of request durations, in seconds, ascending.
     pub bucket_limits_s: Vec<f64>,
-    /// Limits of the buckets that waits for a thread are counted in, in seconds, ascending.
+    /// Upper limits of the buckets in the histogram of the time that requests wait for a thread, in seconds, ascending.
     pub wait_limits_s: Vec<f64>,
-    /// Time from which on a request is slow.
+    /// A request that takes at least this time is recorded as slow.
     pub slow_from: Duration,
-    /// Time for which a drain waits for another request of an idle HTTP/1.1 connection, whose answer announces the end.
+    /// Time for which a drain keeps an idle HTTP/1.1 connection open, so that the answer to its next request can
+    /// announce the end.
     pub linger: Duration,
 }
 

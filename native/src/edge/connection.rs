@@ -1,4 +1,4 @@
-//! The record of one connection, as its task, its requests and the sweeper see it, and what a request holds of it.
+//! The record of one connection, which its task, its requests and the sweeper of idle connections share.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -11,37 +11,37 @@ use super::account::{Account, Hold, Shares};
 use super::certificate;
 use super::fair_queue::address_of;
 use super::frames::Flood;
-use super::limits::Limits;
+use super::limits::{BACKED_UP_BYTES, Limits};
 
-/// How many pipelined HTTP/1.1 requests of one connection are begun before other connections get their turn.
+/// Number of pipelined HTTP/1.1 requests of one connection that the server starts before it serves other connections.
 const REQUESTS_A_TURN: usize = 16;
-/// Answers below this size are counted for their connection only.
+/// Answers below this size count only for their connection, not for the server's limit on bytes in flight.
 pub const COUNTED_BYTES: usize = 16 << 10;
-/// Compressed messages of one gRPC connection that are held inflated at the same time.
+/// Maximal number of compressed messages of one gRPC connection that are held in inflated form at the same time.
 const MAX_INFLATED: usize = 4;
 
-/// An order to a connection's task.
+/// An order that the server gives to the task that serves a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Order {
-    /// Serve on.
+    /// Go on serving the connection.
     Serve = 0,
-    /// Tell the client, at the next answer, that the connection ends.
+    /// Tell the client, with the next answer, that the connection ends.
     Drain = 1,
-    /// End the connection as soon as no request is open.
+    /// Close the connection as soon as none of its requests is unanswered.
     Close = 2,
-    /// Drop the connection now.
+    /// Close the connection now, even if requests are unanswered.
     Cut = 3,
 }
 
-/// One connection, as its task, its requests and the sweeper see it.
+/// The state of one connection, which its task, its requests and the sweeper of idle connections share.
 #[derive(Debug)]
 pub struct Connection {
     /// The client's address and port.
     pub peer: String,
-    /// Permits for compressed messages of this connection that are held inflated at the same time.
+    /// Semaphore that limits how many compressed messages of this connection are held in inflated form.
     pub inflating: Arc<Semaphore>,
-    /// Held by the one request that may go on while too many answers are unread.
+    /// Lock for the one request that may continue while the client has too many unread answers.
     pub turn: tokio::sync::Mutex<()>,
     limit: usize,
     pub(super) read: AtomicU64,
@@ -55,14 +55,17 @@ pub struct Connection {
     waker: OnceLock<Waker>,
     has_unread: AtomicBool,
     flood: AtomicU8,
+    refused: AtomicU64,
+    is_paused: AtomicBool,
     begun: AtomicUsize,
     names: OnceLock<Vec<String>>,
-    // One entry for each model to which this connection has sent large requests, or from which it got large answers.
+    // The list has one entry for each model to which this connection sent large requests, or from which it got large
+    // answers.
     shares: Mutex<Vec<Arc<Shares>>>,
 }
 
 impl Connection {
-    /// Starts the record of a connection.
+    /// Returns the state of a new connection.
     #[must_use]
     pub fn new(peer: String, limits: &Limits) -> Arc<Self> {
         Arc::new(Connection {
@@ -81,24 +84,26 @@ impl Connection {
             waker: OnceLock::new(),
             has_unread: AtomicBool::new(false),
             flood: AtomicU8::new(0),
+            refused: AtomicU64::new(0),
+            is_paused: AtomicBool::new(false),
             begun: AtomicUsize::new(0),
             names: OnceLock::new(),
             shares: Mutex::default(),
         })
     }
 
-    /// Reads the names of the client's verified certificate, in DER.
+    /// Stores the names in the client's verified certificate; `der` is the certificate in DER form.
     pub fn set_certificate(&self, der: &[u8]) {
         self.names.get_or_init(|| certificate::names(der));
     }
 
-    /// The names in the client's verified certificate; empty if the client showed no certificate.
+    /// Returns the names in the client's verified certificate; empty if the client showed no certificate.
     #[must_use]
     pub fn names(&self) -> &[String] {
         self.names.get().map_or(&[], Vec::as_slice)
     }
 
-    /// Returns the shares of an account that requests to a model count in. `model` is a configured one, or "".
+    /// Returns the byte counters for this connection's requests to a model. `model` is a configured model, or "".
     #[must_use]
     pub fn shares(&self, account: &Arc<Account>, model: &str) -> Arc<Shares> {
         let mut all = self.shares.lock().unwrap_or_else(PoisonError::into_inner);
@@ -110,38 +115,49 @@ impl Connection {
         shares
     }
 
-    /// Counts bytes that came. Only the connection's task calls this.
+    /// Counts bytes that the client sent. Only the connection's task calls this.
     #[inline]
     pub fn note_read(&self, size: usize) {
         self.read.store(self.read.load(Relaxed) + size as u64, Relaxed);
     }
 
-    /// Counts bytes that the socket took. Only the connection's task calls this.
+    /// Counts bytes that the server wrote to the socket. Only the connection's task calls this.
     #[inline]
     pub fn note_written(&self, size: usize) {
         self.written.store(self.written.load(Relaxed) + size as u64, Relaxed);
         if self.is_blocked.swap(false, Relaxed)
             && let Some(waker) = self.waker.get()
         {
-            // A pipelined request may wait until the answers before it are sent.
+            // The call wakes the connection's task, because a pipelined request may be waiting until the answers before
+            // it are sent.
             waker.wake_by_ref();
         }
     }
 
-    /// Says whether the socket's send buffer is full.
+    /// Returns true if the socket's send buffer is full.
     #[must_use]
     #[inline]
     pub fn is_blocked(&self) -> bool {
         self.is_blocked.load(Relaxed)
     }
 
-    /// Starts the connection's next turn: sets its count of requests to 0. Only the connection's task calls this.
+    /// Says whether many answers of this connection wait until its socket accepts bytes. Then the server reads and answers
+    /// no further request of the connection: else answers would fill memory long before the client reads them.
+    #[must_use]
+    #[inline]
+    pub fn is_backed_up(&self) -> bool {
+        self.is_blocked() && self.owed() > BACKED_UP_BYTES
+    }
+
+    /// Starts the connection's next turn among the connections of its thread: sets its count of requests to 0. Only the
+    /// connection's task calls this.
     #[inline]
     pub fn begin_turn(&self) {
         self.begun.store(0, Relaxed);
     }
 
-    /// Counts a request; says whether the request must wait for the next turn. Only the connection's task calls this.
+    /// Counts a request; returns true if it must wait for the connection's next turn. Only the connection's task calls
+    /// this.
     #[inline]
     pub fn is_turn_over(&self) -> bool {
         let begun = self.begun.load(Relaxed);
@@ -149,42 +165,67 @@ impl Connection {
         begun >= REQUESTS_A_TURN
     }
 
-    /// Notes the type of frame that the client floods with; the connection's task then ends the connection.
+    /// Stores the type of HTTP/2 frame with which the client floods the server; the connection's task then ends the
+    /// connection.
     pub fn note_flood(&self, flood: Flood) {
         self.flood.store(flood as u8, Relaxed);
         self.note_unread();
     }
 
-    /// Returns the type of frame that the client flooded with; None: it did not.
+    /// Returns the type of HTTP/2 frame with which the client flooded the server; None if the client did not flood it.
     #[must_use]
     #[inline]
     pub fn flood(&self) -> Option<Flood> {
         Flood::of(self.flood.load(Relaxed))
     }
 
-    /// Notes that the socket's send buffer is full. Only the connection's task calls this.
+    /// Counts a request that the server refused because it has too much work.
+    pub fn note_refused(&self) {
+        self.refused.fetch_add(1, Relaxed);
+    }
+
+    /// Returns how many requests the server refused because it had too much work.
+    #[must_use]
+    #[inline]
+    pub fn refused(&self) -> u64 {
+        self.refused.load(Relaxed)
+    }
+
+    /// Stops the reading of the connection's socket, or lets the reading go on. Only the connection's task calls this.
+    pub fn set_paused(&self, is_paused: bool) {
+        self.is_paused.store(is_paused, Relaxed);
+    }
+
+    /// Says whether the connection's socket must not be read now.
+    #[must_use]
+    #[inline]
+    pub fn is_paused(&self) -> bool {
+        self.is_paused.load(Relaxed)
+    }
+
+    /// Stores that the socket's send buffer is full. Only the connection's task calls this.
     pub fn note_blocked(&self) {
         self.is_blocked.store(true, Relaxed);
     }
 
-    /// Notes that the rest of a body will not be read.
+    /// Stores that the server will not read the rest of a request's body.
     pub fn note_unread(&self) {
         self.has_unread.store(true, Relaxed);
     }
 
-    /// Says whether the client may be sending what nobody reads.
+    /// Returns true if the client may still be sending bytes that the server will not read.
     #[must_use]
     pub fn has_unread(&self) -> bool {
         self.has_unread.load(Relaxed)
     }
 
-    /// Counts an answer that is not sent yet.
+    /// Adds an answer's size to the bytes that are not sent yet.
     #[inline]
     pub fn owe(&self, size: usize) {
         self.owed.fetch_add(size, Relaxed);
     }
 
-    /// Counts bytes of an answer as sent, or as dropped.
+    /// Subtracts bytes of an answer that were sent or dropped from the bytes that are not sent yet.
     #[inline]
     pub fn pay(&self, size: usize) {
         let before = self.owed.fetch_sub(size, Relaxed);
@@ -193,24 +234,24 @@ impl Connection {
         }
     }
 
-    /// Bytes of answers that are not sent yet.
+    /// Returns the number of bytes of answers that are not sent yet.
     #[must_use]
     pub fn owed(&self) -> usize {
         self.owed.load(Relaxed)
     }
 
-    /// Says whether further requests must wait until the client has read answers.
+    /// Returns true if the connection's further requests must wait until the client has read answers.
     #[must_use]
     #[inline]
     pub fn is_full(&self) -> bool {
         self.owed() > self.limit
     }
 
-    /// Waits until the client has read enough.
+    /// Waits until the client has read so many answers that further requests may run.
     pub async fn room(&self) {
         loop {
             let mut notified = std::pin::pin!(self.has_room.notified());
-            // Registered before the look, so that no notification between the two is lost.
+            // The task registers before it checks the condition, so that it misses no notification in between.
             notified.as_mut().enable();
             if !self.is_full() {
                 return;
@@ -219,20 +260,20 @@ impl Connection {
         }
     }
 
-    /// Opens a request; dropping what it returns ends it.
+    /// Counts a request as open; dropping the returned value counts the request as ended.
     #[must_use]
     pub fn open(self: &Arc<Self>) -> Open {
         self.open.fetch_add(1, Relaxed);
         Open(Arc::clone(self))
     }
 
-    /// Requests that are open.
+    /// Returns the number of open requests.
     #[must_use]
     pub fn num_open(&self) -> usize {
         self.open.load(Relaxed)
     }
 
-    /// Returns the order that stands for the connection's task.
+    /// Returns the current order to the connection's task.
     #[must_use]
     #[inline]
     pub fn order(&self) -> Order {
@@ -244,7 +285,7 @@ impl Connection {
         }
     }
 
-    /// Tells the connection's task what to do; a stricter order that stands is kept.
+    /// Gives the connection's task an order; a stricter earlier order stays in force.
     pub fn tell(&self, order: Order) {
         let is_stricter = self.order.fetch_max(order as u8, Relaxed) < order as u8;
         if is_stricter && let Some(waker) = self.waker.get() {
@@ -252,7 +293,7 @@ impl Connection {
         }
     }
 
-    /// Takes the waker of the connection's task, which stays the same for as long as the task lives.
+    /// Stores the waker of the connection's task on the first call; later calls change nothing.
     #[inline]
     pub fn wake_by(&self, waker: &Waker) {
         if self.waker.get().is_none() {
@@ -261,7 +302,7 @@ impl Connection {
     }
 }
 
-/// A request that is not answered yet, or whose answer is not handed to the socket yet.
+/// An open request: its answer is not made yet, or not handed to the socket yet.
 #[derive(Debug)]
 pub struct Open(Arc<Connection>);
 
@@ -273,7 +314,7 @@ impl Drop for Open {
     }
 }
 
-/// Bytes of an answer that are owed to a connection; dropping it gives back what was not sent.
+/// The bytes of one answer that are not sent yet; dropping this value removes them from the connection's count.
 #[derive(Debug)]
 pub struct Debt {
     connection: Arc<Connection>,
@@ -282,7 +323,8 @@ pub struct Debt {
 }
 
 impl Debt {
-    /// Counts a model's answer of this size, also over the limits: they are looked at before work begins.
+    /// Counts an answer of this size for the connection and, if it is large, for the model. This count may pass the
+    /// limits, because the server checks the limits before it starts a request.
     #[must_use]
     pub fn new(connection: &Arc<Connection>, account: &Arc<Account>, model: &str, size: usize) -> Self {
         connection.owe(size);
@@ -293,7 +335,7 @@ impl Debt {
         Debt { connection: Arc::clone(connection), size, _hold: hold }
     }
 
-    /// Counts some of it as sent.
+    /// Counts bytes of the answer as sent.
     #[inline]
     pub fn pay(&mut self, size: usize) {
         let size = size.min(self.size);
@@ -302,7 +344,7 @@ impl Debt {
     }
 }
 
-/// Bytes of an answer that are owed until nobody holds them any more.
+/// The bytes of an answer that count as not sent until the last reference to them is dropped.
 #[derive(Debug)]
 pub struct Owed {
     data: Bytes,
@@ -310,7 +352,7 @@ pub struct Owed {
 }
 
 impl Owed {
-    /// Owes an answer for which a debt is counted.
+    /// Joins an answer's bytes to the count of them, so that both are dropped together.
     #[must_use]
     pub fn new(data: Bytes, debt: Debt) -> Self {
         Owed { data, _debt: debt }

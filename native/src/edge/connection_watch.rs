@@ -1,4 +1,4 @@
-//! Tells from looks at a connection, once in a while, whether it is idle, stalled or flooding.
+//! Decides, by regular looks at a connection's counters, whether the connection is idle, stalled or flooding.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
@@ -6,10 +6,11 @@ use std::time::{Duration, Instant};
 use super::connection::{Connection, Order};
 use super::limits::Limits;
 
-/// Time in which a client that floods may still read why the server closes its connection.
+/// Time in which a client that floods the server may still read the error before the server closes its connection.
 const LAST_WORD: Duration = Duration::from_secs(1);
 
-/// The count of bytes that a client read, as of the last look at which the client had read enough.
+/// A pair of the number of bytes that a client had read, and the time; it is renewed when the client has read enough
+/// since.
 #[derive(Debug, Default)]
 struct Progress(Option<(u64, Instant)>);
 
@@ -27,13 +28,14 @@ impl Progress {
     }
 }
 
-/// Times of a connection that the sweeper keeps between two looks.
+/// Times and counts of one connection that the sweeper of connections keeps from one look to the next.
 #[derive(Debug)]
 pub struct Watch {
     is_http: bool,
     begun: Instant,
     writing: Progress,
-    // Requests that were served and bytes that had come when the connection was first seen without a request.
+    // The number of served requests, the number of received bytes, and the time when the sweeper first saw the
+    // connection without a request.
     idle: Option<(u64, u64, Instant)>,
     ending: Option<Instant>,
 }
@@ -45,7 +47,7 @@ impl Watch {
         Watch { is_http, begun: now, writing: Progress::default(), idle: None, ending: None }
     }
 
-    /// Looks at a connection; says what its task is to be told.
+    /// Checks a connection's counters; returns the order for the task that serves the connection.
     pub fn look(&mut self, connection: &Connection, limits: &Limits, now: Instant) -> Order {
         if connection.flood().is_some() && now.duration_since(*self.ending.get_or_insert(now)) > LAST_WORD {
             return Order::Cut;
@@ -63,7 +65,8 @@ impl Watch {
             self.idle = None;
             return Order::Serve;
         }
-        // Small gRPC requests are answered without being opened, so bytes tell of them.
+        // Small gRPC requests are answered without being counted as open, so only the number of received bytes shows
+        // them.
         let served = if self.is_http { connection.served.load(Relaxed) } else { read };
         let (bytes, since) = match self.idle {
             Some((known, bytes, since)) if known == served => (bytes, since),
@@ -79,7 +82,8 @@ impl Watch {
         let (from, time) = match (served, read == bytes) {
             (0, _) => (self.begun, limits.head_timeout),
             (_, true) => (since, limits.keep_alive),
-            // The head of a further request is on its way.
+            // A part of the next request's head has come, so the connection gets the time limit for a head in addition
+            // to that for idle connections.
             (_, false) => (since, limits.keep_alive + limits.head_timeout),
         };
         if now.duration_since(from) <= time {

@@ -1,11 +1,12 @@
-//! Finds the form that answers a request. The edge knows forms only through the trait `Dispatch`.
+//! Chooses the handler of a wire format (the form) that answers a request. The network server calls these handlers only
+//! through the trait `Dispatch`.
 
 use std::borrow::Cow;
 
 use crate::declined::Declined;
 use crate::forms::{Answered, Call, Version};
 
-/// A method that the core may answer; the names are the metrics'.
+/// A method of the HTTP or gRPC API that the core may answer; the variants are named as in the metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Method {
@@ -24,7 +25,7 @@ pub enum Method {
 }
 
 impl Method {
-    /// Returns the method of a gRPC path.
+    /// Returns the method that a gRPC path names.
     #[must_use]
     #[inline]
     pub fn of_path(path: &str) -> Option<Self> {
@@ -35,7 +36,7 @@ impl Method {
         }
     }
 
-    /// Name of the wire in metrics.
+    /// Returns the name that the metrics use for the method's wire.
     #[must_use]
     pub fn api(self) -> &'static str {
         match self {
@@ -44,7 +45,7 @@ impl Method {
         }
     }
 
-    /// Name of the method in metrics.
+    /// Returns the name that the metrics use for the method.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -58,24 +59,25 @@ impl Method {
     }
 }
 
-/// The path and the headers of an HTTP request, read.
+/// The target of an HTTP request, as its path and headers name it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Target<'a> {
-    /// The method of its path.
+    /// The method that the path names.
     pub method: Method,
-    /// Name of the model.
+    /// Name of the model that the path names.
     pub model: &'a str,
-    /// Its version.
+    /// The model's version that the path names.
     pub version: Version<'a>,
-    /// Name of the table, of [`Method::Rows`].
+    /// Name of the table that the path of [`Method::Rows`] names; else "".
     pub table: &'a str,
-    /// Bytes of JSON before the binary tensors, of [`Method::Infer`] with a header that says so.
+    /// Number of bytes of JSON before the binary tensors, if a header of an [`Method::Infer`] request gives it.
     pub json_length: Option<usize>,
 }
 
-/// Answers plain requests. Methods may run on any thread. If a method panics, only its request fails.
+/// Answers the requests that the native core can answer alone. Methods may run on any thread. If a method panics, only
+/// its request fails.
 pub trait Dispatch: Send + Sync + 'static {
-    /// Answers one gRPC message.
+    /// Answers one gRPC request message.
     ///
     /// # Errors
     /// [`Declined`].
@@ -87,13 +89,14 @@ pub trait Dispatch: Send + Sync + 'static {
     /// [`Declined`].
     fn http(&self, target: &Target<'_>, call: &Call<'_>, body: &[u8]) -> Result<Answered, Declined>;
 
-    /// Returns the model that a gRPC message names; "" where that can not be read.
+    /// Returns the model name in a gRPC message; "" if the name can not be read.
     fn model<'m>(&self, method: Method, message: &'m [u8]) -> &'m str;
 }
 
-/// Reads the path of an HTTP request; None where the core does not answer it.
+/// Parses the path of an HTTP request; returns None if the core does not answer requests for this path.
 ///
-/// Names may hold ASCII letters, digits, `_`, `.` and `-`: others are percent-encoded, which the reference decodes.
+/// Names may hold ASCII letters, digits, `_`, `.` and `-`: others are percent-encoded, which the reference server
+/// decodes.
 #[must_use]
 pub fn target(path: &str) -> Option<Target<'_>> {
     if let Some(rest) = path.strip_prefix("/v1/models/") {
@@ -131,7 +134,7 @@ fn name(text: &str) -> Option<(&str, &str)> {
 fn version(text: &str) -> Option<(Version<'_>, &str)> {
     if let Some(rest) = text.strip_prefix("/versions/") {
         let end = rest.bytes().position(|byte| !byte.is_ascii_digit()).unwrap_or(rest.len());
-        // Longer ones may not fit an int64, which the reference says.
+        // A version of more than 18 digits may not fit an int64; the reference server answers it with an error.
         if end == 0 || end > 18 {
             return None;
         }
@@ -144,20 +147,21 @@ fn version(text: &str) -> Option<(Version<'_>, &str)> {
     Some((Version::Latest, text))
 }
 
-/// Headers of an answer that let pages of other origins read it.
+/// The CORS headers of answers, which let web pages of other origins read them.
 #[derive(Clone, Debug, Default)]
 pub enum Cors {
-    /// No page may.
+    /// No web page of another origin may read answers.
     #[default]
     Off,
-    /// Pages of all origins may.
+    /// Web pages of all origins may read answers.
     All,
-    /// Pages of these origins may.
+    /// Web pages of these origins may read answers.
     Listed(Vec<String>),
 }
 
 impl Cors {
-    /// Returns the headers of the answer to a request with this Origin, in the reference's order.
+    /// Returns the CORS headers for the answer to a request with this `Origin` header, in the order of the reference
+    /// server.
     #[must_use]
     pub fn headers<'a>(&self, origin: Option<&'a str>) -> Vec<(&'static str, Cow<'a, str>)> {
         const METHODS: (&str, Cow<'static, str>) = ("access-control-allow-methods", Cow::Borrowed("POST, GET"));

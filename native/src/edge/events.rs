@@ -1,9 +1,9 @@
-//! Names the events that the edge counts without a model.
+//! Lists the events that the network server counts for all models together.
 
 use super::frames::Flood;
 use crate::declined::Declined;
 
-/// Events that have no model.
+/// An event that the network server counts for all models together.
 #[derive(Clone, Copy, Debug)]
 #[repr(usize)]
 #[allow(missing_docs)]
@@ -43,7 +43,7 @@ pub enum Event {
     DisconnectedHttp,
 }
 
-/// How many events there are.
+/// Number of kinds of events.
 pub const NUM_EVENTS: usize = Event::DisconnectedHttp as usize + 1;
 
 impl From<Flood> for Event {

@@ -1,67 +1,63 @@
-//! Queues requests fairly between models and clients, and refuses a request at once if it would wait too long.
+//! Queues requests fairly between models and clients, and refuses a request at once if its wait would be too long.
 //!
 //! Models take turns. Within a model, client addresses take turns; within an address, its connections do. Turns are
 //! weighted by the expected run time. The rules are those of `service/engine/workers.py`.
 
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// One model or one client may fill at most this many times the places that are still free. One that floods alone can
-/// fill four fifths of the queue, two that flood four ninths each. Source: `service/engine/admission_limits.py`.
-pub const SHARE: usize = 4;
-/// The newest run counts for one part in `NEWEST` of the mean. A run counts as at most twice the mean plus
+use super::fair_tree::{Node, Path, Waiting};
+
+/// The weight of the newest run in the mean run time is 1 / `NEWEST`. A run counts as at most twice the mean plus
 /// `MOST_NANOS`, because a single run may wait for a graph to load.
 const NEWEST: u64 = 4;
 const MOST_NANOS: u64 = 1_000_000;
-/// A request is refused once it has waited this many times the limit of the expected wait.
+/// A request is refused once it has waited this many times the limit on expected waits.
 const PATIENCE: u32 = 4;
-/// Only waits with at least this expected length correct later estimates. Real waits are longer than estimated,
-/// because machines are shared and runs wait for locks.
+/// A real wait corrects the later estimates only if the wait was expected to last at least this long. Real waits are
+/// longer than estimated, because machines are shared and runs wait for locks.
 const TELLING: Duration = Duration::from_millis(5);
-/// The weight of the newest wait in the correction factor: of one that was longer than corrected, and of any other.
-/// Thus the factor stays near the longest waits, and few requests are accepted that will be refused after a long wait.
+/// The weight of the newest wait in the factor that corrects estimates: `LONGER_WAIT` for a wait longer than its
+/// corrected estimate, `SHORTER_WAIT` for any other. Thus the factor stays near the longest waits, and the queue
+/// accepts few requests that it must refuse after a long wait.
 const LONGER_WAIT: f64 = 1.0 / 8.0;
 const SHORTER_WAIT: f64 = 1.0 / 256.0;
-/// The largest correction factor.
+/// The largest factor by which the estimate of a wait is corrected.
 const MOST_CORRECTION: f64 = 16.0;
-/// A turn costs this much at least, so that work of unknown length takes turns too.
-const LEAST_NANOS: u64 = 1_000;
-/// Number of size classes; a class holds requests of up to twice the bytes of the class before it.
+/// Number of size classes of requests; each class holds requests of up to twice the bytes of the class before it.
 const CLASSES: usize = 33;
 
-/// The names that shares are counted by: the model, the client's address, the connection.
-pub type Path = [Arc<str>; 3];
-
-/// Returns the address in "address:port".
+/// Returns the address part of "address:port".
 #[must_use]
 pub fn address_of(peer: &str) -> &str {
     peer.rsplit_once(':').map_or(peer, |(address, _)| address)
 }
 
-/// A request that asks for a place.
+/// The description of a request that asks for a place in the queue.
 #[derive(Clone, Debug)]
 pub struct Ask {
-    /// See [`Path`]; the model is a configured one, or "".
+    /// The model, address and connection of the request; the model is a configured model, or "".
     pub path: Path,
-    /// Bytes of the request.
+    /// Number of bytes of the request.
     pub bytes: usize,
-    /// The time at which its client gives up.
+    /// The time at which the request's client stops waiting.
     pub deadline: Option<Instant>,
 }
 
 impl Ask {
-    /// Names a request of a connection. `peer` is "address:port".
+    /// Describes a request of a connection to the queue. `peer` is the client's "address:port".
     #[must_use]
     pub fn new(model: &str, peer: &str, bytes: usize, deadline: Option<Instant>) -> Self {
         Ask { path: [model.into(), address_of(peer).into(), peer.into()], bytes, deadline }
     }
 }
 
-/// The reason why a request is not run.
+/// The reason why the queue refuses a request.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Refusal {
-    /// The queue is full, or the model or the client has more than its share. Holds the number of waiting requests.
+    /// The queue is full, or the model or the client has used up its share of the places. Holds the number of waiting
+    /// requests.
     Queue(usize),
     /// The request would wait longer than the limit. Holds the number of waiting requests.
     Wait(usize),
@@ -69,12 +65,12 @@ pub enum Refusal {
     Deadline(usize),
     /// The request waited far longer than expected. Holds how long it waited.
     Waited(Duration),
-    /// Its deadline passed while it waited.
+    /// The request's deadline passed while it waited.
     Late,
 }
 
 impl Refusal {
-    /// The reason in the metrics.
+    /// Returns the name that the metrics use for the reason.
     #[must_use]
     pub fn reason(self) -> &'static str {
         match self {
@@ -85,179 +81,38 @@ impl Refusal {
     }
 }
 
-/// Limits of one queue.
+/// The limits of one queue.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// How many requests run at the same time.
+    /// Maximal number of requests that run at the same time.
     pub slots: usize,
-    /// How many requests may wait.
+    /// Maximal number of requests that wait.
     pub queued: usize,
-    /// How long a request may wait, as expected when it comes.
+    /// Maximal time that a request may be expected to wait when it arrives.
     pub wait: Duration,
 }
 
-/// A request that left the queue for its run.
+/// A request that has left the queue to run.
 #[derive(Debug)]
 pub struct Taken<T> {
     /// The value that was queued with the request.
     pub value: T,
-    /// The reason why it must not run any more.
+    /// The reason why the request must not run any more; None if it may run.
     pub refusal: Option<Refusal>,
-    /// How long it waited.
+    /// Time for which the request waited in the queue.
     pub waited: Duration,
-    /// Hand it to [`FairQueue::done`] at the end of the run.
+    /// The run, which the caller hands to [`FairQueue::done`] when the run has ended.
     pub run: Run,
 }
 
-/// The run of a request. Its duration is learned for its model and size class.
+/// The run of one request. The queue learns from its duration how long such requests of the model take.
 #[derive(Debug)]
 pub struct Run {
     model: Arc<str>,
     class: usize,
 }
 
-#[derive(Debug)]
-struct Waiting<T> {
-    id: u64,
-    value: T,
-    class: usize,
-    cost: u64,
-    // The wait estimated from the costs alone, without the correction.
-    expected: Duration,
-    since: Instant,
-    deadline: Option<Instant>,
-}
-
-/// The virtual time of a child's next turn, and its number.
-type Turn = (u64, u64);
-
-/// A level of the tree: the root has models, a model addresses, an address connections, a connection requests.
-#[derive(Debug)]
-struct Node<T> {
-    waiting: usize,
-    // Expected nanoseconds of the runs of all that waits here.
-    cost: u64,
-    // Virtual time: the run time that each busy child has had so far. A new child starts from it, so that a client with
-    // one request at a time neither overtakes a client with many waiting requests for ever, nor waits for all of them.
-    clock: u64,
-    // The number of turns that were given out. Of two children with the same time the one that came first is first.
-    given: u64,
-    turns: BTreeSet<(Turn, Arc<str>)>,
-    children: HashMap<Arc<str>, (Turn, Node<T>)>,
-    requests: VecDeque<Waiting<T>>,
-}
-
-impl<T> Default for Node<T> {
-    fn default() -> Self {
-        Node {
-            waiting: 0,
-            cost: 0,
-            clock: 0,
-            given: 0,
-            turns: BTreeSet::new(),
-            children: HashMap::new(),
-            requests: VecDeque::new(),
-        }
-    }
-}
-
-impl<T> Node<T> {
-    fn push(&mut self, path: &[Arc<str>], request: Waiting<T>) {
-        self.waiting += 1;
-        self.cost += request.cost;
-        let Some((name, rest)) = path.split_first() else {
-            return self.requests.push_back(request);
-        };
-        let turn = (self.clock, self.given);
-        let (turns, given) = (&mut self.turns, &mut self.given);
-        let child = self.children.entry(Arc::clone(name)).or_insert_with(|| {
-            *given += 1;
-            turns.insert((turn, Arc::clone(name)));
-            (turn, Node::default())
-        });
-        child.1.push(rest, request);
-    }
-
-    fn take(&mut self) -> Option<(Waiting<T>, Option<Arc<str>>)> {
-        let (request, name) = match self.turns.pop_first() {
-            None => (self.requests.pop_front()?, None),
-            Some(((time, _), name)) => {
-                let busy = self.children.len() as u64;
-                let child = self.children.get_mut(&name)?;
-                let (request, _) = child.1.take()?;
-                let cost = request.cost.max(LEAST_NANOS);
-                self.clock = self.clock.max(time) + cost / busy;
-                child.0 = (time + cost, self.given);
-                self.given += 1;
-                if child.1.waiting == 0 {
-                    self.children.remove(&name);
-                } else {
-                    self.turns.insert((child.0, Arc::clone(&name)));
-                }
-                (request, Some(name))
-            }
-        };
-        self.waiting -= 1;
-        self.cost -= request.cost;
-        Some((request, name))
-    }
-
-    fn remove(&mut self, path: &[Arc<str>], id: u64) -> Option<Waiting<T>> {
-        let removed = match path.split_first() {
-            None => {
-                let place = self.requests.iter().position(|request| request.id == id)?;
-                self.requests.remove(place)?
-            }
-            Some((name, rest)) => {
-                let child = self.children.get_mut(name)?;
-                let removed = child.1.remove(rest, id)?;
-                if child.1.waiting == 0 {
-                    self.turns.remove(&(child.0, Arc::clone(name)));
-                    self.children.remove(name);
-                }
-                removed
-            }
-        };
-        self.waiting -= 1;
-        self.cost -= removed.cost;
-        Some(removed)
-    }
-
-    fn child(&self, name: &str) -> Option<&Node<T>> {
-        self.children.get(name).map(|(_, node)| node)
-    }
-
-    /// Says whether each name on the path has room in its share.
-    fn has_share(&self, path: &[Arc<str>], free: usize) -> bool {
-        let mut node = self;
-        for name in path {
-            let Some(child) = node.child(name) else {
-                return true;
-            };
-            if child.waiting > SHARE.saturating_mul(free) {
-                return false;
-            }
-            node = child;
-        }
-        true
-    }
-
-    /// Expected nanoseconds of the runs before a further request. As children take turns, no other child runs for
-    /// longer than the request's own child and the request together.
-    fn before(&self, path: &[Arc<str>], cost: u64) -> u64 {
-        let Some((name, rest)) = path.split_first() else {
-            return self.cost;
-        };
-        let Some(child) = self.child(name) else {
-            return self.cost.min(cost.saturating_mul(self.children.len() as u64));
-        };
-        let own = child.before(rest, cost);
-        let others = (self.children.len() as u64 - 1).saturating_mul(own + cost);
-        own + others.min(self.cost - child.cost)
-    }
-}
-
-/// Mean nanoseconds of a model's runs by size class; 0: none was seen.
+/// The mean run time of a model's requests in each size class, in nanoseconds; 0 if no request of that size ran.
 #[derive(Debug)]
 struct Means([u64; CLASSES]);
 
@@ -279,87 +134,130 @@ fn class_of(bytes: usize) -> usize {
     (usize::BITS as usize - bytes.leading_zeros() as usize).min(CLASSES - 1)
 }
 
-/// A bounded queue and the count of what runs. It has no lock of its own.
+/// A queue with a limited number of places, and the number of running requests. It has no lock of its own.
 #[derive(Debug)]
 pub struct FairQueue<T> {
     limits: Limits,
     root: Node<T>,
+    // Requests whose bodies are still being read, for as long as they count, and the times at which they came.
+    coming: Node<()>,
+    came: VecDeque<(Instant, Path, u64)>,
     running: usize,
     next_id: u64,
-    // Bounded: only configured models have names.
+    // The map stays small, because only configured models have names.
     means: HashMap<Arc<str>, Means>,
-    // How many times longer than expected requests wait.
+    // The factor by which real waits are longer than estimated waits.
     correction: f64,
 }
 
 impl<T> FairQueue<T> {
-    /// Starts empty.
+    /// Returns an empty queue.
     #[must_use]
     pub fn new(limits: Limits) -> Self {
-        FairQueue { limits, root: Node::default(), running: 0, next_id: 0, means: HashMap::new(), correction: 1.0 }
+        FairQueue {
+            limits,
+            root: Node::default(),
+            coming: Node::default(),
+            came: VecDeque::new(),
+            running: 0,
+            next_id: 0,
+            means: HashMap::new(),
+            correction: 1.0,
+        }
     }
 
-    /// Queues a request; returns the number by which [`Self::remove`] finds it.
+    /// Queues a request; returns its number, with which [`Self::remove`] finds the request.
     ///
     /// # Errors
     /// [`Refusal`].
     pub fn push(&mut self, ask: &Ask, now: Instant, value: T) -> Result<u64, Refusal> {
-        self.check(ask, now)?;
-        let class = class_of(ask.bytes);
-        let cost = self.cost(ask);
-        let expected = self.expected(ask, cost);
-        let id = self.next_id;
-        self.next_id += 1;
-        self.root.push(&ask.path, Waiting { id, value, class, cost, expected, since: now, deadline: ask.deadline });
+        let (waiting, before) = (self.root.waiting, self.root.before(&ask.path, self.cost(ask)));
+        self.admit(ask, now, waiting, before)?;
+        let request = self.waiting(ask, now, value);
+        let id = request.id;
+        self.root.push(&ask.path, request);
         Ok(id)
     }
 
-    /// Says whether a request would be queued, before its body is read.
+    /// Announces a request before the server reads the request's body. Until [`Self::withdraw`], and for the longest wait
+    /// at most, the queue judges further announcements as if this request waited already. Otherwise the server would read
+    /// the bodies of many requests, and refuse most of these requests afterwards.
     ///
     /// # Errors
     /// [`Refusal`].
-    pub fn check(&self, ask: &Ask, now: Instant) -> Result<(), Refusal> {
-        self.refusal(ask, now, self.cost(ask)).map_or(Ok(()), Err)
+    pub fn announce(&mut self, ask: &Ask, now: Instant) -> Result<u64, Refusal> {
+        while let Some((came, _, _)) = self.came.front()
+            && now.saturating_duration_since(*came) > self.limits.wait
+            && let Some((_, path, id)) = self.came.pop_front()
+        {
+            self.coming.remove(&path, id);
+        }
+        let cost = self.cost(ask);
+        let before = self.root.before(&ask.path, cost).saturating_add(self.coming.before(&ask.path, cost));
+        self.admit(ask, now, self.root.waiting + self.coming.waiting, before)?;
+        let request = self.waiting(ask, now, ());
+        let id = request.id;
+        self.coming.push(&ask.path, request);
+        self.came.push_back((now, ask.path.clone(), id));
+        Ok(id)
     }
 
-    fn expected(&self, ask: &Ask, cost: u64) -> Duration {
-        Duration::from_nanos(self.root.before(&ask.path, cost) / self.limits.slots.max(1) as u64)
+    /// Ends the announcement of a request, which is then queued, or never will be.
+    pub fn withdraw(&mut self, ask: &Ask, id: u64) {
+        self.coming.remove(&ask.path, id);
+    }
+
+    fn waiting<V>(&mut self, ask: &Ask, now: Instant, value: V) -> Waiting<V> {
+        let cost = self.cost(ask);
+        let expected = self.scaled(self.root.before(&ask.path, cost));
+        let id = self.next_id;
+        self.next_id += 1;
+        Waiting { id, value, class: class_of(ask.bytes), cost, expected, since: now, deadline: ask.deadline }
+    }
+
+    /// Returns the wait before a request if the runs before it take `nanos` together.
+    fn scaled(&self, nanos: u64) -> Duration {
+        Duration::from_nanos(nanos / self.limits.slots.max(1) as u64)
     }
 
     fn learn_wait(&mut self, expected: Duration, waited: Duration, is_over: bool) {
         let ratio = (waited.as_secs_f64() / expected.as_secs_f64().max(1e-9)).clamp(1.0, MOST_CORRECTION);
-        // A wait that was cut short gives a lower bound only, so it may raise the correction but not lower it.
+        // A wait that was cut short is only a lower bound, so it may raise the correction factor but not lower it.
         if expected >= TELLING && (is_over || ratio > self.correction) {
             let weight = if ratio > self.correction { LONGER_WAIT } else { SHORTER_WAIT };
             self.correction += (ratio - self.correction) * weight;
         }
     }
 
-    /// Expected nanoseconds of its run.
+    /// Returns the expected run time of a request, in nanoseconds.
     fn cost(&self, ask: &Ask) -> u64 {
         self.means.get(&ask.path[0]).map_or(0, |means| means.of(class_of(ask.bytes)))
     }
 
-    fn refusal(&self, ask: &Ask, now: Instant, cost: u64) -> Option<Refusal> {
+    /// Judges a request that finds `waiting` other requests, and whose turn comes after runs of `before` nanoseconds.
+    fn admit(&self, ask: &Ask, now: Instant, waiting: usize, before: u64) -> Result<(), Refusal> {
         let Limits { slots, queued, wait } = self.limits;
-        let waiting = self.root.waiting;
         if waiting + self.running < slots {
-            return None;
+            return Ok(());
         }
         let free = queued.saturating_sub(waiting);
-        if free == 0 || !self.root.has_share(&ask.path, free) {
-            return Some(Refusal::Queue(waiting));
+        if free == 0 || !self.root.has_share(&ask.path, free) || !self.coming.has_share(&ask.path, free) {
+            return Err(Refusal::Queue(waiting));
         }
-        let expected = self.expected(ask, cost).mul_f64(self.correction);
-        // A long wait is accepted while fewer requests wait than there are slots: else slots would idle between runs.
+        let expected = self.scaled(before).mul_f64(self.correction);
+        // If fewer requests wait than there are slots, the queue accepts even a long wait: otherwise slots would be
+        // idle between runs.
         if expected > wait && waiting >= slots {
-            return Some(Refusal::Wait(waiting));
+            return Err(Refusal::Wait(waiting));
         }
-        let is_late = ask.deadline.is_some_and(|deadline| now + expected > deadline);
-        is_late.then_some(Refusal::Deadline(waiting))
+        if ask.deadline.is_some_and(|deadline| now + expected > deadline) {
+            return Err(Refusal::Deadline(waiting));
+        }
+        Ok(())
     }
 
-    /// Takes the next request out, where a slot is free; the slot is held until [`Self::done`].
+    /// Removes the next request from the queue, if a slot is free. The request holds the slot until [`Self::done`] is
+    /// called.
     pub fn take(&mut self, now: Instant) -> Option<Taken<T>> {
         if self.running >= self.limits.slots.max(1) {
             return None;
@@ -379,7 +277,7 @@ impl<T> FairQueue<T> {
         Some(Taken { value: request.value, refusal, waited, run })
     }
 
-    /// Frees the slot of a run. `took` is how long the request ran; None: it did not run.
+    /// Frees the slot of a run. `took` is how long the request ran; None if it did not run.
     pub fn done(&mut self, run: Run, took: Option<Duration>) {
         self.running -= 1;
         let Some(took) = took else { return };
@@ -387,32 +285,32 @@ impl<T> FairQueue<T> {
         self.means.entry(run.model).or_insert(Means([0; CLASSES])).learn(run.class, nanos);
     }
 
-    /// Removes a request whose client disconnected; None: the request is not in the queue any more.
+    /// Removes a request whose client disconnected; returns None if the request has left the queue already.
     pub fn remove(&mut self, ask: &Ask, id: u64) -> Option<T> {
         let request = self.root.remove(&ask.path, id)?;
         self.learn_wait(request.expected, request.since.elapsed(), false);
         Some(request.value)
     }
 
-    /// Returns how many wait.
+    /// Returns the number of waiting requests.
     #[must_use]
     pub fn num_waiting(&self) -> usize {
         self.root.waiting
     }
 
-    /// Says whether more requests wait than there are slots.
+    /// Returns true if more requests wait than there are slots.
     #[must_use]
     pub fn is_crowded(&self) -> bool {
         self.root.waiting > self.limits.slots
     }
 
-    /// The longest that a request may really wait.
+    /// Returns the maximal time that a request may wait before the queue refuses it.
     #[must_use]
     pub fn patience(&self) -> Duration {
         self.limits.wait.saturating_mul(PATIENCE)
     }
 
-    /// Empties the queue.
+    /// Removes all requests from the queue, and returns their values.
     pub fn clear(&mut self) -> Vec<T> {
         std::iter::from_fn(|| self.root.take()).map(|(request, _)| request.value).collect()
     }
@@ -428,7 +326,7 @@ mod tests {
         Ask::new(model, peer, 1000, None)
     }
 
-    /// Makes a queue whose one slot is taken. `means` has the milliseconds that runs of each model take.
+    /// Makes a queue whose only slot is in use. `means` has, for each model, the milliseconds that its requests take.
     fn busy(limits: Limits, means: &[(&str, u64)]) -> (FairQueue<usize>, Instant) {
         let (mut queue, now) = (FairQueue::new(limits), Instant::now());
         for (model, millis) in means {
@@ -443,7 +341,7 @@ mod tests {
         (queue, now)
     }
 
-    /// Takes all waiting requests out in the order in which the one slot would run them.
+    /// Removes all waiting requests, and returns them in the order in which the only slot would run them.
     fn order(queue: &mut FairQueue<usize>) -> Vec<usize> {
         queue.clear()
     }
@@ -462,7 +360,7 @@ mod tests {
 
     #[test]
     fn clients_with_one_request_at_a_time_take_turns_with_each_other_and_with_a_busy_one() {
-        // One slot is taken, and one serves these clients.
+        // One of the two slots is in use, so only the other slot runs the requests of these clients.
         let (mut queue, mut now) = busy(Limits { slots: 2, wait: Duration::MAX, ..LIMITS }, &[("m", 10)]);
         let peers = ["c:1", "a:1", "d:1", "b:1"];
         for (number, peer) in peers.iter().enumerate() {
@@ -508,7 +406,7 @@ mod tests {
         assert!(queue.push(&ask("quiet", "b:1"), now, 0).is_ok());
         let (mut queue, _) = busy(Limits { wait: Duration::MAX, ..LIMITS }, &[]);
         let one = flood(&mut queue, "m", "a:1");
-        // One connection has filled the whole share of its model.
+        // One connection has filled all the places that its model may use.
         assert_eq!((one, flood(&mut queue, "m", "b:1")), (81, 0));
     }
 
@@ -518,9 +416,31 @@ mod tests {
         let taken = (0..50).filter(|_| queue.push(&ask("m", "a:1"), now, 0).is_ok()).count();
         assert!((5..=7).contains(&taken), "{taken}");
         assert!(matches!(queue.push(&ask("m", "a:1"), now, 0), Err(Refusal::Wait(_))));
-        // Clients and models take turns, so a new client or a new model waits for one of these requests only.
+        // Clients and models take turns, so a new client or a new model waits for only one of the requests that came
+        // before.
         assert!(queue.push(&ask("m", "b:1"), now, 0).is_ok());
         assert!(queue.push(&ask("n", "a:1"), now, 0).is_ok());
+    }
+
+    #[test]
+    fn announced_requests_count_for_further_announcements_until_they_are_withdrawn_or_old() {
+        let (mut queue, now) = busy(LIMITS, &[("m", 20)]);
+        let flood = |queue: &mut FairQueue<usize>, now| {
+            std::iter::from_fn(|| queue.announce(&ask("m", "a:1"), now).ok()).take(50).collect::<Vec<_>>()
+        };
+        let announced = flood(&mut queue, now);
+        assert!((5..=7).contains(&announced.len()), "{announced:?}");
+        assert!(matches!(queue.announce(&ask("m", "a:1"), now), Err(Refusal::Wait(_))));
+        // The bodies of other clients' requests may come sooner, and a request whose body is there waits for none.
+        assert!(queue.announce(&ask("m", "b:1"), now).is_ok());
+        assert!(queue.push(&ask("m", "a:1"), now, 0).is_ok());
+        for id in &announced[1..] {
+            queue.withdraw(&ask("m", "a:1"), *id);
+        }
+        assert!(queue.announce(&ask("m", "a:1"), now).is_ok());
+        // Clients that never send the bodies hold up nobody for longer than the longest wait.
+        assert!(flood(&mut queue, now + Duration::from_millis(99)).is_empty());
+        assert!(flood(&mut queue, now + Duration::from_millis(101)).len() >= 4);
     }
 
     #[test]
@@ -540,7 +460,7 @@ mod tests {
         for _ in 0..400 {
             while queue.push(&ask("m", "a:1"), now, 0).is_ok() {}
             most.push(queue.num_waiting());
-            // 40 ms pass for each run of 20 ms, as on a thread that has half of a processor.
+            // 40 ms pass while a request of 20 ms runs, as on a thread that gets half of a processor.
             now += Duration::from_millis(40);
             queue.running = 0;
             let run = queue.take(now).unwrap().run;
@@ -574,7 +494,7 @@ mod tests {
         };
         assert_eq!(next(20), Some(Refusal::Late));
         assert_eq!(next(500), Some(Refusal::Waited(Duration::from_millis(500))));
-        // No request waits behind the last one, so the last one may still run.
+        // No request waits behind the last request, so the last request may still run.
         assert_eq!(next(500), None);
     }
 

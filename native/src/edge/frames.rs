@@ -15,23 +15,25 @@ const WINDOW_UPDATE: u8 = 8;
 const END_STREAM: u8 = 1;
 const ACK: u8 = 1;
 
-/// Points that a connection starts with, and may have at most. A frame without progress costs 1 point or more.
+/// The points with which a connection starts, and the maximum that it can have. Each frame without progress of a
+/// request costs at least 1 point.
 const ALLOWANCE: u32 = 4096;
 /// Points that a connection regains each second.
 const PER_SECOND: u32 = 100;
-/// Points that a request gives back: its client may send `WINDOW_UPDATE`, `PING` and similar frames with it.
+/// Points that a connection regains for each request, because its client may send `WINDOW_UPDATE`, `PING` and similar
+/// frames with it.
 const REQUEST: u32 = 8;
-/// A connection regains 1 point for this many bytes of request bodies, or of answers that its client took.
+/// A connection regains 1 point for this many bytes of request bodies that it sends, or of answers that it reads.
 const PROGRESS_BYTES: usize = 1 << 10;
-/// The server answers each PING, and goes through all streams for a SETTINGS.
+/// Points that a PING or SETTINGS frame costs: the server answers each PING, and updates all streams for a SETTINGS.
 const PING_COST: u32 = 4;
 const SETTINGS_COST: u32 = 16;
-/// DATA below this size is tiny, unless it ends its stream.
+/// A DATA frame of fewer bytes is tiny, unless it ends its stream.
 const TINY_BYTES: usize = 64;
-/// Number of the newest requests for which an `RST_STREAM` costs 1 point more than the request gave back.
+/// An `RST_STREAM` for one of this many newest requests costs 1 point more than the request gave back.
 const RECENT_STREAMS: u32 = 64;
 
-/// The type of the frames that a connection sent too many of.
+/// The type of HTTP/2 frame with which a client floods the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 #[allow(missing_docs)]
@@ -45,7 +47,7 @@ pub enum Flood {
 }
 
 impl Flood {
-    /// Returns the flood with this number; None for any other number, such as 0.
+    /// Returns the flood type with this number; None for any other number, such as 0.
     #[must_use]
     #[inline]
     pub fn of(number: u8) -> Option<Flood> {
@@ -55,7 +57,7 @@ impl Flood {
     }
 }
 
-/// The position of one connection in the frames that it receives, and the points that it has left.
+/// The number of points that one connection has left, and the position of its received bytes within the current frame.
 #[derive(Debug)]
 pub struct FrameMeter {
     preface_left: usize,
@@ -65,12 +67,12 @@ pub struct FrameMeter {
     left: u32,
     refilled: Instant,
     last_stream: u32,
-    // Bytes of request bodies and answers since the last regained point, fewer than PROGRESS_BYTES.
+    // Bytes of request bodies and answers since the connection last regained a point; always fewer than PROGRESS_BYTES.
     progress: usize,
 }
 
 impl FrameMeter {
-    /// Starts at a connection's first byte.
+    /// Returns a meter for a new connection, before its first byte.
     #[must_use]
     pub fn new(now: Instant) -> Self {
         FrameMeter {
@@ -85,20 +87,20 @@ impl FrameMeter {
         }
     }
 
-    /// Returns how many payload bytes of the current frame are still to come.
+    /// Returns how many payload bytes of the current frame have not come yet.
     #[must_use]
     #[inline]
     pub fn payload_left(&self) -> usize {
         self.payload_left
     }
 
-    /// Counts answer bytes that the client took; each `PROGRESS_BYTES` of them give the connection 1 point.
+    /// Counts bytes of answers that the client read; the connection regains 1 point for each `PROGRESS_BYTES` of them.
     #[inline]
     pub fn note_written(&mut self, size: usize) {
         self.give_back_for(size);
     }
 
-    /// Reads received bytes; returns how many frame headers ended in them.
+    /// Counts the frames in received bytes; returns the number of frame headers that are complete.
     ///
     /// # Errors
     /// The connection has sent too many frames without progress.
@@ -127,11 +129,11 @@ impl FrameMeter {
         }
     }
 
-    /// Spends or gives back points for the frame whose 9-byte header is complete.
+    /// Subtracts or adds the points for the frame whose 9-byte header is now complete.
     fn frame(&mut self) -> Result<(), Flood> {
         let [a, b, c, kind, flags, stream @ ..] = self.head;
         let size = u32::from_be_bytes([0, a, b, c]) as usize;
-        // The first bit is reserved, and ignored.
+        // The first bit of the stream number is reserved, so it is ignored.
         let stream = u32::from_be_bytes(stream) & (u32::MAX >> 1);
         self.payload_left = size;
         match kind {
@@ -150,7 +152,7 @@ impl FrameMeter {
             }
             RST_STREAM => self.spend(1, Flood::Reset),
             SETTINGS if flags & ACK == 0 => {
-                // A SETTINGS frame with many values costs more.
+                // A SETTINGS frame with many values costs more points than a short one.
                 let values = u32::try_from(size / 6 / 16).unwrap_or(u32::MAX);
                 self.spend(SETTINGS_COST.saturating_add(values), Flood::Settings)
             }
@@ -175,7 +177,8 @@ impl FrameMeter {
 
     fn spend(&mut self, cost: u32, flood: Flood) -> Result<(), Flood> {
         if self.left < cost {
-            // The clock is read only here, so that well-behaved connections never read it.
+            // The meter reads the clock only here, when points run out, so that well-behaved connections never cause a
+            // clock read.
             let now = Instant::now();
             let seconds = now.duration_since(self.refilled).as_secs();
             if seconds > 0 {
@@ -206,7 +209,8 @@ mod tests {
         meter
     }
 
-    /// Returns how many times a meter accepts some bytes, up to a limit, and the flood that ended it.
+    /// Returns how many times in a row a meter accepts the same bytes, at most `most`, and the type of flood if it
+    /// refused them.
     fn taken(meter: &mut FrameMeter, bytes: &[u8], most: usize) -> (usize, Option<Flood>) {
         for count in 0..most {
             if let Err(flood) = meter.take(bytes) {
@@ -288,7 +292,7 @@ mod tests {
     fn bytes_are_understood_however_they_are_cut() {
         let mut sent = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
         sent.extend(frame(HEADERS, 4, 1, &[7; 100]));
-        // The reserved bit is ignored.
+        // The server must ignore the reserved bit of the stream number.
         sent.extend(frame(HEADERS, 4, 3 | 1 << 31, &[7; 300]));
         sent.extend(frame(PING, 0, 0, &[0; 8]));
         for size in [1, 2, 5, 9, 10, 23, 24, 25, 1000] {

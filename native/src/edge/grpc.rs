@@ -1,12 +1,15 @@
-//! Serves one gRPC connection: its task answers small requests, and starts a task for any other.
+//! Serves one gRPC connection: its task answers small requests as they arrive, and runs all other calls.
 
 use std::collections::VecDeque;
-use std::future::poll_fn;
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use futures_util::Stream;
+use futures_util::stream::FuturesUnordered;
 use h2::server::SendResponse;
 use h2::{Reason, RecvStream};
 use http::header::{ALLOW, CONTENT_TYPE};
@@ -22,6 +25,7 @@ use super::grpc_message::{self, Payload};
 use super::grpc_task::{declined_small, serve_call};
 use super::health;
 use super::limits::INLINE_BYTES;
+use super::refusal_pause::RefusalPause;
 use super::request_id;
 use super::sampling::Draws;
 use super::shared::{Failed, Shared};
@@ -29,15 +33,16 @@ use super::socket::{Flushes, Socket};
 use crate::declined::Declined;
 use crate::plan::Effort;
 
-/// How many requests the connection's task takes in before it answers any.
+/// Maximal number of requests that the connection's task reads before it answers them.
 const BATCH: usize = 64;
-/// How long one connection answers before other connections get their turn.
+/// Time for which one connection's task may answer requests before other connections get the thread.
 const TURN: Duration = Duration::from_micros(500);
-/// How many received bytes of one connection may wait for our tasks.
+/// Number of bytes that one connection may send before the server has read them (the HTTP/2 window).
 const CONNECTION_WINDOW: u32 = 4 << 20;
 const STREAM_WINDOW: u32 = 1 << 20;
 const FRAME_BYTES: u32 = 1 << 20;
-/// Serves one connection to its end.
+
+/// Serves one gRPC connection until it is closed.
 pub async fn serve<S: AsyncRead + AsyncWrite + Unpin>(stream: S, connection: Arc<Connection>, shared: Arc<Shared>) {
     let limits = &shared.limits;
     let flushes = Arc::new(Flushes::default());
@@ -49,98 +54,174 @@ pub async fn serve<S: AsyncRead + AsyncWrite + Unpin>(stream: S, connection: Arc
         .max_frame_size(FRAME_BYTES)
         .max_header_list_size(limits.max_header_list_bytes)
         .handshake::<_, Payload>(socket);
-    let Ok(Ok(mut h2)) = tokio::time::timeout(limits.handshake_timeout, handshake).await else {
+    let Ok(Ok(h2)) = tokio::time::timeout(limits.handshake_timeout, handshake).await else {
         shared.statistics.count(Event::HandshakeFailedGrpc);
         return;
     };
-    let mut batch = VecDeque::new();
-    let mut is_draining = false;
-    let mut is_ending = false;
+    let mut pause = RefusalPause::new(&shared.pauses, Arc::clone(&connection));
+    let mut task = Task {
+        shared: &shared,
+        connection: &connection,
+        h2,
+        flushes,
+        batch: VecDeque::new(),
+        calls: FuturesUnordered::new(),
+        num_begun: 0,
+        is_draining: false,
+        is_ending: false,
+    };
     poll_fn(|cx| {
         connection.wake_by(cx.waker());
-        let end = Instant::now() + TURN;
-        loop {
-            if !is_ending && let Some(flood) = connection.flood() {
-                is_ending = true;
-                shared.statistics.count(flood.into());
-                h2.abrupt_shutdown(Reason::ENHANCE_YOUR_CALM);
-            }
-            match connection.order() {
-                Order::Serve => {}
-                Order::Cut => {
-                    shared.statistics.count(Event::CutGrpc);
-                    return Poll::Ready(());
-                }
-                Order::Drain | Order::Close => {
-                    if !is_draining {
-                        is_draining = true;
-                        h2.graceful_shutdown();
-                    }
-                }
-            }
-            let mut state = Poll::Pending;
-            while batch.len() < BATCH {
-                match h2.poll_accept(cx) {
-                    Poll::Ready(Some(Ok(accepted))) => batch.push_back(accepted),
-                    Poll::Ready(ended) => {
-                        if let Some(Err(error)) = ended
-                            && error.reason() == Some(Reason::ENHANCE_YOUR_CALM)
-                            && !is_ending
-                        {
-                            shared.statistics.count(Event::FloodHttp2);
-                        }
-                        state = Poll::Ready(());
-                        break;
-                    }
-                    Poll::Pending => break,
-                }
-            }
-            if state.is_pending() && batch.is_empty() && !is_ending && connection.flood().is_some() {
-                continue;
-            }
-            if batch.is_empty() && state.is_pending() && flushes.make_due() {
-                if Instant::now() < end {
-                    continue;
-                }
-                cx.waker().wake_by_ref();
-                return Poll::Pending;
-            }
-            if batch.is_empty() || state.is_ready() {
-                return state;
-            }
-            while let Some((request, respond)) = batch.pop_front() {
-                begin(&shared, &connection, request, respond, cx);
-                if Instant::now() >= end {
-                    cx.waker().wake_by_ref();
-                    return Poll::Pending;
-                }
-            }
+        pause.poll_end(cx);
+        let begun = Instant::now();
+        let state = task.turn(begun + TURN, cx);
+        if state.is_pending() {
+            pause.after_turn(begun, std::mem::take(&mut task.num_begun), cx);
         }
+        state
     })
     .await;
 }
 
-/// Answers a request at once, or starts a task that does.
+/// A call that is not answered yet.
+type PendingCall = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+/// The task of one connection. All calls of the connection run in this task, so that a connection with many calls gets no
+/// more turns than another one.
+struct Task<'s, S> {
+    shared: &'s Arc<Shared>,
+    connection: &'s Arc<Connection>,
+    h2: h2::server::Connection<Socket<S>, Payload>,
+    flushes: Arc<Flushes>,
+    // Requests that h2 has accepted, and that the task has not begun to answer.
+    batch: VecDeque<(Request<RecvStream>, SendResponse<Payload>)>,
+    calls: FuturesUnordered<PendingCall>,
+    // Requests and calls that the current turn has begun or ended.
+    num_begun: u32,
+    is_draining: bool,
+    is_ending: bool,
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> Task<'_, S> {
+    /// Reads, answers and writes until nothing is left to do or the turn's time is over.
+    fn turn(&mut self, end: Instant, cx: &mut Context<'_>) -> Poll<()> {
+        loop {
+            if self.is_cut() || self.accept(cx).is_ready() {
+                return Poll::Ready(());
+            }
+            if self.batch.is_empty() && !self.is_ending && self.connection.flood().is_some() {
+                continue;
+            }
+            let mut is_idle = true;
+            while !self.connection.is_backed_up()
+                && let Some((request, respond)) = self.batch.pop_front()
+            {
+                is_idle = false;
+                if let Some(call) = begin(self.shared, self.connection, request, respond, cx) {
+                    self.calls.push(call);
+                }
+                if self.is_over(end, cx) {
+                    return Poll::Pending;
+                }
+            }
+            while !self.connection.is_backed_up()
+                && let Poll::Ready(Some(())) = Pin::new(&mut self.calls).poll_next(cx)
+            {
+                is_idle = false;
+                if self.is_over(end, cx) {
+                    return Poll::Pending;
+                }
+            }
+            if is_idle && !self.flushes.make_due() {
+                return Poll::Pending;
+            }
+            if is_idle && Instant::now() >= end {
+                cx.waker().wake_by_ref();
+                return Poll::Pending;
+            }
+        }
+    }
+
+    /// Counts a request. If the turn's time is over, other connections come first, and this task is woken after them.
+    fn is_over(&mut self, end: Instant, cx: &mut Context<'_>) -> bool {
+        self.num_begun += 1;
+        let is_over = Instant::now() >= end;
+        if is_over {
+            cx.waker().wake_by_ref();
+        }
+        is_over
+    }
+
+    /// Follows the orders to the connection; says whether the connection is to be cut now.
+    fn is_cut(&mut self) -> bool {
+        if !self.is_ending
+            && let Some(flood) = self.connection.flood()
+        {
+            self.is_ending = true;
+            self.shared.statistics.count(flood.into());
+            self.h2.abrupt_shutdown(Reason::ENHANCE_YOUR_CALM);
+        }
+        match self.connection.order() {
+            Order::Serve => {}
+            Order::Cut => {
+                self.shared.statistics.count(Event::CutGrpc);
+                return true;
+            }
+            Order::Drain | Order::Close => {
+                if !self.is_draining {
+                    self.is_draining = true;
+                    self.h2.graceful_shutdown();
+                }
+            }
+        }
+        false
+    }
+
+    /// Reads requests into the batch; is ready when the connection has ended.
+    fn accept(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        // h2 is polled at least once: it also writes answers.
+        loop {
+            match ready!(self.h2.poll_accept(cx)) {
+                Some(Ok(accepted)) => self.batch.push_back(accepted),
+                ended => {
+                    if let Some(Err(error)) = ended
+                        && error.reason() == Some(Reason::ENHANCE_YOUR_CALM)
+                        && !self.is_ending
+                    {
+                        self.shared.statistics.count(Event::FloodHttp2);
+                    }
+                    return Poll::Ready(());
+                }
+            }
+            if self.batch.len() >= BATCH {
+                return Poll::Pending;
+            }
+        }
+    }
+}
+
+/// Answers a small request at once, or returns a call that answers it.
 fn begin(
     shared: &Arc<Shared>,
     connection: &Arc<Connection>,
     request: Request<RecvStream>,
     respond: SendResponse<Payload>,
     cx: &mut Context<'_>,
-) {
+) -> Option<PendingCall> {
     let (head, mut body) = request.into_parts();
     if let Some(status) = not_grpc(&head) {
         if body.is_end_stream() {
-            return refuse_http(status, respond);
+            refuse_http(status, respond);
+            return None;
         }
-        // The body is read to its end first: h2 then still reports a protocol error in the rest of the request.
+        // The task reads the body to its end first, so that h2 still reports a protocol error in the rest of the
+        // request.
         let stall = shared.limits.stall_timeout;
-        tokio::spawn(async move {
+        return Some(Box::pin(async move {
             if let Ok(Some(())) = tokio::time::timeout(stall, drop_body(&mut body)).await {
                 refuse_http(status, respond);
             }
-        });
-        return;
+        }));
     }
     let mut first = None;
     if head.uri.path() == health::CHECK
@@ -148,7 +229,8 @@ fn begin(
     {
         let _ = body.flow_control().release_capacity(data.len());
         if body.is_end_stream() && is_serving(shared, &data) {
-            return send_serving(shared, connection, respond);
+            send_serving(shared, connection, respond);
+            return None;
         }
         first = Some(data);
     }
@@ -172,28 +254,28 @@ fn begin(
                 Ok((answered, took)) => Reply::Answer(answered, took),
                 Err(Failed::Panicked) => Reply::Panic,
                 Err(Failed::Declined(declined)) => {
-                    let incoming = Incoming::new(shared, connection, head, body, draws);
-                    // Refused without a task, which would cost more than the refusal itself.
+                    let mut incoming = Incoming::new(shared, connection, head, body, draws);
+                    // The request is refused here without a call, because a call would cost more than the refusal.
                     if declined == Declined::TooLarge
                         && let Some(data) = &first
-                        && let Some(status) = incoming.refusal(data, data.len())
+                        && let Err(status) = incoming.announce(data, data.len())
                     {
-                        return refuse(&incoming, respond, &status);
+                        refuse(&incoming, respond, &status);
+                        return None;
                     }
                     let begun = first.unwrap_or_default();
-                    tokio::spawn(declined_small(incoming, plain.clone(), respond, begun, declined));
-                    return;
+                    return Some(Box::pin(declined_small(incoming, plain.clone(), respond, begun, declined)));
                 }
             };
             send(shared, connection, &head, plain, respond, reply);
-            return;
+            return None;
         }
     }
     let incoming = Incoming::new(shared, connection, head, body, draws);
-    tokio::spawn(serve_call(incoming, plain, respond, first));
+    Some(Box::pin(serve_call(incoming, plain, respond, first)))
 }
 
-/// Returns the HTTP status that refuses a request which is not gRPC; None for gRPC.
+/// Returns the HTTP status with which a request that is not gRPC is refused; None if it is gRPC.
 fn not_grpc(head: &Parts) -> Option<StatusCode> {
     if head.method != http::Method::POST {
         return Some(StatusCode::METHOD_NOT_ALLOWED);
@@ -202,7 +284,7 @@ fn not_grpc(head: &Parts) -> Option<StatusCode> {
     (!kind.starts_with(b"application/grpc")).then_some(StatusCode::UNSUPPORTED_MEDIA_TYPE)
 }
 
-/// Reads a body to its end and drops it; None if the body breaks off.
+/// Reads a request's body to its end and drops it; returns None if the client ends the body too early.
 async fn drop_body(body: &mut RecvStream) -> Option<()> {
     while let Some(data) = body.data().await {
         let size = data.ok()?.len();
@@ -224,7 +306,7 @@ fn refuse_http(status: StatusCode, mut respond: SendResponse<Payload>) {
     }
 }
 
-/// Looks at the headers; None where the reference takes the request.
+/// Checks the headers of a call; returns None if the call must be forwarded to the reference server.
 fn plain(shared: &Shared, connection: &Connection, head: &Parts, draws: Draws) -> Option<Plain> {
     let method = Method::of_path(head.uri.path())?;
     if head.method != http::Method::POST {

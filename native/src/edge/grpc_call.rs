@@ -1,4 +1,4 @@
-//! One gRPC call: its headers and message as they were read, and its answer or refusal.
+//! One gRPC call: its headers, its request message, and its answer or refusal.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,24 +15,25 @@ use super::dispatch::Method;
 use super::fair_queue::Ask;
 use super::grpc_message::{self, Code, PREFIX_BYTES, Payload, Status};
 use super::health;
+use super::large::Announcement;
 use super::limits::INLINE_BYTES;
 use super::pace::Pace;
 use super::sampling::Draws;
 use super::shared::{self, Shared, Terms};
 
-/// How many bytes are reserved for a message before its bytes have come.
+/// Maximal number of bytes that are allocated for a message before its bytes have come.
 const TRUSTED_BYTES: usize = 1 << 20;
 
-/// The headers of a request that the core may answer.
+/// The checked headers of a call that the core may answer.
 #[derive(Clone)]
 pub struct Plain {
     pub method: Method,
     pub terms: Terms,
-    // A client's own id, which its answer returns.
+    // The request id that the client chose; the answer's headers return it.
     pub request_id: Option<HeaderValue>,
 }
 
-/// One call.
+/// One gRPC call whose answer is not made yet.
 pub struct Incoming {
     pub shared: Arc<Shared>,
     pub connection: Arc<Connection>,
@@ -40,8 +41,10 @@ pub struct Incoming {
     pub body: RecvStream,
     pub draws: Draws,
     pub begun: Instant,
-    // Accounts for the bytes of the body that were read, and for those that it inflates to.
+    // Counts the bytes of the body that were read, and of its inflated form, against the limit on bytes in flight.
     pub hold: Hold,
+    // Large work, while its message is read.
+    pub announcement: Option<Announcement>,
     _open: Open,
 }
 
@@ -62,27 +65,36 @@ impl Incoming {
             draws,
             begun: Instant::now(),
             hold: Hold::default(),
+            announcement: None,
             _open: connection.open(),
         }
     }
 
-    /// Refuses large work that would wait too long; see [`Self::ask`].
-    pub fn refusal(&self, data: &[u8], size: usize) -> Option<Status> {
+    /// Announces a large call to the queue of large work, until the call itself goes there.
+    ///
+    /// # Errors
+    /// The call would wait too long for a thread.
+    pub fn announce(&mut self, data: &[u8], size: usize) -> Result<(), Status> {
         let ask = self.ask(data, size);
-        let refusal = self.shared.large.check(&ask).err()?;
-        Some(self.shared.refuse(&ask.path[0], refusal, late))
+        let model = Arc::clone(&ask.path[0]);
+        match self.shared.large.announce(ask) {
+            Ok(announcement) => self.announcement = Some(announcement),
+            Err(refusal) => return Err(self.shared.refuse(&model, refusal, late)),
+        }
+        Ok(())
     }
 
-    /// Describes this call to a queue. Its message begins with `data` and has `size` bytes.
+    /// Describes this call to the queue of large work. Its message begins with `data` and has `size` bytes.
     pub fn ask(&self, data: &[u8], size: usize) -> Ask {
         let timeout = self.head.headers.get("grpc-timeout").and_then(|value| grpc_message::timeout(value.as_bytes()));
         Ask::new(self.model(data), &self.connection.peer, size, timeout.map(|timeout| self.begun + timeout))
     }
 
-    /// Returns the configured model that a message names which begins with `data`; "" if there is none.
+    /// Returns the name of the configured model in a message that begins with `data`; "" if the message names no such
+    /// model.
     fn model<'d>(&self, data: &'d [u8]) -> &'d str {
         let (shared, path) = (&self.shared, self.head.uri.path());
-        // Requests of all methods of TensorFlow Serving's service have the model in the same field as Predict.
+        // All methods of TensorFlow Serving's PredictionService have the model's name in the same field of the request.
         let is_like_predict = path.starts_with("/tensorflow.serving.PredictionService/");
         let method = Method::of_path(path).or(is_like_predict.then_some(Method::Predict));
         match (method, data.split_first_chunk::<PREFIX_BYTES>()) {
@@ -91,15 +103,15 @@ impl Incoming {
         }
     }
 
-    /// Returns the shares that a call counts in whose message begins with `data`.
+    /// Returns the byte counters for a call whose message begins with `data`.
     fn shares(&self, data: &[u8]) -> Arc<Shares> {
         self.connection.shares(&self.shared.account, self.model(data))
     }
 
-    /// Accounts for `size` bytes of a call whose message begins with `data`.
+    /// Counts `size` bytes of a call whose message begins with `data` against the limit on bytes in flight.
     ///
     /// # Errors
-    /// There is no room for them.
+    /// The limit leaves fewer bytes.
     pub fn reach(&mut self, data: &[u8], size: usize) -> Result<(), Status> {
         let mut hold = std::mem::take(&mut self.hold);
         let has_room = hold.reach(size, || self.shares(data));
@@ -108,20 +120,28 @@ impl Incoming {
     }
 }
 
-/// Answers a call with a refusal.
+/// Sends a refusal as the answer to a call.
 pub fn refuse(incoming: &Incoming, mut respond: SendResponse<Payload>, status: &Status) {
     let id = incoming.shared.ids.of_http(&incoming.head.headers);
+    note_refusal(&incoming.connection, status);
     let _ = respond.send_response(status.head(id.to_str().ok()), true);
 }
 
-/// The end of a call.
+/// Counts a refusal on its connection if the reason is too much work: see [`super::refusal_pause`].
+fn note_refusal(connection: &Connection, status: &Status) {
+    if status.code == Code::Unavailable && status.may_retry {
+        connection.note_refused();
+    }
+}
+
+/// The answer with which a call ends.
 pub enum Reply {
     Answer(crate::forms::Answered, Duration),
     Refusal(Status),
     Panic,
 }
 
-/// Answers a call that the core may answer.
+/// Sends the answer to a call that the core handled itself.
 pub fn send(
     shared: &Shared,
     connection: &Arc<Connection>,
@@ -148,7 +168,10 @@ pub fn send(
             }
             return;
         }
-        Reply::Refusal(status) => (id(plain), status),
+        Reply::Refusal(status) => {
+            note_refusal(connection, &status);
+            (id(plain), status)
+        }
         Reply::Panic => {
             let id = id(plain);
             let status = shared::internal_error(&id);
@@ -158,13 +181,13 @@ pub fn send(
     let _ = respond.send_response(status.1.head(Some(&status.0)), true);
 }
 
-/// Says whether `data` is a health check that the core answers with SERVING.
+/// Returns true if `data` is a gRPC health check that the core answers with SERVING.
 pub fn is_serving(shared: &Shared, data: &[u8]) -> bool {
     let message = grpc_message::whole(data);
     message.is_some_and(|m| shared.health().is_some_and(|health| health.is_serving(m)))
 }
 
-/// Answers a health check with SERVING.
+/// Sends SERVING as the answer to a gRPC health check.
 pub fn send_serving(shared: &Shared, connection: &Arc<Connection>, mut respond: SendResponse<Payload>) {
     let debt = Debt::new(connection, &shared.account, "", health::SERVING.len());
     if let Some(payload) = Payload::message(Bytes::from_static(health::SERVING), debt)
@@ -175,21 +198,26 @@ pub fn send_serving(shared: &Shared, connection: &Arc<Connection>, mut respond: 
     }
 }
 
-/// The body of a request, as far as it was read.
+/// The request body of a call, as far as the server has read it.
 pub enum Gathered {
-    /// One whole message behind its prefix.
+    /// One whole message, with its five-byte prefix.
     Message(Bytes),
-    /// A body that the reference judges. These are its first bytes; more may follow.
+    /// The first bytes of a body that the core can not read and so forwards to the reference server; more bytes may
+    /// follow.
     Unusual(Bytes),
-    /// There is no room for the message, it is large work that would wait too long, or it comes too slowly. Its rest is
-    /// not read.
+    /// A refusal: the limit on bytes in flight is reached, the work would wait too long, or the message comes too
+    /// slowly. The rest of the message is not read.
     Refused(Status),
-    /// Bytes follow the message.
+    /// More bytes follow the end of the message.
     TooMany,
     Lost,
 }
 
-/// Reads the one message of a call. `is_plain` says whether the core answers the call, or the reference.
+fn is_whole(data: &[u8]) -> bool {
+    grpc_message::whole(data).is_some()
+}
+
+/// Reads the one request message of a call. `is_plain` says whether the core or the reference server answers the call.
 pub async fn gather(incoming: &mut Incoming, first: Option<Bytes>, is_plain: bool) -> Gathered {
     if incoming.shared.account.is_full() {
         return Gathered::Refused(incoming.shared.no_bytes(""));
@@ -215,7 +243,7 @@ pub async fn gather(incoming: &mut Incoming, first: Option<Bytes>, is_plain: boo
                 if !shares.has_room(size) {
                     return Gathered::Refused(incoming.shared.no_bytes(shares.model()));
                 }
-                if is_plain && let Some(status) = incoming.refusal(so_far, size) {
+                if is_plain && let Err(status) = incoming.announce(so_far, size) {
                     return Gathered::Refused(status);
                 }
             }
@@ -225,12 +253,22 @@ pub async fn gather(incoming: &mut Incoming, first: Option<Bytes>, is_plain: boo
         {
             return Gathered::Refused(status);
         }
-        let body = &mut incoming.body;
-        if body.is_end_stream() {
+        if incoming.body.is_end_stream() {
             break;
         }
+        // The first part shares its memory with other bytes that the connection has received, so it is copied before
+        // the rest is awaited.
+        if let Some(first) = one.take_if(|first| !is_whole(first)) {
+            let told = first.first_chunk::<PREFIX_BYTES>().map_or(0, |prefix| grpc_message::length(*prefix));
+            all.reserve((told + PREFIX_BYTES).min(TRUSTED_BYTES));
+            all.extend_from_slice(&first);
+        }
+        let body = &mut incoming.body;
         let data = match pace.next(|cx| body.poll_data(cx)).await {
-            Err(_) => return Gathered::Refused(incoming.shared.stalled(incoming.model(so_far))),
+            Err(_) => {
+                let so_far = one.as_deref().unwrap_or(&all);
+                return Gathered::Refused(incoming.shared.stalled(incoming.model(so_far)));
+            }
             Ok(None) => break,
             Ok(Some(Err(_))) => return Gathered::Lost,
             Ok(Some(Ok(data))) => data,
@@ -245,27 +283,26 @@ pub async fn gather(incoming: &mut Incoming, first: Option<Bytes>, is_plain: boo
             continue;
         }
         if let Some(first) = one.take() {
-            let told = first.first_chunk::<PREFIX_BYTES>().map_or(0, |prefix| grpc_message::length(*prefix));
-            all.reserve((told + PREFIX_BYTES).min(TRUSTED_BYTES));
             all.extend_from_slice(&first);
         }
         all.extend_from_slice(&data);
     }
     let data = one.unwrap_or_else(|| all.into());
-    if grpc_message::whole(&data).is_some() { Gathered::Message(data) } else { Gathered::Unusual(data) }
+    if is_whole(&data) { Gathered::Message(data) } else { Gathered::Unusual(data) }
 }
 
-/// Words the refusal of a call whose deadline passed.
+/// Returns the error text for a call whose deadline passed while it waited.
 pub fn late() -> String {
     "The deadline passed while the request waited for a thread.".into()
 }
 
-/// Refuses what the method does not take.
+/// Returns the error for a request that the called method does not support.
 pub fn unimplemented(text: &str) -> Status {
     Status { code: Code::Unimplemented, text: text.into(), may_retry: false }
 }
 
-/// Refuses a second message. Source: gRPC's statuscodes.md, "Request cardinality violation". grpcio answers the first message in silence.
+/// Returns the error for a call with a second request message. Source: gRPC's statuscodes.md, "Request cardinality
+/// violation". grpcio answers the first message without an error.
 pub fn too_many() -> Status {
     unimplemented("The method takes exactly one request message, and the client sent more.")
 }

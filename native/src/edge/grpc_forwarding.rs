@@ -1,4 +1,5 @@
-//! Hands gRPC calls to the reference: each waits for its turn, and a compressed message is judged before.
+//! Forwards gRPC calls to the reference server: limits how many run there, and checks the inflated size of compressed
+//! messages first.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -19,19 +20,21 @@ use super::inflated::{self, Coding};
 use super::shared;
 use crate::forward::Lane;
 
-/// Serves a call that the core does not answer.
+/// Serves a call that the core does not answer itself.
 pub async fn serve_other(mut incoming: Incoming, mut respond: SendResponse<Payload>, first: Option<Bytes>) {
     let path = incoming.head.uri.path();
     let is_check = path == health::CHECK;
     if !has_one_message(path) {
         if coding(&incoming.head).is_some() {
-            // Only the first of its messages could be judged before the reference inflates it.
+            // The core could check the inflated size of only the first of the call's messages, so it refuses compressed
+            // ones.
             let status = unimplemented("The messages of this method must not be compressed.");
             return refuse(&incoming, respond, &status);
         }
         return forward(incoming, respond, first.unwrap_or_default()).await;
     }
-    // The message is read whole first, so that a slow sender does not hold a slot of the reference.
+    // The core reads the whole message before it forwards the call, so that a slow client does not hold a slot of the
+    // reference server.
     let gathered = tokio::select! {
         biased;
         _ = poll_fn(|cx| respond.poll_reset(cx)) => return,
@@ -50,7 +53,8 @@ pub async fn serve_other(mut incoming: Incoming, mut respond: SendResponse<Paylo
     refuse(&incoming, respond, &status);
 }
 
-/// Says whether a call of a method has one message, which may be read whole before the call is forwarded.
+/// Returns true if a call of this method has exactly one request message, which the core may read before it forwards
+/// the call.
 fn has_one_message(path: &str) -> bool {
     let is_known = ["/tensorflow.serving.", "/inference."].iter().any(|service| path.starts_with(service));
     is_known && !path.ends_with("/ModelStreamInfer") || [health::CHECK, health::WATCH].contains(&path)
@@ -65,7 +69,7 @@ fn lane(path: &str) -> Lane {
     }
 }
 
-/// Hands a call to the reference. `begun` holds the bytes of its body that were read.
+/// Forwards a call to the reference server. `begun` has the bytes of its body that the core has already read.
 pub async fn forward(mut incoming: Incoming, mut respond: SendResponse<Payload>, begun: Bytes) {
     let mut inflated = None;
     if let Some(coding) = coding(&incoming.head) {
@@ -108,9 +112,9 @@ fn coding(head: &Parts) -> Option<Coding> {
     }
 }
 
-/// Counts the bytes that a call's message inflates to, which the call holds in the account from then on. Returns a permit
-/// that the caller keeps until the call ends; None if `data` is no whole compressed message, so that the reference does
-/// not inflate it.
+/// Computes the inflated size of a call's compressed message, and counts it against the limit on bytes in flight.
+/// Returns a permit that the caller keeps until the call ends; None if `data` is no whole compressed message, which the
+/// reference server then does not inflate.
 async fn judge(incoming: &mut Incoming, coding: Coding, data: &Bytes) -> Result<Option<OwnedSemaphorePermit>, Status> {
     let message = match data.split_first_chunk::<PREFIX_BYTES>() {
         Some((prefix, message)) if prefix[0] != 0 && message.len() == grpc_message::length(*prefix) => {
@@ -121,7 +125,7 @@ async fn judge(incoming: &mut Incoming, coding: Coding, data: &Bytes) -> Result<
     let shared = Arc::clone(&incoming.shared);
     let limit = shared.limits.max_request_bytes;
     incoming.reach(data, data.len())?;
-    // The permit bounds how many messages of this connection are held inflated at the same time.
+    // The permit limits how many messages of this connection are held in inflated form at the same time.
     let Ok(permit) = Arc::clone(&incoming.connection.inflating).acquire_owned().await else {
         return Err(shared::no_upstream());
     };
@@ -132,7 +136,7 @@ async fn judge(incoming: &mut Incoming, coding: Coding, data: &Bytes) -> Result<
         let _ = sender.send(size);
         has_run
     };
-    // The ticket is kept while this task waits: if the task is dropped, the ticket takes the job out of the queue.
+    // The task keeps the ticket while it waits: if the task is dropped, the ticket removes the job from the queue.
     let ticket = shared.large.submit(incoming.ask(&[], data.len()), job);
     let _ticket = ticket.map_err(|refusal| shared.refuse("", refusal, late))?;
     match receiver.await {
@@ -142,7 +146,7 @@ async fn judge(incoming: &mut Incoming, coding: Coding, data: &Bytes) -> Result<
             Err(Status { code: Code::ResourceExhausted, text: too_large.text(), may_retry: false })
         }
         Ok(Err(refusal)) => Err(shared.refuse("", refusal, late)),
-        // The pool of threads is closed because the server stops.
+        // The sender was dropped, because the thread pool is closed when the server stops.
         Err(_) => Err(shared::no_upstream()),
     }
 }

@@ -1,4 +1,4 @@
-//! Reads and writes gRPC's parts of HTTP/2: prefixes of messages, deadlines, statuses.
+//! Reads and writes the parts of HTTP/2 that gRPC defines: message prefixes, deadlines and statuses.
 
 use std::time::Duration;
 
@@ -9,20 +9,20 @@ use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 
 use super::connection::Debt;
 
-/// Bytes before each message: whether it is compressed, and its length.
+/// Number of bytes in the prefix of each message: one byte for compression, four for the length.
 pub const PREFIX_BYTES: usize = 5;
 const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
 const ENCODINGS: HeaderValue = HeaderValue::from_static("identity, deflate, gzip");
-/// Milliseconds after which a client may try again. Source: gRPC A6, "Pushback".
+/// Milliseconds that a refused client should wait before it tries again. Source: gRPC A6, "Pushback".
 const PUSHBACK: (HeaderName, HeaderValue) =
     (HeaderName::from_static("grpc-retry-pushback-ms"), HeaderValue::from_static("1000"));
 const ACCEPT_ENCODING: HeaderName = HeaderName::from_static("grpc-accept-encoding");
 const STATUS: HeaderName = HeaderName::from_static("grpc-status");
 const MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
-/// The bytes that a grpc-message has to escape. Source: gRPC's PROTOCOL-HTTP2, "Percent-Encoded".
+/// The bytes that must be percent-encoded in a `grpc-message` header. Source: gRPC's PROTOCOL-HTTP2, "Percent-Encoded".
 const UNSAFE: &AsciiSet = &CONTROLS.add(b'%');
 
-/// Returns the one message in `data`; None where `data` is not exactly one that is not compressed.
+/// Returns the message in `data`; None unless `data` is exactly one uncompressed message with its prefix.
 #[must_use]
 #[inline]
 pub fn whole(data: &[u8]) -> Option<&[u8]> {
@@ -30,13 +30,13 @@ pub fn whole(data: &[u8]) -> Option<&[u8]> {
     (prefix[0] == 0 && length(*prefix) == message.len()).then_some(message)
 }
 
-/// Returns the length that a prefix tells.
+/// Returns the message length in a prefix.
 #[must_use]
 pub fn length(prefix: [u8; PREFIX_BYTES]) -> usize {
     u32::from_be_bytes([prefix[1], prefix[2], prefix[3], prefix[4]]) as usize
 }
 
-/// Reads the value of grpc-timeout; None where it is none.
+/// Parses the value of a `grpc-timeout` header; returns None if it is malformed.
 #[must_use]
 pub fn timeout(value: &[u8]) -> Option<Duration> {
     let (unit, digits) = value.split_last()?;
@@ -55,7 +55,7 @@ pub fn timeout(value: &[u8]) -> Option<Duration> {
     })
 }
 
-/// Canonical codes that the edge itself answers.
+/// The gRPC status codes that the core itself sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum Code {
@@ -66,18 +66,18 @@ pub enum Code {
     Unavailable = 14,
 }
 
-/// A refusal.
+/// A gRPC status that refuses a request.
 #[derive(Clone, Debug)]
 pub struct Status {
-    /// Its code.
+    /// The gRPC status code.
     pub code: Code,
-    /// Its text.
+    /// The error text for the client.
     pub text: String,
-    /// Whether the same request may succeed later.
+    /// Whether the same request may succeed if the client repeats it later.
     pub may_retry: bool,
 }
 
-/// Returns the head of an answer with a message.
+/// Returns the headers of an answer that has a message.
 #[must_use]
 pub fn head(request_id: Option<&HeaderValue>) -> Response<()> {
     let mut head = Response::new(());
@@ -90,7 +90,7 @@ pub fn head(request_id: Option<&HeaderValue>) -> Response<()> {
     head
 }
 
-/// Returns the trailers of an answer with a message.
+/// Returns the trailers of an answer that has a message.
 #[must_use]
 pub fn trailers() -> HeaderMap {
     let mut trailers = HeaderMap::with_capacity(1);
@@ -99,7 +99,7 @@ pub fn trailers() -> HeaderMap {
 }
 
 impl Status {
-    /// Returns the trailers of the refusal.
+    /// Returns the trailers that carry this status.
     #[must_use]
     pub fn trailers(&self, request_id: Option<&str>) -> HeaderMap {
         let mut trailers = HeaderMap::with_capacity(4);
@@ -117,7 +117,7 @@ impl Status {
         trailers
     }
 
-    /// Returns the head of an answer without a body.
+    /// Returns the headers of an answer that has no body and carries this status.
     #[must_use]
     pub fn head(&self, request_id: Option<&str>) -> Response<()> {
         let mut head = Response::new(());
@@ -127,7 +127,7 @@ impl Status {
     }
 }
 
-/// Data of an answer: a message behind its prefix, or bytes as they are.
+/// The data of an answer: a message after its prefix, or bytes that are sent as they are.
 #[derive(Debug)]
 pub struct Payload {
     prefix: [u8; PREFIX_BYTES],
@@ -137,7 +137,7 @@ pub struct Payload {
 }
 
 impl Payload {
-    /// Takes a message; None where it is too long for a prefix.
+    /// Wraps a message; returns None if it is too long for the four-byte length in a prefix.
     #[must_use]
     pub fn message(body: Bytes, debt: Debt) -> Option<Self> {
         let [a, b, c, d] = u32::try_from(body.len()).ok()?.to_be_bytes();

@@ -1,4 +1,4 @@
-//! Answers gRPC calls in tasks of their own: calls whose message is awaited, is large, or needs large work.
+//! Answers a gRPC call whose message has not arrived yet, is large, or needs a long computation.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use super::shared::{Failed, NotRun, Outcome};
 use crate::declined::Declined;
 use crate::plan::Effort;
 
-/// Serves a call in a task of its own.
+/// Serves one gRPC call until it is answered.
 pub async fn serve_call(
     mut incoming: Incoming,
     plain: Option<Plain>,
@@ -27,14 +27,14 @@ pub async fn serve_call(
     };
     let next = tokio::select! {
         biased;
-        // The client gave up.
+        // The client has cancelled the call.
         _ = poll_fn(|cx| respond.poll_reset(cx)) => return,
         next = answer(&mut incoming, &plain, first) => next,
     };
     finish(incoming, &plain, respond, next).await;
 }
 
-/// Goes on with a small request that was not answered inline.
+/// Continues a small request that the connection's task could not answer at once.
 pub async fn declined_small(
     mut incoming: Incoming,
     plain: Plain,
@@ -53,10 +53,10 @@ pub async fn declined_small(
     forward(incoming, respond, data).await;
 }
 
-/// The next step of a call.
+/// The next step for a call: an answer, a forward to the reference server, or a reset of its stream.
 enum Next {
     Reply(Reply),
-    /// Holds the bytes of the body that were read.
+    /// Forwards the call to the reference server, with the bytes of the body that were already read.
     Forward(Bytes),
     Reset(Reason),
 }
@@ -71,9 +71,9 @@ async fn finish(incoming: Incoming, plain: &Plain, mut respond: SendResponse<Pay
     }
 }
 
-/// Reads the message and answers it.
+/// Reads the request message of a call and answers it.
 async fn answer(incoming: &mut Incoming, plain: &Plain, first: Option<Bytes>) -> Next {
-    // Bodies of requests that wait stay in the connection's window.
+    // Request bodies that wait here still count in the connection's HTTP/2 window.
     incoming.connection.room().await;
     let data = match gather(incoming, first, true).await {
         Gathered::Message(data) => data,
@@ -86,7 +86,8 @@ async fn answer(incoming: &mut Incoming, plain: &Plain, first: Option<Bytes>) ->
         return large(incoming, plain, data).await;
     }
     let connection = Arc::clone(&incoming.connection);
-    // While the client leaves answers unread, one request at a time goes on; else all would add answers at once.
+    // While the client leaves answers unread, only one of its requests runs at a time; otherwise all would add answers
+    // at once.
     let _turn = if connection.is_full() {
         let turn = connection.turn.lock().await;
         connection.room().await;
@@ -111,7 +112,7 @@ fn after(outcome: Outcome, data: Bytes) -> Next {
     }
 }
 
-/// Answers a message on a thread for large work.
+/// Answers a message on a thread of the pool for large work.
 async fn large(incoming: &mut Incoming, plain: &Plain, data: Bytes) -> Next {
     let ask = incoming.ask(&data, data.len());
     let (shared, connection) = (Arc::clone(&incoming.shared), Arc::clone(&incoming.connection));
@@ -119,6 +120,7 @@ async fn large(incoming: &mut Incoming, plain: &Plain, data: Bytes) -> Next {
     if let Err(status) = incoming.reach(&data, data.len()) {
         return Next::Reply(Reply::Refusal(status));
     }
+    incoming.announcement = None;
     let mut turn = None;
     loop {
         connection.room().await;
@@ -131,7 +133,8 @@ async fn large(incoming: &mut Incoming, plain: &Plain, data: Bytes) -> Next {
             Err(NotRun::Refused(refusal)) => {
                 return Next::Reply(Reply::Refusal(shared.refuse(&model, refusal, late)));
             }
-            // While the client leaves answers unread, one request at a time goes on; else all would answer at once.
+            // While the client leaves answers unread, only one of its large requests runs at a time; otherwise all
+            // would add answers at once.
             Err(NotRun::Unread) if turn.is_none() => turn = Some(connection.turn.lock().await),
             Err(NotRun::Unread) => {}
             Err(NotRun::Closed) => return Next::Reset(Reason::CANCEL),

@@ -1,4 +1,5 @@
-//! Answers health checks from the state that Python published, so that no probe waits for Python's interpreter lock.
+//! Answers health checks from the state that Python published, so that no health probe waits for Python's interpreter
+//! lock.
 //!
 //! The core gives positive answers only. It forwards every other check, and Python's answer names the problem.
 
@@ -11,23 +12,24 @@ use crate::forms::protobuf::{Fields, Value};
 pub const CHECK: &str = "/grpc.health.v1.Health/Check";
 /// The path of a gRPC health watch, which is forwarded.
 pub const WATCH: &str = "/grpc.health.v1.Health/Watch";
-/// A `HealthCheckResponse` whose status is SERVING.
+/// The bytes of a `HealthCheckResponse` whose status is SERVING.
 pub const SERVING: &[u8] = &[0x08, 0x01];
-/// How long a published state is valid. Python publishes each second, so if Python hangs the state expires.
+/// Time for which a published health state is valid. Python publishes the state each second, so the state expires if
+/// Python hangs.
 const FRESH: Duration = Duration::from_secs(10);
 
-/// The state of health that Python published.
+/// The health state of the server, as Python published it.
 #[derive(Debug)]
 pub struct Health {
-    /// Services that a gRPC check finds SERVING; "" is the server.
+    /// Names of the gRPC services for which a health check returns SERVING; the name "" stands for the whole server.
     serving: HashSet<String>,
-    /// Whether every configured model can answer.
+    /// Whether every configured model can answer requests.
     is_ready: bool,
     at: Instant,
 }
 
 impl Health {
-    /// Makes a state that is valid from now on.
+    /// Returns a health state that is valid from now on.
     #[must_use]
     pub fn new(serving: HashSet<String>, is_ready: bool) -> Self {
         Health { serving, is_ready, at: Instant::now() }
@@ -37,7 +39,7 @@ impl Health {
         self.at.elapsed() < FRESH
     }
 
-    /// Says whether a `HealthCheckRequest` is answered with SERVING.
+    /// Returns true if the core answers this `HealthCheckRequest` with SERVING.
     #[must_use]
     pub fn is_serving(&self, message: &[u8]) -> bool {
         let mut service = "";
@@ -50,7 +52,8 @@ impl Health {
         self.is_fresh() && self.serving.contains(service)
     }
 
-    /// Returns the body of a positive answer to a GET, in the reference's bytes.
+    /// Returns the JSON body for a health check by HTTP GET, if the server is healthy; the bytes equal those of the
+    /// reference server.
     #[must_use]
     pub fn page(&self, path: &str) -> Option<&'static str> {
         let body = match path {

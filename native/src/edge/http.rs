@@ -1,4 +1,5 @@
-//! Serves one HTTP/1.1 connection. hyper reads and writes it; its task answers small requests.
+//! Serves one HTTP/1.1 connection. The library hyper parses and writes HTTP; the connection's task answers small
+//! requests.
 
 use std::convert::Infallible;
 use std::future::{Future, poll_fn};
@@ -38,10 +39,10 @@ const OCTETS: HeaderValue = HeaderValue::from_static("application/octet-stream")
 const JSON_LENGTH: HeaderName = HeaderName::from_static("inference-header-content-length");
 const ERROR_CODE: HeaderName = HeaderName::from_static("x-error-code");
 const MODEL_VERSION: HeaderName = HeaderName::from_static("x-model-version");
-/// How many bytes are reserved for a body before its bytes have come.
+/// Maximal number of bytes that are allocated for a body before its bytes have come.
 const TRUSTED_BYTES: usize = 1 << 20;
 
-/// Body of an answer; the request is open until it is dropped.
+/// The body of an answer; its request counts as open until this value is dropped.
 struct Answer {
     content: Content,
     _open: Open,
@@ -91,14 +92,15 @@ impl Body for Answer {
     }
 }
 
-/// Serves one connection to its end.
+/// Serves one HTTP connection until it is closed.
 pub async fn serve<S: AsyncRead + AsyncWrite + Unpin>(stream: S, connection: Arc<Connection>, shared: Arc<Shared>) {
     let service = service_fn(|request| {
         let (shared, connection) = (Arc::clone(&shared), Arc::clone(&connection));
         async move { handle(shared, connection, request).await }
     });
     let mut builder = hyper::server::conn::http1::Builder::new();
-    // The sweeper cuts slow heads: a timer of hyper's would be made for each request.
+    // The sweeper closes connections whose request head comes too slowly, because hyper would start a timer for each
+    // request.
     builder.header_read_timeout(None).max_header_size(shared.limits.max_head_bytes);
     let socket = TokioIo::new(Socket::new(stream, Arc::clone(&connection)));
     let mut hyper = pin!(builder.serve_connection(socket, service));
@@ -131,7 +133,8 @@ async fn handle(
 ) -> Result<Response<Answer>, Infallible> {
     poll_fn(|cx| {
         if connection.is_blocked() {
-            // Pipelined requests wait while the client leaves answers unread. The socket wakes this task.
+            // Pipelined requests wait while the client leaves answers unread. The socket wakes this task when the
+            // client has read more.
             return Poll::Pending;
         }
         if connection.is_turn_over() {
@@ -156,7 +159,8 @@ async fn handle(
     Ok(response)
 }
 
-/// Says whether the Host header is valid: one in HTTP/1.1, at most one in HTTP/1.0. Source: RFC 9112, section 3.2.
+/// Returns true if the request's Host headers are valid: exactly one in HTTP/1.1, at most one in HTTP/1.0. Source: RFC
+/// 9112, section 3.2.
 fn has_one_host(head: &Parts) -> bool {
     let mut hosts = head.headers.get_all(http::header::HOST).iter();
     let has_one = hosts.next().is_some() || head.version < http::Version::HTTP_11;
@@ -170,7 +174,7 @@ struct Plain {
     json_length: Option<usize>,
 }
 
-/// Looks at a request; None where the reference takes it.
+/// Checks the headers of a request; returns None if the request must be forwarded to the reference server.
 fn plain(shared: &Shared, connection: &Connection, head: &Parts, draws: Draws) -> Option<Plain> {
     if head.method != http::Method::POST {
         return None;
@@ -197,8 +201,9 @@ fn plain(shared: &Shared, connection: &Connection, head: &Parts, draws: Draws) -
     Some(Plain { terms, json_length })
 }
 
-/// Says whether an answer must be compressed: compressing numbers costs 30 times the lookup for 7 % fewer bytes, so
-/// clients get it only if they accept nothing else, or ask for just that as tritonclient does.
+/// Returns true if the client accepts only a compressed answer, or asks for compression alone, as tritonclient does.
+/// Other clients get uncompressed answers, because compression takes 30 times as long as the lookup and saves 7 % of
+/// the bytes.
 fn must_encode(accepted: &[u8], method: Method) -> bool {
     let Ok(accepted) = std::str::from_utf8(accepted) else {
         return true;
@@ -221,7 +226,7 @@ fn must_encode(accepted: &[u8], method: Method) -> bool {
     of_others
 }
 
-/// Says where a forwarded request waits.
+/// Returns the queue in which a forwarded request waits.
 fn lane(head: &Parts) -> Lane {
     let path = head.uri.path().as_bytes();
     let is_of_model = [&b"/v1/models/"[..], b"/v2/models/"]
@@ -230,14 +235,14 @@ fn lane(head: &Parts) -> Lane {
     if head.method == http::Method::POST && is_of_model { Lane::Work } else { Lane::Control }
 }
 
-/// Returns the configured model that a path names, or "".
+/// Returns the name of the configured model in a request's path; "" if the path names no configured model.
 fn model<'h>(shared: &Shared, head: &'h Parts) -> &'h str {
     let path = head.uri.path();
     let rest = path.strip_prefix("/v1/models/").or_else(|| path.strip_prefix("/v2/models/"));
     rest.and_then(|rest| rest.split(['/', ':']).next()).map_or("", |name| shared.known_model(name))
 }
 
-/// Returns the answer that uvicorn gives to a malformed request.
+/// Returns the same error answer that uvicorn gives to a malformed request.
 fn bad_request(open: Open) -> Response<Answer> {
     let mut refusal = Response::new(Answer::whole(Bytes::from_static(b"Invalid HTTP request received."), open));
     *refusal.status_mut() = StatusCode::BAD_REQUEST;
@@ -251,19 +256,20 @@ struct Exchange {
     draws: Draws,
 }
 
-/// The body of a request, as far as it was read.
+/// The body of a request, as far as the server has read it.
 enum Gathered {
     Whole(Bytes, Hold),
-    /// The first part of a body beyond the limit. The reference refuses it; the rest may follow.
+    /// The first bytes of a body that is larger than the limit. The reference server refuses the request; more bytes
+    /// may follow.
     TooMuch(Bytes),
     NoRoom,
-    /// The request is large work that would wait too long, so its body is not read.
+    /// The refusal of large work that would wait too long, so the server does not read its body.
     Refused(Refusal),
-    /// The body came too slowly.
+    /// The client sent the body too slowly.
     Stalled,
-    /// The client is gone.
+    /// The client disconnected.
     Lost,
-    /// The body came in too many tiny parts.
+    /// The client sent the body in too many tiny parts.
     Flood,
 }
 
@@ -273,7 +279,8 @@ impl Exchange {
             return self.page(&head.headers, text, open);
         }
         let plain = plain(&self.shared, &self.connection, &head, self.draws);
-        // The body of a predict or lookup is read whole first, so that a slow sender holds no slot of the reference.
+        // The core reads the whole body of a predict or lookup before it forwards the request, so that a slow client
+        // does not hold a slot of the reference server.
         if plain.is_none() && lane(&head) == Lane::Control {
             return self.forward(head, self.upload(Bytes::new(), body), open).await;
         }
@@ -296,7 +303,8 @@ impl Exchange {
             }
             Gathered::Lost => {
                 self.connection.tell(Order::Cut);
-                // The client left or sent a malformed body; in the second case it may still read this answer.
+                // The client disconnected or sent a malformed body; after a malformed body it may still read this
+                // answer.
                 return bad_request(open);
             }
             Gathered::Flood => return self.malformed(Event::FloodParts, open),
@@ -339,7 +347,7 @@ impl Exchange {
         }
     }
 
-    /// Answers a body on a thread for large work.
+    /// Answers a request's body on a thread of the pool for large work.
     async fn large(&self, head: &Parts, plain: Plain, data: &Bytes, hold: &mut Hold) -> Result<Outcome, Status> {
         let shared = &self.shared;
         let ask = self.ask(head, data.len());
@@ -368,7 +376,7 @@ impl Exchange {
         self.shared.refuse(model, refusal, || format!("Timed out: the request took longer than {seconds} s."))
     }
 
-    /// Asks for a place for a request.
+    /// Describes a request to a queue, for its place there.
     fn ask(&self, head: &Parts, size: usize) -> Ask {
         let deadline = Instant::now() + self.shared.limits.http_timeout;
         Ask::new(model(&self.shared, head), &self.connection.peer, size, Some(deadline))
@@ -387,7 +395,7 @@ impl Exchange {
         let mut response = Response::new(Answer::whole(Bytes::from_static(text.as_bytes()), open));
         let headers = response.headers_mut();
         headers.insert(CONTENT_TYPE, JSON);
-        // As service/http/security_headers.py marks each answer to GET.
+        // service/http/security_headers.py adds the same headers to each answer to a GET.
         for (name, value) in [
             ("x-content-type-options", "nosniff"),
             ("x-frame-options", "DENY"),
@@ -400,7 +408,7 @@ impl Exchange {
         response
     }
 
-    /// Refuses a request whose body is not read to its end.
+    /// Refuses a request without reading the rest of its body, and closes the connection.
     fn refuse_unread(&self, asked: &HeaderMap, status: &Status, open: Open) -> Response<Answer> {
         let mut refusal = self.refuse(asked, status, open);
         self.connection.note_unread();
@@ -408,12 +416,12 @@ impl Exchange {
         refusal
     }
 
-    /// Returns the shares that a request counts in.
+    /// Returns the byte counters for a request.
     fn shares(&self, head: &Parts) -> Arc<Shares> {
         self.connection.shares(&self.shared.account, model(&self.shared, head))
     }
 
-    /// Reads a body. `is_plain` says whether the core answers the request, or the reference.
+    /// Reads the body of a request. `is_plain` says whether the core or the reference server answers the request.
     async fn gather(&self, body: &mut Incoming, head: &Parts, is_plain: bool) -> Gathered {
         let limit = self.shared.limits.max_request_bytes;
         let told = body.size_hint().exact().and_then(|size| usize::try_from(size).ok());
@@ -423,14 +431,16 @@ impl Exchange {
         if self.shared.account.is_full() {
             return Gathered::NoRoom;
         }
-        if let Some(size) = told.filter(|size| *size > INLINE_BYTES) {
-            if !self.shares(head).has_room(size) {
-                return Gathered::NoRoom;
-            }
-            if is_plain && let Err(refusal) = self.shared.large.check(&self.ask(head, size)) {
-                return Gathered::Refused(refusal);
-            }
+        let large = told.filter(|size| *size > INLINE_BYTES);
+        if large.is_some_and(|size| !self.shares(head).has_room(size)) {
+            return Gathered::NoRoom;
         }
+        // Kept until the body is read.
+        let announced = large.filter(|_| is_plain).map(|size| self.shared.large.announce(self.ask(head, size)));
+        let _announced = match announced.transpose() {
+            Ok(announcement) => announcement,
+            Err(refusal) => return Gathered::Refused(refusal),
+        };
         let mut hold = Hold::default();
         let mut pace = Pace::new(&self.shared.limits);
         let mut parts = limits::BodyParts::default();
@@ -454,7 +464,7 @@ impl Exchange {
                 if data.len() > limit {
                     return Gathered::TooMuch(data);
                 }
-                // A body that is whole at once is not accounted for, unless it is large work.
+                // A small body that comes in one part is not counted against the limit on bytes in flight.
                 if !body.is_end_stream() && !hold.reach(data.len(), || self.shares(head)) {
                     return Gathered::NoRoom;
                 }
@@ -477,7 +487,7 @@ impl Exchange {
         Gathered::Whole(if all.is_empty() { one } else { all.into() }, hold)
     }
 
-    /// Forwards a body whose rest is still to come.
+    /// Returns a body to forward: the bytes that were read already, then the bytes that the client still sends.
     fn upload(&self, begun: Bytes, rest: Incoming) -> Upload {
         let (connection, shared) = (Arc::clone(&self.connection), Arc::clone(&self.shared));
         let left = move |left| match left {
@@ -490,7 +500,7 @@ impl Exchange {
         Upload::streamed(begun, rest, Box::new(left))
     }
 
-    /// Refuses a malformed request, and closes the connection.
+    /// Refuses a malformed request, and closes its connection.
     fn malformed(&self, event: Event, open: Open) -> Response<Answer> {
         self.shared.statistics.count(event);
         self.connection.note_unread();
@@ -516,7 +526,7 @@ impl Exchange {
         shared.statistics.count(Event::ForwardedHttp);
         let headers = head.headers.clone();
         shared.mark(&mut head.headers, &self.connection, self.draws);
-        // Boxed, so that the futures of requests that are answered here stay small.
+        // The future is boxed, so that the futures of requests that the core answers itself stay small.
         let forwarded = Box::pin(shared.http_upstream.forward(head, body)).await;
         drop(permit);
         if let Some(response) = forwarded {
@@ -562,7 +572,7 @@ impl Exchange {
             Code::ResourceExhausted => (StatusCode::PAYLOAD_TOO_LARGE, Some("RESOURCE_EXHAUSTED")),
             Code::DeadlineExceeded => (StatusCode::GATEWAY_TIMEOUT, Some("DEADLINE_EXCEEDED")),
             Code::Unimplemented => (StatusCode::NOT_IMPLEMENTED, Some("UNIMPLEMENTED")),
-            // As the reference answers what it did not expect.
+            // The reference server sends the same status after an unexpected exception.
             Code::Internal => (StatusCode::INTERNAL_SERVER_ERROR, None),
         };
         *response.status_mut() = number;
@@ -578,7 +588,7 @@ impl Exchange {
         response
     }
 
-    /// Adds what the reference adds to every answer to a POST.
+    /// Adds the request id and the CORS headers, which the reference server also adds to every answer to a POST.
     fn mark(&self, headers: &mut HeaderMap, asked: &HeaderMap, id: HeaderValue) {
         let origin = asked.get(http::header::ORIGIN).and_then(|origin| origin.to_str().ok());
         for (name, value) in self.shared.cors.headers(origin) {

@@ -1,18 +1,18 @@
-//! Counts the bytes that a compressed gRPC message inflates to, without keeping them.
+//! Computes how many bytes a compressed gRPC message inflates to, without storing these bytes.
 //!
-//! The reference inflates messages whole, so one that is too large must be refused before.
+//! The reference server inflates messages whole, so one that is too large must be refused before.
 
 use std::io::Read;
 
 use flate2::read::{MultiGzDecoder, ZlibDecoder};
 
-/// Times its own size that a message may inflate to, beyond `UNJUDGED_BYTES`. The reference has the same limit for
-/// HTTP bodies.
+/// Maximal ratio of a message's inflated size to its compressed size, for messages that inflate to more than
+/// `UNJUDGED_BYTES`. The reference server has the same limit for HTTP bodies.
 const RATIO: usize = 100;
 const UNJUDGED_BYTES: usize = 4 << 20;
 const SLICE_BYTES: usize = 64 << 10;
 
-/// A compression that gRPC names.
+/// A compression method of gRPC messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Coding {
     /// The gzip format of RFC 1952.
@@ -21,17 +21,17 @@ pub enum Coding {
     Deflate,
 }
 
-/// The reason why a message is not to be inflated.
+/// The reason why a compressed message must not be inflated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TooLarge {
-    /// It inflates to more than this limit.
+    /// The message inflates to more than this many bytes.
     Bytes(usize),
-    /// It inflates to too many times its size.
+    /// The inflated size is too many times the compressed size.
     Ratio,
 }
 
 impl TooLarge {
-    /// Words the refusal.
+    /// Returns the error text for the client.
     #[must_use]
     pub fn text(self) -> String {
         match self {
@@ -43,8 +43,8 @@ impl TooLarge {
     }
 }
 
-/// Inflates a message slice by slice, and returns its inflated size. Of invalid data only the valid beginning counts:
-/// the reference refuses such a message.
+/// Inflates a message piece by piece, and returns its inflated size. If the compressed data is invalid, only the part
+/// before the error counts, because the reference server refuses such a message.
 ///
 /// # Errors
 /// [`TooLarge`], as soon as a limit is passed.

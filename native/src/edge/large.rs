@@ -1,4 +1,5 @@
-//! Runs large work on threads of its own, so that a small request never waits for a large one.
+//! Runs large work (requests that take long) on a separate thread pool, so that a small request never waits for a large
+//! one.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -6,11 +7,11 @@ use std::time::{Duration, Instant};
 
 use super::fair_queue::{Ask, FairQueue, Limits, Refusal, Run};
 
-/// The nice value of these threads: threads that serve connections run first.
+/// The nice value of the pool's threads, so that the system prefers the threads that serve connections.
 const NICENESS: i32 = 5;
 
-/// A function that does large work. It gets the time that it waited, or the reason why it must not run any more.
-/// It returns whether it ran.
+/// A function that does one piece of large work and returns whether it ran. Its argument is the time that the work
+/// waited in the queue, or the reason why it must not run any more.
 type Job = Box<dyn FnOnce(Result<Duration, Refusal>) -> bool + Send>;
 
 struct State {
@@ -29,13 +30,13 @@ impl Inner {
     }
 }
 
-/// A fixed number of threads and a bounded, fair queue of jobs.
+/// A pool with a fixed number of threads, which run jobs from a fair queue of limited length.
 pub struct Pool {
     inner: Arc<Inner>,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
-/// The place of a job in the queue. Dropping the ticket removes the job if it has not begun.
+/// A job's place in the queue. Dropping the ticket removes the job from the queue if the job has not started.
 pub struct Ticket {
     inner: Arc<Inner>,
     ask: Ask,
@@ -43,7 +44,8 @@ pub struct Ticket {
 }
 
 impl Ticket {
-    /// Removes the job if it has not begun and more jobs wait than there are threads; says whether it was removed.
+    /// Removes the job from the queue if it has not started and more jobs wait than there are threads; returns true if
+    /// it was removed.
     #[must_use]
     pub fn give_up(&self) -> bool {
         let mut state = self.inner.lock();
@@ -56,16 +58,30 @@ impl Ticket {
 impl Drop for Ticket {
     fn drop(&mut self) {
         let job = self.inner.lock().queue.remove(&self.ask, self.id);
-        // Dropped after the lock is free: dropping what a job holds may take time, or the same lock.
+        // The job is dropped after the lock is released, because dropping its data may take long, or need the same
+        // lock.
         drop(job);
     }
 }
 
+/// A job whose request is being read. Dropping the announcement withdraws it.
+pub struct Announcement {
+    inner: Arc<Inner>,
+    ask: Ask,
+    id: u64,
+}
+
+impl Drop for Announcement {
+    fn drop(&mut self) {
+        self.inner.lock().queue.withdraw(&self.ask, self.id);
+    }
+}
+
 impl Pool {
-    /// Starts as many threads as the queue has slots.
+    /// Starts one thread for each slot of the queue.
     ///
     /// # Errors
-    /// The system gives no thread.
+    /// The system can not start a thread.
     pub fn start(limits: Limits) -> std::io::Result<Self> {
         let limits = Limits { slots: limits.slots.max(1), ..limits };
         let state = Mutex::new(State { queue: FairQueue::new(limits), is_closed: false });
@@ -79,7 +95,7 @@ impl Pool {
         Ok(pool)
     }
 
-    /// Queues a job, which must not panic. A closed pool drops it.
+    /// Queues a job, which must not panic. A pool that is closed drops the job.
     ///
     /// # Errors
     /// [`Refusal`].
@@ -95,21 +111,22 @@ impl Pool {
         Ok(Ticket { inner: Arc::clone(&self.inner), ask, id })
     }
 
-    /// Says whether a job would be queued, before its request is read.
+    /// Announces a job before the server reads the job's request; see [`FairQueue::announce`].
     ///
     /// # Errors
     /// [`Refusal`].
-    pub fn check(&self, ask: &Ask) -> Result<(), Refusal> {
-        self.inner.lock().queue.check(ask, Instant::now())
+    pub fn announce(&self, ask: Ask) -> Result<Announcement, Refusal> {
+        let id = self.inner.lock().queue.announce(&ask, Instant::now())?;
+        Ok(Announcement { inner: Arc::clone(&self.inner), ask, id })
     }
 
-    /// The longest that a job may wait.
+    /// Returns the maximal time that a job may wait before the queue refuses it.
     #[must_use]
     pub fn patience(&self) -> Duration {
         self.inner.lock().queue.patience()
     }
 
-    /// Returns how many jobs wait.
+    /// Returns the number of waiting jobs.
     #[must_use]
     pub fn num_waiting(&self) -> usize {
         self.inner.lock().queue.num_waiting()
@@ -126,7 +143,8 @@ impl Drop for Pool {
         self.inner.has_job.notify_all();
         let own = std::thread::current().id();
         for thread in self.threads.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
-            // The last owner may be a job: its thread ends by itself.
+            // If a job on this thread held the last reference to the pool, the thread can not join itself; it ends
+            // after the job.
             if thread.thread().id() != own {
                 let _ = thread.join();
             }
@@ -160,8 +178,7 @@ fn work(inner: &Inner) {
 
 #[cfg(target_os = "linux")]
 fn lower_priority() {
-    // Linux has a niceness for each thread; 0 is the calling one.
-    // SAFETY: setpriority takes numbers only.
+    // On Linux each thread has its own nice value; the id 0 stands for the calling thread.
     let _ = unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, NICENESS) };
 }
 

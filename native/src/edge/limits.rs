@@ -1,57 +1,65 @@
-//! All limits on the cost of clients.
+//! All limits on the memory and time that clients may cost the server.
 
 use std::time::Duration;
 
-/// How many bytes one connection reads before other connections get their turn.
+/// Number of bytes that the server reads from one connection before it serves other connections.
 pub const READ_BUDGET: usize = 64 << 10;
-/// How many bytes one connection writes before other connections get their turn.
+/// Number of bytes that the server writes to one connection before it serves other connections.
 pub const WRITE_BUDGET: usize = 512 << 10;
-/// Requests beyond this size are never tried on the thread of their connection.
+/// While a socket accepts no bytes, further requests of its gRPC connection wait if it has more unsent answers than this.
+pub const BACKED_UP_BYTES: usize = 256 << 10;
+/// Refusals on all gRPC connections together take at most about 1 part in this many of the connection threads' time.
+pub const REFUSAL_SHARE: u32 = 10;
+/// A request with more bytes never runs on the thread of its connection, but on the pool for large work.
 pub const INLINE_BYTES: usize = 64 << 10;
-/// An HTTP/1.1 body that comes in more than `TINY_PARTS` parts must have at least `TINY_BYTES` a part on average.
+/// An HTTP/1.1 body that comes in more than `TINY_PARTS` parts must have at least `TINY_BYTES` bytes in each part on
+/// average.
 const TINY_BYTES: usize = 32;
 const TINY_PARTS: usize = 4096;
-/// A client that sends a body, or reads an answer, with fewer bytes a second is too slow.
+/// A client that sends a body, or reads an answer, with fewer bytes per second is too slow.
 const LEAST_BYTES_PER_S: u64 = 1024;
 
-/// All limits of the edge. Times and sizes are for one connection or one request where nothing else is said.
+/// All limits of the core's network server. A time or size is for one connection or one request, unless its text names
+/// another scope.
 #[derive(Clone, Debug)]
 pub struct Limits {
-    /// Largest request body or message.
+    /// Maximal size of a request's body or message, in bytes.
     pub max_request_bytes: usize,
-    /// Largest answer, as arrays.
+    /// Maximal size of an answer's arrays, in bytes.
     pub max_response_bytes: usize,
-    /// Bytes of requests and answers that all connections together may hold.
+    /// Maximal number of bytes that the requests and answers of all connections together may hold.
     pub max_bytes_in_flight: usize,
-    /// Connections of each wire.
+    /// Maximal number of connections on each wire.
     pub max_connections: usize,
-    /// Streams of one HTTP/2 connection.
+    /// Maximal number of streams on one HTTP/2 connection.
     pub max_streams: u32,
-    /// Largest head of an HTTP/1.1 request; at least 8 KB.
+    /// Maximal size of an HTTP/1.1 request's head, in bytes; at least 8 KB.
     pub max_head_bytes: usize,
-    /// Largest header list of a gRPC request.
+    /// Maximal size of a gRPC request's header list, in bytes.
     pub max_header_list_bytes: u32,
-    /// Answers that one connection may leave unread before its further requests wait.
+    /// Number of bytes of unread answers from which on a connection's further requests wait.
     pub max_owed_bytes: usize,
-    /// Large requests that may wait for a thread; also forwarded requests of each wire that may wait for the reference.
+    /// Maximal number of large requests that wait for a thread; on each wire, also the maximal number of forwarded
+    /// requests that wait for the reference server.
     pub max_queued_requests: usize,
-    /// Time for which one such request may wait.
+    /// Maximal time for which a large or forwarded request may wait in a queue.
     pub max_queue: Duration,
-    /// Requests of each wire that the reference runs at the same time.
+    /// Maximal number of requests of each wire that run on the reference server at the same time.
     pub max_forwarded: usize,
-    /// TLS handshakes at the same time. A further handshake ends the oldest, so that new clients can still connect.
+    /// Maximal number of TLS handshakes at the same time. A further handshake ends the oldest one, so that new clients
+    /// can still connect.
     pub max_handshakes: usize,
-    /// Time for the handshakes of TLS and HTTP/2.
+    /// Maximal time for the handshakes of TLS and HTTP/2.
     pub handshake_timeout: Duration,
-    /// Time for the head of an HTTP/1.1 request to arrive.
+    /// Maximal time for the head of an HTTP/1.1 request to arrive.
     pub head_timeout: Duration,
-    /// Time in which a client must send, or read, [`Self::least_bytes`].
+    /// Time in which a client must send, or read, at least [`Self::least_bytes`] bytes.
     pub stall_timeout: Duration,
-    /// Time for which an idle HTTP/1.1 connection is kept.
+    /// Time for which the server keeps an idle HTTP/1.1 connection open.
     pub keep_alive: Duration,
-    /// Time for which an idle gRPC connection is kept; None: for ever.
+    /// Time for which the server keeps an idle gRPC connection open; None for ever.
     pub grpc_keep_alive: Option<Duration>,
-    /// Time after which a large HTTP request is given up.
+    /// Maximal time for a large or forwarded HTTP request.
     pub http_timeout: Duration,
 }
 
@@ -64,7 +72,7 @@ impl Default for Limits {
             max_connections: 1 << 16,
             max_streams: 1000,
             max_head_bytes: 64 << 10,
-            max_header_list_bytes: 16 << 10,
+            max_header_list_bytes: 64 << 10,
             max_owed_bytes: 16 << 20,
             max_queued_requests: 1024,
             max_queue: Duration::from_millis(200),
@@ -81,13 +89,13 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// Bytes of a body, or of answers, that a client must send, or read, within `stall_timeout`.
+    /// Returns the bytes that a slow client must at least send or read within `stall_timeout`.
     #[must_use]
     pub fn least_bytes(&self) -> u64 {
         LEAST_BYTES_PER_S * self.stall_timeout.as_secs().max(1)
     }
 
-    /// How often the sweeper looks at all connections.
+    /// Returns the time between two checks of all connections by the sweeper.
     #[must_use]
     pub fn sweep_interval(&self) -> Duration {
         let times = [self.head_timeout, self.stall_timeout, self.keep_alive];
@@ -96,7 +104,7 @@ impl Limits {
     }
 }
 
-/// Counts the parts in which an HTTP/1.1 body comes, and their bytes.
+/// Counts the parts in which the body of an HTTP/1.1 request arrives, and their bytes.
 #[derive(Debug, Default)]
 pub struct BodyParts {
     count: usize,
@@ -104,7 +112,8 @@ pub struct BodyParts {
 }
 
 impl BodyParts {
-    /// Counts a part; says whether the body has too many tiny parts. Each part costs as much as a small request.
+    /// Counts a part of `size` bytes; returns true if the body has too many tiny parts. Each part costs the server as
+    /// much as a small request.
     pub fn is_flood(&mut self, size: usize) -> bool {
         self.count += 1;
         self.bytes += size;

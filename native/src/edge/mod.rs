@@ -1,4 +1,5 @@
-//! Accepts connections and serves their requests: TLS, limits, deadlines and metrics.
+//! The core's network server (the edge): accepts connections and serves their requests, with TLS, limits, deadlines and
+//! metrics.
 
 mod access;
 mod account;
@@ -9,6 +10,7 @@ mod connection_watch;
 mod dispatch;
 mod events;
 pub(crate) mod fair_queue;
+mod fair_tree;
 mod frames;
 mod grpc;
 mod grpc_call;
@@ -21,6 +23,7 @@ mod inflated;
 mod large;
 pub mod limits;
 pub(crate) mod pace;
+mod refusal_pause;
 mod request_id;
 mod sampling;
 mod server;

@@ -1,4 +1,4 @@
-//! Ends the wait for a request body whose client sends it too slowly. Both wires use this rule.
+//! Ends the wait for a request body that its client sends too slowly. Both the HTTP and the gRPC code use this rule.
 
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
@@ -9,30 +9,30 @@ use tokio::time::Sleep;
 
 use super::limits::Limits;
 
-/// The bytes of one request body that have arrived, and the time by which more must arrive.
+/// The number of bytes of one request body that have arrived, and the time by which more bytes must arrive.
 #[derive(Debug)]
 pub struct Pace {
     timeout: Duration,
     least: u64,
-    // Bytes since `since`.
+    // Number of bytes that arrived since the time `since`.
     received: u64,
-    // None: the client has not let the server wait yet, so no clock was read for this body.
+    // None until the server first has to wait for the client; until then the clock is not read for this body.
     since: Option<Instant>,
     timer: Option<Pin<Box<Sleep>>>,
 }
 
-/// The client sent fewer bytes than [`Limits::least_bytes`] within [`Limits::stall_timeout`].
+/// The error for a client that sent fewer bytes than [`Limits::least_bytes`] within [`Limits::stall_timeout`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stalled;
 
 impl Pace {
-    /// Starts at the first byte of a body.
+    /// Returns a pace for a body whose first byte has not arrived.
     #[must_use]
     pub fn new(limits: &Limits) -> Self {
         Pace { timeout: limits.stall_timeout, least: limits.least_bytes(), received: 0, since: None, timer: None }
     }
 
-    /// Polls for the next part of the body until one has arrived. The caller counts its bytes with [`Self::count`].
+    /// Waits until the next part of the body has arrived. The caller counts its bytes with [`Self::count`].
     ///
     /// # Errors
     /// [`Stalled`].
@@ -53,7 +53,7 @@ impl Pace {
         }
     }
 
-    /// Becomes ready once the client is too slow.
+    /// Returns ready as soon as the client has sent too few bytes in an interval.
     fn poll_stalled(&mut self, cx: &mut Context<'_>) -> Poll<Stalled> {
         let end = match self.since {
             Some(since) => since + self.timeout,
@@ -67,7 +67,7 @@ impl Pace {
         Poll::Ready(Stalled)
     }
 
-    /// Begins a further interval, and returns its end.
+    /// Starts the next interval in which bytes must arrive, and returns its end.
     fn begin(&mut self, now: Instant) -> Instant {
         self.received = 0;
         self.since = Some(now);
@@ -83,7 +83,8 @@ mod tests {
         Limits { stall_timeout: Duration::from_millis(200), ..Limits::default() }
     }
 
-    /// Sends parts of this size, one after each pause; returns how many parts arrived before the end.
+    /// Sends parts of `size` bytes with a pause before each; returns how many parts arrived, and whether the client
+    /// counted as too slow.
     async fn sent(pause: Duration, size: usize, most: usize) -> (usize, bool) {
         let mut pace = Pace::new(&limits());
         for count in 0..most {
@@ -106,7 +107,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_body_at_the_least_rate_goes_on_for_longer_than_the_timeout() {
-        // The sum of the pauses is more than the timeout, and each part begins a further interval.
+        // All pauses together take longer than the timeout, but each part has enough bytes to start a new interval.
         assert_eq!(sent(Duration::from_millis(20), 1024, 30).await, (30, false));
     }
 

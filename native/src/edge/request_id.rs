@@ -1,14 +1,14 @@
-//! Chooses the id of a request: the client's, its trace's, or a new one.
+//! Chooses the id of a request: the client's id, its trace id, or a new id.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 
-/// The header that carries the id.
+/// The HTTP header that carries a request's id.
 pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const TRACEPARENT: &str = "traceparent";
 
-/// Makes ids that are unique: a prefix for each server and a counter.
+/// Makes request ids that are unique: a prefix for each server, followed by a counter.
 pub struct RequestIds {
     prefix: String,
     next: AtomicU64,
@@ -21,13 +21,13 @@ impl Default for RequestIds {
 }
 
 impl RequestIds {
-    /// Returns a new id.
+    /// Returns a new request id.
     #[must_use]
     pub fn make(&self) -> String {
         format!("{}-{:x}", self.prefix, self.next.fetch_add(1, Relaxed))
     }
 
-    /// Returns the id of an HTTP request, as `service/http/request_id.py` finds it.
+    /// Returns the id of an HTTP request, chosen by the same rules as in `service/http/request_id.py`.
     #[must_use]
     pub fn of_http(&self, headers: &HeaderMap) -> HeaderValue {
         own(headers)
@@ -38,13 +38,13 @@ impl RequestIds {
     }
 }
 
-/// Returns the first id of the client that may be taken over: ids end up in logs and in an answer's headers.
+/// Returns the first request id in the headers that is safe to use, because logs and the answer's headers repeat it.
 #[must_use]
 pub fn own(headers: &HeaderMap) -> Option<&HeaderValue> {
     headers.get_all(REQUEST_ID).iter().find(|value| is_sane(value.as_bytes()))
 }
 
-/// Says whether a client's id is 1 to 64 of letters, digits and `._:-`.
+/// Returns true if a client's request id has 1 to 64 characters, all of them letters, digits or `._:-`.
 #[must_use]
 pub fn is_sane(id: &[u8]) -> bool {
     let is_plain = |byte: &u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b':' | b'-');
@@ -56,7 +56,7 @@ fn traced(headers: &HeaderMap) -> Option<HeaderValue> {
     HeaderValue::from_bytes(trace_id(parent.as_bytes())?).ok()
 }
 
-/// Returns the trace id of a W3C traceparent; None where it is none.
+/// Returns the trace id in a W3C `traceparent` header; None if the header is malformed.
 #[must_use]
 pub fn trace_id(parent: &[u8]) -> Option<&[u8]> {
     let is_hex = |part: &[u8]| part.iter().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));

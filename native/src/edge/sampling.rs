@@ -1,7 +1,7 @@
-//! Chooses the requests that are sampled for a trace or a request log, and draws the random numbers for that.
+//! Chooses the requests that are sampled for a trace or a request log, and draws the random numbers for this choice.
 //!
-//! The core forwards sampled requests to the reference, which traces and logs them. Every forwarded request carries its
-//! numbers. The reference applies the same rates to the same numbers, so both make the same choice.
+//! The core forwards sampled requests to the reference server, which traces and logs them. Every forwarded request
+//! carries its numbers. The reference server applies the same rates to the same numbers, so both make the same choice.
 
 use http::HeaderMap;
 use serde::Deserialize;
@@ -10,48 +10,49 @@ use super::request_id::trace_id;
 
 const TRACEPARENT: &str = "traceparent";
 
-/// The sampling rates of an OpenTelemetry sampler, from 0 to 1, as `service/native/sampling.py` reads them.
+/// The rates, from 0 to 1, at which an OpenTelemetry sampler samples traces; `service/native/sampling.py` reads them
+/// from the sampler.
 ///
 /// A trace is sampled if the lower 64 bits of its id are below its rate times `2**64`.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq)]
 #[serde(deny_unknown_fields)]
 pub struct Tracing {
-    /// The rate of requests without a parent.
+    /// The sampling rate of requests without a parent trace.
     pub root: f64,
-    /// The rate of requests whose parent is sampled.
+    /// The sampling rate of requests whose parent trace is sampled.
     pub sampled_parent: f64,
-    /// The rate of requests whose parent is not sampled.
+    /// The sampling rate of requests whose parent trace is not sampled.
     pub unsampled_parent: f64,
 }
 
-/// The random numbers of one request.
+/// The random numbers of one request, which decide whether it is sampled.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Draws {
-    /// The trace id for a request without a parent; 0: the server traces nothing.
+    /// The trace id for a request without a parent trace; 0 if the server records no traces.
     pub trace_id: u128,
-    /// A request is logged if this number, from 0 to below 1, is below its model's rate.
+    /// A random number from 0 to below 1: the request is logged if it is below the model's log rate.
     pub log: f64,
 }
 
 impl Draws {
-    /// Draws the numbers of a request.
+    /// Draws the random numbers of a request.
     #[must_use]
     pub fn new(tracing: Option<&Tracing>) -> Self {
-        // 0 is not a valid trace id.
+        // The drawn trace id is never 0, because 0 is not a valid trace id.
         let trace_id = if tracing.is_some() { fastrand::u128(1..) } else { 0 };
         Draws { trace_id, log: fastrand::f64() }
     }
 }
 
 impl Tracing {
-    /// Says whether the reference may trace a request.
+    /// Returns true if the request must be forwarded, because the reference server may record a trace of it.
     #[must_use]
     pub fn may_sample(&self, headers: &HeaderMap, draws: Draws) -> bool {
         let mut parents = headers.get_all(TRACEPARENT).iter();
         let Some(parent) = parents.next().map(http::HeaderValue::as_bytes) else {
             return is_below(draws.trace_id, self.root);
         };
-        // Only a single traceparent of version 00 is read here; the reference reads anything else.
+        // The core reads only a single `traceparent` header of version 00; the reference server judges all others.
         let Some(id) = trace_id(parent).filter(|_| parents.next().is_none() && parent.len() == 55) else {
             return true;
         };
@@ -66,7 +67,8 @@ impl Tracing {
     }
 }
 
-/// Source: `opentelemetry.sdk.trace.sampling.TraceIdRatioBased` in version 1.45.
+/// Returns true if a trace id is sampled at this rate. Source: `opentelemetry.sdk.trace.sampling.TraceIdRatioBased` in
+/// version 1.45.
 fn is_below(trace_id: u128, share: f64) -> bool {
     const NUMBERS: f64 = 18_446_744_073_709_551_616.0;
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a whole number from 0 to 2**64")]
@@ -92,7 +94,7 @@ mod tests {
 
     #[test]
     fn the_share_of_drawn_traces_is_the_samplers() {
-        // Each rate is tried with evenly spaced ids, so the number of sampled ids is exact.
+        // For each rate the test uses evenly spaced trace ids, so the expected number of sampled ids is exact.
         for (share, expected) in [(0.0, 0), (1.0, 1000), (0.25, 250), (0.001, 1)] {
             let tracing = Tracing { root: share, sampled_parent: 1.0, unsampled_parent: 0.0 };
             let ids = (0..1000).map(|number| (7 << 64) | (((number << 64) + (1 << 63)) / 1000));
@@ -108,7 +110,7 @@ mod tests {
         assert!(sampled(&tracing, &[&parent("01")], 1) && sampled(&tracing, &[&parent("03")], 1));
         assert!(!sampled(&tracing, &[&parent("00")], 1) && !sampled(&tracing, &[&parent("02")], 1));
         assert!(!sampled(&tracing, &[], 1));
-        // The parent's trace id decides. Its lower 64 bits are 0x8448..., a little more than half of 2**64.
+        // The parent's trace id decides. Its lower 64 bits are 0x8448..., which is 0.517 of 2**64.
         let by_id = |share| Tracing { root: 0.0, sampled_parent: share, unsampled_parent: share };
         assert!(sampled(&by_id(0.52), &[&parent("00")], u128::MAX) && !sampled(&by_id(0.51), &[&parent("01")], 1));
     }
@@ -132,7 +134,8 @@ mod tests {
         let traced = draws.iter().filter(|draws| tracing.may_sample(&HeaderMap::new(), **draws)).count();
         let logged = draws.iter().filter(|draws| draws.log < 0.1).count();
         let both = draws.iter().filter(|d| d.log < 0.1 && tracing.may_sample(&HeaderMap::new(), **d)).count();
-        // The counts are those of seed 7. Each is binomial, with n = 10,000 and p = 0.1, 0.1 and 0.01.
+        // The numbers of sampled requests are those of seed 7. Each is binomial, with n = 10,000 and p = 0.1, 0.1 and
+        // 0.01.
         assert!((900..1100).contains(&traced) && (900..1100).contains(&logged), "{traced} {logged}");
         assert!((60..140).contains(&both), "{both}");
         assert!(draws.iter().all(|draws| draws.trace_id != 0 && (0.0..1.0).contains(&draws.log)));

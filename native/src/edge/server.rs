@@ -1,4 +1,4 @@
-//! Starts and stops the edge: its runtime, its listeners, and the list of its connections.
+//! Starts and stops the core's network server: its async runtime, its listeners, and the list of its connections.
 
 use std::collections::{BTreeMap, HashMap};
 use std::future::{Future, poll_fn};
@@ -30,6 +30,7 @@ use super::events::Event;
 use super::health::Health;
 use super::large::Pool;
 use super::limits::Limits;
+use super::refusal_pause::Pauses;
 use super::shared::Shared;
 use super::snapshot::{Snapshot, SubjectSnapshot};
 use super::statistics::Statistics;
@@ -37,15 +38,15 @@ use super::{fair_queue, grpc, http};
 use crate::forward::{Gates, GrpcUpstream, HttpUpstream};
 use crate::plan::Routes;
 
-/// How many tasks run before the runtime looks for new bytes. Few: a flood on one connection then delays others by
-/// 8 ms instead of 607.
+/// Number of tasks that the async runtime runs before it looks for new bytes on sockets. The number is low, so that a
+/// flood on one connection delays other connections by 8 ms and not by 607 ms.
 const EVENT_INTERVAL: u32 = 4;
-/// The backlog of a listener: how many connections wait in the system.
+/// Maximal number of new connections that the system holds for a listener until the server accepts them.
 const BACKLOG: i32 = 4096;
-/// The pause after the system had no descriptor left for a connection.
+/// Pause after a connection could not be accepted because the system had no free file descriptor.
 const EXHAUSTED: Duration = Duration::from_millis(50);
 
-/// A running edge. Dropping it cuts all connections.
+/// A running network server. Dropping it closes all connections.
 pub struct Server {
     runtime: Option<Runtime>,
     hub: Arc<Hub>,
@@ -55,19 +56,19 @@ pub struct Server {
     linger: Duration,
 }
 
-/// All connections.
+/// The list of all connections, with the state that they share.
 struct Hub {
     shared: Arc<Shared>,
     grpc_tls: ArcSwapOption<ServerConfig>,
     http_tls: ArcSwapOption<ServerConfig>,
     connections: Mutex<HashMap<u64, Entry>>,
-    // TLS handshakes that are under way, the oldest first.
+    // TLS handshakes in progress, the oldest first.
     handshakes: Mutex<BTreeMap<u64, Arc<Connection>>>,
     next: AtomicU64,
-    // Connections of gRPC and of HTTP.
+    // The numbers of open gRPC connections and of open HTTP connections.
     open: [AtomicUsize; 2],
     is_draining: AtomicBool,
-    // True once no more connections are to be accepted.
+    // The value becomes true when the server must accept no more connections.
     stop: watch::Sender<bool>,
     closed: Notify,
 }
@@ -83,10 +84,10 @@ enum Listener {
 }
 
 impl Server {
-    /// Starts to listen and to serve.
+    /// Starts a server that listens on the configured addresses and serves requests.
     ///
     /// # Errors
-    /// An address can not be listened on, or the system gives no thread.
+    /// The server can not listen on an address, or the system can not start a thread.
     pub fn start(config: Config, dispatch: Arc<dyn Dispatch>) -> io::Result<Self> {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(config.threads.max(1))
@@ -106,6 +107,7 @@ impl Server {
             statistics: Statistics::new(config.bucket_limits_s, config.wait_limits_s, config.slow_from),
             account: Account::new(config.limits.max_bytes_in_flight),
             large: Pool::start(queue_limits(&config.limits, config.large_threads))?,
+            pauses: Pauses::new(config.threads),
             ids: super::request_id::RequestIds::default(),
             health: ArcSwapOption::empty(),
             grpc_upstream: GrpcUpstream::new(config.grpc_upstream),
@@ -130,7 +132,7 @@ impl Server {
         let mut addresses = [Vec::new(), Vec::new()];
         {
             let _entered = runtime.enter();
-            // All are bound before any serves.
+            // The server binds all addresses before it serves requests on any of them.
             let mut listeners = Vec::new();
             for (wire, all) in [(Wire::Grpc, config.grpc), (Wire::Http, config.http)] {
                 for one in all {
@@ -150,7 +152,7 @@ impl Server {
         Ok(Server { runtime: Some(runtime), hub, grpc, http, acceptors: Mutex::new(acceptors), linger: config.linger })
     }
 
-    /// Addresses that a wire is served on.
+    /// Returns the addresses on which a wire is served.
     #[must_use]
     pub fn addresses(&self, wire: Wire) -> &[SocketAddr] {
         match wire {
@@ -159,27 +161,28 @@ impl Server {
         }
     }
 
-    /// Swaps the published servables; requests that run keep those they have.
+    /// Replaces the published servables; running requests keep the servables with which they started.
     pub fn set_routes(&self, routes: Routes) {
         self.hub.shared.routes.store(Arc::new(routes));
     }
 
-    /// Replaces the list of known callers, for every request that begins later.
+    /// Replaces the list of known callers for all later requests.
     pub fn set_access(&self, access: Access) {
         self.hub.shared.access.store(Some(Arc::new(access)));
     }
 
-    /// Publishes the health from which the core answers checks for some seconds; None: the reference answers them.
+    /// Stores the health state from which the core answers checks for some seconds; with None, the reference server
+    /// answers all checks.
     pub fn set_health(&self, health: Option<Health>) {
         self.hub.shared.health.store(health.map(Arc::new));
     }
 
-    /// Sets what further connections of a wire are encrypted by; None: they are plaintext.
+    /// Sets the TLS configuration for later connections of a wire; None serves them in plaintext.
     pub fn set_tls(&self, wire: Wire, config: Option<Arc<ServerConfig>>) {
         self.hub.tls(wire).store(config);
     }
 
-    /// Returns what was counted.
+    /// Returns the current values of all counters.
     #[must_use]
     pub fn statistics(&self) -> Snapshot {
         let shared = &self.hub.shared;
@@ -195,19 +198,19 @@ impl Server {
         }
     }
 
-    /// Forgets what was counted for a version, and returns it.
+    /// Removes the counts of a model version, and returns them.
     #[must_use]
     pub fn retire(&self, model: &str, version: i64) -> Vec<SubjectSnapshot> {
         self.hub.shared.statistics.retire(model, version)
     }
 
-    /// Cuts all connections now; a drain that waits for them ends.
+    /// Closes all connections now, so that a waiting drain ends.
     pub fn cut(&self) {
         self.hub.tell_all(Order::Cut);
     }
 
-    /// Accepts no more connections, lets open requests end for up to `timeout`, then cuts what is left. Blocks; says
-    /// whether all requests ended. Not to be called from the edge's own threads.
+    /// Stops accepting connections, waits up to `timeout` for open requests to end, then closes the connections that
+    /// are left. Blocks; returns true if all requests ended. The server's own threads must not call this.
     pub fn drain(&self, timeout: Duration) -> bool {
         let Some(runtime) = &self.runtime else {
             return true;
@@ -263,7 +266,8 @@ impl Hub {
         self.handshakes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for a handshake to end. Returns an error if it is cut because too many newer ones have begun.
+    /// Waits for a handshake to end. Returns an error if the handshake is cut because too many newer handshakes have
+    /// started.
     async fn unless_cut<T>(
         &self,
         number: u64,
@@ -309,7 +313,7 @@ impl Hub {
         }
     }
 
-    /// Serves a connection in a task of its own, or drops it where there are too many.
+    /// Serves a new connection in its own task, or closes it if there are too many connections.
     fn admit<S>(self: &Arc<Self>, wire: Wire, stream: S, peer: String, tls: Option<Arc<ServerConfig>>)
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -340,7 +344,7 @@ impl Hub {
             };
             let handshake = hub.unless_cut(number, &connection, TlsAcceptor::from(config).accept(stream));
             match tokio::time::timeout(hub.shared.limits.handshake_timeout, handshake).await {
-                // RFC 9113, section 3.2: HTTP/2 over TLS needs both sides' word for it.
+                // RFC 9113, section 3.2: client and server must both choose HTTP/2 by ALPN in the TLS handshake.
                 Ok(Ok(stream)) if wire == Wire::Grpc && stream.get_ref().1.alpn_protocol() != Some(b"h2") => {
                     hub.shared.statistics.count(Event::HandshakeFailedGrpc);
                 }
@@ -365,7 +369,7 @@ impl Hub {
     }
 }
 
-/// An entry in the list of handshakes; dropping it removes the handshake from the list.
+/// An entry in the list of TLS handshakes; dropping it removes the handshake from the list.
 struct Handshake<'h>(&'h Hub, u64);
 
 impl Drop for Handshake<'_> {
@@ -384,7 +388,7 @@ where
     }
 }
 
-/// A connection in the list, until this is dropped.
+/// An entry in the list of connections; dropping it removes the connection from the list.
 struct Registration {
     hub: Arc<Hub>,
     number: u64,
@@ -407,7 +411,7 @@ impl Drop for Registration {
 fn listen(listen: Listen) -> io::Result<Listener> {
     let socket = match listen {
         Listen::Path(path) => {
-            // An earlier run may have left its socket file.
+            // An earlier run of the server may have left its socket file at this path.
             let _ = std::fs::remove_file(&path);
             return Ok(Listener::Unix(UnixListener::bind(&path)?, path));
         }
@@ -427,7 +431,7 @@ fn listen(listen: Listen) -> io::Result<Listener> {
     Ok(Listener::Tcp(TcpListener::from_std(socket)?))
 }
 
-/// Accepts connections until the server drains; then takes in those that the system has accepted already.
+/// Accepts connections until the server drains; then accepts only the connections that already wait in the system.
 async fn accept(hub: Arc<Hub>, wire: Wire, listener: Listener) {
     let mut stop = hub.stop.subscribe();
     let mut left = BACKLOG;
@@ -440,7 +444,8 @@ async fn accept(hub: Arc<Hub>, wire: Wire, listener: Listener) {
             _ = stop.wait_for(|stop| *stop) => continue,
         };
         left -= i32::from(is_stopping);
-        // Open connections come first: before the next is accepted, the runtime's other tasks get a turn.
+        // Open connections have priority: before the server accepts the next connection, it runs the runtime's other
+        // tasks.
         tokio::task::yield_now().await;
         if let Err(error) = accepted {
             tracing::warn!(%error, "no connection can be accepted");
@@ -469,7 +474,8 @@ async fn accept_one(hub: &Arc<Hub>, wire: Wire, listener: &Listener) -> io::Resu
     Ok(())
 }
 
-/// Looks at all connections once in a while: a timer for each would cost every request.
+/// Checks all connections at regular times for idle and stalled clients, because a timer for each connection would make
+/// every request slower.
 async fn sweep(hub: Arc<Hub>) {
     let mut ticks = tokio::time::interval(hub.shared.limits.sweep_interval());
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);

@@ -1,4 +1,4 @@
-//! Shares a server's parts among its connections, and calls forms for them.
+//! Holds the parts of the server that all connections share, and calls the handlers of wire formats (forms) for them.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -19,6 +19,7 @@ use super::grpc_message::{Code, Status};
 use super::health::Health;
 use super::large::Pool;
 use super::limits::Limits;
+use super::refusal_pause::Pauses;
 use super::request_id::RequestIds;
 use super::sampling::{Draws, Tracing};
 use super::statistics::Statistics;
@@ -27,94 +28,98 @@ use crate::forms::{Answered, Call};
 use crate::forward::{Gates, GrpcUpstream, HttpUpstream};
 use crate::plan::{Effort, Grant, Routes};
 
-/// The first letters of headers that only the edge may send to the reference.
+/// Prefix of the names of headers that only the core may send to the reference server.
 pub const OWN_HEADERS: &str = "x-embedding-server-";
-/// Tells the reference which names in the client's verified certificate are those of callers. Names are
-/// percent-encoded and separated by spaces.
+/// Header that tells the reference server which names in the client's verified certificate belong to known callers.
 pub const NAMES_HEADER: &str = "x-embedding-server-names";
-/// Tells the reference the random number that decides whether the model's request log has this request.
+/// Header with the random number by which the reference server decides whether to write the request to the model's
+/// request log.
 pub const LOG_DRAW_HEADER: &str = "x-embedding-server-log-draw";
-/// Tells the reference the trace id for a request without a parent trace, in 32 hexadecimal digits.
+/// Header with the trace id for a request without a parent trace, in 32 hexadecimal digits.
 pub const TRACE_ID_HEADER: &str = "x-embedding-server-trace-id";
-/// Proves to the reference that the edge wrote the other headers: clients may also connect to the reference directly.
+/// Header that proves to the reference server that the core wrote the other headers, because clients may also connect
+/// to the reference server directly.
 pub const SEAL_HEADER: &str = "x-embedding-server-seal";
-/// Names of more bytes than this are not sent: gRPC metadata may have 8 KiB in total.
+/// If the certificate's names take more bytes than this, the core does not send them: gRPC metadata may have 8 KiB in
+/// total.
 const MAX_NAMES_BYTES: usize = 4096;
 
-/// The parts of a server that all connections share.
+/// The parts of the network server that all connections share.
 pub struct Shared {
-    /// Limits on the cost of clients.
+    /// Limits on the memory and time that one client may cost the server.
     pub limits: Limits,
-    /// See [`super::Config::access`].
+    /// The known callers, with the models that each may run; None lets every client run every model.
     pub access: ArcSwapOption<Access>,
-    /// See [`super::Config::tracing`].
+    /// Sampling rates, which decide for how many requests a trace is recorded; None if tracing is off.
     pub tracing: Option<Tracing>,
-    /// See [`super::Config::seal`].
+    /// Secret text that proves to the reference server that the core wrote the headers of [`OWN_HEADERS`].
     pub seal: String,
-    /// See [`super::Config::as_content`].
+    /// Whether a gRPC Predict answer has its floats in `tensor_content`, unless its request chooses the encoding.
     pub as_content: bool,
-    /// See [`super::Config::strict_json`].
+    /// Whether JSON requests with NaN or infinity are refused, and JSON answers have null in their place.
     pub strict_json: bool,
-    /// See [`super::Config::cors`].
+    /// Web origins whose pages may read the server's answers in a browser.
     pub cors: Cors,
-    /// The published servables.
+    /// The routing table of the published servables.
     pub routes: ArcSwap<Routes>,
-    /// The forms.
+    /// The handlers of the wire formats (forms), which answer requests.
     pub dispatch: Arc<dyn Dispatch>,
-    /// Counts of requests, connections and bytes.
+    /// The counters of requests, connections and bytes.
     pub statistics: Statistics,
-    /// The account of bytes that requests and answers hold.
+    /// The counters of the bytes that requests and answers hold.
     pub account: Arc<Account>,
-    /// Threads for large work.
+    /// The thread pool for large work.
     pub large: Pool,
-    /// Makes ids of requests.
+    /// The count of connections that the server does not read now because it refused their requests.
+    pub pauses: Pauses,
+    /// The generator of request ids.
     pub ids: RequestIds,
-    /// The state that health checks are answered from.
+    /// The health state from which the core answers health checks.
     pub health: ArcSwapOption<Health>,
-    /// Bounds the calls that are forwarded over gRPC.
+    /// Queue that limits how many gRPC calls are forwarded at the same time.
     pub grpc_gates: Gates,
-    /// Bounds the requests that are forwarded over HTTP.
+    /// Queue that limits how many HTTP requests are forwarded at the same time.
     pub http_gates: Gates,
-    /// The gRPC reference.
+    /// The client that forwards calls to the gRPC reference server.
     pub grpc_upstream: GrpcUpstream,
-    /// The HTTP reference.
+    /// The client that forwards requests to the HTTP reference server.
     pub http_upstream: HttpUpstream,
 }
 
-/// The reason why a request got no answer from a form.
+/// The reason why the handler of a wire format (form) gave no answer to a request.
 #[derive(Debug)]
 pub enum Failed {
-    /// The form declined it.
+    /// The handler declined the request.
     Declined(Declined),
-    /// The form panicked.
+    /// The handler panicked.
     Panicked,
 }
 
-/// The reason why large work was not run.
+/// The reason why large work did not run.
 #[derive(Debug)]
 pub enum NotRun {
-    /// The queue refused it, because it would wait too long or has waited too long.
+    /// The queue refused the work, because its wait would be or was too long.
     Refused(Refusal),
-    /// Its client has left too many answers unread since it was queued.
+    /// The client has left too many answers unread since the work was queued.
     Unread,
-    /// The server stops.
+    /// The thread pool is closed, because the server stops.
     Closed,
 }
 
-/// The terms on which the core may answer a request, read from its headers.
+/// The conditions under which the core may answer a request, from the request's headers and its connection.
 #[derive(Clone, Debug)]
 pub struct Terms {
-    /// See [`Call::as_content`].
+    /// Whether the answer to a gRPC Predict has its numbers in `tensor_content`.
     pub as_content: bool,
     grant: Option<Arc<Grant>>,
     log_draw: f64,
 }
 
-/// The result of a form, and how long it took.
+/// The answer of a wire format's handler (form) with the time that it took, or the reason why there is no answer.
 pub type Outcome = Result<(Answered, Duration), Failed>;
 
 impl Shared {
-    /// Returns the terms of a request; None if the reference must refuse or trace the request.
+    /// Returns the conditions for a request; None if the reference server must refuse or trace the request.
     pub fn terms(&self, headers: &HeaderMap, connection: &Connection, draws: Draws) -> Option<Terms> {
         let grant = match &*self.access.load() {
             None => None,
@@ -133,7 +138,7 @@ impl Shared {
         Some(Terms { as_content: self.as_content, grant, log_draw: draws.log })
     }
 
-    /// Removes the headers that only the edge may send, and adds its own.
+    /// Removes the client's headers whose prefix is reserved for the core, and adds the core's own headers.
     pub fn mark(&self, headers: &mut HeaderMap, connection: &Connection, draws: Draws) {
         let is_own = |name: &HeaderName| name.as_str().starts_with(OWN_HEADERS);
         if headers.keys().any(is_own) {
@@ -164,7 +169,7 @@ impl Shared {
         }
     }
 
-    /// Calls a form on this thread; a panic in it ends this request only.
+    /// Runs the handler of a wire format (form) on this thread; a panic in the handler fails only this request.
     pub fn call(
         &self,
         effort: Effort,
@@ -182,7 +187,7 @@ impl Shared {
             grant: terms.grant.as_deref(),
             log_draw: Some(terms.log_draw),
         };
-        // A form holds nothing that a panic could leave half-changed: a servable is only read.
+        // A panic can leave no data half-changed, because a handler only reads a servable.
         match catch_unwind(AssertUnwindSafe(|| form(&*self.dispatch, &call))) {
             Ok(Ok(answered)) => Ok((answered, started.elapsed())),
             Ok(Err(declined)) => {
@@ -196,7 +201,8 @@ impl Shared {
         }
     }
 
-    /// Calls a form on a thread for large work. Dropping the future removes the work from the queue.
+    /// Runs the handler of a wire format (form) on a thread for large work. Dropping the future removes the work from
+    /// the queue.
     ///
     /// # Errors
     /// [`NotRun`].
@@ -211,14 +217,15 @@ impl Shared {
         let (shared, connection, model) = (Arc::clone(self), Arc::clone(connection), Arc::clone(&ask.path[0]));
         let job = move |told: Result<Duration, Refusal>| {
             let not_run = match told {
-                // The client left.
+                // The client disconnected while the work waited.
                 _ if sender.is_closed() => return false,
                 Err(refusal) => NotRun::Refused(refusal),
                 Ok(_) if connection.is_full() => NotRun::Unread,
                 Ok(waited) => {
                     shared.statistics.waited(&model, waited);
                     let outcome = shared.call(Effort::Any, &terms, form);
-                    // Dropped before the answer is sent: this thread must neither keep the runtime alive nor drop it.
+                    // This thread drops its reference before it sends the answer, so that it neither keeps the runtime
+                    // alive nor drops it.
                     drop(shared);
                     let _ = sender.send(Ok(outcome));
                     return true;
@@ -230,7 +237,7 @@ impl Shared {
         };
         let begun = Instant::now();
         let ticket = self.large.submit(ask, job).map_err(NotRun::Refused)?;
-        // While all threads are busy none looks at the queue, so the waiting task watches the time itself.
+        // While all threads are busy, none of them looks at the queue, so the waiting task itself limits the wait.
         let told = match tokio::time::timeout(self.large.patience(), &mut receiver).await {
             Err(_) if ticket.give_up() => return Err(NotRun::Refused(Refusal::Waited(begun.elapsed()))),
             Err(_) => receiver.await,
@@ -239,19 +246,20 @@ impl Shared {
         told.unwrap_or(Err(NotRun::Closed))
     }
 
-    /// Returns the published health; None if the reference answers health checks, as it does under tracing.
+    /// Returns the published health state; None if the reference server answers health checks, as it does when tracing
+    /// is on.
     #[must_use]
     pub fn health(&self) -> Option<Arc<Health>> {
         if self.tracing.is_some() { None } else { self.health.load_full() }
     }
 
-    /// Returns the name of a model if it is configured, else "", so that invented names use no memory.
+    /// Returns the name of a model if it is configured, else "", so that names that clients invent use no memory.
     #[must_use]
     pub fn known_model<'m>(&self, model: &'m str) -> &'m str {
         if self.routes.load().model(model).is_some() { model } else { "" }
     }
 
-    /// Words the refusal of a request for which there is no memory.
+    /// Counts and returns the refusal of a request because too many bytes are held in memory.
     #[must_use]
     pub fn no_bytes(&self, model: &str) -> Status {
         self.statistics.refused(model, "bytes");
@@ -259,7 +267,7 @@ impl Shared {
         overloaded(&format!("{held} bytes of requests and answers are in flight, its limit is {limit}"))
     }
 
-    /// Counts and words the refusal of a request whose body comes too slowly; see [`super::pace::Pace`].
+    /// Counts and returns the refusal of a request whose body comes too slowly; see [`super::pace::Pace`].
     #[must_use]
     pub fn stalled(&self, model: &str) -> Status {
         self.statistics.refused(model, "stalled");
@@ -271,7 +279,8 @@ impl Shared {
         }
     }
 
-    /// Words the refusal of a request that can not run in time. `late` gives the text if its deadline has passed.
+    /// Counts and returns the refusal of a request that can not run in time. `late` gives the error text if its
+    /// deadline has passed.
     #[must_use]
     pub fn refuse(&self, model: &str, refusal: Refusal, late: impl FnOnce() -> String) -> Status {
         self.statistics.refused(model, refusal.reason());
@@ -297,7 +306,7 @@ fn overloaded(what: &str) -> Status {
     }
 }
 
-/// Words the answer to a request that ended in a panic.
+/// Logs a panic, and returns the error for the request in which it happened.
 #[must_use]
 pub fn internal_error(request_id: &str) -> Status {
     tracing::error!(request_id, "a request panicked");
@@ -308,7 +317,7 @@ pub fn internal_error(request_id: &str) -> Status {
     }
 }
 
-/// Words the answer to a request that finds no reference.
+/// Returns the error for a request that the core can not forward, because the reference server is not reachable.
 #[must_use]
 pub fn no_upstream() -> Status {
     Status {

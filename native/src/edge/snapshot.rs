@@ -1,12 +1,12 @@
-//! The numbers of a server at one time, as Python reads them in JSON.
+//! The values of all the server's counters at one time, which Python reads as JSON.
 
 use serde::Serialize;
 
-/// One request that was slow.
+/// A record of one slow request.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[allow(missing_docs)]
 pub struct SlowRequest {
-    /// The time of its end, in seconds since 1970.
+    /// The time when the request ended, in seconds since 1970.
     pub at_s: f64,
     pub request_id: String,
     pub api: &'static str,
@@ -19,7 +19,7 @@ pub struct SlowRequest {
     pub rows: usize,
 }
 
-/// Successes of one subject.
+/// Counts of the answered requests with the same method, model, version and signature.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[allow(missing_docs)]
 pub struct SubjectSnapshot {
@@ -28,62 +28,67 @@ pub struct SubjectSnapshot {
     pub model: String,
     pub version: i64,
     pub signature: String,
-    /// "lookup" or "predict".
+    /// The kind of the signature: "lookup" or "predict".
     pub kind: &'static str,
     pub rows: u64,
     pub seconds: f64,
-    /// Counts by bucket: one more than there are limits, as the last bucket has none.
+    /// Number of requests in each bucket of the duration histogram; one number more than bucket limits, because the
+    /// last bucket has no limit.
     pub counts: Vec<u64>,
     pub run_seconds: f64,
-    /// As `counts`, for the run time alone.
+    /// Number of requests in each bucket of the histogram of run times, which exclude parsing and writing.
     pub run_counts: Vec<u64>,
 }
 
-/// The waits of one model's requests.
+/// The times that one model's requests waited for a thread.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[allow(missing_docs)]
 pub struct WaitSnapshot {
     pub model: String,
     pub seconds: f64,
-    /// Counts by bucket: one more than there are limits, as the last bucket has none.
+    /// Number of requests in each bucket of the histogram of waits; one number more than bucket limits, because the
+    /// last bucket has no limit.
     pub counts: Vec<u64>,
 }
 
-/// All numbers at one time. Counters only grow; `gauges` go up and down.
+/// The values of all counters at one time. Counts only grow; gauges, such as the number of open connections, go up and
+/// down.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Snapshot {
-    /// Successes.
+    /// Counts of answered requests, by method, model, version and signature.
     pub subjects: Vec<SubjectSnapshot>,
-    /// Requests that a form did not answer, by reason.
+    /// Number of requests that the core did not answer itself, by reason.
     pub declined: Vec<(&'static str, u64)>,
-    /// Requests that went to the reference, by wire.
+    /// Number of requests that were forwarded to the reference server, by wire.
     pub forwarded: Vec<(&'static str, u64)>,
-    /// Forwarded requests that found no reference, by wire.
+    /// Number of forwarded requests that could not reach the reference server, by wire.
     pub upstream_failed: Vec<(&'static str, u64)>,
-    /// Requests that the edge refused itself, by model ("" where it is not known) and reason, and connections.
+    /// Number of requests that the core refused itself, by model and reason; the model is "" if it is not known.
+    /// Refused connections count here, too.
     pub refused: Vec<(String, &'static str, u64)>,
-    /// Times that requests waited for a thread before they ran, by model.
+    /// The times that requests waited for a thread before they ran, by model.
     pub waited: Vec<WaitSnapshot>,
-    /// Connections that the sweeper cut, because the client sent its head or read answers too slowly, by wire.
+    /// Number of connections that the server closed because the client was too slow with its request's head or with
+    /// reading answers, by wire.
     pub cut: Vec<(&'static str, u64)>,
-    /// Connections that were ended because of a flood or a malformed request, by reason.
+    /// Number of connections that the server closed because of a flood or a malformed request, by reason.
     pub flooded: Vec<(&'static str, u64)>,
-    /// TLS or HTTP/2 handshakes that failed, by wire.
+    /// Number of TLS or HTTP/2 handshakes that failed, by wire.
     pub handshakes_failed: Vec<(&'static str, u64)>,
-    /// Connections that were accepted, by wire.
+    /// Number of connections that were accepted, by wire.
     pub connected: Vec<(&'static str, u64)>,
-    /// Requests that ended in a panic.
+    /// Number of requests in which a panic happened.
     pub panicked: u64,
-    /// Connections that are open now, by wire.
+    /// Number of connections that are open now, by wire.
     pub connections: Vec<(&'static str, u64)>,
-    /// Bytes of requests and answers that are held now.
+    /// Number of bytes that requests and answers hold now.
     pub bytes_in_flight: usize,
-    /// The same bytes by model, "" where the model is not known.
+    /// Number of bytes that requests and answers hold now, by model; the model is "" if it is not known.
     pub held: Vec<(String, usize)>,
-    /// Large requests that wait for a thread now.
+    /// Number of large requests that wait for a thread now.
     pub queued: usize,
-    /// Requests that wait for the reference now, by wire.
+    /// Number of requests that wait to be forwarded to the reference server now, by wire.
     pub queued_to_forward: Vec<(&'static str, u64)>,
-    /// The last slow requests, the oldest first.
+    /// Records of the last slow requests, the oldest first.
     pub slow: Vec<SlowRequest>,
 }

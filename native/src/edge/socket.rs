@@ -1,4 +1,5 @@
-//! Reads and writes the bytes of one connection. Small writes are gathered into one, and connections read in turns.
+//! Reads and writes the bytes of one connection. It joins small writes into larger ones, and lets connections read in
+//! turns.
 
 use std::cell::RefCell;
 use std::future::Future;
@@ -17,47 +18,49 @@ use super::connection::Connection;
 use super::frames::FrameMeter;
 use super::limits::{READ_BUDGET, WRITE_BUDGET};
 
-/// Writes up to this size are appended to the bytes that wait. h2 writes the head, data and trailers of a frame one by
-/// one, and most clients take frames of 16 KiB.
+/// A write of at most this many bytes is appended to the buffer of waiting bytes.
 const SMALL_BYTES: usize = 16 << 10;
-/// How many bytes may wait before they are written.
+/// Number of waiting bytes from which on the buffer is written to the socket.
 const GATHERED_BYTES: usize = 64 << 10;
-/// A flush is put off after a write of this size.
+/// After a write of at least this many bytes, the next flush is delayed.
 const LARGE_BYTES: usize = 8 << 10;
-/// How many write buffers each thread keeps for reuse.
+/// Number of unused write buffers that each thread keeps for reuse.
 const KEPT_BUFFERS: usize = 16;
 
-/// Bytes that one read of an HTTP/2 connection may take beyond the current frame. Each frame counts as `FRAME_COST`
-/// more bytes of the connection's turn, because small frames cost more than their bytes.
+/// Maximal number of bytes that one read of an HTTP/2 connection may read beyond the current frame. Each frame counts
+/// as `FRAME_COST` more bytes of the connection's turn, because small frames cost more than their bytes.
 const READ_AT_ONCE: usize = 8 << 10;
 const FRAME_COST: usize = 256;
 
-/// Bytes of a refused body that are read and dropped at most, and for how long.
+/// Maximal number of bytes of a refused body that the server reads and drops before it closes the connection, and the
+/// time limit for this.
 const DISCARDED_BYTES: usize = 4 << 20;
 const DISCARDED_AT_ONCE: usize = 4 << 10;
 const LINGER: Duration = Duration::from_secs(2);
 
 thread_local! {
-    // A connection holds a buffer only while bytes wait in it: ten thousand idle ones would hold 320 MB.
+    // A connection has a buffer only while bytes wait in it, because buffers for ten thousand idle connections would
+    // take 320 MB.
     static BUFFERS: RefCell<Vec<Vec<u8>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Lets h2 write several frames in one system call: h2 flushes after each frame, and the socket puts these flushes off
-/// until the connection's task has polled h2 to its end.
+/// Lets h2 write several frames in one system call. The library h2 flushes after each frame; the socket delays these
+/// flushes until the connection's task has polled h2 to its end.
 pub struct Flushes {
     is_put_off: AtomicBool,
     is_due: AtomicBool,
 }
 
 impl Default for Flushes {
-    /// The first flush is a real one: it sends the server's SETTINGS during the handshake.
+    /// Returns a state in which the first flush is not delayed, because it sends the server's SETTINGS during the
+    /// handshake.
     fn default() -> Self {
         Flushes { is_put_off: AtomicBool::new(false), is_due: AtomicBool::new(true) }
     }
 }
 
 impl Flushes {
-    /// Says whether a flush was put off. Then h2 has to be polled once more: its next flush is a real one.
+    /// Returns true if a flush was delayed. Then the caller must poll h2 once more, and the next flush is not delayed.
     pub fn make_due(&self) -> bool {
         let is_put_off = self.is_put_off.swap(false, Relaxed);
         self.is_due.store(is_put_off, Relaxed);
@@ -65,28 +68,28 @@ impl Flushes {
     }
 }
 
-/// A stream whose traffic is counted for its connection.
+/// The byte stream of one connection; it counts the bytes that are read and written.
 pub struct Socket<S> {
     stream: S,
-    // None: HTTP/1.1, whose flushes are never put off.
+    // None for HTTP/1.1, whose flushes are never delayed.
     flushes: Option<Arc<Flushes>>,
-    // Whether the last write was a part of a large answer, after which more is likely to come.
+    // Whether the last write was a part of a large answer, so that more writes will probably follow.
     is_amid: bool,
     connection: Arc<Connection>,
     waiting: Vec<u8>,
     start: usize,
     turn: usize,
-    // Bytes written since the connection's turn began.
+    // Number of bytes that were written since the connection's turn began.
     written: usize,
-    // Counts the frames of an HTTP/2 connection; None: HTTP/1.1.
+    // The counter of HTTP/2 frames; None for HTTP/1.1.
     meter: Option<FrameMeter>,
-    // Set once the stream is shut down and what still comes is dropped.
+    // A timer that is set when the stream is shut down, while the server drops the bytes that still come.
     linger: Option<Pin<Box<Sleep>>>,
     discarded: usize,
 }
 
 impl<S> Socket<S> {
-    /// Takes a stream.
+    /// Wraps the byte stream of an HTTP/1.1 connection.
     pub fn new(stream: S, connection: Arc<Connection>) -> Self {
         let (flushes, meter, linger) = (None, None, None);
         Socket {
@@ -104,7 +107,7 @@ impl<S> Socket<S> {
         }
     }
 
-    /// Takes the stream of an HTTP/2 connection, counts its frames, and puts its flushes off.
+    /// Wraps the byte stream of an HTTP/2 connection, whose frames are counted and whose flushes are delayed.
     pub fn metered(stream: S, connection: Arc<Connection>, flushes: Arc<Flushes>) -> Self {
         let meter = Some(FrameMeter::new(Instant::now()));
         Socket { meter, flushes: Some(flushes), ..Socket::new(stream, connection) }
@@ -145,7 +148,8 @@ impl<S: AsyncWrite + Unpin> Socket<S> {
         Poll::Ready(Ok(()))
     }
 
-    /// Ends the connection's turn if it has written its budget: other connections of the thread come first.
+    /// Ends the connection's turn if it has written its budget of bytes, so that the thread's other connections can
+    /// write.
     fn check_turn(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         if self.written < WRITE_BUDGET {
             return Poll::Ready(());
@@ -180,11 +184,16 @@ impl<S: AsyncRead + Unpin> AsyncRead for Socket<S> {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let me = self.get_mut();
         if me.connection.flood().is_some() {
-            // Nothing more is read: the connection's task sends GOAWAY and ends the connection.
+            // The socket reads no more bytes; the connection's task sends GOAWAY and ends the connection.
+            return Poll::Pending;
+        }
+        if me.connection.is_paused() || me.meter.is_some() && me.connection.is_backed_up() {
+            // The connection's task is woken when the pause ends, or when the socket accepts bytes again.
+            me.turn = 0;
             return Poll::Pending;
         }
         if me.turn >= READ_BUDGET {
-            // Back to the end of the runtime's queue: other connections come first.
+            // The task moves to the end of the runtime's queue, so that other connections read first.
             me.turn = 0;
             cx.waker().wake_by_ref();
             return Poll::Pending;
@@ -214,8 +223,8 @@ impl<S: AsyncRead + Unpin> AsyncRead for Socket<S> {
 }
 
 impl<S: AsyncRead + Unpin> Socket<S> {
-    /// Reads and drops what the client is still sending: a socket that is closed over unread bytes is reset, and the
-    /// client may then lose an answer that is on its way.
+    /// Reads and drops the bytes that the client is still sending before the socket is closed. The system resets a
+    /// socket that is closed with unread bytes, and the client may then lose the server's last answer.
     fn discard(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let linger = self.linger.get_or_insert_with(|| Box::pin(tokio::time::sleep(LINGER)));
         if linger.as_mut().poll(cx).is_ready() {
@@ -294,7 +303,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Socket<S> {
         me.count(written)
     }
 
-    /// Returns true for HTTP/1.1: hyper then copies no large answer, and sends each before it takes a further request.
+    /// Returns true for HTTP/1.1: hyper then does not copy large answers, and sends each answer before it reads the
+    /// next request.
     fn is_write_vectored(&self) -> bool {
         self.meter.is_none()
     }
@@ -337,7 +347,7 @@ mod tests {
     use super::*;
     use crate::edge::limits::Limits;
 
-    /// Keeps the size of each write.
+    /// A stream that records the size of each write.
     #[derive(Default)]
     struct Writes(Vec<usize>);
 
@@ -362,7 +372,7 @@ mod tests {
         }
     }
 
-    /// Writes as h2 does: the parts of one frame, then a flush.
+    /// Writes the parts of one HTTP/2 frame and then flushes, as h2 does.
     fn send(socket: &mut Socket<Writes>, parts: &[usize]) {
         let mut cx = Context::from_waker(Waker::noop());
         for &size in parts {

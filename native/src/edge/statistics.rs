@@ -1,4 +1,4 @@
-//! Counts the core's answers. Each thread counts in cells of its own, so that no request takes a lock.
+//! Counts the core's answers. Each thread has its own counters, so that no request needs a lock.
 
 use std::cell::RefCell;
 use std::collections::hash_map::Entry;
@@ -13,12 +13,12 @@ use super::snapshot::{SlowRequest, Snapshot, SubjectSnapshot, WaitSnapshot};
 use crate::forms::Answered;
 use crate::plan::SignatureKind;
 
-/// How many slow requests are kept.
+/// Number of slow requests whose records are kept.
 const KEPT_SLOW: usize = 50;
 /// Number of sets of event counters. Threads share a set only if there are more threads than sets.
 const SHARDS: usize = 64;
 
-// Two cache lines: processors fetch them in pairs.
+// The alignment is two cache lines, because processors load cache lines in pairs.
 #[repr(align(128))]
 struct Shard([AtomicU64; NUM_EVENTS]);
 
@@ -31,14 +31,15 @@ struct Subject {
     model: String,
 }
 
-/// The counts of one thread for one [`Subject`]. Only that thread writes them.
+/// The counters of one thread for one [`Subject`]. Only that thread writes them.
 struct Cell {
     signature_name: String,
     kind: &'static str,
     nanos: AtomicU64,
     run_nanos: AtomicU64,
     rows: AtomicU64,
-    // Buckets of two histograms: the durations of whole requests, and the durations of their runs.
+    // The buckets of two histograms: of the durations of whole requests, and of the run times of their lookups or
+    // graphs.
     counts: Vec<AtomicU64>,
     run_counts: Vec<AtomicU64>,
 }
@@ -55,7 +56,7 @@ impl Cell {
 }
 
 struct Own {
-    // Number of the Statistics object that the cells belong to: tests have several objects.
+    // The number of the `Statistics` object to which the cells belong, because tests have several such objects.
     of: usize,
     generation: u64,
     cells: Vec<(Subject, Arc<Cell>)>,
@@ -75,7 +76,7 @@ struct Waits {
     counts: Vec<u64>,
 }
 
-/// Counts for one server.
+/// All counters of one server.
 pub struct Statistics {
     number: usize,
     limits_s: Vec<f64>,
@@ -85,17 +86,17 @@ pub struct Statistics {
     cells: Mutex<Vec<(Subject, Arc<Cell>)>>,
     slow: Mutex<VecDeque<SlowRequest>>,
     wait_limits_s: Vec<f64>,
-    // The map stays small: only configured models have names. Only refused and large requests take the lock.
+    // The maps stay small, because only configured models have names. Only refused and large requests use the locks.
     refused: Mutex<HashMap<(String, &'static str), u64>>,
     waited: Mutex<HashMap<Arc<str>, Waits>>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    // A thread that panics while it holds the lock leaves valid counts, so the lock is used again.
+    // A thread that panics while it holds the lock leaves valid counts, so the lock may be used again.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-// Only one thread writes, so no read-modify-write is needed.
+// Only one thread writes the counter, so a separate load and store are enough.
 fn add(cell: &AtomicU64, more: u64) {
     cell.store(cell.load(Relaxed).wrapping_add(more), Relaxed);
 }
@@ -105,7 +106,7 @@ fn nanos(time: Duration) -> u64 {
 }
 
 impl Statistics {
-    /// Starts at 0.
+    /// Returns counters that are all 0.
     ///
     /// `limits_s`: ascending upper limits of the buckets for durations, inclusive. `wait_limits_s`: the same for waits
     /// for a thread. `slow_from`: time from which on a request is slow.
@@ -126,12 +127,12 @@ impl Statistics {
         }
     }
 
-    /// Counts a refusal. `model` is a configured one, or "".
+    /// Counts the refusal of a request. `model` is a configured model, or "".
     pub fn refused(&self, model: &str, reason: &'static str) {
         *lock(&self.refused).entry((model.to_owned(), reason)).or_default() += 1;
     }
 
-    /// Counts the time that a request waited for a thread, when its run begins.
+    /// Counts the time that a request waited for a thread; the caller calls this when the request starts to run.
     pub fn waited(&self, model: &Arc<str>, wait: Duration) {
         let seconds = wait.as_secs_f64();
         let place = self.wait_limits_s.partition_point(|limit| *limit < seconds);
@@ -159,14 +160,14 @@ impl Statistics {
         lock(&self.waited).iter().map(snapshot).collect()
     }
 
-    /// Counts an event.
+    /// Counts one event.
     #[inline]
     pub fn count(&self, event: Event) {
         let shard = SHARD.try_with(|shard| *shard).unwrap_or(0);
         self.shards[shard].0[event as usize].fetch_add(1, Relaxed);
     }
 
-    /// Counts a success. `request_id` is only asked of a slow request.
+    /// Counts an answered request. The function calls `request_id` only for a slow request.
     #[inline]
     pub fn succeeded(&self, method: Method, answered: &Answered, took: Duration, request_id: impl FnOnce() -> String) {
         if method == Method::Rows {
@@ -260,13 +261,13 @@ impl Statistics {
         slow.push_back(one);
     }
 
-    /// Returns the sum of an event's counts.
+    /// Returns the number of times that an event happened, summed over all threads.
     #[must_use]
     pub fn total(&self, event: Event) -> u64 {
         self.shards.iter().map(|shard| shard.0[event as usize].load(Relaxed)).sum()
     }
 
-    /// Returns what was counted so far. A request that ends meanwhile may be in some of its numbers only.
+    /// Returns the current values of all counters. A request that ends during this call may be missing in some of them.
     #[must_use]
     pub fn snapshot(&self) -> Snapshot {
         use Event as E;
@@ -318,7 +319,8 @@ impl Statistics {
         }
     }
 
-    /// Forgets a version and returns its sums. A request of it that ends later may be left out.
+    /// Removes the counts of a model version and returns their sums. A request for the version that ends later may not
+    /// be counted.
     #[must_use]
     pub fn retire(&self, model: &str, version: i64) -> Vec<SubjectSnapshot> {
         let mut cells = lock(&self.cells);
@@ -326,13 +328,13 @@ impl Statistics {
             .into_iter()
             .partition(|(subject, _)| subject.model == model && subject.version == version);
         *cells = joined(kept);
-        // At its next request, every thread drops its old cells and makes new ones.
+        // At its next request, every thread drops its old cells and creates new ones.
         self.generation.fetch_add(1, Relaxed);
         subjects(&gone)
     }
 }
 
-/// Adds up the cells of ended threads, one sum for each subject; such cells are held by this list only.
+/// Adds up the cells of threads that have ended, one sum for each subject. Only this list still refers to such cells.
 fn joined(cells: Vec<(Subject, Arc<Cell>)>) -> Vec<(Subject, Arc<Cell>)> {
     let (left, mut kept): (Vec<_>, Vec<_>) = cells.into_iter().partition(|(_, cell)| Arc::strong_count(cell) == 1);
     let mut sums: HashMap<Subject, Arc<Cell>> = HashMap::new();
@@ -396,7 +398,7 @@ mod tests {
         });
         let description = serde_json::from_value(description).unwrap();
         let no_graph = |_: &serde_json::Value| Err(String::new());
-        // SAFETY: the description holds no address of memory.
+        // SAFETY: the description has no memory addresses.
         let servable = unsafe { Servable::compile(description, MemoryOwner(Box::new(())), &no_graph) };
         Answered {
             body: bytes::Bytes::new(),
@@ -435,7 +437,8 @@ mod tests {
             count(&statistics, &one, Duration::from_millis(10));
         };
         std::thread::scope(|scope| {
-            // Joined here, because a scope may end before its threads have dropped their thread-local cells.
+            // The test joins the threads itself, because a scope may end before its threads have dropped their
+            // thread-local cells.
             for thread in [(); 3].map(|()| scope.spawn(ask)) {
                 thread.join().unwrap();
             }
@@ -452,7 +455,7 @@ mod tests {
         assert_eq!((&*snapshot.slow[0].request_id, snapshot.slow[0].rows), ("id", 2));
         let gone = statistics.retire("m", 2);
         assert_eq!((gone.len(), gone[0].counts[2]), (1, 3));
-        // Adds the cells of ended threads up in one cell.
+        // The call of retire() has added up the cells of the ended threads in one cell.
         assert_eq!(lock(&statistics.cells).len(), 1);
         count(&statistics, &one, Duration::from_millis(1));
         let left = statistics.snapshot().subjects;

@@ -1,4 +1,4 @@
-//! Configures TLS of a listener from PEM files that Python has read.
+//! Builds the TLS configuration of a listener from the contents of PEM files, which Python has read.
 
 use std::sync::Arc;
 
@@ -7,12 +7,13 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::WebPkiClientVerifier;
 use rustls::{RootCertStore, ServerConfig};
 
-/// The reason why PEM bytes give no configuration.
+/// The reason why PEM bytes give no TLS configuration.
 #[derive(Debug)]
 pub enum TlsError {
-    /// This part is not PEM, or holds no key or certificate of the kind that it is for.
+    /// The named part (certificate, private key or authority) is not PEM, or has no key or certificate of the right
+    /// kind.
     Pem(&'static str),
-    /// The parts do not fit each other.
+    /// The certificate, the key and the authorities do not fit each other.
     Unfit(String),
 }
 
@@ -27,7 +28,7 @@ impl std::fmt::Display for TlsError {
 
 impl std::error::Error for TlsError {}
 
-/// Builds the configuration of a listener.
+/// Builds the TLS configuration of a listener.
 ///
 /// `authorities`: PEM; one of them must have signed a client's certificate; None: clients show none. `protocols`: for
 /// ALPN, such as `b"h2"`.

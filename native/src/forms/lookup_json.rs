@@ -1,4 +1,5 @@
-//! The form of `POST /v1/models/{model}:lookup`, which returns embeddings by feature.
+//! Handles `POST /v1/models/{model}:lookup`, which returns a vector for each feature and row of the request. The
+//! reference implementation is `service/wire/json_lookup.py`.
 //!
 //! The reference implementation is `service/wire/json_lookup.py`.
 
@@ -14,7 +15,7 @@ const DEFAULT_SIGNATURE: &str = "lookup";
 /// Answers a `:lookup` request.
 ///
 /// # Errors
-/// Why the request must be forwarded to the reference server.
+/// The reason why the request must be forwarded to the reference server.
 pub fn answer(call: &Call<'_>, model: &str, version: Version<'_>, body: &[u8]) -> Result<Answered, Declined> {
     outputs::check_body(call.effort, body)?;
     let body = read_lookup(body)?;
@@ -28,7 +29,7 @@ pub fn answer(call: &Call<'_>, model: &str, version: Version<'_>, body: &[u8]) -
     outputs::answer(call, servable, index, inputs, JsonLayout::Embeddings)
 }
 
-/// Converts a parsed body to the signature's inputs.
+/// Converts a parsed `:lookup` body to the inputs of the signature.
 pub(super) fn inputs_of<'a>(signature: &Signature, body: LookupBody<'a>) -> Result<Inputs<'a>, Declined> {
     let mut inputs = no_inputs(signature);
     let mut all_weights = body.weights;
@@ -45,6 +46,6 @@ pub(super) fn inputs_of<'a>(signature: &Signature, body: LookupBody<'a>) -> Resu
         }
         add_dense(&mut inputs, signature, index, column.value)?;
     }
-    // Weights that are left belong to no feature of the body.
+    // If weights are left over, the body has weights for a feature whose ids it lacks.
     if all_weights.is_empty() { Ok(inputs) } else { Err(Declined::Unfit) }
 }

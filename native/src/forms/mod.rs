@@ -1,4 +1,4 @@
-//! Parses requests, runs them, and writes their answers. Each wire format has a module here, called a form.
+//! Parses requests, runs them, and writes their answers. Each wire format has a module here, which is called a form.
 
 pub mod predict_proto;
 pub mod protobuf;
@@ -22,11 +22,11 @@ pub mod oip_proto;
 pub mod table_rows;
 pub mod tensorflow_json;
 
-/// The context of one request: everything that a form needs besides the request's bytes.
+/// The context of one request: all that a wire format's handler (form) needs besides the request's bytes.
 pub struct Call<'a> {
     /// The routing table of published servables.
     pub routes: &'a Routes,
-    /// How much work this thread may do.
+    /// The amount of work that the calling thread may do for the request.
     pub effort: Effort,
     /// Maximal size of an answer's arrays, in bytes.
     pub max_response_bytes: usize,
@@ -36,12 +36,13 @@ pub struct Call<'a> {
     pub strict_json: bool,
     /// The models that the caller may run; None: all.
     pub grant: Option<&'a Grant>,
-    /// Random number in [0, 1): below the model's log rate, the request is logged. None if it must not be logged.
+    /// A random number from 0 to below 1; if it is below the model's log rate, the core forwards the request to be
+    /// logged. None if no request is logged.
     pub log_draw: Option<f64>,
 }
 
 impl<'a> Call<'a> {
-    /// Returns the servable of a model's version, if the caller may run it and the core can.
+    /// Returns the servable of a model's version, if the caller may run the model and the core can run the version.
     ///
     /// # Errors
     /// [`Declined::Denied`], [`Declined::Drawn`] and [`Declined::Unknown`].
@@ -57,18 +58,18 @@ impl<'a> Call<'a> {
     }
 }
 
-/// The model version that a request asks for.
+/// The model version that a request names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Version<'a> {
     /// The latest version.
     Latest,
-    /// The version with this number.
+    /// The model version with this number.
     Number(i64),
-    /// The version that this label points to.
+    /// The model version to which this label points.
     Label(&'a str),
 }
 
-/// A finished answer, with the facts that metrics count.
+/// A finished answer, with the figures that the metrics count.
 pub struct Answered {
     /// The HTTP body, or the gRPC message without its five-byte prefix.
     pub body: Bytes,
@@ -80,7 +81,7 @@ pub struct Answered {
     pub signature: usize,
     /// Time that the lookup or the graph took, without parsing and writing.
     pub ran: Duration,
-    /// For an Open Inference answer with binary tensors: the length of the JSON text before them.
+    /// For an Open Inference answer with binary tensors, the number of bytes of JSON text before the tensors.
     pub json_length: Option<usize>,
 }
 
@@ -102,7 +103,7 @@ mod tests {
     fn callers_find_the_models_that_they_may_run() {
         let (routes, other) = (routes(1.0), Grant::new(["n*"]));
         assert_eq!(refused(&routes, Some(&other), Some(0.0), "m"), Declined::Denied);
-        // A caller without the right gets the same result for a model that does not exist.
+        // A caller without the right on a model gets the same result as for a model that does not exist.
         assert_eq!(refused(&routes, Some(&other), Some(0.0), "absent"), Declined::Denied);
         assert_eq!(refused(&routes, Some(&other), Some(0.0), "no"), Declined::Unknown);
         assert_eq!(refused(&routes, Some(&Grant::new(["m"])), Some(0.0), "m"), Declined::Drawn);

@@ -1,5 +1,5 @@
-//! Code that the JSON and gRPC forms of the Open Inference Protocol share: datatypes, versions, and tensors in binary
-//! form.
+//! Functions that the JSON and gRPC handlers of the Open Inference Protocol share: for datatypes, versions, and tensors
+//! in binary form.
 //!
 //! Binary data is little-endian, in row-major order, without padding; an element of datatype BYTES is its length in
 //! four bytes, then its bytes.
@@ -13,13 +13,13 @@ use super::{Call, Version};
 use crate::declined::Declined;
 use crate::plan::{Data, DataType, Dims, Inputs, Servable, Signature, Strings, Tensor, Work};
 
-/// The signature of a request that names none, if the model has no `serving_default`.
+/// Name of the signature that a request runs if the request names none and the model has no `serving_default`.
 const FALLBACK_SIGNATURE: &str = "lookup";
-/// Name of the parameter that chooses the signature in a request, and names the signature in an answer.
+/// Name of the request parameter that chooses the signature; an answer has it, too.
 pub(super) const SIGNATURE_PARAMETER: &str = "signature_name";
-/// Maximal number of dimensions of a tensor.
+/// Maximal number of dimensions of a tensor in a request.
 const MAX_RANK: usize = 64;
-/// Size of the length before each BYTES element.
+/// Size in bytes of the length field before each BYTES element.
 const LENGTH_BYTES: usize = 4;
 
 /// Parses the version in a request: digits are a version number, other text is a label, and an empty text is the latest
@@ -83,7 +83,7 @@ pub(super) fn num_elements(dims: &[usize]) -> Result<usize, Declined> {
     if dims.len() > MAX_RANK {
         return Err(Declined::Unusual);
     }
-    // numpy bounds the product of the sizes that are not 0, even for an empty array.
+    // numpy limits the product of the sizes that are not 0, even for an empty array, so this function does the same.
     let product = dims.iter().try_fold(1_usize, |product, &size| product.checked_mul(size.max(1)));
     match product {
         Some(product) if product <= isize::MAX as usize / 16 => Ok(if dims.contains(&0) { 0 } else { product }),
@@ -106,7 +106,7 @@ pub(super) fn binary_tensor(dtype: DataType, dims: Dims, data: &[u8]) -> Result<
     Ok(Tensor { dtype, dims, data })
 }
 
-/// Normalises booleans to the bytes 0 and 1; in a request any nonzero byte is true.
+/// Changes every nonzero byte of a boolean tensor to 1, because in a request any nonzero byte means true.
 pub(super) fn booleans(data: &[u8]) -> Data<'_> {
     if data.iter().all(|&byte| byte <= 1) {
         Data::Raw(data)
@@ -116,7 +116,7 @@ pub(super) fn booleans(data: &[u8]) -> Data<'_> {
 }
 
 fn split_strings(mut data: &[u8], count: usize) -> Result<Strings<'_>, Declined> {
-    // This check bounds the allocation below by the number of received bytes.
+    // This check limits the allocation below to the number of received bytes.
     if count > data.len() / LENGTH_BYTES {
         return Err(Declined::Unusual);
     }
@@ -131,7 +131,7 @@ fn split_strings(mut data: &[u8], count: usize) -> Result<Strings<'_>, Declined>
     if data.is_empty() { Ok(Strings { parts }) } else { Err(Declined::Unusual) }
 }
 
-/// Returns the servable that a request asks for, and the index of the signature.
+/// Returns the servable of the model version that a request names, and the index of the signature.
 pub(super) fn find<'a>(
     call: &Call<'a>,
     model: &str,
@@ -185,7 +185,7 @@ pub(super) fn binary_size(work: &Work<'_, '_>, index: usize) -> usize {
     }
 }
 
-/// Appends an output's binary data.
+/// Appends the binary data of an output to the answer.
 pub(super) fn append_binary(work: &mut Work<'_, '_>, index: usize, body: &mut Vec<u8>) -> Result<(), Declined> {
     if work.outputs()[index].dtype == DataType::String {
         for element in work.strings(index) {
@@ -203,7 +203,7 @@ pub(super) fn append_numbers(work: &mut Work<'_, '_>, index: usize, body: &mut V
     let size = work.outputs()[index].num_bytes();
     body.reserve(size);
     work.fill(index, &mut body.spare_capacity_mut()[..size])?;
-    // SAFETY: reserve() allocated `size` more bytes, and fill() initialised them.
+    // SAFETY: reserve() allocated `size` more bytes of the buffer, and fill() has written them.
     unsafe { body.set_len(body.len() + size) };
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! A small model in memory, for tests of the Open Inference forms.
+//! A small model in memory, with which tests call the handlers of the Open Inference Protocol.
 #![allow(clippy::cast_precision_loss, clippy::cast_possible_wrap, reason = "all numbers are small")]
 
 use std::borrow::Cow;
@@ -17,7 +17,7 @@ use crate::plan::{
     Signature, Tensor,
 };
 
-/// All dtypes, in the order of the inputs and outputs of the signature "echo".
+/// All dtypes of the protocol, in the order of the inputs and outputs of the test signature "echo".
 pub const DTYPES: [DataType; 14] = [
     DataType::Float32,
     DataType::Float64,
@@ -36,9 +36,9 @@ pub const DTYPES: [DataType; 14] = [
 ];
 pub const USERS: usize = 50;
 pub const ITEMS: usize = 40;
-/// D of the table of users.
+/// D, the number of columns, of the test model's table of users.
 pub const USER_DIM: usize = 3;
-/// D of the table of items.
+/// D, the number of columns, of the test model's table of items.
 pub const ITEM_DIM: usize = 2;
 
 /// Returns the number in row `id` and column `column` of the table of users.
@@ -51,7 +51,7 @@ pub fn item_number(id: i64, column: usize) -> f32 {
     id as f32 * -1.5 + column as f32 * 0.1
 }
 
-/// Publishes version 3, with the label "stable", of model "m"; its tables have the given numbers of columns.
+/// Returns routes to version 3, labelled "stable", of the test model "m"; its tables have the given numbers of columns.
 ///
 /// Its signature "lookup" has the features `user`, `item`, and `tags`: ragged, weighted, a sum over the table of items.
 /// Its signature "echo" has one input for each datatype, named after it, and returns each input as an output of the
@@ -118,7 +118,7 @@ pub fn routes_of(user_dim: usize, item_dim: usize) -> Routes {
     });
     let description = serde_json::from_value(description).expect("a description");
     let keep = MemoryOwner(Box::new((users, items)));
-    // SAFETY: `keep` owns both tables.
+    // SAFETY: `keep` owns the memory of both tables of the test model.
     let servable = unsafe { Servable::compile(description, keep, &|_| Ok(Box::new(Echo))) }.expect("a servable");
     let model = ModelRoutes {
         versions: vec![(3, Some(Arc::new(servable)))],
@@ -224,8 +224,8 @@ pub struct SentTensor {
     pub elements: Elements,
 }
 
-/// Generates inputs for the signature "echo": at least one, each once. Floats may be NaN; booleans are 0 or 1; strings
-/// are any bytes.
+/// Generates inputs for the signature "echo": at least one of them, none twice. Floats may be NaN; booleans are 0 or 1;
+/// strings are any bytes.
 pub fn tensors() -> impl Strategy<Value = Vec<SentTensor>> {
     let sent = |dtype: DataType| {
         vec(0_usize..4, 0..4).prop_flat_map(move |dims| {
@@ -251,7 +251,8 @@ pub fn tensors() -> impl Strategy<Value = Vec<SentTensor>> {
     some.prop_flat_map(move |dtypes| dtypes.into_iter().map(sent).collect::<Vec<_>>())
 }
 
-/// A request for the signature "lookup": ids of users and items, and for each row a list of tags, perhaps with weights.
+/// A test request for the signature "lookup": ids of users and items, and a list of tags for each row, with or without
+/// weights.
 #[derive(Clone, Debug)]
 pub struct Lookup {
     pub users: Vec<i64>,
@@ -261,7 +262,7 @@ pub struct Lookup {
 }
 
 impl Lookup {
-    /// Returns the request's tensors with their names.
+    /// Returns the tensors of the test request with their names.
     pub fn tensors(&self) -> Vec<(&'static str, SentTensor)> {
         let ids = |numbers: &[i64]| SentTensor {
             dtype: DataType::Int64,
@@ -287,7 +288,7 @@ impl Lookup {
         tensors
     }
 
-    /// Works out the numbers of each of the three outputs.
+    /// Computes the expected numbers of each of the three outputs.
     pub fn vectors(&self) -> [Vec<f32>; 3] {
         let row = |id: &i64, dim: usize, number: fn(i64, usize) -> f32| {
             (0..dim).map(|column| number(*id, column)).collect::<Vec<_>>()
@@ -309,7 +310,7 @@ impl Lookup {
     }
 }
 
-/// Generates lookups that the core answers itself.
+/// Generates lookup requests that the core answers itself.
 pub fn lookups() -> impl Strategy<Value = Lookup> {
     (0_usize..20).prop_flat_map(|rows| {
         let ids = |size: usize, rows: usize| vec(0..size as i64, rows);
@@ -348,7 +349,8 @@ pub fn mutated(message: Vec<u8>) -> impl Strategy<Value = Vec<u8>> {
     })
 }
 
-/// Lookups of the benchmark's workloads. W1 has one row and three ids; W2 has 128 rows with ten tags each.
+/// Returns lookup requests of the benchmark's workloads. W1 has one row and three ids; W2 has 128 rows with ten tags
+/// each.
 pub fn workloads() -> [(&'static str, Lookup); 2] {
     let of = |rows: usize, tags: usize| Lookup {
         users: (0..rows).map(|row| (row * 7 % USERS) as i64).collect(),
@@ -359,7 +361,7 @@ pub fn workloads() -> [(&'static str, Lookup); 2] {
     [("W1", of(1, 1)), ("W2", of(128, 10))]
 }
 
-/// Prints the processor time of one call of `answer`, the shortest of several rounds.
+/// Measures calls of `answer` in several rounds, and prints the processor time of one call in the fastest round.
 pub fn measure(name: &str, mut answer: impl FnMut() -> Result<super::Answered, Declined>) {
     let mut best = f64::INFINITY;
     let mut size = 0;
@@ -377,7 +379,7 @@ pub fn measure(name: &str, mut answer: impl FnMut() -> Result<super::Answered, D
 /// Returns the processor time that this thread has used, in seconds; other processes do not add to it.
 fn thread_seconds() -> f64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the call writes only to `time`.
+    // SAFETY: the system call writes only to the variable `time`.
     unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
     time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
 }

@@ -1,8 +1,8 @@
-//! The form of `POST /v2/models/{model}[/versions/{version}]/infer`. A body is JSON, followed by the data of binary
-//! tensors.
+//! Handles `POST /v2/models/{model}[/versions/{version}]/infer` of the Open Inference Protocol. A body is JSON,
+//! followed by the data of binary tensors.
 //!
-//! The reference implementation is `service/wire/oip_json.py`. This form declines some bodies that the reference reads:
-//! with lists or objects under unknown keys, with `NaN` or `Infinity`, or with 16-bit floats as JSON.
+//! The reference implementation is `service/wire/oip_json.py`. This form declines some bodies that the reference server
+//! reads: with lists or objects under unknown keys, with `NaN` or `Infinity`, or with 16-bit floats as JSON.
 
 mod request;
 
@@ -21,16 +21,16 @@ use super::{Answered, Call, Version};
 use crate::declined::Declined;
 use crate::plan::{DataType, Effort, OutputShape, Servable, Signature, Work};
 
-/// Longer JSON texts are parsed on the thread pool for large work; parsing runs at some 500 MB/s.
+/// A request with a longer JSON text is parsed on the thread pool for large work; the parser reads some 500 MB/s.
 const SMALL_JSON_BYTES: usize = 32 << 10;
-/// Answers with more JSON numbers are written on the thread pool for large work; each number takes some 15 ns.
+/// An answer with more JSON numbers is written on the thread pool for large work; writing a number takes some 15 ns.
 const SMALL_JSON_NUMBERS: usize = 4096;
 /// Bytes of text that are reserved for each number.
 const NUMBER_BYTES: usize = 12;
 
 type Result<T> = std::result::Result<T, Declined>;
 
-/// Answers an `infer` request.
+/// Answers an Open Inference `infer` request.
 ///
 /// `header_length` is the value of the request header Inference-Header-Content-Length: the length of the JSON.
 ///
@@ -74,7 +74,8 @@ pub fn answer(
         write_shape(&shape, &mut out);
         if formats.is_binary(shape.output) {
             let num_bytes = binary_size(&work, i);
-            // As in the reference, an answer whose only binary outputs are BYTES without elements has no length header.
+            // If an answer's only binary outputs are of datatype BYTES without elements, it has no header for the JSON
+            // length, as in the reference server.
             has_binary |= shape.dtype != DataType::String || num_bytes > 0;
             out.extend_from_slice(b",\"parameters\":{\"binary_data_size\":");
             write_size(num_bytes, &mut out);
@@ -114,16 +115,16 @@ pub fn answer(
     })
 }
 
-/// Whether each output of an answer is written as JSON or binary.
+/// The choice between JSON and binary data for each output of an answer.
 struct OutputFormats {
-    /// Whether an output is binary if the request does not set `binary_data` for it.
+    /// Whether an output is binary if the request does not set `binary_data` for the output.
     is_binary: bool,
     /// Indexes of the outputs that the request names, each with its `binary_data` parameter.
     of_output: SmallVec<[(usize, Option<bool>); 8]>,
 }
 
 impl OutputFormats {
-    /// Reads the formats that a request asks for; `wanted` has the indexes of the outputs that it names.
+    /// Reads from a request which outputs are binary; `wanted` has the indexes of the outputs that the request names.
     fn of(request: &Request<'_>, wanted: &[usize]) -> Self {
         let own = request.outputs.iter().map(|output| output.is_binary);
         OutputFormats { is_binary: request.is_binary, of_output: wanted.iter().copied().zip(own).collect() }
@@ -146,7 +147,7 @@ fn answer_capacity(work: &Work<'_, '_>, formats: &OutputFormats) -> usize {
     256 + 128 * work.outputs().len() + NUMBER_BYTES * json_numbers(work, formats) + binary
 }
 
-/// Writes the answer's JSON up to its first output.
+/// Writes the beginning of the answer's JSON, up to its first output.
 fn write_head(servable: &Servable, id: Option<&str>, signature: &Signature, out: &mut Vec<u8>) {
     out.extend_from_slice(b"{\"model_name\":");
     floats::write_string(servable.model(), out);
@@ -164,7 +165,7 @@ fn write_head(servable: &Servable, id: Option<&str>, signature: &Signature, out:
     out.extend_from_slice(b"},\"outputs\":[");
 }
 
-/// Writes the datatype and shape of an output.
+/// Writes an output's datatype and shape as JSON.
 fn write_shape(shape: &OutputShape, out: &mut Vec<u8>) {
     out.extend_from_slice(b",\"datatype\":\"");
     out.extend_from_slice(datatype_of(shape.dtype).as_bytes());
@@ -188,8 +189,8 @@ fn write_strings(strings: &[Vec<u8>], out: &mut Vec<u8>) -> Result<()> {
         if i > 0 {
             out.push(b',');
         }
-        // JSON can not hold a string that is not UTF-8; the reference server's error tells the client to ask for binary
-        // data.
+        // JSON can not represent a string that is not UTF-8, so the request is forwarded: the reference server's error
+        // tells the client to ask for binary data.
         floats::write_string(std::str::from_utf8(string).map_err(|_| Declined::Unfit)?, out);
     }
     out.push(b']');
@@ -205,7 +206,7 @@ mod tests {
     use super::*;
     use crate::forms::json::cursor::Cursor;
 
-    /// How a test request encodes a tensor.
+    /// The encoding of one tensor in a test request.
     #[derive(Clone, Copy, Debug, PartialEq)]
     enum Form {
         Flat,
@@ -215,7 +216,7 @@ mod tests {
 
     fn data_text(sent: &SentTensor, form: Form) -> String {
         let count: usize = sent.dims.iter().product();
-        // The data of a scalar is a list, too.
+        // The JSON data of a scalar is a list, too, with one element.
         let is_nested = form == Form::Nested && !sent.dims.is_empty();
         let dims = if is_nested { sent.dims.clone() } else { vec![count] };
         let mut text = vec![];
@@ -235,7 +236,8 @@ mod tests {
         format!("{:?}", sent.dims).replace(' ', "")
     }
 
-    /// Returns the JSON of a request, and its binary data. With `names_last`, the datatype follows the data.
+    /// Returns the JSON text of a test request, and the data of its binary tensors. With `names_last`, the datatype
+    /// follows the data.
     fn request(
         members: &str,
         tensors: &[(&str, SentTensor, Form)],
@@ -306,7 +308,8 @@ mod tests {
         Ok(String::from_utf8(answered.body.to_vec()).unwrap())
     }
 
-    /// Generates tensors, each with an encoding that can carry it: JSON only for finite numbers and strings of UTF-8.
+    /// Generates tensors, each with an encoding that can represent it: JSON only for finite numbers and for strings of
+    /// UTF-8.
     fn formed() -> impl Strategy<Value = Vec<(&'static str, SentTensor, Form)>> {
         let formats = proptest::sample::select(vec![Form::Flat, Form::Nested, Form::Binary]);
         (tensors(), proptest::collection::vec(formats, oip_fixture::DTYPES.len())).prop_map(|(tensors, formats)| {
@@ -315,7 +318,8 @@ mod tests {
                     (_, DataType::Float16 | DataType::Bfloat16) => form = Form::Binary,
                     (Elements::Numbers(bytes), DataType::Float32 | DataType::Float64) => {
                         let size = sent.dtype.size();
-                        // A float whose highest exponent bit is 0 is finite.
+                        // A float is finite if the highest bit of its exponent is 0, so these bits make only finite
+                        // floats.
                         bytes.chunks_exact_mut(size).for_each(|number| number[size - 1] &= 0xBF);
                     }
                     (Elements::Strings(strings), _) => {

@@ -1,4 +1,5 @@
-//! The form of `inference.GRPCInferenceService/ModelInfer`: answers a `ModelInferRequest` with a `ModelInferResponse`.
+//! Handles the gRPC method `inference.GRPCInferenceService/ModelInfer`: answers a `ModelInferRequest` with a
+//! `ModelInferResponse`.
 //!
 //! The reference implementation is `service/wire/oip_proto.py`; field numbers are those of
 //! `service/artifact/open_inference.proto`.
@@ -22,7 +23,7 @@ use super::{Answered, Call};
 use crate::declined::Declined;
 use crate::plan::{Data, DataType, Dims, Effort, Strings, Tensor, Work};
 
-/// Longer messages are parsed on the thread pool for large work; parsing runs at some 1 GB/s of integers.
+/// A message with more bytes is parsed on the thread pool for large work; parsing integers runs at some 1 GB/s.
 const SMALL_MESSAGE_BYTES: usize = 64 << 10;
 /// Maximal number of dimensions of a tensor.
 const MAX_SIZES: usize = 64;
@@ -32,7 +33,7 @@ type Result<T> = std::result::Result<T, Declined>;
 /// Answers a `ModelInferRequest`.
 ///
 /// # Errors
-/// Why the request must be forwarded to the reference server.
+/// The reason why the request must be forwarded to the reference server.
 pub fn answer(call: &Call<'_>, message: &[u8]) -> Result<Answered> {
     if call.effort == Effort::Small && message.len() > SMALL_MESSAGE_BYTES {
         return Err(Declined::TooLarge);
@@ -61,7 +62,7 @@ pub fn answer(call: &Call<'_>, message: &[u8]) -> Result<Answered> {
     let mut number_text = itoa::Buffer::new();
     let version = number_text.format(servable.version()).as_bytes();
     let names = [servable.model().as_bytes(), version, request.id.as_bytes(), signature.name.as_bytes()];
-    // 64 bytes suffice for the tags and lengths of the names and of the parameter.
+    // 64 bytes suffice for the protobuf tags and lengths of the names and of the parameter.
     let capacity =
         64 + names.iter().map(|name| name.len()).sum::<usize>() + outputs.iter().map(Output::len).sum::<usize>();
     let mut out = Vec::with_capacity(capacity);
@@ -89,8 +90,7 @@ pub fn answer(call: &Call<'_>, message: &[u8]) -> Result<Answered> {
     })
 }
 
-/// Returns the model name in a request, of which perhaps only the first bytes are received; "" if there is no readable
-/// name.
+/// Returns the model name in a request whose first bytes are `message`; "" if they have no readable name.
 #[must_use]
 pub fn model(message: &[u8]) -> &str {
     let named = Fields::of(message).map_while(std::result::Result::ok).find_map(|field| match field {
@@ -110,7 +110,7 @@ fn write_signature_parameter(out: &mut Vec<u8>, name: &[u8]) {
     write_delimited(out, 3, name);
 }
 
-/// One output of an answer.
+/// One output tensor of an answer.
 struct Output<'a> {
     name: &'a [u8],
     datatype: &'a [u8],
@@ -146,7 +146,8 @@ impl Output<'_> {
     }
 }
 
-/// A parsed `ModelInferRequest`, whose tensors are not decoded yet. If a field comes twice, the last value counts.
+/// A parsed `ModelInferRequest`, whose tensors are not decoded yet. If the message has a field twice, the last value
+/// counts.
 #[derive(Default)]
 struct Request<'a> {
     model: &'a str,
@@ -192,7 +193,7 @@ impl<'a> Request<'a> {
         Ok(request)
     }
 
-    /// Decodes the tensors of all inputs; returns them with their names.
+    /// Decodes the tensors of all inputs; returns each tensor with its name.
     fn tensors(&self) -> Result<SmallVec<[(&'a str, Tensor<'a>); 4]>> {
         let tensors = self.inputs.iter().enumerate().map(|(i, input)| {
             let dtype = dtype_of(input.datatype.as_bytes()).ok_or(Declined::Unusual)?;
@@ -228,7 +229,7 @@ impl<'a> Input<'a> {
         Ok(input)
     }
 
-    /// Adds a dimension; declines negative sizes, which as uint64 are 2^63 or more.
+    /// Adds one size to a tensor's shape; declines a negative size, which as uint64 is 2^63 or more.
     fn add_size(&mut self, size: u64) -> Result<()> {
         let size = i64::try_from(size).ok().and_then(|size| usize::try_from(size).ok());
         if self.dims.len() == MAX_SIZES {
@@ -281,7 +282,7 @@ fn parameter(entry: &[u8]) -> Result<(&str, Option<&str>)> {
     Ok((key, string))
 }
 
-/// Decodes the tensor in an `InferTensorContents`.
+/// Decodes the numbers or strings of an input from an `InferTensorContents` message.
 fn typed_tensor<'a>(dtype: DataType, dims: Dims, contents: &'a [u8]) -> Result<Tensor<'a>> {
     let wanted = match dtype {
         DataType::Bool => 1,
@@ -306,7 +307,7 @@ fn typed_tensor<'a>(dtype: DataType, dims: Dims, contents: &'a [u8]) -> Result<T
         let parts = parts.into_iter().map(Cow::Borrowed).collect();
         (Data::Strings(Strings { parts }), count)
     } else {
-        // Serializers write all numbers as one packed field.
+        // Protobuf serializers write all numbers of a tensor as one packed field, so other encodings are declined.
         match parts[..] {
             [] => numbers(dtype, &[])?,
             [packed] => numbers(dtype, packed)?,

@@ -1,5 +1,5 @@
-//! The form of `tensorflow.serving.PredictionService/Predict`: answers a `PredictRequest` with the same
-//! `PredictResponse`, byte for byte, as the reference server.
+//! Handles the gRPC method `tensorflow.serving.PredictionService/Predict`: its `PredictResponse` equals the reference
+//! server's byte for byte.
 //!
 //! The form reads requests that have no singular field twice, no input or output twice, and no unknown field. It
 //! declines all other messages.
@@ -21,7 +21,8 @@ use super::{Answered, Call, Version};
 use crate::declined::Declined;
 use crate::plan::{Effort, Inputs, OutputShape, Servable, Signature, Work};
 
-/// Longer requests are parsed on the thread pool for large work; integers of this size take some 50 microseconds.
+/// A request with more bytes is parsed on the thread pool for large work; integers of this size take some 50
+/// microseconds to parse.
 const SMALL_REQUEST: usize = 64 << 10;
 
 /// Answers a `PredictRequest`. Request and answer are messages without gRPC's five-byte prefix.
@@ -65,7 +66,7 @@ pub fn model(message: &[u8]) -> &str {
     spec.and_then(|spec| ModelSpec::read(spec).ok()).map_or("", |spec| spec.model)
 }
 
-/// Parses any bytes as a request; for the fuzz targets.
+/// Parses any bytes as a request, for the fuzz targets.
 #[doc(hidden)]
 pub fn fuzz(message: &[u8], signature: &Signature) {
     let _ = ModelSpec::of_request(message);
@@ -121,7 +122,7 @@ fn wrapped_integer(message: &[u8]) -> Result<i64, Declined> {
     Ok(number.unwrap_or(0))
 }
 
-/// Indexes of outputs in a signature.
+/// The indexes of a signature's outputs that a request names.
 type OutputIndexes = SmallVec<[usize; 8]>;
 
 /// Parses the inputs of a request, and the output names in its `output_filter`.
@@ -155,7 +156,7 @@ fn read<'a>(message: &'a [u8], signature: &Signature) -> Result<(Inputs<'a>, Out
     Ok((inputs, wanted))
 }
 
-/// Returns the key and the value of a map entry.
+/// Returns the key and the value of an entry in a protobuf map.
 fn map_entry(entry: &[u8]) -> Result<(&[u8], &[u8]), Declined> {
     let (mut key, mut value) = (None, None);
     for field in Fields::of(entry) {
@@ -206,11 +207,11 @@ fn write(
     Ok(Bytes::from(body))
 }
 
-/// One entry of the response's map of outputs.
+/// One entry in the map of outputs of a `PredictResponse`.
 struct Output<'a> {
     name: &'a str,
     tensor: MessageLayout,
-    /// Size of the map entry in bytes, without its tag and length.
+    /// Size in bytes of the entry in the map of outputs, without its tag and length.
     entry_len: usize,
 }
 

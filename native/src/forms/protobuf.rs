@@ -9,14 +9,14 @@
 use crate::declined::Declined;
 
 const CONTINUATION_BITS: u64 = 0x8080_8080_8080_8080;
-/// How many bytes are searched together for the last bytes of varints.
+/// Number of bytes of a packed field in which the decoder looks for the ends of varints at once.
 const BLOCK: usize = 64;
 const WORD: usize = 8;
-/// Maximal size of a varint of 64 bits, and of a tag or length.
+/// Maximal size in bytes of a varint of 64 bits, and of a tag or length.
 const MAX_VARINT_BYTES: usize = 10;
 const MAX_VARINT32_BYTES: usize = 5;
 
-/// The bytes are no protobuf message, or contain a group.
+/// The error for bytes that are no protobuf message, or that contain a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Malformed;
 
@@ -26,10 +26,10 @@ impl From<Malformed> for Declined {
     }
 }
 
-/// The value of one field, by its wire type.
+/// The value of one field of a protobuf message, by its wire type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Value<'a> {
-    /// An integer, a bool or an enum.
+    /// A varint: an integer, a bool or an enum.
     Varint(u64),
     /// A fixed64, sfixed64 or double, in little-endian bytes.
     Fixed64(&'a [u8; 8]),
@@ -185,8 +185,8 @@ fn read_fixed<'a, const N: usize>(rest: &mut &'a [u8]) -> Result<&'a [u8; N], Ma
 /// Returns the number of varints in a packed field.
 #[must_use]
 pub fn count_varints(packed: &[u8]) -> usize {
-    // Each byte of a word is a counter, so that the compiler can use vector instructions. A count byte by byte took 1
-    // ns for a varint of three bytes, half the time of decoding it.
+    // The loop counts in each byte of a 64-bit word, so that the compiler can use vector instructions. A count byte by
+    // byte took 1 ns for a varint of three bytes, half the time of decoding it.
     let parts = packed.chunks(WORD * u8::MAX as usize).map(|part| {
         let words = part.chunks_exact(WORD);
         let tail = words.remainder().iter().filter(|&&byte| byte < 0x80).count();
@@ -270,7 +270,7 @@ fn decode_varint(packed: &[u8], start: usize, end: usize) -> Result<u64, Malform
     let word = word & 0x007F_007F_007F_007F | (word & 0x7F00_7F00_7F00_7F00) >> 1;
     let word = word & 0x0000_3FFF_0000_3FFF | (word & 0x3FFF_0000_3FFF_0000) >> 2;
     let word = word & 0x0FFF_FFFF | (word & 0x0FFF_FFFF_0000_0000) >> 4;
-    // The first eight bytes hold 56 bits, the ninth 7, the tenth only one.
+    // The first eight bytes of a varint have 56 bits of the value, the ninth byte 7, the tenth only one.
     match *from.get(WORD..=more).unwrap_or_default() {
         [] => Ok(word),
         [ninth] => Ok(word | u64::from(ninth) << 56),
@@ -279,11 +279,11 @@ fn decode_varint(packed: &[u8], start: usize, end: usize) -> Result<u64, Malform
     }
 }
 
-/// Returns the size of a varint in bytes.
+/// Returns the size in bytes of a value as a varint.
 #[must_use]
 #[inline]
 pub fn varint_len(value: u64) -> usize {
-    // One byte for each seven bits of the value, and one byte for 0.
+    // A varint has one byte for each seven bits of the value, and one byte for the value 0.
     (70 - (value | 1).leading_zeros() as usize) / 7
 }
 
@@ -356,7 +356,7 @@ mod tests {
         bytes
     }
 
-    /// The oracle: decodes one varint after the other.
+    /// The oracle: decodes the varints of a packed field one after the other.
     fn decode_one_by_one(packed: &[u8]) -> Result<Vec<i64>, Malformed> {
         let (mut rest, mut numbers) = (packed, Vec::new());
         while !rest.is_empty() {

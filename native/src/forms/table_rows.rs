@@ -1,4 +1,4 @@
-//! The form of `POST /v1/models/{model}/tables/{table}:rows`, which returns rows of a table by their ids, as float32.
+//! Handles `POST /v1/models/{model}/tables/{table}:rows`, which returns rows of a table by their ids, as float32.
 //!
 //! The reference implementation is `service/wire/json_lookup.py`.
 
@@ -13,7 +13,8 @@ use crate::declined::Declined;
 use crate::plan::DataType;
 use crate::tables::table::{Dtype, Ints, OnBadId, OutputRows, Policy};
 
-/// Returns the body of the answer. No counts of ids change, because those belong to signatures.
+/// Returns the body of the answer to a `:rows` request. The counts of looked-up ids do not change, because those belong
+/// to signatures.
 ///
 /// `max_rows` is the server's limit on the number of ids in one request.
 ///
@@ -49,7 +50,7 @@ pub fn answer(
     let mut rows = Vec::with_capacity(num_bytes);
     let out = OutputRows::new(&mut rows.spare_capacity_mut()[..num_bytes], 0, row_bytes, row_bytes, ids.len());
     table.gather(Ints::of(&ids), policy, out).map_err(|_| Declined::Unfit)?;
-    // SAFETY: gather() initialised every row.
+    // SAFETY: gather() has written every row of the buffer.
     unsafe { rows.set_len(num_bytes) };
     if servable.is_damaged() {
         return Err(Declined::Damaged);

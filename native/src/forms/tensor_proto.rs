@@ -28,15 +28,16 @@ const VERSION_NUMBER: u32 = 3;
 const CONTENT: u32 = 4;
 const STRING_VAL: u32 = 8;
 
-/// How many more elements the tensors of one request may have before the request is declined.
+/// The number of elements that the tensors of one request may still have; a request that exceeds it is declined.
 pub struct Allowance {
     elements: usize,
-    /// How many elements may still be left out because they repeat a tensor's last value.
+    /// The number of elements that may still be left out of the request because they repeat a tensor's last value.
     repeats: usize,
 }
 
 impl Allowance {
-    /// Returns the allowance of a request of this size: an element in the request takes at least one byte.
+    /// Returns the allowance of a request of `num_bytes` bytes: at least as many elements, because an element that is
+    /// sent takes at least one byte.
     #[must_use]
     pub fn of_request(num_bytes: usize) -> Self {
         Allowance { elements: num_bytes.max(MAX_REPEATS_OF_REFERENCE), repeats: MAX_REPEATS }
@@ -49,7 +50,7 @@ struct TensorProto<'a> {
     message: &'a [u8],
     shape: &'a [u8],
     content: &'a [u8],
-    /// Number of the typed field that has the tensor's values; 0 for a tensor without values.
+    /// Number of the protobuf field that has the tensor's values; 0 for a tensor without values.
     field: u32,
     /// The last occurrence of the field with the tensor's values, and the number of occurrences.
     piece: Option<Value<'a>>,
@@ -90,14 +91,15 @@ impl<'a> TensorProto<'a> {
     /// Iterates over all occurrences of the field with the tensor's values.
     fn pieces(&self) -> impl Iterator<Item = Value<'a>> {
         let field = self.field;
-        // This skips no malformed field: TensorProto::read has already read the whole message without an error.
+        // The iterator skips no malformed field, because TensorProto::read has already read the whole message without
+        // an error.
         Fields::of(self.message)
             .map_while(Result::ok)
             .filter_map(move |(number, value)| (number == field).then_some(value))
     }
 }
 
-/// Parses one tensor of a request.
+/// Parses one tensor of a request, and lowers the request's allowance of elements.
 ///
 /// # Errors
 /// [`Declined::Unusual`]: the tensor's dtype, shape and values contradict each other, or only the reference server
@@ -113,13 +115,13 @@ pub fn read_tensor<'a>(message: &'a [u8], allowance: &mut Allowance) -> Result<T
                 return Err(Declined::Unusual);
             }
             if dtype == DataType::Bool && content.iter().any(|&byte| byte > 1) {
-                // Any nonzero byte is true.
+                // Any nonzero byte means true.
                 Data::Bytes(content.iter().map(|&byte| u8::from(byte != 0)).collect())
             } else {
                 Data::Raw(content)
             }
         }
-        // With both, the reference server uses `tensor_content`, but also parses the typed values.
+        // If a tensor has both, the reference server uses `tensor_content`, but also parses the typed values.
         (_, [_, ..], _) => return Err(Declined::Unusual),
         _ => {
             if proto.num_pieces > 0 && proto.field != field_of_values(dtype) {
@@ -265,7 +267,7 @@ fn repeat_last<T: Clone>(
     size: usize,
     allowance: &mut Allowance,
 ) -> Result<(), Declined> {
-    // More values than the shape says are declined.
+    // A tensor with more values than its shape says is declined.
     let lacking = size.checked_sub(values.len()).ok_or(Declined::Unusual)?;
     allowance.repeats = allowance.repeats.checked_sub(lacking).ok_or(Declined::Unusual)?;
     if lacking > 0 {
@@ -311,17 +313,17 @@ fn of_dtype<'a>(mut numbers: Vec<i64>, dtype: DataType) -> Data<'a> {
     }
 }
 
-/// How the values of one output are encoded.
+/// The encoding of the values of one output.
 enum Values {
-    /// An empty tensor: no field at all.
+    /// An empty tensor, which is encoded without any field.
     None,
-    /// Field number and size of values that are encoded as their bytes in memory.
+    /// Values that are encoded as their bytes in memory: the field's number and their size.
     Raw(u32, usize),
-    /// Field number and packed varints.
+    /// Values that are encoded as packed varints: the field's number and the varints.
     Packed(u32, Vec<u8>),
-    /// Strings, each as one field `string_val`.
+    /// Strings, each encoded as one field `string_val`.
     Strings,
-    /// Size of `tensor_content` with all strings.
+    /// Strings in the field `tensor_content`: the size of that field.
     JoinedStrings(usize),
 }
 
@@ -423,7 +425,7 @@ fn fill(work: &mut Work<'_, '_>, index: usize, num_bytes: usize, to: &mut Vec<u8
     to.reserve(num_bytes);
     let buffer: &mut [MaybeUninit<u8>] = to.spare_capacity_mut().get_mut(..num_bytes).ok_or(Declined::OverLimit)?;
     work.fill(index, buffer)?;
-    // SAFETY: `num_bytes` bytes are reserved, and Work::fill has initialised them.
+    // SAFETY: the buffer has `num_bytes` reserved bytes, and Work::fill has written them.
     unsafe { to.set_len(to.len() + num_bytes) };
     Ok(())
 }

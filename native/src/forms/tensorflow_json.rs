@@ -1,4 +1,4 @@
-//! The form of `POST /v1/models/{model}:predict`: TensorFlow Serving's row format (`instances`) and column format
+//! Handles `POST /v1/models/{model}:predict` in TensorFlow Serving's row format (`instances`) and column format
 //! (`inputs`).
 //!
 //! The reference implementation is `service/wire/json_tensor.py`. Clients send a ragged feature under its own name, as
@@ -16,7 +16,7 @@ use crate::plan::{Inputs, Signature};
 /// Answers a `:predict` request.
 ///
 /// # Errors
-/// Why the request must be forwarded to the reference server.
+/// The reason why the request must be forwarded to the reference server.
 pub fn answer(call: &Call<'_>, model: &str, version: Version<'_>, body: &[u8]) -> Result<Answered, Declined> {
     outputs::check_body(call.effort, body)?;
     let body = read_predict(body)?;
@@ -29,14 +29,14 @@ pub fn answer(call: &Call<'_>, model: &str, version: Version<'_>, body: &[u8]) -
     outputs::answer(call, servable, index, inputs, layout)
 }
 
-/// The content of a column of a `:predict` body.
+/// The meaning of one column of a `:predict` body.
 #[derive(Clone, Copy)]
 enum ColumnRole {
-    /// Lists of ids of the feature with this index.
+    /// Lists of ids for the feature with this index.
     Ragged(usize),
-    /// Lists of weights; they are read together with the ids of their feature.
+    /// Lists of weights for a feature, which are read together with the feature's ids.
     Weights,
-    /// The whole value of the input with this index.
+    /// The whole value of the signature's input with this index.
     Input(usize),
 }
 
@@ -80,7 +80,7 @@ pub(super) fn inputs_of<'a>(
     Ok(inputs)
 }
 
-/// Returns the only ragged feature or the only other input of a signature; declines a signature with more.
+/// Returns the only ragged feature or the only other input of a signature; declines a signature with several of them.
 fn only_feature(signature: &Signature) -> Result<ColumnRole, Declined> {
     let ragged = signature.features.iter().enumerate().filter(|(_, feature)| feature.row_splits.is_some());
     let ragged = ragged.map(|(index, _)| ColumnRole::Ragged(index));
@@ -100,8 +100,8 @@ fn is_sent(columns: &[Column<'_>], name: &str) -> bool {
 fn ragged(signature: &Signature, columns: &[Column<'_>], name: &str) -> Option<usize> {
     let feature = signature.ragged_feature(name.as_bytes())?;
     let splits = signature.features[feature].row_splits?;
-    // The name may also be that of the feature's ids input: if the row splits are sent too, the value is flat ids, not
-    // lists.
+    // The name may also be that of the input for the feature's ids: if the row splits are sent too, the value is flat
+    // ids, not lists.
     let is_flat = signature.input(name.as_bytes()).is_some() && is_sent(columns, &signature.inputs[splits].name);
     (!is_flat).then_some(feature)
 }

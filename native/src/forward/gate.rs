@@ -8,17 +8,18 @@ use tokio::sync::oneshot;
 
 use crate::edge::fair_queue::{Ask, FairQueue, Limits, Refusal, Run};
 
-/// Number of slots of the control lane. Its requests are short; only a reload may hold a slot for long.
+/// Number of requests on the control lane that may run at the same time. Control requests are short; only a reload may
+/// take long.
 const CONTROL_SLOTS: usize = 16;
 
 /// The queue in which a forwarded request waits for a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lane {
-    /// Predicts and lookups.
+    /// Predict and lookup requests.
     Work,
-    /// Status, metadata, metrics and administration, which never wait for predicts and lookups.
+    /// Requests for status, metadata, metrics and administration, which never wait for predicts and lookups.
     Control,
-    /// Long-lived streams, such as a health `Watch`, which need no slot.
+    /// Long-lived streams, such as a health `Watch`, which wait for no slot.
     Stream,
 }
 
@@ -29,13 +30,14 @@ pub struct Gates {
 }
 
 impl Gates {
-    /// Returns empty queues. `limits` are those of the work lane.
+    /// Returns empty queues. `limits` are those of the lane for predicts and lookups.
     #[must_use]
     pub fn new(limits: Limits) -> Self {
         Gates { work: Gate::new(limits), control: Gate::new(Limits { slots: CONTROL_SLOTS, ..limits }) }
     }
 
-    /// Waits for a slot. Dropping the future removes the request from the queue; dropping the permit frees the slot.
+    /// Waits until the request has a slot. Dropping the future removes the request from the queue; dropping the permit
+    /// frees the slot.
     ///
     /// # Errors
     /// [`Refusal`]: the queue is full, or the request waited too long.
@@ -54,12 +56,13 @@ impl Gates {
     }
 }
 
-/// A number of slots, and a fair queue of requests that wait for one.
+/// The slots for forwarded requests of one lane, and a fair queue of requests that wait for a slot.
 struct Gate(Arc<Inner>);
 
 struct Inner(Mutex<FairQueue<Waiter>>);
 
-/// Channel to a waiting request: sends its slot, with the time that it waited or why it must not run.
+/// The channel on which a waiting request gets its slot, with the time that it waited or the reason why it must not
+/// run.
 type Waiter = oneshot::Sender<(Slot, Result<Duration, Refusal>)>;
 
 impl Inner {
@@ -67,14 +70,14 @@ impl Inner {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Gives the free slots to the next waiting requests.
+    /// Gives each free slot to the next waiting request.
     fn admit_waiting(self: &Arc<Self>) {
         loop {
             let Some(taken) = self.lock().take(Instant::now()) else {
                 return;
             };
             let slot = Slot { gate: Arc::clone(self), run: Some(taken.run), since: None };
-            // If the waiting request is gone, this loop gives its slot to the next one.
+            // If the client of a waiting request has disconnected, this loop gives the slot to the next request.
             if let Err(unreceived) = taken.value.send((slot, taken.refusal.map_or(Ok(taken.waited), Err))) {
                 unreceived.0.release_without_waking();
             }
@@ -82,7 +85,7 @@ impl Inner {
     }
 }
 
-/// A slot that a request holds; its drop frees it and wakes the next request.
+/// A slot that a request holds; dropping the slot frees it and wakes the next request.
 struct Slot {
     gate: Arc<Inner>,
     run: Option<Run>,
@@ -109,14 +112,14 @@ impl Drop for Slot {
     }
 }
 
-/// The right to forward one request. Dropping it gives the slot to the next waiting request.
+/// The permit to forward one request. Dropping it gives the slot to the next waiting request.
 pub struct Permit {
     _slot: Slot,
-    /// How long the request waited for the slot.
+    /// Time for which the request waited for its slot.
     pub waited: Duration,
 }
 
-/// A waiting request; its drop removes it from the queue.
+/// An entry for a waiting request; dropping it removes the request from the queue.
 struct QueuedRequest<'a> {
     gate: &'a Inner,
     ask: Ask,
@@ -147,8 +150,8 @@ impl Gate {
         self.0.admit_waiting();
         let end = started + patience;
         let end = deadline.map_or(end, |deadline| deadline.min(end));
-        // Without this timeout, requests would wait forever if the reference server hangs, because no slot becomes free
-        // then.
+        // Without this timeout, requests would wait for ever while the reference server hangs, because no slot becomes
+        // free.
         let outcome = tokio::time::timeout_at(end.into(), receiver).await;
         drop(queued);
         let Ok(Ok((mut slot, waited))) = outcome else {

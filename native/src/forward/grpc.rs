@@ -1,5 +1,5 @@
-//! Forwards gRPC calls to the reference server in grpcio: streams both directions, with trailers, cancellation and flow
-//! control.
+//! Forwards gRPC calls to the reference server in grpcio: copies the streams in both directions, with trailers,
+//! cancellation and flow control.
 
 use std::future::poll_fn;
 use std::path::PathBuf;
@@ -33,11 +33,11 @@ pub struct GrpcUpstream {
     connecting: tokio::sync::Mutex<()>,
 }
 
-/// Why the copying of a stream stopped early.
+/// The reason why the copying of a stream stopped early.
 enum StreamEnded {
-    /// The source of the bytes was lost, or reset the stream for this reason.
+    /// The sender of the bytes was lost, or reset the stream for this reason.
     Source(Option<Reason>),
-    /// The sink accepts no more bytes.
+    /// The receiver of the bytes accepts no more of them.
     Sink,
 }
 
@@ -136,7 +136,8 @@ impl GrpcUpstream {
         let (mut upload, mut download) = (std::pin::pin!(upload), std::pin::pin!(download));
         let mut is_uploading = true;
         loop {
-            // The call ends with its answer. Dropping an unfinished upload resets the stream to the reference server.
+            // The call ends when its answer ends. Dropping an unfinished upload resets the stream to the reference
+            // server.
             tokio::select! {
                 () = &mut upload, if is_uploading => is_uploading = false,
                 is_served = &mut download => return is_served,
@@ -202,8 +203,8 @@ async fn download(response: Response<RecvStream>, mut respond: SendResponse<Payl
     }
 }
 
-/// Copies data and trailers from `source` to `sink`. Gives flow-control capacity back to the source only after the sink
-/// accepted the data.
+/// Copies data and trailers from one stream to another. Lets the sender send more bytes only after the receiver has
+/// accepted the earlier ones.
 async fn pump<B: Buf + From<Bytes>>(source: &mut RecvStream, sink: &mut SendStream<B>) -> Result<(), StreamEnded> {
     loop {
         let data = tokio::select! {

@@ -22,13 +22,13 @@ use tokio::task::AbortHandle;
 
 use crate::edge::limits::BodyParts;
 
-/// How long an idle connection is kept. The reference server keeps it longer, so it does not close one while a request
-/// is sent.
+/// Time for which an idle connection to the reference server is kept. The reference server keeps it longer, so it does
+/// not close one while a request is sent.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(2);
-/// Maximal number of idle connections that are kept.
+/// Maximal number of idle connections to the reference server that are kept.
 const MAX_IDLE: usize = 64;
 
-/// Body of a forwarded request: the bytes that were already read, then the rest as the client sends it.
+/// The body of a forwarded request: the bytes that were already read, then the bytes that the client still sends.
 pub struct Upload {
     prefix: Option<Bytes>,
     rest: Option<Incoming>,
@@ -36,24 +36,24 @@ pub struct Upload {
     on_unread: Option<Box<dyn Fn(UnreadReason) + Send>>,
 }
 
-/// Why the rest of a request's body is not read.
+/// The reason why the rest of a request's body is not read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UnreadReason {
-    /// The reference server did not read it.
+    /// The reference server did not read the rest of the body.
     Unread,
     /// The client sent the body in too many tiny parts.
     Flood,
 }
 
 impl Upload {
-    /// Returns a body whose bytes are all received.
+    /// Returns the body of a request whose bytes have all been received.
     #[must_use]
     pub fn whole(data: Bytes) -> Self {
         Upload { prefix: (!data.is_empty()).then_some(data), rest: None, parts: BodyParts::default(), on_unread: None }
     }
 
-    /// Returns a body of which `prefix` is already read and `rest` is not. Calls `on_unread` if `rest` is not read to
-    /// its end.
+    /// Returns the body of a request: `prefix` is already received, `rest` is not. Calls `on_unread` if `rest` is not
+    /// read to its end.
     #[must_use]
     pub fn streamed(prefix: Bytes, rest: Incoming, on_unread: Box<dyn Fn(UnreadReason) + Send>) -> Self {
         let mut upload = Upload::whole(prefix);
@@ -62,7 +62,7 @@ impl Upload {
         upload
     }
 
-    /// Says whether a part of the body is not read yet, so that the client may still send it.
+    /// Says whether a part of the body is not read yet, so that the client may still send that part.
     #[must_use]
     pub fn is_unread(&self) -> bool {
         self.rest.as_ref().is_some_and(|rest| !rest.is_end_stream())
@@ -116,8 +116,9 @@ impl Body for Upload {
     }
 }
 
-/// A connection that reports failed writes as successful. The reference server may answer and close before it has read
-/// the whole body; its answer can then still be read. If there is no answer, the read fails.
+/// A connection to the reference server that reports failed writes as successful, so that an answer sent before the
+/// failure can still be read. The reference server may answer and close before it has read the whole body; its answer
+/// can then still be read. If there is no answer, the read fails.
 struct IgnoreWriteErrors(UnixStream);
 
 impl AsyncRead for IgnoreWriteErrors {
@@ -162,8 +163,9 @@ fn is_gone(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset)
 }
 
-/// A connection to the reference server; dropping it closes the connection. Without that, a connection whose server answered
-/// before it had read the whole body would stay open: the rest of the body waits for a reader that does not come.
+/// A connection to the reference server; dropping it closes the connection. Without that, a connection whose server
+/// answered before it had read the whole body would stay open: the rest of the body waits for a reader that does not
+/// come.
 struct Sender {
     requests: SendRequest<Upload>,
     driver: AbortHandle,
@@ -187,7 +189,7 @@ impl IdleConnections {
         let mut all = self.lock();
         while let Some((sender, since)) = all.pop() {
             if since.elapsed() > IDLE_TIMEOUT {
-                // The other connections are older, so they are too old as well.
+                // The remaining idle connections are older, so they are too old as well.
                 all.clear();
                 break;
             }
@@ -200,7 +202,7 @@ impl IdleConnections {
 
     fn push(&self, sender: Sender) {
         let mut all = self.lock();
-        // The oldest come first.
+        // The oldest idle connections are at the start of the list.
         let num_old = all.iter().take_while(|(_, since)| since.elapsed() > IDLE_TIMEOUT).count();
         all.drain(..num_old);
         if all.len() < MAX_IDLE && !sender.requests.is_closed() {
@@ -215,7 +217,7 @@ pub struct HttpUpstream {
     idle: Arc<IdleConnections>,
 }
 
-/// Body of a forwarded answer. At its end, its connection is kept for another request.
+/// The body of an answer from the reference server. At its end, its connection is kept for another request.
 pub struct Forwarded {
     body: Incoming,
     sender: Option<Sender>,
@@ -308,11 +310,11 @@ impl HttpUpstream {
 
 fn request(mut head: Parts, body: Upload) -> Request<Upload> {
     remove_hop_by_hop(&mut head.headers);
-    // The edge answers `Expect: 100-continue` itself, when it reads the body.
+    // The core answers `Expect: 100-continue` itself, when it reads the body.
     head.headers.remove(EXPECT);
     head.version = Version::HTTP_11;
     if let Some(path) = head.uri.path_and_query().filter(|_| head.uri.authority().is_some()) {
-        // A request target in absolute form, as clients send it to a proxy.
+        // The client sent its request target in absolute form, as to a proxy; the reference server gets only the path.
         head.uri = Uri::from(path.clone());
     }
     Request::from_parts(head, body)

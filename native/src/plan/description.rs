@@ -29,29 +29,29 @@ pub struct Description {
     pub damage_flag_at: usize,
 }
 
-/// One table in mapped memory.
+/// The description of one table in mapped memory.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TableDescription {
     /// Name of the table.
     pub name: String,
-    /// Dtype of the stored numbers.
+    /// Dtype of the table's stored numbers.
     pub dtype: Dtype,
-    /// V, the number of rows.
+    /// V, the number of rows of the table.
     pub vocabulary_size: usize,
-    /// D, the number of columns.
+    /// D, the number of columns of the table.
     pub embedding_dim: usize,
     /// Address of row 0.
     pub rows_at: usize,
-    /// Address of V float32 scales; 0 if the dtype has no scales.
+    /// Address of V float32 numbers, the scales of the table's rows; 0 if the dtype has no scales.
     pub scales_at: usize,
 }
 
-/// One vocabulary: addresses and lengths of the arrays in `service/tables/vocabulary.py`.
+/// The description of one vocabulary: addresses and lengths of the arrays in `service/tables/vocabulary.py`.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct VocabularyDescription {
-    /// Whether keys are strings; else they are int64.
+    /// Whether the vocabulary's keys are strings; if not, they are int64.
     pub has_strings: bool,
     /// Address and length, in bytes, of the mapped vocabulary file; 0 and 0 for int64 keys and for hashed keys.
     pub data: (usize, usize),
@@ -59,7 +59,7 @@ pub struct VocabularyDescription {
     pub keys: (usize, usize),
     /// Address and length of the `[2^k]` int32 slots of the hash index.
     pub slots: (usize, usize),
-    /// The mapping from keys to table rows.
+    /// The rules by which a key becomes a table row.
     pub rows: vocabulary::RowMapping,
 }
 
@@ -67,9 +67,9 @@ pub struct VocabularyDescription {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum SignatureKind {
-    /// Maps ids to vectors; a request may send any of the features.
+    /// A lookup, which maps ids to vectors; a request may have any of the features.
     Lookup,
-    /// Runs a graph of the model; a request must send every input that is not optional.
+    /// A predict, which runs a graph of the model; a request must have every input that is not optional.
     Predict,
 }
 
@@ -90,16 +90,16 @@ pub struct SignatureDescription {
     pub outputs: Vec<OutputDescription>,
     /// Bytes of one row of all outputs together (`SignatureSpec.row_bytes`), for the limit on the size of an answer.
     pub row_bytes: usize,
-    /// Maximal number of rows in a request; None for no limit.
+    /// Maximal number of rows in a request for the signature; None for no limit.
     pub max_rows: Option<usize>,
-    /// How many id tensors a predict's graph computes itself, before rows are looked up.
+    /// Number of id tensors that a predict's graph computes itself, before rows are looked up.
     #[serde(default)]
     pub num_computed: usize,
-    /// Description of a predict's graph (see `towers/description.rs`); None for a lookup.
+    /// Description of a predict's graph, as towers/description.rs reads it; None for a lookup.
     pub graph: Option<serde_json::Value>,
 }
 
-/// One input of a signature; fields as in `TensorSpec` of service/types.py.
+/// One input of a signature; its fields are those of `TensorSpec` in service/types.py.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct InputDescription {
@@ -111,19 +111,19 @@ pub struct InputDescription {
     pub shape: Option<Vec<Option<usize>>>,
     /// Whether a request may leave out the input.
     pub is_optional: bool,
-    /// V of the table that the input's ids index, for a predict whose ids are checked; else None.
+    /// Number of rows of the table to which the input's ids belong, if the core checks the ids of a predict; else None.
     pub vocabulary_size: Option<usize>,
     /// Which ids of a predict are out of bounds: "both" (below 0, or V and more), "upper" (V and more) or "none".
     pub bounds: String,
     /// Index of the vocabulary that maps keys to ids; None if the input has no vocabulary.
     pub vocabulary: Option<usize>,
-    /// Whether clients send only keys, never ids.
+    /// Whether requests have only keys for this input, never ids.
     pub takes_keys: bool,
-    /// Whether clients may send strings.
+    /// Whether requests may have strings for this input.
     pub takes_strings: bool,
 }
 
-/// One feature; fields as in `LookupFeature` of service/artifact/manifest.py.
+/// One feature; its fields are those of `LookupFeature` in service/artifact/manifest.py.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FeatureDescription {
@@ -143,28 +143,28 @@ pub struct FeatureDescription {
     pub combiner: Option<Combiner>,
     /// The order in which the combiner adds vectors.
     pub summation: Summation,
-    /// `on_bad_id` of the manifest.
+    /// The feature's rule for an id outside the table (`on_bad_id` of the manifest).
     pub on_bad_id: OnBadId,
-    /// `default_row` of the manifest.
+    /// The row that the feature reads for an id outside the table, if that is its rule (`default_row` of the manifest).
     pub default_row: usize,
-    /// Whether a mean divides by `max(sum(w), 1)`.
+    /// Whether the combiner mean divides by `max(sum(w), 1)`, where w are the weights of a row.
     pub at_least_one: bool,
-    /// Whether ids whose weight is not above 0 are left out.
+    /// Whether the lookup leaves out ids whose weight is 0 or less.
     pub positive_only: bool,
-    /// K, the maximal number of ids in a row; 0 for no limit.
+    /// K, the maximal number of ids in a row of a request; 0 for no limit.
     pub max_ids: usize,
-    /// Whether ids after the first K are left out; else a longer row is refused.
+    /// Whether the lookup leaves out the ids of a row after the first K; if not, it refuses a longer row.
     pub truncates: bool,
     /// L, the number of vectors in a sequence; 0 if the feature is no sequence.
     pub length: usize,
-    /// Rank of the ids: 1 for shape `[B]`, 2 for `[B, K]`; None for any rank but 0.
+    /// Rank of the ids tensor: 1 for shape `[B]`, 2 for `[B, K]`; None if any rank except 0 is allowed.
     pub ids_rank: Option<usize>,
-    /// Which rows must have an id, or else the request is forwarded to the reference server: "none", "last" (the last
-    /// row) or "all".
+    /// The rows of a request that must have an id, or else the request is forwarded to the reference server: "none",
+    /// "last" (the last row) or "all".
     pub needs_ids: String,
 }
 
-/// One output of a signature.
+/// The description of one output of a signature.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct OutputDescription {
@@ -174,6 +174,6 @@ pub struct OutputDescription {
     pub dtype: DataType,
     /// For an output of a lookup: indexes of the features whose vectors stand side by side in it.
     pub parts: Vec<usize>,
-    /// Whether vectors of shape `[K, D]` are flattened to `K * D` numbers.
+    /// Whether the output has vectors of shape `[K, D]` as `K * D` numbers in one dimension.
     pub is_flat: bool,
 }

@@ -10,10 +10,11 @@ use super::servable::{FeaturePlan, LookupKind, NeedsIds, Servable, Signature};
 use crate::declined::Declined;
 use crate::tables::table::{Ints, OnBadId, OutputRows, Weights};
 
-/// Ids, row splits and weights of one feature, all validated, except that ids may lie outside the table.
+/// The ids, row splits and weights of one feature in a request, all validated, except that ids may lie outside the
+/// table.
 pub(super) struct FeatureInputs<'r> {
     pub(super) ids: NumberBytes<'r>,
-    /// Sizes of the ids input, `[B]` or `[B, K]`.
+    /// The shape of the ids tensor, `[B]` or `[B, K]`.
     pub(super) sizes: Dims,
     splits: Option<NumberBytes<'r>>,
     weights: Option<NumberBytes<'r>>,
@@ -37,7 +38,7 @@ pub(super) fn feature_inputs<'r>(
     plan: &Signature,
     mut inputs: Inputs<'r>,
 ) -> Result<SmallVec<[Option<FeatureInputs<'r>>; 8]>, Declined> {
-    // Several features may read one input: the last of them takes its tensor, the others clone it.
+    // Several features may read one input: the last of these features takes the input's tensor, the others clone it.
     let mut sent = SmallVec::new();
     for (f, feature) in plan.features.iter().enumerate() {
         let later = &plan.features[f + 1..];
@@ -114,15 +115,16 @@ pub(super) fn vector_width(
     vector_dims(servable, feature, sent, is_flat).map_or(0, |dims| dims[dims.len() - 1])
 }
 
-/// Where the vectors of one feature lie in an output's memory: `skip` is the offset of the first vector, `stride` the
-/// distance from one row to the next, both in bytes. With `is_flat`, the vectors of a row stand side by side.
+/// The position of one feature's vectors in an output's memory: `skip` is the offset of the first vector, `stride` the
+/// distance from one row to the next, both in bytes.
 pub(super) struct Placement {
     pub(super) skip: usize,
     pub(super) stride: usize,
     pub(super) is_flat: bool,
 }
 
-/// Writes the vectors of one feature to an output's memory; returns how many ids lie outside the table.
+/// Writes the vectors of one feature to an output's memory; returns the number of the feature's ids that lie outside
+/// the table.
 pub(super) fn read(
     servable: &Servable,
     feature: &FeaturePlan,
@@ -157,7 +159,8 @@ pub(super) fn read(
         LookupKind::Sequence { length } => {
             let splits = sent.splits().ok_or(Declined::Unfit)?;
             let width = length * row_bytes;
-            // A sequence that is not flat is the only feature of its output: Servable::compile refuses others.
+            // A sequence whose vectors are not flattened is the only feature of its output, because Servable::compile
+            // refuses other descriptions.
             let stride = if placement.is_flat { placement.stride } else { width };
             table.sequence(
                 ids,
@@ -171,14 +174,15 @@ pub(super) fn read(
     let missing = looked.map_err(|_| Declined::Unfit)?;
     let drops = matches!(policy.on_bad_id, OnBadId::Drop | OnBadId::DropNegative);
     if missing > 0 && feature.needs_ids != NeedsIds::None && drops {
-        // The policy dropped ids, perhaps all ids of a row that must have one. Only the reference server handles such a
-        // row.
+        // The policy has dropped ids, perhaps all ids of a row that must have at least one id. Only the reference
+        // server handles such a row.
         return Err(Declined::Unfit);
     }
     Ok(missing)
 }
 
-/// The feature inputs of one predict request; a graph writes their vectors to the tensors that it is fed.
+/// The feature inputs of one predict request; the graph's code writes their vectors to the tensors that the graph is
+/// fed.
 pub struct Features<'s, 'r> {
     servable: &'s Servable,
     plan: &'s Signature,
@@ -186,7 +190,7 @@ pub struct Features<'s, 'r> {
 }
 
 impl<'s, 'r> Features<'s, 'r> {
-    /// Takes inputs that [`Work::prepare`] has validated, and the id tensors that the graph has computed.
+    /// Wraps inputs that [`Work::prepare`] has validated, and the id tensors that the graph has computed.
     ///
     /// # Errors
     /// A row has no id although it must have one, or the graph computed another number of id tensors than the signature
@@ -208,7 +212,7 @@ impl<'s, 'r> Features<'s, 'r> {
         Ok(Features { servable, plan, sent })
     }
 
-    /// Returns the shape of a feature's vectors; with `is_flat`, shape `[B, K, D]` becomes `[B, K * D]`.
+    /// Returns the shape of a feature's vectors; if `is_flat` is true, the shape `[B, K, D]` becomes `[B, K * D]`.
     ///
     /// # Errors
     /// The request lacks the feature, or its ids have the wrong rank.
@@ -217,7 +221,7 @@ impl<'s, 'r> Features<'s, 'r> {
         vector_dims(self.servable, &self.plan.features[feature], sent, is_flat)
     }
 
-    /// Writes a feature's vectors end to end to `to`.
+    /// Writes a feature's vectors to `to`, one after the other.
     ///
     /// # Errors
     /// The request lacks the feature, or the table's policy refuses an id.

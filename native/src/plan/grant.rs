@@ -10,7 +10,7 @@ pub struct Grant {
 }
 
 impl Grant {
-    /// Builds a grant from patterns: names of models, and prefixes that end with `*`.
+    /// Builds a caller's grant from patterns: names of models, and prefixes of names, which end with `*`.
     #[must_use]
     pub fn new<'a>(patterns: impl IntoIterator<Item = &'a str>) -> Self {
         let mut grant = Grant::default();

@@ -1,4 +1,4 @@
-//! The interface between a predict and its graph, which `towers` implements with TensorFlow.
+//! The interface through which a predict runs its graph; the folder `towers` implements it with TensorFlow.
 
 use super::inputs::{DataType, Dims, Inputs};
 use super::servable::{Servable, Signature};
@@ -6,7 +6,7 @@ use crate::declined::Declined;
 
 /// The elements of one output of a graph.
 pub enum OutputData {
-    /// Little-endian numbers end to end, in memory of TensorFlow's.
+    /// Little-endian numbers, end to end, in memory that TensorFlow owns.
     Numbers(Box<dyn AsRef<[u8]> + Send + Sync>),
     /// Elements of a string output.
     Strings(Vec<Vec<u8>>),
@@ -16,15 +16,16 @@ pub enum OutputData {
 pub struct GraphOutput {
     /// Dtype of the output.
     pub dtype: DataType,
-    /// Sizes of the output.
+    /// The shape of the output.
     pub dims: Dims,
-    /// Elements of the output.
+    /// The elements of the output.
     pub data: OutputData,
 }
 
 /// The graph of one predict signature. Concurrency: any thread.
 pub trait Graph: Send + Sync + std::fmt::Debug {
-    /// Looks up the vectors that the graph is fed, runs the graph, and returns one output for each index in `wanted`.
+    /// Looks up the vectors that the graph gets as inputs, runs the graph, and returns one output for each index in
+    /// `wanted`.
     ///
     /// The inputs have passed [`super::Work::prepare`]: names, dtypes, ranks, row splits and ids fit the signature,
     /// and each required input is there.
@@ -40,5 +41,5 @@ pub trait Graph: Send + Sync + std::fmt::Debug {
     ) -> Result<Vec<GraphOutput>, Declined>;
 }
 
-/// A function that opens the graph of a predict from `SignatureDescription::graph`; its error is a sentence.
+/// A function that opens the graph of a predict from `SignatureDescription::graph`; its error is one sentence of text.
 pub type OpenGraph<'a> = dyn Fn(&serde_json::Value) -> Result<Box<dyn Graph>, String> + 'a;

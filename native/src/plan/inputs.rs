@@ -1,8 +1,8 @@
-//! The input tensors of one request, as a form parsed them from the request's bytes.
+//! The input tensors of one request, as a wire format's handler (form) parsed them from the request's bytes.
 
 use smallvec::SmallVec;
 
-/// Sizes of a tensor, the outermost first.
+/// The shape of a tensor: its sizes, the outermost first.
 pub type Dims = SmallVec<[usize; 4]>;
 
 /// Dtype of a tensor; the discriminants are the enum values of `tensorflow/core/framework/types.proto`.
@@ -79,7 +79,7 @@ pub enum Data<'a> {
     Ints(Vec<i64>),
     /// Decoded numbers of a float32 tensor.
     Floats(Vec<f32>),
-    /// Little-endian numbers of the tensor's dtype, end to end, in memory of their own.
+    /// Little-endian numbers of the tensor's dtype, end to end, in memory that the tensor owns.
     Bytes(Vec<u8>),
     /// Elements of a string tensor.
     Strings(Strings<'a>),
@@ -90,7 +90,7 @@ pub enum Data<'a> {
 pub struct Tensor<'a> {
     /// Dtype of the tensor in the request.
     pub dtype: DataType,
-    /// Sizes of the tensor in the request.
+    /// Shape of the tensor in the request.
     pub dims: Dims,
     /// Elements of the tensor.
     pub data: Data<'a>,

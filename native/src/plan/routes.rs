@@ -10,17 +10,17 @@ use crate::forms::Version;
 /// The versions and labels of one model.
 #[derive(Default)]
 pub struct ModelRoutes {
-    /// Pairs of a version and its servable; None for a version that only the reference server can run.
+    /// Pairs of a version number and its servable; None for a version that only the reference server can run.
     pub versions: Vec<(i64, Option<Arc<Servable>>)>,
-    /// Pairs of a label and its version.
+    /// Pairs of a label and the version number to which it points.
     pub labels: Vec<(String, i64)>,
-    /// The share of requests, from 0 to 1, that are written to the model's request log.
+    /// The fraction of requests, from 0 to 1, that are written to the model's request log.
     pub log_rate: f64,
 }
 
 impl ModelRoutes {
-    /// Returns the servable of a version; None if there is no such version or label, or only the reference server can
-    /// run it.
+    /// Returns the servable of a version. None if the model has no such version or label, or if only the reference
+    /// server can run it.
     #[must_use]
     pub fn find(&self, version: Version<'_>) -> Option<&Arc<Servable>> {
         let wanted = match version {
@@ -48,7 +48,7 @@ impl Routes {
         Routes { models }
     }
 
-    /// Returns the routes of a configured model.
+    /// Returns the versions and labels of a configured model; None for any other name.
     #[must_use]
     pub fn model(&self, name: &str) -> Option<&ModelRoutes> {
         self.models.get(name)

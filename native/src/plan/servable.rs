@@ -14,11 +14,11 @@ use crate::declined::Declined;
 use crate::tables::table::{CombineOptions, Combiner, Dtype, Policy, Table};
 use crate::tables::vocabulary::Vocabulary;
 
-/// The part of a feature that an input of its signature holds. A request may send int32 in place of int64 and the reverse,
-/// except for `Unread`.
+/// The kind of data that an input of a signature holds for its feature. A request may send int32 in place of int64 and
+/// the reverse, except for `Unread`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InputRole {
-    /// No feature reads the input; only the graph does.
+    /// Data that no feature reads, but only the graph.
     Unread,
     /// Ids of a feature.
     Ids,
@@ -37,7 +37,7 @@ pub struct InputPlan {
     pub shape: Option<Vec<Option<usize>>>,
     /// Whether a request may leave out the input.
     pub is_optional: bool,
-    /// The content of the input: ids, row splits or weights of a feature, or nothing for features.
+    /// The kind of data in the input: ids, row splits or weights of a feature, or data that no feature reads.
     pub role: InputRole,
     /// Index of the vocabulary that maps keys to ids; None if the input has no vocabulary.
     pub vocabulary: Option<usize>,
@@ -50,7 +50,7 @@ pub struct InputPlan {
     pub bounds: (i64, i64),
 }
 
-/// Which rows of a feature must have an id; requests that lack it are forwarded to the reference server.
+/// The rows of a feature that must have at least one id; a request without it is forwarded to the reference server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NeedsIds {
     /// No row.
@@ -61,19 +61,19 @@ pub enum NeedsIds {
     All,
 }
 
-/// How the vectors of a feature are made of table rows.
+/// The way in which table rows become the vectors of a feature.
 #[derive(Clone, Copy, Debug)]
 pub enum LookupKind {
-    /// One table row for each id.
+    /// The vector of each id is its table row.
     Gather {
         /// Rank of the ids: 1 for shape `[B]`, 2 for `[B, K]`; None for any rank but 0.
         ids_rank: Option<usize>,
     },
-    /// One vector for each row of ids, combined from their table rows.
+    /// Each row of ids gives one vector, combined from the table rows of its ids.
     Combine(CombineOptions),
-    /// L table rows for each row of ids; zeros fill up a shorter row.
+    /// Each row of ids gives the table rows of its first L ids; zeros fill up a shorter row.
     Sequence {
-        /// L, the number of vectors in a row.
+        /// L, the number of table rows for each row of ids.
         length: usize,
     },
 }
@@ -91,11 +91,11 @@ pub struct FeaturePlan {
     pub weights: Option<usize>,
     /// Index of the feature's table.
     pub table: usize,
-    /// How the feature's vectors are made of table rows.
+    /// The way in which table rows become the feature's vectors.
     pub lookup: LookupKind,
     /// The policy of the lookup for an id outside the table.
     pub policy: Policy,
-    /// Which rows must have an id.
+    /// The rows of the feature that must have at least one id.
     pub needs_ids: NeedsIds,
 }
 
@@ -129,7 +129,7 @@ pub struct Signature {
     pub row_bytes: usize,
     /// Maximal number of rows in a request; None for no limit.
     pub max_rows: Option<usize>,
-    /// How many id tensors the graph computes; their indexes come behind those of the inputs.
+    /// Number of id tensors that the graph computes; their indexes follow those of the inputs.
     pub num_computed: usize,
     /// The graph of a predict; None for a lookup.
     pub graph: Option<Box<dyn Graph>>,
@@ -140,7 +140,8 @@ pub struct Signature {
 }
 
 impl Signature {
-    /// Checks that a thread of this effort may run the signature. Forms call this before they parse the inputs.
+    /// Checks that a thread with this limit on work may run the signature. The handlers of wire formats (forms) call
+    /// this before they parse the inputs.
     ///
     /// # Errors
     /// [`Declined::TooLarge`]: the signature runs a graph, and the effort is [`Effort::Small`].
@@ -172,14 +173,14 @@ impl Signature {
 /// Counts the ids that lookups of one feature have read so far.
 #[derive(Debug, Default)]
 pub struct Counts {
-    /// Number of ids in requests.
+    /// Number of ids that requests had for the feature.
     pub ids: AtomicU64,
-    /// How many of them lay outside the table.
+    /// Number of ids that lay outside the feature's table.
     pub missing: AtomicU64,
 }
 
-/// Owns the memory whose addresses a servable reads. It is dropped with the servable, after the last request that uses
-/// it.
+/// The owner of the memory whose addresses a servable reads. This value is dropped with the servable, after the last
+/// request that uses the servable.
 pub struct MemoryOwner(#[allow(dead_code, reason = "held for its drop only")] pub Box<dyn std::any::Any + Send + Sync>);
 
 impl std::fmt::Debug for MemoryOwner {
@@ -203,18 +204,18 @@ pub struct SharedParts {
     pub vocabularies: Vec<Vocabulary>,
     /// Counts of ids, by signature and feature.
     pub counts: Vec<Vec<Counts>>,
-    /// For each vocabulary, how many keys of requests it lacked so far. A key counts once for its input, even if
-    /// several features read the input.
+    /// For each vocabulary, the number of keys in requests that the vocabulary lacked so far. A key counts once for its
+    /// input, even if several features read the input.
     pub unknown_keys: Vec<AtomicU64>,
     damage_flag: *const AtomicU64,
     has_serving_default: bool,
-    /// Owns the memory of the vocabularies, of the damage flag, and of the first tables.
+    /// The owner of the memory of the vocabularies, of the damage flag, and of the first tables.
     _owner: MemoryOwner,
 }
 
 // SAFETY: threads only read the word at `damage_flag`, atomically, and `_owner` keeps it in memory.
 unsafe impl Send for SharedParts {}
-// SAFETY: as for Send: threads only read the word, atomically.
+// SAFETY: as for Send, threads only read the word at `damage_flag`, and read it atomically.
 unsafe impl Sync for SharedParts {}
 
 /// One published version of a model. Each request that uses it holds an `Arc`; Python unmaps the tables after the last
@@ -223,12 +224,12 @@ unsafe impl Sync for SharedParts {}
 pub struct Servable {
     shared: Arc<SharedParts>,
     tables: Vec<Table>,
-    /// Owns the memory of the tables.
+    /// The owner of the memory of the tables.
     _owner: Option<MemoryOwner>,
 }
 
 impl Servable {
-    /// Compiles a description; `owner` owns all memory that the description has addresses of.
+    /// Compiles the description of a model version; `owner` owns all memory whose addresses are in the description.
     ///
     /// # Safety
     /// The addresses in `description` meet the conditions of [`Table::new`] and [`Vocabulary::new`] until `owner` is
@@ -251,13 +252,14 @@ impl Servable {
                 let data = (v.data.0 as *const u8, v.data.1);
                 let keys = (v.keys.0 as *const i64, v.keys.1);
                 let slots = (v.slots.0 as *const i32, v.slots.1);
-                // SAFETY: the caller promises the conditions of `Vocabulary::new`.
+                // SAFETY: the caller promises that the vocabulary's addresses fulfil the conditions of
+                // `Vocabulary::new`.
                 unsafe { Vocabulary::new(v.has_strings, data, keys, slots, v.rows) }
             })
             .collect();
         let counts = signatures.iter().map(|s| s.features.iter().map(|_| Counts::default()).collect()).collect();
         let unknown_keys = vocabularies.iter().map(|_| AtomicU64::new(0)).collect();
-        // SAFETY: the caller promises the conditions of `Table::new`.
+        // SAFETY: the caller promises that the table's addresses fulfil the conditions of `Table::new`.
         let mapped = tables.iter().map(|table| unsafe { table_at(table, table.rows_at, table.scales_at) }).collect();
         let damage_flag = damage_flag_at as *const AtomicU64;
         let has_serving_default = has_serving_default || signatures.iter().any(|one| one.name == "serving_default");
@@ -277,7 +279,7 @@ impl Servable {
     }
 
     /// Returns a copy of the servable that reads other tables of the same shapes, whose memory `owner` owns. Both
-    /// servables add to the same counts.
+    /// servables add to the same counts of ids.
     ///
     /// # Safety
     /// `addresses` has the addresses of rows and scales of each table, which meet the conditions of [`Table::new`].
@@ -288,7 +290,7 @@ impl Servable {
     pub unsafe fn on_tables(&self, addresses: &[(usize, usize)], owner: MemoryOwner) -> Self {
         assert_eq!(addresses.len(), self.tables.len());
         let pairs = self.shared.tables.iter().zip(addresses);
-        // SAFETY: the caller promises the conditions of `Table::new`.
+        // SAFETY: the caller promises that the table's addresses fulfil the conditions of `Table::new`.
         let tables = pairs.map(|(table, at)| unsafe { table_at(table, at.0, at.1) }).collect();
         Servable { shared: Arc::clone(&self.shared), tables, _owner: Some(owner) }
     }
@@ -305,7 +307,7 @@ impl Servable {
         self.shared.version
     }
 
-    /// Returns the signatures that the core runs.
+    /// Returns the signatures that the core itself can run.
     #[must_use]
     pub fn signatures(&self) -> &[Signature] {
         &self.shared.signatures
@@ -347,7 +349,7 @@ impl Servable {
         &self.shared.counts
     }
 
-    /// Returns for each vocabulary how many keys of requests it lacked so far.
+    /// Returns for each vocabulary the number of keys in requests that the vocabulary lacked so far.
     #[must_use]
     pub fn unknown_keys(&self) -> &[AtomicU64] {
         &self.shared.unknown_keys
@@ -356,14 +358,14 @@ impl Servable {
     /// Says whether a mapped file of the servable is damaged. Call this after the last read of a row.
     #[must_use]
     pub fn is_damaged(&self) -> bool {
-        // SAFETY: `_owner` keeps the word in memory, if `damage_flag` is not null.
+        // SAFETY: `_owner` keeps the damage word in memory, if `damage_flag` is not null.
         !self.shared.damage_flag.is_null() && unsafe { (*self.shared.damage_flag).load(Ordering::Acquire) != 0 }
     }
 }
 
 unsafe fn table_at(table: &TableDescription, rows: usize, scales: usize) -> Table {
     let TableDescription { dtype, vocabulary_size, embedding_dim, .. } = *table;
-    // SAFETY: the caller promises the conditions of `Table::new`.
+    // SAFETY: the caller promises that the table's addresses fulfil the conditions of `Table::new`.
     unsafe { Table::new(dtype, vocabulary_size, embedding_dim, rows as *const u8, scales as *const f32) }
 }
 

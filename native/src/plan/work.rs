@@ -16,17 +16,17 @@ use crate::declined::Declined;
 /// takes some 100 microseconds, about as long as handing it to the pool and back.
 const SMALL_BYTES: usize = 512 << 10;
 
-/// How much work the calling thread may do for one request.
+/// The amount of work that the calling thread may do for one request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effort {
-    /// Some tens of microseconds, because the thread also serves connections; larger requests end with
+    /// Work of some tens of microseconds, because the thread also serves connections; larger requests end with
     /// [`Declined::TooLarge`].
     Small,
     /// Any amount of work, because the thread belongs to the pool for large work.
     Any,
 }
 
-/// Shape of one output of an answer.
+/// The shape of one output of an answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OutputShape {
     /// Index of the output in the signature.
@@ -50,13 +50,13 @@ enum Content<'r> {
     Lookup {
         /// The input tensors of each feature; None for a feature that the request lacks.
         sent: SmallVec<[Option<FeatureInputs<'r>>; 8]>,
-        /// For each feature, how many of its ids lie outside the table; None before the feature was looked up.
+        /// For each feature, the number of its ids that lie outside the table; None before the feature was looked up.
         missing: SmallVec<[Option<usize>; 8]>,
     },
     Predict(Vec<GraphOutput>),
 }
 
-/// A validated request, while its answer is written.
+/// A validated request, whose answer is being written.
 ///
 /// A form calls `prepare`, then `outputs` for the sizes of the answer, then `fill` once for each output, and `finish`
 /// at the end. A predict runs in `prepare`; a lookup runs in `fill`, which writes table rows straight into the answer.
@@ -128,7 +128,7 @@ impl<'s, 'r> Work<'s, 'r> {
         self.rows
     }
 
-    /// Returns the outputs, in the order of the answer.
+    /// Returns the shapes of the outputs, in the order of the answer.
     #[must_use]
     pub fn outputs(&self) -> &[OutputShape] {
         &self.outputs
@@ -195,7 +195,7 @@ impl<'s, 'r> Work<'s, 'r> {
     /// # Errors
     /// [`Declined::Damaged`]: the answer must not be sent.
     pub fn finish(self) -> Result<(), Declined> {
-        // This check must follow the last read: since a file is damaged, its rows read as zeros.
+        // This check must follow the last read, because rows of a file read as zeros once the file is damaged.
         if self.servable.is_damaged() {
             return Err(Declined::Damaged);
         }
@@ -214,7 +214,7 @@ impl<'s, 'r> Work<'s, 'r> {
         Ok(())
     }
 
-    /// Returns how many bytes a lookup reads from tables and writes to its answer.
+    /// Returns the number of bytes that a lookup reads from tables and writes to its answer.
     fn cost_bytes(&self) -> usize {
         let Content::Lookup { sent, .. } = &self.content else {
             return 0;
@@ -229,7 +229,7 @@ impl<'s, 'r> Work<'s, 'r> {
     }
 }
 
-/// Returns the shapes of the outputs whose features were all sent; if outputs are requested by name, only of these.
+/// Returns the shapes of the outputs whose features were all sent; if the request names outputs, only of these outputs.
 fn lookup_outputs(
     servable: &Servable,
     plan: &Signature,
@@ -265,6 +265,6 @@ fn lookup_outputs(
         dims.iter().try_fold(4_usize, |size, dim| size.checked_mul(*dim)).ok_or(Declined::OverLimit)?;
         shapes.push(OutputShape { output: index, dtype: output.dtype, dims });
     }
-    // Without outputs the request is forwarded: the reference server has the error text.
+    // If no output is left, the request is forwarded, because the reference server has the error text.
     if shapes.is_empty() { Err(Declined::Unfit) } else { Ok(shapes) }
 }

@@ -1,4 +1,4 @@
-//! Adds up the table rows of each row of ids into one vector.
+//! Adds up the table rows of the ids in each row of a request, giving one vector for each row.
 //!
 //! The kernel cuts each row of ids at `max_ids`; it never checks the ids beyond the cut. Then it compares each id with
 //! the table's size, and the id's weight with 0.
@@ -17,7 +17,7 @@ use super::rows::{PREFETCH_DISTANCE, TableView, Terms};
 use super::summation;
 use super::table::{CombineOptions, Combiner, Ints, LookupError, LookupResult, OutputRows, Summation, Weights};
 
-/// Arguments of [`super::table::Table::combine`].
+/// The arguments of a lookup that combines rows, [`super::table::Table::combine`].
 pub(super) struct Combine<'a> {
     pub(super) table: TableView,
     pub(super) ids: Ints<'a>,
@@ -76,8 +76,8 @@ impl Combine<'_> {
             }
         } else {
             let count = end - start;
-            // In the other orders TensorFlow adds 1.0 for each id. A float32 sum stops growing at 2^24, because 2^24 +
-            // 1 is no float32.
+            // In the other orders TensorFlow adds the weight 1.0 for each id. This float32 sum stops growing at 2^24,
+            // because 2^24 + 1 is no float32.
             let most = if self.options.summation == Summation::InOrder { count } else { 1 << 24 };
             #[allow(clippy::cast_precision_loss, reason = "the division is one of float32")]
             let total = count.min(most) as f32;
@@ -202,11 +202,11 @@ unsafe fn divide(to: *mut u8, dim: usize, sums: WeightSums, options: &CombineOpt
     let divisor = match options.combiner {
         Combiner::Sum => return,
         Combiner::Sqrtn => sums.squares.sqrt(),
-        // f32::max would turn a NaN total into 1.0.
+        // The function f32::max is not used here, because it would turn a NaN total into 1.0.
         Combiner::Mean if options.at_least_one && total < 1.0 => 1.0,
         Combiner::Mean => total,
     };
-    // SAFETY: the caller promises that `to` is the address of D float32.
+    // SAFETY: the caller promises that `to` is the address of D float32 numbers.
     unsafe {
         if divisor == 0.0 {
             to.write_bytes(0, dim * 4);
@@ -226,7 +226,7 @@ unsafe fn divide(to: *mut u8, dim: usize, sums: WeightSums, options: &CombineOpt
 #[inline(always)]
 unsafe fn each(to: *mut u8, dim: usize, change: impl Fn(f32) -> f32) {
     for d in 0..dim {
-        // SAFETY: the caller promises that `to` is the address of D float32.
+        // SAFETY: the caller promises that `to` is the address of D float32 numbers.
         unsafe {
             let at = to.add(d * 4).cast::<f32>();
             at.write_unaligned(change(at.read_unaligned()));

@@ -151,7 +151,8 @@ fn longer(text: &[u8]) -> u64 {
 mod tests {
     use super::fingerprint64;
 
-    // Expected values are those of tf.fingerprint; each branch by length has one text.
+    // The expected values are results of tf.fingerprint; the test has one text for each length that takes another
+    // branch of the code.
     #[test]
     fn known_values() {
         let twenty = "0123456789".repeat(20);

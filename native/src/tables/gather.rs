@@ -1,4 +1,4 @@
-//! Gathers one row of a table for each id.
+//! Copies one row of a table, as float32, for each id of a request.
 
 use super::lanes::Lanes;
 use super::numbers::Stored;
@@ -6,7 +6,7 @@ use super::processor::Kernel;
 use super::rows::{PREFETCH_DISTANCE, TableView};
 use super::table::{Ints, LookupResult, OutputRows};
 
-/// Arguments of [`super::table::Table::gather`].
+/// The arguments of a lookup that copies rows, [`super::table::Table::gather`].
 pub(super) struct Gather<'a> {
     pub(super) table: TableView,
     pub(super) ids: Ints<'a>,
@@ -36,7 +36,7 @@ impl Kernel for Gather<'_> {
                     continue;
                 }
             }
-            // SAFETY: the id lies in the table now, and a row of `out` has space for D float32.
+            // SAFETY: `id` is now the number of a row of the table, and a row of `out` has space for D float32.
             unsafe { table.copy::<L, S>(id, to) };
         }
         Ok(missing)

@@ -31,7 +31,7 @@ struct Entry {
     flag_at: AtomicUsize,
 }
 
-/// Entries that were never written take no memory, because their pages are zero.
+/// Entries of this array that were never written take no memory, because the system stores no pages of zeros.
 static ENTRIES: [Entry; MAX_MAPS] = [const {
     Entry {
         version: AtomicU64::new(0),
@@ -41,14 +41,14 @@ static ENTRIES: [Entry; MAX_MAPS] = [const {
     }
 }; MAX_MAPS];
 
-/// How many entries of `ENTRIES`, from the first on, were ever in use.
+/// Number of entries of `ENTRIES`, from the first on, that were ever in use.
 static NUM_ENTRIES: AtomicUsize = AtomicUsize::new(0);
 
 /// The SIGBUS handler that this module replaced; None if the system refused this module's handler.
 static PREVIOUS: OnceLock<Option<libc::sigaction>> = OnceLock::new();
 
-/// Guards a map against SIGBUS, and returns the index of its entry, for [`remove`]. Returns None if [`MAX_MAPS`] maps
-/// are guarded already. The first call installs the handler.
+/// Guards a mapped file against SIGBUS, and returns the index of its entry, which [`remove`] needs. Returns None if
+/// [`MAX_MAPS`] maps are guarded already. The first call installs the handler.
 ///
 /// # Errors
 /// The system refuses the handler.
@@ -77,7 +77,8 @@ pub unsafe fn add(start: usize, num_bytes: usize, flag_at: usize) -> io::Result<
     Ok(None)
 }
 
-/// Ends the guard of a map. Call this before you unmap it: later its addresses may belong to another map.
+/// Ends the guard of a mapped file. Call this before you unmap the file, because its addresses may belong to another
+/// map later.
 ///
 /// # Panics
 /// `index` is not below [`MAX_MAPS`].
@@ -85,10 +86,11 @@ pub fn remove(index: usize) {
     ENTRIES[index].end.store(0, Ordering::Release);
 }
 
-/// Returns start, end and flag address of the guarded map that holds an address.
+/// Returns the start, the end and the address of the damage flag of the guarded map that contains an address.
 fn find(address: usize) -> Option<(usize, usize, usize)> {
     ENTRIES[..NUM_ENTRIES.load(Ordering::Acquire)].iter().find_map(|entry| {
-        // An entry that another thread changes now is not the map that the interrupted thread reads.
+        // The handler skips an entry that another thread is changing: it can not be the map that the interrupted thread
+        // reads.
         let version = entry.version.load(Ordering::Acquire);
         let (start, end) = (entry.start.load(Ordering::Acquire), entry.end.load(Ordering::Acquire));
         let flag_at = entry.flag_at.load(Ordering::Acquire);
@@ -127,35 +129,36 @@ extern "C" fn on_bus_error(number: libc::c_int, info: *mut libc::siginfo_t, cont
     set_errno(error);
 }
 
-/// Sets the flag of the guarded map that holds the address, and maps zeros over that map. Returns false if no guarded
-/// map holds the address.
+/// Sets the damage flag of the guarded map that contains the address, and maps zeros over that map. Returns false if no
+/// guarded map contains the address.
 fn replace_with_zeros(address: usize) -> bool {
     let Some((start, end, flag_at)) = find(address) else {
         return false;
     };
-    // SAFETY: the caller of `add` promised that the word stays there until `remove`.
+    // SAFETY: the caller of `add` promised that the damage flag stays in memory until the call of `remove`.
     unsafe { (*(flag_at as *const AtomicU64)).store(1, Ordering::SeqCst) };
     // The zeros are writable, because the server writes changed rows into some maps.
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_PRIVATE | libc::MAP_FIXED | libc::MAP_ANONYMOUS;
-    // SAFETY: the caller of `add` promised that no other code replaces these pages.
+    // SAFETY: the caller of `add` promised that no other code maps other pages at the addresses of the guarded map.
     let mapped = unsafe { libc::mmap(start as *mut libc::c_void, end - start, protection, flags, -1, 0) };
     mapped != libc::MAP_FAILED
 }
 
 /// Calls the handler that this module replaced; without one, lets the signal end the process.
 fn call_previous(number: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void, is_from_process: bool) {
-    // A signal may come before `PREVIOUS` is set; then the default action is right.
+    // A signal may come before `PREVIOUS` is set; the handler then uses the default action.
     let previous = PREVIOUS.get().copied().flatten();
     let handler = previous.map_or(libc::SIG_DFL, |previous| previous.sa_sigaction);
     if handler == libc::SIG_IGN && is_from_process {
         return;
     }
-    // SAFETY: the address is that of the function that sigaction returned, of the type that its flags say.
+    // SAFETY: sigaction returned this address as that of the earlier handler, and its flags say which type the handler
+    // has.
     unsafe {
         if handler == libc::SIG_DFL || handler == libc::SIG_IGN {
-            // When this handler returns, the thread repeats the read, and the default action ends the process. A signal
-            // from another process must be raised again.
+            // When this handler returns, the thread repeats the read, and the default action of SIGBUS ends the
+            // process. If another process sent the signal, the handler must raise it again.
             libc::signal(number, libc::SIG_DFL);
             if is_from_process {
                 libc::raise(number);
@@ -182,12 +185,12 @@ fn errno_at() -> *mut libc::c_int {
 }
 
 fn errno() -> libc::c_int {
-    // SAFETY: the address is that of this thread's `errno`.
+    // SAFETY: the pointer is the address of this thread's variable `errno`.
     unsafe { *errno_at() }
 }
 
 fn set_errno(error: libc::c_int) {
-    // SAFETY: the address is that of this thread's `errno`.
+    // SAFETY: the pointer is the address of this thread's variable `errno`.
     unsafe { *errno_at() = error };
 }
 
@@ -215,7 +218,7 @@ mod tests {
             let file = File::options().read(true).write(true).open(&path).unwrap();
             std::fs::remove_file(&path).unwrap();
             let size = pages * PAGE;
-            // SAFETY: the system chooses a free address.
+            // SAFETY: the system chooses a free address for the new map.
             let at = unsafe { libc::mmap(null_mut(), size, libc::PROT_READ, libc::MAP_SHARED, file.as_raw_fd(), 0) };
             assert_ne!(at, libc::MAP_FAILED);
             MappedFile { file, at: at.cast(), size }
@@ -223,20 +226,20 @@ mod tests {
 
         fn read(&self, at: usize) -> u8 {
             assert!(at < self.size);
-            // SAFETY: the byte lies in the map.
+            // SAFETY: the byte that is read lies in the mapped file.
             unsafe { self.at.add(at).read_volatile() }
         }
     }
 
     impl Drop for MappedFile {
         fn drop(&mut self) {
-            // SAFETY: no code reads the map after its owner is dropped.
+            // SAFETY: no code reads the mapped file after its owner is dropped.
             unsafe { libc::munmap(self.at.cast(), self.size) };
         }
     }
 
     fn guard(map: &MappedFile, flag: &AtomicU64) -> usize {
-        // SAFETY: the map and the flag outlive the guard in every test.
+        // SAFETY: in every test, the mapped file and the damage flag live longer than the guard.
         unsafe { add(map.at as usize, map.size, std::ptr::from_ref(flag) as usize) }.unwrap().unwrap()
     }
 
@@ -249,7 +252,7 @@ mod tests {
         map.file.set_len(PAGE as u64).unwrap();
         assert_eq!((map.read(0), flag.load(Ordering::SeqCst)), (1, 0));
         assert_eq!((map.read(2 * PAGE + 5), flag.load(Ordering::SeqCst)), (0, 1));
-        // The handler also zeroes the pages that are still in the file.
+        // The handler also maps zeros over those pages that are still in the file.
         assert_eq!(map.read(0), 0);
         assert_eq!((other.read(2 * PAGE), other_flag.load(Ordering::SeqCst)), (1, 0));
         remove(index);
@@ -276,7 +279,7 @@ mod tests {
         let child = unsafe { libc::fork() };
         if child == 0 {
             foreign.read(0);
-            // SAFETY: `_exit` only ends the child.
+            // SAFETY: `_exit` only ends the child process.
             unsafe { libc::_exit(0) };
         }
         let mut status = 0;

@@ -15,14 +15,15 @@ use super::vocabulary::RowMapping;
 /// A slot without a key.
 pub const EMPTY: i32 = -1;
 
-/// Number of keys that are searched together. A search makes three dependent reads: the slot, the offset of the key,
-/// the key's bytes. The search prefetches each of the three for the whole batch before it compares the first key.
+/// Number of keys that one round of a search looks up together. A search makes three dependent reads: the slot, the
+/// offset of the key, the key's bytes. The search prefetches each of the three for the whole batch before it compares
+/// the first key.
 const BATCH_KEYS: usize = 64;
 
-/// Why an index can not be built.
+/// The reason why a hash index can not be built.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IndexError {
-    /// The key with this number equals an earlier key.
+    /// Two keys are equal; holds the number of the later key.
     Twice(usize),
     /// The number of slots is no power of two, or not larger than the number of keys; or there are more keys than int32
     /// can number.
@@ -31,12 +32,12 @@ pub enum IndexError {
     Starts,
 }
 
-/// How many keys of one search the vocabulary lacks.
+/// The number of unknown keys in one search, and the position of the first of them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct UnknownKeys {
-    /// Number of such keys.
+    /// Number of searched keys that the vocabulary lacks.
     pub count: usize,
-    /// Position of the first such key among the searched keys; 0 if there is none.
+    /// Position of the first unknown key among the searched keys; 0 if there is none.
     pub first: usize,
 }
 
@@ -71,13 +72,13 @@ pub struct Lines<'a> {
 }
 
 impl<'a> Lines<'a> {
-    /// Returns the number of lines.
+    /// Returns the number of lines of the vocabulary file.
     #[must_use]
     pub fn len(&self) -> usize {
         self.starts.len().saturating_sub(1)
     }
 
-    /// Says whether the file has no lines.
+    /// Says whether the vocabulary file has no lines.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
@@ -137,8 +138,8 @@ impl<'a> Keys for Lines<'a> {
     }
 }
 
-/// Compares two strings. Most keys have 8 to 16 bytes: for them two comparisons of 8 bytes are faster than a call of
-/// memcmp.
+/// Says whether two keys are equal. Most keys have 8 to 16 bytes: for them two comparisons of 8 bytes are faster than a
+/// call of memcmp.
 #[inline]
 fn are_equal(one: &[u8], other: &[u8]) -> bool {
     if one.len() != other.len() {
@@ -192,20 +193,20 @@ pub fn fingerprint_of_digits(key: i64) -> u64 {
     fingerprint64(itoa::Buffer::new().format(key).as_bytes())
 }
 
-/// Ok: a slot whose tag equals that of the searched key, and the number of the slot's key. Err: an empty slot, which
-/// ends the search.
+/// Ok holds a slot whose tag equals that of the searched key, and the number of the slot's key. Err holds the empty
+/// slot that ends the search.
 type Candidate = Result<(usize, usize), usize>;
 
-/// The slots of one index; there is at least one.
+/// The slots of one hash index; there is at least one slot.
 #[derive(Clone, Copy)]
 struct Index<'a> {
     slots: &'a [i32],
-    /// How many low bits of a slot hold the key's number. The bits above them hold the tag, except the sign bit.
+    /// Number of low bits of a slot that hold the key's number. The bits above them hold the tag, except the sign bit.
     number_bits: u32,
 }
 
 impl<'a> Index<'a> {
-    /// Returns None where there are no slots.
+    /// Returns an index on these slots; None if there are no slots.
     fn new(slots: &'a [i32]) -> Option<Self> {
         Some(Index { slots, number_bits: slots.len().checked_ilog2()? })
     }
@@ -293,8 +294,8 @@ pub(super) fn find<K: Keys>(
     (found, unknown)
 }
 
-/// Searches from the first candidate on, and returns the number of the key; or Err with the empty slot that ended the
-/// search, where the key can be inserted.
+/// Searches for a key from the first candidate slot on. Returns the number of the key, or Err with the empty slot that
+/// ended the search, where the key can be inserted.
 #[inline]
 fn search<K: Keys>(
     keys: &K,
@@ -332,7 +333,7 @@ pub fn index_integers(keys: &[i64], slots: &mut [i32]) -> Result<(), IndexError>
 }
 
 fn index<K: Keys>(keys: &K, each: impl ExactSizeIterator<Item = K::Key>, slots: &mut [i32]) -> Result<(), IndexError> {
-    // A search ends at an empty slot, so one slot must stay empty.
+    // A search ends at an empty slot, so at least one slot of the index must stay empty.
     if !slots.len().is_power_of_two() || each.len() >= slots.len() {
         return Err(IndexError::Slots);
     }
@@ -348,7 +349,7 @@ fn index<K: Keys>(keys: &K, each: impl ExactSizeIterator<Item = K::Key>, slots: 
     Ok(())
 }
 
-/// Returns the number of lines of a file; the last may lack its newline.
+/// Returns the number of lines of a file; the last line may lack its newline.
 #[must_use]
 pub fn count_lines(data: &[u8]) -> usize {
     let count = memchr::memchr_iter(b'\n', data).count();
@@ -407,7 +408,7 @@ fn integer(text: &[u8]) -> Option<i64> {
 mod tests {
     use super::*;
 
-    /// Keys that collide: each has hash slot 0, all even keys share one tag, and all odd keys share another.
+    /// Test keys that collide: each key has hash slot 0, all even keys share one tag, and all odd keys share another.
     struct Colliding<'a>(&'a [i64]);
 
     impl Keys for Colliding<'_> {

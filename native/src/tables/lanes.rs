@@ -1,6 +1,6 @@
-//! Vectors of eight float32, with one implementation for each instruction set.
+//! Vectors of eight float32 numbers, with one implementation for each instruction set of processors.
 
-/// Eight float32 that one instruction reads, multiplies, adds or writes.
+/// Eight float32 numbers, which one processor instruction reads, multiplies, adds or writes.
 ///
 /// All implementations give the same bits: every operation rounds to float32, and no multiplication is fused with an
 /// addition.
@@ -11,17 +11,17 @@
 pub(super) trait Lanes: Copy {
     /// Returns eight zeros.
     unsafe fn zero() -> Self;
-    /// Returns one number eight times.
+    /// Returns a vector with the same number eight times.
     unsafe fn splat(number: f32) -> Self;
-    /// Reads 32 bytes: eight float32.
+    /// Reads eight float32 numbers from 32 bytes.
     unsafe fn float32(at: *const u8) -> Self;
-    /// Reads 16 bytes: eight IEEE float16.
+    /// Reads eight IEEE float16 numbers from 16 bytes.
     unsafe fn float16(at: *const u8) -> Self;
-    /// Reads 16 bytes: eight bfloat16, each the upper half of a float32.
+    /// Reads eight bfloat16 numbers from 16 bytes; each is the upper half of a float32.
     unsafe fn bfloat16(at: *const u8) -> Self;
-    /// Reads eight bytes: eight int8.
+    /// Reads eight int8 numbers from eight bytes.
     unsafe fn int8(at: *const u8) -> Self;
-    /// Reads four bytes: eight int4, two in a byte, the low half first.
+    /// Reads eight int4 numbers from four bytes, two in each byte, the low half first.
     unsafe fn int4(at: *const u8) -> Self;
     /// Returns `self + other`.
     unsafe fn plus(self, other: Self) -> Self;
@@ -31,7 +31,7 @@ pub(super) trait Lanes: Copy {
     unsafe fn write(self, at: *mut u8);
 }
 
-/// Number of float32 in a [`Lanes`] value.
+/// Number of float32 numbers in a [`Lanes`] value.
 pub(super) const LANES: usize = 8;
 
 /// Lanes for any processor, in loops that the compiler can turn into vector instructions (SSE2, NEON).
@@ -41,7 +41,7 @@ pub(super) struct Plain([f32; LANES]);
 impl Plain {
     #[inline(always)]
     unsafe fn read<const N: usize>(at: *const u8) -> [u8; N] {
-        // SAFETY: the caller promises N readable bytes at `at`.
+        // SAFETY: the caller promises that N bytes at the address `at` may be read.
         unsafe { at.cast::<[u8; N]>().read_unaligned() }
     }
 
@@ -64,34 +64,34 @@ impl Lanes for Plain {
 
     #[inline(always)]
     unsafe fn float32(at: *const u8) -> Self {
-        // SAFETY: the caller gives the address of 32 bytes.
+        // SAFETY: the caller passes the address of 32 bytes that may be accessed.
         Plain(unsafe { at.cast::<[f32; LANES]>().read_unaligned() })
     }
 
     #[inline(always)]
     unsafe fn float16(at: *const u8) -> Self {
-        // SAFETY: the caller promises 16 readable bytes at `at`.
+        // SAFETY: the caller promises that 16 bytes at the address `at` may be read.
         let halves = unsafe { at.cast::<[u16; LANES]>().read_unaligned() };
         Self::each(|i| widened(halves[i]))
     }
 
     #[inline(always)]
     unsafe fn bfloat16(at: *const u8) -> Self {
-        // SAFETY: the caller promises 16 readable bytes at `at`.
+        // SAFETY: the caller promises that 16 bytes at the address `at` may be read.
         let halves = unsafe { at.cast::<[u16; LANES]>().read_unaligned() };
         Self::each(|i| f32::from_bits(u32::from(halves[i]) << 16))
     }
 
     #[inline(always)]
     unsafe fn int8(at: *const u8) -> Self {
-        // SAFETY: the caller promises 8 readable bytes at `at`.
+        // SAFETY: the caller promises that 8 bytes at the address `at` may be read.
         let bytes: [u8; LANES] = unsafe { Self::read(at) };
         Self::each(|i| signed_byte(bytes[i]))
     }
 
     #[inline(always)]
     unsafe fn int4(at: *const u8) -> Self {
-        // SAFETY: the caller promises 4 readable bytes at `at`.
+        // SAFETY: the caller promises that 4 bytes at the address `at` may be read.
         let bytes: [u8; LANES / 2] = unsafe { Self::read(at) };
         Self::each(|i| half_of_byte(bytes[i / 2], i))
     }
@@ -108,7 +108,7 @@ impl Lanes for Plain {
 
     #[inline(always)]
     unsafe fn write(self, at: *mut u8) {
-        // SAFETY: the caller gives the address of 32 bytes.
+        // SAFETY: the caller passes the address of 32 bytes that may be accessed.
         unsafe { at.cast::<[f32; LANES]>().write_unaligned(self.0) }
     }
 }
@@ -162,45 +162,49 @@ mod avx2 {
     impl Lanes for Avx2 {
         #[inline(always)]
         unsafe fn zero() -> Self {
-            // SAFETY: the caller promises AVX2 and F16C.
+            // SAFETY: the caller promises that the processor has AVX2 and F16C.
             Avx2(unsafe { _mm256_setzero_ps() })
         }
 
         #[inline(always)]
         unsafe fn splat(number: f32) -> Self {
-            // SAFETY: the caller promises AVX2 and F16C.
+            // SAFETY: the caller promises that the processor has AVX2 and F16C.
             Avx2(unsafe { _mm256_set1_ps(number) })
         }
 
         #[inline(always)]
         unsafe fn float32(at: *const u8) -> Self {
-            // SAFETY: the caller promises AVX2 and F16C and 32 readable bytes at `at`.
+            // SAFETY: the caller promises that the processor has AVX2 and F16C, and that 32 bytes at the address `at`
+            // may be read.
             Avx2(unsafe { _mm256_loadu_ps(at.cast()) })
         }
 
         #[inline(always)]
         unsafe fn float16(at: *const u8) -> Self {
-            // SAFETY: the caller promises AVX2 and F16C and 16 readable bytes at `at`.
+            // SAFETY: the caller promises that the processor has AVX2 and F16C, and that 16 bytes at the address `at`
+            // may be read.
             Avx2(unsafe { _mm256_cvtph_ps(_mm_loadu_si128(at.cast())) })
         }
 
         #[inline(always)]
         unsafe fn bfloat16(at: *const u8) -> Self {
-            // SAFETY: the caller promises AVX2 and F16C and 16 readable bytes at `at`.
+            // SAFETY: the caller promises that the processor has AVX2 and F16C, and that 16 bytes at the address `at`
+            // may be read.
             let words = unsafe { _mm256_cvtepu16_epi32(_mm_loadu_si128(at.cast())) };
-            // SAFETY: the caller promises AVX2 and F16C.
+            // SAFETY: the caller promises that the processor has AVX2 and F16C.
             Avx2(unsafe { _mm256_castsi256_ps(_mm256_slli_epi32::<16>(words)) })
         }
 
         #[inline(always)]
         unsafe fn int8(at: *const u8) -> Self {
-            // SAFETY: the caller promises AVX2 and F16C and 8 readable bytes at `at`.
+            // SAFETY: the caller promises that the processor has AVX2 and F16C, and that 8 bytes at the address `at`
+            // may be read.
             Avx2(unsafe { _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(at.cast()))) })
         }
 
         #[inline(always)]
         unsafe fn int4(at: *const u8) -> Self {
-            // SAFETY: the caller promises four readable bytes at `at`.
+            // SAFETY: the caller promises that four bytes at the address `at` may be read.
             let word = unsafe { at.cast::<i32>().read_unaligned() };
             // Sign-extends the int4 in each 32-bit lane: shifts it to the top bits, then back with its sign.
             // SAFETY: the caller promises AVX2.
@@ -213,19 +217,20 @@ mod avx2 {
 
         #[inline(always)]
         unsafe fn plus(self, other: Self) -> Self {
-            // SAFETY: the caller promises AVX2 and F16C.
+            // SAFETY: the caller promises that the processor has AVX2 and F16C.
             Avx2(unsafe { _mm256_add_ps(self.0, other.0) })
         }
 
         #[inline(always)]
         unsafe fn times(self, other: Self) -> Self {
-            // SAFETY: the caller promises AVX2 and F16C.
+            // SAFETY: the caller promises that the processor has AVX2 and F16C.
             Avx2(unsafe { _mm256_mul_ps(self.0, other.0) })
         }
 
         #[inline(always)]
         unsafe fn write(self, at: *mut u8) {
-            // SAFETY: the caller promises AVX2 and 32 writable bytes at `at`.
+            // SAFETY: the caller promises that the processor has AVX2, and that 32 bytes at the address `at` may be
+            // written.
             unsafe { _mm256_storeu_ps(at.cast(), self.0) }
         }
     }

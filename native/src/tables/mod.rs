@@ -1,4 +1,4 @@
-//! Reads tables and vocabularies in memory. Nothing here knows a wire format or a signature.
+//! Reads tables and vocabularies in memory. The code of this folder knows no wire format and no signature.
 #![allow(
     clippy::cast_sign_loss,
     clippy::cast_possible_wrap,

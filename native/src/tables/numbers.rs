@@ -2,18 +2,18 @@
 
 use super::lanes::{LANES, Lanes, half_of_byte, signed_byte, widened};
 
-/// A dtype of stored numbers, with functions that read them as float32.
+/// A dtype of a table's stored numbers, with functions that read these numbers as float32.
 ///
 /// # Safety
 /// `row` is the address of a table row, at any alignment, and the columns exist in the row.
 pub(super) trait Stored {
     /// Whether each row has a float32 scale, by which its numbers are multiplied.
     const IS_SCALED: bool = false;
-    /// Returns the bytes of a row of `dim` numbers.
+    /// Returns how many bytes a row of `dim` numbers takes.
     fn row_bytes(dim: usize) -> usize;
-    /// Reads the number in one column.
+    /// Reads the number in one column of a row as float32.
     unsafe fn one(row: *const u8, column: usize) -> f32;
-    /// Reads the numbers in eight columns from `column` on; `column` is a multiple of eight.
+    /// Reads the numbers in eight columns of a row, from `column` on; `column` is a multiple of eight.
     unsafe fn eight<L: Lanes>(row: *const u8, column: usize) -> L;
 }
 
@@ -31,13 +31,13 @@ impl Stored for Float32 {
 
     #[inline(always)]
     unsafe fn one(row: *const u8, column: usize) -> f32 {
-        // SAFETY: the caller promises that the row has this column.
+        // SAFETY: the caller promises that the table's row has the column that is read.
         unsafe { row.add(column * 4).cast::<f32>().read_unaligned() }
     }
 
     #[inline(always)]
     unsafe fn eight<L: Lanes>(row: *const u8, column: usize) -> L {
-        // SAFETY: the caller promises that the row has these eight columns.
+        // SAFETY: the caller promises that the table's row has the eight columns that are read.
         unsafe { L::float32(row.add(column * 4)) }
     }
 }
@@ -50,13 +50,13 @@ impl Stored for Float16 {
 
     #[inline(always)]
     unsafe fn one(row: *const u8, column: usize) -> f32 {
-        // SAFETY: the caller promises that the row has this column.
+        // SAFETY: the caller promises that the table's row has the column that is read.
         widened(unsafe { row.add(column * 2).cast::<u16>().read_unaligned() })
     }
 
     #[inline(always)]
     unsafe fn eight<L: Lanes>(row: *const u8, column: usize) -> L {
-        // SAFETY: the caller promises that the row has these eight columns.
+        // SAFETY: the caller promises that the table's row has the eight columns that are read.
         unsafe { L::float16(row.add(column * 2)) }
     }
 }
@@ -69,14 +69,14 @@ impl Stored for Bfloat16 {
 
     #[inline(always)]
     unsafe fn one(row: *const u8, column: usize) -> f32 {
-        // SAFETY: the caller promises that the row has this column.
+        // SAFETY: the caller promises that the table's row has the column that is read.
         let upper = unsafe { row.add(column * 2).cast::<u16>().read_unaligned() };
         f32::from_bits(u32::from(upper) << 16)
     }
 
     #[inline(always)]
     unsafe fn eight<L: Lanes>(row: *const u8, column: usize) -> L {
-        // SAFETY: the caller promises that the row has these eight columns.
+        // SAFETY: the caller promises that the table's row has the eight columns that are read.
         unsafe { L::bfloat16(row.add(column * 2)) }
     }
 }
@@ -91,13 +91,13 @@ impl Stored for Int8 {
 
     #[inline(always)]
     unsafe fn one(row: *const u8, column: usize) -> f32 {
-        // SAFETY: the caller promises that the row has this column.
+        // SAFETY: the caller promises that the table's row has the column that is read.
         signed_byte(unsafe { row.add(column).read() })
     }
 
     #[inline(always)]
     unsafe fn eight<L: Lanes>(row: *const u8, column: usize) -> L {
-        // SAFETY: the caller promises that the row has these eight columns.
+        // SAFETY: the caller promises that the table's row has the eight columns that are read.
         unsafe { L::int8(row.add(column)) }
     }
 }
@@ -112,14 +112,14 @@ impl Stored for Int4 {
 
     #[inline(always)]
     unsafe fn one(row: *const u8, column: usize) -> f32 {
-        // SAFETY: the caller promises that the row has this column.
+        // SAFETY: the caller promises that the table's row has the column that is read.
         half_of_byte(unsafe { row.add(column / 2).read() }, column)
     }
 
     #[inline(always)]
     unsafe fn eight<L: Lanes>(row: *const u8, column: usize) -> L {
         debug_assert_eq!(column % LANES, 0);
-        // SAFETY: the caller promises that the row has these eight columns.
+        // SAFETY: the caller promises that the table's row has the eight columns that are read.
         unsafe { L::int4(row.add(column / 2)) }
     }
 }

@@ -1,4 +1,4 @@
-//! Slow lookups, one number after the other, with which tests compare the kernels.
+//! Slow lookups, which process one number after the other; tests compare the fast kernels with them.
 
 use super::table::{CombineOptions, Combiner, Dtype, LookupError, OnBadId, Policy, Summation};
 
@@ -58,8 +58,8 @@ pub(super) fn half(bits: u16) -> f32 {
     if bits >> 15 == 0 { size } else { -size }
 }
 
-/// The float32 vectors that a lookup wrote, end to end, and the number of ids outside the table; or why the lookup
-/// stopped.
+/// The result of a lookup: its float32 vectors, end to end, with the number of ids outside the table, or the reason why
+/// it stopped.
 pub(super) type Found = Result<(Vec<f32>, usize), LookupError>;
 
 pub(super) fn gather(table: &Numbers, ids: &[i64], rows: usize, policy: Policy) -> Found {

@@ -6,7 +6,7 @@ use super::table::{Dtype, LookupResult};
 
 /// A lookup kernel with its arguments: gather, combine or sequence.
 pub(super) trait Kernel {
-    /// Runs the lookup.
+    /// Runs the lookup kernel.
     ///
     /// # Safety
     /// The processor has the instructions of `L`, and the table stores `S`.
@@ -16,7 +16,7 @@ pub(super) trait Kernel {
 /// An instruction set that kernels are compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Processor {
-    /// The instructions for which the whole crate is compiled.
+    /// The instruction set for which the whole crate is compiled.
     Any,
     /// AVX2 and F16C.
     #[cfg(target_arch = "x86_64")]
@@ -57,8 +57,8 @@ unsafe fn with_avx2(dtype: Dtype, kernel: impl Kernel) -> LookupResult {
 
 #[inline(always)]
 unsafe fn by_dtype<L: Lanes>(dtype: Dtype, kernel: impl Kernel) -> LookupResult {
-    // SAFETY: the processor has the instructions, and each arm names the dtype of the table. For a float64 table,
-    // `TableView::new` gives a view of 0 rows, so no kernel reads its numbers.
+    // SAFETY: the processor has the instructions of this kernel, and each arm of the match names the dtype of the
+    // table. For a float64 table, `TableView::new` gives a view of 0 rows, so no kernel reads its numbers.
     unsafe {
         match dtype {
             Dtype::Float32 | Dtype::Float64 => kernel.run::<L, Float32>(),

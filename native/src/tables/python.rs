@@ -74,8 +74,8 @@ impl<const SIZE: usize> Array<SIZE> {
     fn bytes(&self) -> &[u8] {
         match self.0.len_bytes() {
             0 => &[],
-            // SAFETY: `self.0` holds the buffer, which is contiguous; the caller in Python does not write to the
-            // buffer meanwhile.
+            // SAFETY: `self.0` keeps the array's contiguous buffer alive, and the caller in Python does not write to
+            // the buffer while the slice is used.
             length => unsafe { std::slice::from_raw_parts(self.0.buf_ptr().cast(), length) },
         }
     }
@@ -86,8 +86,8 @@ impl<const SIZE: usize> Array<SIZE> {
         }
         match self.0.len_bytes() {
             0 => Ok(&mut []),
-            // SAFETY: `self.0` holds the buffer, which is contiguous; the caller in Python neither reads nor writes it
-            // until this function returns.
+            // SAFETY: `self.0` keeps the array's contiguous buffer alive, and the caller in Python neither reads nor
+            // writes the buffer until this function returns.
             length => Ok(unsafe { std::slice::from_raw_parts_mut(self.0.buf_ptr().cast(), length) }),
         }
     }
@@ -102,7 +102,8 @@ impl<const SIZE: usize> Array<SIZE> {
     }
 
     fn numbers_to_write<T: Copy>(&mut self) -> PyResult<&mut [T]> {
-        // SAFETY: numpy's memory is initialised as far as Rust can see; T is i64 or i32, so any bytes are a valid T.
+        // SAFETY: to Rust, memory that numpy allocated counts as initialised; T is i64 or i32, so any bytes are a valid
+        // T.
         match unsafe { self.bytes_to_write()?.align_to_mut() } {
             ([], numbers, []) => Ok(numbers),
             _ => Err(PyValueError::new_err("expected an aligned array")),
@@ -122,7 +123,7 @@ fn nth<T: Copy>(all: &[T], number: usize, what: &str) -> PyResult<T> {
 fn table(dtype: usize, rows_at: usize, scales_at: usize, size: usize, dim: usize) -> PyResult<Table> {
     let dtypes = [Dtype::Float32, Dtype::Float16, Dtype::Bfloat16, Dtype::Int8, Dtype::Int4];
     let dtype = nth(&dtypes, dtype, "dtype")?;
-    // SAFETY: the addresses are those of a MappedTable, which the caller in Python keeps alive.
+    // SAFETY: the addresses point into a MappedTable, which the caller in Python keeps alive.
     Ok(unsafe { Table::new(dtype, size, dim, rows_at as *const u8, scales_at as *const f32) })
 }
 
@@ -155,7 +156,7 @@ fn check_splits(splits: Ints<'_>, rows: usize, length: usize) -> PyResult<()> {
     }
 }
 
-/// Returns the size of the first axis, and the product of the others.
+/// Returns the size of an array's first axis, and the product of the sizes of its other axes.
 fn rows_and_columns(shape: &[usize]) -> (usize, usize) {
     (shape.first().copied().unwrap_or(0), shape.iter().skip(1).product())
 }
@@ -392,14 +393,15 @@ fn fingerprint64(data: Array<1>, at: usize, length: usize) -> PyResult<u64> {
     Ok(fingerprint::fingerprint64(text))
 }
 
-/// Extends the CRC-32C `before` of earlier bytes, 0 for none, by the `num_bytes` bytes at `address`.
+/// Returns the CRC-32C of earlier bytes followed by the `num_bytes` bytes at `address`; `before` is the CRC-32C of the
+/// earlier bytes, 0 if there are none.
 #[pyfunction]
 #[pyo3(name = "crc32c")]
 fn checksum(py: Python<'_>, address: usize, num_bytes: usize, before: u32) -> u32 {
     if num_bytes == 0 {
         return before;
     }
-    // SAFETY: the address is that of an array, which the caller in Python keeps alive.
+    // SAFETY: the address points to the memory of an array, which the caller in Python keeps alive.
     let data = unsafe { std::slice::from_raw_parts(address as *const u8, num_bytes) };
     py.detach(|| crc32c::crc32c_append(before, data))
 }

@@ -9,8 +9,9 @@ use super::lanes::{LANES, Lanes};
 use super::numbers::Stored;
 use super::table::{Dtype, Ints, LookupError, OnBadId, Policy, Table};
 
-/// How many ids ahead of the current id a kernel prefetches a row. Measured on gathers of 4096 rows of 256 bytes from a
-/// table of 256 MB: 219 us without prefetches, 156 us at distance 8, 160 us at 16, 170 us at 32.
+/// The distance, in ids, between the id whose row a kernel prefetches and the id whose row it reads. Measured on
+/// gathers of 4096 rows of 256 bytes from a table of 256 MB: 219 us without prefetches, 156 us at distance 8, 160 us at
+/// 16, 170 us at 32.
 pub(super) const PREFETCH_DISTANCE: usize = 16;
 
 /// The addresses and sizes of one table, and the policy for ids outside it, as kernels use them.
@@ -20,13 +21,13 @@ pub(super) struct TableView {
     scales: *const u8,
     /// V, the number of rows; 0 for a dtype that no kernel reads.
     size: u64,
-    /// D, the numbers of a row.
+    /// D, the number of columns of the table.
     pub(super) dim: usize,
     policy: Policy,
 }
 
 impl TableView {
-    /// Returns the view of a table.
+    /// Returns the view of a table that kernels use.
     ///
     /// # Panics
     /// The policy's default row is not in the table.
@@ -37,16 +38,17 @@ impl TableView {
         TableView { rows: table.rows, scales: table.scales.cast(), size, dim: table.embedding_dim, policy }
     }
 
-    /// Says whether an id lies in the table.
+    /// Says whether an id is the number of a row of the table.
     #[inline(always)]
     pub(super) fn has_row(&self, id: i64) -> bool {
         (id as u64) < self.size
     }
 
-    /// Says whether all ids lie in the table.
+    /// Says whether all ids are numbers of rows of the table.
     #[inline(always)]
     pub(super) fn have_rows(&self, ids: Ints<'_>) -> bool {
-        // The loop does not stop early: without that branch the compiler turns it into vector instructions.
+        // The loop does not stop at the first bad id: without that branch the compiler can turn the loop into vector
+        // instructions.
         ids.iter().fold(true, |all, id| all & self.has_row(id))
     }
 
@@ -61,7 +63,7 @@ impl TableView {
             OnBadId::DefaultRow => self.policy.default_row as i64,
             OnBadId::Clamp if id < 0 => 0,
             OnBadId::Clamp => size - 1,
-            // A negative id plus V can not overflow.
+            // The sum of a negative id and V can not overflow.
             OnBadId::Wrap if id < 0 => id + size,
             OnBadId::Error | OnBadId::DropNegative | OnBadId::Wrap => -1,
         };
@@ -80,7 +82,7 @@ impl TableView {
         }
     }
 
-    /// Prefetches the row of `ids[i]`, if there is such an id.
+    /// Prefetches the row of the id at position `i`, if there is such an id.
     #[inline(always)]
     pub(super) fn prefetch_nth_row<S: Stored>(&self, ids: Ints<'_>, i: usize) {
         if i < ids.len() {
@@ -90,7 +92,7 @@ impl TableView {
 
     #[inline(always)]
     fn row<S: Stored>(&self, id: i64) -> *const u8 {
-        // The product can not overflow for a row of the table, because the table lies in memory.
+        // For a row of the table, the product of id and row size can not overflow, because the table lies in memory.
         self.rows.wrapping_add((id as usize).wrapping_mul(S::row_bytes(self.dim)))
     }
 
@@ -103,7 +105,7 @@ impl TableView {
     #[inline(always)]
     unsafe fn scale<S: Stored>(&self, id: i64) -> f32 {
         if S::IS_SCALED {
-            // SAFETY: the id lies in the table, so the row has a scale.
+            // SAFETY: the id is the number of a row of the table, so there is a scale for this row.
             unsafe { self.scale_at(id).cast::<f32>().read_unaligned() }
         } else {
             1.0
@@ -118,7 +120,8 @@ impl TableView {
     pub(super) unsafe fn copy<L: Lanes, S: Stored>(&self, id: i64, to: *mut u8) {
         let (row, dim) = (self.row::<S>(id), self.dim);
         let mut column = 0;
-        // SAFETY: the caller promises that the id lies in the table; no column is behind D.
+        // SAFETY: the caller promises that the id is the number of a row of the table; the loops read no column from D
+        // on.
         unsafe {
             let scale = self.scale::<S>(id);
             while column + 8 * LANES <= dim {
@@ -149,7 +152,7 @@ impl TableView {
     /// or before, and `to` has space for D float32, which are initialised if `to.adds`.
     #[inline(always)]
     pub(super) unsafe fn sum<L: Lanes, S: Stored>(&self, terms: &Terms, columns: Range<usize>, to: SumTarget) {
-        // SAFETY: `sum_columns` has the same conditions as this function.
+        // SAFETY: the caller promises the conditions of this function, which are those of `sum_columns`.
         unsafe {
             if terms.weights.is_null() {
                 self.sum_columns::<L, S, false>(terms, columns, to);
@@ -168,7 +171,7 @@ impl TableView {
     ) {
         let (mut column, end) = (columns.start, columns.end);
         let mut prefetches = !terms.ids_end.is_null();
-        // SAFETY: no column is behind D; the caller promises the other conditions.
+        // SAFETY: the loops use no column from D on; the caller promises the other conditions.
         unsafe {
             while column + 8 * LANES <= end {
                 self.sum_lanes::<L, S, 8, WEIGHTED>(terms, column, to, prefetches);
@@ -197,7 +200,7 @@ impl TableView {
         to: SumTarget,
         prefetches: bool,
     ) {
-        // SAFETY: the caller promises the conditions of `sum`.
+        // SAFETY: the caller promises that the arguments fulfil the conditions of `sum`.
         unsafe {
             let mut sums = [L::zero(); N];
             for i in 0..terms.count {
@@ -235,7 +238,7 @@ impl TableView {
         to: SumTarget,
         prefetches: bool,
     ) {
-        // SAFETY: the caller promises the conditions of `sum`.
+        // SAFETY: the caller promises that the arguments fulfil the conditions of `sum`.
         unsafe {
             let mut sum = 0.0_f32;
             for i in 0..terms.count {
@@ -263,7 +266,7 @@ impl TableView {
     pub(super) unsafe fn prefetch_term<S: Stored>(&self, terms: &Terms, i: usize) {
         let at = terms.ids.wrapping_add((i + PREFETCH_DISTANCE) * 8);
         if at < terms.ids_end {
-            // SAFETY: the id lies before `ids_end`.
+            // SAFETY: the address of the id that is read lies before `ids_end`.
             self.prefetch_row::<S>(unsafe { at.cast::<i64>().read_unaligned() });
         }
     }
@@ -272,7 +275,7 @@ impl TableView {
 /// Writes `N` groups of eight columns of a row as float32.
 #[inline(always)]
 unsafe fn copy_lanes<L: Lanes, S: Stored, const N: usize>(row: *const u8, scale: f32, column: usize, to: *mut u8) {
-    // SAFETY: the caller promises that the row and `to` have these columns.
+    // SAFETY: the caller promises that the table's row and the memory at `to` have the columns that are copied.
     unsafe {
         let scales = L::splat(scale);
         for column in (0..N).map(|n| column + n * LANES) {
@@ -288,18 +291,19 @@ unsafe fn copy_lanes<L: Lanes, S: Stored, const N: usize>(row: *const u8, scale:
 pub(super) struct Terms {
     /// The first id.
     pub(super) ids: *const u8,
-    /// The weight of the first id; null if all weights are 1.
+    /// Address of the first id's weight; null if all weights are 1.
     pub(super) weights: *const u8,
     /// Number of ids.
     pub(super) count: usize,
     /// Distance from one id to the next, and from one weight to the next, in elements.
     pub(super) stride: usize,
-    /// End of the ids whose rows the sum prefetches; null for no prefetches. Needs a stride of 1.
+    /// Address of the end of the ids whose rows the sum prefetches; null if it prefetches none. Prefetches need a
+    /// stride of 1.
     pub(super) ids_end: *const u8,
 }
 
 impl Terms {
-    /// Returns `count` of these terms: the one at position `start`, and every `stride`-th after it.
+    /// Returns `count` of these terms: the term at position `start`, and every `stride`-th term after it.
     ///
     /// # Safety
     /// These terms have a stride of 1 and hold all of the returned terms.
@@ -321,23 +325,23 @@ impl Terms {
 
     #[inline(always)]
     pub(super) unsafe fn id(&self, i: usize) -> i64 {
-        // SAFETY: the caller promises that `i` is below `count`.
+        // SAFETY: the caller promises that `i` is below the number of terms.
         unsafe { self.ids.add(i * self.stride * 8).cast::<i64>().read_unaligned() }
     }
 
     #[inline(always)]
     unsafe fn weight(&self, i: usize) -> f32 {
-        // SAFETY: the caller promises that `i` is below `count`, and that the terms have weights.
+        // SAFETY: the caller promises that `i` is below the number of terms, and that the terms have weights.
         unsafe { self.weights.add(i * self.stride * 4).cast::<f32>().read_unaligned() }
     }
 }
 
-/// Memory for a sum of rows.
+/// Memory for D float32 numbers, to which a sum of rows is written or added.
 #[derive(Clone, Copy)]
 pub(super) struct SumTarget {
     /// Address of column 0.
     pub(super) at: *mut u8,
-    /// Whether the sum is added to the float32 at `at`; else it replaces them.
+    /// Whether the sum is added to the float32 numbers at `at`; else it replaces them.
     pub(super) adds: bool,
 }
 

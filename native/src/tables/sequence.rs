@@ -1,4 +1,4 @@
-//! Writes the table rows of the first L ids of each row of ids, one after the other.
+//! Writes, for each row of a request, the table rows of its first L ids, one after the other.
 
 use super::combine::split;
 use super::lanes::Lanes;
@@ -7,7 +7,7 @@ use super::processor::Kernel;
 use super::rows::{PREFETCH_DISTANCE, TableView};
 use super::table::{Ints, LookupResult, OutputRows};
 
-/// Arguments of [`super::table::Table::sequence`].
+/// The arguments of a lookup of sequences, [`super::table::Table::sequence`].
 pub(super) struct Sequence<'a> {
     pub(super) table: TableView,
     pub(super) ids: Ints<'a>,
@@ -40,15 +40,15 @@ impl Kernel for Sequence<'_> {
                     if let Some(row) = table.replacement(id, start + k)? {
                         id = row;
                     } else {
-                        // SAFETY: `to` has space for one row of the table, as above.
+                        // SAFETY: the memory at `to` has space for one row of the table, as the assertion above says.
                         unsafe { to.write_bytes(0, row_bytes) };
                         continue;
                     }
                 }
-                // SAFETY: the id lies in the table now; `to` has space for one row, as above.
+                // SAFETY: `id` is now the number of a row of the table, and the memory at `to` has space for one row.
                 unsafe { table.copy::<L, S>(id, to) };
             }
-            // SAFETY: the assertion above says that the rest of the row lies in `out`.
+            // SAFETY: the assertion above says that the rest of the answer's row lies in `out`.
             unsafe { to.add(count * row_bytes).write_bytes(0, (length - count) * row_bytes) };
         }
         Ok(missing)

@@ -1,7 +1,8 @@
-//! Adds rows in the order of TensorFlow's ops, so that sums equal TensorFlow's to the last bit.
+//! Adds table rows in the same order as TensorFlow's ops, so that the sums equal TensorFlow's to the last bit.
 //!
 //! Source: `SparseSegmentReductionOpBase::Reduce` of tensorflow/core/kernels/segment_reduction_ops_impl.h (blocks), and
-//! the packets of `InnerMostDimPreserver` in Eigen's TensorReduction.h, as `SegmentSum` uses it (lanes); TensorFlow 2.21.
+//! the packets of `InnerMostDimPreserver` in Eigen's TensorReduction.h, as `SegmentSum` uses it (lanes); TensorFlow
+//! 2.21.
 
 use super::lanes::Lanes;
 use super::numbers::Stored;
@@ -22,7 +23,8 @@ pub(super) unsafe fn sum<L: Lanes, S: Stored>(table: &TableView, terms: &Terms, 
     let writes = SumTarget { at: to, adds: false };
     let adds = SumTarget { at: to, adds: true };
     let (count, dim) = (terms.count, table.dim);
-    // SAFETY: each call gets some of the terms, and no column behind D; the caller promises the other conditions.
+    // SAFETY: each call sums a part of the terms, and uses no column from D on; the caller promises the other
+    // conditions.
     unsafe {
         match order {
             Summation::BlocksOf8 => {

@@ -26,7 +26,7 @@ pub enum Dtype {
     Float64,
 }
 
-/// The rule for an id outside `[0, V)`.
+/// The policy for an id outside `[0, V)`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum OnBadId {
@@ -36,7 +36,7 @@ pub enum OnBadId {
     Drop,
     /// Drops a negative id; an id of V or more stops the lookup.
     DropNegative,
-    /// Reads the feature's default row in place of the id's.
+    /// Reads the feature's default row in place of the id's row.
     DefaultRow,
     /// Reads row 0 for a negative id, row V - 1 for an id of V or more.
     Clamp,
@@ -44,7 +44,7 @@ pub enum OnBadId {
     Wrap,
 }
 
-/// How the vectors `v` of one row of ids, with weights `w`, become one vector.
+/// The rule by which the vectors `v` of one row of ids, with weights `w`, become one vector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Combiner {
@@ -63,9 +63,9 @@ pub enum Combiner {
 pub enum Summation {
     /// Adds one vector after the other.
     InOrder,
-    /// Sums blocks of eight vectors, then the blocks, as `tf.sparse.segment_sum` does.
+    /// Sums each block of eight vectors, then adds the sums of the blocks, as `tf.sparse.segment_sum` does.
     BlocksOf8,
-    /// Adds every fourth vector to one of four sums, then the four sums, as `tf.math.segment_sum` does.
+    /// Adds every fourth vector to the same one of four sums, then adds the four sums, as `tf.math.segment_sum` does.
     FourLanes,
 }
 
@@ -74,13 +74,13 @@ pub enum Summation {
 pub struct Ints<'a>(&'a [u8]);
 
 impl<'a> Ints<'a> {
-    /// Wraps little-endian bytes; an incomplete last number is ignored.
+    /// Wraps the little-endian bytes of integers; an incomplete last integer is ignored.
     #[must_use]
     pub fn new(bytes: &'a [u8]) -> Self {
         Ints(&bytes[..bytes.len() / 8 * 8])
     }
 
-    /// Wraps a slice of int64.
+    /// Wraps a slice of int64 numbers as little-endian bytes.
     #[must_use]
     pub fn of(numbers: &'a [i64]) -> Self {
         // SAFETY: an i64 is eight initialised bytes, and bytes need no alignment.
@@ -99,7 +99,7 @@ impl<'a> Ints<'a> {
         self.0.is_empty()
     }
 
-    /// Returns number `i`.
+    /// Returns the integer at position `i`.
     ///
     /// # Panics
     /// There is no number `i`.
@@ -109,13 +109,13 @@ impl<'a> Ints<'a> {
         i64::from_le_bytes(self.0[i * 8..i * 8 + 8].try_into().expect("eight bytes"))
     }
 
-    /// Returns the numbers from `start` to `end`.
+    /// Returns the integers from position `start` to `end`.
     #[must_use]
     pub fn slice(self, start: usize, end: usize) -> Ints<'a> {
         Ints(&self.0[start * 8..end * 8])
     }
 
-    /// Iterates over the numbers.
+    /// Iterates over the integers.
     pub fn iter(self) -> impl Iterator<Item = i64> + 'a {
         self.0.chunks_exact(8).map(|bytes| {
             let mut number = [0; 8];
@@ -124,7 +124,7 @@ impl<'a> Ints<'a> {
         })
     }
 
-    /// Returns the bytes of the numbers.
+    /// Returns the little-endian bytes of the integers.
     #[must_use]
     pub fn as_bytes(self) -> &'a [u8] {
         self.0
@@ -136,13 +136,13 @@ impl<'a> Ints<'a> {
 pub struct Weights<'a>(&'a [u8]);
 
 impl<'a> Weights<'a> {
-    /// Wraps little-endian bytes; an incomplete last number is ignored.
+    /// Wraps the little-endian bytes of weights; an incomplete last weight is ignored.
     #[must_use]
     pub fn new(bytes: &'a [u8]) -> Self {
         Weights(&bytes[..bytes.len() / 4 * 4])
     }
 
-    /// Returns weight `i`.
+    /// Returns the weight at position `i`.
     ///
     /// # Panics
     /// There is no weight `i`.
@@ -152,7 +152,7 @@ impl<'a> Weights<'a> {
         f32::from_le_bytes(self.0[i * 4..i * 4 + 4].try_into().expect("four bytes"))
     }
 
-    /// Returns the weights from `start` to `end`.
+    /// Returns the weights from position `start` to `end`.
     #[must_use]
     pub fn slice(self, start: usize, end: usize) -> Weights<'a> {
         Weights(&self.0[start * 4..end * 4])
@@ -186,8 +186,8 @@ impl<'a> Weights<'a> {
     }
 }
 
-/// Uninitialised memory for the vectors of one feature in an answer: `rows` pieces of `width` bytes, `stride` bytes
-/// from one piece to the next, at any alignment.
+/// Uninitialised memory for one feature's vectors in an answer: `rows` pieces of `width` bytes. Piece r begins `r *
+/// stride` bytes after the first, at any alignment.
 pub struct OutputRows<'a> {
     start: *mut u8,
     stride: usize,
@@ -196,12 +196,12 @@ pub struct OutputRows<'a> {
     lives: PhantomData<&'a mut [u8]>,
 }
 
-// SAFETY: an `OutputRows` is a mutable borrow of plain bytes.
+// SAFETY: an `OutputRows` is a mutable borrow of plain bytes, which any thread may hold.
 unsafe impl Send for OutputRows<'_> {}
 
 impl<'a> OutputRows<'a> {
-    /// Takes `rows` pieces of `width` bytes from `memory`: the first at byte `skip`, each further one `stride` bytes
-    /// later.
+    /// Borrows `rows` pieces of `width` bytes from `memory`: the first piece begins at byte `skip`, each further piece
+    /// `stride` bytes later.
     ///
     /// # Panics
     /// `memory` is too short for the rows.
@@ -220,26 +220,26 @@ impl<'a> OutputRows<'a> {
         OutputRows { start, stride, width, rows, lives: PhantomData }
     }
 
-    /// Returns the number of rows.
+    /// Returns the number of rows of the answer.
     #[must_use]
     pub fn rows(&self) -> usize {
         self.rows
     }
 
-    /// Returns the number of bytes of a row.
+    /// Returns the number of bytes of one row of the answer.
     #[must_use]
     pub fn width(&self) -> usize {
         self.width
     }
 
-    /// Returns the address of row `r`, where `width` bytes may be written.
+    /// Returns the address of the answer's row `r`, where `width` bytes may be written.
     ///
     /// # Panics
     /// There is no row `r`.
     #[inline(always)]
     pub fn row(&mut self, r: usize) -> *mut u8 {
         assert!(r < self.rows);
-        // SAFETY: new() has checked that all rows lie in the memory.
+        // SAFETY: new() has checked that all rows lie in the borrowed memory.
         unsafe { self.start.add(r * self.stride) }
     }
 }
@@ -253,7 +253,7 @@ pub enum LookupError {
     TooMany(usize),
 }
 
-/// Ok: how many ids of the lookup lie outside the table. Err: why the lookup stopped.
+/// The result of a lookup: Ok has the number of ids that lie outside the table, Err the reason why the lookup stopped.
 pub type LookupResult = Result<usize, LookupError>;
 
 /// The policy of a lookup for an id outside the table.
@@ -261,24 +261,25 @@ pub type LookupResult = Result<usize, LookupError>;
 pub struct Policy {
     /// The rule.
     pub on_bad_id: OnBadId,
-    /// The row that [`OnBadId::DefaultRow`] reads, below V.
+    /// The row number, below V, that the policy [`OnBadId::DefaultRow`] reads.
     pub default_row: usize,
 }
 
-/// How a feature combines the vectors of a row of ids; fields as in `LookupFeature` of service/artifact/manifest.py.
+/// The options by which a feature combines the vectors of a row of ids; the fields are those of `LookupFeature` in
+/// service/artifact/manifest.py.
 #[derive(Clone, Copy, Debug)]
 pub struct CombineOptions {
-    /// The combiner, which divides the sum.
+    /// The combiner, which decides by which number the sum of the vectors is divided.
     pub combiner: Combiner,
     /// The order in which the vectors are added.
     pub summation: Summation,
-    /// Whether a mean divides by `max(sum(w), 1)`.
+    /// Whether the combiner mean divides by `max(sum(w), 1)`, where w are the weights of a row.
     pub at_least_one: bool,
     /// Whether ids whose weight is not above 0 are left out.
     pub positive_only: bool,
     /// K, the maximal number of ids in a row; 0 for no limit.
     pub max_ids: usize,
-    /// Whether ids after the first K are left out; else a longer row stops the lookup.
+    /// Whether the lookup leaves out the ids of a row after the first K; if not, a longer row stops the lookup.
     pub truncates: bool,
 }
 
@@ -295,13 +296,13 @@ pub struct Table {
     pub(super) scales: *const f32,
 }
 
-// SAFETY: threads only read the memory, and the caller of `new` keeps it mapped.
+// SAFETY: threads only read the table's memory, and the caller of `new` keeps the memory mapped.
 unsafe impl Send for Table {}
-// SAFETY: as for Send: threads only read the memory.
+// SAFETY: as for Send, threads only read the table's memory.
 unsafe impl Sync for Table {}
 
 impl Table {
-    /// Describes a table that lies in memory.
+    /// Returns a table that lies in memory at the given addresses.
     ///
     /// # Safety
     /// `rows` points to V rows of D numbers; `scales` points to V float32 if the dtype is scaled. Both stay readable as
@@ -317,7 +318,7 @@ impl Table {
         Table { dtype, vocabulary_size, embedding_dim, rows, scales }
     }
 
-    /// Returns how many bytes of the table one id reads, its scale included.
+    /// Returns how many bytes of the table a lookup reads for one id, with the row's scale.
     #[must_use]
     pub fn row_bytes(&self) -> usize {
         let d = self.embedding_dim;
@@ -330,9 +331,8 @@ impl Table {
         }
     }
 
-    /// Returns the same table as float32, one number for each four bytes of a stored row, so that a gather or a
-    /// sequence copies stored rows bit for bit. None if rows have scales, or if their size is no multiple of four
-    /// bytes.
+    /// Returns a view of the table that calls every four bytes of a stored row one float32, so that a lookup copies
+    /// stored rows bit for bit. None if rows have scales, or if their size is no multiple of four bytes.
     #[must_use]
     pub fn as_stored(&self) -> Option<Table> {
         let row_bytes = match self.dtype {
@@ -356,7 +356,7 @@ impl Table {
         self.run(Gather { table, ids, out })
     }
 
-    /// Combines the table rows of each row of ids into one float32 vector of `out`; zeros for an empty row.
+    /// Combines the table rows of each row of ids into one float32 vector of `out`; an empty row gives zeros.
     ///
     /// Row `r` has the ids from `splits[r]` to `splits[r + 1]`: `splits` has one number more than `out` has rows, never
     /// decreases, and does not exceed the number of ids. `weights` is as long as `ids`.
@@ -405,7 +405,8 @@ impl Table {
 
     /// Runs a kernel; `processor` is [`Processor::Any`] or the result of [`Processor::best`].
     pub(super) fn run_on(&self, processor: Processor, kernel: impl Kernel) -> LookupResult {
-        // SAFETY: the processor has the instructions, and the caller of `new` gave rows of `self.dtype`.
+        // SAFETY: the processor has the instructions of the kernel, and the caller of `new` passed rows of
+        // `self.dtype`.
         unsafe { processor.run(self.dtype, kernel) }
     }
 }

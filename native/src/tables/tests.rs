@@ -22,7 +22,7 @@ const ALL_POLICIES: [OnBadId; 6] =
 const COMBINERS: [Combiner; 3] = [Combiner::Sum, Combiner::Mean, Combiner::Sqrtn];
 const ORDERS: [Summation; 3] = [Summation::InOrder, Summation::BlocksOf8, Summation::FourLanes];
 
-/// A copy of bytes at an odd address.
+/// A copy of bytes at an odd address, so that tests read unaligned memory.
 struct Unaligned(Vec<u8>);
 
 impl Unaligned {
@@ -74,7 +74,8 @@ fn numbers(dtype: Dtype, size: usize, dim: usize) -> impl Strategy<Value = Numbe
         Dtype::Int8 => dim,
         Dtype::Int4 => dim.div_ceil(2),
     };
-    // Float32 of both signs and similar sizes, so that another order of additions changes the sum's last bits.
+    // The numbers are float32 of both signs and similar sizes, so that another order of additions changes the last bits
+    // of the sum.
     let float32 = prop::collection::vec(-8.0_f32..8.0, size * dim);
     let bytes = prop::collection::vec(any::<u8>(), size * row_bytes);
     let scales = prop::collection::vec(prop_oneof![Just(0.0_f32), 0.001_f32..2.0], size);
@@ -138,7 +139,7 @@ fn found(
     let raw = Unaligned::new(&table.raw);
     let scale_bytes: Vec<u8> = table.scales.iter().flat_map(|scale| scale.to_le_bytes()).collect();
     let scales = Unaligned::new(&scale_bytes);
-    // SAFETY: the rows and the scales live until the lookup is over.
+    // SAFETY: the table's rows and scales stay in memory until the lookup has ended.
     let mapped = unsafe {
         let scales_at = scales.bytes().as_ptr().cast();
         Table::new(table.dtype, table.size, table.dim, raw.bytes().as_ptr(), scales_at)
@@ -147,7 +148,7 @@ fn found(
     let stride = width * 4 + gap;
     let mut memory = vec![MaybeUninit::new(0xA5_u8); skip + rows * stride];
     let missing = look_up(&mapped, OutputRows::new(&mut memory, skip, stride, width * 4, rows))?;
-    // SAFETY: every byte of the memory was initialised above.
+    // SAFETY: the code above has written every byte of the memory.
     let memory: Vec<u8> = memory.iter().map(|byte| unsafe { byte.assume_init() }).collect();
     assert!(memory[..skip].iter().all(|&byte| byte == 0xA5));
     let mut out = Vec::new();
@@ -247,7 +248,7 @@ fn every_half_is_the_same_to_all_processors() {
             table.run_on(processor, Gather { table: TableView::new(table, policy), ids: Ints::of(&ids), out })
         });
         for (bits, number) in (0..=u16::MAX).zip(got.unwrap().0) {
-            // The bits of NaN are equal too: each implementation makes a NaN quiet.
+            // The bits of NaN are equal, too, because each implementation makes a signalling NaN quiet.
             assert_eq!(number.to_bits(), widened(bits).to_bits());
         }
     }
@@ -255,7 +256,7 @@ fn every_half_is_the_same_to_all_processors() {
 
 #[test]
 fn a_float64_table_has_no_rows() {
-    // SAFETY: the lookup reads no row.
+    // SAFETY: the lookup in this test reads no row of the table.
     let table = unsafe { Table::new(Dtype::Float64, 4, 2, std::ptr::null(), std::ptr::null()) };
     for on_bad_id in [OnBadId::Error, OnBadId::Clamp, OnBadId::DefaultRow, OnBadId::Wrap] {
         let policy = Policy { on_bad_id, default_row: 0 };
@@ -269,20 +270,20 @@ fn a_float64_table_has_no_rows() {
 fn stored_rows_keep_their_bits() {
     let raw: Vec<u8> = (0..96).map(|byte| byte ^ 0xF5).collect();
     for (dtype, dim) in [(Dtype::Float64, 3), (Dtype::Float32, 6), (Dtype::Float16, 12), (Dtype::Bfloat16, 12)] {
-        // SAFETY: `raw` holds four rows of 24 bytes.
+        // SAFETY: the buffer `raw` has four rows of 24 bytes.
         let table = unsafe { Table::new(dtype, 4, dim, raw.as_ptr(), std::ptr::null()) };
         let policy = Policy { on_bad_id: OnBadId::Drop, default_row: 0 };
         let mut memory = [MaybeUninit::new(0); 72];
         let out = OutputRows::new(&mut memory, 0, 24, 24, 3);
         assert_eq!(table.as_stored().unwrap().gather(Ints::of(&[2, 4, 1]), policy, out), Ok(1));
-        // SAFETY: the array was initialised with zeros.
+        // SAFETY: the test filled the array with zeros before the lookup.
         let written = memory.map(|byte| unsafe { byte.assume_init() });
         assert_eq!(written[..24], raw[48..72]);
         assert_eq!(written[24..48], [0; 24]);
         assert_eq!(written[48..], raw[24..48]);
     }
     for (dtype, dim) in [(Dtype::Int8, 4), (Dtype::Int4, 8), (Dtype::Float16, 3)] {
-        // SAFETY: `as_stored` reads no row.
+        // SAFETY: the method `as_stored` reads no row of the table.
         let table = unsafe { Table::new(dtype, 4, dim, raw.as_ptr(), std::ptr::null()) };
         assert!(table.as_stored().is_none());
     }

@@ -2,7 +2,7 @@
 
 use super::key_index::{Integers, Lines, UnknownKeys, find};
 
-/// How a vocabulary maps keys to table rows. The key in line `i` has row `first_id + i`.
+/// The rules by which a vocabulary maps keys to table rows. The key in line `i` has row `first_id + i`.
 #[derive(Clone, Copy, Debug, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RowMapping {
@@ -12,11 +12,12 @@ pub struct RowMapping {
     pub first_bucket: i64,
     /// Number of OOV buckets.
     pub num_oov_buckets: u64,
-    /// Row of all keys that the vocabulary lacks, if there are no OOV buckets; -1 drops or refuses such a key.
+    /// Table row of all keys that the vocabulary lacks, if there are no OOV buckets; with -1 such a key is dropped or
+    /// refused.
     pub oov_id: i64,
     /// Whether a request with a key that the vocabulary lacks is refused.
     pub refuses_unknown_keys: bool,
-    /// Row of the empty string; None if the empty string is a key like any other.
+    /// Table row of the empty string; None if the empty string is a key like any other.
     pub empty_id: Option<i64>,
     /// Whether the vocabulary has no list of keys: each key is hashed to an OOV bucket, and none counts as unknown.
     pub is_hashed: bool,
@@ -26,7 +27,7 @@ pub struct RowMapping {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UnknownKey(pub usize);
 
-/// One vocabulary, in memory that the caller of [`Vocabulary::new`] keeps.
+/// One vocabulary, in memory that the caller of [`Vocabulary::new`] keeps mapped.
 #[derive(Clone, Debug)]
 pub struct Vocabulary {
     /// Whether keys are strings; else they are int64.
@@ -37,13 +38,14 @@ pub struct Vocabulary {
     rows: RowMapping,
 }
 
-// SAFETY: threads only read the memory, and the caller of `new` keeps it.
+// SAFETY: threads only read the vocabulary's memory, and the caller of `new` keeps the memory mapped.
 unsafe impl Send for Vocabulary {}
 // SAFETY: as for Send: threads only read the memory.
 unsafe impl Sync for Vocabulary {}
 
 impl Vocabulary {
-    /// Describes a vocabulary by the addresses and lengths of the arrays in service/tables/vocabulary.py.
+    /// Returns a vocabulary on the arrays of service/tables/vocabulary.py, which are given by their addresses and
+    /// lengths.
     ///
     /// # Safety
     /// `service/tables/key_index.py` made the arrays from one file, and they stay readable as long as any copy of the
@@ -121,7 +123,7 @@ mod tests {
         EMPTY, IndexError, count_lines, find_lines, index_integers, index_strings, parse_integers,
     };
 
-    /// The arrays of one vocabulary, as service/tables/key_index.py makes them.
+    /// The arrays of one test vocabulary, as service/tables/key_index.py makes them.
     struct Indexed {
         data: Vec<u8>,
         starts: Vec<i64>,
@@ -149,7 +151,7 @@ mod tests {
 
         fn vocabulary(&self, has_strings: bool, rows: RowMapping) -> Vocabulary {
             let keys = if has_strings { &self.starts } else { &self.integers };
-            // SAFETY: the arrays are made from one file, and outlive the vocabulary in every test.
+            // SAFETY: the arrays are made from one file, and live longer than the vocabulary in every test.
             unsafe {
                 Vocabulary::new(
                     has_strings,
@@ -211,7 +213,7 @@ mod tests {
             is_ended in any::<bool>(),
             rows in rows(),
         ) {
-            // Without keys that end in CR: CR LF ends a line, so such a key would lose its CR.
+            // The test uses no keys that end in CR, because CR LF ends a line, so such a key would lose its CR.
             let known: Vec<String> = known.into_iter().filter(|key| !key.ends_with('\r')).collect();
             prop_assume!(!known.is_empty());
             let mut data = known.join(ending);
@@ -279,7 +281,7 @@ mod tests {
             empty_id: Some(1),
             is_hashed: true,
         };
-        // SAFETY: all arrays are empty, so nothing is read.
+        // SAFETY: all arrays of this vocabulary are empty, so the search reads no memory.
         let vocabulary =
             unsafe { Vocabulary::new(true, (std::ptr::null(), 0), (std::ptr::null(), 0), (std::ptr::null(), 0), rows) };
         let found = vocabulary.rows_of_strings([&b"red"[..], b""].into_iter());

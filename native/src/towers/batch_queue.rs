@@ -1,9 +1,10 @@
-//! Batches requests: those that arrive during a run share the next run. No request waits for later ones.
+//! Batches requests: the requests that arrive during a run of the graph share the next run. No request waits for later
+//! requests.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-/// Runs one batch of items at a time, while further items wait in a queue. Concurrency: any thread; callers block.
+/// A queue that runs one batch of items at a time, while further items wait. Concurrency: any thread; callers block.
 pub struct BatchQueue<T, R> {
     max_rows: usize,
     state: Mutex<State<T, R>>,
@@ -20,7 +21,7 @@ struct QueuedItem<T, R> {
     waiter: Arc<Waiter<T, R>>,
 }
 
-/// Blocks the thread of a queued item until it has a result, or must run the next batch.
+/// A place where the thread of a queued item waits until the item has a result, or the thread must run the next batch.
 struct Waiter<T, R> {
     state: Mutex<WaiterState<T, R>>,
     changed: Condvar,
@@ -28,7 +29,7 @@ struct Waiter<T, R> {
 
 enum WaiterState<T, R> {
     Waiting,
-    /// The thread must run the next batch, which starts with its own item.
+    /// The waiting thread must run the next batch, which starts with the thread's own item.
     RunsBatch(T),
     /// The item's result; None if the thread that ran the batch panicked.
     Done(Option<R>),
@@ -98,7 +99,7 @@ impl<T, R> Waiter<T, R> {
 struct Batch<'a, T, R> {
     queue: &'a BatchQueue<T, R>,
     items: Vec<T>,
-    /// Waiters of all items but the first, which the current thread runs itself.
+    /// The waiting threads of all items except the first, whose thread runs the batch.
     waiters: Vec<Arc<Waiter<T, R>>>,
 }
 

@@ -94,7 +94,7 @@ macro_rules! functions {
         impl Api {
             fn find(library: &Library) -> Result<Self, libloading::Error> {
                 Ok(Api {
-                    // SAFETY: the function has this type in TensorFlow's headers.
+                    // SAFETY: TensorFlow's headers declare the function with this type.
                     $($name: unsafe { *library.get($symbol)? },)*
                 })
             }
@@ -146,11 +146,12 @@ functions! {
     string_dealloc = b"TF_StringDealloc\0": fn(*mut TString);
 }
 
-/// Path and functions of the loaded library.
+/// The path and the functions of the loaded TensorFlow library.
 static OPEN: Mutex<Option<(PathBuf, &'static Api)>> = Mutex::new(None);
 
 impl Api {
-    /// Loads the library at this path and returns its functions. The library stays loaded until the process ends.
+    /// Loads TensorFlow's library at this path and returns its functions. The library stays loaded until the process
+    /// ends.
     ///
     /// # Errors
     /// A sentence: the library can not be loaded or lacks a function, or another library is loaded already.
@@ -166,7 +167,7 @@ impl Api {
         let library =
             unsafe { Library::open(Some(path), RTLD_LAZY | RTLD_LOCAL) }.map_err(|error| error.to_string())?;
         let api: &'static Api = Box::leak(Box::new(Api::find(&library).map_err(|error| error.to_string())?));
-        // TensorFlow's threads never end, so its code must stay mapped.
+        // TensorFlow's threads never end, so the library's code must stay mapped.
         std::mem::forget(library);
         *open = Some((path.to_owned(), api));
         Ok(api)

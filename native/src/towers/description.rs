@@ -2,7 +2,8 @@
 
 use serde::Deserialize;
 
-/// One graph. Inputs, features and outputs are named by their index in the lists of the signature.
+/// The description of a predict's graph. It names inputs, features and outputs by their index in the lists of the
+/// signature.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GraphDescription {
@@ -22,13 +23,13 @@ pub struct GraphDescription {
     pub batch_rows: usize,
 }
 
-/// The part of a graph that computes ids: a first run, before rows are looked up and the rest of the graph runs.
+/// The part of a graph that computes ids. It runs first, before the core looks up rows and runs the rest of the graph.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ComputingDescription {
     /// Tensors that the first run feeds with inputs of the request.
     pub inputs: Vec<FedInput>,
-    /// Names of the id tensors that the first run fetches, in the order of their indexes, which come behind those of
+    /// Names of the id tensors that the first run fetches, in the order of their indexes, which follow the indexes of
     /// the signature's inputs.
     pub ids: Vec<String>,
     /// Names of other tensors that the first run fetches and the second run is fed.
@@ -41,19 +42,20 @@ pub struct ComputingDescription {
 pub struct FedRows {
     /// Name of the tensor.
     pub tensor: String,
-    /// The features, in the order of their columns.
+    /// The features whose vectors the tensor is fed, in the order of their columns.
     pub parts: Vec<FedPart>,
     /// Shape of one row of the tensor; None if there is a single feature, whose shape depends on the request.
     pub shape: Option<Vec<usize>>,
 }
 
-/// One feature of a fed tensor.
+/// One feature whose vectors are columns of a fed tensor.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FedPart {
     /// Index of the feature in the signature.
     pub feature: usize,
-    /// How many columns the feature has; None if it is the only feature and its width depends on the request.
+    /// Number of columns of the feature in the tensor; None if it is the only feature and its width depends on the
+    /// request.
     pub width: Option<usize>,
 }
 

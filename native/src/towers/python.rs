@@ -90,7 +90,7 @@ fn texts(names: &[String]) -> Vec<&str> {
     names.iter().map(String::as_str).collect()
 }
 
-/// A part of a graph that can be run. Concurrency: any thread, several at a time.
+/// A callable part of a graph, with fixed tensors to feed and to fetch. Concurrency: any thread, several at a time.
 #[pyclass(frozen, module = "service._native")]
 pub struct GraphCall {
     session: SharedSession,
@@ -237,7 +237,7 @@ fn predict<'py>(
         } else {
             let mut bytes = vec![std::mem::MaybeUninit::new(0_u8); shape.num_bytes()];
             work.fill(i, &mut bytes).map_err(declined)?;
-            // SAFETY: every byte was initialised to 0.
+            // SAFETY: the code above has set every byte to 0.
             let bytes: Vec<u8> = bytes.iter().map(|byte| unsafe { byte.assume_init() }).collect();
             PyBytes::new(py, &bytes).into_any()
         };

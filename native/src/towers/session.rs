@@ -10,17 +10,18 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use super::c_api::{Api, Graph, OK, Operation, Output, RawSession, Status};
 use super::tensor::Tensor;
 
-/// An error of TensorFlow, or of this file, with a status code.
+/// An error from TensorFlow, or from the functions of this file, with a status code.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GraphError {
-    /// A number of google.rpc.Code.
+    /// The status code, a number of google.rpc.Code.
     pub code: u32,
     /// TensorFlow's message.
     pub message: String,
 }
 
 impl GraphError {
-    /// Returns an `INVALID_ARGUMENT` error, as Python's session raises for feeds and fetches that do not fit the graph.
+    /// Returns an `INVALID_ARGUMENT` error, as TensorFlow's session in Python raises for feeds and fetches that do not
+    /// fit the graph.
     fn invalid(message: impl Into<String>) -> Self {
         GraphError { code: 3, message: message.into() }
     }
@@ -37,7 +38,7 @@ impl std::error::Error for GraphError {}
 /// An operation that prepares a new session: it restores variables or initialises vocabularies.
 #[derive(Clone, Debug, Default)]
 pub struct Step {
-    /// The operation to run.
+    /// Name of the operation to run.
     pub operation: String,
     /// Names of scalar string tensors to feed, each with its value, such as the checkpoint's path or an asset's path.
     pub feeds: Vec<(String, Vec<u8>)>,
@@ -56,7 +57,7 @@ impl StatusGuard {
     }
 
     fn result(&self) -> Result<(), GraphError> {
-        // SAFETY: the status is not deleted yet, and the message lives as long as the status.
+        // SAFETY: the `TF_Status` is not deleted yet, and its message lives as long as the status.
         let (code, message) = unsafe { ((self.api.get_code)(self.raw), CStr::from_ptr((self.api.message)(self.raw))) };
         if code == OK {
             return Ok(());
@@ -82,7 +83,7 @@ pub struct Session {
     raw: Option<NonNull<RawSession>>,
 }
 
-// SAFETY: TensorFlow's graphs and sessions may be used from several threads: they have locks of their own.
+// SAFETY: several threads may use TensorFlow's graphs and sessions, which have their own locks.
 unsafe impl Send for Session {}
 // SAFETY: as above.
 unsafe impl Sync for Session {}
@@ -92,7 +93,7 @@ static OPEN: Mutex<Option<HashMap<u64, Weak<Session>>>> = Mutex::new(None);
 static LAST_NUMBER: AtomicU64 = AtomicU64::new(0);
 
 impl Session {
-    /// Opens a session, and runs the steps one after the other.
+    /// Opens a session, and runs the preparing operations `steps` one after the other.
     ///
     /// `graph_def` is a serialised `GraphDef`, `config` a serialised `ConfigProto`.
     ///
@@ -110,7 +111,7 @@ impl Session {
             return Err(GraphError { code: 8, message: "TensorFlow made no graph".into() });
         };
         let number = LAST_NUMBER.fetch_add(1, Ordering::Relaxed) + 1;
-        // From here on, dropping `session` frees the graph.
+        // After this line, dropping `session` frees the graph.
         let mut session = Session { number, api, graph, raw: None };
         // SAFETY: TensorFlow copies the bytes of graph and config; this block frees all objects that it creates.
         unsafe {
@@ -268,7 +269,7 @@ pub struct Callable {
     targets: Vec<*const Operation>,
 }
 
-// SAFETY: only Session::run uses the pointers, and only for the session to which they belong.
+// SAFETY: only Session::run uses the pointers to operations, and only for the session to which the operations belong.
 unsafe impl Send for Callable {}
 // SAFETY: as above.
 unsafe impl Sync for Callable {}

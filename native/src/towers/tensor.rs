@@ -19,9 +19,9 @@ pub struct AlignedBuffer {
     len: usize,
 }
 
-// SAFETY: a buffer owns plain bytes.
+// SAFETY: an aligned buffer owns plain bytes, which any thread may own.
 unsafe impl Send for AlignedBuffer {}
-// SAFETY: as for Send: nothing writes to the bytes while they are shared.
+// SAFETY: as for Send; in addition, no code writes to the bytes while several threads share them.
 unsafe impl Sync for AlignedBuffer {}
 
 impl AlignedBuffer {
@@ -109,7 +109,7 @@ pub struct Tensor {
 
 // SAFETY: TensorFlow counts references atomically, and nothing writes to the memory of a tensor.
 unsafe impl Send for Tensor {}
-// SAFETY: as for Send: nothing writes to the bytes while they are shared.
+// SAFETY: as for Send; in addition, no code writes to the bytes while several threads share them.
 unsafe impl Sync for Tensor {}
 
 impl Tensor {
@@ -175,7 +175,7 @@ impl Tensor {
     /// Returns the dtype as a number of `types.proto`.
     #[must_use]
     pub fn dtype(&self) -> u32 {
-        // SAFETY: only drop() deletes the tensor.
+        // SAFETY: only drop() deletes the tensor, so it still exists here.
         unsafe { (self.api.tensor_type)(self.raw()) }.unsigned_abs()
     }
 
@@ -193,7 +193,8 @@ impl Tensor {
         if self.dtype() == STRING {
             return &[];
         }
-        // SAFETY: TensorFlow keeps so many bytes there until the tensor is deleted, and nothing writes to them.
+        // SAFETY: TensorFlow keeps so many bytes at this address until the tensor is deleted, and no code writes to
+        // them.
         unsafe {
             let start = (self.api.tensor_data)(self.raw()).cast::<u8>();
             let len = (self.api.tensor_byte_size)(self.raw());
@@ -258,7 +259,7 @@ fn from_memory(
 ) -> Option<Tensor> {
     let argument = std::ptr::from_ref(api).cast_mut().cast();
     let made = match (c_int::try_from(dtype), c_int::try_from(dims.len())) {
-        // SAFETY: `start` has `len` bytes, which the deallocator frees once.
+        // SAFETY: the memory at `start` has `len` bytes, which the deallocator frees once.
         (Ok(dtype), Ok(rank)) => unsafe {
             (api.new_tensor)(dtype, dims.as_ptr(), rank, start.cast(), len, deallocator, argument)
         },
@@ -276,7 +277,7 @@ impl AsRef<[u8]> for Tensor {
 
 impl Drop for Tensor {
     fn drop(&mut self) {
-        // SAFETY: only this drop deletes the tensor, and it runs once.
+        // SAFETY: only this drop() deletes the tensor, and it runs once.
         unsafe { (self.api.delete_tensor)(self.raw()) };
     }
 }

@@ -1,5 +1,5 @@
-//! Tests of sessions and tensors. Those that need TensorFlow only run if the variable `TENSORFLOW_LIBRARY` has the path
-//! of its library.
+//! Tests of TensorFlow sessions and tensors. Tests that need TensorFlow only run if the variable `TENSORFLOW_LIBRARY`
+//! has the path of its library.
 
 use std::path::Path;
 

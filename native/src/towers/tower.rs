@@ -31,7 +31,7 @@ pub struct Tower {
     batch_queue: Option<BatchQueue<Request, Result<Vec<GraphOutput>, Declined>>>,
 }
 
-/// The fed tensors of one request, each with `rows` rows.
+/// The tensors that one request feeds to the graph, each with `rows` rows.
 struct Request {
     callable: Arc<Callable>,
     feeds: Vec<Tensor>,
@@ -60,7 +60,7 @@ pub fn open(description: &serde_json::Value) -> Result<Box<dyn plan::Graph>, Str
     let computing = computing.transpose().map_err(|error| error.to_string())?;
     let batch_queue = (description.batch_rows > 0).then(|| BatchQueue::new(description.batch_rows));
     let tower = Tower { session, description, computing, callables: RwLock::default(), batch_queue };
-    // Fails now, and not at the first request, if the graph lacks a tensor.
+    // If the graph lacks a tensor, this call makes the load of the version fail, and not its first request.
     let all = (0..tower.description.outputs.len()).collect();
     tower.callable(&all).map_err(|_| format!("session {number} has not all tensors of the description"))?;
     Ok(Box::new(tower))
@@ -218,7 +218,7 @@ fn split_outputs(fetched: Vec<Tensor>, requests: &[Request]) -> Result<Vec<Vec<G
 
 type Numbers = dyn AsRef<[u8]> + Send + Sync;
 
-/// One request's rows of an output of a batch.
+/// The rows of one request within an output of a batch.
 struct OutputSlice {
     whole: Arc<Numbers>,
     range: Range<usize>,

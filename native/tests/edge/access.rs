@@ -9,7 +9,7 @@ const PATH: &str = "/v1/models/m:predict";
 /// SHA-256 of "token".
 const DIGEST: &str = "3c469e9d6c5875d37a43f353d4f88e61fcf812c66eee3457465a40b0da4153e0";
 
-/// Builds callers, each from the digest of a token, a name in a certificate ("" is none) and a model.
+/// Builds a list of callers, each with a token's digest, a name in a certificate ("" for none) and a model.
 pub fn callers(all: &[(&str, &str, &str)]) -> Access {
     let list = |text: &str| if text.is_empty() { Vec::new() } else { vec![text.to_owned()] };
     let callers: Vec<Caller> = all
@@ -19,7 +19,8 @@ pub fn callers(all: &[(&str, &str, &str)]) -> Access {
     Access::new(&callers).unwrap()
 }
 
-/// Sends the same request over both wires; says which of them the core answered, gRPC first.
+/// Sends the same request over gRPC and HTTP; returns for each of the two, gRPC first, whether the core answered the
+/// request.
 async fn answered(setup: &Setup, headers: &[(&str, &str)]) -> [bool; 2] {
     let sender = grpc::connect(setup).await;
     let reply = grpc::call(&sender, PREDICT, headers, grpc::framed(b"hello")).await.unwrap();
@@ -59,7 +60,7 @@ async fn a_new_list_of_callers_holds_for_connections_that_are_open() {
         grpc::call(&sender, PREDICT, &headers, grpc::framed(b"hello")).await.unwrap().message()
     };
     assert_eq!(ask().await, "core Predict 5 hello");
-    // First the caller may run another model only; then the token is unknown.
+    // In the first list the caller may run only another model; in the second list the token is unknown.
     for access in [callers(&[(DIGEST, "", "other")]), callers(&[])] {
         setup.server().set_access(access);
         assert_eq!(ask().await, "hello");
@@ -89,12 +90,13 @@ async fn traced_requests_are_forwarded_with_the_numbers_that_were_drawn() {
         num_forwarded += 1;
         let seen = setup.seen.headers.lock().unwrap().clone();
         assert_eq!(seen["x-embedding-server-seal"], "s");
-        // The first digit of the id's lower 64 bits shows that the id is sampled.
+        // A first digit below 8 in the lower 64 bits of the trace id shows that the id is below half of the range, so
+        // it is sampled.
         assert!(seen["x-embedding-server-trace-id"].to_str().unwrap()[16..17] < *"8");
     }
-    // Binomial, n = 200 and p = 0.5: beyond these limits once in 10**9 runs.
+    // The number is binomial with n = 200 and p = 0.5; it lies beyond these limits once in 10**9 test runs.
     assert!((57..=143).contains(&num_forwarded), "{num_forwarded}");
-    // Requests that are forwarded for another reason carry a trace id, too.
+    // Requests that are forwarded for another reason have a trace id, too.
     let (mut num_traced, num_calls) = (0, 100);
     for _ in 0..num_calls {
         grpc::call(&sender, "/echo", &[], grpc::framed(b"hello")).await.unwrap();

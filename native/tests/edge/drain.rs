@@ -32,7 +32,7 @@ async fn a_drain_under_load_loses_nothing() {
     let mut clients = tokio::task::JoinSet::new();
     for _ in 0..4 {
         let count = Arc::clone(&all_served);
-        // One that keeps its connection until it is told to close it, and then finds nobody.
+        // This client keeps its connection until an answer tells it to close the connection.
         clients.spawn(async move {
             let stream = tokio::net::TcpStream::connect(address).await.unwrap();
             let io = hyper_util::rt::TokioIo::new(stream);
@@ -61,7 +61,8 @@ async fn a_drain_under_load_loses_nothing() {
                 let _ = body.send_data(grpc::framed(b"x"), true);
                 match grpc::read(response).await {
                     Ok(reply) => assert_eq!(reply.status(), "0"),
-                    // A stream behind the last one that the server took: any client sends it again elsewhere.
+                    // The server refused a stream that came after the last stream that it accepted; a client may safely
+                    // send the request again elsewhere.
                     Err(error) => {
                         assert!(error.is_go_away() || error.reason() == Some(h2::Reason::REFUSED_STREAM), "{error}");
                         break;

@@ -15,7 +15,8 @@ const CLASSIFY: &str = "/tensorflow.serving.PredictionService/Classify";
 pub async fn connect(setup: &Setup) -> SendRequest<Bytes> {
     let stream = TcpStream::connect(setup.address(Wire::Grpc)).await.unwrap();
     stream.set_nodelay(true).unwrap();
-    // h2's client ends a connection with some hundred small answers that wait to be read, unless its window is larger.
+    // With its default window, h2's client ends a connection after some hundred small unread answers, so the test uses
+    // a larger window.
     let (sender, connection) =
         h2::client::Builder::new().initial_connection_window_size(4 << 20).handshake(stream).await.unwrap();
     tokio::spawn(async move {
@@ -123,7 +124,7 @@ async fn a_message_in_many_frames_is_put_together() {
 
 #[tokio::test]
 async fn many_streams_get_their_own_answers() {
-    // On a busy machine, some wait for longer than the default.
+    // On a busy machine some requests wait longer than the default limit allows.
     let limits = Limits { max_queue: Duration::from_secs(60), ..limits() };
     let setup = Setup::with(limits, |_| ()).await;
     let mut tasks = tokio::task::JoinSet::new();
@@ -231,7 +232,7 @@ async fn a_client_that_leaves_cancels_the_forwarded_call() {
     body.send_reset(h2::Reason::CANCEL);
     drop(response);
     until("the reference is told", || setup.seen.resets.load(SeqCst) == 1).await;
-    // The same when the whole connection goes.
+    // The same must happen if the client closes the whole connection.
     let other = connect(&setup).await;
     let (response, body) = other.clone().send_request(request("/hang", &[]), false).unwrap();
     until("the call arrives", || setup.seen.calls.load(SeqCst) == 2).await;
@@ -307,7 +308,7 @@ async fn deadlines_and_a_full_queue_refuse_large_work() {
     assert_eq!(third.status(), "14");
     assert_eq!(third.text(), "The server is overloaded: 1 requests wait for a thread. Try again later.");
     assert_eq!(third.headers["grpc-retry-pushback-ms"], "1000");
-    // Small requests do not wait for large ones.
+    // Small requests do not wait for large requests.
     assert_eq!(call(&sender, PREDICT, &[], framed(b"small")).await.unwrap().status(), "0");
     assert!(!first.is_finished());
     assert_eq!(first.await.unwrap().message(), "slept");
@@ -396,7 +397,7 @@ async fn a_flood_of_frames_ends_its_connection_and_no_other() {
     let mut answer = Vec::new();
     let _ = reader.read_to_end(&mut answer).await;
     sending.await.unwrap();
-    // A GOAWAY frame with last stream 0 and the error code ENHANCE_YOUR_CALM.
+    // The server must send a GOAWAY frame with last stream 0 and the error code ENHANCE_YOUR_CALM.
     assert!(answer.windows(17).any(|part| part == b"\0\0\x08\x07\0\0\0\0\0\0\0\0\0\0\0\0\x0b"));
     assert_eq!(setup.count(|s| s.flooded.clone(), "ping"), 1);
     assert_eq!(call(&other, PREDICT, &[], framed(b"x")).await.unwrap().status(), "0");
@@ -452,7 +453,7 @@ async fn compressed_messages_are_forwarded_unless_they_inflate_too_far() {
         let small = gzip(b"hello");
         let reply = call(&sender, path, &headers, small.clone()).await.unwrap();
         assert_eq!((reply.data, &reply.headers["x-from"]), (small, &"reference".parse().unwrap()));
-        // Runs of equal bytes, which gzip compresses to about a twentieth.
+        // The first data set has runs of equal bytes, which gzip compresses to about a twentieth.
         let runs = (0..9_u32 << 20).map(|n| (n / 48).wrapping_mul(2_654_435_761).to_le_bytes()[3]).collect();
         for (data, word) in [(runs, "limit of 8388608 bytes"), (vec![0; 7 << 20], "100 times its size")] {
             let reply = call(&sender, path, &headers, gzip(&data)).await.unwrap();

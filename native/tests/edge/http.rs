@@ -36,7 +36,7 @@ pub async fn post(
     Response::from_parts(head, String::from_utf8(body.to_vec()).unwrap())
 }
 
-/// Sends raw bytes and returns what comes until the server closes.
+/// Sends raw bytes to the server, and returns the bytes that come until the server closes the connection.
 async fn raw(setup: &Setup, data: &[u8]) -> String {
     let mut stream = TcpStream::connect(setup.address(Wire::Http)).await.unwrap();
     stream.write_all(data).await.unwrap();

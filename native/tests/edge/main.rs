@@ -1,4 +1,4 @@
-//! The edge between real clients and a reference that is made up.
+//! Tests of the core's network server with real clients and test reference servers.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by a panic")]
 #![allow(clippy::large_stack_arrays, clippy::format_collect, reason = "speed does not matter here")]

@@ -38,7 +38,7 @@ async fn forwarded_calls_are_bounded_and_control_calls_pass() {
         assert_eq!(grpc::call(&sender, path, &[], grpc::framed(b"")).await.unwrap().status(), "0", "{path}");
     }
     assert_eq!(grpc::call(&sender, PREDICT, &[], grpc::framed(b"small")).await.unwrap().status(), "0");
-    // The second request is refused after four times `max_queue`.
+    // The second request is refused after it has waited four times `max_queue`.
     assert_eq!(second.await.unwrap().unwrap().status(), "14");
     assert_eq!(setup.seen.resets.load(SeqCst), 0);
     first.abort();
@@ -157,7 +157,7 @@ fn few_bytes() -> Limits {
 async fn half_received_messages_of_one_connection_leave_room_for_another() {
     let setup = Setup::with(few_bytes(), |_| ()).await;
     let sender = grpc::connect(&setup).await;
-    // A half of each message, in the first frame.
+    // The first frame of each call has a half of the call's message.
     let half = grpc::framed(&vec![b'a'; 30_000]).slice(..15_000);
     let mut calls = Vec::new();
     for _ in 0..700 {
@@ -166,10 +166,11 @@ async fn half_received_messages_of_one_connection_leave_room_for_another() {
         body.send_data(half.clone(), false).unwrap();
         calls.push((tokio::spawn(grpc::read(response)), body));
     }
-    // The connection holds a half of all bytes, and its other calls are refused.
+    // The calls of one connection may hold a half of all bytes, so the server refuses the other calls.
     let most = (8 << 20) / 15_000;
     let num_refused = || calls.iter().filter(|(reply, _)| reply.is_finished()).count();
-    // Some more may be refused: two threads that ask at the same time both count before one of them is refused.
+    // The server may refuse some calls more: two threads that check the limit at the same time both count their bytes
+    // before one of them is refused.
     until("the others are refused", || num_refused() >= 700 - most).await;
     let held = || setup.server().statistics().bytes_in_flight;
     until("the rest is held", || held() == (700 - num_refused()) * 15_000).await;
@@ -202,7 +203,7 @@ async fn half_received_bodies_of_one_address_leave_room_and_a_large_body_is_refu
         until("it is held", || held() == number * 4_900_000).await;
         streams.push(stream);
     }
-    // 9.8 of 16.8 MB are held, so the same address may have 1.4 MB more.
+    // 9.8 of 16.8 MB are held, so requests from the same client address may hold 1.4 MB more.
     let mut third = tokio::net::TcpStream::connect(setup.address(Wire::Http)).await.unwrap();
     third.write_all(started).await.unwrap();
     let mut answer = Vec::new();

@@ -1,4 +1,4 @@
-//! A server with a made-up form, and reference servers that echo.
+//! A server with a test form and with test reference servers that echo requests.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
@@ -17,7 +17,7 @@ use tokio::net::UnixListener;
 
 pub const PREDICT: &str = "/tensorflow.serving.PredictionService/Predict";
 
-/// Returns a servable without tables, and with one signature.
+/// Returns a servable without tables and with one signature.
 pub fn servable() -> Arc<Servable> {
     let description = serde_json::json!({
         "model": "m", "version": 7, "tables": [], "vocabularies": [], "damage_flag_at": 0,
@@ -28,11 +28,11 @@ pub fn servable() -> Arc<Servable> {
     });
     let description = serde_json::from_value(description).unwrap();
     let no_graph = |_: &serde_json::Value| Err(String::new());
-    // SAFETY: there is no address in it.
+    // SAFETY: the description has no memory addresses.
     Arc::new(unsafe { Servable::compile(description, MemoryOwner(Box::new(())), &no_graph) }.unwrap())
 }
 
-/// A form whose requests say in words what is to happen.
+/// A test handler for requests: the text of each request is a command that tells the handler how to answer.
 pub struct Words {
     servable: Arc<Servable>,
     pub num_running: AtomicUsize,
@@ -97,7 +97,7 @@ impl Dispatch for Words {
     }
 }
 
-/// What the reference saw.
+/// The requests that the test reference servers have received.
 #[derive(Default)]
 pub struct Seen {
     pub headers: Mutex<HeaderMap>,
@@ -185,7 +185,7 @@ impl Setup {
     }
 }
 
-/// Waits until something is true, for 5 s.
+/// Waits up to 5 s until a condition is true; panics if it stays false.
 pub async fn until(what: &str, is_true: impl Fn() -> bool) {
     for _ in 0..500 {
         if is_true() {
@@ -197,7 +197,7 @@ pub async fn until(what: &str, is_true: impl Fn() -> bool) {
 }
 
 async fn grpc_reference(listener: UnixListener, seen: Arc<Seen>) {
-    // Ends its connections with itself, as a process does.
+    // When this task ends, its connections end with it, as those of a process do.
     let mut connections = tokio::task::JoinSet::new();
     while let Ok((stream, _)) = listener.accept().await {
         let seen = Arc::clone(&seen);
@@ -240,7 +240,7 @@ async fn reference_call(
     }
     let mut stream = respond.send_response(answer, false).unwrap();
     if path == "/flood" {
-        // Until the client reads no more.
+        // The server sends until the client reads no more.
         loop {
             stream.reserve_capacity(16 << 10);
             match std::future::poll_fn(|cx| stream.poll_capacity(cx)).await {
@@ -282,7 +282,7 @@ async fn http_reference(listener: UnixListener, seen: Arc<Seen>) {
                     std::future::pending::<()>().await;
                 }
                 if head.uri.path() == "/early" {
-                    // The body stays unread.
+                    // The test server answers without reading the request's body.
                     return Ok(Response::new(Full::new(Bytes::from("early"))));
                 }
                 let body = body.collect().await?.to_bytes();

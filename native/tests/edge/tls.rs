@@ -82,7 +82,7 @@ async fn client_certificates_are_asked_for_and_told_to_the_reference() {
     assert!(ask(&setup, &client(&own, Some(&stranger)), PREDICT).await.is_err());
     assert_eq!(ask(&setup, &client(&own, Some(&friend)), "/echo").await.unwrap(), "hello");
     assert!(!setup.seen.headers.lock().unwrap().contains_key(NAMES));
-    // The first two are the DNS name and the common name in the test's certificates, which rcgen makes.
+    // The first two names are the DNS name and the common name in the test's certificates, which rcgen makes.
     let names = [("DNS:localhost", "m"), ("CN:rcgen self signed cert", "m"), ("CN:stranger", "m")];
     for (name, model) in names {
         setup.server().set_access(callers(&[("", name, model)]));

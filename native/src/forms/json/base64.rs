@@ -1,8 +1,8 @@
-//! Encodes and decodes base64, which JSON bodies have in `{"b64": "..."}`.
+//! Encodes and decodes base64, in which JSON bodies carry byte strings: `{"b64": "..."}`.
 
 const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
 
-/// The value in `VALUES` of a byte that is no letter of base64.
+/// Stands in the table `VALUES` for a byte that is not a base64 character.
 const NONE: u8 = 255;
 
 const VALUES: [u8; 256] = {

@@ -1,4 +1,4 @@
-//! A parser of strict JSON, which reads the tokens of a body one after the other.
+//! A parser of strict JSON, which reads the tokens of a request's body one after the other.
 //!
 //! Bodies are mostly lists of ids, for which this parser is faster than a library: 1,580 ids take 16 us here, and 39 us
 //! as a `serde_json::Value`; visitors over `serde_json` and over `sonic-rs` were slower, too, and longer. Strings with
@@ -12,7 +12,7 @@ use super::base64;
 use super::nested::Nested;
 use crate::declined::Declined;
 
-/// A parsed value, or why the body must be forwarded to the reference server.
+/// A parsed value, or the reason why the request must be forwarded to the reference server.
 pub type Parsed<T> = Result<T, Declined>;
 
 /// The reference server refuses a document with more colons, or more opening brackets and braces, than this. It also
@@ -29,7 +29,7 @@ const MAX_LEVELS: usize = 16;
 /// Says whether a document has more keys or lists than the reference server accepts.
 fn has_too_many_tokens(body: &[u8]) -> bool {
     let count = |byte| memchr::memchr_iter(byte, body).count();
-    // A shorter body can not have that many colons or brackets.
+    // A body with fewer bytes than a limit can not have more colons or brackets than the limit.
     body.len() > MAX_DOCUMENT_KEYS
         && (count(b':') > MAX_DOCUMENT_KEYS || count(b'[') + count(b'{') > MAX_DOCUMENT_LISTS)
 }
@@ -57,7 +57,7 @@ impl<'a> Cursor<'a> {
         Ok(cursor)
     }
 
-    /// Returns the next byte, or 0 at the end.
+    /// Returns the next byte of the body, or 0 at its end.
     #[inline]
     fn peek(&self) -> u8 {
         self.text.as_bytes().get(self.at).copied().unwrap_or(0)
@@ -136,7 +136,7 @@ impl<'a> Cursor<'a> {
                     has_escapes = true;
                     self.at += 1;
                 }
-                // A control character; or 0, because the body ends within the string.
+                // The byte is a control character, or 0 because the body ends within the string.
                 0..0x20 => return Err(Declined::Unusual),
                 _ => {}
             }
@@ -160,7 +160,7 @@ impl<'a> Cursor<'a> {
         Ok(key)
     }
 
-    /// Skips one digit or more.
+    /// Skips one or more decimal digits of the body.
     #[inline]
     fn digits(&mut self) -> Parsed<()> {
         let start = self.at;
@@ -170,7 +170,7 @@ impl<'a> Cursor<'a> {
         if self.at == start { Err(Declined::Unusual) } else { Ok(()) }
     }
 
-    /// Reads a number and adds it to `nested`, in `depth` lists.
+    /// Parses a number and adds it to the tensor value `nested`; `depth` is the number of lists around it.
     #[inline]
     fn number(&mut self, nested: &mut Nested<'a>, depth: usize) -> Parsed<()> {
         let start = self.at;
@@ -191,7 +191,8 @@ impl<'a> Cursor<'a> {
         nested.int(depth, number)
     }
 
-    /// Reads the fraction and the exponent of a number that starts at `start`; returns the whole number, rounded once.
+    /// Parses the fraction and the exponent of a number whose text begins at `start`; returns the number as a float64,
+    /// rounded once.
     fn rest_of_float(&mut self, start: usize) -> Parsed<f64> {
         if self.peek() == b'.' {
             self.at += 1;
@@ -299,7 +300,7 @@ impl<'a> Cursor<'a> {
         Ok(is_null)
     }
 
-    /// Reads `null` as None, any other value by `read`.
+    /// Reads `null` as None, and any other value with the function `read`.
     ///
     /// # Errors
     /// As `read`.
@@ -307,12 +308,13 @@ impl<'a> Cursor<'a> {
         if self.accept_null()? { Ok(None) } else { read(self).map(Some) }
     }
 
-    /// Returns how many bytes of the body come from this position on.
+    /// Returns the number of bytes of the body from this position on.
     pub fn num_remaining(&self) -> usize {
         self.text.len() - self.at
     }
 
-    /// Reads an element of a tensor, a list or a leaf, and adds it to `nested`; the element lies in `depth` lists.
+    /// Parses one element of a tensor, a list or a single value, and adds it to the tensor value `nested`; `depth` is
+    /// the number of lists around it.
     ///
     /// # Errors
     /// The element is not JSON, or differs in kind or depth from the elements before it.
@@ -380,8 +382,7 @@ impl<'a> Cursor<'a> {
     #[inline]
     pub fn rectangular_list(&mut self, mut leaf: impl FnMut(&mut Self) -> Parsed<()>) -> Parsed<()> {
         self.expect(b'[')?;
-        // `lengths` has the length of the lists of each level, None before the first such list has ended. `counts` has
-        // the number of elements so far in each list that is not closed yet.
+        // `lengths` has for each level the length of its lists, or None until the first such list has ended.
         let mut lengths: SmallVec<[Option<usize>; MAX_LEVELS]> = SmallVec::from_elem(None, 1);
         let mut counts: SmallVec<[usize; MAX_LEVELS]> = SmallVec::new();
         let mut count = 0;
@@ -518,7 +519,7 @@ mod tests {
         };
         let read = |text: String| Cursor::new(text.as_bytes()).is_ok();
         let keys = [-1, 0, 1].map(|more| is_read(MAX_DOCUMENT_KEYS.saturating_add_signed(more), 0));
-        // The limit on lists also counts the outer object and the outer list.
+        // The limit on lists also counts the object and the list that the test puts around them.
         let lists = [-1, 0, 1].map(|more| is_read(1, (MAX_DOCUMENT_LISTS - 2).saturating_add_signed(more)));
         assert_eq!((keys, lists), ([true, true, false], [true, true, false]));
         // The limit on keys also counts colons within strings.

@@ -19,14 +19,14 @@ use super::floats::NonFinite;
 /// point.
 const MAX_BYTES: usize = 18;
 
-/// How many numbers are converted to digits before the first of them is written as text. One loop for both steps took
-/// 13 ns a number; two loops take 10 ns, because the processor can overlap more of the shorter iterations.
+/// Number of floats that are converted to digits before the first of them is written as text. One loop for both steps
+/// took 13 ns a number; two loops take 10 ns, because the processor can overlap more of the shorter iterations.
 const BLOCK: usize = 16;
 
-/// How many bits of a [`Scale::step`] are behind its binary point.
+/// Number of bits behind the binary point of the fixed-point number [`Scale::step`].
 const POINT: u32 = 60;
-/// A difference smaller than this, in units of 2^-60, may have the wrong sign, because the error of x is up to 2^25
-/// units.
+/// Limit, in units of 2^-60, below which a difference to x is too small to compare, because the computed x has an error
+/// of up to 2^25 units. (The module's text defines x.)
 const UNSURE: u64 = 1 << 26;
 
 const MANTISSA: u32 = 0x7F_FFFF;
@@ -34,22 +34,23 @@ const IMPLICIT: u32 = 0x80_0000;
 const ZEROS: u64 = u64::from_le_bytes(*b"00000000");
 const ZERO_POINT: u64 = u64::from_le_bytes(*b"0.000000");
 
-/// Constants that turn floats of one exponent into digits.
+/// The constants that convert floats with one binary exponent to decimal digits; the module's text defines q, k and x.
 #[derive(Clone, Copy)]
 struct Scale {
-    /// 2^q 10^-k, in units of 2^-60, rounded down.
+    /// The factor 2^q 10^-k as a fixed-point number in units of 2^-60, rounded down.
     step: u64,
-    /// A power of ten. Each x of this exponent has as many digits as the threshold, or one digit fewer.
+    /// A power of ten that splits the scaled floats x of this exponent: an x below it has one digit fewer than an x
+    /// from it on.
     threshold: u32,
-    /// Factor that brings an x below the threshold to nine digits.
+    /// Factor that extends an x below the threshold to nine digits.
     if_below: u8,
-    /// Factor that brings an x from the threshold on to nine digits.
+    /// Factor that extends an x from the threshold on to nine digits.
     if_above: u8,
-    /// The decimal exponent of the first digit, for an x from the threshold on.
+    /// The decimal exponent of the first digit of the float, if its x is at least the threshold.
     exponent: i8,
 }
 
-/// The scales; the index is the biased exponent of a float32.
+/// The table of conversion constants; the index is the biased exponent of a float32.
 static SCALES: [Scale; 256] = scales();
 
 const fn scales() -> [Scale; 256] {
@@ -80,11 +81,11 @@ const fn scales() -> [Scale; 256] {
     table
 }
 
-/// Returns the scale of floats whose 2^q 10^-k is `step`, in units of 2^-123.
+/// Returns the conversion constants for floats whose factor 2^q 10^-k is `step`, in units of 2^-123.
 #[allow(clippy::cast_possible_truncation)] // A step is below 10.
 const fn scale(step: u128, k: i8) -> Scale {
     let step = (step >> (123 - POINT)) as u64;
-    // The smallest mantissa, 2^23, decides which power of ten lies in the range of x.
+    // The smallest mantissa, 2^23, decides which power of ten lies among the possible values of x.
     let is_short = (step as u128) << 23 < 10_000_000 << POINT;
     Scale {
         step,
@@ -143,15 +144,15 @@ pub fn write_row<const SIZE: usize>(
 fn nine_digits(number: f32) -> Decimal {
     let bits = number.to_bits();
     let scale = &SCALES[(bits >> 23 & 0xFF) as usize];
-    // x as a fixed-point number, with 64 bits behind the binary point.
+    // The scaled float x as a fixed-point number, with 64 bits behind the binary point.
     let x = u128::from((bits & MANTISSA | IMPLICIT) << 4) * u128::from(scale.step);
     let whole = (x >> 64) as u32;
     let rest = x as u64;
 
     let tens = (whole + 5) / 10 * 10;
     let nearest = whole + (rest >> 63) as u32;
-    // The distance of x from the nearest multiple of ten, between -5 and 5, and half of 2^q 10^-k; both in units of
-    // 2^-60.
+    // `distance` is the distance of the scaled float x from the nearest multiple of ten, at most 5; `half` is a half of
+    // 2^q 10^-k. Both are in units of 2^-60.
     let beyond = u64::from(whole).wrapping_sub(u64::from(tens)) << POINT | rest >> 4;
     let distance = beyond.cast_signed().unsigned_abs();
     let half = scale.step / 2;
@@ -181,15 +182,15 @@ unsafe fn write(decimal: Decimal, non_finite: NonFinite, at: *mut u8) -> usize {
     let first = upper / 10_000;
     let ones = one_digit_a_byte(upper - first * 10_000, digits - upper * 10_000);
     if !(-6..=7).contains(&exponent) || ones == 0 {
-        // SAFETY: the caller promises MAX_BYTES writable bytes at `at`.
+        // SAFETY: the caller promises that MAX_BYTES bytes at the address `at` may be written.
         return unsafe { write_rare(number, non_finite, at) };
     }
-    // The number of digits, from 2 to 9.
+    // `count` is the number of decimal digits of the float, from 2 to 9.
     let count = 9 - ones.swap_bytes().trailing_zeros() as usize / 8;
     let eight = ones | ZEROS;
 
-    // `before` has the digits before the point without the first, up to 7; `zeros` the zeros before the first digit, up
-    // to 6. One of them is 0.
+    // `before` is the number of digits before the point without the first digit, up to 7; `zeros` is the number of
+    // zeros before the first digit, up to 6. At least one of the two is 0.
     let before = exponent.max(0) as usize;
     let zeros = (-exponent).max(0) as usize;
     let sign = usize::from(number.is_sign_negative());
@@ -199,7 +200,7 @@ unsafe fn write(decimal: Decimal, non_finite: NonFinite, at: *mut u8) -> usize {
     unsafe {
         at.write(b'-');
         let at = at.add(sign);
-        // Each store writes eight bytes; the next store overwrites those that are too many.
+        // Each store writes eight bytes of text; the next store overwrites the surplus bytes.
         store(ZERO_POINT, at);
         at.add(start).write(b'0' + first as u8);
         store(eight, at.add(start + 1));
@@ -217,7 +218,7 @@ unsafe fn write(decimal: Decimal, non_finite: NonFinite, at: *mut u8) -> usize {
 /// Eight bytes may be written at `at`.
 #[inline(always)]
 unsafe fn store(bytes: u64, at: *mut u8) {
-    // SAFETY: the caller promises eight writable bytes at `at`, at any alignment.
+    // SAFETY: the caller promises that eight bytes at the address `at` may be written; the write needs no alignment.
     unsafe { at.cast::<[u8; 8]>().write_unaligned(bytes.to_le_bytes()) };
 }
 
@@ -347,7 +348,8 @@ mod tests {
     #[test]
     #[ignore = "a measurement, in --release with --nocapture"]
     fn time_of_a_number() {
-        // Nearly standard normal numbers: sums of twelve uniform ones.
+        // Each test number is a sum of twelve uniform random numbers, and so has nearly the standard normal
+        // distribution.
         let mut random = fastrand::Rng::with_seed(1);
         let count = 128 * 160;
         let numbers: Vec<f32> = (0..count).map(|_| (0..12).map(|_| random.f32()).sum::<f32>() - 6.0).collect();

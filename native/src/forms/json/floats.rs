@@ -7,7 +7,7 @@
 use super::float32_text;
 use crate::plan::DataType;
 
-/// How NaN and infinity are written, which standard JSON does not have.
+/// The JSON text for NaN and infinity, for which standard JSON has none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NonFinite {
     /// The words `NaN`, `Infinity` and `-Infinity`, which TensorFlow Serving writes too.
@@ -17,7 +17,7 @@ pub enum NonFinite {
 }
 
 impl NonFinite {
-    /// Returns `Null` where the server's setting `strict_json` is on, else `Tokens`.
+    /// Returns `Null` if the server's setting `strict_json` is on, else `Tokens`.
     #[must_use]
     pub fn of(strict_json: bool) -> Self {
         if strict_json { NonFinite::Null } else { NonFinite::Tokens }
@@ -238,7 +238,7 @@ fn write_elements<E: Element>(dims: &[usize], bytes: &[u8], non_finite: NonFinit
     write_level::<E>(dims, bytes, non_finite, out);
 }
 
-/// Appends the lists of one level, and all levels within them.
+/// Appends a tensor's nested JSON lists of one level, with all deeper levels.
 fn write_level<E: Element>(dims: &[usize], bytes: &[u8], non_finite: NonFinite, out: &mut Vec<u8>) {
     let Some((&length, inner)) = dims.split_first() else {
         E::write_row(bytes, non_finite, out);
@@ -282,7 +282,7 @@ pub fn write_strings(dims: &[usize], strings: &[impl AsRef<[u8]>], as_bytes: boo
     out.push(b']');
 }
 
-/// Appends one string as [`write_strings`] does.
+/// Appends one byte string: as a JSON string, or in base64 if it is not UTF-8 or the output's name ends with `_bytes`.
 fn write_bytes(bytes: &[u8], as_bytes: bool, out: &mut Vec<u8>) {
     match std::str::from_utf8(bytes) {
         Ok(text) if !as_bytes => write_string(text, out),

@@ -11,8 +11,8 @@ use crate::declined::Declined;
 /// Maximal number of levels of nested lists in a tensor; the reference server accepts 64.
 pub const MAX_DEPTH: usize = 8;
 
-/// The elements of nested lists that are no lists, in the order of the text. All are of one kind; if one number is a
-/// float, all are.
+/// The leaves of nested JSON lists, which are the elements that are not lists, in the order of the text. All leaves
+/// have one kind; if one number is a float, all numbers are stored as floats.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum Leaves<'a> {
     /// No leaves.
@@ -48,20 +48,20 @@ impl Leaves<'_> {
     }
 }
 
-/// In `lengths`: no list of this depth has ended yet, so its length is not known.
+/// Stands in `lengths` for a depth at which no list has ended yet, so that the length is unknown.
 const OPEN: usize = usize::MAX;
 
 /// A JSON value that is built element by element. The depth of an element is the number of lists around it.
 #[derive(Clone, Debug, Default)]
 pub struct Nested<'a> {
     leaves: Leaves<'a>,
-    /// Length of the first list at each depth.
+    /// For each depth, the length of the first list at this depth.
     sizes: SmallVec<[usize; 4]>,
     /// For each depth, whether lists of this depth differ in their lengths.
     is_uneven: [bool; MAX_DEPTH],
     /// Depth of the leaves, which are the elements that are no lists; None before the first leaf is added.
     leaf_depth: Option<usize>,
-    /// How many leaves there are up to the end of each list of depth 1.
+    /// For each list of depth 1, the number of leaves up to its end.
     ends: Vec<i64>,
 }
 

@@ -11,9 +11,11 @@ use crate::declined::Declined;
 use crate::forms::{Answered, Call};
 use crate::plan::{DataType, Effort, Inputs, OutputShape, Servable, Work};
 
-/// Longer bodies are parsed on the thread pool for large work: parsing an id takes 10 ns, looking up its row more.
+/// A body with more bytes is parsed on the thread pool for large work, because parsing an id takes 10 ns, and looking
+/// up its row takes longer.
 const SMALL_BODY_BYTES: usize = 8 << 10;
-/// Answers with more numbers are written on the thread pool for large work: writing a number takes some 10 to 20 ns.
+/// An answer with more numbers is written on the thread pool for large work, because writing a number as text takes 10
+/// to 20 ns.
 const SMALL_NUMBERS: usize = 4096;
 /// Bytes of text that are reserved for each number.
 const NUMBER_BYTES: usize = 12;
@@ -60,7 +62,7 @@ pub fn text_buffer(count: usize) -> Vec<u8> {
 /// Runs a signature on the inputs of a request, and writes all its outputs.
 ///
 /// # Errors
-/// Why the request must be forwarded to the reference server.
+/// The reason why the request must be forwarded to the reference server.
 pub fn answer(
     call: &Call<'_>,
     servable: &Arc<Servable>,
@@ -133,7 +135,7 @@ fn values(work: &mut Work<'_, '_>, index: usize, shape: &OutputShape) -> Result<
     let num_bytes = shape.num_bytes();
     let mut bytes = Vec::with_capacity(num_bytes);
     work.fill(index, &mut bytes.spare_capacity_mut()[..num_bytes])?;
-    // SAFETY: fill() initialised all `num_bytes` bytes.
+    // SAFETY: fill() has written all `num_bytes` bytes of the buffer.
     unsafe { bytes.set_len(num_bytes) };
     Ok(OutputValues::Numbers(bytes))
 }
@@ -144,7 +146,7 @@ impl Output<'_> {
         self.write_part(&self.shape.dims, 0, non_finite, out);
     }
 
-    /// Appends one part of the output: if the output is cut into parts of sizes `dims`, the part with this index.
+    /// Cuts the output into equal parts of shape `dims`, and appends the part with number `index` as JSON.
     fn write_part(&self, dims: &[usize], index: usize, non_finite: NonFinite, out: &mut Vec<u8>) {
         let count: usize = dims.iter().product();
         let start = index * count;
@@ -162,7 +164,7 @@ impl Output<'_> {
     }
 }
 
-/// Appends the body of [`JsonLayout::Rows`] without its last brace.
+/// Appends the answer's JSON in the row format ([`JsonLayout::Rows`]), without its last brace.
 fn rows(outputs: &[Output<'_>], non_finite: NonFinite, out: &mut Vec<u8>) -> Result<(), Declined> {
     let rows = outputs.first().and_then(|output| output.shape.dims.first());
     let &rows = rows.ok_or(Declined::Unfit)?;

@@ -19,16 +19,16 @@ pub struct Column<'a> {
     pub name: Cow<'a, str>,
     /// Value of the input or feature.
     pub value: Nested<'a>,
-    /// Number of rows of `instances` that had this column.
+    /// Number of rows of `instances` that had a value for this column so far.
     rows: usize,
 }
 
 /// The tensors of a `:predict` body.
 #[derive(Debug)]
 pub enum Payload<'a> {
-    /// Inputs with their names.
+    /// The inputs, if the body names them.
     Columns(Vec<Column<'a>>),
-    /// The value of the only input, without a name.
+    /// The value of the signature's only input, if the body gives it without a name.
     Value(Nested<'a>),
 }
 
@@ -95,7 +95,7 @@ pub fn read_lookup(body: &[u8]) -> Parsed<LookupBody<'_>> {
     })
 }
 
-/// Parses the body `{"ids": [...]}`.
+/// Parses the body `{"ids": [...]}` of a `:rows` request.
 ///
 /// # Errors
 /// [`Declined::Unusual`].
@@ -224,7 +224,8 @@ mod tests {
     use super::*;
     use crate::forms::json::nested::Leaves;
 
-    /// The oracle: leaves and sizes of a value, as numpy would find them; None if its lists are uneven.
+    /// The oracle: returns the leaves and the sizes of a JSON value, as numpy would find them; None if its lists are
+    /// uneven.
     fn plain(value: &Value) -> Option<(Vec<Value>, Vec<usize>)> {
         let Value::Array(items) = value else {
             return Some((vec![value.clone()], vec![]));

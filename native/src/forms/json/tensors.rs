@@ -7,7 +7,7 @@ use super::nested::{Leaves, Nested};
 use crate::declined::Declined;
 use crate::plan::{Data, DataType, Dims, InputPlan, InputRole, Inputs, Signature, Strings, Tensor};
 
-/// Returns the inputs of a request that sends none: one None for each input of the signature.
+/// Returns a list of inputs without values: one None for each input of the signature.
 #[must_use]
 pub fn no_inputs<'a>(signature: &Signature) -> Inputs<'a> {
     let mut inputs = Inputs::new();
@@ -103,7 +103,7 @@ fn numbers(dtype: DataType, leaves: Leaves<'_>) -> Result<Data<'_>, Declined> {
         (DataType::Uint8, Leaves::Ints(numbers)) => bytes(&numbers, u8::to_le_bytes)?,
         (DataType::Bool, Leaves::Bools(bools)) => Data::Bytes(bools),
         (DataType::Float32, leaves) => {
-            // Rounded to float64 first and then to float32, as numpy does.
+            // Each number is rounded to float64 first and then to float32, as numpy does.
             #[allow(clippy::cast_possible_truncation)]
             let floats = floats(leaves)?.into_iter().map(|number| number as f32);
             Data::Floats(floats.collect())

@@ -14,7 +14,7 @@ use crate::forms::{Call, Version, lookup_json, table_rows, tensorflow_json};
 use crate::plan::tests::{feature, input, output, servable, toy};
 use crate::plan::{Data, DataType, Effort, ModelRoutes, Routes, Servable, Tensor};
 
-/// The form that a test calls with a body.
+/// The function of a wire format that a test calls with a JSON body.
 #[derive(Clone, Copy, Debug)]
 enum Form {
     Lookup,
@@ -49,7 +49,7 @@ fn ask(routes: &Routes, form: Form, effort: Effort, body: &[u8]) -> Result<Strin
     Ok(String::from_utf8(body.to_vec()).expect("text"))
 }
 
-/// Returns the answer to one body, from the servable of plan/tests.rs.
+/// Returns the answer to one JSON body, from the servable of plan/tests.rs.
 fn answer(form: Form, body: &str) -> Result<String, Declined> {
     ask(&routes(toy()), form, Effort::Any, body.as_bytes())
 }
@@ -362,7 +362,7 @@ fn shown(tensor: &Tensor<'_>) -> Value {
 }
 
 /// Compares the arrays that are parsed from bodies with those of the reference implementation. `JSON_PARITY` names a
-/// file whose lines are `[signature, form, body, arrays]`; `arrays` is null if the reference refuses the body.
+/// file whose lines are `[signature, form, body, arrays]`; `arrays` is null if the reference server refuses the body.
 #[test]
 #[ignore = "needs the file that JSON_PARITY names"]
 fn bodies_are_read_as_the_reference_reads_them() {

@@ -1,4 +1,4 @@
-//! Parses the body of an `infer` request.
+//! Parses the body of an Open Inference `infer` request.
 
 use std::borrow::Cow;
 
@@ -10,19 +10,19 @@ use crate::declined::Declined;
 use crate::forms::json::cursor::Cursor;
 use crate::plan::{Data, DataType, Dims, Strings, Tensor};
 
-/// One input of a request.
+/// One input tensor of a request.
 pub struct Input<'a> {
-    /// Name of the input.
+    /// Name of the input tensor.
     pub name: Cow<'a, str>,
     /// Dtype, sizes and elements of the input.
     pub tensor: Tensor<'a>,
 }
 
-/// An output that a request names.
+/// One output that a request names.
 pub struct Output<'a> {
-    /// Name of the output.
+    /// Name of the output that the request asks for.
     pub name: Cow<'a, str>,
-    /// The output's `binary_data` parameter; None if it has none.
+    /// The value of the output's parameter `binary_data`; None if the request does not set it.
     pub is_binary: Option<bool>,
 }
 
@@ -35,7 +35,7 @@ pub struct Request<'a> {
     pub signature: Cow<'a, str>,
     /// The request's `binary_data_output` parameter: whether outputs without `binary_data` are binary.
     pub is_binary: bool,
-    /// Inputs in the order of the request.
+    /// Input tensors in the order of the request.
     pub inputs: SmallVec<[Input<'a>; 4]>,
     /// Outputs that the request names; an empty list means all outputs.
     pub outputs: SmallVec<[Output<'a>; 4]>,
@@ -83,12 +83,12 @@ impl<'a> Request<'a> {
     }
 }
 
-/// Where the elements of an input are.
+/// The elements of an input, or their position in the body.
 enum ElementSource<'a> {
     Absent,
-    /// Elements that were parsed from JSON, and their number.
+    /// Elements that were parsed from JSON, with their number.
     Elements(Data<'a>, usize),
-    /// Position of a JSON list that can not be parsed yet, because its datatype comes later in the text.
+    /// Position of a JSON list that can not be parsed yet, because the input's datatype comes later in the text.
     Skipped(Cursor<'a>),
 }
 
@@ -163,8 +163,7 @@ fn output<'a>(cursor: &mut Cursor<'a>) -> Result<Output<'a>> {
     Ok(Output { name, is_binary })
 }
 
-/// Reads an object of parameters, or null, and calls `each` for each parameter. Declines the parameters for shared
-/// memory and classification.
+/// Reads a JSON object of parameters, or null, and calls `each` for each parameter.
 fn parameters<'a>(cursor: &mut Cursor<'a>, mut each: impl FnMut(&mut Cursor<'a>, &str) -> Result<()>) -> Result<()> {
     if cursor.accept_null()? {
         return Ok(());
@@ -190,7 +189,8 @@ fn size(cursor: &mut Cursor<'_>) -> Result<usize> {
 
 /// Reads a list of elements, flat or nested in lists of equal lengths; returns the elements and their number.
 fn elements<'a>(cursor: &mut Cursor<'a>, dtype: DataType, dims: Option<&Dims>) -> Result<(Data<'a>, usize)> {
-    // The shape may be wrong, so the remaining text bounds the allocation: an element takes at least two bytes.
+    // The shape may be wrong, so the size of the remaining text bounds the allocation: an element takes at least two
+    // bytes.
     let max_elements = cursor.num_remaining() / 2 + 1;
     let capacity = dims.and_then(|dims| num_elements(dims).ok()).unwrap_or(0).min(max_elements);
     Ok(match dtype {
@@ -199,7 +199,8 @@ fn elements<'a>(cursor: &mut Cursor<'a>, dtype: DataType, dims: Option<&Dims>) -
         DataType::Float32 => {
             let mut numbers = Vec::with_capacity(capacity);
             cursor.rectangular_list(|cursor| {
-                // Rounded to float64 first and then to float32, as numpy converts a list of Python floats.
+                // Each number is rounded to float64 first and then to float32, as numpy converts a list of Python
+                // floats.
                 #[allow(clippy::cast_possible_truncation)]
                 numbers.push(cursor.float()? as f32);
                 Ok(())

@@ -159,7 +159,7 @@ fn the_order_of_fields_does_not_matter() {
     assert_eq!(answered(&[&inputs[..], &spec].concat()), answered(&[&spec[..], &inputs].concat()));
     assert!(answered(&[&spec[..], &inputs].concat()).is_ok());
 
-    // A map entry whose value comes before its key.
+    // In this map entry the value comes before the key.
     let tensor = ids(&[1]).encode_to_vec();
     let mut entry = Vec::new();
     write_delimited(&mut entry, 2, &tensor);
@@ -203,7 +203,7 @@ fn long_requests_are_large_work() {
     assert!(answer(&small, &short).is_ok());
 }
 
-/// A graph with one output of each dtype.
+/// A test graph with one output of each dtype.
 #[derive(Debug)]
 struct EveryDtype;
 

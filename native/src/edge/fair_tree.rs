@@ -1,0 +1,163 @@
+//! The tree in which requests wait: models, their client addresses, their connections. Children take turns.
+
+use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// The waiting requests of one model or one client may fill at most this many times the places that are still free. So
+/// one flooding client can fill four fifths of the queue, and two can fill four ninths each. Source:
+/// `service/engine/admission_limits.py`.
+pub const SHARE: usize = 4;
+/// A run counts as at least this many nanoseconds, so that models with unknown run times take turns too.
+const LEAST_NANOS: u64 = 1_000;
+
+/// The model, the client's address and the connection of a request; the queue shares its places by these names.
+pub type Path = [Arc<str>; 3];
+
+/// A request in the queue.
+#[derive(Debug)]
+pub struct Waiting<T> {
+    pub id: u64,
+    pub value: T,
+    pub class: usize,
+    pub cost: u64,
+    // The wait that was estimated from the run times alone, before the correction by real waits.
+    pub expected: Duration,
+    pub since: Instant,
+    pub deadline: Option<Instant>,
+}
+
+/// The virtual time of a child node's next turn, with a number that orders equal times.
+type Turn = (u64, u64);
+
+/// A node in the tree of waiting requests: the root's children are models, their children client addresses, and their
+/// children connections, which hold the requests.
+#[derive(Debug)]
+pub struct Node<T> {
+    /// How many requests wait here.
+    pub waiting: usize,
+    // The expected run time of all requests that wait below this node, in nanoseconds.
+    cost: u64,
+    // Virtual time: the run time that each child with waiting requests has had so far, in nanoseconds. A new child
+    // starts from it, so that a client with one request at a time neither overtakes a client with many waiting requests
+    // for ever, nor waits for all of them.
+    clock: u64,
+    // The number of turns that were given out. Of two children with equal virtual time, the earlier one runs first.
+    given: u64,
+    turns: BTreeSet<(Turn, Arc<str>)>,
+    children: HashMap<Arc<str>, (Turn, Node<T>)>,
+    requests: VecDeque<Waiting<T>>,
+}
+
+impl<T> Default for Node<T> {
+    fn default() -> Self {
+        Node {
+            waiting: 0,
+            cost: 0,
+            clock: 0,
+            given: 0,
+            turns: BTreeSet::new(),
+            children: HashMap::new(),
+            requests: VecDeque::new(),
+        }
+    }
+}
+
+impl<T> Node<T> {
+    /// Adds a request at the end of a path.
+    pub fn push(&mut self, path: &[Arc<str>], request: Waiting<T>) {
+        self.waiting += 1;
+        self.cost += request.cost;
+        let Some((name, rest)) = path.split_first() else {
+            return self.requests.push_back(request);
+        };
+        let turn = (self.clock, self.given);
+        let (turns, given) = (&mut self.turns, &mut self.given);
+        let child = self.children.entry(Arc::clone(name)).or_insert_with(|| {
+            *given += 1;
+            turns.insert((turn, Arc::clone(name)));
+            (turn, Node::default())
+        });
+        child.1.push(rest, request);
+    }
+
+    /// Takes out the request whose turn is next, with the first name of its path.
+    pub fn take(&mut self) -> Option<(Waiting<T>, Option<Arc<str>>)> {
+        let (request, name) = match self.turns.pop_first() {
+            None => (self.requests.pop_front()?, None),
+            Some(((time, _), name)) => {
+                let busy = self.children.len() as u64;
+                let child = self.children.get_mut(&name)?;
+                let (request, _) = child.1.take()?;
+                let cost = request.cost.max(LEAST_NANOS);
+                self.clock = self.clock.max(time) + cost / busy;
+                child.0 = (time + cost, self.given);
+                self.given += 1;
+                if child.1.waiting == 0 {
+                    self.children.remove(&name);
+                } else {
+                    self.turns.insert((child.0, Arc::clone(&name)));
+                }
+                (request, Some(name))
+            }
+        };
+        self.waiting -= 1;
+        self.cost -= request.cost;
+        Some((request, name))
+    }
+
+    /// Takes out a request of a path by its number.
+    pub fn remove(&mut self, path: &[Arc<str>], id: u64) -> Option<Waiting<T>> {
+        let removed = match path.split_first() {
+            None => {
+                let place = self.requests.iter().position(|request| request.id == id)?;
+                self.requests.remove(place)?
+            }
+            Some((name, rest)) => {
+                let child = self.children.get_mut(name)?;
+                let removed = child.1.remove(rest, id)?;
+                if child.1.waiting == 0 {
+                    self.turns.remove(&(child.0, Arc::clone(name)));
+                    self.children.remove(name);
+                }
+                removed
+            }
+        };
+        self.waiting -= 1;
+        self.cost -= removed.cost;
+        Some(removed)
+    }
+
+    fn child(&self, name: &str) -> Option<&Node<T>> {
+        self.children.get(name).map(|(_, node)| node)
+    }
+
+    /// Returns true if the model, the address and the connection on the path may each queue one more request.
+    pub fn has_share(&self, path: &[Arc<str>], free: usize) -> bool {
+        let mut node = self;
+        for name in path {
+            let Some(child) = node.child(name) else {
+                return true;
+            };
+            if child.waiting > SHARE.saturating_mul(free) {
+                return false;
+            }
+            node = child;
+        }
+        true
+    }
+
+    /// Returns the expected run time of all requests that run before a further request, in nanoseconds. Because
+    /// children take turns, each other child runs at most as long as the request's own child and the request together.
+    pub fn before(&self, path: &[Arc<str>], cost: u64) -> u64 {
+        let Some((name, rest)) = path.split_first() else {
+            return self.cost;
+        };
+        let Some(child) = self.child(name) else {
+            return self.cost.min(cost.saturating_mul(self.children.len() as u64));
+        };
+        let own = child.before(rest, cost);
+        let others = (self.children.len() as u64 - 1).saturating_mul(own + cost);
+        own + others.min(self.cost - child.cost)
+    }
+}

@@ -1,0 +1,159 @@
+//! Pauses the reading of a connection whose requests the server refuses.
+//!
+//! A refusal costs processor time, which accepted requests then lack. While a connection is not read, its requests wait
+//! in the socket's buffers, and TCP makes the client wait. Answers are written on.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::task::Context;
+use std::time::{Duration, Instant};
+
+use tokio::time::Sleep;
+
+use super::connection::Connection;
+use super::limits::REFUSAL_SHARE;
+
+/// Shorter pauses are added up first: the runtime's timers have a resolution of 1 ms.
+const LEAST: Duration = Duration::from_millis(1);
+const MOST: Duration = Duration::from_millis(100);
+/// A refusal counts as at most this long: the rest of its turn was spent on other requests, for example on their bodies.
+const MOST_SPENT: Duration = Duration::from_micros(50);
+
+/// The number of connections that are paused now, and the number of threads that serve connections.
+#[derive(Debug)]
+pub struct Pauses {
+    threads: u32,
+    count: AtomicUsize,
+}
+
+impl Pauses {
+    /// Starts without a paused connection.
+    #[must_use]
+    pub fn new(threads: usize) -> Self {
+        Pauses { threads: u32::try_from(threads).unwrap_or(u32::MAX).max(1), count: AtomicUsize::new(0) }
+    }
+
+    /// Returns the pause for refusals of one connection that took `spent`. The connections that are paused now share the
+    /// time for refusals, so each waits longer when there are more of them.
+    fn length(&self, spent: Duration) -> Duration {
+        let connections = u32::try_from(self.count.load(Relaxed)).unwrap_or(u32::MAX).saturating_add(1);
+        (spent.saturating_mul(REFUSAL_SHARE).saturating_mul(connections) / self.threads).min(MOST)
+    }
+}
+
+/// The pause of one connection. Its task alone uses it.
+pub struct RefusalPause<'s> {
+    pauses: &'s Pauses,
+    connection: Arc<Connection>,
+    // Refusals of the connection as of the last turn.
+    refused: u64,
+    // The time of pauses that were too short to begin.
+    owed: Duration,
+    timer: Option<Pin<Box<Sleep>>>,
+}
+
+impl<'s> RefusalPause<'s> {
+    /// Starts without a pause.
+    #[must_use]
+    pub fn new(pauses: &'s Pauses, connection: Arc<Connection>) -> Self {
+        RefusalPause { pauses, connection, refused: 0, owed: Duration::ZERO, timer: None }
+    }
+
+    /// Ends the pause if its time is over; else the task is woken then.
+    pub fn poll_end(&mut self, cx: &mut Context<'_>) {
+        if let Some(timer) = &mut self.timer
+            && timer.as_mut().poll(cx).is_ready()
+        {
+            self.end();
+        }
+    }
+
+    /// Begins a pause if the connection's requests were refused in the turn that ends. `requests` is the
+    /// number of requests that the turn has begun or ended.
+    pub fn after_turn(&mut self, begun: Instant, requests: u32, cx: &mut Context<'_>) {
+        let refused = self.connection.refused();
+        let in_turn = u32::try_from(refused - self.refused).unwrap_or(u32::MAX);
+        self.refused = refused;
+        if in_turn == 0 || self.timer.is_some() {
+            return;
+        }
+        let each = (begun.elapsed() / requests.max(in_turn)).min(MOST_SPENT);
+        self.owed += self.pauses.length(each.saturating_mul(in_turn));
+        if self.owed < LEAST {
+            return;
+        }
+        let timer = Box::pin(tokio::time::sleep(self.owed.min(MOST)));
+        self.owed = Duration::ZERO;
+        self.timer = Some(timer);
+        self.connection.set_paused(true);
+        self.pauses.count.fetch_add(1, Relaxed);
+        // Registers the task with the timer.
+        self.poll_end(cx);
+    }
+
+    fn end(&mut self) {
+        if self.timer.take().is_some() {
+            self.connection.set_paused(false);
+            self.pauses.count.fetch_sub(1, Relaxed);
+        }
+    }
+}
+
+impl Drop for RefusalPause<'_> {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::task::Waker;
+
+    use super::*;
+    use crate::edge::limits::Limits;
+
+    fn refuse(pause: &mut RefusalPause<'_>, refusals: usize, spent: Duration, requests: u32) {
+        for _ in 0..refusals {
+            pause.connection.note_refused();
+        }
+        pause.after_turn(Instant::now() - spent, requests, &mut Context::from_waker(Waker::noop()));
+    }
+
+    #[tokio::test]
+    async fn a_connection_is_paused_for_ten_times_the_time_of_its_refusals() {
+        let (pauses, connection) = (Pauses::new(1), Connection::new(String::new(), &Limits::default()));
+        let mut pause = RefusalPause::new(&pauses, Arc::clone(&connection));
+        refuse(&mut pause, 0, Duration::from_millis(9), 10);
+        assert!(!connection.is_paused(), "nothing was refused");
+        // Half of the requests were refused in half of 0.4 ms, so the pause is 2 ms.
+        refuse(&mut pause, 5, Duration::from_micros(400), 10);
+        assert!(connection.is_paused());
+        assert_eq!(
+            pauses.length(Duration::from_millis(1)),
+            Duration::from_millis(20),
+            "two connections share the time"
+        );
+        let mut cx = Context::from_waker(Waker::noop());
+        pause.poll_end(&mut cx);
+        assert!(connection.is_paused());
+        tokio::time::sleep(Duration::from_millis(10)).await;
+        pause.poll_end(&mut cx);
+        assert!(!connection.is_paused());
+        assert_eq!(pauses.count.load(Relaxed), 0);
+    }
+
+    #[tokio::test]
+    async fn short_pauses_add_up_long_ones_are_cut_and_a_dropped_one_ends() {
+        let (pauses, connection) = (Pauses::new(2), Connection::new(String::new(), &Limits::default()));
+        let mut pause = RefusalPause::new(&pauses, Arc::clone(&connection));
+        for expected in [false, false, false, true] {
+            refuse(&mut pause, 1, Duration::from_millis(1), 1);
+            assert_eq!(connection.is_paused(), expected);
+        }
+        drop(pause);
+        assert!(!connection.is_paused());
+        assert_eq!(pauses.length(Duration::from_secs(9)), MOST);
+    }
+}
