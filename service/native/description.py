@@ -287,6 +287,7 @@ def _remote(table: RemoteTable) -> dict[str, Any]:
             "ca_file": address.ca_file,
             "user": address.user,
             "password_file": address.password_file,
+            "own_password": address.own_password,
             "timeout_ms": round(address.timeout_s * 1e3),
             "node_timeout_ms": round(address.node_timeout_s * 1e3),
         },

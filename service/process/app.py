@@ -85,7 +85,8 @@ class App:
         self._showing_health = threading.Lock()
         self._recent = RecentRequests(settings.slow_request_s)
         self._clusters = None if self._routes is None else Clusters(settings.remote_cache_bytes)
-        self._remote = RemoteTables(remote_tables(settings.remote_tables), self._show_health)
+        on_rows = {} if self._clusters is None else {"on_rows": self._clusters.forget}
+        self._remote = RemoteTables(remote_tables(settings.remote_tables), self._show_health, **on_rows)
         self._registry.problem_beside = self._remote.problem
         more = [
             self._readiness_lines,
@@ -116,7 +117,8 @@ class App:
             compile_native=None if self._clusters is None else partial(compile_native, clusters=self._clusters.core),
             show_lookups=self._show_lookups if settings.early_lookups else None,
             open_store=None if self._stores is None else self._stores.open,
-            open_remote=self._remote.open if settings.remote_tables else None,
+            open_remote=self._remote.open,
+            on_list=self._remote.configure,
         )
         if self._tracing is not None:
             rules = replace(rules, load=self._tracing.loading(rules.load))
@@ -213,6 +215,7 @@ class App:
             logs=self._request_logs.read,
             stores=lambda: [] if self._stores is None else self._stores.status(),
             remote=lambda: remote_status(remote_counts(self._clusters, self._remote.counts())),
+            clusters=self._remote.clusters,
             data_plane=lambda: self._servers.state(),
             overload=lambda: overload(admission.held(), admission.limits, self._metrics.admission),
         )

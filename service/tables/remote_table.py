@@ -22,8 +22,9 @@ from service.tables.table import MappedTable
 from service.types import TABLE_DTYPES, Array, TableInfo, stored_columns
 
 if TYPE_CHECKING:
-    # This import is only for type checks: row_reader imports redis-py, an optional extra, and is loaded only if a table
-    # is remote.
+    # These imports are only for type checks: the modules import redis-py, an optional extra, and are loaded only if a
+    # table is remote.
+    from service.remote.changes import TableChanges
     from service.remote.row_reader import RowReader
 
 
@@ -46,14 +47,18 @@ class RemoteTable:
     Args:
       defaults: row number -> [row_bytes] uint8, default rows to return if a row can not be read. Empty: the read fails.
 
-    row_bytes: as of the same table mapped.
+    row_bytes: as of the same table mapped. reader, defaults: for the native core, which reads rows itself.
+    changes: writes changed rows into the cluster.
     """
 
-    __slots__ = ("info", "row_bytes", "reader", "defaults")
+    __slots__ = ("info", "row_bytes", "changes", "reader", "defaults")
 
-    def __init__(self, info: TableInfo, reader: RowReader, defaults: Mapping[int, Array]) -> None:
+    def __init__(
+        self, info: TableInfo, reader: RowReader, defaults: Mapping[int, Array], changes: TableChanges
+    ) -> None:
         self.info = info
         self.row_bytes = reader.layout.row_bytes
+        self.changes = changes
         self.reader = reader
         self.defaults = defaults
 
