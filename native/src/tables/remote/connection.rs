@@ -129,7 +129,7 @@ impl Connection {
         sent.map_err(told)
     }
 
-    /// Reads one answer. A value as long as `to` is copied there; `head` is what its answer begins with.
+    /// Reads one answer. A value as long as `to` is copied there; `head`: the first bytes of its answer.
     ///
     /// # Errors
     /// The connection broke, or the answer did not come before `until`.

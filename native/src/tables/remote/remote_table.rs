@@ -71,11 +71,11 @@ pub struct RemoteTable {
     default_rows: Vec<(usize, Vec<u8>)>,
     /// The slot of each shard.
     slots: Vec<u16>,
-    /// What the commands for all rows begin with.
+    /// The first bytes of the commands for all rows.
     head: Vec<u8>,
-    /// What the command for each row of a block ends with.
+    /// The last bytes of the command for each row of a block.
     tails: Vec<Vec<u8>>,
-    /// What the answer with a row begins with.
+    /// The first bytes of an answer with a row.
     reply_head: Vec<u8>,
 }
 
@@ -215,7 +215,7 @@ impl RemoteTable {
         to.extend_from_slice(&self.tails[row]);
     }
 
-    /// Returns what the answer with a row begins with.
+    /// Returns the first bytes of an answer with a row.
     pub(super) fn reply_head(&self) -> &[u8] {
         &self.reply_head
     }
