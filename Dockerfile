@@ -1,5 +1,5 @@
-# Targets: serve (lookups of models in a folder, no TensorFlow), full (serve + TensorFlow, model-export and object stores),
-# load (serve + locust).
+# Targets: serve (lookups of models in a folder and of remote tables, no TensorFlow), full (serve + TensorFlow,
+# model-export and object stores), load (serve + locust).
 #
 #   docker build --target serve -t embedding-server:serve .
 #
@@ -24,7 +24,8 @@ COPY pyproject.toml ./
 RUN python -c "import pathlib, tomllib; \
 project = tomllib.loads(pathlib.Path('pyproject.toml').read_text())['project']; \
 extras = project['optional-dependencies']; \
-lists = {'serve': project['dependencies'], 'full': extras['tensorflow'] + extras['export'] + extras['stores'], \
+lists = {'serve': project['dependencies'] + extras['remote'], \
+         'full': extras['tensorflow'] + extras['export'] + extras['stores'], \
          'load': [name for name in extras['loadtest'] if not name.startswith('tensorflow')]}; \
 [pathlib.Path(f'{target}.txt').write_text('\n'.join(sorted(set(names))) + '\n') for target, names in lists.items()]"
 

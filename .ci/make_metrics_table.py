@@ -27,7 +27,7 @@ from service.observe.request_logs import RequestLogs
 from service.observe.serving_metric_names import MEANINGS
 from service.observe.store_metrics import store_lines
 from service.observe.version_metrics import readiness_lines
-from service.remote.counts import ReadCounts
+from service.remote.counts import CacheCounts, ReadCounts, RemoteCounts
 from service.types import State, Table, TableCounts, VersionStatus
 
 HEAD = """\
@@ -66,7 +66,7 @@ def exposition() -> str:
         logs.configure([ModelConfig("m", "/m", request_log=RequestLogConfig(str(Path(folder) / "log"), 1.0))])
         counts = SimpleNamespace(read_bytes=0, listings=0, failures=0, fetched=0)
         more = [lambda: readiness_lines(True, {"m": True}), lambda: store_lines([("m", counts, True)])]
-        remote = {("m", 1, "t"): ReadCounts()}
+        remote = RemoteCounts({("m", 1, "t"): ReadCounts()}, CacheCounts(0, 0, 0))
         more += [logs.metric_lines, lambda: remote_lines(remote), lambda: neighbor_lines({"m": 1})]
         metrics = Metrics(lambda: [LoadedServable(_servable(), 0), LoadedServable(_sampled(), 0)], more)
         _report(metrics)

@@ -40,9 +40,9 @@ def main() -> None:
     layout = TableLayout.of("m", "t", bytes(32), entry)
     with tempfile.TemporaryDirectory() as folder, Cluster(Path(folder) / "nodes", options.primaries) as cluster:
         client = cluster.client()
-        before = _memory(cluster)
-        _fill(client, layout, table)
-        used = (_memory(cluster) - before) / options.rows
+        before = used_memory(cluster)
+        fill(client, layout, table)
+        used = (used_memory(cluster) - before) / options.rows
         sys.stdout.write(f"{options.rows:,} rows of {layout.row_bytes} bytes: {used:.0f} bytes of the cluster a row\n")
         address = StoreAddress.parse(cluster.address + "?timeout_ms=60000&node_timeout_ms=30000")
         reader = RowReader(layout, address, Topology(address))
@@ -52,12 +52,13 @@ def main() -> None:
                 layout,
                 table,
                 size,
-                {"ours": lambda ids: reader.read(ids).rows, "redis-py": _plain(client, layout)},
+                {"ours": lambda ids: reader.read(ids).rows, "redis-py": plain_reader(client, layout)},
             )
         reader.close()
 
 
-def _fill(client: redis.Redis, layout: TableLayout, table: np.ndarray) -> None:
+def fill(client: redis.Redis, layout: TableLayout, table: np.ndarray) -> None:
+    """Writes the rows of a table into a cluster."""
     for begin in range(0, layout.num_blocks, 256):
         with client.pipeline(transaction=False) as pipe:
             for block in range(begin, min(begin + 256, layout.num_blocks)):
@@ -66,7 +67,8 @@ def _fill(client: redis.Redis, layout: TableLayout, table: np.ndarray) -> None:
             pipe.execute()
 
 
-def _plain(client: redis.Redis, layout: TableLayout) -> Callable[[np.ndarray], np.ndarray]:
+def plain_reader(client: redis.Redis, layout: TableLayout) -> Callable[[np.ndarray], np.ndarray]:
+    """Returns a reader of redis-py: one GETRANGE a row, in a pipeline."""
     client = redis.RedisCluster(*_place(client), protocol=2) if isinstance(client, redis.RedisCluster) else client
 
     def read(ids: np.ndarray) -> np.ndarray:
@@ -97,11 +99,11 @@ def _compare(
         read(np.arange(size))
         for _ in range(_REPEATS):
             ids = np.unique(rng.integers(0, layout.vocabulary_size, size))
-            nodes_s, own_s, now_s = _server_cpu_s(cluster), time.process_time(), time.perf_counter()
+            nodes_s, own_s, now_s = server_cpu_s(cluster), time.process_time(), time.perf_counter()
             rows = read(ids)
             wall_ms.append((time.perf_counter() - now_s) * 1e3)
             client_us.append((time.process_time() - own_s) / ids.size * 1e6)
-            server_us.append((_server_cpu_s(cluster) - nodes_s) / ids.size * 1e6)
+            server_us.append((server_cpu_s(cluster) - nodes_s) / ids.size * 1e6)
             assert (np.ascontiguousarray(rows).view(np.float32) == table[ids]).all()
         sys.stdout.write(
             f"{size:6,} ids  {name:9} client {statistics.median(client_us):6.2f} us a row, server "
@@ -109,7 +111,7 @@ def _compare(
         )
 
 
-def _server_cpu_s(cluster: Cluster) -> float:
+def server_cpu_s(cluster: Cluster) -> float:
     """Returns the CPU seconds that all nodes of the cluster have used so far."""
     return sum(sum(map(int, _stat(node.process.pid)[11:13])) for node in cluster.nodes) / 100
 
@@ -118,7 +120,8 @@ def _stat(pid: int) -> list[str]:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 
-def _memory(cluster: Cluster) -> int:
+def used_memory(cluster: Cluster) -> int:
+    """Returns the bytes that all nodes use."""
     return sum(node.ask("INFO", "memory")["used_memory"] for node in cluster.nodes)
 
 

@@ -71,7 +71,9 @@ MAY_IMPORT: dict[str, Row] = {
     ),
     # service.comparison opens both versions as a load does.
     "service.comparison": Row(_FORMATS | {"service.tables"}, {"numpy"}),
-    "service.wire": Row(_FORMATS | {"service.engine"}, {"numpy", "google.protobuf", "orjson", "ml_dtypes"}),
+    "service.wire": Row(
+        _FORMATS | {"service.engine", "service.remote.address"}, {"numpy", "google.protobuf", "orjson", "ml_dtypes"}
+    ),
     "service.configuration": Row(
         _BASE
         | {"service.artifact.plain_file", "service.engine", "service.near_names", "service.wire"}
@@ -85,7 +87,9 @@ MAY_IMPORT: dict[str, Row] = {
         {"obstore"},
     ),
     "service.deltas": Row(
-        _FORMATS | {"service.tables", "service.engine.deltas", "service.engine.registry", "service.engine.servable"},
+        _FORMATS
+        | {"service.remote", "service.tables"}
+        | {"service.engine.deltas", "service.engine.registry", "service.engine.servable"},
         {"numpy"},
     ),
     # No other folder of the server may import TensorFlow. ml_dtypes gives numpy bfloat16, and comes with TensorFlow.
@@ -101,7 +105,7 @@ MAY_IMPORT: dict[str, Row] = {
     "service.observe": Row(
         _FORMATS
         | {"service.configuration", "service.engine", "service.wire.prediction_log"}
-        | {"service.remote.counts"}
+        | {"service.remote.address", "service.remote.counts"}
         # The metrics import parts of the tables to report how much of a table is in memory.
         | {"service.tables.page_table", "service.tables.table"},
         {"opentelemetry", "prometheus_client", "starlette.types"},
@@ -118,7 +122,7 @@ MAY_IMPORT: dict[str, Row] = {
         _BASE
         | {f"service.{name}" for name in ("_native", "access", "configuration", "engine", "tables")}
         | {"service.artifact.manifest", "service.graph.native_form", "service.wire.ssl_config_proto"}
-        | {"service.observe.buckets", "service.observe.request_metrics"},
+        | {"service.observe.buckets", "service.observe.request_metrics", "service.remote.counts"},
         {"numpy"},
     ),
     # service.loading joins lookups, graphs and deltas to one servable, so it imports the folders of all three.
@@ -128,7 +132,7 @@ MAY_IMPORT: dict[str, Row] = {
             f"service.{name}"
             for name in ("comparison", "configuration", "deltas", "engine", "graph", "remote", "tables", "wire")
         }
-        | {"service.observe.metrics"},
+        | {"service.near_names", "service.observe.metrics"},
         {"numpy"},
     ),
     # The reference servers may import no tables, no graphs and no settings.
@@ -413,10 +417,13 @@ def _known_too_much(file: Path) -> Iterator[str]:
         # This load test calls adopt() itself: one command for each of a hundred models would import TensorFlow a
         # hundred times.
         shown = {"model_export"}
-    if file == Path("loadtest/remote_reads.py"):
-        # This benchmark measures the cost of a row that is read from a cluster, without a wire; the tests start the
+    if file in (Path("loadtest/remote_reads.py"), Path("loadtest/bench/remote.py")):
+        # These benchmarks measure the cost of a row that is read from a cluster, without a wire; the tests start the
         # cluster's nodes.
-        shown = {"service.artifact.manifest", "service.remote", "tests.valkey_cluster"}
+        shown = {"service._native", "service.artifact.manifest", "service.remote", "tests.valkey_cluster"}
+    if file == Path("loadtest/cluster_faults.py"):
+        # Versions, nodes and the writer are those of the tests of remote tables.
+        shown = {"model_export.remote.push", "service.remote.address", "tests"}
     for name in imports(ast.walk(tree(file))):
         if is_below(name, _PACKAGES | {"tests"}) and not is_below(name, shown):
             yield f"{file} imports {name}"

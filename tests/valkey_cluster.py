@@ -9,6 +9,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -46,18 +47,45 @@ def free_ports(count: int) -> list[int]:
             one.close()
 
 
+@dataclass(frozen=True)
+class Security:
+    """How nodes are protected. tls: a folder with ca.pem, node.pem and node.key; None: no TLS."""
+
+    tls: Path | None = None
+    password: str = ""
+
+    @property
+    def flags(self) -> list[str]:
+        """Returns flags of a node, which also is a client of the others."""
+        found = ["--requirepass", self.password, "--masterauth", self.password] if self.password else []
+        if self.tls is not None:
+            found += ["--tls-cert-file", str(self.tls / "node.pem"), "--tls-key-file", str(self.tls / "node.key")]
+            found += ["--tls-ca-cert-file", str(self.tls / "ca.pem"), "--tls-auth-clients", "no"]
+            found += ["--tls-replication", "yes", "--tls-cluster", "yes"]
+        return found
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Returns arguments of redis-py."""
+        tls = {} if self.tls is None else {"ssl": True, "ssl_ca_certs": str(self.tls / "ca.pem")}
+        return {**tls, **({"password": self.password} if self.password else {})}
+
+
 class Node:
     """One Valkey or Redis process. port: its TCP port for clients; bus: its port for other nodes of the cluster."""
 
-    def __init__(self, folder: Path, *flags: str, is_cluster: bool) -> None:
+    def __init__(self, folder: Path, *flags: str, is_cluster: bool, security: Security = Security()) -> None:
         assert PROGRAM is not None
         self.port, self.bus = free_ports(2)
+        self.security = security
         folder.mkdir(parents=True)
         cluster = ["--cluster-enabled", "yes", "--cluster-port", str(self.bus), "--cluster-node-timeout", "1000"]
+        port = ["--port", str(self.port)] if security.tls is None else ["--port", "0", "--tls-port", str(self.port)]
         self._arguments = [
-            *(PROGRAM, "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(folder)),
+            *(PROGRAM, *port, "--bind", "127.0.0.1", "--dir", str(folder)),
             *("--save", "", "--appendonly", "no", "--repl-diskless-sync-delay", "0"),
             *(cluster if is_cluster else ()),
+            *security.flags,
             *flags,
         ]
         self.start()
@@ -75,11 +103,18 @@ class Node:
     @cached_property
     def client(self) -> Any:
         """A client that sends commands to this node alone."""
-        return redis.Redis("127.0.0.1", self.port, decode_responses=True, protocol=2, socket_timeout=10)
+        options = self.security.options
+        return redis.Redis("127.0.0.1", self.port, decode_responses=True, protocol=2, socket_timeout=10, **options)
 
     def ask(self, *words: object) -> Any:
         """Sends one command to this node and returns the answer."""
         return self.client.execute_command(*words)
+
+    def authenticate(self, security: Security) -> None:
+        """Uses another password from now on."""
+        before, self.security = self.security, security
+        self._arguments = [security.password if word == before.password else word for word in self._arguments]
+        self.__dict__.pop("client", None)
 
     def kill(self) -> None:
         """Ends the process with SIGKILL, as a crash would."""
@@ -102,12 +137,21 @@ class Cluster:
     nodes: the primaries, and then the replicas in the same order.
     """
 
-    def __init__(self, folder: Path, primaries: int = 3, replicas: int = 0, flags: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        primaries: int = 3,
+        replicas: int = 0,
+        flags: tuple[str, ...] = (),
+        security: Security = Security(),
+    ) -> None:
         self.nodes: list[Node] = []
         self._primaries = primaries
+        self._security = security
         try:
             for number in range(primaries * (1 + replicas) or 1):
-                self.nodes.append(Node(folder / str(number), *flags, is_cluster=bool(primaries)))
+                node = Node(folder / str(number), *flags, is_cluster=bool(primaries), security=security)
+                self.nodes.append(node)
             if primaries:
                 self._join()
         except BaseException:
@@ -116,8 +160,9 @@ class Cluster:
 
     @property
     def address(self) -> str:
-        """Returns the cluster's address, which lists some of its nodes."""
-        return "valkey://" + ",".join(f"127.0.0.1:{node.port}" for node in self.nodes[:3])
+        """Returns the cluster's address, which lists some of its nodes and has no password."""
+        scheme = "valkey://" if self._security.tls is None else "valkeys://"
+        return scheme + ",".join(f"127.0.0.1:{node.port}" for node in self.nodes[:3])
 
     def _join(self) -> None:
         names = [node.ask("CLUSTER MYID") for node in self.nodes]
@@ -148,7 +193,14 @@ class Cluster:
         """Returns a redis-py client for the whole cluster."""
         if not self._primaries:
             return self.nodes[0].client
-        return redis.RedisCluster("127.0.0.1", self.nodes[0].port, decode_responses=True, protocol=2)
+        options = self._security.options
+        return redis.RedisCluster("127.0.0.1", self.nodes[0].port, decode_responses=True, protocol=2, **options)
+
+    def authenticate(self, password: str) -> None:
+        """Uses another password from now on, also for nodes that are started again."""
+        self._security = replace(self._security, password=password)
+        for node in self.nodes:
+            node.authenticate(self._security)
 
     def keys(self) -> set[str]:
         """Returns the keys that the primaries hold, of all primaries."""

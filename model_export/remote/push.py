@@ -23,13 +23,20 @@ from service.artifact.manifest import Manifest, TableEntry, TableScale
 from service.near_names import did_you_mean
 from service.remote.address import StoreAddress
 from service.remote.clients import store_client
-from service.remote.layout import Pointer, TableLayout, layout_of_record
+from service.remote.layout import NOTES, Pointer, TableLayout, layout_of_record
 from service.types import TABLE_DTYPES, Array, stored_columns
 
 # Number of commands that are sent to the cluster together. With blocks of 16 KB, these are 2 MB.
 _BATCH = 128
 _TIMEOUT_S = 30.0
 _REPLICAS_S = 60.0
+
+# KEYS: block, orders. ARGV: the block's bytes, its rows.
+_SET_AGAIN = """
+redis.call('SET', KEYS[1], ARGV[1])
+for i = 2, #ARGV do redis.call('HDEL', KEYS[2], ARGV[i]) end
+return 1
+"""
 
 # A callback for progress. Its arguments are the name of the step, the bytes done, and all bytes.
 Progress = Callable[[str, int, int], None]
@@ -118,6 +125,7 @@ class _Table:
         self._what = f"table {table!r}"
         self._pace = pace
         self._progress = progress
+        self._is_new = True
         rows = entry.vocabulary_size
         columns = stored_columns(entry.dtype, entry.embedding_dim) * np.dtype(TABLE_DTYPES[entry.dtype]).itemsize
         self._parts = [self._mapped(artifact, entry, rows, columns)]
@@ -133,7 +141,7 @@ class _Table:
     def push(self, keep: int) -> Pushed:
         layout, client = self._layout, self._client
         found = Pointer.of(_text(client.get(layout.pointer)))
-        is_new = layout.fingerprint not in found.fingerprints
+        self._is_new = is_new = layout.fingerprint not in found.fingerprints
         written = 0
         if is_new:
             begun = tuple(dict.fromkeys((*found.others, layout.fingerprint)))
@@ -169,14 +177,36 @@ class _Table:
                     lengths = pipe.execute()
             todo = [block for block, size, length in zip(some, sizes, lengths, strict=True) if size != length]
             if todo:
-                with self._client.pipeline(transaction=False) as pipe:
-                    for block in todo:
-                        pipe.set(layout.key(block), self._bytes(block))
-                    pipe.execute()
+                self._set(todo)
                 self._pace.spend(sum(map(self._size, todo)))
             count += len(todo)
             self._progress(f"{layout.table}: {step}", self._done(some), layout.nbytes)
         return count
+
+    def _set(self, blocks: Sequence[int]) -> None:
+        layout = self._layout
+        if not self._is_new:
+            # Servers use this version: the block may have had rows that upserts changed, and they are gone.
+            for block in blocks:
+                keys = (layout.key(block), layout.orders(block % layout.num_shards))
+                self._client.eval(_SET_AGAIN, 2, *keys, self._bytes(block), *range(*layout.rows(block)))
+            return
+        with self._client.pipeline(transaction=False) as pipe:
+            for block in blocks:
+                pipe.set(layout.key(block), self._bytes(block))
+            pipe.execute()
+
+    def _differs(self, block: int, value: bytes | None) -> bool:
+        """Says whether a block has other bytes than the file, in rows that no delta or upsert changed."""
+        layout, expected = self._layout, self._bytes(block)
+        if value == expected or value is None or len(value) != len(expected):
+            return value != expected
+        # Asked for after the block was read: so each changed row of the value has its order by now.
+        changed = self._client.hkeys(layout.orders(block % layout.num_shards))
+        begin, end = layout.rows(block)
+        own = [int(row) - begin for row in changed if begin <= int(row) < end]
+        rows, known = (np.frombuffer(one, np.uint8).reshape(end - begin, -1) for one in (value, expected))
+        return not (np.delete(rows, own, 0) == np.delete(known, own, 0)).all()
 
     def _differing(self) -> list[int]:
         layout, found = self._layout, []
@@ -185,7 +215,7 @@ class _Table:
                 for block in some:
                     pipe.get(layout.key(block))
                 values = pipe.execute()
-            found += [block for block, value in zip(some, values, strict=True) if value != self._bytes(block)]
+            found += [block for block, value in zip(some, values, strict=True) if self._differs(block, value)]
             self._pace.spend(sum(map(self._size, some)))
             self._progress(f"{layout.table}: compared", self._done(some), layout.nbytes)
         return found
@@ -235,6 +265,14 @@ class _Table:
                     pipe.unlink(old.key(block))
                 count += sum(pipe.execute())
             self._pace.spend(len(some) * old.block_rows * old.row_bytes)
+        for some in () if old is None else _batches(range(old.num_shards)):
+            assert old is not None
+            with self._client.pipeline(transaction=False) as pipe:
+                for shard in some:
+                    pipe.unlink(old.orders(shard))
+                pipe.execute()
+        if old is not None:
+            self._client.unlink(*map(old.note, NOTES))
         # The record is deleted last, because it says which keys the fingerprint has.
         self._client.delete(record)
         return count

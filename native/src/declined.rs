@@ -3,14 +3,20 @@
 
 /// The reason why the handler of a wire format did not answer a request.
 ///
-/// After [`Declined::TooLarge`] the edge calls the form again. After any other variant, it forwards the request to the
-/// reference servers, which answer or refuse it. Metrics count each variant separately.
+/// After [`Declined::TooLarge`] and [`Declined::Waits`] the edge calls the form again. After [`Declined::NoRows`] it
+/// refuses the request. After any other variant, it forwards the request to the reference servers, which answer or
+/// refuse it. Metrics count each variant separately.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Declined {
     /// The request takes too long for a thread that serves connections. The server tries it again, with
     /// [`crate::plan::Effort::Any`], on the thread pool for large work.
     TooLarge,
-    /// The request's bytes are not valid, or use a feature of the wire format that only the reference servers read.
+    /// The request reads rows of a cluster. The edge runs it again, with [`crate::plan::Effort::Wait`], on the thread pool
+    /// for requests that wait for other machines.
+    Waits,
+    /// Rows of a cluster could not be read; [`crate::plan::Waiting::failure`] says why.
+    NoRows,
+    /// The bytes are not valid, or use a feature of the wire format that only the reference servers read.
     Unusual,
     /// The core is not certain that the request's caller may run the model.
     Denied,
@@ -30,4 +36,12 @@ pub enum Declined {
     OverLimit,
     /// TensorFlow refused the inputs of a predict's graph, or its run failed.
     Graph,
+}
+
+impl Declined {
+    /// Says whether a thread of a pool may run the request.
+    #[must_use]
+    pub fn is_for_a_pool(self) -> bool {
+        matches!(self, Declined::TooLarge | Declined::Waits)
+    }
 }

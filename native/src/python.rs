@@ -15,7 +15,8 @@ use pyo3::types::PyBytes;
 use crate::declined::Declined;
 use crate::edge::{self, Access, Caller, Cors, Dispatch, Limits, Listen, Method, Snapshot, Target, Tracing, Wire};
 use crate::forms::{self, Answered, Call};
-use crate::plan::{self, Description, Effort, MemoryOwner, ModelRoutes, Routes};
+use crate::plan::{self, Description, Effort, MemoryOwner, ModelRoutes, Routes, Waiting};
+use crate::tables::remote;
 use crate::{last_words, python_log};
 
 /// One version of a model, compiled for requests. Concurrency: any thread.
@@ -26,16 +27,21 @@ pub struct Servable {
 
 #[pymethods]
 impl Servable {
-    /// Compiles a description of a model version, which is JSON of service/native/description.py. `keep` owns the
-    /// memory at the description's addresses; it is released after the last request.
+    /// Compiles a description, JSON of service/native/description.py. `keep` owns the memory at the description's
+    /// addresses; it is released after the last request. `clusters` opens the tables that lie in clusters.
     #[new]
-    fn new(description: &str, keep: Py<PyAny>) -> PyResult<Self> {
+    #[pyo3(signature = (description, keep, clusters = None))]
+    fn new(description: &str, keep: Py<PyAny>, clusters: Option<&Bound<'_, Clusters>>) -> PyResult<Self> {
         let description: Description =
             serde_json::from_str(description).map_err(|error| PyValueError::new_err(error.to_string()))?;
         // SAFETY: service/native/description.py writes only addresses of arrays that `keep` owns.
         let compiled =
             unsafe { plan::Servable::compile(description, MemoryOwner(Box::new(keep)), &crate::towers::open) };
-        Ok(Servable { inner: Arc::new(compiled.map_err(PyValueError::new_err)?) })
+        let mut compiled = compiled.map_err(PyValueError::new_err)?;
+        if let Some(clusters) = clusters {
+            compiled = compiled.with_clusters(&clusters.get().inner);
+        }
+        Ok(Servable { inner: Arc::new(compiled) })
     }
 
     /// Returns a copy of the servable that reads other tables; `addresses` has the addresses of each table's rows and
@@ -88,6 +94,32 @@ impl Servable {
 /// The hot rows of a table, as `Servable::hot_rows` returns them.
 type HotRows = (u64, u64, u64, u64, Vec<(i64, u64)>);
 
+/// The clusters that hold tables of one server. Concurrency: any thread.
+#[pyclass(frozen, module = "service._native")]
+pub struct Clusters {
+    inner: remote::Clusters,
+}
+
+#[pymethods]
+impl Clusters {
+    /// `cache_bytes`: the most bytes of rows that are cached; 0 for no cache.
+    #[new]
+    fn new(cache_bytes: u64) -> Self {
+        Clusters { inner: remote::Clusters::new(cache_bytes) }
+    }
+
+    /// Removes rows of a table from the cache that have changed in its cluster; None: all rows of the table.
+    #[allow(clippy::needless_pass_by_value, reason = "pyo3 passes a list by value")]
+    fn forget(&self, model: &str, version: i64, table: &str, rows: Option<Vec<u64>>) {
+        self.inner.forget(model, version, table, rows.as_deref());
+    }
+
+    /// Returns the counts of each table, and those of the cache or null, as JSON text.
+    fn counts(&self) -> PyResult<String> {
+        serde_json::to_string(&(self.inner.counts(), self.inner.cache_counts())).map_err(value_error)
+    }
+}
+
 /// One model in Python's list: its name; pairs of a version and its servable, None if only the reference servers can
 /// run it; versions by label; the fraction of requests to log.
 pub type PythonRoutes = Vec<(String, Vec<(i64, Option<Py<Servable>>)>, HashMap<String, i64>, f64)>;
@@ -131,7 +163,7 @@ impl Forms {
     /// does not answer it.
     fn grpc<'py>(&self, py: Python<'py>, path: &str, message: &[u8]) -> Result<Bound<'py, PyBytes>, PyErr> {
         let method = Method::of_path(path).ok_or_else(|| PyValueError::new_err("no such method"))?;
-        body_or_error(py, FORMS.grpc(method, &self.call(), message))
+        body_or_error(py, FORMS.grpc(method, &self.call(&Waiting::default()), message))
     }
 
     /// Returns the answer to the body of one HTTP request. Raises `ValueError` as the method `grpc` does.
@@ -145,15 +177,15 @@ impl Forms {
     ) -> Result<Bound<'py, PyBytes>, PyErr> {
         let target = edge::target(path).ok_or_else(|| PyValueError::new_err("no such path"))?;
         let target = Target { json_length, ..target };
-        body_or_error(py, FORMS.http(&target, &self.call(), body))
+        body_or_error(py, FORMS.http(&target, &self.call(&Waiting::default()), body))
     }
 }
 
 impl Forms {
-    fn call(&self) -> Call<'_> {
+    fn call<'a>(&'a self, waiting: &'a Waiting) -> Call<'a> {
         Call {
             routes: &self.routes,
-            effort: Effort::Any,
+            effort: Effort::Wait(waiting),
             max_response_bytes: self.max_response_bytes,
             as_content: self.as_content,
             strict_json: self.strict_json,
@@ -506,6 +538,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     python_log::install();
     crate::towers::python::register(module)?;
     module.add_class::<Servable>()?;
+    module.add_class::<Clusters>()?;
     module.add_class::<Forms>()?;
     module.add_class::<Server>()?;
     module.add_function(wrap_pyfunction!(keep_last_words, module)?)?;

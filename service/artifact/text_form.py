@@ -77,3 +77,31 @@ def declared_class(full_name: str, messages: Mapping[str, Sequence[Field]]) -> M
             )
     pool = new_pool([file.SerializeToString()])
     return message_factory.GetMessageClass(pool.FindMessageTypeByName(full_name))
+
+
+def extended_class(full_name: str, message: str, fields: Sequence[Field]) -> MessageClass:
+    """Returns a copy of a message class in which another message of the same file has more fields.
+
+    Args:
+      full_name: the class's message. message: the name of the message that gets the fields.
+    """
+    from google.protobuf import descriptor_pb2
+
+    kinds = descriptor_pb2.FieldDescriptorProto
+    package, _, name = full_name.rpartition(".")
+    file = descriptor_pb2.FileDescriptorProto()
+    message_class(full_name).DESCRIPTOR.file.CopyToProto(file)
+    # The copy needs a package of its own, for a pool has each name once.
+    file.name, file.package = f"embedding_server/extended_{name}.proto", "embedding_server"
+    own = tuple(f".{package}.{declared.name}" for declared in file.message_type)
+    for declared in file.message_type:
+        for field in declared.field:
+            if field.type_name in own or field.type_name.startswith(tuple(f"{each}." for each in own)):
+                field.type_name = f".embedding_server{field.type_name.removeprefix(f'.{package}')}"
+        if declared.name == message:
+            for more in fields:
+                label = kinds.LABEL_REPEATED if more.is_repeated else kinds.LABEL_OPTIONAL
+                kind = getattr(kinds, f"TYPE_{more.kind.upper()}")
+                declared.field.add(name=more.name, number=more.number, label=label, type=kind)
+    pool = new_pool([file.SerializeToString()])
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"embedding_server.{name}"))

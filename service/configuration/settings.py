@@ -77,6 +77,12 @@ class Settings(ListenerSettings):
         "TABLE=valkey://HOST:PORT,...?OPTION=VALUE or MODEL/TABLE=...; see docs/scaling.md. `model-export push` writes "
         "the tables to a cluster.",
     )
+    remote_cache_bytes: int = setting(
+        0,
+        "Most bytes of rows of remote tables that the native core caches, those that are read most; 0: no cache.",
+        0,
+        1 << 44,
+    )
     table_prefault: bool = setting(False, "Whether all pages of a version's tables are read before it is AVAILABLE.")
     table_prefault_mib_per_s: float = setting(
         0.0,

@@ -11,14 +11,16 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from service.artifact.delta_checks import check_delta
 from service.artifact.delta_file import Delta, DeltaFault, encode
 from service.artifact.delta_inbox import Inbox
 from service.artifact.delta_journal import Journal
 from service.deltas.overlay import Ordered, Overlay
+from service.deltas.remote_upsert import upsert_remote
 from service.deltas.sequences import Sequences
 from service.deltas.upsert_rows import resolved_rows
 from service.engine.deltas import DeltaStatus, RowOrigin, Upsert, UpsertReceipt
@@ -26,6 +28,10 @@ from service.engine.servable import Holder, Servable
 from service.errors import DeltaRefused
 from service.tables.table_keys import TableKeys
 from service.types import TableInfo
+
+if TYPE_CHECKING:
+    # At run time it is imported only where a table is remote: redis-py is an optional extra.
+    from service.remote.changes import TableChanges
 
 logger = logging.getLogger(__name__)
 
@@ -48,8 +54,8 @@ Replace = Callable[[Holder, Servable], Holder | None]
 class Target:
     """The description of the model version that deltas change.
 
-    keys: table -> keys of its rows, for tables with vocabularies.
-    copied: signatures that answer from a copy of the tables.
+    tables: the mapped and the remote tables. keys: table -> keys of its rows, for tables with vocabularies.
+    copied: signatures that answer from a copy of the tables. remote: table -> its changes, for tables in clusters.
     """
 
     model: str
@@ -59,6 +65,7 @@ class Target:
     tables: Mapping[str, TableInfo]
     keys: Mapping[str, TableKeys]
     copied: tuple[str, ...]
+    remote: Mapping[str, TableChanges] = field(default_factory=dict)
 
 
 class _Refusals:
@@ -133,10 +140,14 @@ class VersionDeltas:
             try:
                 side = None
                 while self._read():
+                    if not self._pending:
+                        continue
                     side = self._overlay.prepare(may_open=True)
                     assert side is not None  # no request can hold a copy of the tables before the version is published
                     self._overlay.write(side, self._pending)
                     self._note_applied()
+                for changes in self._target.remote.values():
+                    changes.follow()
                 if side is None:
                     return servable
                 self._overlay.show(side, None)
@@ -171,7 +182,7 @@ class VersionDeltas:
     def upsert(self, table: str, upsert: Upsert) -> UpsertReceipt:
         """Appends an upsert to the journal, and waits until lookups return its rows, as Deltas.upsert declares."""
         target = self._target
-        if self._journal is None:
+        if self._journal is None and table not in target.remote:
             raise DeltaRefused(
                 "This server keeps no journal of upserts, so they would be lost when it ends: start it with "
                 "--delta_journal_dir, or put delta files into the version's folder."
@@ -185,6 +196,9 @@ class VersionDeltas:
             delta = Delta(sequence, table, ids, upsert.rows, target.fingerprint, max(made_us, 0), upsert.is_forced)
             return delta, encode(delta)
 
+        if table in target.remote:
+            return upsert_remote(target, table, make, self._highest)
+        assert self._journal is not None  # as the check above has it
         delta = self._journal.append(make, self._highest + 1)
         if self._is_closed:
             # The version was closed meanwhile: the upsert is on disk, and is applied when the version is loaded again.
@@ -207,10 +221,14 @@ class VersionDeltas:
         since_s = self._behind_since_s
         return DeltaStatus(
             last_sequence=self._numbers.last,
-            applied=self._applied,
+            applied=self._applied + sum(changes.applied for changes in self._target.remote.values()),
             rows=self._overlay.rows,
-            pending=len(self._pending),
-            lag_s=0.0 if since_s is None else max(self._clock() - since_s, 0.0),
+            pending=len(self._pending) + sum(changes.num_pending for changes in self._target.remote.values()),
+            lag_s=max(
+                0.0 if since_s is None else self._clock() - since_s,
+                *(changes.lag_s for changes in self._target.remote.values()),
+                0.0,
+            ),
             missing=self._numbers.missing,
             refused=dict(self._refusals.counts),
             journal_failures=dict(self._journal.failures) if self._journal is not None else {},
@@ -250,6 +268,8 @@ class VersionDeltas:
             ):
                 return
             check_delta(delta, self._target.tables, self._target.fingerprint)
+            if is_journaled and delta.table in self._target.remote:
+                raise DeltaFault("table", "the table is remote now, and the journal of one server is not written there")
             if self._target.copied and not delta.is_forced:
                 raise DeltaFault("copied_tables", _copied_text(self._target.copied))
         except DeltaFault as fault:
@@ -260,6 +280,11 @@ class VersionDeltas:
         else:
             self._checksums[delta.sequence] = delta.checksum
         self._highest = max(self._highest, delta.sequence)
+        if delta.table in self._target.remote:
+            self._numbers.add(delta.sequence)
+            where = f"delta {delta.sequence} of table {delta.table!r}"
+            self._target.remote[delta.table].queue_file(delta, lambda fault: self._refusals(fault, where))
+            return
         # If an upsert and a delta file have the same sequence number, the upsert wins, because a client was told that
         # it is stored.
         order = 2 * delta.sequence + is_journaled

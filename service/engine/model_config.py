@@ -43,6 +43,7 @@ class ModelConfig:
     labels: label -> version.
     platform: "" if the list of models names none for the model.
     request_log: from the model's logging_config; None without one.
+    remote_tables: TABLE=ADDRESS of each table that is read from a cluster.
     """
 
     name: str
@@ -51,6 +52,7 @@ class ModelConfig:
     labels: Mapping[str, int] = field(default_factory=dict)
     platform: str = PLATFORM
     request_log: RequestLogConfig | None = None
+    remote_tables: tuple[str, ...] = ()
 
 
 def is_in_store(base_path: str) -> bool:

@@ -103,6 +103,7 @@ class ModelSet:
         """Starts to serve the first list of models, without waiting until they are loaded; raises as check does."""
         with self._changing:
             self.check(configs)
+            self._rules.on_list(configs)
             self._commit(configs)
 
     def reload(
@@ -139,6 +140,7 @@ class ModelSet:
         try:
             self._refuse_if_stopped()
             self.check(configs)
+            self._rules.on_list(configs)
             new = [config for config in configs if config.name not in self._configs]
             try:
                 for config in new:
@@ -147,6 +149,7 @@ class ModelSet:
                 agree()
             except ServiceError as error:
                 self._take_back([config.name for config in new])
+                self._rules.on_list(list(self._configs.values()))
                 logger.error("reload refused", extra={"reason": error.message})
                 raise
             self._commit(configs)

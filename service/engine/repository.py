@@ -10,7 +10,7 @@ import errno
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -50,6 +50,8 @@ class LoadRules:
     on_look: called after each scan of a folder with the versions of a model that have a folder or are loaded; None: the
       model's folder could not be read. Must not raise.
     open_store: opens the source of a base path in an object store; None: all base paths are folders.
+    on_list: called with a list of models before the first load that follows it, and with the list before if a reload is
+      refused. Must not raise.
     """
 
     load: Load
@@ -63,6 +65,7 @@ class LoadRules:
     look_timeout_s: float = 60.0
     on_look: Callable[[str, Collection[int] | None], None] = lambda model, versions: None
     open_store: OpenStore | None = None
+    on_list: Callable[[Sequence[ModelConfig]], None] = lambda configs: None
 
 
 @dataclass(slots=True)
@@ -119,6 +122,8 @@ class ModelWatcher:
         with self._ending:
             if self._is_over:
                 return False
+            # With another config, such as other remote tables, a version that failed may load now.
+            self._failures = self._failures if config == self._config else {}
             self._config = config
         self._wake.set()
         return True
@@ -396,8 +401,7 @@ class ModelWatcher:
             self._registry.forget(self._name, status.version)
 
     def _due_s(self, wanted: list[int]) -> float | None:
-        rules = self._rules
-        waits: list[float] = []
+        rules, waits = self._rules, list[float]()
         for version in wanted:
             failure = self._failures.get(version)
             if version in self._loaded or self._is_loading_late(version):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -13,6 +13,7 @@ from service.configuration.settings import Settings
 from service.configuration.start_error import StartError
 from service.deltas.journal_pruning import JournalPruning
 from service.deltas.rules import DeltaRules
+from service.engine.model_config import ModelConfig
 from service.engine.repository import LoadRules
 from service.engine.servable import Servable
 from service.engine.version_source import OpenStore
@@ -39,6 +40,7 @@ def create_load_rules(
     open_store: OpenStore | None = None,
     open_remote: OpenRemote | None = None,
     hot_rows: HotRows = no_hot_rows,
+    on_list: Callable[[Sequence[ModelConfig]], None] = lambda configs: None,
 ) -> LoadRules:
     """Returns the LoadRules of the settings, by which a ModelSet loads versions.
 
@@ -47,7 +49,7 @@ def create_load_rules(
       wake_follower: called when this server changed rows.
       compile_native: compiles versions for the native core; None: there is no core.
       show_lookups, open_remote, hot_rows: as in ServableLoader.
-      open_store: as in LoadRules.
+      open_store, on_list: as in LoadRules.
     """
     threads, inter_op_threads = settings.parallelism
     pruning = journal_pruning(settings)
@@ -79,6 +81,7 @@ def create_load_rules(
         load_timeout_s=settings.load_timeout_s,
         on_look=pruning.looked if pruning is not None else lambda model, versions: None,
         open_store=open_store,
+        on_list=on_list,
     )
 
 

@@ -47,10 +47,13 @@ class OpenRemote(Protocol):
     """The function that opens a version's remote tables, which lie in clusters. Concurrency: any thread.
 
     Raises:
-      ArtifactError: a cluster does not hold the version's table, or can not be reached.
+      ArtifactError: a cluster does not hold the version's table, or can not be reached; or a table is named remote that
+        does not exist.
     """
 
-    def __call__(self, model: str, version: int, artifact: Path, manifest: Manifest) -> Mapping[str, RemoteTable]: ...
+    def __call__(
+        self, model: str, version: int, artifact: Path, manifest: Manifest | None
+    ) -> Mapping[str, RemoteTable]: ...
 
 
 # Returns the hot rows of a model's version: table -> [n] int64 ids.
@@ -178,6 +181,8 @@ class ServableLoader:
         signatures = read_signatures(path / "saved_model.pb", self.tags)
         manifest = Manifest.read(path)
         if manifest is None:
+            if self.open_remote is not None:
+                self.open_remote(name, version, path, None)
             if not self._can_run_graphs():
                 raise ArtifactError(
                     f"{path} has no lookup manifest, so all of it needs TensorFlow, and this server runs without; "

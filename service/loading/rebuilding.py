@@ -29,7 +29,7 @@ def with_deltas(
       ArtifactError: the version's files are gone.
     """
     manifest = Manifest.read(artifact)
-    if manifest is None or not lookups.tables:
+    if manifest is None or not (lookups.tables or lookups.remote):
         return servable
     manifest = lookups.fitting(manifest)
     # Private maps are not locked, as this would copy them whole; locks on the version's own maps keep the shared pages
@@ -45,9 +45,13 @@ def with_deltas(
         version=servable.version,
         artifact=artifact,
         fingerprint=fingerprint_of(artifact),
-        tables={name: table.info for name, table in lookups.tables.items()},
+        tables={
+            **{name: table.info for name, table in lookups.tables.items()},
+            **{name: table.info for name, table in lookups.remote.items()},
+        },
         keys=lookups.keys,
         copied=_copied(servable, lookups),
+        remote={name: table.changes for name, table in lookups.remote.items()},
     )
     deltas = rules.follow(target, Overlay(PrivateMaps(artifact, manifest, lookups.files), lookups.tables, rebuilt))
     followed = replace(servable, deltas=deltas)

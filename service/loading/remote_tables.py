@@ -6,62 +6,92 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from service.artifact.delta_file import fingerprint_of
 from service.artifact.manifest import Manifest, TableEntry
+from service.engine.model_config import ModelConfig
 from service.errors import ArtifactError
-from service.remote.address import StoreAddress, address_of
-from service.remote.counts import ReadCounts
+from service.loading.remote_names import RemoteNames
+from service.remote.address import StoreAddress
+from service.remote.counts import ReadCounts, Subject
 from service.remote.layout import TableLayout
 from service.tables.remote_table import RemoteTable
 from service.tables.table import table_info
 from service.types import Array
 
 if TYPE_CHECKING:
+    from service.remote.changes import Listener, TableChanges
+    from service.remote.primaries import Primaries
     from service.remote.row_reader import RowReader
     from service.remote.topology import Topology
 
 logger = logging.getLogger(__name__)
 
-# Seconds that the load of a version waits for a cluster, and seconds between two checks whether a cluster answers.
+# Seconds that the load of a version waits for a cluster, seconds between two checks whether a cluster answers, and
+# seconds between two checks for rows that other servers changed.
 _OPEN_S = 10.0
 _LOOK_S = 1.0
-
-# Model, version, table.
-Subject = tuple[str, int, str]
+_FOLLOW_S = 0.2
 
 
 class RemoteTables:
     """The remote tables of one server, with the state of their clusters. Concurrency: any thread.
 
     Args:
-      addresses: by table, or by model/table.
+      addresses: by table, or by model/table, as --remote_tables has them.
       on_change: called when a cluster is reached again, or is not any more.
+      on_rows: called with model, version, table and the [N] int64 rows that changed, None for any, so that caches
+        forget them. Must not raise.
     """
 
-    def __init__(self, addresses: Mapping[str, StoreAddress], on_change: Callable[[], None]) -> None:
-        self._addresses = addresses
+    def __init__(
+        self,
+        addresses: Mapping[str, StoreAddress],
+        on_change: Callable[[], None],
+        on_rows: Callable[[Subject, Array | None], None] = lambda subject, ids: None,
+    ) -> None:
+        self._on_rows = on_rows
+        self._names = RemoteNames(addresses)
         self._on_change = on_change
         self._changing = threading.Lock()
+        self._looking = threading.Lock()
+        self._stop: threading.Event | None = None
+        self._is_watched = False
         self._topologies: dict[StoreAddress, Topology] = {}
+        self._looked_at: frozenset[StoreAddress] = frozenset()
         self._problems: dict[StoreAddress, str] = {}
         # The references are weak, so that an unloaded version's reader is dropped with the version.
         self._readers: weakref.WeakValueDictionary[Subject, RowReader] = weakref.WeakValueDictionary()
+        self._changes: weakref.WeakSet[TableChanges] = weakref.WeakSet()
+        self._primaries: dict[StoreAddress, Primaries] = {}
 
-    def open(self, model: str, version: int, artifact: Path, manifest: Manifest) -> dict[str, RemoteTable]:
-        """Opens the remote tables of a version; returns them by name.
+    def configure(self, configs: Sequence[ModelConfig]) -> None:
+        """Takes the list of models whose versions load from now on."""
+        self._names.configure(configs)
+
+    def open(self, model: str, version: int, artifact: Path, manifest: Manifest | None) -> dict[str, RemoteTable]:
+        """Opens the remote tables of a version; returns them by name. A version without a manifest has none.
 
         Raises:
-          ArtifactError: a cluster does not hold a table of this version, or can not be reached.
+          ArtifactError: a cluster does not hold a table of this version, or can not be reached; or a table is named
+            remote that does not exist.
         """
-        found = {}
-        for name, entry in manifest.tables.items():
-            address = address_of(self._addresses, model, name)
-            if address is not None:
-                found[name] = self._open(model, version, artifact, manifest, name, entry, address)
+        entries = {} if manifest is None else manifest.tables
+        addresses = self._names.addresses_of(model, entries)
+        if manifest is None or not addresses:
+            return {}
+        found = {
+            name: self._open(model, version, artifact, manifest, name, entries[name], address)
+            for name, address in addresses.items()
+        }
+        if not self._looked_at >= set(addresses.values()):
+            # Before the version is AVAILABLE: a cluster that lacks slots makes the server not ready from the start.
+            self.look()
+        self._start()
         return found
 
     def _open(
@@ -76,22 +106,38 @@ class RemoteTables:
     ) -> RemoteTable:
         # The import is here and not at the top, because redis-py is an optional extra.
         try:
+            from service.remote.changes import TableChanges
+            from service.remote.primaries import Primaries, Refused
             from service.remote.records import check_records
             from service.remote.row_reader import RowReader
+            from service.remote.topology import Unreachable
         except ModuleNotFoundError as error:
             raise ArtifactError(f"table {name!r} is remote, which needs the extra [remote]: {error}") from error
 
         end_s = time.monotonic() + _OPEN_S
-        layout = TableLayout.of(model, name, fingerprint_of(artifact), entry)
+        fingerprint = fingerprint_of(artifact)
+        layout = TableLayout.of(model, name, fingerprint, entry)
         topology = self._topology(address)
         check_records(layout, topology, end_s)
         reader = RowReader(layout, address, topology)
-        defaults = _defaults(reader, manifest, name) if address.on_unavailable == "default_row" else {}
+        with self._changing:
+            primaries = self._primaries.setdefault(address, Primaries(address, topology))
+        changes = TableChanges(layout, primaries, entry.dtype, fingerprint)
+        try:
+            changes.begin(end_s)
+        except (Unreachable, Refused) as error:
+            raise ArtifactError(f"changes of table {name!r} can not be followed: {error}") from error
+        changes.listeners.append(partial(self._on_rows, (model, version, name)))
+        defaults: dict[int, Array] = {}
+        if address.on_unavailable == "default_row":
+            defaults |= _defaults(reader, manifest, name)
+            changes.listeners.append(_reading_again(reader, defaults))
         with self._changing:
             self._readers[model, version, name] = reader
+            self._changes.add(changes)
         extra = {"model": model, "version": version, "table": name, "cluster": str(address)}
         logger.info("table is remote", extra=extra)
-        return RemoteTable(table_info(manifest, name, layout.nbytes), reader, defaults)
+        return RemoteTable(table_info(manifest, name, layout.nbytes), reader, defaults, changes)
 
     def _topology(self, address: StoreAddress) -> Topology:
         from service.remote.topology import Topology
@@ -103,6 +149,19 @@ class RemoteTables:
         """Returns (model, version, table) -> counts of reads, for all remote tables."""
         with self._changing:
             return {subject: reader.counts for subject, reader in self._readers.items()}
+
+    def clusters(self) -> list[dict[str, object]]:
+        """Returns the nodes of each cluster for the status page, and why a table can not be read."""
+        with self._changing:
+            topologies = dict(self._topologies)
+        return [
+            {
+                "cluster": str(address),
+                "problem": self._problems.get(address, ""),
+                "nodes": [node._asdict() for node in topology.status()],
+            }
+            for address, topology in topologies.items()
+        ]
 
     def problem(self, model: str) -> str:
         """Returns one line on a remote table of the model that can not be reached and has no default row, else ""."""
@@ -118,10 +177,13 @@ class RemoteTables:
 
     def look(self) -> None:
         """Checks each cluster and each of its nodes, and logs if one can not be reached or is reached again."""
-        with self._changing:
-            topologies = dict(self._topologies)
-        problems = {address: why for address, topology in topologies.items() if (why := topology.look())}
-        if problems != self._problems:
+        with self._looking:
+            with self._changing:
+                topologies = dict(self._topologies)
+            problems = {address: why for address, topology in topologies.items() if (why := topology.look())}
+            self._looked_at = frozenset(topologies)
+            if problems == self._problems:
+                return
             for address, why in problems.items():
                 if address not in self._problems:
                     logger.warning("cluster can not be reached", extra={"cluster": str(address), "reason": why})
@@ -129,18 +191,55 @@ class RemoteTables:
                 if address not in problems:
                     logger.info("cluster is reached again", extra={"cluster": str(address)})
             self._problems = problems
-            self._on_change()
+        self._on_change()
 
     def watch(self, stop: threading.Event) -> None:
-        """Starts a thread that checks the clusters each second until stop is set; starts none if no table is remote."""
-        if not self._addresses:
-            return
+        """Checks the clusters each second until stop is set; the threads start with the first remote table."""
+        self._stop = stop
+        if self._topologies:
+            self._start()
+
+    def _start(self) -> None:
+        stop = self._stop
+        with self._changing:
+            if stop is None or self._is_watched:
+                return
+            self._is_watched = True
 
         def run() -> None:
             while not stop.wait(_LOOK_S):
                 self.look()
 
+        def follow() -> None:
+            while not stop.wait(_FOLLOW_S):
+                self.follow()
+
         threading.Thread(target=run, name="remote-tables", daemon=True).start()
+        threading.Thread(target=follow, name="remote-changes", daemon=True).start()
+
+    def follow(self) -> None:
+        """Looks for rows that other servers changed, and writes changes that wait."""
+        with self._changing:
+            followed = list(self._changes)
+        for changes in followed:
+            try:
+                changes.follow()
+            except Exception:
+                # The thread must go on: it is the only one, for all tables.
+                logger.exception("changes of a remote table can not be followed")
+
+
+def _reading_again(reader: RowReader, defaults: dict[int, Array]) -> Listener:
+    """Returns a listener that reads changed default rows again; rows that can not be read now stay as they are."""
+    import numpy as np
+
+    def listen(ids: Array | None) -> None:
+        rows = [row for row in defaults if ids is None or row in ids]
+        if rows:
+            found = reader.read(np.array(rows, np.int64))
+            defaults.update((row, found.rows[n]) for n, row in enumerate(rows) if not found.is_missing[n])
+
+    return listen
 
 
 def _defaults(reader: RowReader, manifest: Manifest, table: str) -> dict[int, Array]:

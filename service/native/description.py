@@ -21,10 +21,12 @@ from service.graph.native_form import NativeGraph
 from service.native.left_out import lookup_fault, predict_fault
 from service.tables.backend import OpenedLookups
 from service.tables.plan import FeaturePlan, OutputPlan, SignaturePlan
+from service.tables.remote_table import RemoteTable
 from service.tables.table import MappedTable
 from service.tables.vocabulary import IntegerVocabulary, OpenedVocabulary, StringVocabulary
 from service.types import DEFAULT_SIGNATURE, VALUES_SUFFIX, SignatureSpec, TableCounts, TensorSpec
 
+ServedTable = MappedTable | RemoteTable
 # The native core's counts of one feature: signature, number of the feature in it, ids that were sent, ids without a
 # row.
 FeatureCounts = tuple[str, int, int, int]
@@ -45,11 +47,11 @@ class Described:
     keep: tuple[object, ...]
     key_tables: tuple[str, ...]
 
-    def addresses(self, tables: Mapping[str, MappedTable]) -> list[tuple[int, int]]:
+    def addresses(self, tables: Mapping[str, ServedTable]) -> list[tuple[int, int]]:
         """Returns the memory addresses of rows and scales of the given tables, in the description's order."""
         return [_addresses(tables[name]) for name in self.tables]
 
-    def keep_with(self, tables: Mapping[str, MappedTable]) -> tuple[object, ...]:
+    def keep_with(self, tables: Mapping[str, ServedTable]) -> tuple[object, ...]:
         """Returns the objects that must stay alive while the native core uses the description with other tables."""
         return (*self.keep, tuple(tables[name] for name in self.tables))
 
@@ -145,7 +147,7 @@ class _Writer:
     """The writer of a description's JSON; it numbers the tables and vocabularies that signatures read."""
 
     def __init__(self, lookups: OpenedLookups | None) -> None:
-        self._tables: Mapping[str, MappedTable] = {} if lookups is None else lookups.tables
+        self._tables: Mapping[str, ServedTable] = {} if lookups is None else {**lookups.tables, **lookups.remote}
         self._table_numbers: dict[str, int] = {}
         self._vocabularies: list[OpenedVocabulary] = []
         by_table = {} if lookups is None else lookups.backend.vocabularies
@@ -277,7 +279,7 @@ def _json_name(spec: SignatureSpec, lookup: LookupFeature) -> str:
     return (with_weights or same)[0].feature
 
 
-def _table(table: MappedTable) -> dict[str, Any]:
+def _table(table: ServedTable) -> dict[str, Any]:
     rows_at, scales_at = _addresses(table)
     return {
         "name": table.info.name,
@@ -286,10 +288,34 @@ def _table(table: MappedTable) -> dict[str, Any]:
         "embedding_dim": table.info.embedding_dim,
         "rows_at": rows_at,
         "scales_at": scales_at,
+        "remote": _remote(table) if isinstance(table, RemoteTable) else None,
     }
 
 
-def _addresses(table: MappedTable) -> tuple[int, int]:
+def _remote(table: RemoteTable) -> dict[str, Any]:
+    address, layout = table.reader.address, table.reader.layout
+    return {
+        "address": {
+            "nodes": address.nodes,
+            "has_tls": address.has_tls,
+            "ca_file": address.ca_file,
+            "user": address.user,
+            "password_file": address.password_file,
+            "own_password": address.own_password,
+            "timeout_ms": round(address.timeout_s * 1e3),
+            "node_timeout_ms": round(address.node_timeout_s * 1e3),
+        },
+        "tag": layout.tag,
+        "block_rows": layout.block_rows,
+        "num_shards": layout.num_shards,
+        "row_bytes": layout.row_bytes,
+        "default_rows": [(row, octets.tolist()) for row, octets in table.defaults.items()],
+    }
+
+
+def _addresses(table: ServedTable) -> tuple[int, int]:
+    if isinstance(table, RemoteTable):
+        return 0, 0
     _, rows_at, scales_at, _, _ = table.place
     return rows_at, scales_at
 

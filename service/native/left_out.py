@@ -54,6 +54,8 @@ def predict_fault(spec: SignatureSpec, graph: NativeGraph) -> str:
             return f'"{name}" is {tensor.dtype}, which the native core does not read or write'
     for feature in graph.features:
         lookup = feature.feature
+        if isinstance(feature.table, RemoteTable):
+            return f'table "{feature.table.info.name}" is remote'
         if lookup.ids in graph.computed:
             continue
         if fault := _feature_fault(spec, feature):
@@ -87,8 +89,6 @@ def lookup_fault(spec: SignatureSpec, plan: SignaturePlan) -> str:
 def _feature_fault(spec: SignatureSpec, plan: FeaturePlan) -> str:
     lookup = plan.feature
     what = f'the feature of "{lookup.ids}"'
-    if isinstance(plan.table, RemoteTable):
-        return f'table "{plan.table.info.name}" is remote'
     if lookup.max_norm is not None:
         return f"{what} has max_norm"
     if not plan.is_one_kernel:

@@ -70,6 +70,7 @@ def compile_native(
     servable: Servable,
     lookups: OpenedLookups | None,
     graphs: Mapping[str, NativeGraph | PythonOnly],
+    clusters: _native.Clusters | None = None,
     *,
     has_hot_rows: bool = False,
 ) -> Servable:
@@ -78,6 +79,7 @@ def compile_native(
     A compiled form that the servable has already was for its early lookups; the new form adds its counts.
 
     Args:
+      clusters: opens the remote tables of the version; None: the core forwards the lookups of remote tables.
       has_hot_rows: the core samples ids, to find the hot rows of each table.
     """
     from service import _native
@@ -95,7 +97,7 @@ def compile_native(
     if described is None:
         return servable
     try:
-        compiled = _native.Servable(described.text, described.keep)
+        compiled = _native.Servable(described.text, described.keep, clusters)
     except ValueError as error:
         # A version that the native core can not compile is a fault of the server. It costs speed and no answers,
         # because the reference servers answer for the version.

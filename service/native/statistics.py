@@ -21,7 +21,7 @@ from service.types import SignatureKind
 Document = dict[str, Any]
 # Fields of the native core's statistics that read() leaves out, because the status page shows them elsewhere or as
 # sums.
-_APART = ("subjects", "slow", "refused", "waited", "held")
+_APART = ("subjects", "slow", "refused", "failed", "waited", "held")
 
 
 class _Numbers(NamedTuple):
@@ -97,6 +97,7 @@ class NativeStatistics:
         self._known: dict[tuple[Subject, SignatureKind], _Numbers] = {}
         self._counted: dict[tuple[str, str], int] = {}
         self._refused: dict[tuple[str, str], int] = {}
+        self._failed: dict[tuple[str, str, str, str], int] = {}
         self._waited: dict[str, tuple[list[int], float]] = {}
         self._slow_until_s = now()
         self._last: Document = {}
@@ -162,6 +163,11 @@ class NativeStatistics:
                     self._events.connection_dropped(reason)
             elif more:
                 self._events.refused(model, reason, more)
+        for api, method, model, code, count in document["failed"]:
+            more = count - self._failed.get((api, method, model, code), 0)
+            self._failed[api, method, model, code] = count
+            if more:
+                self._requests.add_failures(Subject(api, method, model, None, ""), code, more)
         self._tell_waits(document["waited"])
         self._events.held_by_core(dict(document["held"]))
         for _ in self._new(document, "cut"):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
 
-from service.observe.metric_text import family, labels, sample
-from service.remote.counts import ReadCounts
+from service.observe.metric_text import Kind, family, labels, sample
+from service.remote.counts import RemoteCounts
 
 _PREFIX = "embedding_server_remote_table_"
 _FAMILIES = (
@@ -17,12 +18,25 @@ _FAMILIES = (
     ("default_rows_total", "Rows that could not be read and were answered by a default row.", "default_rows"),
     ("seconds_total", "Seconds in reads.", "seconds"),
 )
+_CACHED_FAMILIES = (
+    ("cache_hits_total", "Rows that the cache had.", "cache_hits"),
+    ("cache_misses_total", "Rows that the cache lacked, and that were read.", "cache_misses"),
+)
+_CACHE_PREFIX = "embedding_server_remote_cache_"
+_CACHE_FAMILIES: tuple[tuple[str, Kind, str, str], ...] = (
+    ("rows", "gauge", "Rows of remote tables in the cache.", "rows"),
+    ("bytes", "gauge", "Bytes of these rows, with what the cache adds.", "bytes"),
+    ("evictions_total", "counter", "Rows that other rows displaced.", "evictions"),
+)
 
 
-def remote_lines(counts: Mapping[tuple[str, int, str], ReadCounts]) -> list[str]:
+def remote_lines(found: RemoteCounts) -> list[str]:
     """Returns the lines of metrics on remote tables; none if no table is remote."""
     lines: list[str] = []
-    for name, about, field in _FAMILIES if counts else ():
+    counts = found.tables
+    if not counts:
+        return lines
+    for name, about, field in _FAMILIES if found.cache is None else (*_FAMILIES, *_CACHED_FAMILIES):
         lines += family(_PREFIX + name, "counter", about)
         lines += [
             sample(
@@ -32,4 +46,20 @@ def remote_lines(counts: Mapping[tuple[str, int, str], ReadCounts]) -> list[str]
             )
             for (model, version, table), count in sorted(counts.items())
         ]
+    for name, kind, about, field in _CACHE_FAMILIES if found.cache is not None else ():
+        lines += family(_CACHE_PREFIX + name, kind, about)
+        lines.append(sample(_CACHE_PREFIX + name, labels({}), float(getattr(found.cache, field))))
     return lines
+
+
+def remote_status(found: RemoteCounts) -> dict[str, Any]:
+    """Returns the counts for the status page; empty where no table is remote."""
+    if not found.tables:
+        return {}
+    return {
+        "cache": None if found.cache is None else asdict(found.cache),
+        "tables": [
+            {"model": model, "version": version, "table": table, **asdict(counts)}
+            for (model, version, table), counts in sorted(found.tables.items())
+        ],
+    }

@@ -153,6 +153,10 @@ class RequestCounter:
             cell = self._successes[key] = Successes(more.kind, more.examples is not None)
         cell.merge(more)
 
+    def add_failures(self, subject: Subject, code: str, count: int) -> None:
+        """Adds failures that a CountsElsewhere counted; one caller at a time."""
+        self._failures.setdefault((0, subject, code), [0])[0] += count
+
     def _failed(self, subject: Subject, error: BaseException) -> None:
         code: str = error.code if isinstance(error, ServiceError) else "INTERNAL"
         if not isinstance(error, Exception):

@@ -22,6 +22,7 @@ from service.observe.admission_metrics import AdmissionCounter
 from service.observe.buckets import Times
 from service.observe.recent_requests import Noted, RecentRequests
 from service.observe.request_metrics import Requests, Successes
+from service.remote.address import without_password
 from service.tables.page_table import huge_bytes, resident_bytes
 from service.tables.table import MappedTable
 
@@ -40,8 +41,10 @@ class Statusz:
     requests: returns the counts of requests for versions that are still served.
     logs: returns the counts of each model's request log.
     stores: returns the counts of fetches, for each model in an object store.
+    clusters: returns the nodes of each cluster with remote tables, and the node that is missing.
     overload: returns the requests in flight and the refused requests.
     data_plane: returns the kind and the state of the data plane.
+    remote: returns the counts of reads of remote tables, and of the cache of their rows.
     """
 
     version: Callable[[], str]
@@ -51,8 +54,10 @@ class Statusz:
     requests: Callable[[], Requests]
     logs: Callable[[], Mapping[str, Mapping[str, Any]]] = dict
     stores: Callable[[], list[Document]] = list
+    clusters: Callable[[], list[Document]] = list
     overload: Callable[[], Document] = dict
     data_plane: Callable[[], Document] = dict
+    remote: Callable[[], Document] = dict
     started_s: float = field(default_factory=time.time)
 
     def read(self) -> Document:
@@ -69,6 +74,8 @@ class Statusz:
             "last_errors": [_noted(one) for one in self.recent.failures()],
             "request_logs": dict(self.logs()),
             "stores": self.stores(),
+            "remote": self.remote(),
+            "clusters": self.clusters(),
             "settings": shown_settings(self.settings),
         }
 
@@ -109,6 +116,8 @@ def shown_settings(settings: Settings) -> Document:
     for one in dataclasses.fields(settings):
         value = getattr(settings, one.name)
         is_secret = bool(value) and _SECRET.search(one.name) is not None and isinstance(value, str)
+        if isinstance(value, str):
+            value = without_password(value)
         shown[one.name] = {"value": _HIDDEN if is_secret else value, "is_default": value == one.default}
     return shown
 

@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from service.access.access import create_access
@@ -26,12 +27,13 @@ from service.loading.remote_tables import RemoteTables
 from service.loading.table_pages import table_pages
 from service.loading.table_verification import table_verification
 from service.loading.version_diffs import VersionDiffs
+from service.native.clusters import Clusters, remote_counts
 from service.native.native_servable import compile_native
 from service.native.route_publisher import RoutePublisher
 from service.observe.metrics import Metrics
 from service.observe.neighbor_metrics import neighbor_lines
 from service.observe.recent_requests import RecentRequests
-from service.observe.remote_metrics import remote_lines
+from service.observe.remote_metrics import remote_lines, remote_status
 from service.observe.request_logs import RequestLogs
 from service.observe.statusz import Statusz, overload
 from service.observe.store_metrics import store_lines
@@ -86,13 +88,15 @@ class App:
         self._showing_health = threading.Lock()
         self._history = VersionHistory()
         self._recent = RecentRequests(settings.slow_request_s)
-        self._remote = RemoteTables(remote_tables(settings.remote_tables), self._show_health)
+        self._clusters = None if self._routes is None else Clusters(settings.remote_cache_bytes)
+        on_rows = {} if self._clusters is None else {"on_rows": self._clusters.forget}
+        self._remote = RemoteTables(remote_tables(settings.remote_tables), self._show_health, **on_rows)
         self._registry.problem_beside = self._remote.problem
         self._stores = open_stores(settings)
         more = [
             self._readiness_lines,
             lambda: [] if self._stores is None else store_lines(self._stores.counts()),
-            lambda: remote_lines(self._remote.counts()),
+            lambda: remote_lines(remote_counts(self._clusters, self._remote.counts())),
             self._neighbor_lines,
             self._request_logs.metric_lines,
         ]
@@ -116,11 +120,12 @@ class App:
             pages=self._pages,
             verification=self._verification,
             wake_follower=self._follower.wake,
-            compile_native=None if self._routes is None else compile_native,
+            compile_native=None if self._clusters is None else partial(compile_native, clusters=self._clusters.core),
             show_lookups=self._show_lookups if settings.early_lookups else None,
             open_store=None if self._stores is None else self._stores.open,
-            open_remote=self._remote.open if settings.remote_tables else None,
+            open_remote=self._remote.open,
             hot_rows=self._hot_rows.read,
+            on_list=self._remote.configure,
         )
         diffs = VersionDiffs(self._registry.loaded, lambda model, version: self._models.folder(model, version))
         rules = diffs.gated(rules, settings.max_drift)
@@ -225,6 +230,8 @@ class App:
             lambda: self._metrics.requests.read()[0],
             logs=self._request_logs.read,
             stores=lambda: [] if self._stores is None else self._stores.status(),
+            remote=lambda: remote_status(remote_counts(self._clusters, self._remote.counts())),
+            clusters=self._remote.clusters,
             data_plane=lambda: self._servers.state(),
             overload=lambda: overload(admission.held(), admission.limits, self._metrics.admission),
         )

@@ -14,6 +14,8 @@ from service.engine.engine import Engine
 from service.engine.model_config import ModelConfig
 from service.engine.model_set import ModelSet
 from service.errors import ConfigConflict, LabelNotFound, ModelNotFound, ServiceError
+from service.loading.remote_names import unserved_models
+from service.remote.address import remote_tables
 from service.wire.model_config_proto import parse_config_text
 
 
@@ -29,6 +31,12 @@ class ModelLists:
 
     def first(self) -> tuple[ModelConfig, ...]:
         """Returns the list of models with which the server starts; raises StartError."""
+        configs = self._first()
+        if fault := unserved_models(remote_tables(self._settings.remote_tables), [config.name for config in configs]):
+            raise StartError(fault)
+        return configs
+
+    def _first(self) -> tuple[ModelConfig, ...]:
         settings = self._settings
         if self._file is None:
             return single_model(settings)

@@ -6,16 +6,23 @@
 
 from __future__ import annotations
 
+import re
+import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 OnUnavailable = Literal["error", "default_row"]
 
 _DEFAULT_PORT = 6379
+# Reads of a password_file that is empty, and the pause between them.
+_READS = 10
+_READ_AGAIN_S = 0.01
 _PLAIN, _TLS = ("valkey", "redis"), ("valkeys", "rediss")
+# The part of an address that has a password, as it stands in texts.
+_CREDENTIALS = re.compile(r"(?<=://)[^/?#;]*@")
 _OPTIONS = ("user", "password_file", "ca_file", "on_unavailable", "timeout_ms", "node_timeout_ms")
 
 
@@ -25,7 +32,8 @@ class StoreAddress:
 
     nodes: host and port of some of its nodes; these tell the addresses of all others.
     has_tls: connections use TLS. ca_file: the authorities that sign nodes' certificates; "": the system's authorities.
-    user: name of an ACL user. password_file: file whose first line is the password; "": no authentication.
+    user: name of an ACL user; "" is the default user. password_file: file whose first line is the password.
+      own_password: the password that stands in the address. Without both there is no authentication.
     on_unavailable: an id whose row can not be read fails the request ("error") or reads the default row.
     timeout_s: longest time of one read of rows. node_timeout_s: longest wait for a node, before another is asked.
     """
@@ -38,46 +46,58 @@ class StoreAddress:
     on_unavailable: OnUnavailable = "error"
     timeout_s: float = 1.0
     node_timeout_s: float = 0.2
+    own_password: str = field(default="", repr=False)
 
     @staticmethod
     def parse(text: str) -> StoreAddress:
-        """Parses an address valkey://host:port,host:port?option=value&...; raises ValueError.
+        """Parses an address valkey://[user:password@]host:port,host:port?option=value&...; raises ValueError.
 
-        valkeys:// asks for TLS; redis:// and rediss:// mean the same as valkey:// and valkeys://.
+        valkeys:// asks for TLS; redis:// and rediss:// mean the same as valkey:// and valkeys://. Characters of user
+        and password may be escaped as %XX; @, /, ?, # and ; must be.
         """
+        shown = without_password(text)
         url = urlsplit(text)
         if url.scheme not in (*_PLAIN, *_TLS) or not url.netloc or url.path.strip("/") or url.fragment:
-            raise ValueError(f"{text!r} is not valkey://HOST:PORT,HOST:PORT?OPTION=VALUE")
-        if "@" in url.netloc:
-            raise ValueError(
-                f"{url.scheme}://...@{url.netloc.rpartition('@')[2]}: a password in an address is seen by all who "
-                "list processes; give user= and password_file= as options"
-            )
+            raise ValueError(f"{shown!r} is not valkey://HOST:PORT,HOST:PORT?OPTION=VALUE")
+        credentials, has_user, nodes = url.netloc.rpartition("@")
+        user, has_password, password = (unquote(part) for part in credentials.partition(":"))
         pairs = parse_qsl(url.query, keep_blank_values=True)
         options = dict(pairs)
         for name in options:
             if name not in _OPTIONS:
-                raise ValueError(f"{text!r}: option {name!r} is none of {', '.join(_OPTIONS)}")
+                raise ValueError(f"{shown!r}: option {name!r} is none of {', '.join(_OPTIONS)}")
         if len(options) != len(pairs):
-            raise ValueError(f"{text!r} gives an option twice")
+            raise ValueError(f"{shown!r} gives an option twice")
+        if has_user and "user" in options:
+            raise ValueError(f"{shown!r} gives a user before the @ and as an option: give one")
+        if has_password and "password_file" in options:
+            raise ValueError(f"{shown!r} gives a password and a password_file: give one")
         rule = options.get("on_unavailable", "error")
         if rule not in get_args(OnUnavailable):
-            raise ValueError(f"{text!r}: on_unavailable is {rule!r}, expected one of {get_args(OnUnavailable)}")
+            raise ValueError(f"{shown!r}: on_unavailable is {rule!r}, expected one of {get_args(OnUnavailable)}")
         return StoreAddress(
-            tuple(_node(part, text) for part in url.netloc.split(",")),
+            tuple(_node(part, shown) for part in nodes.split(",")),
             url.scheme in _TLS,
-            options.get("user", ""),
+            user or options.get("user", ""),
             options.get("password_file", ""),
             options.get("ca_file", ""),
             "default_row" if rule == "default_row" else "error",
-            _seconds(options, "timeout_ms", 1000, text),
-            _seconds(options, "node_timeout_ms", 200, text),
+            _seconds(options, "timeout_ms", 1000, shown),
+            _seconds(options, "node_timeout_ms", 200, shown),
+            password,
         )
 
     @property
     def password(self) -> str:
-        """Reads the password from its file at each call; returns "" if no file is configured. Raises OSError."""
-        return Path(self.password_file).read_text().partition("\n")[0] if self.password_file else ""
+        """Reads the password from its file at each call; "" without one. Raises OSError, also for an empty file."""
+        if not self.password_file:
+            return self.own_password
+        # A program that writes a new password into the file may have emptied it a moment ago.
+        for _ in range(_READS):
+            if found := Path(self.password_file).read_text().partition("\n")[0]:
+                return found
+            time.sleep(_READ_AGAIN_S)
+        raise OSError(f"password_file {self.password_file} is empty")
 
     def __str__(self) -> str:
         """Returns the addresses of the nodes, for log lines and error texts."""
@@ -94,16 +114,20 @@ def remote_tables(text: str) -> dict[str, StoreAddress]:
     for part in filter(None, (part.strip() for part in text.split(";"))):
         name, separator, address = part.partition("=")
         if not (name and separator):
-            raise ValueError(f"{part!r} is not TABLE=ADDRESS or MODEL/TABLE=ADDRESS")
+            raise ValueError(f"{without_password(part)!r} is not TABLE=ADDRESS or MODEL/TABLE=ADDRESS")
         if name in found:
             raise ValueError(f"table {name!r} has two addresses")
         found[name] = StoreAddress.parse(address)
     return found
 
 
-def address_of(addresses: Mapping[str, StoreAddress], model: str, table: str) -> StoreAddress | None:
-    """Returns the address of the cluster that holds a model's table; None if the table is not remote."""
-    return addresses.get(f"{model}/{table}") or addresses.get(table)
+def without_password(text: str) -> str:
+    """Returns a text with its addresses' users and passwords hidden.
+
+    >>> without_password("user=valkey://me:secret@a:1;film=valkey://b")
+    'user=valkey://(hidden)@a:1;film=valkey://b'
+    """
+    return _CREDENTIALS.sub("(hidden)@", text)
 
 
 def _node(text: str, whole: str) -> tuple[str, int]:

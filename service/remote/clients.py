@@ -13,10 +13,14 @@ from service.remote.address import StoreAddress
 Node = tuple[str, int]
 
 
-def node_client(address: StoreAddress, node: Node, timeout_s: float) -> Any:
-    """Returns a client of one cluster node that does not retry, because its caller can ask other nodes."""
+def node_client(address: StoreAddress, node: Node, timeout_s: float, *, is_text: bool = True) -> Any:
+    """Returns a client of one cluster node that does not retry, because its caller can ask other nodes.
+
+    Args:
+      is_text: whether values are str, and not bytes.
+    """
     retry = Retry(NoBackoff(), 0)
-    return redis.Redis(*node, **_options(address, timeout_s), decode_responses=True, retry=retry)
+    return redis.Redis(*node, **_options(address, timeout_s), decode_responses=is_text, retry=retry)
 
 
 def store_client(address: StoreAddress, timeout_s: float) -> Any:

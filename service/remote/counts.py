@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 
 
 @dataclass(slots=True)
@@ -11,7 +12,8 @@ class ReadCounts:
 
     rows, bytes: rows that were read, and their bytes. retries: rounds of requests beyond a read's first one.
     errors: reads that could not read all rows. default_rows: rows that were replaced by a default row.
-    seconds: total time of all reads, waiting included.
+    seconds: total time of all reads, waiting included. cache_hits, cache_misses: rows that the native core's cache had
+    and lacked.
     """
 
     reads: int = 0
@@ -21,3 +23,33 @@ class ReadCounts:
     errors: int = 0
     default_rows: int = 0
     seconds: float = 0.0
+    cache_hits: int = 0
+    cache_misses: int = 0
+
+    def plus(self, other: ReadCounts) -> ReadCounts:
+        """Returns the sums of both."""
+        return ReadCounts(*(getattr(self, one.name) + getattr(other, one.name) for one in fields(self)))
+
+
+# Model, version, table.
+Subject = tuple[str, int, str]
+
+
+@dataclass(frozen=True, slots=True)
+class CacheCounts:
+    """Counts of the native core's cache of rows.
+
+    rows, bytes: in the cache now. evictions: rows that other rows displaced.
+    """
+
+    rows: int
+    bytes: int
+    evictions: int
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteCounts:
+    """Counts of all reads of remote tables. cache: None where there is no cache."""
+
+    tables: Mapping[Subject, ReadCounts]
+    cache: CacheCounts | None = None

@@ -2,11 +2,14 @@
 
 A table is cut into blocks of rows, one key each. The hash tag of a block's key holds model, table, fingerprint of the
 artifact and the shard: `{es:MODEL/TABLE/FINGERPRINT/SHARD}BLOCK`. Shards spread a table over the slots. A fingerprint
-stands for one manifest, and with that for the table's checksum. So a key's value never changes, and a row of one
+stands for one manifest, and with that for the table's checksum. So a row of one
 version can not be taken for that of another.
 
 Two records have tags without a shard, JSON both: `{es:MODEL/TABLE}FINGERPRINT` says what was written, and
 `{es:MODEL/TABLE}pointer` which fingerprints are whole, newest first. A writer changes the pointer last.
+
+Rows that deltas and upserts changed are written over in their blocks. `{es:MODEL/TABLE/FINGERPRINT/SHARD}orders` has
+the order of the last change of each such row. Servers tell each other of changes in `{es:MODEL/TABLE}FINGERPRINT/NOTE`.
 """
 
 from __future__ import annotations
@@ -30,6 +33,9 @@ NUM_SLOTS = 16384
 _BLOCK_BYTES = 16384 - 256
 _MOST_SHARDS = 4096
 _FINGERPRINT_DIGITS = 16
+# sequence: the last number of an upsert. held: number -> upsert that is not in all blocks and replicas yet. files:
+# number -> checksum of each delta file that is written. changes: a stream of the rows that were changed last.
+NOTES = ("sequence", "held", "files", "changes")
 
 
 def slot_of(key: str) -> int:
@@ -103,6 +109,14 @@ class TableLayout:
     def pointer(self) -> str:
         """The key of the JSON record that lists the fingerprints (versions) whose rows are completely written."""
         return f"{{es:{_escaped(self.model)}/{_escaped(self.table)}}}pointer"
+
+    def note(self, name: str) -> str:
+        """Returns the key of one of NOTES."""
+        return f"{self.record}/{name}"
+
+    def orders(self, shard: int) -> str:
+        """Returns the key of the hash from changed rows of a shard to the order of their last change."""
+        return f"{self.tag}{shard:04x}}}orders"
 
     @cached_property
     def slots(self) -> Array:

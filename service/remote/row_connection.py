@@ -37,6 +37,8 @@ Reply = bytes | ErrorReply | None
 class RowConnection:
     """A connection to a node of a cluster. Concurrency: one caller at a time. After an OSError callers must close it.
 
+    was_idle: whether the connection waited for a read, so that the node may have closed it.
+
     Raises:
       OSError: no connection, or the node did not answer before end_s (time.monotonic); also for an ErrorReply to AUTH.
     """
@@ -53,6 +55,7 @@ class RowConnection:
             raise
         self._socket = sock
         self._rest = b""
+        self.was_idle = False
         # READONLY lets a replica answer reads, which it would else redirect to the primary; a primary ignores it.
         greetings = [command("READONLY")]
         if password := address.password:

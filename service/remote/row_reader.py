@@ -43,6 +43,10 @@ class Found(NamedTuple):
     why: str
 
 
+class _Stale(ConnectionError):
+    """An idle connection was closed meanwhile: by a restart, or because the user's password changed."""
+
+
 class RowReader:
     """The reader of one remote table, with connections to the cluster's nodes. Concurrency: any thread."""
 
@@ -104,7 +108,9 @@ class RowReader:
         """Returns an idle connection to a node, or opens one; raises OSError."""
         with self._changing:
             if self._idle[node]:
-                return self._idle[node].pop()
+                connection = self._idle[node].pop()
+                connection.was_idle = True
+                return connection
         # Every connection sends READONLY, so it can be used whether the node is a primary or a replica, even if that
         # changes.
         return RowConnection(node, self.address, end_s)
@@ -198,7 +204,7 @@ class _Task:
                 values = self._receive(connection, some, asks=asks)
             except OSError as error:
                 connection.close()
-                needs_map |= self._failed(node, error)
+                needs_map |= self._failed(node, _of_connection(connection, error))
                 continue
             self._reader.topology.answered(node)
             self._reader.give_back(node, connection)
@@ -248,9 +254,9 @@ class _Task:
         connection = reader.connection(node, self._node_end_s())
         try:
             connection.send(commands, self._node_end_s())
-        except BaseException:
+        except OSError as error:
             connection.close()
-            raise
+            raise _of_connection(connection, error) from error
         return connection
 
     def _receive(self, connection: RowConnection, positions: Array, *, asks: bool) -> Array | list[Reply]:
@@ -263,6 +269,10 @@ class _Task:
 
     def _failed(self, node: Node, error: OSError) -> bool:
         self.why = f"{node[0]}:{node[1]}: {error}"
+        if isinstance(error, _Stale):
+            # The node is asked again, on a new connection.
+            self._reader.drop_idle(node)
+            return False
         self._reader.topology.failed(node)
         self._reader.drop_idle(node)
         return True
@@ -288,3 +298,8 @@ class _Task:
                 self._rows[position] = np.frombuffer(reply, np.uint8)
                 read.append(position)
         return np.array(read, np.int64), is_old
+
+
+def _of_connection(connection: RowConnection, error: OSError) -> OSError:
+    """Returns the error of a connection, or a _Stale where the connection broke that was idle before."""
+    return _Stale(*error.args) if connection.was_idle and not isinstance(error, TimeoutError) else error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -28,11 +29,22 @@ class Unreachable(Exception):
 class _Map(NamedTuple):
     """The map from slots to nodes.
 
-    holders: tuples of nodes, each with the primary first. by_slot: slot -> index into holders, -1 for no node.
+    holders: tuples of nodes, each with the primary first. by_slot: slot -> index into holders, -1 for no node. failed:
+    nodes that the other nodes have marked as failed.
     """
 
     holders: tuple[tuple[Node, ...], ...]
     by_slot: tuple[int, ...]
+    failed: tuple[Node, ...] = ()
+
+
+class NodeStatus(NamedTuple):
+    """The status of one node. num_slots: slots that it holds; 0 for a node that the others hold for dead."""
+
+    node: str
+    is_primary: bool
+    num_slots: int
+    answers: bool
 
 
 class Topology:
@@ -53,10 +65,14 @@ class Topology:
         nodes = self._map.holders[place]
         return tuple(sorted(nodes, key=self.is_down)) if self._down else nodes
 
-    def is_primary(self, node: Node, slot: int) -> bool:
-        """Says whether a node is the primary (not a replica) of a slot."""
+    def primary(self, slot: int) -> Node | None:
+        """Returns a slot's primary, whether it answers or not; None if no node of the slot is known."""
         place = self._map.by_slot[slot]
-        return place >= 0 and self._map.holders[place][0] == node
+        return None if place < 0 else self._map.holders[place][0]
+
+    def num_replicas(self, node: Node) -> int:
+        """Returns how many replicas of a primary are known."""
+        return max((len(nodes) - 1 for nodes in self._map.holders if nodes[0] == node), default=0)
 
     def is_down(self, node: Node) -> bool:
         """Says whether a node failed so lately that other nodes shall be asked first."""
@@ -77,12 +93,28 @@ class Topology:
 
     def uncovered(self) -> str:
         """Returns one line on slots whose nodes have all failed lately; "" if there are none."""
+        failed = f"; dead: {_named(self._map.failed)}" if self._map.failed else ""
         if -1 in self._map.by_slot:
-            return f"{self._map.by_slot.count(-1)} slots of {self.address} have no node"
-        for nodes in self._map.holders:
-            if all(map(self.is_down, nodes)):
-                return f"no node answers for the slots of {nodes[0][0]}:{nodes[0][1]}"
+            return f"{self._map.by_slot.count(-1)} slots of {self.address} have no node{failed}"
+        silent = [nodes for nodes in self._map.holders if all(map(self.is_down, nodes))]
+        if silent:
+            nodes = dict.fromkeys(node for nodes in silent for node in nodes)
+            return f"no node answers for the slots of {_named(tuple(nodes))}{failed}"
         return ""
+
+    def status(self) -> list[NodeStatus]:
+        """Returns the status of each known node."""
+        places = Counter(self._map.by_slot)
+        slots: Counter[Node] = Counter()
+        primaries = {nodes[0] for nodes in self._map.holders}
+        for place, nodes in enumerate(self._map.holders):
+            for node in nodes:
+                slots[node] += places[place]
+        known = dict.fromkeys((*slots, *self._map.failed))
+        return [
+            NodeStatus(_named((node,)), node in primaries, slots[node], slots[node] > 0 and not self.is_down(node))
+            for node in known
+        ]
 
     def look(self) -> str:
         """Reads the map again and pings each node; returns one line on slots without a node that answers, else ""."""
@@ -113,7 +145,7 @@ class Topology:
                 # A node gets only a part of the time that is left, so that other nodes can be asked if this one hangs.
                 left_s = min(left_s, max(left_s / 3, self.address.node_timeout_s))
                 try:
-                    self._map = _map_of(_cluster_slots(self.address, node, left_s), node)
+                    self._map = _map_of(_cluster_shards(self.address, node, left_s), node, self.address.has_tls)
                 except (OSError, redis.RedisError) as error:
                     why = f"{node[0]}:{node[1]}: {error}"
                     self.failed(node)
@@ -123,31 +155,43 @@ class Topology:
             raise Unreachable(why)
 
 
-def _cluster_slots(address: StoreAddress, node: Node, timeout_s: float) -> Sequence[tuple[int, int, list[Node]]] | None:
-    """Asks a node for the cluster's ranges of slots; returns None if the node is a single server without a cluster."""
+def _cluster_shards(address: StoreAddress, node: Node, timeout_s: float) -> list[dict[str, Any]] | None:
+    """Asks a node for the cluster's shards; returns None if the node is a single server without a cluster."""
     with node_client(address, node, timeout_s) as client:
         try:
-            return _ranges(client.execute_command("CLUSTER SHARDS"))
+            return [_as_dict(shard) for shard in client.execute_command("CLUSTER SHARDS")]
         except redis.ResponseError as error:
             if "cluster support disabled" in str(error):
                 return None
             raise OSError(str(error)) from error
 
 
-def _ranges(shards: Any) -> list[tuple[int, int, list[Node]]]:
-    """Parses the reply to CLUSTER SHARDS: ranges of slots with their nodes, without failed ones, primary first."""
-    found = []
+def _map_of(shards: Sequence[dict[str, Any]] | None, asked: Node, has_tls: bool) -> _Map:
+    if shards is None:
+        return _Map(((asked,),), (0,) * NUM_SLOTS)
+    holders: list[tuple[Node, ...]] = []
+    failed: list[Node] = []
+    by_slot = [-1] * NUM_SLOTS
     for shard in shards:
-        shard = _as_dict(shard)
         nodes = [_as_dict(node) for node in shard["nodes"]]
         # A primary that was just killed may still be listed: its health is "online" until the other nodes agree that it
         # is down.
         alive = [node for node in nodes if node["health"] != "fail"]
         alive.sort(key=lambda node: node["role"] != "master")
-        places = [(str(one.get("endpoint") or one["ip"]), int(one.get("port") or one["tls-port"])) for one in alive]
+        failed += [_place(node, asked, has_tls) for node in nodes if node["health"] == "fail"]
         slots = shard["slots"]
-        found += [(int(a), int(b), places) for a, b in zip(slots[::2], slots[1::2], strict=True)]
-    return found
+        if not (alive and slots):
+            continue
+        for first, last in zip(slots[::2], slots[1::2], strict=True):
+            by_slot[int(first) : int(last) + 1] = [len(holders)] * (int(last) + 1 - int(first))
+        holders.append(tuple(_place(node, asked, has_tls) for node in alive))
+    return _Map(tuple(holders), tuple(by_slot), tuple(failed))
+
+
+def _place(node: dict[str, Any], asked: Node, has_tls: bool) -> Node:
+    """Returns a node's host and port; a cluster may have a port for TLS beside the plain one."""
+    names = ("tls-port", "port") if has_tls else ("port", "tls-port")
+    return str(node.get("endpoint") or node["ip"] or asked[0]), int(node.get(names[0]) or node[names[1]])
 
 
 def _as_dict(flat: Any) -> dict[str, Any]:
@@ -156,13 +200,5 @@ def _as_dict(flat: Any) -> dict[str, Any]:
     return dict(zip(flat[::2], flat[1::2], strict=True))
 
 
-def _map_of(ranges: Sequence[tuple[int, int, list[Node]]] | None, asked: Node) -> _Map:
-    if ranges is None:
-        return _Map(((asked,),), (0,) * NUM_SLOTS)
-    holders: list[tuple[Node, ...]] = []
-    by_slot = [-1] * NUM_SLOTS
-    for first, last, nodes in ranges:
-        if nodes:
-            by_slot[first : last + 1] = [len(holders)] * (last + 1 - first)
-            holders.append(tuple((host or asked[0], port) for host, port in nodes))
-    return _Map(tuple(holders), tuple(by_slot))
+def _named(nodes: Sequence[Node]) -> str:
+    return ", ".join(f"{host}:{port}" for host, port in nodes)

@@ -23,8 +23,9 @@ from service.tables.table import MappedTable
 from service.types import TABLE_DTYPES, Array, TableInfo, stored_columns
 
 if TYPE_CHECKING:
-    # This import is only for type checks: row_reader imports redis-py, an optional extra, and is loaded only if a table
-    # is remote.
+    # These imports are only for type checks: the modules import redis-py, an optional extra, and are loaded only if a
+    # table is remote.
+    from service.remote.changes import TableChanges
     from service.remote.row_reader import RowReader
 
 
@@ -47,16 +48,20 @@ class RemoteTable:
     Args:
       defaults: row number -> [row_bytes] uint8, default rows to return if a row can not be read. Empty: the read fails.
 
-    row_bytes: as of the same table mapped.
+    row_bytes: as of the same table mapped. reader, defaults: for the native core, which reads rows itself.
+    changes: writes changed rows into the cluster.
     """
 
-    __slots__ = ("info", "row_bytes", "_reader", "_defaults")
+    __slots__ = ("info", "row_bytes", "changes", "reader", "defaults")
 
-    def __init__(self, info: TableInfo, reader: RowReader, defaults: Mapping[int, Array]) -> None:
+    def __init__(
+        self, info: TableInfo, reader: RowReader, defaults: Mapping[int, Array], changes: TableChanges
+    ) -> None:
         self.info = info
         self.row_bytes = reader.layout.row_bytes
-        self._reader = reader
-        self._defaults = defaults
+        self.changes = changes
+        self.reader = reader
+        self.defaults = defaults
 
     def rows_of_request(self, feature: LookupFeature, ids: Array) -> RequestRows:
         """Reads the rows of [N] int64 ids from the cluster, by the feature's policy for bad ids.
@@ -104,7 +109,7 @@ class RemoteTable:
 
     def close(self) -> None:
         """Closes idle connections."""
-        self._reader.close()
+        self.reader.close()
 
     def _check(self, ids: Array) -> None:
         bad = np.flatnonzero((ids < 0) | (ids >= self.info.vocabulary_size))
@@ -125,13 +130,13 @@ class RemoteTable:
 
     def _read(self, distinct: Array, default_row: int | None) -> Array:
         deadline_s = DEADLINE_S.get()
-        found = self._reader.read(distinct, deadline_s)
+        found = self.reader.read(distinct, deadline_s)
         if not found.is_missing.any():
             return found.rows
-        default = None if default_row is None else self._defaults.get(default_row)
+        default = None if default_row is None else self.defaults.get(default_row)
         if default is not None:
             found.rows[found.is_missing] = default
-            self._reader.count_default_rows(int(found.is_missing.sum()))
+            self.reader.count_default_rows(int(found.is_missing.sum()))
             return found.rows
         if deadline_s is not None and time.monotonic() >= deadline_s:
             raise DeadlineExceeded(f'The deadline passed before rows of table "{self.info.name}" were read.')

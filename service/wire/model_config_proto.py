@@ -6,18 +6,23 @@ model_servers/{server_core,model_service_impl}.cc, util/proto_util.h (9d981c5).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from service.artifact.protos import message_class
-from service.artifact.text_form import TextFormError, fill_from_text
+from service.artifact.text_form import Field, TextFormError, extended_class, fill_from_text
 from service.engine.model_config import PLATFORM, ModelConfig, RequestLogConfig
 from service.engine.version_policy import All, Latest, Specific, VersionPolicy
 from service.errors import InvalidRequest
+from service.remote.address import remote_tables
 from service.wire.predict_proto import parse_message
 
 _MODEL_TYPE_TENSORFLOW = 1
+# Begins a line with fields that this server alone has: TensorFlow Serving reads the line as a comment.
+_OWN_LINE = re.compile(r"^([ \t]*)#@", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,15 +36,19 @@ class ReloadRequest:
 def parse_config_text(text: str, source: str) -> tuple[ModelConfig, ...] | None:
     """Parses the list of models in a config file's text; returns None if the text is empty.
 
+    A line that begins with `#@` has fields that TensorFlow Serving lacks: `#@ remote_tables: "user=valkey://..."`.
+
     Args:
       source: the file's name, for error texts.
 
     Raises:
       InvalidRequest: the text is not the text form of a ModelServerConfig, or has no list of models.
     """
-    message = message_class("tensorflow.serving.ModelServerConfig")()
+    # Two blanks in place of the two characters: places in error texts stay right.
+    own, count = _OWN_LINE.subn(r"\1  ", text)
+    message = _config_with_own_fields()() if count else message_class("tensorflow.serving.ModelServerConfig")()
     try:
-        fill_from_text(message, text)
+        fill_from_text(message, own)
     except (TextFormError, UnicodeError) as error:
         raise InvalidRequest(f"Invalid protobuf file: '{source}': {error}") from error
     choice = message.WhichOneof("config")
@@ -73,6 +82,12 @@ def encode_reload_response(metric_names: Iterable[str]) -> bytes:
     return bytes(response.SerializeToString())
 
 
+@cache
+def _config_with_own_fields() -> Any:
+    fields = [Field("remote_tables", 1000, "string", is_repeated=True)]
+    return extended_class("tensorflow.serving.ModelServerConfig", "ModelConfig", fields)
+
+
 def _models(message: Any) -> tuple[ModelConfig, ...]:
     return tuple(_model(config) for config in message.model_config_list.config)
 
@@ -85,7 +100,18 @@ def _model(config: Any) -> ModelConfig:
         labels=dict(config.version_labels),
         platform=_platform(config),
         request_log=_request_log(config.logging_config) if config.HasField("logging_config") else None,
+        remote_tables=_remote_tables(config),
     )
+
+
+def _remote_tables(config: Any) -> tuple[str, ...]:
+    # TensorFlow Serving's own message has no such field.
+    found = tuple(getattr(config, "remote_tables", ()))
+    try:
+        remote_tables(";".join(found))
+    except ValueError as error:
+        raise InvalidRequest(f"Model {config.name}: remote_tables: {error}") from error
+    return found
 
 
 def _request_log(logging: Any) -> RequestLogConfig:

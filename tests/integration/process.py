@@ -161,9 +161,11 @@ class ServerProcess:
         assert response.status_code in (200, 503), response.text
         return bool(response.status_code == 200 and response.json()["embeddings"] == embeddings)
 
-    def predict_grpc(self, inputs: Mapping[str, Any], signature: str, *, model: str = "default") -> dict[str, Any]:
+    def predict_grpc(
+        self, inputs: Mapping[str, Any], signature: str, *, model: str = "default", timeout_s: float = PATIENCE_S
+    ) -> dict[str, Any]:
         """Calls Predict and returns the float outputs."""
-        return predict_grpc(self.channel, inputs, signature, model=model)
+        return predict_grpc(self.channel, inputs, signature, model=model, timeout_s=timeout_s)
 
 
 def predict_grpc(
@@ -172,6 +174,7 @@ def predict_grpc(
     signature: str,
     *,
     model: str = "default",
+    timeout_s: float = PATIENCE_S,
     metadata: Sequence[tuple[str, str]] = (),
 ) -> dict[str, Any]:
     """Calls Predict over a channel and returns the float outputs."""
@@ -181,7 +184,7 @@ def predict_grpc(
     for name, array in inputs.items():
         fill_tensor(request.inputs[name], array)
     call = channel.unary_unary("/tensorflow.serving.PredictionService/Predict")
-    data = call(request.SerializeToString(), timeout=PATIENCE_S, metadata=metadata)
+    data = call(request.SerializeToString(), timeout=timeout_s, metadata=metadata)
     response = message_class("tensorflow.serving.PredictResponse").FromString(data)
     return {name: read_tensor(tensor) for name, tensor in response.outputs.items()}
 

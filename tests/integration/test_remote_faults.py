@@ -257,6 +257,33 @@ def test_readiness_names_the_table_and_requests_for_it_are_refused(cluster: Clus
         assert 'embedding_server_remote_table_errors_total{model="toy",version="1",table="user"} 2' in metrics
 
 
+def test_a_misspelt_name_fails_the_load_and_says_the_near_one(cluster: Cluster, tmp_path: Path) -> None:
+    folder = write_toy_model(tmp_path / "toy" / "1")
+    push(folder, StoreAddress.parse(cluster.address), tables=["user"])
+    models = tmp_path / "models.config"
+    models.write_text(
+        f"""model_config_list {{ config {{
+    name: "toy" base_path: "{folder.parent}" model_platform: "tensorflow"
+    #@ remote_tables: "usr={cluster.address}{_PATIENT}"
+}} }}
+"""
+    )
+    with ServerProcess(
+        model_config_file=models, graph_signatures="off", model_config_file_poll_wait_seconds=0.1
+    ) as server:
+        server.answering()
+        until(lambda: server.http.get("/readyz").status_code == 503 and "usr" in server.http.get("/readyz").text)
+        assert "did you mean user?" in server.http.get("/readyz").text
+        assert "'usr', which model 'toy' does not have" in server.http.get("/v1/models/toy").text
+        # Corrected while the server runs.
+        models.write_text(models.read_text().replace("usr", "user"))
+        until(lambda: server.http.get("/readyz").status_code == 200)
+        body = {"features": {"user": [1, 2]}}
+        assert server.http.post("/v1/models/toy:lookup", json=body).json()["embeddings"]["user"] == [[1, 10], [2, 20]]
+        metrics = server.http.get("/metrics").text
+        assert 'embedding_server_remote_table_rows_total{model="toy",version="1",table="user"} 2' in metrics
+
+
 def test_a_version_flips_under_load_and_each_answer_is_of_one_version(cluster: Cluster, tmp_path: Path) -> None:
     models = tmp_path / "toy"
     address = StoreAddress.parse(cluster.address)
@@ -297,3 +324,36 @@ def test_a_version_flips_under_load_and_each_answer_is_of_one_version(cluster: C
         for _ in range(20):
             ask()
     assert seen == {"1", "2"}
+
+
+@pytest.mark.parametrize("cluster", [1], indirect=True)
+def test_status_names_the_node_that_is_missing_and_a_slot_without_one_is_not_ready(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    folder = write_toy_model(tmp_path / "toy" / "1")
+    push(folder, StoreAddress.parse(cluster.address))
+    first, replica = cluster.nodes[0], cluster.nodes[3]
+    tables = RemoteTables({"user": StoreAddress.parse(cluster.address)}, lambda: None)
+    # A version keeps its table; without it nothing is watched.
+    table = reopened(tables, folder)
+
+    def silent() -> list[object]:
+        tables.look()
+        return [node["node"] for one in tables.clusters() for node in one["nodes"] if not node["answers"]]
+
+    assert silent() == []
+    first.kill()
+    until(lambda: silent() == [f"127.0.0.1:{first.port}"])
+    # The replica takes over: all slots have a node, and the status still names the dead one.
+    until(lambda: replica.ask("INFO", "replication")["role"] == "master")
+    until(lambda: tables.problem("toy") == "" and silent() == [f"127.0.0.1:{first.port}"])
+    replica.kill()
+    until(lambda: (tables.look(), f"127.0.0.1:{replica.port}" in tables.problem("toy"))[1])
+    # A server that starts now has its version, and is not ready from the start: before its first look.
+    for node in cluster.nodes:
+        if node.process.poll() is None:
+            node.ask("CONFIG SET", "cluster-require-full-coverage", "no")
+    late = RemoteTables({"user": StoreAddress.parse(cluster.address)}, lambda: None)
+    late_table = reopened(late, folder)
+    assert "table 'user' of version 1 can not be reached" in late.problem("toy")
+    assert (table.info, late_table.info.name) == (late_table.info, "user")

@@ -67,9 +67,9 @@ def stored(cluster: Cluster, layout: TableLayout) -> bytes:
     return b"".join(by_key[layout.key(block)] for block in range(layout.num_blocks))
 
 
-def large(folder: Path, rows: int) -> tuple[Path, np.ndarray]:
+def large(folder: Path, rows: int, seed: int = 3) -> tuple[Path, np.ndarray]:
     """Writes a version whose table "user" has rows of two numbers; returns them too."""
-    table = np.random.default_rng(3).normal(size=(rows, 2)).astype(np.float32)
+    table = np.random.default_rng(seed).normal(size=(rows, 2)).astype(np.float32)
     write_toy_model(folder)
     tensors = {f"tables/{name}/.ATTRIBUTES/VARIABLE_VALUE": part for name, part in toy_tables().items()}
     tensors["tables/user/.ATTRIBUTES/VARIABLE_VALUE"] = table

@@ -9,6 +9,8 @@ use crate::declined::Declined;
 #[allow(missing_docs)]
 pub enum Event {
     DeclinedTooLarge,
+    DeclinedWaits,
+    DeclinedNoRows,
     DeclinedUnusual,
     DeclinedDenied,
     DeclinedDrawn,
@@ -63,6 +65,8 @@ impl From<Declined> for Event {
     fn from(declined: Declined) -> Self {
         match declined {
             Declined::TooLarge => Event::DeclinedTooLarge,
+            Declined::Waits => Event::DeclinedWaits,
+            Declined::NoRows => Event::DeclinedNoRows,
             Declined::Unusual => Event::DeclinedUnusual,
             Declined::Denied => Event::DeclinedDenied,
             Declined::Drawn => Event::DeclinedDrawn,

@@ -253,6 +253,7 @@ fn begin(
             let reply = match outcome {
                 Ok((answered, took)) => Reply::Answer(answered, took),
                 Err(Failed::Panicked) => Reply::Panic,
+                Err(Failed::NoRows(failure)) => Reply::Refusal(shared.no_rows(plain.method, "", failure)),
                 Err(Failed::Declined(declined)) => {
                     let mut incoming = Incoming::new(shared, connection, head, body, draws);
                     // The request is refused here without a call, because a call would cost more than the refusal.

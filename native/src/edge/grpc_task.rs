@@ -42,11 +42,11 @@ pub async fn declined_small(
     data: Bytes,
     declined: Declined,
 ) {
-    if declined == Declined::TooLarge {
+    if declined.is_for_a_pool() {
         let next = tokio::select! {
             biased;
             _ = poll_fn(|cx| respond.poll_reset(cx)) => return,
-            next = large(&mut incoming, &plain, data) => next,
+            next = large(&mut incoming, &plain, data, declined) => next,
         };
         return finish(incoming, &plain, respond, next).await;
     }
@@ -83,7 +83,7 @@ async fn answer(incoming: &mut Incoming, plain: &Plain, first: Option<Bytes>) ->
         Gathered::Lost => return Next::Reset(Reason::CANCEL),
     };
     if data.len() > INLINE_BYTES {
-        return large(incoming, plain, data).await;
+        return large(incoming, plain, data, Declined::TooLarge).await;
     }
     let connection = Arc::clone(&incoming.connection);
     // While the client leaves answers unread, only one of its requests runs at a time; otherwise all would add answers
@@ -98,22 +98,26 @@ async fn answer(incoming: &mut Incoming, plain: &Plain, first: Option<Bytes>) ->
     let message = data.get(PREFIX_BYTES..).unwrap_or_default();
     let outcome =
         incoming.shared.call(Effort::Small, &plain.terms, |dispatch, call| dispatch.grpc(plain.method, call, message));
-    if matches!(outcome, Err(Failed::Declined(Declined::TooLarge))) {
-        return large(incoming, plain, data).await;
+    match outcome {
+        Err(Failed::Declined(declined)) if declined.is_for_a_pool() => large(incoming, plain, data, declined).await,
+        outcome => after(incoming, plain, outcome, data),
     }
-    after(outcome, data)
 }
 
-fn after(outcome: Outcome, data: Bytes) -> Next {
+fn after(incoming: &Incoming, plain: &Plain, outcome: Outcome, data: Bytes) -> Next {
     match outcome {
         Ok((answered, took)) => Next::Reply(Reply::Answer(answered, took)),
+        Err(Failed::NoRows(failure)) => {
+            let model = incoming.ask(&data, data.len()).path[0].clone();
+            Next::Reply(Reply::Refusal(incoming.shared.no_rows(plain.method, &model, failure)))
+        }
         Err(Failed::Panicked) => Next::Reply(Reply::Panic),
         Err(Failed::Declined(_)) => Next::Forward(data),
     }
 }
 
-/// Answers a message on a thread of the pool for large work.
-async fn large(incoming: &mut Incoming, plain: &Plain, data: Bytes) -> Next {
+/// Answers a message on a thread of a pool; `why` is the reason why a thread of connections does not answer it.
+async fn large(incoming: &mut Incoming, plain: &Plain, data: Bytes, why: Declined) -> Next {
     let ask = incoming.ask(&data, data.len());
     let (shared, connection) = (Arc::clone(&incoming.shared), Arc::clone(&incoming.connection));
     let model = Arc::clone(&ask.path[0]);
@@ -125,11 +129,11 @@ async fn large(incoming: &mut Incoming, plain: &Plain, data: Bytes) -> Next {
     loop {
         connection.room().await;
         let (method, body) = (plain.method, data.clone());
-        let called = shared.call_large(ask.clone(), &connection, plain.terms.clone(), move |dispatch, call| {
+        let called = shared.call_large(why, ask.clone(), &connection, plain.terms.clone(), move |dispatch, call| {
             dispatch.grpc(method, call, body.get(PREFIX_BYTES..).unwrap_or_default())
         });
         match called.await {
-            Ok(outcome) => return after(outcome, data),
+            Ok(outcome) => return after(incoming, plain, outcome, data),
             Err(NotRun::Refused(refusal)) => {
                 return Next::Reply(Reply::Refusal(shared.refuse(&model, refusal, late)));
             }

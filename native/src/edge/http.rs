@@ -317,19 +317,19 @@ impl Exchange {
             return self.forward(head, Upload::whole(data), open).await;
         };
         let method = found.method;
-        let mut outcome = None;
+        let mut outcome = Err(Failed::Declined(Declined::TooLarge));
         if data.len() <= INLINE_BYTES {
-            let small =
+            outcome =
                 self.shared.call(Effort::Small, &plain.terms, |dispatch, call| dispatch.http(&found, call, &data));
-            outcome = Some(small).filter(|o| !matches!(o, Err(Failed::Declined(Declined::TooLarge))));
         }
-        let outcome = match outcome {
-            Some(outcome) => outcome,
-            None => match self.large(&head, plain, &data, &mut hold).await {
+        if let Err(Failed::Declined(why)) = outcome
+            && why.is_for_a_pool()
+        {
+            outcome = match self.large(why, &head, plain, &data, &mut hold).await {
                 Ok(outcome) => outcome,
                 Err(status) => return self.refuse(&head.headers, &status, open),
-            },
-        };
+            };
+        }
         match outcome {
             Ok((answered, took)) => {
                 let id = self.shared.ids.of_http(&head.headers);
@@ -343,12 +343,23 @@ impl Exchange {
                 let status = shared::internal_error(id.to_str().unwrap_or_default());
                 self.refusal(&head.headers, &status, id, open)
             }
+            Err(Failed::NoRows(failure)) => {
+                let status = self.shared.no_rows(method, model(&self.shared, &head), failure);
+                self.refuse(&head.headers, &status, open)
+            }
             Err(Failed::Declined(_)) => self.forward(head, Upload::whole(data), open).await,
         }
     }
 
-    /// Answers a request's body on a thread of the pool for large work.
-    async fn large(&self, head: &Parts, plain: Plain, data: &Bytes, hold: &mut Hold) -> Result<Outcome, Status> {
+    /// Answers a body on a thread of a pool; `why` is the reason why a thread of connections does not answer it.
+    async fn large(
+        &self,
+        why: Declined,
+        head: &Parts,
+        plain: Plain,
+        data: &Bytes,
+        hold: &mut Hold,
+    ) -> Result<Outcome, Status> {
         let shared = &self.shared;
         let ask = self.ask(head, data.len());
         let model = Arc::clone(&ask.path[0]);
@@ -357,7 +368,7 @@ impl Exchange {
         }
         let deadline = ask.deadline.unwrap_or_else(Instant::now);
         let (uri, data) = (head.uri.clone(), data.clone());
-        let called = shared.call_large(ask, &self.connection, plain.terms, move |dispatch, call| {
+        let called = shared.call_large(why, ask, &self.connection, plain.terms, move |dispatch, call| {
             let found = target(uri.path()).ok_or(Declined::Unusual)?;
             let found = Target { json_length: plain.json_length, ..found };
             dispatch.http(&found, call, &data)

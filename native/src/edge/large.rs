@@ -1,5 +1,5 @@
-//! Runs large work (requests that take long) on a separate thread pool, so that a small request never waits for a large
-//! one.
+//! Runs large work, and work that waits for other machines, on threads of its own, so that a small request never waits for
+//! either.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -78,18 +78,18 @@ impl Drop for Announcement {
 }
 
 impl Pool {
-    /// Starts one thread for each slot of the queue.
+    /// Starts as many threads as the queue has slots; `name` is the first word of their names.
     ///
     /// # Errors
-    /// The system can not start a thread.
-    pub fn start(limits: Limits) -> std::io::Result<Self> {
+    /// The system gives no thread.
+    pub fn start(name: &str, limits: Limits) -> std::io::Result<Self> {
         let limits = Limits { slots: limits.slots.max(1), ..limits };
         let state = Mutex::new(State { queue: FairQueue::new(limits), is_closed: false });
         let inner = Arc::new(Inner { state, has_job: Condvar::new() });
         let pool = Pool { inner: Arc::clone(&inner), threads: Mutex::default() };
         for number in 0..limits.slots {
             let inner = Arc::clone(&inner);
-            let thread = std::thread::Builder::new().name(format!("large-{number}")).spawn(move || work(&inner))?;
+            let thread = std::thread::Builder::new().name(format!("{name}-{number}")).spawn(move || work(&inner))?;
             pool.threads.lock().unwrap_or_else(PoisonError::into_inner).push(thread);
         }
         Ok(pool)
@@ -194,7 +194,7 @@ mod tests {
     use std::sync::mpsc::channel;
 
     fn pool(queued: usize) -> Pool {
-        Pool::start(Limits { slots: 1, queued, wait: Duration::from_secs(60) }).unwrap()
+        Pool::start("large", Limits { slots: 1, queued, wait: Duration::from_secs(60) }).unwrap()
     }
 
     fn ask(peer: &str) -> Ask {

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-/// Number of bytes that the server reads from one connection before it serves other connections.
+use super::fair_queue;
+
+/// How many bytes one connection reads before other connections get their turn.
 pub const READ_BUDGET: usize = 64 << 10;
 /// Number of bytes that the server writes to one connection before it serves other connections.
 pub const WRITE_BUDGET: usize = 512 << 10;
@@ -89,7 +91,13 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// Returns the bytes that a slow client must at least send or read within `stall_timeout`.
+    /// Limits of a queue before so many slots.
+    #[must_use]
+    pub fn queue(&self, slots: usize) -> fair_queue::Limits {
+        fair_queue::Limits { slots, queued: self.max_queued_requests, wait: self.max_queue }
+    }
+
+    /// Bytes of a body, or of answers, that a client must send, or read, within `stall_timeout`.
     #[must_use]
     pub fn least_bytes(&self) -> u64 {
         LEAST_BYTES_PER_S * self.stall_timeout.as_secs().max(1)

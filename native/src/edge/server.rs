@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
@@ -29,12 +29,11 @@ use super::dispatch::Dispatch;
 use super::events::Event;
 use super::health::Health;
 use super::large::Pool;
-use super::limits::Limits;
 use super::refusal_pause::Pauses;
 use super::shared::Shared;
 use super::snapshot::{Snapshot, SubjectSnapshot};
 use super::statistics::Statistics;
-use super::{fair_queue, grpc, http};
+use super::{grpc, http};
 use crate::forward::{Gates, GrpcUpstream, HttpUpstream};
 use crate::plan::Routes;
 
@@ -106,14 +105,15 @@ impl Server {
             dispatch,
             statistics: Statistics::new(config.bucket_limits_s, config.wait_limits_s, config.slow_from),
             account: Account::new(config.limits.max_bytes_in_flight),
-            large: Pool::start(queue_limits(&config.limits, config.large_threads))?,
+            large: Pool::start("large", config.limits.queue(config.large_threads))?,
+            waiting: OnceLock::new(),
             pauses: Pauses::new(config.threads),
             ids: super::request_id::RequestIds::default(),
             health: ArcSwapOption::empty(),
             grpc_upstream: GrpcUpstream::new(config.grpc_upstream),
             http_upstream: HttpUpstream::new(config.http_upstream),
-            grpc_gates: Gates::new(queue_limits(&config.limits, config.limits.max_forwarded)),
-            http_gates: Gates::new(queue_limits(&config.limits, config.limits.max_forwarded)),
+            grpc_gates: Gates::new(config.limits.queue(config.limits.max_forwarded)),
+            http_gates: Gates::new(config.limits.queue(config.limits.max_forwarded)),
             limits: config.limits,
         });
         let hub = Arc::new(Hub {
@@ -189,7 +189,7 @@ impl Server {
         Snapshot {
             bytes_in_flight: shared.account.held(),
             held: shared.account.by_model(),
-            queued: shared.large.num_waiting(),
+            queued: shared.num_queued(),
             queued_to_forward: vec![
                 ("grpc", shared.grpc_gates.num_waiting() as u64),
                 ("http", shared.http_gates.num_waiting() as u64),
@@ -244,10 +244,6 @@ impl Drop for Server {
             runtime.shutdown_background();
         }
     }
-}
-
-fn queue_limits(limits: &Limits, slots: usize) -> fair_queue::Limits {
-    fair_queue::Limits { slots, queued: limits.max_queued_requests, wait: limits.max_queue }
 }
 
 impl Hub {

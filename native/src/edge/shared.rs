@@ -1,7 +1,7 @@
 //! Holds the parts of the server that all connections share, and calls the handlers of wire formats (forms) for them.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use arc_swap::{ArcSwap, ArcSwapOption};
@@ -12,7 +12,7 @@ use tokio::sync::oneshot;
 use super::access::Access;
 use super::account::Account;
 use super::connection::Connection;
-use super::dispatch::{Cors, Dispatch};
+use super::dispatch::{Cors, Dispatch, Method};
 use super::events::Event;
 use super::fair_queue::{Ask, Refusal};
 use super::grpc_message::{Code, Status};
@@ -26,7 +26,7 @@ use super::statistics::Statistics;
 use crate::declined::Declined;
 use crate::forms::{Answered, Call};
 use crate::forward::{Gates, GrpcUpstream, HttpUpstream};
-use crate::plan::{Effort, Grant, Routes};
+use crate::plan::{Effort, Failure, Grant, Routes, Waiting};
 
 /// Prefix of the names of headers that only the core may send to the reference server.
 pub const OWN_HEADERS: &str = "x-embedding-server-";
@@ -40,8 +40,9 @@ pub const TRACE_ID_HEADER: &str = "x-embedding-server-trace-id";
 /// Header that proves to the reference server that the core wrote the other headers, because clients may also connect
 /// to the reference server directly.
 pub const SEAL_HEADER: &str = "x-embedding-server-seal";
-/// If the certificate's names take more bytes than this, the core does not send them: gRPC metadata may have 8 KiB in
-/// total.
+/// Threads that wait for rows of clusters. They start with the first request for such rows.
+const WAITING_THREADS: usize = 64;
+/// Names of more bytes than this are not sent: gRPC metadata may have 8 KiB in total.
 const MAX_NAMES_BYTES: usize = 4096;
 
 /// The parts of the network server that all connections share.
@@ -70,6 +71,8 @@ pub struct Shared {
     pub account: Arc<Account>,
     /// The thread pool for large work.
     pub large: Pool,
+    /// Threads for requests that wait for other machines; None if the system gave no thread.
+    pub waiting: OnceLock<Option<Pool>>,
     /// The count of connections that the server does not read now because it refused their requests.
     pub pauses: Pauses,
     /// The generator of request ids.
@@ -91,7 +94,9 @@ pub struct Shared {
 pub enum Failed {
     /// The handler declined the request.
     Declined(Declined),
-    /// The handler panicked.
+    /// Rows of a cluster could not be read.
+    NoRows(Failure),
+    /// The form panicked.
     Panicked,
 }
 
@@ -172,7 +177,7 @@ impl Shared {
     /// Runs the handler of a wire format (form) on this thread; a panic in the handler fails only this request.
     pub fn call(
         &self,
-        effort: Effort,
+        effort: Effort<'_>,
         terms: &Terms,
         form: impl FnOnce(&dyn Dispatch, &Call<'_>) -> Result<Answered, Declined>,
     ) -> Outcome {
@@ -192,7 +197,11 @@ impl Shared {
             Ok(Ok(answered)) => Ok((answered, started.elapsed())),
             Ok(Err(declined)) => {
                 self.statistics.count(declined.into());
-                Err(Failed::Declined(declined))
+                let failure = match effort {
+                    Effort::Wait(waiting) if declined == Declined::NoRows => waiting.failure.get().cloned(),
+                    _ => None,
+                };
+                Err(failure.map_or(Failed::Declined(declined), Failed::NoRows))
             }
             Err(_) => {
                 self.statistics.count(Event::Panicked);
@@ -201,18 +210,43 @@ impl Shared {
         }
     }
 
-    /// Runs the handler of a wire format (form) on a thread for large work. Dropping the future removes the work from
-    /// the queue.
+    /// Calls a form on a thread for large work, or on one that may wait for other machines. Dropping the future removes
+    /// the work from the queue.
+    ///
+    /// `why` is the reason why a thread of connections does not run the form.
     ///
     /// # Errors
     /// [`NotRun`].
     pub async fn call_large(
         self: &Arc<Self>,
+        why: Declined,
+        ask: Ask,
+        connection: &Arc<Connection>,
+        terms: Terms,
+        form: impl FnOnce(&dyn Dispatch, &Call<'_>) -> Result<Answered, Declined> + Clone + Send + 'static,
+    ) -> Result<Outcome, NotRun> {
+        if why != Declined::Waits {
+            let outcome = self.call_in(&self.large, ask.clone(), connection, terms.clone(), form.clone()).await?;
+            if !matches!(outcome, Err(Failed::Declined(Declined::Waits))) {
+                return Ok(outcome);
+            }
+        }
+        let start = || Pool::start("waiting", self.limits.queue(WAITING_THREADS)).ok();
+        let pool = self.waiting.get_or_init(start).as_ref().ok_or(NotRun::Closed)?;
+        self.call_in(pool, ask, connection, terms, form).await
+    }
+
+    /// Calls a form on a thread of a pool.
+    async fn call_in(
+        self: &Arc<Self>,
+        pool: &Pool,
         ask: Ask,
         connection: &Arc<Connection>,
         terms: Terms,
         form: impl FnOnce(&dyn Dispatch, &Call<'_>) -> Result<Answered, Declined> + Send + 'static,
     ) -> Result<Outcome, NotRun> {
+        let may_wait = !std::ptr::eq(pool, &self.large);
+        let deadline = ask.deadline;
         let (sender, mut receiver) = oneshot::channel();
         let (shared, connection, model) = (Arc::clone(self), Arc::clone(connection), Arc::clone(&ask.path[0]));
         let job = move |told: Result<Duration, Refusal>| {
@@ -223,9 +257,10 @@ impl Shared {
                 Ok(_) if connection.is_full() => NotRun::Unread,
                 Ok(waited) => {
                     shared.statistics.waited(&model, waited);
-                    let outcome = shared.call(Effort::Any, &terms, form);
-                    // This thread drops its reference before it sends the answer, so that it neither keeps the runtime
-                    // alive nor drops it.
+                    let waiting = Waiting { deadline, ..Waiting::default() };
+                    let effort = if may_wait { Effort::Wait(&waiting) } else { Effort::Any };
+                    let outcome = shared.call(effort, &terms, form);
+                    // Dropped before the answer is sent: this thread must neither keep the runtime alive nor drop it.
                     drop(shared);
                     let _ = sender.send(Ok(outcome));
                     return true;
@@ -236,9 +271,9 @@ impl Shared {
             false
         };
         let begun = Instant::now();
-        let ticket = self.large.submit(ask, job).map_err(NotRun::Refused)?;
-        // While all threads are busy, none of them looks at the queue, so the waiting task itself limits the wait.
-        let told = match tokio::time::timeout(self.large.patience(), &mut receiver).await {
+        let ticket = pool.submit(ask, job).map_err(NotRun::Refused)?;
+        // While all threads are busy none looks at the queue, so the waiting task watches the time itself.
+        let told = match tokio::time::timeout(pool.patience(), &mut receiver).await {
             Err(_) if ticket.give_up() => return Err(NotRun::Refused(Refusal::Waited(begun.elapsed()))),
             Err(_) => receiver.await,
             Ok(told) => told,
@@ -246,8 +281,25 @@ impl Shared {
         told.unwrap_or(Err(NotRun::Closed))
     }
 
-    /// Returns the published health state; None if the reference server answers health checks, as it does when tracing
-    /// is on.
+    /// Returns how many requests wait for a thread of a pool.
+    #[must_use]
+    pub fn num_queued(&self) -> usize {
+        let waiting = self.waiting.get().and_then(Option::as_ref);
+        self.large.num_waiting() + waiting.map_or(0, Pool::num_waiting)
+    }
+
+    /// Counts and words the failure of a request for rows that could not be read.
+    #[must_use]
+    pub fn no_rows(&self, method: Method, model: &str, failure: Failure) -> Status {
+        let (code, name) = match failure.is_late {
+            true => (Code::DeadlineExceeded, "DEADLINE_EXCEEDED"),
+            false => (Code::Unavailable, "UNAVAILABLE"),
+        };
+        self.statistics.failed(method, model, name);
+        Status { code, text: failure.text, may_retry: false }
+    }
+
+    /// Returns the published health; None if the reference answers health checks, as it does under tracing.
     #[must_use]
     pub fn health(&self) -> Option<Arc<Health>> {
         if self.tracing.is_some() { None } else { self.health.load_full() }

@@ -66,7 +66,9 @@ pub struct Snapshot {
     /// Number of requests that the core refused itself, by model and reason; the model is "" if it is not known.
     /// Refused connections count here, too.
     pub refused: Vec<(String, &'static str, u64)>,
-    /// The times that requests waited for a thread before they ran, by model.
+    /// Requests that failed because rows of a cluster could not be read: API, method, model, code and count.
+    pub failed: Vec<(&'static str, &'static str, String, &'static str, u64)>,
+    /// Times that requests waited for a thread before they ran, by model.
     pub waited: Vec<WaitSnapshot>,
     /// Number of connections that the server closed because the client was too slow with its request's head or with
     /// reading answers, by wire.

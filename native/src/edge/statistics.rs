@@ -88,6 +88,8 @@ pub struct Statistics {
     wait_limits_s: Vec<f64>,
     // The maps stay small, because only configured models have names. Only refused and large requests use the locks.
     refused: Mutex<HashMap<(String, &'static str), u64>>,
+    // By method, model and code.
+    failed: Mutex<HashMap<(Method, String, &'static str), u64>>,
     waited: Mutex<HashMap<Arc<str>, Waits>>,
 }
 
@@ -123,6 +125,7 @@ impl Statistics {
             slow: Mutex::default(),
             wait_limits_s,
             refused: Mutex::default(),
+            failed: Mutex::default(),
             waited: Mutex::default(),
         }
     }
@@ -132,7 +135,17 @@ impl Statistics {
         *lock(&self.refused).entry((model.to_owned(), reason)).or_default() += 1;
     }
 
-    /// Counts the time that a request waited for a thread; the caller calls this when the request starts to run.
+    /// Counts a request that failed for no fault of its client's. `model` is a configured one, or "".
+    pub fn failed(&self, method: Method, model: &str, code: &'static str) {
+        *lock(&self.failed).entry((method, model.to_owned(), code)).or_default() += 1;
+    }
+
+    fn failures(&self) -> Vec<(&'static str, &'static str, String, &'static str, u64)> {
+        let counts = lock(&self.failed);
+        counts.iter().map(|((m, model, code), count)| (m.api(), m.name(), model.clone(), *code, *count)).collect()
+    }
+
+    /// Counts the time that a request waited for a thread, when its run begins.
     pub fn waited(&self, model: &Arc<str>, wait: Duration) {
         let seconds = wait.as_secs_f64();
         let place = self.wait_limits_s.partition_point(|limit| *limit < seconds);
@@ -281,6 +294,8 @@ impl Statistics {
             subjects: subjects(&lock(&self.cells)),
             declined: by(&[
                 ("too_large", E::DeclinedTooLarge),
+                ("waits", E::DeclinedWaits),
+                ("no_rows", E::DeclinedNoRows),
                 ("unusual", E::DeclinedUnusual),
                 ("denied", E::DeclinedDenied),
                 ("drawn", E::DeclinedDrawn),
@@ -294,6 +309,7 @@ impl Statistics {
             forwarded: by(&[("grpc", E::ForwardedGrpc), ("http", E::ForwardedHttp)]),
             upstream_failed: by(&[("grpc", E::UpstreamFailedGrpc), ("http", E::UpstreamFailedHttp)]),
             refused: self.refusals(),
+            failed: self.failures(),
             waited: self.waits(),
             flooded: by(&[
                 ("data", E::FloodData),

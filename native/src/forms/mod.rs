@@ -26,8 +26,8 @@ pub mod tensorflow_json;
 pub struct Call<'a> {
     /// The routing table of published servables.
     pub routes: &'a Routes,
-    /// The amount of work that the calling thread may do for the request.
-    pub effort: Effort,
+    /// How much work this thread may do.
+    pub effort: Effort<'a>,
     /// Maximal size of an answer's arrays, in bytes.
     pub max_response_bytes: usize,
     /// Whether gRPC Predict answers have their numbers in `tensor_content` and not in typed fields.

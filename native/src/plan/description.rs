@@ -3,6 +3,7 @@
 use serde::Deserialize;
 
 use super::inputs::DataType;
+use crate::tables::remote::RemoteDescription;
 use crate::tables::table::{Combiner, Dtype, OnBadId, Summation};
 use crate::tables::vocabulary;
 
@@ -32,7 +33,7 @@ pub struct Description {
     pub damage_flag_at: usize,
 }
 
-/// The description of one table in mapped memory.
+/// One table, in mapped memory or in a cluster.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TableDescription {
@@ -44,10 +45,13 @@ pub struct TableDescription {
     pub vocabulary_size: usize,
     /// D, the number of columns of the table.
     pub embedding_dim: usize,
-    /// Address of row 0.
+    /// Address of row 0; 0 for a table in a cluster.
     pub rows_at: usize,
     /// Address of V float32 numbers, the scales of the table's rows; 0 if the dtype has no scales.
     pub scales_at: usize,
+    /// Where the rows lie if a cluster holds them; None for a table in mapped memory.
+    #[serde(default)]
+    pub remote: Option<RemoteDescription>,
 }
 
 /// The description of one vocabulary: addresses and lengths of the arrays in `service/tables/vocabulary.py`.

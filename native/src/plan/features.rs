@@ -6,6 +6,7 @@ use smallvec::SmallVec;
 
 use super::inputs::{Dims, Inputs, Tensor};
 use super::numbers::{NumberBytes, number_bytes};
+use super::remote_rows::RemoteRows;
 use super::servable::{FeaturePlan, LookupKind, NeedsIds, Servable, Signature};
 use crate::declined::Declined;
 use crate::tables::table::{Ints, OnBadId, OutputRows, Weights};
@@ -123,18 +124,21 @@ pub(super) struct Placement {
     pub(super) is_flat: bool,
 }
 
-/// Writes the vectors of one feature to an output's memory; returns the number of the feature's ids that lie outside
-/// the table.
+/// Writes the vectors of one feature to an output's memory; returns how many ids lie outside the table. `remote` has the
+/// rows of a table in a cluster.
 pub(super) fn read(
     servable: &Servable,
     feature: &FeaturePlan,
     sent: &FeatureInputs<'_>,
+    remote: Option<&RemoteRows>,
     to: &mut [MaybeUninit<u8>],
     placement: &Placement,
 ) -> Result<usize, Declined> {
-    let table = &servable.tables()[feature.table];
+    let (table, ids, policy, read_instead) = match remote {
+        None => (&servable.tables()[feature.table], sent.ids(), feature.policy, 0),
+        Some(rows) => (&rows.table, rows.ids(), RemoteRows::POLICY, rows.num_read_instead),
+    };
     let row_bytes = table.embedding_dim * 4;
-    let (ids, policy) = (sent.ids(), feature.policy);
     let looked = match feature.lookup {
         LookupKind::Gather { .. } if placement.is_flat && sent.sizes.len() == 2 => {
             let (rows, per_row) = (sent.sizes[0], sent.sizes[1]);
@@ -171,8 +175,8 @@ pub(super) fn read(
             )
         }
     };
-    let missing = looked.map_err(|_| Declined::Unfit)?;
-    let drops = matches!(policy.on_bad_id, OnBadId::Drop | OnBadId::DropNegative);
+    let missing = looked.map_err(|_| Declined::Unfit)? + read_instead;
+    let drops = matches!(feature.policy.on_bad_id, OnBadId::Drop | OnBadId::DropNegative);
     if missing > 0 && feature.needs_ids != NeedsIds::None && drops {
         // The policy has dropped ids, perhaps all ids of a row that must have at least one id. Only the reference
         // server handles such a row.
@@ -259,6 +263,6 @@ impl<'s, 'r> Features<'s, 'r> {
             return Err(Declined::NotNative);
         }
         self.servable.see(self.plan.features[feature].table, sent.ids());
-        read(self.servable, &self.plan.features[feature], sent, to, placement).map(drop)
+        read(self.servable, &self.plan.features[feature], sent, None, to, placement).map(drop)
     }
 }

@@ -7,6 +7,7 @@ mod graph;
 mod inputs;
 mod names;
 mod numbers;
+mod remote_rows;
 mod routes;
 mod servable;
 #[cfg(test)]
@@ -26,4 +27,4 @@ pub use routes::{ModelRoutes, Routes};
 pub use servable::{
     Counts, FeaturePlan, InputPlan, InputRole, LookupKind, MemoryOwner, NeedsIds, OutputPlan, Servable, Signature,
 };
-pub use work::{Effort, OutputShape, Work};
+pub use work::{Effort, Failure, OutputShape, Waiting, Work};

@@ -12,6 +12,7 @@ use super::names::Names;
 use super::work::Effort;
 use crate::declined::Declined;
 use crate::tables::hot_rows::HotRows;
+use crate::tables::remote::{Clusters, RemoteTable};
 use crate::tables::table::{CombineOptions, Combiner, Dtype, Ints, Policy, Table};
 use crate::tables::vocabulary::Vocabulary;
 
@@ -147,7 +148,7 @@ impl Signature {
     /// # Errors
     /// [`Declined::TooLarge`]: the signature runs a graph, and the effort is [`Effort::Small`].
     #[inline]
-    pub fn check_effort(&self, effort: Effort) -> Result<(), Declined> {
+    pub fn check_effort(&self, effort: Effort<'_>) -> Result<(), Declined> {
         if self.graph.is_some() && effort == Effort::Small { Err(Declined::TooLarge) } else { Ok(()) }
     }
 
@@ -227,7 +228,9 @@ unsafe impl Sync for SharedParts {}
 pub struct Servable {
     shared: Arc<SharedParts>,
     tables: Vec<Table>,
-    /// The owner of the memory of the tables.
+    /// For each table the same table in a cluster, if it lies in one; empty if all tables are mapped.
+    remote_tables: Arc<[Option<Arc<RemoteTable>>]>,
+    /// Owns the memory of the tables.
     _owner: Option<MemoryOwner>,
 }
 
@@ -289,7 +292,7 @@ impl Servable {
             has_serving_default,
             _owner: owner,
         };
-        Ok(Servable { shared: Arc::new(shared), tables: mapped, _owner: None })
+        Ok(Servable { shared: Arc::new(shared), tables: mapped, remote_tables: Arc::default(), _owner: None })
     }
 
     /// Returns a copy of the servable that reads other tables of the same shapes, whose memory `owner` owns. Both
@@ -306,7 +309,30 @@ impl Servable {
         let pairs = self.shared.tables.iter().zip(addresses);
         // SAFETY: the caller promises that the table's addresses fulfil the conditions of `Table::new`.
         let tables = pairs.map(|(table, at)| unsafe { table_at(table, at.0, at.1) }).collect();
-        Servable { shared: Arc::clone(&self.shared), tables, _owner: Some(owner) }
+        let remote_tables = Arc::clone(&self.remote_tables);
+        Servable { shared: Arc::clone(&self.shared), tables, remote_tables, _owner: Some(owner) }
+    }
+
+    /// Opens the tables that lie in clusters. Until then every id of such a table is refused.
+    #[must_use]
+    pub fn with_clusters(self, clusters: &Clusters) -> Self {
+        let SharedParts { model, version, tables, .. } = &*self.shared;
+        if tables.iter().all(|table| table.remote.is_none()) {
+            return self;
+        }
+        let open = |table: &TableDescription| {
+            let remote = table.remote.as_ref()?;
+            Some(clusters.open(model, *version, &table.name, table.vocabulary_size, remote))
+        };
+        let remote_tables = tables.iter().map(open).collect();
+        Servable { remote_tables, ..self }
+    }
+
+    /// Returns a table in its cluster, and V, its number of rows; None for a mapped table.
+    #[must_use]
+    pub fn remote_table(&self, table: usize) -> Option<(&RemoteTable, usize)> {
+        let remote = self.remote_tables.get(table)?.as_deref()?;
+        Some((remote, self.shared.tables[table].vocabulary_size))
     }
 
     /// Returns the name of the model.
@@ -343,6 +369,12 @@ impl Servable {
     #[must_use]
     pub fn tables(&self) -> &[Table] {
         &self.tables
+    }
+
+    /// Returns the name of a table.
+    #[must_use]
+    pub fn table_name(&self, table: usize) -> &str {
+        &self.shared.tables[table].name
     }
 
     /// Returns the index of the table with this name.
@@ -392,8 +424,10 @@ impl Servable {
 }
 
 unsafe fn table_at(table: &TableDescription, rows: usize, scales: usize) -> Table {
-    let TableDescription { dtype, vocabulary_size, embedding_dim, .. } = *table;
-    // SAFETY: the caller promises that the table's addresses fulfil the conditions of `Table::new`.
+    let TableDescription { dtype, embedding_dim, .. } = *table;
+    // No row of a remote table is in memory, so a kernel must refuse every id.
+    let vocabulary_size = if table.remote.is_some() { 0 } else { table.vocabulary_size };
+    // SAFETY: the caller promises the conditions of `Table::new`.
     unsafe { Table::new(dtype, vocabulary_size, embedding_dim, rows as *const u8, scales as *const f32) }
 }
 

@@ -1,13 +1,16 @@
 //! Validates the inputs of one request, runs its lookup or predict, and writes the numbers of its outputs.
 
+use std::cell::OnceCell;
 use std::mem::MaybeUninit;
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use smallvec::SmallVec;
 
 use super::features::{FeatureInputs, Placement, feature_inputs, read, vector_dims, vector_width};
 use super::graph::{GraphOutput, OutputData};
 use super::inputs::{DataType, Dims, Inputs};
+use super::remote_rows::{self, RemoteRows};
 use super::servable::{Servable, Signature};
 use super::validation::{UnknownKeyCounts, check_names, count_rows, validate_tensors};
 use crate::declined::Declined;
@@ -18,12 +21,32 @@ const SMALL_BYTES: usize = 512 << 10;
 
 /// The amount of work that the calling thread may do for one request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Effort {
-    /// Work of some tens of microseconds, because the thread also serves connections; larger requests end with
+pub enum Effort<'a> {
+    /// Some tens of microseconds, because the thread also serves connections; larger requests end with
     /// [`Declined::TooLarge`].
     Small,
     /// Any amount of work, because the thread belongs to the pool for large work.
     Any,
+    /// Any amount of work, and waiting for other machines.
+    Wait(&'a Waiting),
+}
+
+/// The wait of one request for rows of clusters.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Waiting {
+    /// When the request must be answered; None: no limit but the clusters' own.
+    pub deadline: Option<Instant>,
+    /// Why the request ended with [`Declined::NoRows`].
+    pub failure: OnceCell<Failure>,
+}
+
+/// Why rows of a cluster could not be read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    /// Whether the request's deadline has passed.
+    pub is_late: bool,
+    /// A sentence for the client.
+    pub text: String,
 }
 
 /// The shape of one output of an answer.
@@ -52,6 +75,8 @@ enum Content<'r> {
         sent: SmallVec<[Option<FeatureInputs<'r>>; 8]>,
         /// For each feature, the number of its ids that lie outside the table; None before the feature was looked up.
         missing: SmallVec<[Option<usize>; 8]>,
+        /// For each feature the rows that were read from a cluster; empty if no feature reads one.
+        remote: Vec<Option<RemoteRows>>,
     },
     Predict(Vec<GraphOutput>),
 }
@@ -82,7 +107,7 @@ impl<'s, 'r> Work<'s, 'r> {
         signature: usize,
         inputs: Inputs<'r>,
         wanted: &[usize],
-        effort: Effort,
+        effort: Effort<'_>,
         max_response_bytes: usize,
     ) -> Result<Self, Declined> {
         let plan = &servable.signatures()[signature];
@@ -114,9 +139,13 @@ impl<'s, 'r> Work<'s, 'r> {
             let sent = feature_inputs(plan, inputs)?;
             work.outputs = lookup_outputs(servable, plan, &sent, wanted)?;
             let missing = sent.iter().map(|_| None).collect();
-            work.content = Content::Lookup { sent, missing };
+            let is_remote = remote_rows::reads_any(servable, plan, &sent);
+            work.content = Content::Lookup { sent, missing, remote: Vec::new() };
             if effort == Effort::Small && work.cost_bytes() > SMALL_BYTES {
-                return Err(Declined::TooLarge);
+                return Err(if is_remote { Declined::Waits } else { Declined::TooLarge });
+            }
+            if is_remote && let Content::Lookup { sent, remote, .. } = &mut work.content {
+                *remote = remote_rows::read(servable, plan, sent, effort)?;
             }
         }
         Ok(work)
@@ -157,7 +186,7 @@ impl<'s, 'r> Work<'s, 'r> {
                 unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to.as_mut_ptr().cast(), from.len()) };
                 Ok(())
             }
-            Content::Lookup { sent, missing } => {
+            Content::Lookup { sent, missing, remote } => {
                 let output = &plan.outputs[self.outputs[index].output];
                 let dims = &self.outputs[index].dims;
                 let stride = dims[dims.len() - 1] * 4;
@@ -167,8 +196,9 @@ impl<'s, 'r> Work<'s, 'r> {
                     let Some(sent) = &sent[part] else {
                         return Err(Declined::Unfit);
                     };
+                    let remote = remote.get(part).and_then(Option::as_ref);
                     let placement = Placement { skip, stride, is_flat: output.is_flat && dims.len() == 2 };
-                    let count = read(self.servable, feature, sent, to, &placement)?;
+                    let count = read(self.servable, feature, sent, remote, to, &placement)?;
                     missing[part] = Some(count);
                     skip += vector_width(self.servable, feature, sent, output.is_flat) * 4;
                 }
@@ -202,7 +232,7 @@ impl<'s, 'r> Work<'s, 'r> {
         for &(vocabulary, count) in &self.unknown_keys {
             self.servable.unknown_keys()[vocabulary].fetch_add(count as u64, Ordering::Relaxed);
         }
-        if let Content::Lookup { sent, missing } = &self.content {
+        if let Content::Lookup { sent, missing, .. } = &self.content {
             let counts = &self.servable.counts()[self.signature];
             let features = &self.servable.signatures()[self.signature].features;
             for (((sent, missing), counts), feature) in sent.iter().zip(missing).zip(counts).zip(features) {

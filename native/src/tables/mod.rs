@@ -23,6 +23,7 @@ mod numbers;
 mod processor;
 #[cfg(feature = "python")]
 pub(crate) mod python;
+pub mod remote;
 mod rows;
 mod sequence;
 mod summation;

@@ -61,18 +61,7 @@ impl TableView {
     /// error with `at`, the id's position.
     #[cold]
     pub(super) fn replacement(&self, id: i64, at: usize) -> Result<Option<i64>, LookupError> {
-        let size = self.size as i64;
-        let row = match self.policy.on_bad_id {
-            OnBadId::Drop => return Ok(None),
-            OnBadId::DropNegative if id < 0 => return Ok(None),
-            OnBadId::DefaultRow => self.policy.default_row as i64,
-            OnBadId::Clamp if id < 0 => 0,
-            OnBadId::Clamp => size - 1,
-            // The sum of a negative id and V can not overflow.
-            OnBadId::Wrap if id < 0 => id + size,
-            OnBadId::Error | OnBadId::DropNegative | OnBadId::Wrap => -1,
-        };
-        if self.has_row(row) { Ok(Some(row)) } else { Err(LookupError::BadId(at)) }
+        self.policy.replacement(id, self.size).map_err(|_| LookupError::BadId(at))
     }
 
     /// Prefetches the row of an id, if the id lies in the table.

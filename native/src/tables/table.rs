@@ -265,8 +265,31 @@ pub struct Policy {
     pub default_row: usize,
 }
 
-/// The options by which a feature combines the vectors of a row of ids; the fields are those of `LookupFeature` in
-/// service/artifact/manifest.py.
+/// The policy refuses an id.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Refused;
+
+impl Policy {
+    /// Returns the row to read in place of an id outside `[0, size)`; None if the id is dropped.
+    ///
+    /// # Errors
+    /// [`Refused`].
+    pub fn replacement(self, id: i64, size: u64) -> Result<Option<i64>, Refused> {
+        let row = match self.on_bad_id {
+            OnBadId::Drop => return Ok(None),
+            OnBadId::DropNegative if id < 0 => return Ok(None),
+            OnBadId::DefaultRow => self.default_row as i64,
+            OnBadId::Clamp if id < 0 => 0,
+            OnBadId::Clamp => size as i64 - 1,
+            // A negative id plus V can not overflow.
+            OnBadId::Wrap if id < 0 => id + size as i64,
+            OnBadId::Error | OnBadId::DropNegative | OnBadId::Wrap => -1,
+        };
+        if (row as u64) < size { Ok(Some(row)) } else { Err(Refused) }
+    }
+}
+
+/// How a feature combines the vectors of a row of ids; fields as in `LookupFeature` of service/artifact/manifest.py.
 #[derive(Clone, Copy, Debug)]
 pub struct CombineOptions {
     /// The combiner, which decides by which number the sum of the vectors is divided.

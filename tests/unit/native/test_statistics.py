@@ -20,7 +20,7 @@ class FakeCore:
     def __init__(self) -> None:
         self.subjects: list[dict[str, Any]] = []
         self.events: dict[str, list[Any]] = {
-            name: [] for name in ("refused", "cut", "flooded", "handshakes_failed", "waited", "held")
+            name: [] for name in ("refused", "failed", "cut", "flooded", "handshakes_failed", "waited", "held")
         }
         self.slow: list[dict[str, Any]] = []
 
@@ -128,6 +128,7 @@ def test_events_and_slow_requests_are_told_once() -> None:
     core, counter, seen = joined()
     core.events = {
         "refused": [("m", "queue", 2), ("", "connections", 1)],
+        "failed": [],
         "waited": [{"model": "m", "seconds": 0.5, "counts": [0, 2]}],
         "cut": [("grpc", 1), ("http", 1)],
         "flooded": [("ping", 1), ("malformed", 1), ("data", 0)],
@@ -153,6 +154,14 @@ def test_events_and_slow_requests_are_told_once() -> None:
         ("slow", "lookup", 7),
     ]
     assert seen.held == {"m": 5000, "": 7}
+
+
+def test_requests_that_the_core_failed_are_counted_once() -> None:
+    core, counter, _ = joined()
+    failed = SUBJECT._replace(version=None, signature="")
+    for count in (2, 2, 5):
+        core.events["failed"] = [("grpc", "Predict", "m", "UNAVAILABLE", count)]
+        assert counter.read()[0].failures == {(failed, "UNAVAILABLE"): count}
 
 
 def test_the_status_page_shows_the_rest() -> None:

@@ -22,7 +22,7 @@ from service.observe.remote_metrics import remote_lines
 from service.observe.request_logs import RequestLogs
 from service.observe.store_metrics import store_lines
 from service.observe.version_metrics import readiness_lines
-from service.remote.counts import ReadCounts
+from service.remote.counts import CacheCounts, ReadCounts, RemoteCounts
 from service.types import State, VersionStatus
 from tests.exposition import Family, read_exposition
 from tests.toy_model import write_toy_model
@@ -87,7 +87,7 @@ def families(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Family]:
     served = Served(folder / "1", folder / "journal")
     logs = RequestLogs(tags=[], max_bytes=1, max_files=1, has_answers=True)
     logs.configure([ModelConfig("m", "/m")])
-    remote = {("m", 1, "t"): ReadCounts()}
+    remote = RemoteCounts({("m", 1, "t"): ReadCounts()}, CacheCounts(0, 0, 0))
     more = [lambda: readiness_lines(True, {"m": True}), lambda: store_lines([("m", Counts(), True)])]
     sampled = [LoadedServable(sampled_model(folder), 0)]
     more += [lambda: hot_rows_lines(sampled), lambda: neighbor_lines({"m": 1})]

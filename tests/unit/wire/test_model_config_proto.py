@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from service.artifact.protos import message_class
+from service.artifact.text_form import fill_from_text
 from service.engine.model_config import ModelConfig, RequestLogConfig
 from service.engine.version_policy import All, Latest, Specific, VersionPolicy
 from service.errors import InvalidRequest, MalformedPayload
@@ -106,6 +107,35 @@ def test_request_logging_is_read() -> None:
     )
     odd = one("logging_config { sampling_config { attributes: 2 } custom_logging_config {} }").request_log
     assert odd == RequestLogConfig("", 0.0, "", ("custom_logging_config", "attributes"))
+
+
+def test_remote_tables_stand_in_lines_that_tensorflow_serving_reads_as_comments() -> None:
+    own = """
+  #@ remote_tables: "user=valkey://a:1,b:2?timeout_ms=5"
+    #@ remote_tables: "film=valkey://a"
+    version_labels { key: "stable" value: 3 }
+"""
+    found = one(own)
+    assert found.remote_tables == ("user=valkey://a:1,b:2?timeout_ms=5", "film=valkey://a")
+    assert found.labels == {"stable": 3}
+    # An ordinary comment stays one, and the text form without the marks is what TensorFlow Serving parses.
+    assert one(own.replace("#@", "#")).remote_tables == ()
+    message = message_class("tensorflow.serving.ModelServerConfig")()
+    fill_from_text(message, f'model_config_list {{ config {{ name: "m" {own} }} }}')
+    assert message.model_config_list.config[0].version_labels == {"stable": 3}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ('\n#@ remote_table: "user=valkey://a"\n', r"2:4 : .* has no field named \"remote_table\""),
+        ('\n#@ remote_tables: "user=valkey://a?x=1"\n', "^Model m: remote_tables: .* option 'x' is none of"),
+        ('\nremote_tables: "user=valkey://a"\n', 'has no field named "remote_tables"'),
+    ],
+)
+def test_remote_tables_that_can_not_be_read_are_refused(settings: str, message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        one(settings)
 
 
 def test_tensorflow_servings_own_files(tf_serving_testdata: Path) -> None:

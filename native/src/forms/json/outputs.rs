@@ -35,7 +35,7 @@ pub enum JsonLayout {
 ///
 /// # Errors
 /// [`Declined::TooLarge`].
-pub fn check_body(effort: Effort, body: &[u8]) -> Result<(), Declined> {
+pub fn check_body(effort: Effort<'_>, body: &[u8]) -> Result<(), Declined> {
     if effort == Effort::Small && body.len() > SMALL_BODY_BYTES {
         return Err(Declined::TooLarge);
     }
@@ -46,7 +46,7 @@ pub fn check_body(effort: Effort, body: &[u8]) -> Result<(), Declined> {
 ///
 /// # Errors
 /// [`Declined::TooLarge`].
-pub fn check_numbers(effort: Effort, count: usize) -> Result<(), Declined> {
+pub fn check_numbers(effort: Effort<'_>, count: usize) -> Result<(), Declined> {
     if effort == Effort::Small && count > SMALL_NUMBERS {
         return Err(Declined::TooLarge);
     }

@@ -31,7 +31,7 @@ fn routes(servable: Servable) -> Routes {
     Routes::new(HashMap::from([("m".to_owned(), model)]))
 }
 
-fn ask(routes: &Routes, form: Form, effort: Effort, body: &[u8]) -> Result<String, Declined> {
+fn ask(routes: &Routes, form: Form, effort: Effort<'_>, body: &[u8]) -> Result<String, Declined> {
     let call = Call {
         routes,
         effort,

@@ -1,0 +1,425 @@
+"""Breaks a real cluster of three primaries and three replicas under load, and counts failed, stale and wrong answers.
+
+  python -m loadtest.cluster_faults --rows 200000 --seconds 5
+
+Two servers read the cluster, and one of them takes an upsert every tenth of a second. Readers ask both servers for
+random rows and for the rows that are upserted. A row is stale if it is older than an upsert that was visible a second
+before the request; it is wrong if it is neither the version's own nor any upsert's. Recovery is the time from the
+beginning of the fault to the end of the last failed request.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from loadtest.live_server import LiveServer
+from model_export.remote.push import push
+from service.remote.address import StoreAddress
+from tests.integration.test_remote_push import large, layout_of
+from tests.valkey_cluster import Cluster, Security, until
+
+_IDS = 50
+# Rows that are upserted, all to the same number; so each of them is read once per request.
+_CHANGED = 8
+_READERS = 4
+_UPSERT_EVERY_S = 0.1
+_STALE_S = 1.0
+# Slots that move in one fault.
+_MOVED = 8
+_PASSWORD = "first"
+
+
+@dataclass
+class Tally:
+    """The counts of one fault.
+
+    last_failure_s: the end of the last failed request, on time.monotonic(). worst_s: of the longest request. why: error
+    -> how often. versions: that answered.
+    """
+
+    requests: int = 0
+    failed: int = 0
+    stale_rows: int = 0
+    wrong_rows: int = 0
+    upserts: int = 0
+    failed_upserts: int = 0
+    begin_s: float = 0.0
+    last_failure_s: float = 0.0
+    worst_s: float = 0.0
+    why: dict[str, int] = field(default_factory=dict)
+    versions: set[str] = field(default_factory=set)
+
+    @property
+    def recovery_s(self) -> float:
+        """Seconds from the fault to the end of the last failed request; 0 where none failed."""
+        return max(self.last_failure_s - self.begin_s, 0.0)
+
+
+class Load:
+    """Readers of two servers, and a writer of upserts. tally: counts since it was set."""
+
+    def __init__(self, servers: Sequence[LiveServer], rows: dict[str, np.ndarray]) -> None:
+        self.tally = Tally()
+        self._servers = servers
+        # Version -> its rows.
+        self._rows = rows
+        self._changing = threading.Lock()
+        self._is_over = False
+        # Version -> number of the upsert that was sent last; and (when it was visible, number) of each.
+        self._sent: dict[str, int] = dict.fromkeys(rows, 0)
+        self._visible: dict[str, list[tuple[float, int]]] = {version: [] for version in rows}
+        self._threads = [threading.Thread(target=self._read, args=(n,)) for n in range(_READERS)]
+        self._threads.append(threading.Thread(target=self._write))
+
+    def __enter__(self) -> Load:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over = True
+        for thread in self._threads:
+            thread.join()
+
+    def _read(self, number: int) -> None:
+        random = np.random.default_rng(number)
+        server = _Connection(self._servers[number % len(self._servers)].http.removeprefix("http://"))
+        changed = np.arange(_CHANGED)
+        num_rows = min(len(rows) for rows in self._rows.values())
+        while not self._is_over:
+            ids = np.concatenate([changed, random.integers(_CHANGED, num_rows, _IDS)])
+            tally, begin_s = self.tally, time.monotonic()
+            status, version, answer = server.post("/v1/models/toy:lookup", {"features": {"user": ids.tolist()}})
+            end_s = time.monotonic()
+            with self._changing:
+                tally.requests += 1
+                tally.worst_s = max(tally.worst_s, end_s - begin_s)
+                if status != 200:
+                    tally.failed += 1
+                    tally.last_failure_s = end_s
+                    why = str(answer.get("error", answer))[:120]
+                    tally.why[why] = tally.why.get(why, 0) + 1
+                    continue
+            found = np.array(answer["embeddings"]["user"], np.float32)
+            self._judge(tally, version, begin_s, ids, found)
+        server.close()
+
+    def _judge(self, tally: Tally, version: str, begin_s: float, ids: np.ndarray, found: np.ndarray) -> None:
+        rows = self._rows[version]
+        wrong = int((found[_CHANGED:] != rows[ids[_CHANGED:]]).any(axis=1).sum())
+        stale = 0
+        with self._changing:
+            sent = self._sent[version]
+            due = max((n for at_s, n in self._visible[version] if at_s + _STALE_S <= begin_s), default=0)
+        for row, own in zip(found[:_CHANGED], rows[:_CHANGED], strict=True):
+            # The columns of an upserted row are its number and the number's negative.
+            number = 0 if (row == own).all() else int(row[0])
+            if number and not (row[1] == -number and 0 < number <= sent):
+                wrong += 1
+            stale += number < due
+        with self._changing:
+            tally.versions.add(version)
+            tally.wrong_rows += wrong
+            tally.stale_rows += stale
+
+    def _write(self) -> None:
+        server = _Connection(self._servers[0].admin)
+        while not self._is_over:
+            time.sleep(_UPSERT_EVERY_S)
+            with self._changing:
+                # The version that answers now is not known before the answer: the number counts for both.
+                number = max(self._sent.values()) + 1
+                self._sent = dict.fromkeys(self._sent, number)
+                tally = self.tally
+            body = {"ids": list(range(_CHANGED)), "rows": [[number, -number]] * _CHANGED}
+            status, _, answer = server.post("/v1/models/toy/tables/user:upsert", body)
+            with self._changing:
+                tally.upserts += 1
+                if status == 200 and answer["is_visible"]:
+                    self._visible[str(answer["version"])].append((time.monotonic(), number))
+                elif status != 200:
+                    tally.failed_upserts += 1
+        server.close()
+
+
+class _Connection:
+    """A connection that is opened anew after a fault."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._connection: http.client.HTTPConnection | None = None
+
+    def post(self, path: str, body: dict[str, Any]) -> tuple[int, str, dict[str, Any]]:
+        """Returns status, version and answer; status 0 and the error's text where there is no answer."""
+        try:
+            if self._connection is None:
+                self._connection = http.client.HTTPConnection(self._address, timeout=30)
+            self._connection.request("POST", path, json.dumps(body), {"content-type": "application/json"})
+            answer = self._connection.getresponse()
+            return answer.status, answer.headers.get("X-Model-Version", ""), json.loads(answer.read())
+        except (OSError, http.client.HTTPException) as error:
+            self.close()
+            return 0, "", {"error": f"{type(error).__name__}: {error}"}
+
+    def close(self) -> None:
+        """Closes the connection."""
+        if self._connection is not None:
+            self._connection.close()
+        self._connection = None
+
+
+@dataclass
+class Stage:
+    """A running cluster and its versions. seconds: for how long a fault lasts. secret: the file with the password."""
+
+    cluster: Cluster
+    folder: Path
+    newer: Path
+    models: Path
+    secret: Path
+    address: StoreAddress
+    seconds: float
+
+    def wait(self) -> None:
+        """Lets the fault last."""
+        time.sleep(self.seconds)
+
+    def mend(self, number: int) -> None:
+        """Starts a killed node again, and waits until the cluster is whole."""
+        self.cluster.nodes[number].start()
+        until(self.cluster.is_whole)
+
+    def primary(self) -> int:
+        """Returns a node that is a primary now; its rows are a third of the table."""
+        return next(n for n in range(6) if self.role(n) == "master")
+
+    def replica(self) -> int:
+        """Returns a node that is a replica now."""
+        return next(n for n in range(6) if self.role(n) == "slave")
+
+    def role(self, number: int) -> str:
+        """Returns "master" or "slave"."""
+        return str(self.cluster.nodes[number].ask("INFO", "replication")["role"])
+
+    def all_nodes(self, *words: object) -> None:
+        """Sends one command to each node."""
+        for node in self.cluster.nodes:
+            node.ask(*words)
+
+
+def kill_primary(stage: Stage) -> None:
+    """Kills a primary; its replica takes over."""
+    number = stage.primary()
+    stage.cluster.nodes[number].kill()
+    stage.wait()
+    stage.mend(number)
+
+
+def kill_replica(stage: Stage) -> None:
+    """Kills a replica."""
+    number = stage.replica()
+    stage.cluster.nodes[number].kill()
+    stage.wait()
+    stage.mend(number)
+
+
+def kill_host(stage: Stage) -> None:
+    """Kills a primary and another primary's replica: a host with two nodes."""
+    first = stage.primary()
+    second = _foreign_replica(stage, first)
+    for number in (first, second):
+        stage.cluster.nodes[number].kill()
+    stage.wait()
+    for number in (first, second):
+        stage.cluster.nodes[number].start()
+    until(stage.cluster.is_whole)
+
+
+def _foreign_replica(stage: Stage, primary: int) -> int:
+    port = stage.cluster.nodes[primary].port
+    for number, node in enumerate(stage.cluster.nodes):
+        info = node.ask("INFO", "replication")
+        if info["role"] == "slave" and int(info["master_port"]) != port:
+            return number
+    raise AssertionError("each primary has a replica")
+
+
+def stop_primary(stage: Stage) -> None:
+    """Stops a primary, and lets it go on."""
+    node = stage.cluster.nodes[stage.primary()]
+    node.freeze()
+    stage.wait()
+    node.thaw()
+    until(stage.cluster.is_whole)
+
+
+def stop_replica(stage: Stage) -> None:
+    """Stops a replica, and lets it go on."""
+    node = stage.cluster.nodes[stage.replica()]
+    node.freeze()
+    stage.wait()
+    node.thaw()
+    until(stage.cluster.is_whole)
+
+
+def failover(stage: Stage) -> None:
+    """Makes a replica and its primary change places (CLUSTER FAILOVER)."""
+    number = stage.replica()
+    stage.cluster.nodes[number].ask("CLUSTER FAILOVER")
+    until(lambda: stage.role(number) == "master")
+    stage.wait()
+    until(stage.cluster.is_whole)
+
+
+def reshard(stage: Stage) -> None:
+    """Moves slots with rows from one primary to another, key by key."""
+    primaries = [node for n, node in enumerate(stage.cluster.nodes) if stage.role(n) == "master"]
+    ids = [node.ask("CLUSTER MYID") for node in primaries]
+    slots = sorted(set(layout_of(stage.folder, "user").slots.tolist()))
+    auth = ("AUTH", stage.secret.read_text())
+    moved = 0
+    for slot in slots:
+        if moved == _MOVED or not primaries[0].ask("CLUSTER GETKEYSINSLOT", slot, 1):
+            continue
+        primaries[1].ask("CLUSTER SETSLOT", slot, "IMPORTING", ids[0])
+        primaries[0].ask("CLUSTER SETSLOT", slot, "MIGRATING", ids[1])
+        while keys := primaries[0].ask("CLUSTER GETKEYSINSLOT", slot, 10):
+            words = ("MIGRATE", "127.0.0.1", primaries[1].port, "", 0, 5000, *auth, "KEYS", *keys)
+            primaries[0].ask(*words)
+        for node in (primaries[1], primaries[0], primaries[2]):
+            node.ask("CLUSTER SETSLOT", slot, "NODE", ids[1])
+        moved += 1
+        time.sleep(stage.seconds / _MOVED)
+    assert moved == _MOVED, "the first primary has rows of fewer slots: give more --rows"
+
+
+def memory_full(stage: Stage) -> None:
+    """Reaches maxmemory on each node: reads go on, upserts are refused."""
+    stage.all_nodes("CONFIG SET", "maxmemory", "1")
+    stage.wait()
+    stage.all_nodes("CONFIG SET", "maxmemory", "0")
+
+
+def read_only(stage: Stage) -> None:
+    """Lets primaries take no writes (min-replicas-to-write is not met)."""
+    stage.all_nodes("CONFIG SET", "min-replicas-to-write", "5")
+    stage.wait()
+    stage.all_nodes("CONFIG SET", "min-replicas-to-write", "0")
+
+
+def change_password(stage: Stage) -> None:
+    """Adds a password, writes it into the file, removes the old one, and cuts all connections."""
+    old, new = stage.secret.read_text(), f"{time.monotonic_ns()}"
+    stage.all_nodes("ACL SETUSER", "default", f">{new}")
+    stage.all_nodes("CONFIG SET", "masterauth", new)
+    stage.secret.write_text(new)
+    stage.all_nodes("ACL SETUSER", "default", f"<{old}")
+    stage.all_nodes("CLIENT KILL", "TYPE", "normal", "SKIPME", "yes")
+    stage.cluster.authenticate(new)
+    stage.wait()
+
+
+def flip_version(stage: Stage) -> None:
+    """Pushes a newer version, and puts it where servers look."""
+    push(stage.newer, stage.address, model="toy", tables=["user"])
+    stage.newer.rename(stage.models / "2")
+    stage.wait()
+
+
+# The version flips last: upserts are for the version that answers.
+FAULTS: tuple[Callable[[Stage], None], ...] = (
+    kill_primary,
+    kill_replica,
+    kill_host,
+    stop_primary,
+    stop_replica,
+    failover,
+    reshard,
+    memory_full,
+    read_only,
+    change_password,
+    flip_version,
+)
+
+
+@contextmanager
+def _stage(folder: Path, num_rows: int, seconds: float) -> Iterator[tuple[Stage, Load]]:
+    models = folder / "toy"
+    first, rows = large(models / "1", num_rows)
+    newer, newer_rows = large(folder / "new" / "2", num_rows, seed=4)
+    secret = folder / "password"
+    secret.write_text(_PASSWORD)
+    with ExitStack() as stack:
+        cluster = stack.enter_context(Cluster(folder / "nodes", 3, 1, security=Security(None, _PASSWORD)))
+        text = f"{cluster.address}?password_file={secret}&timeout_ms=5000&node_timeout_ms=500"
+        address = StoreAddress.parse(text)
+        push(first, address, tables=["user"])
+        flags = ["--model_name=toy", f"--model_base_path={models}", "--graph_signatures=off"]
+        flags += [f"--remote_tables=user={text}", "--file_system_poll_wait_seconds=0.2"]
+        servers = [stack.enter_context(LiveServer(*flags)).ready() for _ in range(2)]
+        stage = Stage(cluster, first, newer, models, secret, address, seconds)
+        with Load(servers, {"1": rows, "2": newer_rows}) as load:
+            yield stage, load
+
+
+def run(
+    faults: Sequence[Callable[[Stage], None]], num_rows: int, seconds: float, show: Callable[[str, Tally], None]
+) -> None:
+    """Runs faults one after another on one cluster; calls show with the name and the counts of each."""
+    with tempfile.TemporaryDirectory() as folder, _stage(Path(folder), num_rows, seconds) as (stage, load):
+        time.sleep(seconds)
+        show("no fault", load.tally)
+        for fault in faults:
+            load.tally = tally = Tally(begin_s=time.monotonic())
+            fault(stage)
+            time.sleep(1)
+            # Requests that are under way still count for their fault.
+            load.tally = Tally(begin_s=time.monotonic())
+            time.sleep(1)
+            show(fault.__name__, tally)
+
+
+def main() -> int:
+    """Prints a table, a line for each fault; returns 1 if any row was wrong."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--rows", type=int, default=200_000)
+    parser.add_argument("--seconds", type=float, default=5.0, help="for how long each fault lasts")
+    parser.add_argument("--faults", default=",".join(fault.__name__ for fault in FAULTS))
+    options = parser.parse_args()
+    chosen = [next(fault for fault in FAULTS if fault.__name__ == name) for name in options.faults.split(",")]
+    wrong = 0
+
+    def show(name: str, tally: Tally) -> None:
+        nonlocal wrong
+        wrong += tally.wrong_rows
+        sys.stdout.write(
+            f"| {name} | {tally.requests} | {tally.failed} | {tally.stale_rows} | {tally.wrong_rows} "
+            f"| {tally.upserts} | {tally.failed_upserts} | {tally.recovery_s:.1f} | {tally.worst_s * 1e3:.0f} |\n"
+        )
+        for why, count in tally.why.items():
+            sys.stderr.write(f"    {count} x {why}\n")
+        sys.stdout.flush()
+
+    sys.stdout.write(
+        "| Fault | Requests | Failed | Stale rows | Wrong rows | Upserts | Refused | Recovery s | Longest ms |\n"
+        "|---|---|---|---|---|---|---|---|---|\n"
+    )
+    run(chosen, options.rows, options.seconds, show)
+    return int(wrong > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,170 @@
+//! Reads the rows of a request's features from clusters, into small tables of their own.
+//!
+//! The kernels then work on a small table as they do on a mapped one, in the same order, so answers agree to the bit.
+//! The reference is service/tables/remote_table.py.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::time::Instant;
+
+use super::features::FeatureInputs;
+use super::servable::{FeaturePlan, Servable, Signature};
+use super::work::{Effort, Failure};
+use crate::declined::Declined;
+use crate::tables::remote::{self, Want};
+use crate::tables::table::{Dtype, Ints, OnBadId, Policy, Table};
+
+/// The distinct rows that one feature of a request reads.
+pub(super) struct RemoteRows {
+    /// The rows; their memory is in `_rows` and `_scales`.
+    pub(super) table: Table,
+    /// How many ids lie outside the remote table and read another row.
+    pub(super) num_read_instead: usize,
+    /// For each id of the request the row of `table`; -1 for a dropped id.
+    places: Vec<i64>,
+    _rows: Vec<u8>,
+    _scales: Vec<u8>,
+}
+
+impl RemoteRows {
+    /// The policy of a lookup in `table`.
+    pub(super) const POLICY: Policy = Policy { on_bad_id: OnBadId::DropNegative, default_row: 0 };
+
+    /// Returns the ids of the lookup in `table`.
+    pub(super) fn ids(&self) -> Ints<'_> {
+        Ints::of(&self.places)
+    }
+}
+
+/// Says whether a feature of the request reads a table in a cluster.
+pub(super) fn reads_any(servable: &Servable, plan: &Signature, sent: &[Option<FeatureInputs<'_>>]) -> bool {
+    let mut features = plan.features.iter().zip(sent);
+    features.any(|(feature, sent)| sent.is_some() && servable.remote_table(feature.table).is_some())
+}
+
+/// The rows that a feature reads: the distinct rows, and for each id its place among them.
+struct Distinct {
+    rows: Vec<u64>,
+    places: Vec<i64>,
+    num_read_instead: usize,
+}
+
+/// Returns the rows that each feature reads; None for a feature of a mapped table.
+///
+/// # Errors
+/// [`Declined::Waits`]: a row must be read from a cluster, and the effort is not [`Effort::Wait`]. [`Declined::NoRows`]:
+/// rows could not be read. [`Declined::Unfit`]: the policy refuses an id.
+pub(super) fn read(
+    servable: &Servable,
+    plan: &Signature,
+    sent: &[Option<FeatureInputs<'_>>],
+    effort: Effort<'_>,
+) -> Result<Vec<Option<RemoteRows>>, Declined> {
+    let remote = |feature: &FeaturePlan| servable.remote_table(feature.table);
+    let features = || plan.features.iter().zip(sent).filter(|(_, sent)| sent.is_some());
+    let is_waiting = matches!(effort, Effort::Wait(_));
+    if !is_waiting && features().any(|(feature, _)| remote(feature).is_some_and(|(table, _)| !table.has_cache())) {
+        return Err(Declined::Waits);
+    }
+    let mut wants = Vec::new();
+    let mut indexes = Vec::new();
+    for (index, (feature, sent)) in plan.features.iter().zip(sent).enumerate() {
+        let (Some(sent), Some((table, size))) = (sent, remote(feature)) else { continue };
+        let Distinct { rows, places, num_read_instead } = distinct(sent.ids(), feature.policy, size)?;
+        wants.push(Want::new(table, rows));
+        indexes.push((index, places, num_read_instead));
+    }
+    let deadline = match effort {
+        Effort::Wait(waiting) => waiting.deadline,
+        _ if wants.iter().any(|want| !want.left.is_empty()) => return Err(Declined::Waits),
+        _ => None,
+    };
+    let why = remote::read(&mut wants, deadline);
+    let mut found: Vec<Option<RemoteRows>> = plan.features.iter().map(|_| None).collect();
+    for (want, (index, places, num_read_instead)) in wants.into_iter().zip(indexes) {
+        let feature = &plan.features[index];
+        let table = &servable.tables()[feature.table];
+        let Some((rows, count)) = with_default_rows(want, feature.policy.default_row) else {
+            if let Effort::Wait(waiting) = effort {
+                let _ = waiting.failure.set(failure(servable.table_name(feature.table), &why, deadline));
+            }
+            return Err(Declined::NoRows);
+        };
+        found[index] = Some(small_table(table, rows, count, places, num_read_instead));
+    }
+    Ok(found)
+}
+
+/// Maps ids to distinct rows by a feature's policy; `size` is V.
+fn distinct(ids: Ints<'_>, policy: Policy, size: usize) -> Result<Distinct, Declined> {
+    let size = size as u64;
+    let mut found = Distinct { rows: Vec::new(), places: Vec::with_capacity(ids.len()), num_read_instead: 0 };
+    let mut known: HashMap<u64, i64, quick_cache::DefaultHashBuilder> =
+        HashMap::with_capacity_and_hasher(ids.len(), quick_cache::DefaultHashBuilder::default());
+    for id in ids.iter() {
+        let row = if id.cast_unsigned() < size {
+            id
+        } else {
+            let Some(row) = policy.replacement(id, size).map_err(|_| Declined::Unfit)? else {
+                found.places.push(-1);
+                continue;
+            };
+            found.num_read_instead += 1;
+            row
+        };
+        let row = row.cast_unsigned();
+        let next = found.rows.len() as u64;
+        let place = match known.entry(row) {
+            Entry::Occupied(place) => *place.get(),
+            Entry::Vacant(place) => {
+                found.rows.push(row);
+                *place.insert(next.cast_signed())
+            }
+        };
+        found.places.push(place);
+    }
+    Ok(found)
+}
+
+/// Puts the default row in the place of rows that could not be read; returns the rows and their number. None: the table
+/// has no default row of this number.
+fn with_default_rows(mut want: Want<'_>, default_row: usize) -> Option<(Vec<u8>, usize)> {
+    if !want.left.is_empty() {
+        let row = want.table.default_row(default_row)?;
+        for &position in &want.left {
+            want.rows[position as usize * row.len()..][..row.len()].copy_from_slice(row);
+        }
+        want.table.count_default_rows(want.left.len());
+    }
+    Some((want.rows, want.ids.len()))
+}
+
+fn small_table(table: &Table, octets: Vec<u8>, count: usize, places: Vec<i64>, num_read_instead: usize) -> RemoteRows {
+    let row_bytes = table.row_bytes();
+    let (rows, scales) = match table.dtype {
+        // In a cluster the scale of a row stands behind its numbers.
+        Dtype::Int8 | Dtype::Int4 => {
+            let pieces = || octets.chunks_exact(row_bytes).map(|row| row.split_at(row_bytes - 4));
+            (
+                pieces().flat_map(|(numbers, _)| numbers).copied().collect(),
+                pieces().flat_map(|(_, scale)| scale).copied().collect(),
+            )
+        }
+        _ => (octets, Vec::new()),
+    };
+    let scales_at = if scales.is_empty() { std::ptr::null() } else { scales.as_ptr() };
+    // SAFETY: `rows` and `scales` have `count` rows and scales of the table's dtype and live as long as the small table,
+    // which never leaves `RemoteRows`.
+    let small = unsafe { Table::new(table.dtype, count, table.embedding_dim, rows.as_ptr(), scales_at.cast()) };
+    RemoteRows { table: small, num_read_instead, places, _rows: rows, _scales: scales }
+}
+
+fn failure(table: &str, why: &str, deadline: Option<Instant>) -> Failure {
+    let is_late = deadline.is_some_and(|deadline| Instant::now() >= deadline);
+    let text = if is_late {
+        format!("The deadline passed before rows of table \"{table}\" were read.")
+    } else {
+        format!("Rows of table \"{table}\" can not be read now: {}.", why.trim_end_matches('.'))
+    };
+    Failure { is_late, text }
+}

@@ -1,0 +1,100 @@
+//! Rows of remote tables that are read often, in this server's memory.
+//!
+//! A row is removed when it changes in its cluster; the rows of a version leave with the version.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use quick_cache::sync::Cache as QuickCache;
+use quick_cache::{DefaultHashBuilder, Lifecycle, Weighter};
+use serde::Serialize;
+
+/// Bytes that the cache uses for a row besides the row: key, pointers, lengths, and the share of the hash table.
+const ENTRY_BYTES: usize = 96;
+/// A key holds the table's serial number above a row's number of so many bits.
+const ROW_BITS: u32 = 40;
+
+/// Counts of the cache.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct CacheCounts {
+    /// Rows in the cache.
+    pub rows: u64,
+    /// Bytes of these rows, with what the cache adds.
+    pub bytes: u64,
+    /// Rows that others displaced.
+    pub evictions: u64,
+}
+
+#[derive(Clone)]
+struct Bytes;
+
+impl Weighter<u64, Arc<[u8]>> for Bytes {
+    fn weight(&self, _: &u64, row: &Arc<[u8]>) -> u64 {
+        (row.len() + ENTRY_BYTES) as u64
+    }
+}
+
+#[derive(Clone)]
+struct Evictions(Arc<AtomicU64>);
+
+impl Lifecycle<u64, Arc<[u8]>> for Evictions {
+    type RequestState = ();
+
+    fn on_evict(&self, (): &mut (), _: u64, _: Arc<[u8]>) {
+        self.0.fetch_add(1, Relaxed);
+    }
+}
+
+/// A cache of rows that keeps a row if it is read often. Concurrency: any thread.
+pub(super) struct Cache {
+    rows: QuickCache<u64, Arc<[u8]>, Bytes, DefaultHashBuilder, Evictions>,
+    evictions: Arc<AtomicU64>,
+    serials: AtomicU64,
+}
+
+impl Cache {
+    /// Makes a cache of so many bytes; `row_bytes` is the size of a typical row.
+    pub(super) fn new(bytes: u64, row_bytes: usize) -> Self {
+        let evictions = Arc::new(AtomicU64::new(0));
+        let expected = usize::try_from(bytes).unwrap_or(usize::MAX) / (row_bytes + ENTRY_BYTES);
+        let counting = Evictions(Arc::clone(&evictions));
+        let rows = QuickCache::with(expected.max(1), bytes, Bytes, DefaultHashBuilder::default(), counting);
+        Cache { rows, evictions, serials: AtomicU64::new(0) }
+    }
+
+    pub(super) fn next_serial(&self) -> u64 {
+        self.serials.fetch_add(1, Relaxed)
+    }
+
+    /// Copies a row; says whether the cache has it.
+    pub(super) fn copy(&self, table: u64, row: u64, to: &mut [u8]) -> bool {
+        let Some(found) = self.rows.get(&key(table, row)) else {
+            return false;
+        };
+        to.copy_from_slice(&found);
+        true
+    }
+
+    /// Offers a row.
+    pub(super) fn offer(&self, table: u64, row: u64, bytes: &[u8]) {
+        self.rows.insert(key(table, row), bytes.into());
+    }
+
+    /// Removes a row.
+    pub(super) fn remove(&self, table: u64, row: u64) {
+        self.rows.remove(&key(table, row));
+    }
+
+    /// Removes the rows of a table.
+    pub(super) fn remove_table(&self, table: u64) {
+        self.rows.retain(|key, _| key >> ROW_BITS != table);
+    }
+
+    pub(super) fn counts(&self) -> CacheCounts {
+        CacheCounts { rows: self.rows.len() as u64, bytes: self.rows.weight(), evictions: self.evictions.load(Relaxed) }
+    }
+}
+
+fn key(table: u64, row: u64) -> u64 {
+    table << ROW_BITS | row
+}

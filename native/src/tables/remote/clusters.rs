@@ -1,0 +1,92 @@
+//! The clusters of one server, and the tables that its versions read there.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use super::cache::{Cache, CacheCounts};
+use super::description::{Address, RemoteDescription};
+use super::remote_table::{RemoteTable, TableCounts};
+use super::topology::Topology;
+
+/// Sizes the cache before the first row is known.
+const TYPICAL_ROW_BYTES: usize = 256;
+
+#[derive(Default)]
+struct Opened {
+    topologies: HashMap<Address, Weak<Topology>>,
+    /// By the tag of the table's keys, which holds model, table and fingerprint, and by the version's number.
+    tables: HashMap<(String, i64), Weak<RemoteTable>>,
+}
+
+/// All clusters of one server. Versions that read one cluster share its connections. Concurrency: any thread.
+pub struct Clusters {
+    opened: Mutex<Opened>,
+    cache: Option<Arc<Cache>>,
+}
+
+impl Clusters {
+    /// Starts without a cluster; `cache_bytes`: the most bytes of rows that are cached, 0 for none.
+    #[must_use]
+    pub fn new(cache_bytes: u64) -> Self {
+        let cache = (cache_bytes > 0).then(|| Arc::new(Cache::new(cache_bytes, TYPICAL_ROW_BYTES)));
+        Clusters { opened: Mutex::default(), cache }
+    }
+
+    /// Opens a table; `rows` is V, its number of rows. Two servables of one version get the same table.
+    #[must_use]
+    pub fn open(
+        &self,
+        model: &str,
+        version: i64,
+        table: &str,
+        rows: usize,
+        description: &RemoteDescription,
+    ) -> Arc<RemoteTable> {
+        let mut opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
+        let name = (description.tag.clone(), version);
+        if let Some(known) = opened.tables.get(&name).and_then(Weak::upgrade)
+            && known.topology.address == description.address
+        {
+            return known;
+        }
+        opened.topologies.retain(|_, one| one.strong_count() > 0);
+        opened.tables.retain(|_, one| one.strong_count() > 0);
+        let known = opened.topologies.get(&description.address).and_then(Weak::upgrade);
+        let topology = known.unwrap_or_else(|| {
+            let new = Arc::new(Topology::new(description.address.clone()));
+            opened.topologies.insert(description.address.clone(), Arc::downgrade(&new));
+            new
+        });
+        let subject = (model.to_owned(), version, table.to_owned());
+        let new = Arc::new(RemoteTable::new(subject, description, rows, topology, self.cache.clone()));
+        opened.tables.insert(name, Arc::downgrade(&new));
+        new
+    }
+
+    /// Removes rows of a table from the cache that have changed in its cluster; None: all rows of the table.
+    pub fn forget(&self, model: &str, version: i64, table: &str, rows: Option<&[u64]>) {
+        for one in self.tables() {
+            let (its_model, its_version, name) = &one.subject;
+            if (&**its_model, *its_version, &**name) == (model, version, table) {
+                one.forget(rows);
+            }
+        }
+    }
+
+    fn tables(&self) -> Vec<Arc<RemoteTable>> {
+        let opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
+        opened.tables.values().filter_map(Weak::upgrade).collect()
+    }
+
+    /// Returns the counts of each open table, in no order.
+    #[must_use]
+    pub fn counts(&self) -> Vec<TableCounts> {
+        self.tables().iter().map(|table| table.counts()).collect()
+    }
+
+    /// Returns the counts of the cache; None if there is none.
+    #[must_use]
+    pub fn cache_counts(&self) -> Option<CacheCounts> {
+        self.cache.as_ref().map(|cache| cache.counts())
+    }
+}

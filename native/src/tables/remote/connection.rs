@@ -1,0 +1,265 @@
+//! A connection to one node: commands leave in one piece, and rows are copied from the answers to their places.
+//!
+//! A row's answer has a fixed size and a fixed head, so two comparisons check it. Any other answer is decoded by
+//! redis-protocol.
+//!
+//! Source: the RESP protocol specification of Redis and Valkey, version 2.
+
+use std::fs;
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{TcpStream, ToSocketAddrs};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use redis_protocol::resp2::decode::decode;
+use redis_protocol::resp2::types::OwnedFrame;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
+
+use super::description::Address;
+use super::topology::Node;
+
+/// Bytes that one system call reads at most, unless a single answer is larger.
+const BUFFER_BYTES: usize = 256 << 10;
+/// An answer of more bytes than this is no answer to the commands of this module.
+const MOST_BYTES: usize = 64 << 20;
+
+enum Stream {
+    Plain(TcpStream),
+    Tls(Box<StreamOwned<ClientConnection, TcpStream>>),
+}
+
+impl Stream {
+    fn socket(&self) -> &TcpStream {
+        match self {
+            Stream::Plain(socket) => socket,
+            Stream::Tls(stream) => &stream.sock,
+        }
+    }
+}
+
+/// The answer to one command.
+#[derive(Debug)]
+pub(super) enum Reply {
+    /// A value of the expected size, which was copied to its place.
+    Row,
+    /// Any other answer.
+    Other(OwnedFrame),
+}
+
+/// One connection. Dropping it closes it: then no later read can get the answers to this one's commands.
+pub(super) struct Connection {
+    stream: Stream,
+    /// The bytes from `start` to `end` were received and not yet read.
+    buffer: Vec<u8>,
+    start: usize,
+    end: usize,
+    /// Whether an earlier read used the connection.
+    pub(super) is_reused: bool,
+}
+
+impl Connection {
+    /// Connects and authenticates.
+    ///
+    /// # Errors
+    /// The node does not answer before `until`, or refuses the user.
+    pub(super) fn open(node: &Node, address: &Address, until: Instant) -> io::Result<Self> {
+        let mut problem = io::Error::new(ErrorKind::NotFound, "the host has no address");
+        let mut found = None;
+        for place in (&*node.host, node.port).to_socket_addrs()? {
+            match TcpStream::connect_timeout(&place, left(until)?) {
+                Ok(socket) => {
+                    found = Some(socket);
+                    break;
+                }
+                Err(error) => problem = error,
+            }
+        }
+        let socket = found.ok_or(problem)?;
+        socket.set_nodelay(true)?;
+        let stream = if address.has_tls {
+            let name = ServerName::try_from(node.host.to_string()).map_err(other)?;
+            let session = ClientConnection::new(Arc::new(tls_config(address)?), name).map_err(other)?;
+            Stream::Tls(Box::new(StreamOwned::new(session, socket)))
+        } else {
+            Stream::Plain(socket)
+        };
+        let mut opened = Connection { stream, buffer: vec![0; BUFFER_BYTES], start: 0, end: 0, is_reused: false };
+        opened.greet(address, until)?;
+        Ok(opened)
+    }
+
+    fn greet(&mut self, address: &Address, until: Instant) -> io::Result<()> {
+        let mut greetings = Vec::new();
+        let password = password(address)?;
+        if !password.is_empty() {
+            let words = ["AUTH", &address.user, &password];
+            greetings.push(words.into_iter().filter(|word| !word.is_empty()).collect());
+        }
+        // Without READONLY a replica sends its readers to the primary; a primary ignores it.
+        greetings.push(vec!["READONLY"]);
+        let bytes: Vec<u8> = greetings.iter().flat_map(|words| command(words)).collect();
+        self.send(&bytes, until)?;
+        for _ in greetings {
+            if let OwnedFrame::Error(text) = self.answer(until)? {
+                // A single server has no READONLY, and needs none.
+                if !is_single(&text) {
+                    return Err(io::Error::new(ErrorKind::ConnectionRefused, text));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends bytes of commands.
+    ///
+    /// # Errors
+    /// The node took not all of them before `until`. The connection must then be dropped; so after any error below.
+    pub(super) fn send(&mut self, commands: &[u8], until: Instant) -> io::Result<()> {
+        self.stream.socket().set_write_timeout(Some(left(until)?))?;
+        let sent = match &mut self.stream {
+            Stream::Plain(socket) => socket.write_all(commands),
+            Stream::Tls(stream) => {
+                // The handshake, which is a part of the first write, also reads.
+                stream.sock.set_read_timeout(Some(left(until)?))?;
+                stream.write_all(commands).and_then(|()| stream.flush())
+            }
+        };
+        sent.map_err(told)
+    }
+
+    /// Reads one answer. A value as long as `to` is copied there; `head`: the first bytes of its answer.
+    ///
+    /// # Errors
+    /// The connection broke, or the answer did not come before `until`.
+    pub(super) fn row(&mut self, head: &[u8], to: &mut [u8], until: Instant) -> io::Result<Reply> {
+        let frame = head.len() + to.len() + 2;
+        loop {
+            let received = &self.buffer[self.start..self.end];
+            let begun = received.len().min(head.len());
+            if received[..begun] != head[..begun] {
+                return self.answer(until).map(Reply::Other);
+            }
+            if received.len() >= frame {
+                if received[frame - 2..frame] != *b"\r\n" {
+                    return Err(io::Error::new(ErrorKind::InvalidData, "the node sent a value that does not end"));
+                }
+                to.copy_from_slice(&received[head.len()..frame - 2]);
+                self.start += frame;
+                return Ok(Reply::Row);
+            }
+            self.fill(frame, until)?;
+        }
+    }
+
+    /// Reads one answer of any kind.
+    ///
+    /// # Errors
+    /// As `row`.
+    pub(super) fn answer(&mut self, until: Instant) -> io::Result<OwnedFrame> {
+        loop {
+            let received = &self.buffer[self.start..self.end];
+            let decoded =
+                decode(received).map_err(|error| io::Error::new(ErrorKind::InvalidData, error.to_string()))?;
+            if let Some((frame, size)) = decoded {
+                self.start += size;
+                return Ok(frame);
+            }
+            let size = received.len();
+            if size > MOST_BYTES {
+                return Err(io::Error::new(ErrorKind::InvalidData, "the node sent an answer without an end"));
+            }
+            self.fill(size + 1, until)?;
+        }
+    }
+
+    /// Says whether all answers were read that came.
+    pub(super) fn is_idle(&self) -> bool {
+        self.start == self.end
+    }
+
+    /// Receives more bytes; makes space for at least `size` unread bytes.
+    fn fill(&mut self, size: usize, until: Instant) -> io::Result<()> {
+        if self.start == self.end {
+            (self.start, self.end) = (0, 0);
+        } else if self.start + size > self.buffer.len() || self.end == self.buffer.len() {
+            self.buffer.copy_within(self.start..self.end, 0);
+            (self.start, self.end) = (0, self.end - self.start);
+        }
+        if size > self.buffer.len() {
+            self.buffer.resize(size.next_power_of_two(), 0);
+        }
+        self.stream.socket().set_read_timeout(Some(left(until)?))?;
+        let space = &mut self.buffer[self.end..];
+        let received = match &mut self.stream {
+            Stream::Plain(socket) => socket.read(space),
+            Stream::Tls(stream) => stream.read(space),
+        };
+        match received.map_err(told)? {
+            0 => Err(io::Error::new(ErrorKind::UnexpectedEof, "the node closed the connection")),
+            received => {
+                self.end += received;
+                Ok(())
+            }
+        }
+    }
+}
+
+/// Says whether a node's error tells that it is a single server without cluster mode.
+pub(super) fn is_single(error: &str) -> bool {
+    error.starts_with("ERR This instance has cluster support disabled")
+}
+
+/// Returns a command's bytes.
+pub(super) fn command(words: &[&str]) -> Vec<u8> {
+    let mut bytes = format!("*{}\r\n", words.len()).into_bytes();
+    for word in words {
+        bytes.extend_from_slice(format!("${}\r\n{word}\r\n", word.len()).as_bytes());
+    }
+    bytes
+}
+
+fn password(address: &Address) -> io::Result<String> {
+    if address.password_file.is_empty() {
+        return Ok(address.own_password.clone());
+    }
+    // Read for each connection: a changed password holds from the next connection on.
+    let text = fs::read_to_string(&address.password_file)?;
+    Ok(text.split('\n').next().unwrap_or_default().to_owned())
+}
+
+fn tls_config(address: &Address) -> io::Result<ClientConfig> {
+    let mut roots = RootCertStore::empty();
+    if address.ca_file.is_empty() {
+        roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+    } else {
+        for certificate in CertificateDer::pem_file_iter(&address.ca_file).map_err(other)? {
+            roots.add(certificate.map_err(other)?).map_err(other)?;
+        }
+    }
+    Ok(ClientConfig::builder().with_root_certificates(roots).with_no_client_auth())
+}
+
+fn other(error: impl std::error::Error + Send + Sync + 'static) -> io::Error {
+    io::Error::other(error)
+}
+
+/// Words a time-out of the system as the reference does.
+fn told(error: io::Error) -> io::Error {
+    match error.kind() {
+        ErrorKind::WouldBlock | ErrorKind::TimedOut => late(),
+        _ => error,
+    }
+}
+
+fn late() -> io::Error {
+    io::Error::new(ErrorKind::TimedOut, "timed out")
+}
+
+fn left(until: Instant) -> io::Result<Duration> {
+    match until.saturating_duration_since(Instant::now()) {
+        Duration::ZERO => Err(late()),
+        left => Ok(left),
+    }
+}

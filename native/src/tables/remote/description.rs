@@ -1,0 +1,64 @@
+//! Describes a cluster, and the keys of a table there; `service/native/description.py` writes both as JSON.
+
+use std::time::Duration;
+
+use serde::Deserialize;
+
+/// A cluster, or a single server, and how it is asked; fields as in `StoreAddress` of service/remote/address.py.
+#[derive(Clone, PartialEq, Eq, Hash, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Address {
+    /// Host and port of some nodes; these tell the others.
+    pub nodes: Vec<(String, u16)>,
+    /// Whether connections are encrypted.
+    pub has_tls: bool,
+    /// Path of the authorities of the nodes' certificates, in PEM; empty for the system's.
+    pub ca_file: String,
+    /// Name of an ACL user; empty for the default user.
+    pub user: String,
+    /// Path of the file whose first line is the password; empty for none.
+    pub password_file: String,
+    /// The password, if no file has it; empty for no authentication.
+    #[serde(default)]
+    pub own_password: String,
+    /// Longest time for all rows of one read.
+    pub timeout_ms: u64,
+    /// Longest time to wait for one node before another is asked.
+    pub node_timeout_ms: u64,
+}
+
+impl std::fmt::Debug for Address {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // Without the password: descriptions are logged.
+        formatter.debug_struct("Address").field("nodes", &self.nodes).finish_non_exhaustive()
+    }
+}
+
+impl Address {
+    pub(super) fn timeout(&self) -> Duration {
+        Duration::from_millis(self.timeout_ms)
+    }
+
+    pub(super) fn node_timeout(&self) -> Duration {
+        Duration::from_millis(self.node_timeout_ms)
+    }
+}
+
+/// Where the rows of one table of one version lie; fields as in `TableLayout` of service/remote/layout.py.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RemoteDescription {
+    /// The cluster.
+    pub address: Address,
+    /// The beginning of every block's key.
+    pub tag: String,
+    /// Rows of a block.
+    pub block_rows: usize,
+    /// Number of shards, over which blocks take turns.
+    pub num_shards: usize,
+    /// Bytes of a row, with its scale.
+    pub row_bytes: usize,
+    /// Pairs of a row's number and its bytes: a feature reads its default row here in place of a row that can not be
+    /// read. Empty: such a read fails.
+    pub default_rows: Vec<(usize, Vec<u8>)>,
+}

@@ -1,0 +1,21 @@
+//! Reads rows of tables that lie in a Valkey or Redis cluster, by a deadline.
+//!
+//! `service/remote/layout.py` says where a row lies there; `service/remote/row_reader.py` is the reference of the
+//! reads. A key names the fingerprint of one version, so any replica may answer, and a row of one version can not be taken
+//! for a row of another version.
+
+mod cache;
+mod clusters;
+mod connection;
+mod description;
+mod read;
+mod remote_table;
+#[cfg(test)]
+mod tests;
+mod topology;
+
+pub use cache::CacheCounts;
+pub use clusters::Clusters;
+pub use description::{Address, RemoteDescription};
+pub use read::{Want, read};
+pub use remote_table::{RemoteTable, TableCounts};

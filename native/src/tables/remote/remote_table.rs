@@ -1,0 +1,254 @@
+//! One table of one version in a cluster: the commands that read its rows, and the counts of these reads.
+
+use std::sync::Arc;
+use std::sync::atomic::{
+    AtomicU64,
+    Ordering::{Relaxed, SeqCst},
+};
+
+use redis_protocol::redis_keyslot;
+use serde::Serialize;
+
+use super::cache::Cache;
+use super::description::RemoteDescription;
+use super::topology::Topology;
+
+/// Counts of the reads of one table; fields as in `ReadCounts` of service/remote/counts.py.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct TableCounts {
+    /// Name of the model.
+    pub model: String,
+    /// Version number.
+    pub version: i64,
+    /// Name of the table.
+    pub table: String,
+    /// Reads from the cluster.
+    pub reads: u64,
+    /// Rows that were read from the cluster.
+    pub rows: u64,
+    /// Bytes of these rows.
+    pub bytes: u64,
+    /// Rounds beyond the first of a read.
+    pub retries: u64,
+    /// Reads that lacked a row at their end.
+    pub errors: u64,
+    /// Rows in whose place a default row was read.
+    pub default_rows: u64,
+    /// Nanoseconds of all reads, waiting included.
+    pub nanos: u64,
+    /// Rows that the cache had.
+    pub cache_hits: u64,
+    /// Rows that the cache lacked.
+    pub cache_misses: u64,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Counters {
+    pub(super) reads: AtomicU64,
+    pub(super) rows: AtomicU64,
+    pub(super) bytes: AtomicU64,
+    pub(super) retries: AtomicU64,
+    pub(super) errors: AtomicU64,
+    pub(super) default_rows: AtomicU64,
+    pub(super) nanos: AtomicU64,
+    pub(super) cache_hits: AtomicU64,
+    pub(super) cache_misses: AtomicU64,
+}
+
+/// One `[V, D]` table of one version in a cluster. Concurrency: any thread.
+pub struct RemoteTable {
+    /// Model, version and table.
+    pub(super) subject: (String, i64, String),
+    pub(super) topology: Arc<Topology>,
+    pub(super) counters: Counters,
+    cache: Option<Arc<Cache>>,
+    /// Counts the changes of rows, so that a read that began before a change does not cache an old row.
+    changes: AtomicU64,
+    /// Tells the table's rows from the rows of other tables and versions in the cache.
+    serial: u64,
+    row_bytes: usize,
+    block_rows: usize,
+    default_rows: Vec<(usize, Vec<u8>)>,
+    /// The slot of each shard.
+    slots: Vec<u16>,
+    /// The first bytes of the commands for all rows.
+    head: Vec<u8>,
+    /// The last bytes of the command for each row of a block.
+    tails: Vec<Vec<u8>>,
+    /// The first bytes of an answer with a row.
+    reply_head: Vec<u8>,
+}
+
+impl std::fmt::Debug for RemoteTable {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_struct("RemoteTable").field("subject", &self.subject).finish_non_exhaustive()
+    }
+}
+
+impl Drop for RemoteTable {
+    fn drop(&mut self) {
+        if let Some(cache) = &self.cache {
+            cache.remove_table(self.serial);
+        }
+    }
+}
+
+impl RemoteTable {
+    /// Opens a table; `rows` is V, its number of rows.
+    pub(super) fn new(
+        subject: (String, i64, String),
+        description: &RemoteDescription,
+        rows: usize,
+        topology: Arc<Topology>,
+        cache: Option<Arc<Cache>>,
+    ) -> Self {
+        let RemoteDescription { tag, block_rows, num_shards, row_bytes, default_rows, .. } = description;
+        let key_bytes = tag.len() + SHARD_DIGITS + 1 + BLOCK_DIGITS;
+        let shard_tag = |shard: usize| {
+            let mut key = tag.clone().into_bytes();
+            write_hex(&mut key, shard, SHARD_DIGITS);
+            key.push(b'}');
+            key
+        };
+        let tail = |row: usize| {
+            let (begin, end) = ((row * row_bytes).to_string(), ((row + 1) * row_bytes - 1).to_string());
+            format!("\r\n${}\r\n{begin}\r\n${}\r\n{end}\r\n", begin.len(), end.len()).into_bytes()
+        };
+        RemoteTable {
+            subject,
+            topology,
+            counters: Counters::default(),
+            changes: AtomicU64::new(0),
+            serial: cache.as_ref().map_or(0, |cache| cache.next_serial()),
+            cache,
+            row_bytes: *row_bytes,
+            block_rows: (*block_rows).max(1),
+            default_rows: default_rows.clone(),
+            slots: (0..(*num_shards).max(1)).map(|shard| redis_keyslot(&shard_tag(shard))).collect(),
+            head: format!("*4\r\n$8\r\nGETRANGE\r\n${key_bytes}\r\n{tag}").into_bytes(),
+            tails: (0..(*block_rows).max(1).min(rows.max(1))).map(tail).collect(),
+            reply_head: format!("${row_bytes}\r\n").into_bytes(),
+        }
+    }
+
+    /// Returns the bytes of one row, with its scale.
+    #[must_use]
+    pub fn row_bytes(&self) -> usize {
+        self.row_bytes
+    }
+
+    /// Says whether the server caches rows of clusters.
+    #[must_use]
+    pub fn has_cache(&self) -> bool {
+        self.cache.is_some()
+    }
+
+    /// Returns the bytes that are read in place of a row that can not be read; None: the read fails.
+    #[must_use]
+    pub fn default_row(&self, row: usize) -> Option<&[u8]> {
+        self.default_rows.iter().find(|(number, _)| *number == row).map(|(_, bytes)| &**bytes)
+    }
+
+    /// Counts rows in whose place a default row was read.
+    pub fn count_default_rows(&self, count: usize) {
+        self.counters.default_rows.fetch_add(count as u64, Relaxed);
+    }
+
+    /// Copies row `ids[i]` to piece `i` of `rows` if the cache has that row; returns the positions of all others.
+    pub(super) fn from_cache(&self, ids: &[u64], rows: &mut [u8]) -> Vec<u32> {
+        let Some(cache) = &self.cache else {
+            return (0..ids.len() as u32).collect();
+        };
+        let pieces = rows.chunks_exact_mut(self.row_bytes);
+        let found = ids.iter().zip(pieces).map(|(id, to)| cache.copy(self.serial, *id, to));
+        found.enumerate().filter(|(_, is_there)| !is_there).map(|(position, _)| position as u32).collect()
+    }
+
+    /// Counts the cache's hits and misses of one read.
+    pub(super) fn count_cached(&self, ids: usize, missed: usize) {
+        if self.cache.is_some() {
+            self.counters.cache_hits.fetch_add((ids - missed) as u64, Relaxed);
+            self.counters.cache_misses.fetch_add(missed as u64, Relaxed);
+        }
+    }
+
+    /// Returns how many changes of rows the table has seen.
+    pub(super) fn changes(&self) -> u64 {
+        self.changes.load(SeqCst)
+    }
+
+    /// Offers a row to the cache. `changes` is the result of `changes` before the row was read.
+    pub(super) fn offer(&self, id: u64, row: &[u8], changes: u64) {
+        if let Some(cache) = &self.cache
+            && self.changes() == changes
+        {
+            cache.offer(self.serial, id, row);
+            if self.changes() != changes {
+                // The row may have changed between the read and the offer.
+                cache.remove(self.serial, id);
+            }
+        }
+    }
+
+    /// Removes rows from the cache that have changed in the cluster; None: all rows of the table.
+    pub(super) fn forget(&self, ids: Option<&[u64]>) {
+        let Some(cache) = &self.cache else { return };
+        self.changes.fetch_add(1, SeqCst);
+        match ids {
+            None => cache.remove_table(self.serial),
+            Some(ids) => ids.iter().for_each(|id| cache.remove(self.serial, *id)),
+        }
+    }
+
+    /// Returns the slot of a row.
+    pub(super) fn slot(&self, id: u64) -> u16 {
+        self.slots[id as usize / self.block_rows % self.slots.len()]
+    }
+
+    /// Appends the command that reads a row.
+    pub(super) fn write_command(&self, id: u64, to: &mut Vec<u8>) {
+        let (block, row) = (id as usize / self.block_rows, id as usize % self.block_rows);
+        to.extend_from_slice(&self.head);
+        write_hex(to, block % self.slots.len(), SHARD_DIGITS);
+        to.push(b'}');
+        write_hex(to, block, BLOCK_DIGITS);
+        to.extend_from_slice(&self.tails[row]);
+    }
+
+    /// Returns the first bytes of an answer with a row.
+    pub(super) fn reply_head(&self) -> &[u8] {
+        &self.reply_head
+    }
+
+    /// Returns the counts so far.
+    pub(super) fn counts(&self) -> TableCounts {
+        let (model, version, table) = self.subject.clone();
+        let Counters { reads, rows, bytes, retries, errors, default_rows, nanos, cache_hits, cache_misses } =
+            &self.counters;
+        let of = |counter: &AtomicU64| counter.load(Relaxed);
+        TableCounts {
+            model,
+            version,
+            table,
+            reads: of(reads),
+            rows: of(rows),
+            bytes: of(bytes),
+            retries: of(retries),
+            errors: of(errors),
+            default_rows: of(default_rows),
+            nanos: of(nanos),
+            cache_hits: of(cache_hits),
+            cache_misses: of(cache_misses),
+        }
+    }
+}
+
+/// Digits of a shard and of a block in a key, as in `TableLayout.key` of service/remote/layout.py.
+const SHARD_DIGITS: usize = 4;
+const BLOCK_DIGITS: usize = 8;
+
+fn write_hex(to: &mut Vec<u8>, number: usize, digits: usize) {
+    for place in (0..digits).rev() {
+        to.push(b"0123456789abcdef"[number >> (4 * place) & 15]);
+    }
+}

@@ -1,0 +1,260 @@
+//! Reads tables of real servers, where one is installed, and compares the rows with the rows that were written.
+
+use std::io::Write;
+use std::net::{TcpListener, TcpStream};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use redis_protocol::resp2::types::OwnedFrame;
+
+use super::connection::Connection;
+use super::topology::{Node, map_of};
+use super::*;
+
+/// Rows of a block, bytes of a row, and rows of the table.
+const BLOCK_ROWS: usize = 10;
+const ROW_BYTES: usize = 8;
+const ROWS: usize = 95;
+
+/// A server process, killed at the end.
+struct Server {
+    process: Child,
+    port: u16,
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+impl Server {
+    /// Starts a server; None where none is installed.
+    fn start(port: Option<u16>) -> Option<Self> {
+        let port = port.unwrap_or_else(|| TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port());
+        let spawn = |program: &str| {
+            let mut command = Command::new(program);
+            command.args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]);
+            command.stdout(Stdio::null()).spawn().ok()
+        };
+        let Some(process) = spawn("valkey-server").or_else(|| spawn("redis-server")) else {
+            let _ = writeln!(std::io::stderr(), "no valkey-server or redis-server is installed: NO READ WAS TESTED");
+            return None;
+        };
+        let end = Instant::now() + Duration::from_secs(60);
+        while TcpStream::connect(("127.0.0.1", port)).is_err() {
+            assert!(Instant::now() < end, "the server does not answer");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        Some(Server { process, port })
+    }
+
+    fn description(&self, tag: &str, default_rows: Vec<(usize, Vec<u8>)>) -> RemoteDescription {
+        let address = Address {
+            nodes: vec![("127.0.0.1".to_owned(), self.port)],
+            has_tls: false,
+            ca_file: String::new(),
+            user: String::new(),
+            password_file: String::new(),
+            own_password: String::new(),
+            timeout_ms: 2000,
+            node_timeout_ms: 1000,
+        };
+        let (tag, block_rows, row_bytes) = (tag.to_owned(), BLOCK_ROWS, ROW_BYTES);
+        RemoteDescription { address, tag, block_rows, num_shards: 4, row_bytes, default_rows }
+    }
+
+    /// Writes the blocks of a table; `skipped` is left out.
+    fn write(&self, tag: &str, skipped: Option<usize>) {
+        let until = Instant::now() + Duration::from_secs(60);
+        let node = Node::new("127.0.0.1", self.port);
+        let mut connection = Connection::open(&node, &self.description(tag, Vec::new()).address, until).unwrap();
+        for block in (0..ROWS.div_ceil(BLOCK_ROWS)).filter(|block| Some(*block) != skipped) {
+            let key = format!("{tag}{:04x}}}{block:08x}", block % 4);
+            let rows = block * BLOCK_ROWS..((block + 1) * BLOCK_ROWS).min(ROWS);
+            let value: Vec<u8> = rows.flat_map(row).collect();
+            let head = format!("*3\r\n$3\r\nSET\r\n${}\r\n{key}\r\n${}\r\n", key.len(), value.len());
+            connection.send(&[head.as_bytes(), &value, b"\r\n"].concat(), until).unwrap();
+            assert_eq!(connection.answer(until).unwrap(), OwnedFrame::SimpleString(b"OK".to_vec()));
+        }
+    }
+}
+
+fn row(number: usize) -> [u8; ROW_BYTES] {
+    (number as u64 * 0x0101_0001).to_le_bytes()
+}
+
+fn rows_of(ids: &[u64]) -> Vec<u8> {
+    ids.iter().flat_map(|id| row(*id as usize)).collect()
+}
+
+fn read_one(table: &RemoteTable, ids: &[u64]) -> (Vec<u8>, Vec<u32>, String) {
+    let mut wants = [Want::new(table, ids.to_vec())];
+    let why = read(&mut wants, None);
+    let [want] = wants;
+    (want.rows, want.left, why)
+}
+
+#[test]
+fn rows_are_read_and_counted() {
+    let Some(server) = Server::start(None) else { return };
+    server.write("{es:m/t/f/", None);
+    let clusters = Clusters::new(0);
+    let table = clusters.open("m", 1, "t", ROWS, &server.description("{es:m/t/f/", Vec::new()));
+    let all: Vec<u64> = (0..ROWS as u64).rev().collect();
+    for ids in [&all[..], &[94, 0, 9, 10], &[]] {
+        assert_eq!(read_one(&table, ids), (rows_of(ids), vec![], String::new()));
+    }
+    let counts = &clusters.counts()[0];
+    assert_eq!((counts.model.as_str(), counts.version, counts.table.as_str()), ("m", 1, "t"));
+    assert_eq!((counts.reads, counts.rows, counts.bytes, counts.errors), (2, 99, 99 * 8, 0));
+    drop(table);
+    assert_eq!(clusters.counts(), vec![]);
+}
+
+#[test]
+fn a_row_that_is_not_there_is_never_made_up() {
+    let Some(server) = Server::start(None) else { return };
+    server.write("{es:m/t/f/", Some(2));
+    let clusters = Clusters::new(0);
+    let default = (3, row(3).to_vec());
+    let table = clusters.open("m", 1, "t", ROWS, &server.description("{es:m/t/f/", vec![default]));
+    let (rows, left, why) = read_one(&table, &[5, 25, 35, 20]);
+    assert_eq!((left, why.as_str()), (vec![1, 3], "its rows are not in the cluster"));
+    assert_eq!((&rows[..8], &rows[16..24]), (&row(5)[..], &row(35)[..]));
+    assert_eq!((table.default_row(3), table.default_row(4)), (Some(&row(3)[..]), None));
+    assert_eq!(clusters.counts()[0].errors, 1);
+}
+
+#[test]
+fn a_server_that_ends_fails_reads_until_it_is_back() {
+    let Some(mut server) = Server::start(None) else { return };
+    let tag = "{es:m/t/f/";
+    server.write(tag, None);
+    let table = Clusters::new(0).open("m", 1, "t", ROWS, &server.description(tag, Vec::new()));
+    assert!(read_one(&table, &[7]).1.is_empty());
+    server.process.kill().unwrap();
+    server.process.wait().unwrap();
+    let (_, left, why) = read_one(&table, &[7]);
+    assert_eq!(left, [0]);
+    assert!(why.contains(&format!("127.0.0.1:{}", server.port)), "{why}");
+    server = Server::start(Some(server.port)).unwrap();
+    assert_eq!(read_one(&table, &[7]).1, [0], "it came back without its keys");
+    server.write(tag, None);
+    assert_eq!(read_one(&table, &[7]), (row(7).to_vec(), vec![], String::new()));
+}
+
+#[test]
+fn a_frozen_server_ends_a_read_at_the_deadline() {
+    let Some(server) = Server::start(None) else { return };
+    server.write("{es:m/t/f/", None);
+    let table = Clusters::new(0).open("m", 1, "t", ROWS, &server.description("{es:m/t/f/", Vec::new()));
+    assert!(read_one(&table, &[1]).1.is_empty());
+    let signal = |name: &str| {
+        assert!(Command::new("kill").args([name, &server.process.id().to_string()]).status().unwrap().success());
+    };
+    signal("-STOP");
+    let mut wants = [Want::new(&table, vec![1])];
+    let why = read(&mut wants, Some(Instant::now() + Duration::from_millis(50)));
+    signal("-CONT");
+    assert_eq!(wants[0].left, [0]);
+    assert!(why.ends_with("timed out"), "{why}");
+    // The late answer is never read: its connection was closed.
+    assert_eq!(read_one(&table, &[2]).0, row(2));
+}
+
+#[test]
+fn rows_that_are_read_often_come_from_the_cache() {
+    let Some(server) = Server::start(None) else { return };
+    server.write("{es:m/t/f/", None);
+    let clusters = Clusters::new(1 << 20);
+    let table = clusters.open("m", 1, "t", ROWS, &server.description("{es:m/t/f/", Vec::new()));
+    assert_eq!(read_one(&table, &[1, 2]).0, rows_of(&[1, 2]));
+    assert_eq!(read_one(&table, &[3, 2, 1]).0, rows_of(&[3, 2, 1]));
+    let counts = &clusters.counts()[0];
+    assert_eq!((counts.cache_hits, counts.cache_misses, counts.rows), (2, 3, 3));
+    assert_eq!(clusters.cache_counts().unwrap().rows, 3);
+    // A row that changes in the cluster is read anew.
+    clusters.forget("m", 1, "t", Some(&[1]));
+    assert_eq!(read_one(&table, &[1, 2]).0, rows_of(&[1, 2]));
+    let counts = &clusters.counts()[0];
+    assert_eq!((counts.cache_hits, counts.cache_misses, counts.rows), (3, 4, 4));
+    // A read that began before a change does not cache what it read.
+    let mut wants = [Want::new(&table, vec![7])];
+    clusters.forget("m", 1, "t", None);
+    assert_eq!(clusters.cache_counts().unwrap().rows, 0);
+    read(&mut wants, None);
+    assert_eq!(Want::new(&table, vec![7]).left, [0]);
+    // Another version of the table has other rows.
+    server.write("{es:m/t/g/", Some(0));
+    let other = clusters.open("m", 2, "t", ROWS, &server.description("{es:m/t/g/", Vec::new()));
+    assert_eq!(read_one(&other, &[1]).1, [0]);
+    drop(table);
+    assert_eq!(clusters.cache_counts().unwrap().rows, 0);
+}
+
+#[test]
+fn a_full_cache_keeps_the_rows_that_are_read_often() {
+    let cache = cache::Cache::new(200 * (8 + 96), 8);
+    let read = |row: u64| {
+        let mut bytes = [0; 8];
+        if !cache.copy(1, row, &mut bytes) {
+            cache.offer(1, row, &row.to_le_bytes());
+            return false;
+        }
+        assert_eq!(bytes, row.to_le_bytes());
+        true
+    };
+    let mut hits = 0;
+    for cold in 1000_u64..20_000 {
+        hits += usize::from(read(cold % 20));
+        read(cold);
+    }
+    assert!(hits > 18_000, "{hits} of 19000 reads of 20 hot rows were hits");
+    let counts = cache.counts();
+    assert!(counts.bytes <= 200 * (8 + 96) && counts.evictions > 10_000, "{counts:?}");
+}
+
+fn words(items: &[&str]) -> OwnedFrame {
+    OwnedFrame::Array(items.iter().map(|item| OwnedFrame::BulkString(item.as_bytes().to_vec())).collect())
+}
+
+#[test]
+fn the_map_of_slots_has_primaries_first_and_no_failed_node() {
+    let node = |ip: &str, role: &str, health: &str| {
+        words(&[
+            "id", "x", "port", "7000", "ip", ip, "endpoint", "", "role", role, "health", health, "tls-port", "7001",
+        ])
+    };
+    let shard = |slots: [i64; 2], nodes: Vec<OwnedFrame>| {
+        OwnedFrame::Array(vec![
+            OwnedFrame::BulkString(b"slots".to_vec()),
+            OwnedFrame::Array(slots.map(OwnedFrame::Integer).to_vec()),
+            OwnedFrame::BulkString(b"nodes".to_vec()),
+            OwnedFrame::Array(nodes),
+        ])
+    };
+    let told = OwnedFrame::Array(vec![
+        shard([0, 99], vec![node("b", "replica", "online"), node("a", "master", "online")]),
+        shard([100, 16383], vec![node("c", "master", "fail"), node("d", "replica", "online")]),
+    ]);
+    let asked = Node::new("asked", 1);
+    let map = map_of(&told, &asked, false).unwrap();
+    assert_eq!(map.nodes(99), [Node::new("a", 7000), Node::new("b", 7000)]);
+    assert_eq!(map.nodes(100), [Node::new("d", 7000)]);
+    assert_eq!(map_of(&told, &asked, true).unwrap().nodes(0)[0], Node::new("a", 7001));
+    assert!(map_of(&OwnedFrame::Array(vec![words(&["slots"])]), &asked, false).is_none());
+}
+
+#[test]
+fn commands_are_those_of_the_layout() {
+    let Some(server) = Server::start(None) else { return };
+    let table = Clusters::new(0).open("m", 1, "t", ROWS, &server.description("{es:m/t/f/", Vec::new()));
+    let mut command = Vec::new();
+    table.write_command(63, &mut command);
+    let key = "{es:m/t/f/0002}00000006";
+    let expected = format!("*4\r\n$8\r\nGETRANGE\r\n$23\r\n{key}\r\n$2\r\n24\r\n$2\r\n31\r\n");
+    assert_eq!(String::from_utf8(command).unwrap(), expected);
+    assert_eq!(table.slot(63), redis_protocol::redis_keyslot(key.as_bytes()));
+}

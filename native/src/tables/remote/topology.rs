@@ -1,0 +1,277 @@
+//! The nodes of one cluster: which of them hold which slots, which are out for a moment, and their idle connections.
+
+use std::collections::HashMap;
+use std::io::{self, ErrorKind};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use arc_swap::ArcSwap;
+use redis_protocol::resp2::types::OwnedFrame;
+
+use super::connection::{Connection, command, is_single};
+use super::description::Address;
+
+/// Number of slots of a cluster.
+const NUM_SLOTS: usize = 16384;
+/// A node that failed is left alone for so long, unless there is no other. Then one read tries it, and the others wait
+/// for the result of that read, or as long again.
+const BREAK: Duration = Duration::from_millis(500);
+/// The map of slots is asked for at most this often.
+const REFRESH: Duration = Duration::from_millis(100);
+/// Idle connections that are kept for each node.
+const IDLE_CONNECTIONS: usize = 64;
+
+/// Host and port of one node.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Node {
+    pub(super) host: Arc<str>,
+    pub(super) port: u16,
+}
+
+impl Node {
+    pub(super) fn new(host: &str, port: u16) -> Self {
+        Node { host: host.into(), port }
+    }
+}
+
+impl std::fmt::Display for Node {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "{}:{}", self.host, self.port)
+    }
+}
+
+/// The map of slots. `holders`: the nodes of some slots, the primary first. `by_slot`: a slot's index in `holders`.
+#[derive(Debug, Default)]
+pub(super) struct Map {
+    pub(super) holders: Vec<Vec<Node>>,
+    by_slot: Vec<Option<u16>>,
+}
+
+impl Map {
+    /// Returns the index in `holders` of a slot's nodes; None if the slot has no node.
+    pub(super) fn holder(&self, slot: u16) -> Option<u16> {
+        self.by_slot.get(usize::from(slot)).copied().flatten()
+    }
+
+    /// Returns a slot's nodes, the primary first.
+    pub(super) fn nodes(&self, slot: u16) -> &[Node] {
+        self.holder(slot).map_or(&[], |holder| &self.holders[usize::from(holder)])
+    }
+}
+
+/// One cluster, or a single server. Concurrency: any thread.
+pub(super) struct Topology {
+    pub(super) address: Address,
+    map: ArcSwap<Map>,
+    /// Nodes that failed, and until when they are out.
+    down: Mutex<HashMap<Node, Instant>>,
+    has_down: AtomicBool,
+    idle: Mutex<HashMap<Node, Vec<Connection>>>,
+    /// When the map was read last.
+    asked: Mutex<Option<Instant>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // No panic can leave these maps half-changed.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Topology {
+    pub(super) fn new(address: Address) -> Self {
+        Topology {
+            address,
+            map: ArcSwap::default(),
+            down: Mutex::default(),
+            has_down: AtomicBool::new(false),
+            idle: Mutex::default(),
+            asked: Mutex::default(),
+        }
+    }
+
+    pub(super) fn map(&self) -> Arc<Map> {
+        self.map.load_full()
+    }
+
+    /// Says whether a node failed a moment ago. The first caller after that time gets false, so that it tries the
+    /// node; others get true until the try has ended.
+    pub(super) fn is_out(&self, node: &Node) -> bool {
+        if !self.has_down.load(Relaxed) {
+            return false;
+        }
+        let now = Instant::now();
+        match lock(&self.down).get_mut(node) {
+            None => false,
+            Some(until) if now < *until => true,
+            Some(until) => {
+                *until = now + BREAK;
+                false
+            }
+        }
+    }
+
+    /// Says whether a node failed a moment ago, without a try.
+    pub(super) fn is_down(&self, node: &Node) -> bool {
+        self.has_down.load(Relaxed) && lock(&self.down).get(node).is_some_and(|until| Instant::now() < *until)
+    }
+
+    /// Takes a node out for a moment, and closes its idle connections.
+    pub(super) fn failed(&self, node: &Node) {
+        lock(&self.down).insert(node.clone(), Instant::now() + BREAK);
+        self.has_down.store(true, Relaxed);
+        self.drop_idle(node);
+    }
+
+    /// Takes a node in again.
+    pub(super) fn answered(&self, node: &Node) {
+        if self.has_down.load(Relaxed) {
+            let mut down = lock(&self.down);
+            down.remove(node);
+            self.has_down.store(!down.is_empty(), Relaxed);
+        }
+    }
+
+    /// Returns a connection to a node.
+    ///
+    /// # Errors
+    /// As `Connection::open`.
+    pub(super) fn connection(&self, node: &Node, until: Instant) -> io::Result<Connection> {
+        let idle = lock(&self.idle).get_mut(node).and_then(Vec::pop);
+        idle.map_or_else(|| Connection::open(node, &self.address, until), Ok)
+    }
+
+    /// Keeps a connection whose answers were all read.
+    pub(super) fn give_back(&self, node: &Node, mut connection: Connection) {
+        if !connection.is_idle() {
+            return;
+        }
+        connection.is_reused = true;
+        let mut idle = lock(&self.idle);
+        let kept = idle.entry(node.clone()).or_default();
+        if kept.len() < IDLE_CONNECTIONS {
+            kept.push(connection);
+        }
+    }
+
+    /// Closes a node's idle connections.
+    pub(super) fn drop_idle(&self, node: &Node) {
+        let closed = lock(&self.idle).remove(node);
+        drop(closed);
+    }
+
+    /// Asks the nodes for the map of slots, unless another thread does so, or did so a moment ago.
+    ///
+    /// # Errors
+    /// Why no node tells the map.
+    pub(super) fn refresh(&self, until: Instant) -> Result<(), String> {
+        let Ok(mut asked) = self.asked.try_lock() else {
+            return Ok(());
+        };
+        if asked.is_some_and(|at| at.elapsed() < REFRESH) {
+            return Ok(());
+        }
+        let mut why = "no node was asked".to_owned();
+        let mut nodes: Vec<Node> = self.map.load().holders.iter().flatten().cloned().collect();
+        nodes.extend(self.address.nodes.iter().map(|(host, port)| Node::new(host, *port)));
+        let (out, mut ordered): (Vec<_>, Vec<_>) = nodes.into_iter().partition(|node| self.is_down(node));
+        ordered.extend(out);
+        for (index, node) in ordered.iter().enumerate() {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break;
+            }
+            if ordered[..index].contains(node) {
+                continue;
+            }
+            // A frozen node must leave time for the others.
+            let share = left.min((left / 3).max(self.address.node_timeout()));
+            match self.ask_for_map(node, Instant::now() + share) {
+                Ok(map) => {
+                    self.map.store(Arc::new(map));
+                    *asked = Some(Instant::now());
+                    return Ok(());
+                }
+                Err(error) => {
+                    why = format!("{node}: {error}");
+                    self.failed(node);
+                }
+            }
+        }
+        Err(why)
+    }
+
+    fn ask_for_map(&self, node: &Node, until: Instant) -> io::Result<Map> {
+        // A new connection: an idle one may belong to a process that has ended.
+        let mut connection = Connection::open(node, &self.address, until)?;
+        connection.send(&command(&["CLUSTER", "SHARDS"]), until)?;
+        let map = match connection.answer(until)? {
+            OwnedFrame::Error(text) if is_single(&text) => {
+                Map { holders: vec![vec![node.clone()]], by_slot: vec![Some(0); NUM_SLOTS] }
+            }
+            OwnedFrame::Error(text) => return Err(io::Error::other(text)),
+            frame => map_of(&frame, node, self.address.has_tls).ok_or_else(|| {
+                io::Error::new(ErrorKind::InvalidData, "the node's answer to CLUSTER SHARDS can not be read")
+            })?,
+        };
+        self.give_back(node, connection);
+        Ok(map)
+    }
+}
+
+/// Reads the answer to CLUSTER SHARDS; nodes that failed are left out.
+pub(super) fn map_of(frame: &OwnedFrame, asked: &Node, has_tls: bool) -> Option<Map> {
+    let mut map = Map { holders: Vec::new(), by_slot: vec![None; NUM_SLOTS] };
+    for shard in items(frame)? {
+        let mut nodes = Vec::new();
+        for node in items(field(shard, "nodes")?)? {
+            // The health of a primary that was just killed is told as online until the others agree.
+            if text(field(node, "health")?)? == "fail" {
+                continue;
+            }
+            let mut hosts = ["endpoint", "ip"].into_iter().filter_map(|name| text(field(node, name)?));
+            let host = hosts.find(|host| !host.is_empty());
+            let ports = if has_tls { ["tls-port", "port"] } else { ["port", "tls-port"] };
+            let port = ports.into_iter().filter_map(|name| number(field(node, name)?)).find(|port| *port > 0)?;
+            let port = u16::try_from(port).ok()?;
+            let is_replica = text(field(node, "role")?)? != "master";
+            nodes.push((is_replica, Node::new(host.unwrap_or(&asked.host), port)));
+        }
+        nodes.sort_by_key(|(is_replica, _)| *is_replica);
+        if nodes.is_empty() {
+            continue;
+        }
+        let holder = u16::try_from(map.holders.len()).ok()?;
+        map.holders.push(nodes.into_iter().map(|(_, node)| node).collect());
+        for range in items(field(shard, "slots")?)?.chunks_exact(2) {
+            let (first, last) = (usize::try_from(number(&range[0])?).ok()?, usize::try_from(number(&range[1])?).ok()?);
+            map.by_slot.get_mut(first..=last)?.fill(Some(holder));
+        }
+    }
+    Some(map)
+}
+
+fn items(frame: &OwnedFrame) -> Option<&[OwnedFrame]> {
+    match frame {
+        OwnedFrame::Array(items) => Some(items),
+        _ => None,
+    }
+}
+
+/// Returns the value of a name in a list of names and values.
+fn field<'f>(frame: &'f OwnedFrame, name: &str) -> Option<&'f OwnedFrame> {
+    items(frame)?.chunks_exact(2).find(|pair| text(&pair[0]) == Some(name)).map(|pair| &pair[1])
+}
+
+fn text(frame: &OwnedFrame) -> Option<&str> {
+    match frame {
+        OwnedFrame::BulkString(bytes) | OwnedFrame::SimpleString(bytes) => std::str::from_utf8(bytes).ok(),
+        _ => None,
+    }
+}
+
+fn number(frame: &OwnedFrame) -> Option<i64> {
+    match frame {
+        OwnedFrame::Integer(number) => Some(*number),
+        other => text(other)?.parse().ok(),
+    }
+}

@@ -1,0 +1,44 @@
+"""Holds the native core's clusters, and adds the core's counts of reads to those of the reference servers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import fields
+
+from service.remote.counts import CacheCounts, ReadCounts, RemoteCounts, Subject
+from service.types import Array
+
+
+class Clusters:
+    """The clusters that the native core reads. Concurrency: any thread.
+
+    Args:
+      cache_bytes: the most bytes of rows that are cached; 0: none.
+    """
+
+    def __init__(self, cache_bytes: int) -> None:
+        # Imported here and not at the top: the core may not be installed.
+        from service import _native
+
+        self.core = _native.Clusters(cache_bytes)
+
+    def forget(self, subject: Subject, ids: Array | None) -> None:
+        """Removes the [N] int64 rows of a table from the cache, which changed in the cluster; None: all its rows."""
+        self.core.forget(*subject, None if ids is None else ids.tolist())
+
+    def counts(self, of_reference: Mapping[Subject, ReadCounts]) -> RemoteCounts:
+        """Returns the counts of the reference servers' reads with those of the core's."""
+        found = dict(of_reference)
+        tables, cache = json.loads(self.core.counts())
+        for one in tables:
+            subject = one["model"], one["version"], one["table"]
+            one["seconds"] = one["nanos"] / 1e9
+            counts = ReadCounts(*(one[field.name] for field in fields(ReadCounts)))
+            found[subject] = found.get(subject, ReadCounts()).plus(counts)
+        return RemoteCounts(found, None if cache is None else CacheCounts(**cache))
+
+
+def remote_counts(clusters: Clusters | None, of_reference: Mapping[Subject, ReadCounts]) -> RemoteCounts:
+    """Returns the counts of all reads; clusters: None where there is no core."""
+    return RemoteCounts(of_reference) if clusters is None else clusters.counts(of_reference)

@@ -1,0 +1,287 @@
+"""Writes changed rows of one table into its cluster, and follows the changes that other servers write.
+
+An upsert gets a number, is held in the cluster as a whole, is written into its blocks, is told to all servers by a
+stream, and is released once the replicas have it. A server that finds an upsert held for a second finishes it, because
+the server that took the upsert may be gone. A script writes a row only if no change of a higher order wrote it, so a
+change may be written twice, by two servers, or late, and the rows end the same.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from service.artifact.delta_file import Delta, DeltaFault, decode
+from service.artifact.rounding import rounded
+from service.remote.layout import TableLayout, slot_of
+from service.remote.primaries import Command, Primaries, Refused
+from service.remote.topology import Unreachable
+from service.types import Array
+
+logger = logging.getLogger(__name__)
+
+# The longest time for the writes of one change, and for one look at the changes of others.
+_WRITE_S = 5.0
+_LOOK_S = 1.0
+# A held upsert is left to the server that took it for so long.
+_HELD_S = 1.0
+# Entries of the stream that are kept, and that are read at a time. A server that misses one drops all cached rows.
+_KEPT_ENTRIES = 1000
+_READ_ENTRIES = 500
+# An entry with more rows than this names none: all rows count as changed.
+_MOST_IDS = 4096
+
+# KEYS: orders, blocks. ARGV: order, the size of each block, then for each row: place of its block, offset, id, bytes.
+_WRITE = """
+for i = 2, #KEYS do
+  if redis.call('STRLEN', KEYS[i]) ~= tonumber(ARGV[i]) then
+    return redis.error_reply('NOBLOCK the rows are not in the cluster; run model-export push again')
+  end
+end
+for i = #KEYS + 1, #ARGV, 4 do
+  local before, order = redis.call('HGET', KEYS[1], ARGV[i + 2]), ARGV[1]
+  if not before or #before < #order or (#before == #order and before <= order) then
+    redis.call('SETRANGE', KEYS[tonumber(ARGV[i]) + 1], ARGV[i + 1], ARGV[i + 3])
+    redis.call('HSET', KEYS[1], ARGV[i + 2], order)
+  end
+end
+return 1
+"""
+# KEYS: record, sequence. ARGV: the record of a whole table, a number that is in use.
+_NEXT = """
+if redis.call('GET', KEYS[1]) ~= ARGV[1] then
+  return redis.error_reply('NOTWHOLE the version is not in the cluster any more')
+end
+local last = math.max(tonumber(redis.call('GET', KEYS[2]) or 0), tonumber(ARGV[2])) + 1
+redis.call('SET', KEYS[2], string.format('%.0f', last))
+return string.format('%.0f', last)
+"""
+# KEYS: record, held. ARGV: the record of a whole table, number, the upsert.
+_HOLD = """
+if redis.call('GET', KEYS[1]) ~= ARGV[1] then
+  return redis.error_reply('NOTWHOLE the version is not in the cluster any more')
+end
+return redis.call('HSET', KEYS[2], ARGV[2], ARGV[3])
+"""
+# KEYS: changes, sequence, then held or files. ARGV: number, ids or '', entries to keep, 'release', 'file' or '', and
+# the checksum of a file.
+_TELL = """
+local last = redis.call('XREVRANGE', KEYS[1], '+', '-', 'COUNT', 1)[1]
+local number = last and string.match(last[1], '^%d+') or '0'
+redis.call('XADD', KEYS[1], 'MAXLEN', ARGV[3], string.format('%.0f-1', tonumber(number) + 1), 'ids', ARGV[2])
+if tonumber(redis.call('GET', KEYS[2]) or 0) < tonumber(ARGV[1]) then redis.call('SET', KEYS[2], ARGV[1]) end
+if ARGV[4] == 'release' then redis.call('HDEL', KEYS[3], ARGV[1]) end
+if ARGV[4] == 'file' then redis.call('HSET', KEYS[3], ARGV[1], ARGV[5]) end
+return 1
+"""
+
+# Called with [N] int64 rows that changed; None: any row may have changed. Must not raise.
+Listener = Callable[[Array | None], None]
+
+
+class TableChanges:
+    """The changes of one table of one version. Concurrency: any thread; calls block.
+
+    listeners: are told of changed rows, those that this server wrote included.
+    applied: deltas and upserts that this server wrote.
+
+    Args:
+      dtype: the table's.
+      fingerprint: of the version, all bytes.
+    """
+
+    def __init__(self, layout: TableLayout, primaries: Primaries, dtype: str, fingerprint: bytes) -> None:
+        self._layout = layout
+        self._primaries = primaries
+        self._dtype = dtype
+        self._fingerprint = fingerprint
+        self._slot = slot_of(layout.record)
+        self.listeners: list[Listener] = []
+        self.applied = 0
+        self._following = threading.Lock()
+        # The number of the last entry of the stream that was told.
+        self._told = 0
+        # Number of a held upsert -> when this server saw it first.
+        self._held: dict[str, float] = {}
+        self._files: deque[tuple[Delta, Callable[[DeltaFault], None]]] = deque()
+        self._trouble = ""
+        self._behind_since_s: float | None = None
+
+    @property
+    def num_pending(self) -> int:
+        """How many deltas and upserts are known and not written yet."""
+        return len(self._files) + len(self._held)
+
+    @property
+    def lag_s(self) -> float:
+        """The seconds for which a change has waited, or for which changes can not be followed."""
+        since_s = self._behind_since_s
+        return 0.0 if since_s is None else max(time.monotonic() - since_s, 0.0)
+
+    def begin(self, end_s: float) -> None:
+        """Notes which changes the blocks have already; raises Unreachable, Refused. Comes before any row is read."""
+        (newest,) = self._primaries.run([self._command("XREVRANGE", "changes", "+", "-", "COUNT", 1)], end_s)
+        self._told = _number_of(newest)
+
+    def upsert(self, make: Callable[[int], tuple[Delta, bytes]], floor: int) -> tuple[Delta, bool]:
+        """Puts an upsert into the cluster; returns it, and whether all its rows are written.
+
+        Args:
+          make: makes the upsert and its bytes from its number.
+          floor: a number that is in use already.
+
+        Raises:
+          Unreachable, Refused: nothing was changed, unless the answer of a node was lost.
+        """
+        end_s = time.monotonic() + _WRITE_S
+        whole = self._layout.record_text(is_whole=True)
+        (number,) = self._primaries.run([self._script(_NEXT, ["", "sequence"], whole, floor)], end_s)
+        delta, data = make(int(number))
+        self._primaries.run([self._script(_HOLD, ["", "held"], whole, delta.sequence, data)], end_s)
+        try:
+            self._finish(delta, end_s)
+        except (Unreachable, Refused) as error:
+            logger.warning("an upsert is written later", extra=self._names() | {"reason": str(error)})
+            return delta, False
+        return delta, True
+
+    def queue_file(self, delta: Delta, refused: Callable[[DeltaFault], None]) -> None:
+        """Leaves a delta of a file to follow(), which writes it unless another server has."""
+        self._files.append((delta, refused))
+
+    def follow(self) -> None:
+        """Tells the listeners what other servers changed, writes queued files, and finishes upserts that were left."""
+        with self._following:
+            try:
+                self._look(time.monotonic() + _LOOK_S)
+                self._write_files(time.monotonic() + _WRITE_S)
+            except (Unreachable, Refused) as error:
+                if not self._trouble:
+                    logger.warning("changes of a remote table wait", extra=self._names() | {"reason": str(error)})
+                self._trouble = str(error)
+            else:
+                self._trouble = ""
+            if not (self._trouble or self.num_pending):
+                self._behind_since_s = None
+            elif self._behind_since_s is None:
+                self._behind_since_s = time.monotonic()
+
+    def _look(self, end_s: float) -> None:
+        after = f"({self._told}-1"
+        newest, entries, held = self._primaries.run(
+            [
+                self._command("XREVRANGE", "changes", "+", "-", "COUNT", 1),
+                self._command("XRANGE", "changes", after, "+", "COUNT", _READ_ENTRIES),
+                self._command("HKEYS", "held"),
+            ],
+            end_s,
+        )
+        self._hear(_number_of(newest), entries)
+        now_s = time.monotonic()
+        names = [name.decode() for name in held]
+        self._held = {name: self._held.get(name, now_s) for name in names}
+        for name, since_s in sorted(self._held.items(), key=lambda one: int(one[0])):
+            if now_s - since_s >= _HELD_S:
+                self._finish_held(name)
+
+    def _hear(self, newest: int, entries: Any) -> None:
+        if newest < self._told:
+            # The stream is gone: a node lost its memory.
+            self._told = newest
+            self._tell(None)
+            return
+        if not entries:
+            return
+        numbers = [_number_of([entry]) for entry in entries]
+        ids = [entry[1][b"ids"] for entry in entries]
+        is_all = numbers != list(range(self._told + 1, self._told + 1 + len(numbers))) or not all(ids)
+        self._told = numbers[-1]
+        self._tell(None if is_all else np.unique(np.frombuffer(b"".join(ids), "<i8")))
+
+    def _finish_held(self, name: str) -> None:
+        (data,) = self._primaries.run([self._command("HGET", "held", name)], time.monotonic() + _LOOK_S)
+        if data is None:
+            return
+        try:
+            delta = decode(data)
+        except DeltaFault as fault:
+            logger.error("a held upsert is damaged", extra=self._names() | {"reason": str(fault), "sequence": name})
+            return
+        logger.info("finishing an upsert that another server left", extra=self._names() | {"sequence": name})
+        self._finish(delta, time.monotonic() + _WRITE_S)
+
+    def _finish(self, delta: Delta, end_s: float) -> None:
+        is_copied = self._write(delta, 2 * delta.sequence + 1, end_s)
+        self._announce(delta, ["changes", "sequence", "held"], "release" if is_copied else "", end_s)
+
+    def _write_files(self, end_s: float) -> None:
+        while self._files:
+            delta, refused = self._files[0]
+            (found,) = self._primaries.run([self._command("HGET", "files", delta.sequence)], end_s)
+            if found is None:
+                self._write(delta, 2 * delta.sequence, end_s)
+                self._announce(delta, ["changes", "sequence", "files"], "file", end_s)
+            elif int(found) != delta.checksum:
+                refused(DeltaFault("repeated", f"another file of another server had the number {delta.sequence}"))
+            self._files.popleft()
+
+    def _write(self, delta: Delta, order: int, end_s: float) -> bool:
+        """Writes a delta's rows into their blocks; returns whether the replicas have them."""
+        layout = self._layout
+        octets = _octets(delta.rows, self._dtype)
+        blocks, places = np.divmod(delta.ids, layout.block_rows)
+        shards = blocks % layout.num_shards
+        by_shard = np.argsort(shards, kind="stable")
+        commands = []
+        for some in np.split(by_shard, np.flatnonzero(np.diff(shards[by_shard])) + 1):
+            shard = int(shards[some[0]])
+            distinct, of_row = np.unique(blocks[some], return_inverse=True)
+            keys = [layout.orders(shard), *(layout.key(block) for block in distinct.tolist())]
+            words: list[bytes | str | int] = [order]
+            words += [(end - begin) * layout.row_bytes for begin, end in map(layout.rows, distinct.tolist())]
+            for row, block in zip(some.tolist(), of_row.tolist(), strict=True):
+                offset = int(places[row]) * layout.row_bytes
+                words += [block + 1, offset, int(delta.ids[row]), octets[row].tobytes()]
+            commands.append(Command(int(layout.slots[shard]), ("EVAL", _WRITE, len(keys), *keys, *words)))
+        return self._primaries.write(commands, end_s)
+
+    def _announce(self, delta: Delta, notes: list[str], deed: str, end_s: float) -> None:
+        ids = np.ascontiguousarray(delta.ids, "<i8")
+        told = ids.tobytes() if ids.size <= _MOST_IDS else b""
+        script = self._script(_TELL, notes, delta.sequence, told, _KEPT_ENTRIES, deed, delta.checksum)
+        self._primaries.run([script], end_s)
+        self.applied += 1
+        # Here at once; the other servers hear of it from the stream.
+        self._tell(ids)
+
+    def _tell(self, ids: Array | None) -> None:
+        for listener in self.listeners:
+            listener(ids)
+
+    def _command(self, name: str, note: str, *words: str | int) -> Command:
+        return Command(self._slot, (name, self._layout.note(note), *words))
+
+    def _script(self, script: str, notes: list[str], *words: bytes | str | int) -> Command:
+        keys = [self._layout.note(note) if note else self._layout.record for note in notes]
+        return Command(self._slot, ("EVAL", script, len(keys), *keys, *words))
+
+    def _names(self) -> dict[str, object]:
+        return {"model": self._layout.model, "table": self._layout.table}
+
+
+def _number_of(entries: Any) -> int:
+    """Returns the number of the first of some entries of a stream; 0 if there is none."""
+    return int(entries[0][0].partition(b"-")[0]) if entries else 0
+
+
+def _octets(rows: Array, dtype: str) -> Array:
+    """Returns [N, row_bytes] uint8: rows as blocks have them, a scale behind the numbers of an int8 or int4 row."""
+    numbers, scales = rounded(np.ascontiguousarray(rows, np.float32), dtype)
+    parts = [numbers] if scales is None else [numbers, scales.astype("<f4")]
+    return np.concatenate([np.ascontiguousarray(part).view(np.uint8).reshape(len(rows), -1) for part in parts], axis=1)

@@ -1,0 +1,143 @@
+"""Sends commands to the primaries of their slots, many at once, until each is answered or the time is over."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import redis
+
+from service.remote.address import StoreAddress
+from service.remote.clients import Node, node_client
+from service.remote.topology import Topology, Unreachable
+
+_PAUSE_S = 0.05
+# Commands that leave together.
+_BATCH = 64
+# The longest wait for replicas after each batch, in milliseconds.
+_COPY_MS = 200
+# Errors that another try may end: the map of slots is old, the node becomes a replica or is not ready, or it waits for
+# replicas before it takes writes.
+_PASSING = (
+    redis.exceptions.AskError,
+    redis.exceptions.TryAgainError,
+    redis.exceptions.ClusterDownError,
+    redis.exceptions.MasterDownError,
+    redis.exceptions.ReadOnlyError,
+)
+
+
+class Refused(Exception):
+    """A node refuses a command, and would refuse it again; the text is the node's."""
+
+
+class Command(NamedTuple):
+    """A command for the primary of a slot. It may run twice, so a second run must change nothing."""
+
+    slot: int
+    words: tuple[bytes | str | int, ...]
+
+
+class Primaries:
+    """The primaries of one cluster, or a single server. Concurrency: any thread."""
+
+    def __init__(self, address: StoreAddress, topology: Topology) -> None:
+        self._address = address
+        self._topology = topology
+        self._changing = threading.Lock()
+        self._clients: dict[Node, Any] = {}
+
+    def run(self, commands: Sequence[Command], end_s: float) -> list[Any]:
+        """Returns the answers to commands, in their order.
+
+        Raises:
+          Unreachable: not all were answered before end_s (time.monotonic).
+          Refused: a node refuses a command; others may have run.
+        """
+        return self._run(commands, end_s, has_copies=False)[0]
+
+    def write(self, commands: Sequence[Command], end_s: float) -> bool:
+        """Runs commands that write; returns whether all known replicas have the writes. Raises as run does."""
+        return self._run(commands, end_s, has_copies=True)[1]
+
+    def close(self) -> None:
+        """Closes all connections."""
+        for node in list(self._clients):
+            self._drop(node)
+
+    def _run(self, commands: Sequence[Command], end_s: float, *, has_copies: bool) -> tuple[list[Any], bool]:
+        answers: dict[int, Any] = {}
+        asking: dict[int, Node] = {}
+        is_copied, why = True, "no node of the slot is known"
+        while True:
+            groups: dict[tuple[Node, bool], list[int]] = defaultdict(list)
+            for place in range(len(commands)):
+                told = asking.pop(place, None)
+                node = told or self._topology.primary(commands[place].slot)
+                if place not in answers and node is not None:
+                    groups[node, told is not None].append(place)
+            for (node, asks), places in groups.items():
+                for begin in range(0, len(places), _BATCH):
+                    some = places[begin : begin + _BATCH]
+                    try:
+                        found, has_all = self._ask(node, [commands[place] for place in some], asks, has_copies, end_s)
+                    except (redis.RedisError, OSError) as error:
+                        self._drop(node)
+                        why = f"{node[0]}:{node[1]}: {error}"
+                        break
+                    is_copied = is_copied and has_all
+                    for place, answer in zip(some, found, strict=True):
+                        if not isinstance(answer, Exception):
+                            answers[place] = answer
+                        elif isinstance(answer, _PASSING) or str(answer).startswith("NOREPLICAS"):
+                            why = f"{node[0]}:{node[1]}: {answer}"
+                            # A MovedError is an AskError too; for it the map is asked for again.
+                            if type(answer) is redis.exceptions.AskError:
+                                asking[place] = (answer.host or node[0], answer.port)
+                        else:
+                            raise Refused(f"{node[0]}:{node[1]}: {answer}")
+            if len(answers) == len(commands):
+                return [answers[place] for place in range(len(commands))], is_copied
+            if time.monotonic() + _PAUSE_S >= end_s:
+                raise Unreachable(why)
+            time.sleep(_PAUSE_S)
+            self._topology.refresh(end_s)
+
+    def _ask(
+        self, node: Node, commands: Iterable[Command], asks: bool, has_copies: bool, end_s: float
+    ) -> tuple[list[Any], bool]:
+        """Returns the answers of one node, errors included, and whether its replicas have what was written."""
+        if end_s <= time.monotonic():
+            raise TimeoutError("timed out")
+        # A pipeline has one connection, so WAIT is about the writes before it.
+        with self._client(node).pipeline(transaction=False) as pipe:
+            for one in commands:
+                if asks:
+                    pipe.execute_command("ASKING")
+                pipe.execute_command(*one.words)
+            copies = self._topology.num_replicas(node) if has_copies else 0
+            if copies:
+                pipe.execute_command("WAIT", copies, _COPY_MS)
+            answers = pipe.execute(raise_on_error=False)
+        has_all = True
+        if copies:
+            last = answers.pop()
+            has_all = not isinstance(last, Exception) and last >= copies
+        return (answers[1::2] if asks else answers), has_all
+
+    def _client(self, node: Node) -> Any:
+        with self._changing:
+            client = self._clients.get(node)
+            if client is None:
+                # With the password that the file has now.
+                client = self._clients[node] = node_client(self._address, node, self._address.timeout_s, is_text=False)
+            return client
+
+    def _drop(self, node: Node) -> None:
+        with self._changing:
+            client = self._clients.pop(node, None)
+        if client is not None:
+            client.close()

@@ -1,0 +1,28 @@
+"""The short form of loadtest.cluster_faults: a cluster that breaks under load gives no wrong row."""
+
+from __future__ import annotations
+
+from loadtest import cluster_faults
+from loadtest.cluster_faults import Tally
+from tests.valkey_cluster import needs_program
+
+pytestmark = needs_program
+
+
+def test_faults_under_load_give_no_wrong_row() -> None:
+    found: dict[str, Tally] = {}
+    chosen = [
+        cluster_faults.kill_primary,
+        cluster_faults.reshard,
+        cluster_faults.memory_full,
+        cluster_faults.change_password,
+        cluster_faults.flip_version,
+    ]
+    cluster_faults.run(chosen, 60_000, 2.0, found.__setitem__)
+    assert [*found] == ["no fault", *(fault.__name__ for fault in chosen)]
+    assert {name: tally.wrong_rows for name, tally in found.items()} == dict.fromkeys(found, 0)
+    assert min(tally.requests for tally in found.values()) > 0
+    # What is refused is named, and only a cluster that is full refuses upserts for its whole time.
+    assert found["no fault"].failed == found["no fault"].failed_upserts == found["memory_full"].failed == 0
+    assert found["memory_full"].failed_upserts > 0
+    assert found["flip_version"].versions == {"1", "2"}

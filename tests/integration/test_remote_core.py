@@ -1,0 +1,226 @@
+"""The native core answers lookups over tables in a cluster itself: it forwards none, whatever happens to the nodes."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+
+from model_export.remote.push import push
+from service.remote.address import StoreAddress
+from tests.integration.process import DATA_PLANES, PATIENCE_S, ServerProcess
+from tests.integration.test_remote_push import large, layout_of
+from tests.valkey_cluster import Cluster, needs_program, until
+
+pytestmark = [
+    needs_program,
+    pytest.mark.skipif("native" not in DATA_PLANES, reason="the native core is not built: NO READ OF THE CORE RAN"),
+]
+
+ROWS = 20_000
+_PATIENT = "?timeout_ms=60000&node_timeout_ms=20000"
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, np.ndarray]:
+    """A version with a table of many blocks, and its rows; not to be changed."""
+    return large(tmp_path_factory.mktemp("model") / "toy" / "1", ROWS)
+
+
+@pytest.fixture
+def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cluster]:
+    """Three primaries, and as many replicas for each as the test asks for."""
+    with Cluster(tmp_path / "nodes", 3, getattr(request, "param", 0)) as started:
+        yield started
+
+
+def serving(cluster: Cluster, folder: Path, options: str = _PATIENT, **flags: object) -> ServerProcess:
+    """Writes the table "user" into a cluster, and starts a server that reads it there."""
+    push(folder, StoreAddress.parse(cluster.address), tables=["user"])
+    return ServerProcess(
+        model_name="toy",
+        model_base_path=folder.parent,
+        graph_signatures="off",
+        data_plane="native",
+        remote_tables=f"user={cluster.address}{options}",
+        **flags,
+    )
+
+
+def read(server: ServerProcess, ids: np.ndarray, timeout_s: float = PATIENCE_S) -> np.ndarray:
+    """Returns [N, 2] float32 rows of the table, over gRPC."""
+    return server.predict_grpc({"user": ids}, "lookup", model="toy", timeout_s=timeout_s)["user"]
+
+
+def plane(server: ServerProcess) -> dict:
+    """Returns the state of the data plane."""
+    return server.http.get("/v1/statusz").json()["data_plane"]
+
+
+class Readers:
+    """Threads that ask a server for random rows and compare them. right, wrong: answers; failures: errors."""
+
+    def __init__(self, server: ServerProcess, rows: np.ndarray, count: int = 3) -> None:
+        self.failures: list[str] = []
+        self.right = self.wrong = 0
+        self._stop = threading.Event()
+        self._server, self._rows = server, rows
+        self._threads = [threading.Thread(target=self._run, args=(seed,)) for seed in range(count)]
+
+    def _run(self, seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        while not self._stop.is_set():
+            ids = rng.integers(0, ROWS, 200)
+            try:
+                found = read(self._server, ids)
+            except grpc.RpcError as error:
+                self.failures.append(str(error))
+                continue
+            if (found == self._rows[ids]).all():
+                self.right += 1
+            else:
+                self.wrong += 1
+
+    def more(self, count: int = 20) -> None:
+        """Waits until so many more answers were right."""
+        wanted = self.right + count
+        until(lambda: self.right >= wanted or self.wrong)
+
+    def __enter__(self) -> Readers:
+        for thread in self._threads:
+            thread.start()
+        self.more()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+
+
+@pytest.mark.parametrize("cluster", [1], indirect=True)
+def test_no_answer_fails_while_primaries_die_and_replicas_take_over(
+    cluster: Cluster, written: tuple[Path, np.ndarray]
+) -> None:
+    folder, rows = written
+    with serving(cluster, folder, "?timeout_ms=60000&node_timeout_ms=1000") as server:
+        server.ready()
+        with Readers(server, rows) as readers:
+            cluster.nodes[0].kill()
+            readers.more()
+            until(lambda: cluster.nodes[3].ask("INFO", "replication")["role"] == "master")
+            readers.more()
+            cluster.nodes[1].freeze()
+            readers.more()
+            cluster.nodes[1].thaw()
+            readers.more()
+        assert (readers.wrong, readers.failures) == (0, [])
+        assert plane(server)["forwarded"]["grpc"] == 0
+        remote = server.http.get("/v1/statusz").json()["remote"]
+        (counts,) = remote["tables"]
+        assert counts["retries"] > 0 and counts["errors"] == 0 and remote["cache"] is None
+
+
+def test_answers_go_on_while_slots_move(cluster: Cluster, written: tuple[Path, np.ndarray]) -> None:
+    folder, rows = written
+    slots = sorted({slot for slot in layout_of(folder, "user").slots.tolist() if slot < 16384 // 3})
+    old, new = cluster.nodes[:2]
+    names = [node.ask("CLUSTER MYID") for node in (old, new)]
+    with serving(cluster, folder) as server:
+        server.ready()
+        with Readers(server, rows) as readers:
+            for slot in slots[:4]:
+                new.ask("CLUSTER SETSLOT", slot, "IMPORTING", names[0])
+                old.ask("CLUSTER SETSLOT", slot, "MIGRATING", names[1])
+                for key in old.ask("CLUSTER GETKEYSINSLOT", slot, 1000):
+                    old.ask("MIGRATE", "127.0.0.1", new.port, key, 0, 5000)
+                # The keys have moved, the slot has not: the old node says ASK.
+                readers.more(2)
+                for node in (new, old, cluster.nodes[2]):
+                    node.ask("CLUSTER SETSLOT", slot, "NODE", names[1])
+            readers.more()
+        assert (readers.wrong, readers.failures) == (0, [])
+        assert plane(server)["forwarded"]["grpc"] == 0
+
+
+def test_rows_of_a_dead_node_are_refused_or_default_in_the_words_of_the_reference(
+    cluster: Cluster, written: tuple[Path, np.ndarray]
+) -> None:
+    folder, rows = written
+    options = "?timeout_ms=3000&node_timeout_ms=1000"
+    layout = layout_of(folder, "user")
+    is_lost = layout.slots[np.arange(ROWS) // layout.block_rows % layout.num_shards] < 16384 // 3
+    lost, kept = np.flatnonzero(is_lost)[:100], np.flatnonzero(~is_lost)[:100]
+    for node in cluster.nodes:
+        node.ask("CONFIG SET", "cluster-require-full-coverage", "no")
+    with (
+        serving(cluster, folder, options) as strict,
+        serving(cluster, folder, options + "&on_unavailable=default_row") as gentle,
+    ):
+        strict.ready()
+        gentle.ready()
+        cluster.nodes[0].kill()
+        assert (read(strict, kept) == rows[kept]).all()
+        text = 'Rows of table "user" can not be read now: '
+        with pytest.raises(grpc.RpcError) as told:
+            read(strict, np.concatenate([kept, lost]))
+        assert told.value.code() is grpc.StatusCode.UNAVAILABLE and told.value.details().startswith(text)
+        refused = strict.http.post("/v1/models/toy:lookup", json={"features": {"user": lost.tolist()}})
+        assert refused.status_code == 503 and refused.json()["error"].startswith(text)
+        assert (refused.headers["X-Error-Code"], "Retry-After" in refused.headers) == ("UNAVAILABLE", False)
+        found = read(gentle, np.concatenate([kept, lost]))
+        assert (found == np.concatenate([rows[kept], np.repeat(rows[:1], lost.size, 0)])).all()
+        metrics = gentle.http.get("/metrics").text
+        (count,) = re.findall(r"remote_table_default_rows_total{.*} (.*)", metrics)
+        assert float(count) == lost.size
+        assert [plane(server)["forwarded"]["grpc"] for server in (strict, gentle)] == [0, 0]
+
+
+def test_a_deadline_ends_a_read_of_a_frozen_node(cluster: Cluster, written: tuple[Path, np.ndarray]) -> None:
+    folder, rows = written
+    ids = np.arange(0, ROWS, 100)
+    with serving(cluster, folder) as server:
+        server.ready()
+        assert (read(server, ids) == rows[ids]).all()
+        cluster.nodes[1].freeze()
+        with pytest.raises(grpc.RpcError) as told:
+            read(server, ids, timeout_s=0.5)
+        assert told.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        cluster.nodes[1].thaw()
+        # The node's late answers are never read.
+        until(lambda: (read(server, ids[::-1]) == rows[ids[::-1]]).all())
+
+
+def test_hot_rows_come_from_the_cache_and_metrics_count_them(
+    cluster: Cluster, written: tuple[Path, np.ndarray]
+) -> None:
+    folder, rows = written
+    with serving(cluster, folder, remote_cache_bytes=1 << 20) as server:
+        server.ready()
+        hot = np.arange(50)
+        for _ in range(5):
+            assert (read(server, hot) == rows[hot]).all()
+        cold = np.arange(100, ROWS)
+        assert (read(server, cold) == rows[cold]).all()
+        assert (read(server, hot[:10]) == rows[:10]).all()
+        metrics = server.http.get("/metrics").text
+
+        def value(name: str) -> float:
+            (found,) = re.findall(rf"^embedding_server_remote_{name}{{.*}} (.*)$", metrics, re.MULTILINE)
+            return float(found)
+
+        hits, misses = value("table_cache_hits_total"), value("table_cache_misses_total")
+        assert hits + misses == 5 * 50 + cold.size + 10 and hits >= 4 * 50
+        assert value("table_rows_total") == misses
+        assert value("cache_rows") > 0 and value("cache_bytes") <= 1 << 20 and value("cache_evictions_total") > 0
+        cache = server.http.get("/v1/statusz").json()["remote"]["cache"]
+        assert cache.keys() == {"rows", "bytes", "evictions"}
+        # Rows in the cache are answered while no node is there.
+        for node in cluster.nodes:
+            node.kill()
+        assert (read(server, hot[:10]) == rows[:10]).all()

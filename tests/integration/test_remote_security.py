@@ -1,0 +1,125 @@
+"""Clusters with TLS, ACL users and passwords: each part authenticates, and a changed password is read from its file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from model_export.errors import ExportError
+from model_export.remote.push import push
+from service.errors import ArtifactError, TableUnreachable
+from service.loading.remote_tables import RemoteTables
+from service.remote.address import StoreAddress
+from tests.certificates import Authority
+from tests.integration.test_remote_changes import Server
+from tests.integration.test_remote_faults import Readers, reopened
+from tests.integration.test_remote_push import large
+from tests.toy_model import write_toy_model
+from tests.valkey_cluster import Cluster, Security, needs_program, until
+
+pytestmark = needs_program
+_PASSWORD = "first/pass@word;?"
+_ESCAPED = "first%2Fpass%40word%3B%3F"
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with an authority, and the certificate and key of nodes at 127.0.0.1."""
+    folder, made = tmp_path_factory.mktemp("tls"), Authority()
+    issued = made.issue()
+    for name, text in (("ca.pem", made.pem), ("node.pem", issued.cert), ("node.key", issued.key)):
+        (folder / name).write_text(text)
+    return folder
+
+
+@pytest.fixture
+def cluster(authority: Path, tmp_path: Path) -> Iterator[Cluster]:
+    """Three primaries with a replica each, with TLS and a password."""
+    with Cluster(tmp_path / "nodes", 3, 1, security=Security(authority, _PASSWORD)) as started:
+        yield started
+
+
+def test_rows_are_written_read_and_changed_over_tls_by_an_acl_user(
+    cluster: Cluster, authority: Path, tmp_path: Path
+) -> None:
+    for node in cluster.nodes:
+        node.ask("ACL SETUSER", "writer", "reset", "on", f">{_PASSWORD}", "~{es:*", "+@all", "-@dangerous", "+info")
+    nodes = cluster.address.removeprefix("valkeys://")
+    options = f"?ca_file={authority / 'ca.pem'}"
+    folder = write_toy_model(tmp_path / "toy" / "1")
+    push(folder, StoreAddress.parse(f"valkeys://writer:{_ESCAPED}@{nodes}{options}"), tables=["user"])
+    secret = tmp_path / "password"
+    secret.write_text(f"{_PASSWORD}\n")
+    server = Server(cluster, folder, f"{options}&user=writer&password_file={secret}")
+    assert server.table.rows(np.array([4, 1])).tolist() == [[4, 40], [1, 10]]
+    assert server.upsert([1], [[5, 6]]) == (1, True)
+    assert server.table.rows(np.array([4, 1])).tolist() == [[4, 40], [5, 6]]
+    server.tables.look()
+    assert server.tables.problem("toy") == ""
+    assert [node["answers"] for node in server.tables.clusters()[0]["nodes"]] == [True] * 6
+
+
+def test_wrong_credentials_and_an_unknown_authority_are_named(
+    cluster: Cluster, authority: Path, tmp_path: Path
+) -> None:
+    folder = write_toy_model(tmp_path / "toy" / "1")
+    nodes = cluster.address.removeprefix("valkeys://")
+    good = f"?ca_file={authority / 'ca.pem'}"
+    push(folder, StoreAddress.parse(f"valkeys://:{_ESCAPED}@{nodes}{good}"))
+    for address, text in (
+        (f"valkeys://:wrong@{nodes}{good}", "invalid username-password|WRONGPASS"),
+        (f"valkeys://{nodes}{good}", "Authentication required|NOAUTH"),
+        (f"valkeys://:{_ESCAPED}@{nodes}", "CERTIFICATE_VERIFY_FAILED|certificate verify failed"),
+    ):
+        with pytest.raises(ExportError, match=text):
+            push(folder, StoreAddress.parse(address))
+        with pytest.raises(ArtifactError, match=text):
+            reopened(RemoteTables({"user": StoreAddress.parse(address)}, lambda: None), folder)
+
+
+def test_a_password_is_changed_while_rows_are_read(cluster: Cluster, authority: Path, tmp_path: Path) -> None:
+    folder, rows = large(tmp_path / "toy" / "1", 100_000)
+    secret = tmp_path / "password"
+    secret.write_text(_PASSWORD)
+    options = f"?ca_file={authority / 'ca.pem'}&password_file={secret}"
+    push(folder, StoreAddress.parse(cluster.address + options), tables=["user"])
+    server = Server(cluster, folder, f"{options}&timeout_ms=60000&node_timeout_ms=20000")
+
+    def disconnect() -> None:
+        # Connections that are open stay authenticated, so only new ones show which password is used.
+        for node in cluster.nodes:
+            node.ask("CLIENT KILL", "TYPE", "normal", "SKIPME", "yes")
+
+    with Readers(server.table, rows) as readers:
+        # As a password is changed without a gap: the new one is added, then the file, then the old one goes.
+        for node in cluster.nodes:
+            node.ask("ACL SETUSER", "default", ">second")
+            node.ask("CONFIG SET", "masterauth", "second")
+        secret.write_text("second\n")
+        for node in cluster.nodes:
+            node.ask("ACL SETUSER", "default", f"<{_PASSWORD}")
+        disconnect()
+        readers.more()
+        assert server.upsert([5], rows[[5]].tolist())[1]
+    assert (readers.wrong, readers.failures) == (0, [])
+    # With a gap: reads are refused until the file has the new password.
+    quick = Server(cluster, folder, f"{options}&timeout_ms=500&node_timeout_ms=500")
+    for node in cluster.nodes:
+        node.ask("ACL SETUSER", "default", "resetpass", ">third")
+    disconnect()
+    with pytest.raises(TableUnreachable, match="invalid username-password"):
+        quick.table.rows(np.arange(100))
+    secret.write_text("third")
+    until(lambda: _reads(quick))
+    assert (quick.table.rows(np.arange(100)) == rows[:100]).all()
+
+
+def _reads(server: Server) -> bool:
+    try:
+        server.table.rows(np.arange(100))
+    except TableUnreachable:
+        return False
+    return True
