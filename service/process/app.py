@@ -352,9 +352,6 @@ class App:
         registry = self._registry
         return readiness_lines(registry.is_ready, {name: not registry.problem(name) for name in registry.models()})
 
-    def _store_lines(self) -> list[str]:
-        return [] if self._stores is None else store_lines(self._stores.counts())
-
     def _neighbor_lines(self) -> list[str]:
         return neighbor_lines(self._engine.searches.rows_scanned())
 

@@ -245,7 +245,7 @@ impl Shared {
         terms: Terms,
         form: impl FnOnce(&dyn Dispatch, &Call<'_>) -> Result<Answered, Declined> + Send + 'static,
     ) -> Result<Outcome, NotRun> {
-        let may_wait = !std::ptr::eq(pool, &self.large);
+        let may_wait = !std::ptr::eq(pool, &raw const self.large);
         let deadline = ask.deadline;
         let (sender, mut receiver) = oneshot::channel();
         let (shared, connection, model) = (Arc::clone(self), Arc::clone(connection), Arc::clone(&ask.path[0]));
@@ -291,9 +291,10 @@ impl Shared {
     /// Counts and words the failure of a request for rows that could not be read.
     #[must_use]
     pub fn no_rows(&self, method: Method, model: &str, failure: Failure) -> Status {
-        let (code, name) = match failure.is_late {
-            true => (Code::DeadlineExceeded, "DEADLINE_EXCEEDED"),
-            false => (Code::Unavailable, "UNAVAILABLE"),
+        let (code, name) = if failure.is_late {
+            (Code::DeadlineExceeded, "DEADLINE_EXCEEDED")
+        } else {
+            (Code::Unavailable, "UNAVAILABLE")
         };
         self.statistics.failed(method, model, name);
         Status { code, text: failure.text, may_retry: false }

@@ -1,7 +1,7 @@
 //! Reads the rows of a request's features from clusters, into small tables of their own.
 //!
 //! The kernels then work on a small table as they do on a mapped one, in the same order, so answers agree to the bit.
-//! The reference is service/tables/remote_table.py.
+//! The reference is `service/tables/remote_table.py`.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;

@@ -307,6 +307,7 @@ impl Kernel for Scan<'_> {
                     let bar = nearest.bar;
                     // The loop does not stop early, so that the compiler turns it into vector instructions. A row that
                     // only equals the bar has a larger id than the rows in a full heap, and is farther.
+                    #[allow(clippy::needless_bitwise_bool)]
                     let has_nearer = scores.iter().fold(false, |any, &score| any | (score > bar));
                     if has_nearer || !nearest.is_full() {
                         let in_group = (count - first).min(LANES);

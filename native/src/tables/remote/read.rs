@@ -43,7 +43,7 @@ impl<'t> Want<'t> {
     pub fn new(table: &'t RemoteTable, ids: Vec<u64>) -> Self {
         let mut rows = vec![0; ids.len() * table.row_bytes()];
         let changes = table.changes();
-        let left = table.from_cache(&ids, &mut rows);
+        let left = table.read_cached(&ids, &mut rows);
         Want { table, ids, rows, left, changes }
     }
 }

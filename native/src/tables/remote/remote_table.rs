@@ -155,7 +155,7 @@ impl RemoteTable {
     }
 
     /// Copies row `ids[i]` to piece `i` of `rows` if the cache has that row; returns the positions of all others.
-    pub(super) fn from_cache(&self, ids: &[u64], rows: &mut [u8]) -> Vec<u32> {
+    pub(super) fn read_cached(&self, ids: &[u64], rows: &mut [u8]) -> Vec<u32> {
         let Some(cache) = &self.cache else {
             return (0..ids.len() as u32).collect();
         };

@@ -1,5 +1,7 @@
 //! Compares the search for neighbours with its definition.
 
+#![allow(clippy::cast_precision_loss, reason = "the sizes of these tests are small")]
+
 use proptest::prelude::*;
 
 use super::{Numbers, Unaligned, processors};
