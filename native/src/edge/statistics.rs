@@ -488,7 +488,7 @@ mod tests {
         statistics.count(Event::DisconnectedHttp);
         let snapshot = statistics.snapshot();
         assert!(snapshot.subjects.is_empty() && snapshot.slow.is_empty());
-        assert_eq!(snapshot.declined[6], ("unfit", 1));
+        assert!(snapshot.declined.contains(&("unfit", 1)));
         assert_eq!(snapshot.connections, [("grpc", 0), ("http", 1)]);
         let text = serde_json::to_string(&snapshot).unwrap();
         assert!(text.contains("\"declined\":[[\"too_large\",0]"), "{text}");
