@@ -202,6 +202,15 @@ class Stage:
         self.cluster.nodes[number].start()
         until(self.cluster.is_whole)
 
+    def wait_for_takeover(self, *killed: int) -> None:
+        """Waits until living nodes are the primaries of all slots.
+
+        The nodes keep no files. A primary that starts again before its replica has taken over would be empty, and would
+        empty the replica too.
+        """
+        living = [number for number in range(6) if number not in killed]
+        until(lambda: sum(self.role(number) == "master" for number in living) == 3)
+
     def primary(self) -> int:
         """Returns a node that is a primary now; its rows are a third of the table."""
         return next(n for n in range(6) if self.role(n) == "master")
@@ -225,6 +234,7 @@ def kill_primary(stage: Stage) -> None:
     number = stage.primary()
     stage.cluster.nodes[number].kill()
     stage.wait()
+    stage.wait_for_takeover(number)
     stage.mend(number)
 
 
@@ -243,6 +253,7 @@ def kill_host(stage: Stage) -> None:
     for number in (first, second):
         stage.cluster.nodes[number].kill()
     stage.wait()
+    stage.wait_for_takeover(first, second)
     for number in (first, second):
         stage.cluster.nodes[number].start()
     until(stage.cluster.is_whole)

@@ -78,7 +78,7 @@ class IdOutOfRange(InvalidRequest):
 
 
 class IdsTooMany(InvalidRequest):
-    """A row has more ids than the padded lookup allows, or a request has more rows or ids than a limit."""
+    """A row has more than max_ids_per_row ids, or a request has more rows or ids than a limit."""
 
 
 class UnknownOutput(InvalidRequest):

@@ -63,7 +63,7 @@ class Baseline:
         self._port = 0
 
     def wait(self) -> None:
-        """Waits until the constant server answers; raises RuntimeError if it ends, or does not answer in time."""
+        """Waits until the constant server has written its port; raises RuntimeError if it ends before."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line.strip().isdigit():

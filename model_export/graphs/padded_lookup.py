@@ -101,7 +101,7 @@ def _int32(ids: Any) -> Any:
 
 
 def _prepared(lookup: LookupFeature, ids: Any, weights: Any, vocabulary_size: int) -> tuple[Any, Any | None]:
-    # Returns ids inside the table, and a mask of the same shape, or None as mask if every id counts as 1.
+    # Returns ids in the table, and weights (0: dropped) or, for single ids that all count, None.
     if lookup.row_splits is None:
         inside, is_kept = placed(lookup, ids, vocabulary_size)
         return inside, None if is_kept is None else tf.cast(is_kept, tf.float32)

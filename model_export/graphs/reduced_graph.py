@@ -87,7 +87,7 @@ class ReducedGraphVariables:
         }
 
     def for_lookups(self, tables: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the tables for build_lookup, as ReducedVariables.for_lookups() does."""
+        """Returns `tables` for build_lookup, with a GraphTable in place of each table that has fewer bits."""
         own = {
             name: _graph_table(self._reduced[name], numbers, self._scales.get(name))
             for name, numbers in self._tables.items()

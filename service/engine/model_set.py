@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 # Most removed models whose status is still reported; TensorFlow Serving reports all of them.
 _MAX_REMOVED = 100
 _LOOK_AGAIN_S = 0.02
-# Seconds that a refused reload waits for its new models to be unloaded again; a load that has begun can not be stopped.
+# Most seconds that a refused reload waits for its new models to unload; a load that runs goes on after them.
 _TAKE_BACK_S = 1.0
 
 

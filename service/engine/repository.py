@@ -336,8 +336,7 @@ class ModelWatcher:
 
     def _load(self, version: int, path: Path) -> Servable:
         rules = self._rules
-        load = partial(rules.load, self._name, version, path)
-        attempt = Attempt(f"load-{self._name}-{version}", load, self._late)
+        attempt = Attempt(f"load-{self._name}-{version}", partial(rules.load, self._name, version, path), self._late)
         try:
             return attempt.result(rules.load_timeout_s)
         except TimeIsOver:

@@ -35,11 +35,13 @@ def add_examples(document: Json, engine: Engine) -> None:
         _ROUTES["rows"]: {"the first row": {"value": {"ids": [0]}}} if tables else {},
         _ROUTES["neighbors"]: {"of the first row": {"value": {"ids": [0], "k": 3}}} if tables else {},
     }
-    values = {"model": description.name, "version": description.version, **({"table": tables[0]} if tables else {})}
+    values = {"model": description.name, "version": description.version, "to": description.version}
+    values |= {"table": tables[0]} if tables else {}
     for path, methods in document["paths"].items():
         for operation in methods.values():
             for parameter in operation.get("parameters", ()):
-                parameter["example"] = values.get(parameter["name"], parameter.get("example"))
+                if parameter["name"] in values:
+                    parameter["example"] = values[parameter["name"]]
         for suffix, examples in requests.items():
             if path.endswith(suffix):
                 methods["post"]["requestBody"]["content"]["application/json"]["examples"] = examples

@@ -28,7 +28,7 @@ def row(path: str) -> Json:
     answer = ("The row", ref("TableRow"), {"a row that a delta wrote": example})
     route = described("showRow", "Embeddings", "One row, by id or key", path + "/tables/{table}", answer)
     keys = _query("key", "string", "A key of the vocabulary"), _query("feature", "string", "Whose vocabulary")
-    return _with(route, _query("id", "integer", "Row id"), *keys)
+    return _with(route, _query("id", "integer", "Row id") | {"example": 1}, *keys)
 
 
 def projection(path: str) -> Json:

@@ -18,7 +18,7 @@ from service.types import Array, Backend, SignatureSpec, Tensors
 
 logger = logging.getLogger(__name__)
 
-# Largest number of waiting batches, which is never reached: the queues of requests in front of a tower are shorter.
+# Largest number of waiting batches; each waiting request holds a thread, and a server has fewer threads than this.
 _MAX_WAITING_BATCHES = 1000
 
 

@@ -37,20 +37,19 @@ from service.observe.remote_metrics import remote_lines, remote_status
 from service.observe.request_logs import RequestLogs
 from service.observe.statusz import Statusz, overload
 from service.observe.store_metrics import store_lines
-from service.observe.tracing import TracingUnavailable, start_tracing
 from service.observe.version_history import VersionHistory
 from service.observe.version_metrics import readiness_lines
 from service.process.admission import create_admission
 from service.process.http_parts import HttpParts, Ports, metrics_paths_of
 from service.process.model_lists import ModelLists
 from service.process.object_stores import open_stores
+from service.process.tracing_start import tracing_of
 from service.remote.address import remote_tables
 from service.types import State, VersionStatus
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from service.observe.otel import OtelTracing
     from service.process.admin_server import AdminServer
     from service.process.native_servers import NativeServers
     from service.process.python_servers import PythonServers
@@ -79,7 +78,8 @@ class App:
             max_files=settings.request_log_files,
             has_answers=settings.request_log_answers,
         )
-        self._routes = _route_publisher(settings, self._request_logs)
+        # Without the native core, Python answers all requests.
+        self._routes = RoutePublisher(self._request_logs.recorders) if settings.data_plane == "native" else None
         self._registry = Registry(
             self._version_changed, self._routes, on_problem=self._show_health, is_strict=settings.strict_readiness
         )
@@ -97,7 +97,7 @@ class App:
             self._readiness_lines,
             lambda: [] if self._stores is None else store_lines(self._stores.counts()),
             lambda: remote_lines(remote_counts(self._clusters, self._remote.counts())),
-            self._neighbor_lines,
+            lambda: neighbor_lines(self._engine.searches.rows_scanned()),
             self._request_logs.metric_lines,
         ]
         self._metrics = Metrics(self._registry.loaded, more, self._recent)
@@ -112,7 +112,7 @@ class App:
             settings, self._registry.is_available, lambda model: self._models.look_again(model)
         )
         self._hot_rows = HotRowsFiles(settings.hot_rows_dir, self._registry.loaded)
-        self._tracing = _start_tracing(settings)
+        self._tracing = tracing_of(settings)
         rules = create_load_rules(
             settings,
             self._metrics,
@@ -352,21 +352,6 @@ class App:
         registry = self._registry
         return readiness_lines(registry.is_ready, {name: not registry.problem(name) for name in registry.models()})
 
-    def _neighbor_lines(self) -> list[str]:
-        return neighbor_lines(self._engine.searches.rows_scanned())
-
     def _show_health(self) -> None:
         with self._showing_health:
             self._servers.set_serving(self._registry.is_ready)
-
-
-def _route_publisher(settings: Settings, logs: RequestLogs) -> RoutePublisher | None:
-    """Returns the publisher of routes to the native core; None if there is no core and Python answers all requests."""
-    return RoutePublisher(logs.recorders) if settings.data_plane == "native" else None
-
-
-def _start_tracing(settings: Settings) -> OtelTracing | None:
-    try:
-        return start_tracing(settings)
-    except TracingUnavailable as error:
-        raise StartError(str(error)) from error

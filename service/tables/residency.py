@@ -166,7 +166,7 @@ def _warm(hot: Iterable[tuple[str, Array]], tables: Mapping[str, MappedTable], a
     num_rows = 0
     for name, rows in hot:
         table = tables.get(name)
-        # Hot rows beyond the table are ignored: they may be of another table with the same name.
+        # A list with a row beyond the table is skipped whole: it may be of another table with this name.
         if table is None or not rows.size or rows[-1] >= table.info.vocabulary_size:
             continue
         row_bytes = table.weights.strides[0]

@@ -56,15 +56,19 @@ def test_every_example_of_the_api_page_is_answered(base: Path, tmp_path: Path) -
                 for parameter in operation.get("parameters", ()):
                     if parameter["in"] == "path":
                         url = url.replace(f"{{{parameter['name']}}}", str(parameter["example"]))
+                queries = [one for one in operation.get("parameters", ()) if one["in"] == "query"]
+                params = {one["name"]: one["example"] for one in queries if "example" in one}
                 body = operation.get("requestBody")
                 examples = body["content"]["application/json"]["examples"].values() if body else [{"value": None}]
                 for example in examples:
-                    response = http.request(method, url, json=example["value"])
+                    response = http.request(method, url, params=params, json=example["value"])
                     if path.endswith((":classify", ":regress")):
                         # The demo has no such signature; tests/conformance/ runs these on a model that has.
                         assert response.status_code == 400, response.text
                         continue
-                    assert response.status_code == 200, f"{method} {url} {example['value']}: {response.text}"
+                    # The map of a table is computed beside requests.
+                    expected = (200, 202) if path.endswith(":projection") else (200,)
+                    assert response.status_code in expected, f"{method} {url} {example['value']}: {response.text}"
                     tried += 1
     assert tried > 40
 

@@ -16,6 +16,7 @@ MAY_READ_THE_WALL = {
     "observe/request_logs.py",
     "observe/statusz.py",
     "observe/recent_requests.py",
+    "observe/version_history.py",
     # When a row was changed.
     "deltas/version_deltas.py",
 }

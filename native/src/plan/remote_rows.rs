@@ -84,6 +84,9 @@ pub(super) fn read(
     for (want, (index, places, num_read_instead)) in wants.into_iter().zip(indexes) {
         let feature = &plan.features[index];
         let table = &servable.tables()[feature.table];
+        if !want.left.is_empty() && want.table.has_old_default_rows() {
+            return Err(Declined::NotNative);
+        }
         let Some((rows, count)) = with_default_rows(want, feature.policy.default_row) else {
             if let Effort::Wait(waiting) = effort {
                 let _ = waiting.failure.set(failure(servable.table_name(feature.table), &why, deadline));

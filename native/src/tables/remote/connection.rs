@@ -25,6 +25,10 @@ const BUFFER_BYTES: usize = 256 << 10;
 /// An answer of more bytes than this is no answer to the commands of this module.
 const MOST_BYTES: usize = 64 << 20;
 
+/// Reads of a password file that is empty, and the pause between them. Source: `service/remote/address.py`.
+const PASSWORD_READS: usize = 10;
+const PASSWORD_PAUSE: Duration = Duration::from_millis(10);
+
 enum Stream {
     Plain(TcpStream),
     Tls(Box<StreamOwned<ClientConnection, TcpStream>>),
@@ -225,8 +229,16 @@ fn password(address: &Address) -> io::Result<String> {
         return Ok(address.own_password.clone());
     }
     // Read for each connection: a changed password holds from the next connection on.
-    let text = fs::read_to_string(&address.password_file)?;
-    Ok(text.split('\n').next().unwrap_or_default().to_owned())
+    for _ in 0..PASSWORD_READS {
+        let text = fs::read_to_string(&address.password_file)?;
+        let password = text.split('\n').next().unwrap_or_default();
+        if !password.is_empty() {
+            return Ok(password.to_owned());
+        }
+        // A program that writes the file anew empties the file first.
+        std::thread::sleep(PASSWORD_PAUSE);
+    }
+    Err(io::Error::new(ErrorKind::InvalidData, format!("password_file {} is empty", address.password_file)))
 }
 
 fn tls_config(address: &Address) -> io::Result<ClientConfig> {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{
-    AtomicU64,
+    AtomicBool, AtomicU64,
     Ordering::{Relaxed, SeqCst},
 };
 
@@ -69,6 +69,8 @@ pub struct RemoteTable {
     row_bytes: usize,
     block_rows: usize,
     default_rows: Vec<(usize, Vec<u8>)>,
+    /// Whether a default row has changed in the cluster since its bytes were copied.
+    has_old_default_rows: AtomicBool,
     /// The slot of each shard.
     slots: Vec<u16>,
     /// The first bytes of the commands for all rows.
@@ -124,6 +126,7 @@ impl RemoteTable {
             row_bytes: *row_bytes,
             block_rows: (*block_rows).max(1),
             default_rows: default_rows.clone(),
+            has_old_default_rows: AtomicBool::new(false),
             slots: (0..(*num_shards).max(1)).map(|shard| redis_keyslot(&shard_tag(shard))).collect(),
             head: format!("*4\r\n$8\r\nGETRANGE\r\n${key_bytes}\r\n{tag}").into_bytes(),
             tails: (0..(*block_rows).max(1).min(rows.max(1))).map(tail).collect(),
@@ -147,6 +150,13 @@ impl RemoteTable {
     #[must_use]
     pub fn default_row(&self, row: usize) -> Option<&[u8]> {
         self.default_rows.iter().find(|(number, _)| *number == row).map(|(_, bytes)| &**bytes)
+    }
+
+    /// Says whether a default row has changed in the cluster since its bytes were copied. Then the reference server, which
+    /// reads default rows again, answers a request that needs a default row.
+    #[must_use]
+    pub fn has_old_default_rows(&self) -> bool {
+        self.has_old_default_rows.load(Relaxed)
     }
 
     /// Counts rows in whose place a default row was read.
@@ -192,6 +202,10 @@ impl RemoteTable {
 
     /// Removes rows from the cache that have changed in the cluster; None: all rows of the table.
     pub(super) fn forget(&self, ids: Option<&[u64]>) {
+        let mut defaults = self.default_rows.iter().map(|(number, _)| *number as u64);
+        if ids.is_none_or(|ids| defaults.any(|number| ids.contains(&number))) {
+            self.has_old_default_rows.store(true, Relaxed);
+        }
         let Some(cache) = &self.cache else { return };
         self.changes.fetch_add(1, SeqCst);
         match ids {

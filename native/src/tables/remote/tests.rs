@@ -124,6 +124,10 @@ fn a_row_that_is_not_there_is_never_made_up() {
     assert_eq!((left, why.as_str()), (vec![1, 3], "its rows are not in the cluster"));
     assert_eq!((&rows[..8], &rows[16..24]), (&row(5)[..], &row(35)[..]));
     assert_eq!((table.default_row(3), table.default_row(4)), (Some(&row(3)[..]), None));
+    table.forget(Some(&[4]));
+    assert!(!table.has_old_default_rows());
+    table.forget(Some(&[4, 3]));
+    assert!(table.has_old_default_rows(), "the copy of the default row is old");
     assert_eq!(clusters.counts()[0].errors, 1);
 }
 

@@ -1,0 +1,20 @@
+"""Starts tracing, as the settings ask for it; its failure is a failure of the start."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from service.configuration.settings import Settings
+from service.configuration.start_error import StartError
+from service.observe.tracing import TracingUnavailable, start_tracing
+
+if TYPE_CHECKING:
+    from service.observe.otel import OtelTracing
+
+
+def tracing_of(settings: Settings) -> OtelTracing | None:
+    """Starts tracing; None: the settings ask for none. Raises StartError if the packages are not installed."""
+    try:
+        return start_tracing(settings)
+    except TracingUnavailable as error:
+        raise StartError(str(error)) from error
