@@ -22,8 +22,13 @@ def push_tables(arguments: argparse.Namespace) -> None:
         raise ExportError(f"--to: {error}") from error
     with tqdm(unit="B", unit_scale=True, mininterval=0.5, leave=False, disable=None, file=sys.stderr) as bar:
 
+        # A bar that is off, because there is no terminal, knows no description.
+        shown = ""
+
         def show(step: str, done: int, total: int) -> None:
-            if bar.desc != f"{step}: ":
+            nonlocal shown
+            if shown != step:
+                shown = step
                 bar.reset(total=total)
                 bar.set_description(step)
             bar.update(min(done, total) - bar.n)

@@ -27,7 +27,7 @@ _EXAMPLE: Json = {
     "sampled": 5000,
     "oov_keys": 3,
     "rows": [{"id": 50, "key": "Star Wars (1977)", "lookups": 4800, "share": 0.03}],
-    "features": {"film_id": {"ids": 100_010, "unknown_ids": 10, "default_ids": 0}},
+    "features": {"film_id": {"ids": 160_010, "unknown_ids": 10, "default_ids": 0}},
 }
 
 

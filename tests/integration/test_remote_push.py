@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import redis
 
+from model_export.__main__ import main
 from model_export.errors import ExportError
 from model_export.remote.push import push
 from service.artifact.delta_file import fingerprint_of
@@ -96,6 +97,14 @@ def test_a_table_lies_in_its_blocks_and_the_pointer_names_it(artifact: Path, clu
         pointer = Pointer.of(_raw(cluster, layout.pointer).decode())
         assert pointer == Pointer((layout.fingerprint,))
         layout.check_record(_raw(cluster, layout.record).decode(), pointer.text)
+
+
+def test_the_command_pushes_without_a_terminal(
+    artifact: Path, cluster: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["push", str(artifact), f"--to={cluster.address}"]) == 0
+    told = capsys.readouterr().out
+    assert "user: 1 blocks, 1 of them written now" in told and "tag: 1 blocks" in told
 
 
 def test_a_scale_stands_behind_its_row(tmp_path: Path, artifact: Path, cluster: Cluster) -> None:
