@@ -141,7 +141,7 @@ class App:
             on_commit=self._request_logs.configure,
         )
         self._lists = ModelLists(settings, self._models)
-        self._engine = Engine(
+        self._engine: Engine = Engine(
             self._registry,
             self._metrics.requests,
             max_response_bytes=settings.max_response_bytes,
