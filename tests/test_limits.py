@@ -22,6 +22,10 @@ CONSTANTS: dict[str, tuple[str, str]] = {
     "TLS handshakes at the same time": (f"{EDGE}/limits.rs", r"max_handshakes: (\d[^,]*),"),
     "header list (gRPC)": (f"{EDGE}/limits.rs", r"max_header_list_bytes: (\d[^,]*),"),
     "unread answers of a gRPC connection": (f"{EDGE}/limits.rs", r"max_owed_bytes: (\d[^,]*),"),
+    "unsent answers of a gRPC connection while its socket accepts no bytes": (
+        f"{EDGE}/limits.rs",
+        r"BACKED_UP_BYTES: usize = ([^;]+);",
+    ),
     "streams of a connection (HTTP/2)": (f"{EDGE}/limits.rs", r"max_streams: (\d[^,]*),"),
     "bytes that one connection writes before other connections get their turn": (
         f"{EDGE}/limits.rs",
