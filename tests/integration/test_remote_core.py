@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -14,6 +14,7 @@ import pytest
 from model_export.remote.push import push
 from service.remote.address import StoreAddress
 from tests.integration.process import DATA_PLANES, PATIENCE_S, ServerProcess
+from tests.integration.remote_readers import Readers
 from tests.integration.test_remote_push import large, layout_of
 from tests.valkey_cluster import Cluster, needs_program, until
 
@@ -62,47 +63,6 @@ def plane(server: ServerProcess) -> dict:
     return server.http.get("/v1/statusz").json()["data_plane"]
 
 
-class Readers:
-    """Threads that ask a server for random rows and compare them. right, wrong: answers; failures: errors."""
-
-    def __init__(self, server: ServerProcess, rows: np.ndarray, count: int = 3) -> None:
-        self.failures: list[str] = []
-        self.right = self.wrong = 0
-        self._stop = threading.Event()
-        self._server, self._rows = server, rows
-        self._threads = [threading.Thread(target=self._run, args=(seed,)) for seed in range(count)]
-
-    def _run(self, seed: int) -> None:
-        rng = np.random.default_rng(seed)
-        while not self._stop.is_set():
-            ids = rng.integers(0, ROWS, 200)
-            try:
-                found = read(self._server, ids)
-            except grpc.RpcError as error:
-                self.failures.append(str(error))
-                continue
-            if (found == self._rows[ids]).all():
-                self.right += 1
-            else:
-                self.wrong += 1
-
-    def more(self, count: int = 20) -> None:
-        """Waits until so many more answers were right."""
-        wanted = self.right + count
-        until(lambda: self.right >= wanted or self.wrong)
-
-    def __enter__(self) -> Readers:
-        for thread in self._threads:
-            thread.start()
-        self.more()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        for thread in self._threads:
-            thread.join()
-
-
 @pytest.mark.parametrize("cluster", [1], indirect=True)
 def test_no_answer_fails_while_primaries_die_and_replicas_take_over(
     cluster: Cluster, written: tuple[Path, np.ndarray]
@@ -110,7 +70,7 @@ def test_no_answer_fails_while_primaries_die_and_replicas_take_over(
     folder, rows = written
     with serving(cluster, folder, "?timeout_ms=60000&node_timeout_ms=1000") as server:
         server.ready()
-        with Readers(server, rows) as readers:
+        with Readers(partial(read, server), rows) as readers:
             cluster.nodes[0].kill()
             readers.more()
             until(lambda: cluster.nodes[3].ask("INFO", "replication")["role"] == "master")
@@ -133,7 +93,7 @@ def test_answers_go_on_while_slots_move(cluster: Cluster, written: tuple[Path, n
     names = [node.ask("CLUSTER MYID") for node in (old, new)]
     with serving(cluster, folder) as server:
         server.ready()
-        with Readers(server, rows) as readers:
+        with Readers(partial(read, server), rows) as readers:
             for slot in slots[:4]:
                 new.ask("CLUSTER SETSLOT", slot, "IMPORTING", names[0])
                 old.ask("CLUSTER SETSLOT", slot, "MIGRATING", names[1])

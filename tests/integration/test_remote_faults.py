@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +18,7 @@ from service.loading.remote_tables import RemoteTables
 from service.remote.address import StoreAddress
 from service.tables.remote_table import RemoteTable
 from tests.integration.process import ServerProcess
+from tests.integration.remote_readers import Readers
 from tests.integration.test_remote_push import large, layout_of
 from tests.toy_model import write_toy_model
 from tests.valkey_cluster import Cluster, needs_program, until
@@ -58,57 +58,13 @@ def reopened(tables: RemoteTables, folder: Path) -> RemoteTable:
     return tables.open("toy", int(folder.name), folder, manifest)["user"]
 
 
-class Readers:
-    """Threads that read random rows and compare them, until they are stopped.
-
-    failures: what reads raised. right: reads whose rows were all right. wrong: reads with another row.
-    """
-
-    def __init__(self, table: RemoteTable, rows: np.ndarray, count: int = 3) -> None:
-        self.failures: list[str] = []
-        self.right = self.wrong = 0
-        self._stop = threading.Event()
-        self._table, self._rows = table, rows
-        self._threads = [threading.Thread(target=self._run, args=(seed,)) for seed in range(count)]
-
-    def _run(self, seed: int) -> None:
-        rng = np.random.default_rng(seed)
-        while not self._stop.is_set():
-            ids = rng.integers(0, ROWS, 200)
-            try:
-                found = self._table.rows(ids)
-            except TableUnreachable as error:
-                self.failures.append(str(error))
-                continue
-            if (found == self._rows[ids]).all():
-                self.right += 1
-            else:
-                self.wrong += 1
-
-    def more(self, count: int = 20) -> None:
-        """Waits until so many more reads were right."""
-        wanted = self.right + count
-        until(lambda: self.right >= wanted or self.wrong)
-
-    def __enter__(self) -> Readers:
-        for thread in self._threads:
-            thread.start()
-        self.more()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        for thread in self._threads:
-            thread.join()
-
-
 @pytest.mark.parametrize("cluster", [1], indirect=True)
 def test_no_read_fails_while_primaries_die_and_replicas_take_over(
     cluster: Cluster, written: tuple[Path, np.ndarray]
 ) -> None:
     folder, rows = written
     table, tables = opened(cluster, folder, "?timeout_ms=60000&node_timeout_ms=1000")
-    with Readers(table, rows) as readers:
+    with Readers(table.rows, rows) as readers:
         cluster.nodes[0].kill()
         readers.more()
         # Its replica is the primary now.
@@ -199,7 +155,7 @@ def test_reads_go_on_while_slots_move(cluster: Cluster, written: tuple[Path, np.
     old, new = cluster.nodes[:2]
     names = [node.ask("CLUSTER MYID") for node in (old, new)]
     slots = sorted({slot for slot in layout.slots.tolist() if slot < 16384 // 3})
-    with Readers(table, rows) as readers:
+    with Readers(table.rows, rows) as readers:
         for slot in slots[:8]:
             new.ask("CLUSTER SETSLOT", slot, "IMPORTING", names[0])
             old.ask("CLUSTER SETSLOT", slot, "MIGRATING", names[1])

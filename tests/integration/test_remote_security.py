@@ -14,8 +14,9 @@ from service.errors import ArtifactError, TableUnreachable
 from service.loading.remote_tables import RemoteTables
 from service.remote.address import StoreAddress
 from tests.certificates import Authority
+from tests.integration.remote_readers import Readers
 from tests.integration.test_remote_changes import Server
-from tests.integration.test_remote_faults import Readers, reopened
+from tests.integration.test_remote_faults import reopened
 from tests.integration.test_remote_push import large
 from tests.toy_model import write_toy_model
 from tests.valkey_cluster import Cluster, Security, needs_program, until
@@ -93,7 +94,7 @@ def test_a_password_is_changed_while_rows_are_read(cluster: Cluster, authority: 
         for node in cluster.nodes:
             node.ask("CLIENT KILL", "TYPE", "normal", "SKIPME", "yes")
 
-    with Readers(server.table, rows) as readers:
+    with Readers(server.table.rows, rows) as readers:
         # As a password is changed without a gap: the new one is added, then the file, then the old one goes.
         for node in cluster.nodes:
             node.ask("ACL SETUSER", "default", ">second")

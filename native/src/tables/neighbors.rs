@@ -74,7 +74,7 @@ struct Candidate {
 
 impl Ord for Candidate {
     fn cmp(&self, other: &Self) -> Ordering {
-        // Of two rows with the same score, the one with the larger id is farther.
+        // If two rows have the same score, the row with the larger id is farther.
         other.nearness.partial_cmp(&self.nearness).unwrap_or(Ordering::Equal).then(self.id.cmp(&other.id))
     }
 }
