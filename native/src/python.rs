@@ -114,6 +114,34 @@ impl Clusters {
         self.inner.forget(model, version, table, rows.as_deref());
     }
 
+    /// Notes that the changes of a table were heard, so that its cached rows hold.
+    fn heard(&self, model: &str, version: i64, table: &str) {
+        self.inner.heard(model, version, table);
+    }
+
+    /// Returns rows of the cache, of any age: their bytes end to end, and for each row whether the cache has it; a row
+    /// that it lacks is all zeros. `tag`: the beginning of the table's keys.
+    #[allow(clippy::needless_pass_by_value, reason = "pyo3 passes a list by value")]
+    fn cached_rows<'py>(
+        &self,
+        py: Python<'py>,
+        tag: &str,
+        version: i64,
+        row_bytes: usize,
+        rows: Vec<u64>,
+    ) -> (Bound<'py, PyBytes>, Vec<bool>) {
+        let mut bytes = vec![0; rows.len() * row_bytes];
+        let table = self.inner.table(tag, version).filter(|table| table.row_bytes() == row_bytes);
+        let has_row = match &table {
+            None => vec![false; rows.len()],
+            Some(table) => {
+                let places = bytes.chunks_exact_mut(row_bytes.max(1));
+                rows.iter().zip(places).map(|(row, to)| table.copy_cached(*row, to)).collect()
+            }
+        };
+        (PyBytes::new(py, &bytes), has_row)
+    }
+
     /// Returns the counts of each table, and those of the cache or null, as JSON text.
     fn counts(&self) -> PyResult<String> {
         serde_json::to_string(&(self.inner.counts(), self.inner.cache_counts())).map_err(value_error)
@@ -356,7 +384,8 @@ impl Dispatch for PlainForms {
                 let body = forms::table_rows::answer(call, model, version, table, self.max_table_rows, body)?;
                 let servable = Arc::clone(call.find(model, version)?);
                 // A `:rows` request runs no signature, and the statistics do not read `signature` for it.
-                Ok(Answered { body, rows: 0, servable, signature: 0, ran: Duration::ZERO, json_length: None })
+                let (ran, instead) = (Duration::ZERO, Vec::new());
+                Ok(Answered { body, rows: 0, servable, signature: 0, ran, json_length: None, instead })
             }
             Method::Infer => forms::oip_json::answer(call, model, version, target.json_length, body),
             Method::Predict | Method::ModelInfer => Err(Declined::Unusual),

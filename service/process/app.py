@@ -89,8 +89,7 @@ class App:
         self._history = VersionHistory()
         self._recent = RecentRequests(settings.slow_request_s)
         self._clusters = None if self._routes is None else Clusters(settings.remote_cache_bytes)
-        on_rows = {} if self._clusters is None else {"on_rows": self._clusters.forget}
-        self._remote = RemoteTables(remote_tables(settings.remote_tables), self._show_health, **on_rows)
+        self._remote = RemoteTables(remote_tables(settings.remote_tables), self._show_health, self._clusters)
         self._registry.problem_beside = self._remote.problem
         self._stores = open_stores(settings)
         more = [

@@ -65,12 +65,27 @@ impl Clusters {
 
     /// Removes rows of a table from the cache that have changed in its cluster; None: all rows of the table.
     pub fn forget(&self, model: &str, version: i64, table: &str, rows: Option<&[u64]>) {
-        for one in self.tables() {
+        self.named(model, version, table).for_each(|one| one.forget(rows));
+    }
+
+    /// Notes that the changes of a table were heard.
+    pub fn heard(&self, model: &str, version: i64, table: &str) {
+        self.named(model, version, table).for_each(|one| one.heard());
+    }
+
+    /// Returns an open table by the tag of its keys and its version; None if it is not open.
+    #[must_use]
+    pub fn table(&self, tag: &str, version: i64) -> Option<Arc<RemoteTable>> {
+        let opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
+        opened.tables.get(&(tag.to_owned(), version)).and_then(Weak::upgrade)
+    }
+
+    fn named(&self, model: &str, version: i64, table: &str) -> impl Iterator<Item = Arc<RemoteTable>> {
+        let is_named = move |one: &Arc<RemoteTable>| {
             let (its_model, its_version, name) = &one.subject;
-            if (&**its_model, *its_version, &**name) == (model, version, table) {
-                one.forget(rows);
-            }
-        }
+            (&**its_model, *its_version, &**name) == (model, version, table)
+        };
+        self.tables().into_iter().filter(is_named)
     }
 
     fn tables(&self) -> Vec<Arc<RemoteTable>> {
