@@ -5,7 +5,7 @@ use std::os::fd::FromRawFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwapOption;
 use pyo3::exceptions::PyValueError;
@@ -117,6 +117,14 @@ impl Clusters {
     /// Notes that the changes of a table were heard, so that its cached rows hold.
     fn heard(&self, model: &str, version: i64, table: &str) {
         self.inner.heard(model, version, table);
+    }
+
+    /// Reads rows of a table into the cache, the first ones first, for at most so many seconds; returns how many the
+    /// cache got or had. `tag`: the beginning of the table's keys.
+    #[allow(clippy::needless_pass_by_value, reason = "pyo3 passes a list by value")]
+    fn fill(&self, py: Python<'_>, tag: &str, version: i64, rows: Vec<u64>, seconds: f64) -> usize {
+        let deadline = Instant::now() + Duration::from_secs_f64(seconds.clamp(0.0, 3600.0));
+        py.detach(|| self.inner.fill(tag, version, &rows, deadline))
     }
 
     /// Returns rows of the cache, of any age: their bytes end to end, and for each row whether the cache has it; a row

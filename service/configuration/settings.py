@@ -83,6 +83,13 @@ class Settings(ListenerSettings):
         0,
         1 << 44,
     )
+    remote_cache_fill_seconds: float = setting(
+        10.0,
+        "Longest time for which a version waits, before it is AVAILABLE, while hot rows of its remote tables are read "
+        "into the cache; 0: none are read.",
+        0,
+        3600,
+    )
     table_prefault: bool = setting(False, "Whether all pages of a version's tables are read before it is AVAILABLE.")
     table_prefault_mib_per_s: float = setting(
         0.0,

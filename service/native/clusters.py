@@ -40,6 +40,10 @@ class Clusters:
         """Notes that the changes of a table were heard, so that its cached rows hold."""
         self.core.heard(*subject)
 
+    def fill(self, layout: TableLayout, version: int, ids: Array, seconds: float) -> int:
+        """Reads the [N] int64 rows into the cache, the first ones first; returns how many it got in that time."""
+        return self.core.fill(layout.tag, version, ids.tolist(), seconds)
+
     def rows(self, layout: TableLayout, version: int, ids: Array) -> tuple[Array, Array]:
         """Returns [N, row_bytes] uint8 cached rows of [N] int64 ids, and [N] bool, False where there is none."""
         octets, has_row = self.core.cached_rows(layout.tag, version, layout.row_bytes, ids.tolist())

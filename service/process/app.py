@@ -23,6 +23,7 @@ from service.engine.registry import Registry
 from service.engine.servable import Servable
 from service.loading.hot_rows_files import HotRowsFiles
 from service.loading.load_rules import batching_of, create_load_rules
+from service.loading.remote_filling import RemoteFilling
 from service.loading.remote_tables import RemoteTables
 from service.loading.table_pages import table_pages
 from service.loading.table_verification import table_verification
@@ -112,6 +113,7 @@ class App:
         )
         self._hot_rows = HotRowsFiles(settings.hot_rows_dir, self._registry.loaded)
         self._tracing = tracing_of(settings)
+        fill = RemoteFilling(self._clusters, settings.remote_cache_fill_seconds, self._hot_rows.read_or_sampled)
         rules = create_load_rules(
             settings,
             self._metrics,
@@ -124,6 +126,7 @@ class App:
             open_store=None if self._stores is None else self._stores.open,
             open_remote=self._remote.open,
             hot_rows=self._hot_rows.read,
+            fill_caches=fill,
             on_list=self._remote.configure,
         )
         diffs = VersionDiffs(self._registry.loaded, lambda model, version: self._models.folder(model, version))

@@ -27,5 +27,8 @@ class RowCache(Protocol):
     def heard(self, subject: Subject) -> None:
         """Notes that the changes of a table were heard, so that its cached rows hold. Must not raise."""
 
+    def fill(self, layout: TableLayout, version: int, ids: Array, seconds: float) -> int:
+        """Reads the [N] int64 rows into the cache, the first ones first; returns how many it got in that time."""
+
     def rows(self, layout: TableLayout, version: int, ids: Array) -> tuple[Array, Array]:
         """Returns [N, row_bytes] uint8 rows of [N] int64 ids, of any age, and [N] bool, False where there is none."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -304,3 +305,25 @@ def test_cached_rows_hold_while_a_replica_tells_the_changes(cluster: Cluster, wr
             assert (read(server, hot) == rows[hot]).all()
         cluster.nodes[slot * 3 // 16384].thaw()
         assert counts()["cache_hits"] - before["cache_hits"] == 20 * 50
+
+
+def test_a_version_has_its_hot_rows_in_the_cache_before_it_is_available(
+    cluster: Cluster, written: tuple[Path, np.ndarray], tmp_path: Path
+) -> None:
+    folder, rows = written
+    models = tmp_path / "models" / "toy"
+    shutil.copytree(folder, models / "1")
+    newer, newer_rows = large(tmp_path / "newer" / "2", ROWS, seed=4)
+    push(newer, StoreAddress.parse(cluster.address), model="toy", tables=["user"])
+    with serving(cluster, models / "1", remote_cache_bytes=1 << 20, file_system_poll_wait_seconds=0.2) as server:
+        server.ready()
+        hot = np.arange(300, 320)
+        for _ in range(200):
+            assert (read(server, hot) == rows[hot]).all()
+        newer.rename(models / "2")
+        until(lambda: server.http.get("/v1/models/toy").json()["model_version_status"][0]["version"] == "2")
+        until(lambda: server.http.get("/v1/models/toy").json()["model_version_status"][0]["state"] == "AVAILABLE")
+        for node in cluster.nodes:
+            node.kill()
+        # Each row is of the newer version, and comes from the cache: no node is there.
+        assert (read(server, hot) == newer_rows[hot]).all()

@@ -2,14 +2,18 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Instant;
 
 use super::cache::{Cache, CacheCounts};
 use super::description::{Address, RemoteDescription};
+use super::read::{Want, read};
 use super::remote_table::{RemoteTable, TableCounts};
 use super::topology::Topology;
 
 /// Sizes the cache before the first row is known.
 const TYPICAL_ROW_BYTES: usize = 256;
+/// Rows that are read together while the cache is filled.
+const FILLED_TOGETHER: usize = 1000;
 
 #[derive(Default)]
 struct Opened {
@@ -78,6 +82,25 @@ impl Clusters {
     pub fn table(&self, tag: &str, version: i64) -> Option<Arc<RemoteTable>> {
         let opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
         opened.tables.get(&(tag.to_owned(), version)).and_then(Weak::upgrade)
+    }
+
+    /// Reads rows of an open table into the cache, the first ones first, until `deadline`; numbers that are no rows are
+    /// left out. Returns how many rows the cache got or had. 0 for a table that is not open, and without a cache.
+    #[must_use]
+    pub fn fill(&self, tag: &str, version: i64, rows: &[u64], deadline: Instant) -> usize {
+        let Some(table) = self.table(tag, version).filter(|table| table.has_cache()) else { return 0 };
+        let size = table.num_rows();
+        let rows: Vec<u64> = rows.iter().copied().filter(|row| *row < size).collect();
+        let mut count = 0;
+        for some in rows.chunks(FILLED_TOGETHER) {
+            let mut wants = [Want::new(&table, some.to_vec())];
+            read(&mut wants, Some(deadline));
+            count += wants[0].ids.len() - wants[0].left.len() - wants[0].num_stale;
+            if !wants[0].left.is_empty() || Instant::now() >= deadline {
+                break;
+            }
+        }
+        count
     }
 
     fn named(&self, model: &str, version: i64, table: &str) -> impl Iterator<Item = Arc<RemoteTable>> {

@@ -76,6 +76,7 @@ pub struct RemoteTable {
     changes: AtomicU64,
     /// Tells the table's rows from the rows of other tables and versions in the cache.
     serial: u64,
+    num_rows: u64,
     row_bytes: usize,
     block_rows: usize,
     default_rows: Vec<(usize, Vec<u8>)>,
@@ -140,6 +141,7 @@ impl RemoteTable {
             changes: AtomicU64::new(0),
             serial: cache.as_ref().map_or(0, |cache| cache.next_serial()),
             cache,
+            num_rows: rows as u64,
             row_bytes: *row_bytes,
             block_rows: (*block_rows).max(1),
             default_rows: default_rows.clone(),
@@ -153,6 +155,12 @@ impl RemoteTable {
             tails: (0..(*block_rows).max(1).min(rows.max(1))).map(tail).collect(),
             reply_head: format!("${row_bytes}\r\n").into_bytes(),
         }
+    }
+
+    /// Returns V, the number of rows.
+    #[must_use]
+    pub fn num_rows(&self) -> u64 {
+        self.num_rows
     }
 
     /// Returns the bytes of one row, with its scale.

@@ -398,6 +398,27 @@ fn a_replica_that_was_asked_already_gives_the_rows_of_a_node_that_is_given_up() 
 }
 
 #[test]
+fn a_cache_is_filled_until_its_deadline() {
+    let Some(mut server) = Server::start(None) else { return };
+    server.write("{es:m/t/f/", None);
+    let description = server.description("{es:m/t/f/", Vec::new());
+    let (without, clusters) = (Clusters::new(0), Clusters::new(1 << 20));
+    let soon = || Instant::now() + Duration::from_secs(60);
+    let table = clusters.open("m", 1, "t", ROWS, &description);
+    let _bare = without.open("m", 1, "t", ROWS, &description);
+    assert_eq!(without.fill("{es:m/t/f/", 1, &[1], soon()), 0);
+    assert_eq!(clusters.fill("{es:m/t/f/", 2, &[1], soon()), 0, "the version is not open");
+    assert_eq!(clusters.fill("{es:m/t/f/", 1, &[7, ROWS as u64, 3, u64::MAX], soon()), 2);
+    assert_eq!(clusters.cache_counts().unwrap().rows, 2);
+    assert_eq!(clusters.fill("{es:m/t/f/", 1, &[8], Instant::now()), 0, "the time is over");
+    server.process.kill().unwrap();
+    server.process.wait().unwrap();
+    assert_eq!(clusters.fill("{es:m/t/f/", 1, &[8, 9], soon()), 0);
+    let (rows, left, _) = read_one(&table, &[3, 7]);
+    assert_eq!((rows, left), (rows_of(&[3, 7]), vec![]));
+}
+
+#[test]
 fn a_full_cache_keeps_the_rows_that_are_read_often() {
     let cache = cache::Cache::new(200 * (8 + 96), 8);
     let read = |row: u64| {
