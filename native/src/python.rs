@@ -119,6 +119,11 @@ impl Clusters {
         self.inner.heard(model, version, table);
     }
 
+    /// Asks each cluster for its map of slots.
+    fn refresh(&self, py: Python<'_>) {
+        py.detach(|| self.inner.refresh());
+    }
+
     /// Reads rows of a table into the cache, the first ones first, for at most so many seconds; returns how many the
     /// cache got or had. `tag`: the beginning of the table's keys.
     #[allow(clippy::needless_pass_by_value, reason = "pyo3 passes a list by value")]

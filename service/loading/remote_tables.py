@@ -219,6 +219,8 @@ class RemoteTables:
         def run() -> None:
             while not stop.wait(_LOOK_S):
                 self.look()
+                if self._cache is not None:
+                    self._cache.refresh()
 
         def follow() -> None:
             while not stop.wait(_FOLLOW_S):

@@ -40,6 +40,10 @@ class Clusters:
         """Notes that the changes of a table were heard, so that its cached rows hold."""
         self.core.heard(*subject)
 
+    def refresh(self) -> None:
+        """Asks each cluster for its map of slots; waits for the nodes."""
+        self.core.refresh()
+
     def fill(self, layout: TableLayout, version: int, ids: Array, seconds: float) -> int:
         """Reads the [N] int64 rows into the cache, the first ones first; returns how many it got in that time."""
         return self.core.fill(layout.tag, version, ids.tolist(), seconds)

@@ -27,6 +27,9 @@ class RowCache(Protocol):
     def heard(self, subject: Subject) -> None:
         """Notes that the changes of a table were heard, so that its cached rows hold. Must not raise."""
 
+    def refresh(self) -> None:
+        """Asks each cluster for its map of slots; waits for the nodes. Must not raise."""
+
     def fill(self, layout: TableLayout, version: int, ids: Array, seconds: float) -> int:
         """Reads the [N] int64 rows into the cache, the first ones first; returns how many it got in that time."""
 

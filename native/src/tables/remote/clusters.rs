@@ -84,6 +84,18 @@ impl Clusters {
         opened.tables.get(&(tag.to_owned(), version)).and_then(Weak::upgrade)
     }
 
+    /// Asks each cluster for its map of slots: a replica that became a primary answers reads as before, so no read would
+    /// tell. Waits for the nodes, each cluster's longest time for a read at most.
+    pub fn refresh(&self) {
+        let opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
+        let topologies: Vec<_> = opened.topologies.values().filter_map(Weak::upgrade).collect();
+        drop(opened);
+        for topology in topologies {
+            // Reads that need the map say why it can not be had.
+            let _ = topology.refresh(Instant::now() + topology.address.timeout(), true);
+        }
+    }
+
     /// Reads rows of an open table into the cache, the first ones first, until `deadline`; numbers that are no rows are
     /// left out. Returns how many rows the cache got or had. 0 for a table that is not open, and without a cache.
     #[must_use]

@@ -398,6 +398,16 @@ fn a_replica_that_was_asked_already_gives_the_rows_of_a_node_that_is_given_up() 
 }
 
 #[test]
+fn the_map_of_slots_is_asked_for_without_a_read() {
+    let Some(server) = Server::start(None) else { return };
+    let clusters = Clusters::new(0);
+    let table = clusters.open("m", 1, "t", ROWS, &server.description("{es:m/t/f/", Vec::new()));
+    assert!(table.topology.map().holders.is_empty());
+    clusters.refresh();
+    assert_eq!(table.topology.map().holders, [[server.node()]]);
+}
+
+#[test]
 fn a_cache_is_filled_until_its_deadline() {
     let Some(mut server) = Server::start(None) else { return };
     server.write("{es:m/t/f/", None);
