@@ -18,10 +18,12 @@ from service.engine.call import Finished, Subject
 from service.engine.deltas import Deltas, DeltaStatus
 from service.engine.hot_rows import SampledRows
 from service.engine.model_config import ModelConfig, RequestLogConfig
+from service.engine.page_counts import PageCounts
 from service.engine.servable import LoadedServable, NativeServable, Servable
 from service.errors import ArtifactError, Overloaded
 from service.observe.metrics import Metrics
 from service.observe.neighbor_metrics import neighbor_lines
+from service.observe.page_metrics import page_lines
 from service.observe.remote_metrics import remote_lines
 from service.observe.request_logs import RequestLogs
 from service.observe.serving_metric_names import MEANINGS
@@ -68,6 +70,7 @@ def exposition() -> str:
         more = [lambda: readiness_lines(True, {"m": True}), lambda: store_lines([("m", counts, True)])]
         remote = RemoteCounts({("m", 1, "t"): ReadCounts()}, CacheCounts(0, 0, 0))
         more += [logs.metric_lines, lambda: remote_lines(remote), lambda: neighbor_lines({"m": 1})]
+        more.append(lambda: page_lines(PageCounts(0, 1, 0, 0, 0.0, 0, 0)))
         metrics = Metrics(lambda: [LoadedServable(_servable(), 0), LoadedServable(_sampled(), 0)], more)
         _report(metrics)
         text = metrics.render()[0].decode()

@@ -16,7 +16,7 @@ use crate::declined::Declined;
 use crate::edge::{self, Access, Caller, Cors, Dispatch, Limits, Listen, Method, Snapshot, Target, Tracing, Wire};
 use crate::forms::{self, Answered, Call};
 use crate::plan::{self, Description, Effort, MemoryOwner, ModelRoutes, Routes, Waiting};
-use crate::tables::remote;
+use crate::tables::{paged, remote};
 use crate::{last_words, python_log};
 
 /// One version of a model, compiled for requests. Concurrency: any thread.
@@ -28,10 +28,16 @@ pub struct Servable {
 #[pymethods]
 impl Servable {
     /// Compiles a description, JSON of service/native/description.py. `keep` owns the memory at the description's
-    /// addresses; it is released after the last request. `clusters` opens the tables that lie in clusters.
+    /// addresses; it is released after the last request. `clusters` opens the tables that lie in clusters, `pager` reads
+    /// those that are larger than memory.
     #[new]
-    #[pyo3(signature = (description, keep, clusters = None))]
-    fn new(description: &str, keep: Py<PyAny>, clusters: Option<&Bound<'_, Clusters>>) -> PyResult<Self> {
+    #[pyo3(signature = (description, keep, clusters = None, pager = None))]
+    fn new(
+        description: &str,
+        keep: Py<PyAny>,
+        clusters: Option<&Bound<'_, Clusters>>,
+        pager: Option<&Bound<'_, Pager>>,
+    ) -> PyResult<Self> {
         let description: Description =
             serde_json::from_str(description).map_err(|error| PyValueError::new_err(error.to_string()))?;
         // SAFETY: service/native/description.py writes only addresses of arrays that `keep` owns.
@@ -40,6 +46,9 @@ impl Servable {
         let mut compiled = compiled.map_err(PyValueError::new_err)?;
         if let Some(clusters) = clusters {
             compiled = compiled.with_clusters(&clusters.get().inner);
+        }
+        if let Some(pager) = pager {
+            compiled = compiled.with_pager(&pager.get().inner)?;
         }
         Ok(Servable { inner: Arc::new(compiled) })
     }
@@ -158,6 +167,26 @@ impl Clusters {
     /// Returns the counts of each table, and those of the cache or null, as JSON text.
     fn counts(&self) -> PyResult<String> {
         serde_json::to_string(&(self.inner.counts(), self.inner.cache_counts())).map_err(value_error)
+    }
+}
+
+/// Reads the pages of tables that are larger than memory. Concurrency: any thread.
+#[pyclass(frozen, module = "service._native")]
+pub struct Pager {
+    inner: Arc<paged::Pager>,
+}
+
+#[pymethods]
+impl Pager {
+    /// `max_bytes`: the most bytes of pages that stay in memory.
+    #[new]
+    fn new(max_bytes: u64) -> Self {
+        Pager { inner: paged::Pager::new(max_bytes) }
+    }
+
+    /// Returns the counts of all tables together, as JSON text.
+    fn counts(&self) -> PyResult<String> {
+        serde_json::to_string(&self.inner.counts()).map_err(value_error)
     }
 }
 
@@ -581,6 +610,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     crate::towers::python::register(module)?;
     module.add_class::<Servable>()?;
     module.add_class::<Clusters>()?;
+    module.add_class::<Pager>()?;
     module.add_class::<Forms>()?;
     module.add_class::<Server>()?;
     module.add_function(wrap_pyfunction!(keep_last_words, module)?)?;

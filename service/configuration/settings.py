@@ -90,6 +90,18 @@ class Settings(ListenerSettings):
         0,
         3600,
     )
+    paged_tables: Literal["auto", "on", "off"] = setting(
+        "auto",
+        "Whether the native core reads the pages of mapped tables itself, together for each lookup and beside other "
+        "lookups, and drops them again: 'auto' does so for versions whose tables do not fit into --paged_tables_mib; "
+        "see docs/scaling.md.",
+    )
+    paged_tables_mib: int = setting(
+        0,
+        "Most MiB of such tables that stay in memory; 0: 70 % of the memory limit of the machine or control group.",
+        0,
+        1 << 30,
+    )
     table_prefault: bool = setting(False, "Whether all pages of a version's tables are read before it is AVAILABLE.")
     table_prefault_mib_per_s: float = setting(
         0.0,

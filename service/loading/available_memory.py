@@ -1,4 +1,4 @@
-"""Reads from Linux how much memory this process may still use, by the system's and by its control groups' limits.
+"""Reads from Linux how much memory this process may use, and still use, by the system's and its control groups' limits.
 
 Pages of the page cache count as available, because the kernel can free them. MemAvailable includes most of them; they
 are subtracted from a control group's usage here.
@@ -28,6 +28,19 @@ def available_bytes(root: Path = Path("/")) -> int | None:
             of_files = sum(held.get(f"{prefix}{kind}", 0) for kind in ("inactive_file", "active_file"))
             found.append(max(most - max(used - of_files, 0), 0))
     return min(found, default=None)
+
+
+def memory_limit_bytes(root: Path = Path("/")) -> int | None:
+    """Returns the bytes of memory that this process may use in all: the system's, or the least of its control groups'.
+
+    Returns None if the kernel does not show them. root: the folder above /proc and /sys.
+    """
+    found = []
+    meminfo = _numbers(root / "proc/meminfo")
+    if "MemTotal:" in meminfo:
+        found.append(meminfo["MemTotal:"] * 1024)
+    limits = (_number(folder / limit) for folder, limit, _, _ in _groups(root))
+    return min((*found, *(most for most in limits if most is not None)), default=None)
 
 
 def _groups(root: Path) -> Iterator[tuple[Path, str, str, str]]:

@@ -86,7 +86,7 @@ class HotRowsFiles:
             logger.warning("hot rows can not be read", extra={"path": str(path), "reason": str(error)})
             return {}
 
-    def read_or_sampled(self, model: str, version: int) -> Mapping[str, Array]:
+    def newest(self, model: str, version: int) -> Mapping[str, Array]:
         """Returns what read() returns; if that is empty, the hot rows of the newest older version that is AVAILABLE."""
         if found := self.read(model, version):
             return found

@@ -28,6 +28,7 @@ from service.loading.loader import (
     fill_nothing,
     no_hot_rows,
 )
+from service.loading.paged_tables import PagedTables
 from service.loading.table_pages import TablePages
 from service.loading.table_verification import TableVerification
 from service.observe.metrics import Metrics
@@ -49,6 +50,7 @@ def create_load_rules(
     open_remote: OpenRemote | None = None,
     hot_rows: HotRows = no_hot_rows,
     fill_caches: FillCaches = fill_nothing,
+    paged_tables: PagedTables | None = None,
     on_list: Callable[[Sequence[ModelConfig]], None] = lambda configs: None,
 ) -> LoadRules:
     """Returns the LoadRules of the settings, by which a ModelSet loads versions.
@@ -57,7 +59,7 @@ def create_load_rules(
       batching: batches graph runs. pages: makes tables' pages huge. verification: compares tables with their checksums.
       wake_follower: called when this server changed rows.
       compile_native: compiles versions for the native core; None: there is no core.
-      show_lookups, open_remote, hot_rows, fill_caches: as in ServableLoader.
+      show_lookups, open_remote, hot_rows, fill_caches, paged_tables: as in ServableLoader.
       open_store, on_list: as in LoadRules.
     """
     threads, inter_op_threads = settings.parallelism
@@ -75,6 +77,7 @@ def create_load_rules(
             tower_batch_rows=settings.tower_batch_rows,
             lookup_runner=row_runner(settings.lookup_threads),
             residency=residency_of(settings),
+            paged_tables=paged_tables,
             pages=pages,
             verification=verification,
             deltas=delta_rules(settings, wake_follower),

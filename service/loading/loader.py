@@ -20,6 +20,7 @@ from service.errors import ArtifactError, DataLoss, ServiceError
 from service.graph.lazy import LazyBackend
 from service.graph.native_form import NativeGraph, PythonOnly
 from service.loading.graph_batching import GraphBatching
+from service.loading.paged_tables import PagedTables
 from service.loading.rebuilding import with_deltas
 from service.loading.recorded_warmup import replay_requests
 from service.loading.table_pages import TablePages
@@ -102,6 +103,7 @@ class ServableLoader:
       if batching is set.
     lookup_runner: shares the rows of large lookups out among threads.
     residency: how the tables' pages are prepared.
+    paged_tables: decides which versions have tables larger than memory; None: no version has.
     pages: makes the tables' pages huge; None: the pages stay as they are.
     verification: compares tables with their checksums; None: tables are not verified.
     deltas: the rules for changing rows without a new version; None: rows do not change.
@@ -123,6 +125,7 @@ class ServableLoader:
     tower_batch_rows: int = 0
     lookup_runner: RowRunner = in_one_piece
     residency: Residency = Residency()
+    paged_tables: PagedTables | None = None
     pages: TablePages | None = None
     verification: TableVerification | None = None
     deltas: DeltaRules | None = None
@@ -209,15 +212,20 @@ class ServableLoader:
             told = {"model": name, "version": version, "signature": signature, "reason": fault}
             logger.warning("signature is left to its graph: its manifest does not fit", extra=told)
         manifest = lookups.fitting(manifest)
+        pages, residency = self.pages, self.residency
+        if self.paged_tables is not None and self.paged_tables.applies_to(path, lookups.tables):
+            lookups = replace(lookups, is_paged=True)
+            # The kernel reads no more than the page of a row, and pages are not made huge: one hot row would keep 2 MB.
+            pages, residency = None, Residency(advice="random", is_warmed=residency.is_warmed)
         # Pages are made huge before tables are verified, so that the checksums are compared with the pages that were
         # read again.
-        are_made = self.pages.make(lookups.files) if self.pages is not None else None
+        are_made = pages.make(lookups.files) if pages is not None else None
         if self.verification is not None:
             # Tables are verified before residency.apply(): verification then drops the pages that it reads, which
             # apply() would keep in memory.
             behind = are_made.wait if are_made is not None else nothing_before
             self.verification.check(name, lookups.files, _stored(path, manifest, remote), behind)
-        self.residency.apply(path, lookups.tables, self.hot_rows(name, version))
+        residency.apply(path, lookups.tables, self.hot_rows(name, version))
         servable = Servable(
             name,
             version,

@@ -21,6 +21,7 @@ from service.graph.native_form import NativeGraph
 from service.native.left_out import lookup_fault, predict_fault
 from service.remote.row_cache import FRESH_S
 from service.tables.backend import OpenedLookups
+from service.tables.guarded_files import GuardedFiles
 from service.tables.plan import FeaturePlan, OutputPlan, SignaturePlan
 from service.tables.remote_table import RemoteTable
 from service.tables.table import MappedTable
@@ -149,6 +150,7 @@ class _Writer:
 
     def __init__(self, lookups: OpenedLookups | None) -> None:
         self._tables: Mapping[str, ServedTable] = {} if lookups is None else {**lookups.tables, **lookups.remote}
+        self._paged_files = lookups.files if lookups is not None and lookups.is_paged else None
         self._table_numbers: dict[str, int] = {}
         self._vocabularies: list[OpenedVocabulary] = []
         by_table = {} if lookups is None else lookups.backend.vocabularies
@@ -171,7 +173,7 @@ class _Writer:
 
     def tables(self) -> list[dict[str, Any]]:
         """Returns the description's JSON list of tables."""
-        return [_table(self._tables[name]) for name in self._table_numbers]
+        return [_table(self._tables[name], self._paged_files) for name in self._table_numbers]
 
     def vocabularies(self) -> list[dict[str, Any]]:
         """Returns the description's JSON list of vocabularies."""
@@ -280,7 +282,7 @@ def _json_name(spec: SignatureSpec, lookup: LookupFeature) -> str:
     return (with_weights or same)[0].feature
 
 
-def _table(table: ServedTable) -> dict[str, Any]:
+def _table(table: ServedTable, paged_files: GuardedFiles | None) -> dict[str, Any]:
     rows_at, scales_at = _addresses(table)
     return {
         "name": table.info.name,
@@ -290,7 +292,19 @@ def _table(table: ServedTable) -> dict[str, Any]:
         "rows_at": rows_at,
         "scales_at": scales_at,
         "remote": _remote(table) if isinstance(table, RemoteTable) else None,
+        **({"paged": _paged(table, paged_files)} if paged_files and isinstance(table, MappedTable) else {}),
     }
+
+
+def _paged(table: MappedTable, files: GuardedFiles) -> list[dict[str, int]]:
+    """Returns the ranges of a table's rows and scales in their mapped files."""
+    found = []
+    for array in (table.weights, table.scales):
+        if array.size:
+            descriptor, map_at = files.place(array.ctypes.data)
+            stride = array.nbytes // len(array)
+            found.append({"at": array.ctypes.data, "stride": stride, "fd": descriptor, "map_at": map_at})
+    return found
 
 
 def _remote(table: RemoteTable) -> dict[str, Any]:

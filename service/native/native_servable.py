@@ -71,6 +71,7 @@ def compile_native(
     lookups: OpenedLookups | None,
     graphs: Mapping[str, NativeGraph | PythonOnly],
     clusters: _native.Clusters | None = None,
+    pager: _native.Pager | None = None,
     *,
     has_hot_rows: bool = False,
 ) -> Servable:
@@ -80,6 +81,7 @@ def compile_native(
 
     Args:
       clusters: opens the remote tables of the version; None: the core forwards the lookups of remote tables.
+      pager: reads the tables of a version whose tables are larger than memory.
       has_hot_rows: the core samples ids, to find the hot rows of each table.
     """
     from service import _native
@@ -97,8 +99,8 @@ def compile_native(
     if described is None:
         return servable
     try:
-        compiled = _native.Servable(described.text, described.keep, clusters)
-    except ValueError as error:
+        compiled = _native.Servable(described.text, described.keep, clusters, pager)
+    except (ValueError, OSError) as error:
         # A version that the native core can not compile is a fault of the server. It costs speed and no answers,
         # because the reference servers answer for the version.
         logger.error("the native core can not serve the version", extra=names | {"reason": str(error)})

@@ -8,7 +8,6 @@ import signal
 import threading
 import time
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 from service.access.access import create_access
@@ -29,7 +28,6 @@ from service.loading.table_pages import table_pages
 from service.loading.table_verification import table_verification
 from service.loading.version_diffs import VersionDiffs
 from service.native.clusters import Clusters, remote_counts
-from service.native.native_servable import compile_native
 from service.native.route_publisher import RoutePublisher
 from service.observe.metrics import Metrics
 from service.observe.neighbor_metrics import neighbor_lines
@@ -44,6 +42,7 @@ from service.process.admission import create_admission
 from service.process.http_parts import HttpParts, Ports, metrics_paths_of
 from service.process.model_lists import ModelLists
 from service.process.object_stores import open_stores
+from service.process.table_paging import TablePaging
 from service.process.tracing_start import tracing_of
 from service.remote.address import remote_tables
 from service.types import State, VersionStatus
@@ -92,17 +91,18 @@ class App:
         self._clusters = None if self._routes is None else Clusters(settings.remote_cache_bytes)
         self._remote = RemoteTables(remote_tables(settings.remote_tables), self._show_health, self._clusters)
         self._registry.problem_beside = self._remote.problem
+        paging = TablePaging(settings, self._clusters, self._registry.loaded)
         self._stores = open_stores(settings)
         more = [
             self._readiness_lines,
             lambda: [] if self._stores is None else store_lines(self._stores.counts()),
             lambda: remote_lines(remote_counts(self._clusters, self._remote.counts())),
+            paging.lines,
             lambda: neighbor_lines(self._engine.searches.rows_scanned()),
             self._request_logs.metric_lines,
         ]
         self._metrics = Metrics(self._registry.loaded, more, self._recent)
-        self._stop = asyncio.Event()
-        self._stop_watching = threading.Event()
+        self._stop, self._stop_watching = asyncio.Event(), threading.Event()
         self._is_complete = threading.Event()
         self._is_forced = False
         self._follower = Follower(self._registry, settings.delta_poll_wait_seconds)
@@ -113,7 +113,6 @@ class App:
         )
         self._hot_rows = HotRowsFiles(settings.hot_rows_dir, self._registry.loaded)
         self._tracing = tracing_of(settings)
-        fill = RemoteFilling(self._clusters, settings.remote_cache_fill_seconds, self._hot_rows.read_or_sampled)
         rules = create_load_rules(
             settings,
             self._metrics,
@@ -121,13 +120,14 @@ class App:
             pages=self._pages,
             verification=self._verification,
             wake_follower=self._follower.wake,
-            compile_native=None if self._clusters is None else partial(compile_native, clusters=self._clusters.core),
+            compile_native=paging.compile,
             show_lookups=self._show_lookups if settings.early_lookups else None,
             open_store=None if self._stores is None else self._stores.open,
             open_remote=self._remote.open,
             hot_rows=self._hot_rows.read,
-            fill_caches=fill,
+            fill_caches=RemoteFilling(self._clusters, settings.remote_cache_fill_seconds, self._hot_rows.newest),
             on_list=self._remote.configure,
+            paged_tables=paging.rule,
         )
         diffs = VersionDiffs(self._registry.loaded, lambda model, version: self._models.folder(model, version))
         rules = diffs.gated(rules, settings.max_drift)

@@ -92,6 +92,7 @@ class OpenedLookups:
     keys: table -> keys of its rows, for tables with vocabularies.
     faults: why a signature does not fit its description in the manifest, by name; such a signature stays as the
       SavedModel has it.
+    is_paged: the tables are larger than memory, so the native core reads their pages and drops them again.
     """
 
     tables: Mapping[str, MappedTable]
@@ -102,6 +103,7 @@ class OpenedLookups:
     faults: Mapping[str, str]
     remote: Mapping[str, RemoteTable] = field(default_factory=dict)
     keys: Mapping[str, TableKeys] = field(default_factory=dict)
+    is_paged: bool = False
 
     @property
     def remote_signatures(self) -> frozenset[str]:

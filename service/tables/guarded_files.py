@@ -107,6 +107,17 @@ class GuardedFiles:
         """Connects another map of one of the files to this version's mark, which is then set if that map is damaged."""
         mapped.guard(self._memory)
 
+    def place(self, address: int) -> tuple[int, int]:
+        """Returns the file that is mapped at a memory address: its descriptor, and the address of its first byte.
+
+        The descriptor is valid until close(). Raises LookupError if no file is mapped there.
+        """
+        for opened in self._opened.values():
+            begin = np.frombuffer(opened.map, np.uint8).ctypes.data
+            if begin <= address < begin + opened.size:
+                return opened.descriptor, begin
+        raise LookupError(f"no file is mapped at {address:#x}")
+
     def look(self) -> str:
         """Checks the mapped files for damage, and sets the mark if there is any; returns the damage, else ""."""
         if not self.mark[0]:

@@ -56,6 +56,8 @@ pub struct Connection {
     has_unread: AtomicBool,
     flood: AtomicU8,
     refused: AtomicU64,
+    large_refused: AtomicU64,
+    arriving: AtomicUsize,
     is_paused: AtomicBool,
     begun: AtomicUsize,
     names: OnceLock<Vec<String>>,
@@ -85,6 +87,8 @@ impl Connection {
             has_unread: AtomicBool::new(false),
             flood: AtomicU8::new(0),
             refused: AtomicU64::new(0),
+            large_refused: AtomicU64::new(0),
+            arriving: AtomicUsize::new(0),
             is_paused: AtomicBool::new(false),
             begun: AtomicUsize::new(0),
             names: OnceLock::new(),
@@ -189,6 +193,32 @@ impl Connection {
     #[inline]
     pub fn refused(&self) -> u64 {
         self.refused.load(Relaxed)
+    }
+
+    /// Counts a large request that the server refused before it had read the request's body.
+    pub fn note_large_refused(&self) {
+        self.large_refused.fetch_add(1, Relaxed);
+    }
+
+    /// Returns how many large requests the server refused before it had read their bodies.
+    #[must_use]
+    #[inline]
+    pub fn large_refused(&self) -> u64 {
+        self.large_refused.load(Relaxed)
+    }
+
+    /// Counts a large request as accepted, although its body has not arrived; dropping the returned value ends this.
+    #[must_use]
+    pub fn expect_body(self: &Arc<Self>) -> Arriving {
+        self.arriving.fetch_add(1, Relaxed);
+        Arriving(Arc::clone(self))
+    }
+
+    /// Says whether the body of an accepted large request has not arrived yet.
+    #[must_use]
+    #[inline]
+    pub fn expects_body(&self) -> bool {
+        self.arriving.load(Relaxed) > 0
     }
 
     /// Stops the reading of the connection's socket, or lets the reading go on. Only the connection's task calls this.
@@ -311,6 +341,16 @@ impl Drop for Open {
         let served = &self.0.served;
         served.fetch_add(1, Relaxed);
         self.0.open.fetch_sub(1, Relaxed);
+    }
+}
+
+/// An accepted large request whose body has not arrived yet.
+#[derive(Debug)]
+pub struct Arriving(Arc<Connection>);
+
+impl Drop for Arriving {
+    fn drop(&mut self) {
+        self.0.arriving.fetch_sub(1, Relaxed);
     }
 }
 

@@ -10,7 +10,7 @@ use http::HeaderValue;
 use http::request::Parts;
 
 use super::account::{Hold, Shares};
-use super::connection::{Connection, Debt, Open};
+use super::connection::{Arriving, Connection, Debt, Open};
 use super::dispatch::Method;
 use super::fair_queue::Ask;
 use super::grpc_message::{self, Code, PREFIX_BYTES, Payload, Status};
@@ -45,7 +45,7 @@ pub struct Incoming {
     // Counts the bytes of the body that were read, and of its inflated form, against the limit on bytes in flight.
     pub hold: Hold,
     // Large work, while its message is read.
-    pub announcement: Option<Announcement>,
+    pub announcement: Option<(Announcement, Arriving)>,
     _open: Open,
 }
 
@@ -79,7 +79,7 @@ impl Incoming {
         let ask = self.ask(data, size);
         let model = Arc::clone(&ask.path[0]);
         match self.shared.large.announce(ask) {
-            Ok(announcement) => self.announcement = Some(announcement),
+            Ok(announcement) => self.announcement = Some((announcement, self.connection.expect_body())),
             Err(refusal) => return Err(self.shared.refuse(&model, refusal, late)),
         }
         Ok(())
@@ -244,9 +244,11 @@ pub async fn gather(incoming: &mut Incoming, first: Option<Bytes>, is_plain: boo
                 is_judged = true;
                 let shares = incoming.shares(so_far);
                 if !shares.has_room(size) {
+                    incoming.connection.note_large_refused();
                     return Gathered::Refused(incoming.shared.no_bytes(shares.model()));
                 }
                 if is_plain && let Err(status) = incoming.announce(so_far, size) {
+                    incoming.connection.note_large_refused();
                     return Gathered::Refused(status);
                 }
             }

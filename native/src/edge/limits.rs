@@ -11,7 +11,7 @@ pub const WRITE_BUDGET: usize = 512 << 10;
 /// While a socket accepts no bytes, further requests of its gRPC connection wait if it has more unsent answers than this.
 pub const BACKED_UP_BYTES: usize = 256 << 10;
 /// Refusals on all gRPC connections together take at most about 1 part in this many of the connection threads' time.
-pub const REFUSAL_SHARE: u32 = 10;
+pub const REFUSAL_SHARE: u32 = 20;
 /// A request with more bytes never runs on the thread of its connection, but on the pool for large work.
 pub const INLINE_BYTES: usize = 64 << 10;
 /// An HTTP/1.1 body that comes in more than `TINY_PARTS` parts must have at least `TINY_BYTES` bytes in each part on
@@ -72,7 +72,7 @@ impl Default for Limits {
             max_response_bytes: 256 << 20,
             max_bytes_in_flight: 1 << 30,
             max_connections: 1 << 16,
-            max_streams: 1000,
+            max_streams: 128,
             max_head_bytes: 64 << 10,
             max_header_list_bytes: 64 << 10,
             max_owed_bytes: 16 << 20,

@@ -26,6 +26,7 @@ pub mod limits;
 pub(crate) mod pace;
 mod refusal_pause;
 mod request_id;
+mod request_window;
 mod sampling;
 mod server;
 pub(crate) mod shared;

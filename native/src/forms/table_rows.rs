@@ -10,7 +10,7 @@ use super::json::outputs::{check_body, check_numbers, text_buffer};
 use super::json::reader::read_ids;
 use super::{Call, Version};
 use crate::declined::Declined;
-use crate::plan::DataType;
+use crate::plan::{DataType, read_table};
 use crate::tables::table::{Dtype, Ints, OnBadId, OutputRows, Policy};
 
 /// Returns the body of the answer to a `:rows` request. The counts of looked-up ids do not change, because those belong
@@ -39,7 +39,8 @@ pub fn answer(
         return Err(Declined::Unfit);
     }
     let servable = call.find(model, version)?;
-    let table = &servable.tables()[servable.table(table).ok_or(Declined::Unknown)?];
+    let number = servable.table(table).ok_or(Declined::Unknown)?;
+    let table = &servable.tables()[number];
     if table.dtype == Dtype::Float64 {
         return Err(Declined::NotNative);
     }
@@ -47,6 +48,7 @@ pub fn answer(
     let num_bytes = ids.len().checked_mul(row_bytes).ok_or(Declined::OverLimit)?;
     check_numbers(call.effort, num_bytes / 4)?;
     let policy = Policy { on_bad_id: OnBadId::Error, default_row: 0 };
+    read_table(servable, number, Ints::of(&ids), policy, call.effort)?;
     let mut rows = Vec::with_capacity(num_bytes);
     let out = OutputRows::new(&mut rows.spare_capacity_mut()[..num_bytes], 0, row_bytes, row_bytes, ids.len());
     table.gather(Ints::of(&ids), policy, out).map_err(|_| Declined::Unfit)?;

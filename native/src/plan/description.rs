@@ -3,6 +3,7 @@
 use serde::Deserialize;
 
 use super::inputs::DataType;
+use crate::tables::paged::RangeDescription;
 use crate::tables::remote::RemoteDescription;
 use crate::tables::table::{Combiner, Dtype, OnBadId, Summation};
 use crate::tables::vocabulary;
@@ -52,6 +53,9 @@ pub struct TableDescription {
     /// Where the rows lie if a cluster holds them; None for a table in mapped memory.
     #[serde(default)]
     pub remote: Option<RemoteDescription>,
+    /// The rows and the scales in their mapped file, if the table is larger than memory; else empty.
+    #[serde(default)]
+    pub paged: Vec<RangeDescription>,
 }
 
 /// The description of one vocabulary: addresses and lengths of the arrays in `service/tables/vocabulary.py`.

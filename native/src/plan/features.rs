@@ -6,8 +6,10 @@ use smallvec::SmallVec;
 
 use super::inputs::{Dims, Inputs, Tensor};
 use super::numbers::{NumberBytes, number_bytes};
+use super::paged_rows::read_table;
 use super::remote_rows::RemoteRows;
 use super::servable::{FeaturePlan, LookupKind, NeedsIds, Servable, Signature};
+use super::work::{Effort, Waiting};
 use crate::declined::Declined;
 use crate::tables::table::{Ints, OnBadId, OutputRows, Weights};
 
@@ -262,7 +264,10 @@ impl<'s, 'r> Features<'s, 'r> {
             // The ids have a dtype of fewer bytes than int64, so the lookup would leave a part of `to` unwritten.
             return Err(Declined::NotNative);
         }
-        self.servable.see(self.plan.features[feature].table, sent.ids());
-        read(self.servable, &self.plan.features[feature], sent, None, to, placement).map(drop)
+        let plan = &self.plan.features[feature];
+        self.servable.see(plan.table, sent.ids());
+        // A predict runs on a thread of a pool, which may wait for the disk.
+        read_table(self.servable, plan.table, sent.ids(), plan.policy, Effort::Wait(&Waiting::default()))?;
+        read(self.servable, plan, sent, None, to, placement).map(drop)
     }
 }

@@ -7,6 +7,7 @@ mod graph;
 mod inputs;
 mod names;
 mod numbers;
+mod paged_rows;
 mod remote_rows;
 mod routes;
 mod servable;
@@ -23,6 +24,7 @@ pub use features::Features;
 pub use grant::Grant;
 pub use graph::{Graph, GraphOutput, OpenGraph, OutputData};
 pub use inputs::{Data, DataType, Dims, Inputs, Strings, Tensor};
+pub use paged_rows::read_table;
 pub use routes::{ModelRoutes, Routes};
 pub use servable::{
     Counts, FeaturePlan, InputPlan, InputRole, LookupKind, MemoryOwner, NeedsIds, OutputPlan, Servable, Signature,

@@ -1,5 +1,6 @@
 //! One published version: its tables, its vocabularies and its signatures, compiled for requests.
 
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -12,6 +13,7 @@ use super::names::Names;
 use super::work::Effort;
 use crate::declined::Declined;
 use crate::tables::hot_rows::HotRows;
+use crate::tables::paged::{PagedTable, Pager};
 use crate::tables::remote::{Clusters, RemoteTable};
 use crate::tables::table::{CombineOptions, Combiner, Dtype, Ints, Policy, Table};
 use crate::tables::vocabulary::Vocabulary;
@@ -226,6 +228,8 @@ unsafe impl Sync for SharedParts {}
 /// `Arc` is dropped.
 #[derive(Debug)]
 pub struct Servable {
+    /// For each table its pages, if it is larger than memory; empty if no table is. Dropped before the tables' memory.
+    paged_tables: Arc<[Option<Arc<PagedTable>>]>,
     shared: Arc<SharedParts>,
     tables: Vec<Table>,
     /// For each table the same table in a cluster, if it lies in one; empty if all tables are mapped.
@@ -238,8 +242,8 @@ impl Servable {
     /// Compiles the description of a model version; `owner` owns all memory whose addresses are in the description.
     ///
     /// # Safety
-    /// The addresses in `description` meet the conditions of [`Table::new`] and [`Vocabulary::new`] until `owner` is
-    /// dropped.
+    /// The addresses in `description` meet the conditions of [`Table::new`], [`Vocabulary::new`] and [`Pager::open`]
+    /// until `owner` is dropped.
     ///
     /// # Errors
     /// A sentence that names the part of the description that contradicts another part.
@@ -292,7 +296,13 @@ impl Servable {
             has_serving_default,
             _owner: owner,
         };
-        Ok(Servable { shared: Arc::new(shared), tables: mapped, remote_tables: Arc::default(), _owner: None })
+        Ok(Servable {
+            paged_tables: Arc::default(),
+            shared: Arc::new(shared),
+            tables: mapped,
+            remote_tables: Arc::default(),
+            _owner: None,
+        })
     }
 
     /// Returns a copy of the servable that reads other tables of the same shapes, whose memory `owner` owns. Both
@@ -308,9 +318,45 @@ impl Servable {
         assert_eq!(addresses.len(), self.tables.len());
         let pairs = self.shared.tables.iter().zip(addresses);
         // SAFETY: the caller promises that the table's addresses fulfil the conditions of `Table::new`.
-        let tables = pairs.map(|(table, at)| unsafe { table_at(table, at.0, at.1) }).collect();
+        let tables: Vec<_> = pairs.map(|(table, at)| unsafe { table_at(table, at.0, at.1) }).collect();
         let remote_tables = Arc::clone(&self.remote_tables);
-        Servable { shared: Arc::clone(&self.shared), tables, remote_tables, _owner: Some(owner) }
+        // A table with changed rows lies in a private map: its pages can not be dropped without those rows.
+        let pairs = self.paged_tables.iter().zip(self.tables.iter().zip(&tables));
+        let paged_tables = pairs.map(|(paged, (before, now))| paged.clone().filter(|_| before.is_at(now))).collect();
+        let shared = Arc::clone(&self.shared);
+        Servable { paged_tables, shared, tables, remote_tables, _owner: Some(owner) }
+    }
+
+    /// Lets a pager read the pages of the tables that are larger than memory.
+    ///
+    /// # Errors
+    /// The system gives no further descriptor of a table's file.
+    pub fn with_pager(self, pager: &Arc<Pager>) -> io::Result<Self> {
+        if self.shared.tables.iter().all(|table| table.paged.is_empty()) {
+            return Ok(self);
+        }
+        let open = |table: &TableDescription| {
+            if table.paged.is_empty() {
+                return Ok(None);
+            }
+            // SAFETY: the caller of `compile` promised that the table's addresses stay mapped, from shared maps.
+            unsafe { pager.open(table.vocabulary_size, &table.paged) }.map(|table| Some(Arc::new(table)))
+        };
+        let paged_tables = self.shared.tables.iter().map(open).collect::<io::Result<_>>()?;
+        Ok(Servable { paged_tables, ..self })
+    }
+
+    /// Says whether a table of the version is larger than memory.
+    #[must_use]
+    #[inline]
+    pub fn is_paged(&self) -> bool {
+        !self.paged_tables.is_empty()
+    }
+
+    /// Returns the pages of a table; None if the table is not larger than memory.
+    #[must_use]
+    pub fn paged_table(&self, table: usize) -> Option<&PagedTable> {
+        self.paged_tables.get(table)?.as_deref()
     }
 
     /// Opens the tables that lie in clusters. Until then every id of such a table is refused.

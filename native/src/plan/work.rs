@@ -10,6 +10,7 @@ use smallvec::SmallVec;
 use super::features::{FeatureInputs, Placement, feature_inputs, read, vector_dims, vector_width};
 use super::graph::{GraphOutput, OutputData};
 use super::inputs::{DataType, Dims, Inputs};
+use super::paged_rows;
 use super::remote_rows::{self, RemoteRows};
 use super::servable::{Servable, Signature};
 use super::validation::{UnknownKeyCounts, check_names, count_rows, validate_tensors};
@@ -27,7 +28,7 @@ pub enum Effort<'a> {
     Small,
     /// Any amount of work, because the thread belongs to the pool for large work.
     Any,
-    /// Any amount of work, and waiting for other machines.
+    /// Any amount of work, and waiting for disks and other machines.
     Wait(&'a Waiting),
 }
 
@@ -154,6 +155,11 @@ impl<'s, 'r> Work<'s, 'r> {
             work.content = Content::Lookup { sent, missing, remote: Vec::new() };
             if effort == Effort::Small && work.cost_bytes() > SMALL_BYTES {
                 return Err(if is_remote { Declined::Waits } else { Declined::TooLarge });
+            }
+            if servable.is_paged()
+                && let Content::Lookup { sent, .. } = &work.content
+            {
+                paged_rows::read(servable, plan, sent, effort)?;
             }
             if is_remote && let Content::Lookup { sent, remote, .. } = &mut work.content {
                 *remote = remote_rows::read(servable, plan, sent, effort)?;

@@ -20,6 +20,7 @@ pub mod key_index;
 mod lanes;
 pub mod neighbors;
 mod numbers;
+pub mod paged;
 mod processor;
 #[cfg(feature = "python")]
 pub(crate) mod python;

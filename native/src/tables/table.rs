@@ -341,6 +341,12 @@ impl Table {
         Table { dtype, vocabulary_size, embedding_dim, rows, scales }
     }
 
+    /// Says whether another table has its rows and scales at the same addresses.
+    #[must_use]
+    pub fn is_at(&self, other: &Table) -> bool {
+        self.rows == other.rows && self.scales == other.scales
+    }
+
     /// Returns how many bytes of the table a lookup reads for one id, with the row's scale.
     #[must_use]
     pub fn row_bytes(&self) -> usize {

@@ -1,6 +1,7 @@
 //! Compares the kernels with the oracle, bit for bit, over every dtype, combiner, order of additions and policy.
 
 mod neighbors;
+mod paged;
 
 use std::mem::MaybeUninit;
 

@@ -16,9 +16,13 @@ pub async fn connect(setup: &Setup) -> SendRequest<Bytes> {
     let stream = TcpStream::connect(setup.address(Wire::Grpc)).await.unwrap();
     stream.set_nodelay(true).unwrap();
     // With its default window, h2's client ends a connection after some hundred small unread answers, so the test uses
-    // a larger window.
-    let (sender, connection) =
-        h2::client::Builder::new().initial_connection_window_size(4 << 20).handshake(stream).await.unwrap();
+    // a larger window. Before the server's SETTINGS frame comes, it opens 100 streams at most, as hyper's client does.
+    let (sender, connection) = h2::client::Builder::new()
+        .initial_connection_window_size(4 << 20)
+        .initial_max_send_streams(100)
+        .handshake(stream)
+        .await
+        .unwrap();
     tokio::spawn(async move {
         let _ = connection.await;
     });

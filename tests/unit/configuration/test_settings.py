@@ -49,6 +49,8 @@ OTHER_VALUES: dict[str, tuple[str, Any]] = {
     "slow_request_ms": ("0", 0.0),
     "tracing": ("otlp", "otlp"),
     "warm": ("true", True),
+    "paged_tables": ("on", "on"),
+    "paged_tables_mib": ("5", 5),
     "table_prefault": ("true", True),
     "table_prefault_mib_per_s": ("2.5", 2.5),
     "table_lock": ("try", "try"),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from service.loading.available_memory import available_bytes
+from service.loading.available_memory import available_bytes, memory_limit_bytes
 
 V1_STAT = "total_inactive_file 3000\ntotal_active_file 1000\ninactive_file 1\n"
 MEMINFO = "MemTotal:       24000 kB\nMemAvailable:   20000 kB\n"
@@ -81,3 +81,33 @@ def test_the_least_of_all_limits_counts(tmp_path: Path, files: dict[str, str], e
 def test_this_system_says_something() -> None:
     found = available_bytes()
     assert found is None or found > 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, None),
+        ({"proc/meminfo": MEMINFO}, 24000 * 1024),
+        # The least limit of the group and of those above it.
+        (
+            {
+                "proc/meminfo": MEMINFO,
+                "proc/self/cgroup": "0::/pods/one\n",
+                "sys/fs/cgroup/pods/one/memory.max": "max\n",
+                "sys/fs/cgroup/pods/memory.max": "5000\n",
+            },
+            5000,
+        ),
+        # Version 1 writes a number beyond all memory for no limit.
+        (
+            {
+                "proc/meminfo": MEMINFO,
+                "proc/self/cgroup": "4:memory:/\n",
+                "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
+            },
+            24000 * 1024,
+        ),
+    ],
+)
+def test_the_least_limit_counts(tmp_path: Path, files: dict[str, str], expected: int | None) -> None:
+    assert memory_limit_bytes(write(tmp_path, files)) == expected

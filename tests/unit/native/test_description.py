@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import json
+import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +66,24 @@ def test_scales_are_named_too(tmp_path: Path) -> None:
     write_toy_model(tmp_path / "1", dtype="int8")
     document = described(tmp_path / "1")[1]
     assert all(one["dtype"] == "int8" and one["scales_at"] for one in document["tables"])
+
+
+def test_paged_tables_are_named_by_where_they_lie_in_their_files(tmp_path: Path) -> None:
+    write_toy_model(tmp_path / "1", dtype="int8")
+    assert not any("paged" in one for one in described(tmp_path / "1")[1]["tables"])
+    lookups = replace(opened(tmp_path / "1"), is_paged=True)
+    found = describe("m", 7, lookups)
+    manifest = Manifest.read(tmp_path / "1")
+    assert found is not None and manifest is not None
+    for table in json.loads(found.text)["tables"]:
+        rows, scales = table["paged"]
+        entry = manifest.tables[table["name"]]
+        assert entry.scale is not None
+        assert (rows["at"] - rows["map_at"], rows["stride"]) == (entry.offset, table["embedding_dim"])
+        assert (scales["at"] - scales["map_at"], scales["stride"]) == (entry.scale.offset, 4)
+        # The descriptor is that of the table's file.
+        first = os.pread(rows["fd"], table["embedding_dim"], entry.offset)
+        assert list(first) == at(table["rows_at"], "u1", table["embedding_dim"])
 
 
 def test_features_name_inputs_and_tables_by_number(toy_model: Path) -> None:

@@ -14,10 +14,12 @@ import pytest
 import yaml
 
 from service.engine.model_config import ModelConfig
+from service.engine.page_counts import PageCounts
 from service.engine.servable import LoadedServable
 from service.observe.hot_rows_metrics import hot_rows_lines
 from service.observe.metrics import Metrics
 from service.observe.neighbor_metrics import neighbor_lines
+from service.observe.page_metrics import page_lines
 from service.observe.remote_metrics import remote_lines
 from service.observe.request_logs import RequestLogs
 from service.observe.store_metrics import store_lines
@@ -91,6 +93,7 @@ def families(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Family]:
     more = [lambda: readiness_lines(True, {"m": True}), lambda: store_lines([("m", Counts(), True)])]
     sampled = [LoadedServable(sampled_model(folder), 0)]
     more += [lambda: hot_rows_lines(sampled), lambda: neighbor_lines({"m": 1})]
+    more.append(lambda: page_lines(PageCounts(1, 1, 0, 0, 0.1, 4096, 8192)))
     metrics = Metrics(served.registry.loaded, [logs.metric_lines, *more, lambda: remote_lines(remote)])
     metrics.version_changed("m", VersionStatus(1, State.AVAILABLE))
     return read_exposition(metrics.render()[0].decode())

@@ -1,0 +1,99 @@
+"""Makes a memory control group with a limit, in which a process of a load test or a test runs (Linux, as root).
+
+Source: Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst (Linux 6.18).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+
+_ROOT = Path("/sys/fs/cgroup")
+# Seconds to wait until the kernel has noticed that the last process of a group has ended.
+_PATIENCE_S = 30
+
+
+class NoMemoryGroup(Exception):
+    """Error that this process can not make a control group; the text says why."""
+
+
+class MemoryGroup:
+    """A control group whose processes together may use `max_bytes` of memory; the `with` block removes it at the end.
+
+    The group lies below the group of this process where the system allows that, so limits above still hold.
+
+    Raises:
+      NoMemoryGroup: the system has no control groups of memory, or lets this process make none.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._own, limit, self._usage = _own_group()
+        name = f"embedding-server-{os.getpid()}-{time.monotonic_ns()}"
+        # In version 2 a group with processes has no groups with limits below it, so the new group lies beside.
+        above = self._own.parent if limit == "memory.max" and self._own != _ROOT else self._own
+        self.folder = above / name
+        try:
+            self.folder.mkdir()
+        except OSError as error:
+            raise NoMemoryGroup(f"no control group can be made in {above}: {error.strerror}") from error
+        try:
+            (self.folder / limit).write_text(str(max_bytes))
+        except OSError as error:
+            self.folder.rmdir()
+            raise NoMemoryGroup(f"the limit of {self.folder} can not be set: {error.strerror}") from error
+
+    @contextmanager
+    def inside(self) -> Iterator[None]:
+        """Moves this process into the group; processes that the block starts stay in it, this process leaves it again.
+
+        Raises:
+          NoMemoryGroup: the system does not let this process move.
+        """
+        try:
+            (self.folder / "cgroup.procs").write_text(str(os.getpid()))
+        except OSError as error:
+            raise NoMemoryGroup(f"this process can not move to {self.folder}: {error.strerror}") from error
+        try:
+            yield
+        finally:
+            (self._own / "cgroup.procs").write_text(str(os.getpid()))
+
+    @property
+    def used_bytes(self) -> int:
+        """The bytes of memory that the group uses, pages of files included."""
+        return int((self.folder / self._usage).read_text())
+
+    def __enter__(self) -> MemoryGroup:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        end_s = time.monotonic() + _PATIENCE_S
+        while True:
+            try:
+                self.folder.rmdir()
+                return
+            except OSError:
+                if time.monotonic() > end_s:
+                    raise
+                time.sleep(0.05)
+
+
+def _own_group() -> tuple[Path, str, str]:
+    """Returns the folder of this process's memory group, and the names of the files of its limit and usage."""
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        number, controllers, path = line.split(":", 2)
+        if "memory" in controllers.split(","):
+            folder = _ROOT / "memory" / path.lstrip("/")
+            if (folder / "memory.limit_in_bytes").exists():
+                return folder, "memory.limit_in_bytes", "memory.usage_in_bytes"
+        elif number == "0":
+            folder = _ROOT / path.lstrip("/")
+            if (folder / "cgroup.controllers").exists() and "memory" in (folder / "cgroup.controllers").read_text():
+                return folder, "memory.max", "memory.current"
+    raise NoMemoryGroup("this system has no control groups of memory in /sys/fs/cgroup")

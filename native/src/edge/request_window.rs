@@ -1,0 +1,77 @@
+//! Narrows the HTTP/2 windows of a connection whose large requests are refused, so that the client sends less of a request
+//! before it learns of the refusal.
+
+use std::time::{Duration, Instant};
+
+use super::connection::Connection;
+
+/// Number of bytes of one request that a client may send before the server has read them.
+pub const STREAM_WINDOW: u32 = 1 << 20;
+/// The same, while large requests of the connection are refused: one DATA frame of the default size.
+const NARROW_WINDOW: u32 = 16 << 10;
+/// The windows are wide again after this time without a refusal.
+const CALM: Duration = Duration::from_secs(1);
+
+/// The windows of one connection. Its task alone uses it.
+#[derive(Debug, Default)]
+pub struct RequestWindow {
+    // Large requests of the connection that were refused, as of the last turn.
+    refused: u64,
+    // Set while the windows are narrow: the time of the last refusal.
+    last_refusal: Option<Instant>,
+}
+
+impl RequestWindow {
+    /// Calls `resize` with the new size of the windows if it changes now. If `resize` returns false, because the client
+    /// has not acknowledged the last change, the next turn tries again.
+    pub fn after_turn(&mut self, connection: &Connection, now: Instant, resize: impl FnOnce(u32) -> bool) {
+        let refused = connection.large_refused();
+        let is_calm = self.last_refusal.is_some_and(|last| now.duration_since(last) >= CALM);
+        if refused != self.refused {
+            if self.last_refusal.is_some() || resize(NARROW_WINDOW) {
+                self.refused = refused;
+                self.last_refusal = Some(now);
+            }
+        } else if is_calm && resize(STREAM_WINDOW) {
+            self.last_refusal = None;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::edge::limits::Limits;
+
+    /// Returns the sizes that one turn sets.
+    fn turn(window: &mut RequestWindow, connection: &Connection, now: Instant, is_settled: bool) -> Vec<u32> {
+        let mut sizes = Vec::new();
+        window.after_turn(connection, now, |size| {
+            sizes.push(size);
+            is_settled
+        });
+        sizes
+    }
+
+    #[test]
+    fn windows_are_narrow_from_the_first_refusal_until_a_second_after_the_last() {
+        let (mut window, connection) = (RequestWindow::default(), Connection::new(String::new(), &Limits::default()));
+        let start = Instant::now();
+        let at = |ms: u64| start + Duration::from_millis(ms);
+        assert!(turn(&mut window, &connection, at(0), true).is_empty());
+        connection.note_large_refused();
+        assert_eq!(
+            turn(&mut window, &connection, at(1), false),
+            [NARROW_WINDOW],
+            "the client has not acknowledged yet"
+        );
+        assert_eq!(turn(&mut window, &connection, at(2), true), [NARROW_WINDOW]);
+        assert!(turn(&mut window, &connection, at(3), true).is_empty());
+        connection.note_large_refused();
+        assert!(turn(&mut window, &connection, at(900), true).is_empty(), "they are narrow already");
+        assert!(turn(&mut window, &connection, at(1_899), true).is_empty());
+        assert_eq!(turn(&mut window, &connection, at(1_900), false), [STREAM_WINDOW]);
+        assert_eq!(turn(&mut window, &connection, at(1_901), true), [STREAM_WINDOW]);
+        assert!(turn(&mut window, &connection, at(9_000), true).is_empty());
+    }
+}

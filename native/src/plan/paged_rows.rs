@@ -1,0 +1,52 @@
+//! Reads the rows of a request's features that are not in memory, from tables that are larger than memory.
+
+use super::features::FeatureInputs;
+use super::servable::{Servable, Signature};
+use super::work::Effort;
+use crate::declined::Declined;
+use crate::tables::paged::read_rows;
+use crate::tables::table::{Ints, Policy};
+
+/// Reads the rows of all features together, if the thread may wait for the disk.
+///
+/// # Errors
+/// [`Declined::Waits`]: a row is not in memory, and the effort is not [`Effort::Wait`].
+#[cold]
+pub(super) fn read(
+    servable: &Servable,
+    plan: &Signature,
+    sent: &[Option<FeatureInputs<'_>>],
+    effort: Effort<'_>,
+) -> Result<(), Declined> {
+    let features = plan.features.iter().zip(sent);
+    let mut wanted = features.filter_map(|(feature, sent)| {
+        let table = servable.paged_table(feature.table)?;
+        sent.as_ref().map(|sent| (table, sent.ids(), feature.policy))
+    });
+    if matches!(effort, Effort::Wait(_)) {
+        read_rows(wanted);
+    } else if !wanted.all(|(table, ids, policy)| table.has_rows(ids, policy)) {
+        return Err(Declined::Waits);
+    }
+    Ok(())
+}
+
+/// Reads the rows of one table, if the thread may wait for the disk.
+///
+/// # Errors
+/// As `read`.
+pub fn read_table(
+    servable: &Servable,
+    table: usize,
+    ids: Ints<'_>,
+    policy: Policy,
+    effort: Effort<'_>,
+) -> Result<(), Declined> {
+    let Some(paged) = servable.paged_table(table) else { return Ok(()) };
+    if matches!(effort, Effort::Wait(_)) {
+        read_rows(std::iter::once((paged, ids, policy)));
+    } else if !paged.has_rows(ids, policy) {
+        return Err(Declined::Waits);
+    }
+    Ok(())
+}

@@ -1,0 +1,498 @@
+//! Reads pages of tables that are larger than memory, keeps the pages that are read often, and bounds their number.
+//!
+//! A thread that reads a page of a mapped file which is not in memory waits for the disk. So a paged table has one byte
+//! for each page: 0 if the page must be read first, else how often lookups used it lately. A thread of connections only
+//! looks at these bytes, and leaves a lookup with a missing page to a thread that may wait. That thread asks the kernel
+//! for all missing pages of the lookup together, page by page, so that the disk reads them at the same time and reads
+//! nothing behind them.
+//!
+//! All paged tables share one bound. Beyond it, a clock hand goes over the pages: it drops a page whose count is 1, and
+//! takes one off any higher count. So pages stay that many lookups use, and a page that one lookup used leaves.
+//!
+//! The kernel may drop pages too, if the machine or the control group runs out of memory. A thread compares the bytes with
+//! mincore(2), a part of them every quarter of a second.
+//!
+//! Source: madvise(2), mincore(2), posix_fadvise(2) and mm/madvise.c, mm/readahead.c (Linux 6.18); Nicola, Dan and Dias,
+//! Analysis of the Generalized Clock Buffer Replacement Scheme for Database Transaction Processing (1992).
+
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, Weak};
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use super::table::{Ints, Policy};
+
+/// The highest count of a page. The clock hand drops an unused page after as many rounds.
+const MOST_USES: u8 = 4;
+/// Pages that the kernel is asked for together.
+const BATCH_PAGES: usize = 256;
+/// A batch waits while so many pages are being read, unless it is small. More would not make the disk faster, and the
+/// threads that read them would take the processors from the threads of connections.
+const PAGES_IN_FLIGHT: usize = 256;
+/// Batches of fewer pages do not wait for others, so that a lookup of few rows does not queue behind large ones.
+const LARGE_BATCH: usize = 16;
+/// A thread that makes room drops up to this share of the bound more, so that few reads have to make room.
+const SPARE_SHARE: usize = 256;
+const AUDIT_EVERY: Duration = Duration::from_millis(250);
+/// Pages that one mincore(2) checks, most pages of one audit, and most bytes that one audit looks at.
+const AUDIT_CHUNK: usize = 1024;
+const AUDITED_PAGES: usize = 16 * AUDIT_CHUNK;
+const AUDITED_BYTES: usize = 4 << 20;
+
+/// Rows or scales of a paged table in a mapped file.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RangeDescription {
+    /// Address of row 0.
+    pub at: usize,
+    /// Bytes of a row.
+    pub stride: usize,
+    /// Descriptor of the mapped file.
+    pub fd: i32,
+    /// Address at which the file's first byte is mapped.
+    pub map_at: usize,
+}
+
+/// Counts of all paged tables together.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct PageCounts {
+    /// Ids of lookups whose row was not in memory.
+    pub rows: u64,
+    /// Pages that were read.
+    pub reads: u64,
+    /// Pages that were dropped to keep to the bound.
+    pub drops: u64,
+    /// Pages that the kernel had dropped.
+    pub losses: u64,
+    /// Nanoseconds in which threads read pages.
+    pub nanos: u64,
+    /// Bytes of the pages that are in memory.
+    pub bytes: u64,
+    /// The bound on these bytes.
+    pub max_bytes: u64,
+}
+
+/// The place where the clock hand or the audit goes on.
+#[derive(Clone, Copy, Debug, Default)]
+struct Place {
+    range: usize,
+    page: usize,
+}
+
+#[derive(Debug, Default)]
+struct Clock {
+    ranges: Vec<Weak<PagedRange>>,
+    hand: Place,
+    audited: Place,
+    /// Whether the thread that audits was started.
+    is_audited: bool,
+}
+
+/// Reads and drops the pages of all paged tables of a server. Concurrency: any thread.
+#[derive(Debug)]
+pub struct Pager {
+    page_bytes: usize,
+    max_pages: usize,
+    /// Pages whose byte is not 0, and pages that are being read.
+    held: AtomicUsize,
+    /// Pages that are being read.
+    in_flight: Mutex<usize>,
+    has_ended: Condvar,
+    clock: Mutex<Clock>,
+    rows: AtomicU64,
+    reads: AtomicU64,
+    drops: AtomicU64,
+    losses: AtomicU64,
+    nanos: AtomicU64,
+}
+
+/// The pages of a table's rows, or of its scales.
+#[derive(Debug)]
+struct PagedRange {
+    /// Address of the first page.
+    first: usize,
+    /// Row 0 begins so many bytes behind the first page's begin.
+    skip: usize,
+    stride: usize,
+    page_bytes: usize,
+    /// For each page 0, or how often it was used.
+    uses: Box<[AtomicU8]>,
+    file: OwnedFd,
+    /// Where the first page lies in the file.
+    offset: usize,
+    /// Whether the range is still mapped. The pager holds this lock while it drops or checks pages, because another map
+    /// may get the addresses later.
+    is_mapped: RwLock<bool>,
+    pager: Arc<Pager>,
+}
+
+/// One page of a range.
+type Page<'a> = (&'a PagedRange, usize);
+
+/// A mapped table whose pages a [`Pager`] reads.
+#[derive(Debug)]
+pub struct PagedTable {
+    vocabulary_size: usize,
+    ranges: Vec<Arc<PagedRange>>,
+}
+
+impl Pager {
+    /// Returns a pager that keeps at most `max_bytes` of pages.
+    #[must_use]
+    pub fn new(max_bytes: u64) -> Arc<Self> {
+        // SAFETY: `sysconf` gets a number only.
+        let page_bytes = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096);
+        let max_pages = usize::try_from(max_bytes).unwrap_or(usize::MAX) / page_bytes;
+        Arc::new(Pager {
+            page_bytes,
+            max_pages: max_pages.max(1),
+            held: AtomicUsize::new(0),
+            in_flight: Mutex::default(),
+            has_ended: Condvar::new(),
+            clock: Mutex::default(),
+            rows: AtomicU64::new(0),
+            reads: AtomicU64::new(0),
+            drops: AtomicU64::new(0),
+            losses: AtomicU64::new(0),
+            nanos: AtomicU64::new(0),
+        })
+    }
+
+    /// Takes over a table of `vocabulary_size` rows. The first table starts the pager's thread, which ends with the pager.
+    ///
+    /// # Errors
+    /// The system gives no thread, or no further descriptor of the table's file.
+    ///
+    /// # Safety
+    /// Each range is `vocabulary_size` rows of `stride` bytes in a shared, read-only map of the file `fd`, and stays
+    /// mapped as long as the table lives.
+    pub unsafe fn open(
+        self: &Arc<Self>,
+        vocabulary_size: usize,
+        ranges: &[RangeDescription],
+    ) -> io::Result<PagedTable> {
+        let open = |range: &RangeDescription| self.range(vocabulary_size, *range).map(Arc::new);
+        let ranges = ranges.iter().map(open).collect::<io::Result<Vec<_>>>()?;
+        let mut clock = self.lock();
+        clock.ranges.retain(|one| one.strong_count() > 0);
+        clock.ranges.extend(ranges.iter().map(Arc::downgrade));
+        if !clock.is_audited {
+            clock.is_audited = true;
+            let audited = Arc::downgrade(self);
+            std::thread::Builder::new().name("pages".to_owned()).spawn(move || audit(&audited))?;
+        }
+        drop(clock);
+        Ok(PagedTable { vocabulary_size, ranges })
+    }
+
+    fn range(self: &Arc<Self>, rows: usize, range: RangeDescription) -> io::Result<PagedRange> {
+        let RangeDescription { at, stride, fd, map_at } = range;
+        let first = at / self.page_bytes * self.page_bytes;
+        let num_pages = (at + rows * stride - first).div_ceil(self.page_bytes);
+        // SAFETY: `fcntl` gets numbers only.
+        let copied = unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, 0) };
+        if copied < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the descriptor is new, so no other code owns it.
+        let file = unsafe { OwnedFd::from_raw_fd(copied) };
+        // Memory of zeros takes no page before it is written to.
+        let zeros = Box::into_raw(vec![0_u8; num_pages].into_boxed_slice());
+        // SAFETY: an AtomicU8 has the size and the alignment of a u8.
+        let uses = unsafe { Box::from_raw(zeros as *mut [AtomicU8]) };
+        let (skip, offset) = (at - first, first - map_at);
+        let pager = Arc::clone(self);
+        let is_mapped = RwLock::new(true);
+        Ok(PagedRange { first, skip, stride, page_bytes: self.page_bytes, uses, file, offset, is_mapped, pager })
+    }
+
+    /// Returns the counts so far.
+    #[must_use]
+    pub fn counts(&self) -> PageCounts {
+        let page_bytes = self.page_bytes as u64;
+        PageCounts {
+            rows: self.rows.load(Relaxed),
+            reads: self.reads.load(Relaxed),
+            drops: self.drops.load(Relaxed),
+            losses: self.losses.load(Relaxed),
+            nanos: self.nanos.load(Relaxed),
+            bytes: self.held.load(Relaxed) as u64 * page_bytes,
+            max_bytes: self.max_pages as u64 * page_bytes,
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Clock> {
+        // A clock stays usable after a panic of another thread.
+        self.clock.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Reads some pages, each given once and in the order of their addresses.
+    fn read(&self, pages: &[Page<'_>]) {
+        let mut in_flight = self.in_flight.lock().unwrap_or_else(PoisonError::into_inner);
+        while pages.len() >= LARGE_BATCH && *in_flight >= PAGES_IN_FLIGHT {
+            in_flight = self.has_ended.wait(in_flight).unwrap_or_else(PoisonError::into_inner);
+        }
+        *in_flight += pages.len();
+        drop(in_flight);
+        let begun = Instant::now();
+        let held = self.held.fetch_add(pages.len(), Relaxed) + pages.len();
+        if held > self.max_pages {
+            self.drop_pages();
+        }
+        for run in runs(pages) {
+            let (range, page) = run[0];
+            // SAFETY: the pages belong to a table that is mapped.
+            unsafe { libc::madvise(range.address(page), run.len() * self.page_bytes, libc::MADV_WILLNEED) };
+        }
+        let mut num_known = 0;
+        for &(range, page) in pages {
+            // SAFETY: the page belongs to a table that is mapped; the guard of mapped files handles bus errors.
+            unsafe { range.address(page).cast::<u8>().read_volatile() };
+            // Another thread may have read the same page meanwhile.
+            num_known += usize::from(range.uses[page].compare_exchange(0, 1, Relaxed, Relaxed).is_err());
+        }
+        self.held.fetch_sub(num_known, Relaxed);
+        self.reads.fetch_add((pages.len() - num_known) as u64, Relaxed);
+        self.nanos.fetch_add(u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX), Relaxed);
+        *self.in_flight.lock().unwrap_or_else(PoisonError::into_inner) -= pages.len();
+        self.has_ended.notify_one();
+    }
+
+    /// Drops pages until the bound is kept.
+    fn drop_pages(&self) {
+        let mut clock = self.lock();
+        // Another thread may have dropped pages while this one waited for the lock.
+        let over = self.held.load(Relaxed).saturating_sub(self.max_pages);
+        if over == 0 {
+            return;
+        }
+        let chosen = clock.choose(over + self.max_pages / SPARE_SHARE);
+        let num_chosen: usize = chosen.iter().map(|(_, pages)| pages.len()).sum();
+        self.held.fetch_sub(num_chosen, Relaxed);
+        self.drops.fetch_add(num_chosen as u64, Relaxed);
+        drop(clock);
+        for (range, pages) in &chosen {
+            let pages: Vec<Page<'_>> = pages.iter().map(|&page| (&**range, page)).collect();
+            for run in runs(&pages) {
+                range.forget(run[0].1, run.len());
+            }
+        }
+    }
+
+    /// Corrects the bytes of some pages that the kernel has dropped.
+    pub(super) fn audit(&self) {
+        let mut clock = self.lock();
+        let ranges: Vec<_> = clock.ranges.iter().filter_map(Weak::upgrade).collect();
+        let mut place = std::mem::take(&mut clock.audited);
+        drop(clock);
+        let (mut num_checked, mut num_seen) = (0, 0);
+        let mut left = ranges.iter().map(|range| range.uses.len()).sum::<usize>().min(AUDITED_BYTES);
+        while num_checked < AUDITED_PAGES && num_seen < left {
+            let Some(range) = ranges.get(place.range) else {
+                // The audit begins anew; the ranges may be fewer than before.
+                left = left.min(num_seen + ranges.iter().map(|range| range.uses.len()).sum::<usize>());
+                place = Place::default();
+                continue;
+            };
+            let end = range.uses.len().min(place.page + AUDIT_CHUNK);
+            if place.page >= end {
+                place = Place { range: place.range + 1, page: 0 };
+                continue;
+            }
+            num_seen += end - place.page;
+            if range.uses[place.page..end].iter().any(|uses| uses.load(Relaxed) > 0) {
+                num_checked += end - place.page;
+                let num_lost = range.compare(place.page, end);
+                self.held.fetch_sub(num_lost, Relaxed);
+                self.losses.fetch_add(num_lost as u64, Relaxed);
+            }
+            place.page = end;
+        }
+        self.lock().audited = place;
+    }
+}
+
+impl Clock {
+    /// Moves the hand on until it has chosen so many pages, whose bytes are then 0, or until it finds no more. The pages
+    /// of one element are in the order of their addresses.
+    fn choose(&mut self, num_pages: usize) -> Vec<(Arc<PagedRange>, Vec<usize>)> {
+        let ranges: Vec<_> = self.ranges.iter().map(Weak::upgrade).collect();
+        let total: usize = ranges.iter().flatten().map(|range| range.uses.len()).sum();
+        let mut chosen: Vec<(Arc<PagedRange>, Vec<usize>)> = Vec::new();
+        let (mut left, mut steps) = (num_pages, total * usize::from(MOST_USES));
+        while left > 0 && steps > 0 {
+            let Some(range) = ranges.get(self.hand.range) else {
+                self.hand = Place::default();
+                continue;
+            };
+            let Some(range) = range.as_ref().filter(|range| self.hand.page < range.uses.len()) else {
+                self.hand = Place { range: self.hand.range + 1, page: 0 };
+                continue;
+            };
+            let from = self.hand.page;
+            let mut pages = Vec::new();
+            for uses in &range.uses[from..] {
+                if left == 0 || steps == 0 {
+                    break;
+                }
+                steps -= 1;
+                let count = uses.load(Relaxed);
+                // A lookup may count the page at the same time: then the page stays for this round.
+                if count > 0 && uses.compare_exchange(count, count - 1, Relaxed, Relaxed).is_ok() && count == 1 {
+                    pages.push(self.hand.page);
+                    left -= 1;
+                }
+                self.hand.page += 1;
+            }
+            if !pages.is_empty() {
+                chosen.push((Arc::clone(range), pages));
+            }
+        }
+        chosen
+    }
+}
+
+impl PagedRange {
+    fn address(&self, page: usize) -> *mut libc::c_void {
+        (self.first + page * self.page_bytes) as *mut libc::c_void
+    }
+
+    /// Returns the pages of a row.
+    #[inline]
+    fn pages(&self, row: usize) -> std::ops::RangeInclusive<usize> {
+        let begin = self.skip + row * self.stride;
+        begin / self.page_bytes..=(begin + self.stride - 1) / self.page_bytes
+    }
+
+    /// Says whether a page is in memory, and counts its use.
+    #[inline]
+    fn uses(&self, page: usize) -> bool {
+        let uses = &self.uses[page];
+        let count = uses.load(Relaxed);
+        if count > 0 && count < MOST_USES {
+            // Not a plain store: the clock hand may have dropped the page meanwhile.
+            let _ = uses.compare_exchange(count, count + 1, Relaxed, Relaxed);
+        }
+        count > 0
+    }
+
+    /// Drops pages from this process and from the page cache.
+    fn forget(&self, page: usize, num_pages: usize) {
+        let is_mapped = self.is_mapped.read().unwrap_or_else(PoisonError::into_inner);
+        if !*is_mapped {
+            return;
+        }
+        let num_bytes = num_pages * self.page_bytes;
+        let offset = self.offset + page * self.page_bytes;
+        // SAFETY: the map is shared and read-only, so that a later read gets the same bytes from the file.
+        unsafe {
+            libc::madvise(self.address(page), num_bytes, libc::MADV_DONTNEED);
+            let (offset, num_bytes) = (offset as libc::off_t, num_bytes as libc::off_t);
+            libc::posix_fadvise(self.file.as_raw_fd(), offset, num_bytes, libc::POSIX_FADV_DONTNEED);
+        }
+    }
+
+    /// Sets the bytes of pages to 0 that are not in memory; returns how many.
+    fn compare(&self, from: usize, to: usize) -> usize {
+        let is_mapped = self.is_mapped.read().unwrap_or_else(PoisonError::into_inner);
+        if !*is_mapped {
+            return 0;
+        }
+        let mut found = [0_u8; AUDIT_CHUNK];
+        // SAFETY: `found` has a byte for each of at most AUDIT_CHUNK pages.
+        let result = unsafe { libc::mincore(self.address(from), (to - from) * self.page_bytes, found.as_mut_ptr()) };
+        if result != 0 {
+            return 0;
+        }
+        let lost = self.uses[from..to].iter().zip(found).filter(|(uses, found)| {
+            let count = uses.load(Relaxed);
+            found & 1 == 0 && count > 0 && uses.compare_exchange(count, 0, Relaxed, Relaxed).is_ok()
+        });
+        lost.count()
+    }
+}
+
+impl Drop for PagedRange {
+    fn drop(&mut self) {
+        let held = self.uses.iter().filter(|uses| uses.load(Relaxed) > 0).count();
+        self.pager.held.fetch_sub(held, Relaxed);
+    }
+}
+
+impl Drop for PagedTable {
+    fn drop(&mut self) {
+        for range in &self.ranges {
+            *range.is_mapped.write().unwrap_or_else(PoisonError::into_inner) = false;
+        }
+    }
+}
+
+impl PagedTable {
+    /// Says whether the rows of all ids are in memory; counts the use of their pages up to the first that is not.
+    #[must_use]
+    pub fn has_rows(&self, ids: Ints<'_>, policy: Policy) -> bool {
+        ids.iter()
+            .filter_map(|id| self.row(id, policy))
+            .all(|row| self.ranges.iter().all(|range| range.pages(row).all(|page| range.uses(page))))
+    }
+
+    /// Returns the row that a lookup reads for an id; None if it reads none.
+    #[inline]
+    fn row(&self, id: i64, policy: Policy) -> Option<usize> {
+        if (id as u64) < self.vocabulary_size as u64 {
+            return Some(id as usize);
+        }
+        policy.replacement(id, self.vocabulary_size as u64).ok().flatten().map(|row| row as usize)
+    }
+
+    /// Returns how many pages of the table the pager keeps.
+    #[cfg(test)]
+    pub(super) fn num_kept(&self) -> usize {
+        self.ranges.iter().flat_map(|range| &range.uses).filter(|uses| uses.load(Relaxed) > 0).count()
+    }
+
+    fn missing<'a>(&'a self, ids: Ints<'_>, policy: Policy, pages: &mut Vec<Page<'a>>) {
+        let mut num_rows = 0;
+        for row in ids.iter().filter_map(|id| self.row(id, policy)) {
+            let before = pages.len();
+            for range in &self.ranges {
+                pages.extend(range.pages(row).filter(|&page| !range.uses(page)).map(|page| (&**range, page)));
+            }
+            num_rows += u64::from(pages.len() > before);
+        }
+        if let Some(range) = self.ranges.first() {
+            range.pager.rows.fetch_add(num_rows, Relaxed);
+        }
+    }
+}
+
+/// Reads the rows of ids that are not in memory, of several tables together. Waits for the disk.
+pub fn read_rows<'a>(wanted: impl Iterator<Item = (&'a PagedTable, Ints<'a>, Policy)>) {
+    let mut pages = Vec::new();
+    for (table, ids, policy) in wanted {
+        table.missing(ids, policy, &mut pages);
+    }
+    let Some(&(range, _)) = pages.first() else { return };
+    pages.sort_unstable_by_key(|&(range, page)| range.address(page).addr());
+    pages.dedup_by_key(|(range, page)| range.address(*page));
+    for batch in pages.chunks(BATCH_PAGES) {
+        range.pager.read(batch);
+    }
+}
+
+/// Audits pages again and again until the pager is dropped.
+fn audit(pager: &Weak<Pager>) {
+    while let Some(pager) = pager.upgrade() {
+        pager.audit();
+        drop(pager);
+        std::thread::sleep(AUDIT_EVERY);
+    }
+}
+
+/// Splits pages, which are in the order of their addresses, into groups of adjacent pages of one range.
+fn runs<'a, 'b>(pages: &'b [Page<'a>]) -> impl Iterator<Item = &'b [Page<'a>]> {
+    pages.chunk_by(|before, after| std::ptr::eq(before.0, after.0) && before.1 + 1 == after.1)
+}

@@ -1,0 +1,186 @@
+//! Tests of paged tables on a file that is dropped from the page cache.
+
+use std::fs::File;
+use std::os::fd::IntoRawFd;
+use std::ptr::null_mut;
+use std::sync::Arc;
+
+use super::super::paged::*;
+use super::super::table::{Ints, OnBadId, Policy};
+
+const ROWS: usize = 4096;
+const STRIDE: usize = 1000;
+const ERROR: Policy = Policy { on_bad_id: OnBadId::Error, default_row: 0 };
+
+/// A mapped file of rows whose first eight bytes are the row's number; the rows begin at byte 100.
+struct Rows {
+    at: usize,
+    size: usize,
+    fd: i32,
+}
+
+impl Rows {
+    fn new(name: &str) -> Self {
+        // The file must lie on a disk: pages of a file in memory can not be dropped.
+        let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join(format!(".{name}-{}", std::process::id()));
+        let mut octets = vec![0; 100 + ROWS * STRIDE];
+        for (row, piece) in octets[100..].chunks_exact_mut(STRIDE).enumerate() {
+            piece[..8].copy_from_slice(&row.to_le_bytes());
+        }
+        std::fs::write(&path, &octets).unwrap();
+        let file = File::open(&path).unwrap();
+        // Pages that are not written to the disk yet can not be dropped.
+        File::options().write(true).open(&path).unwrap().sync_all().unwrap();
+        std::fs::remove_file(&path).unwrap();
+        let (size, fd) = (octets.len(), file.into_raw_fd());
+        // SAFETY: the system chooses a free address for the new map.
+        let at = unsafe { libc::mmap(null_mut(), size, libc::PROT_READ, libc::MAP_SHARED, fd, 0) };
+        assert_ne!(at, libc::MAP_FAILED);
+        let rows = Rows { at: at as usize, size, fd };
+        rows.drop_all();
+        rows
+    }
+
+    /// Drops all pages, as the kernel does if memory is short.
+    fn drop_all(&self) {
+        // SAFETY: the map is shared and read-only.
+        unsafe {
+            libc::madvise(self.at as *mut libc::c_void, self.size, libc::MADV_DONTNEED);
+            libc::madvise(self.at as *mut libc::c_void, self.size, libc::MADV_RANDOM);
+            libc::posix_fadvise(self.fd, 0, 0, libc::POSIX_FADV_DONTNEED);
+        }
+    }
+
+    fn number(&self, row: usize) -> usize {
+        // SAFETY: the row lies in the mapped file.
+        unsafe { ((self.at + 100 + row * STRIDE) as *const usize).read_unaligned() }
+    }
+
+    /// Returns how many pages are in memory.
+    fn resident(&self) -> usize {
+        let mut found = vec![0_u8; self.size.div_ceil(4096)];
+        // SAFETY: `found` has a byte for each page.
+        assert_eq!(unsafe { libc::mincore(self.at as *mut libc::c_void, self.size, found.as_mut_ptr()) }, 0);
+        found.iter().filter(|&&page| page & 1 == 1).count()
+    }
+
+    fn open(&self, pager: &Arc<Pager>) -> PagedTable {
+        let range = RangeDescription { at: self.at + 100, stride: STRIDE, fd: self.fd, map_at: self.at };
+        // SAFETY: in every test the map outlives the table.
+        unsafe { pager.open(ROWS, &[range]) }.unwrap()
+    }
+}
+
+impl Drop for Rows {
+    fn drop(&mut self) {
+        // SAFETY: no code reads the map after its owner is dropped.
+        unsafe {
+            libc::munmap(self.at as *mut libc::c_void, self.size);
+            libc::close(self.fd);
+        }
+    }
+}
+
+fn read(table: &PagedTable, ids: &[i64]) {
+    read_rows(std::iter::once((table, Ints::of(ids), ERROR)));
+}
+
+#[test]
+fn a_row_is_there_after_it_was_read_and_nothing_behind_it_is_read() {
+    let rows = Rows::new("paged-one");
+    let pager = Pager::new(1 << 30);
+    let table = rows.open(&pager);
+    assert_eq!(rows.resident(), 0);
+    // Row 8 lies in bytes 8100 to 9100, and so in the second and the third page; row 1000 in one page.
+    let ids = [8, 1000, 8, -1, 1 << 40];
+    assert!(!table.has_rows(Ints::of(&ids), ERROR));
+    read(&table, &ids);
+    assert!(table.has_rows(Ints::of(&ids), ERROR));
+    assert!(!table.has_rows(Ints::of(&[2000]), ERROR));
+    assert_eq!((rows.resident(), rows.number(8), rows.number(1000)), (3, 8, 1000));
+    let counts = pager.counts();
+    assert_eq!((counts.rows, counts.reads, counts.drops, counts.bytes), (3, 3, 0, 3 * 4096));
+    drop(table);
+    assert_eq!(pager.counts().bytes, 0);
+}
+
+#[test]
+fn an_id_outside_the_table_reads_the_row_of_its_policy() {
+    let rows = Rows::new("paged-policy");
+    let table = rows.open(&Pager::new(1 << 30));
+    let policy = Policy { on_bad_id: OnBadId::DefaultRow, default_row: 77 };
+    assert!(!table.has_rows(Ints::of(&[-5]), policy));
+    read_rows(std::iter::once((&table, Ints::of(&[-5]), policy)));
+    assert!(table.has_rows(Ints::of(&[77]), ERROR));
+}
+
+#[test]
+fn the_bound_is_kept_and_rows_that_are_read_often_stay() {
+    let rows = Rows::new("paged-bound");
+    let pager = Pager::new(200 * 4096);
+    let table = rows.open(&pager);
+    // Every 16th of the first 640 rows: 40 rows in at most 80 pages.
+    let hot: Vec<i64> = (0..40).map(|n| n * 16).collect();
+    let mut num_hot_there = 0;
+    for round in 0..300 {
+        num_hot_there += usize::from(table.has_rows(Ints::of(&hot), ERROR));
+        read(&table, &hot);
+        let cold: Vec<i64> = (0..10).map(|n| 700 + (round * 10 + n) * 7 % 3300).collect();
+        read(&table, &cold);
+        assert!(rows.resident() <= 200, "{} pages", rows.resident());
+        assert!(cold.iter().all(|&row| rows.number(row as usize) == row as usize));
+    }
+    assert!(num_hot_there > 270, "{num_hot_there} of 300 rounds");
+    let counts = pager.counts();
+    assert!(counts.drops > 1000 && counts.bytes <= counts.max_bytes, "{counts:?}");
+    assert_eq!(counts.bytes / 4096, counts.reads - counts.drops);
+}
+
+#[test]
+fn a_lookup_larger_than_the_bound_is_read() {
+    let rows = Rows::new("paged-large");
+    let pager = Pager::new(10 * 4096);
+    let table = rows.open(&pager);
+    let all: Vec<i64> = (0..ROWS as i64).collect();
+    read(&table, &all);
+    assert!((0..ROWS).all(|row| rows.number(row) == row));
+    read(&table, &[5]);
+    assert!(pager.counts().bytes <= 10 * 4096);
+}
+
+#[test]
+fn pages_that_the_kernel_dropped_are_found() {
+    let rows = Rows::new("paged-lost");
+    let pager = Pager::new(1 << 30);
+    let table = rows.open(&pager);
+    let ids: Vec<i64> = (0..100).map(|n| n * 40).collect();
+    read(&table, &ids);
+    let held = pager.counts().bytes;
+    rows.drop_all();
+    // The pager's own thread audits, too.
+    pager.audit();
+    let counts = pager.counts();
+    assert_eq!((counts.bytes, counts.losses * 4096), (0, held));
+    assert!(!table.has_rows(Ints::of(&ids), ERROR));
+}
+
+#[test]
+fn threads_read_and_drop_together() {
+    let rows = Rows::new("paged-threads");
+    let pager = Pager::new(300 * 4096);
+    let table = rows.open(&pager);
+    std::thread::scope(|scope| {
+        for seed in 0..8 {
+            let (table, rows) = (&table, &rows);
+            scope.spawn(move || {
+                let mut random = fastrand::Rng::with_seed(seed);
+                for _ in 0..100 {
+                    let ids: Vec<i64> = (0..20).map(|_| random.i64(0..ROWS as i64)).collect();
+                    read(table, &ids);
+                    assert!(ids.iter().all(|&id| rows.number(id as usize) == id as usize));
+                }
+            });
+        }
+    });
+    assert_eq!(pager.counts().bytes, table.num_kept() as u64 * 4096);
+}

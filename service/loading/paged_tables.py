@@ -1,0 +1,63 @@
+"""Decides whether the tables of a version are larger than memory, so that the native core reads their pages itself."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from service.configuration.settings import Settings
+from service.loading.available_memory import memory_limit_bytes
+from service.tables.table import MappedTable
+
+logger = logging.getLogger(__name__)
+
+# Share of the memory limit that pages of such tables may take. The rest is for the server itself, which took 150 to 600
+# MB without and with TensorFlow, and for the page cache of files that it reads beside.
+_SHARE = 0.7
+
+
+@dataclass(frozen=True, slots=True)
+class PagedTables:
+    """The rule by which the native core reads the pages of a version's tables itself. Concurrency: any thread.
+
+    rule: "on" and "off" decide for all versions; "auto": the tables of a version are paged if they and those of the
+      other versions exceed max_bytes.
+    max_bytes: the most bytes of paged tables that stay in memory.
+    other_bytes: returns the bytes of mapped tables of all loaded versions.
+    """
+
+    rule: Literal["auto", "on", "off"]
+    max_bytes: int
+    other_bytes: Callable[[], int] = lambda: 0
+
+    def applies_to(self, path: Path, tables: Mapping[str, MappedTable]) -> bool:
+        """Says whether the tables of the version in a folder are paged, and logs it if they are."""
+        num_bytes = mapped_bytes(tables)
+        other = self.other_bytes()
+        if self.rule == "off" or not num_bytes or (self.rule == "auto" and num_bytes + other <= self.max_bytes):
+            return False
+        told = {"path": str(path), "table_bytes": num_bytes, "other_bytes": other, "max_bytes": self.max_bytes}
+        logger.info("tables are larger than memory: their pages are read when lookups need them", extra=told)
+        return True
+
+
+def mapped_bytes(tables: Mapping[str, object]) -> int:
+    """Returns the bytes of the mapped tables among some tables, with their scales."""
+    mapped = (table for table in tables.values() if isinstance(table, MappedTable))
+    return sum(table.weights.nbytes + table.scales.nbytes for table in mapped)
+
+
+def paged_tables(settings: Settings, other_bytes: Callable[[], int], root: Path = Path("/")) -> PagedTables:
+    """Returns the rule of the settings. root: the folder above /proc and /sys."""
+    limit = memory_limit_bytes(root)
+    max_bytes = settings.paged_tables_mib << 20
+    rule = settings.paged_tables
+    if not max_bytes:
+        max_bytes = int(limit * _SHARE) if limit is not None else 1 << 62
+    if rule == "auto" and (settings.table_prefault or settings.table_lock != "off"):
+        # These settings ask for all pages of the tables in memory.
+        rule = "off"
+    return PagedTables(rule, max_bytes, other_bytes)

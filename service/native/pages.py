@@ -1,0 +1,34 @@
+"""Holds the native core's pager, which reads the pages of tables that are larger than memory, and gives its counts."""
+
+from __future__ import annotations
+
+import json
+
+from service.engine.page_counts import PageCounts
+
+
+class Pages:
+    """The pages of the tables that are larger than memory. Concurrency: any thread.
+
+    Args:
+      max_bytes: the most bytes of such tables that stay in memory.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        # Imported here and not at the top: the core may not be installed.
+        from service import _native
+
+        self.core = _native.Pager(max_bytes)
+
+    def counts(self) -> PageCounts:
+        """Returns the counts since the start of the server."""
+        found = json.loads(self.core.counts())
+        return PageCounts(
+            rows=found["rows"],
+            reads=found["reads"],
+            drops=found["drops"],
+            losses=found["losses"],
+            seconds=found["nanos"] / 1e9,
+            bytes=found["bytes"],
+            max_bytes=found["max_bytes"],
+        )

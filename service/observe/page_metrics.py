@@ -1,0 +1,28 @@
+"""Writes the metrics of tables that are larger than memory."""
+
+from __future__ import annotations
+
+from service.engine.page_counts import PageCounts
+from service.observe.metric_text import Kind, family, labels, sample
+
+_PREFIX = "embedding_server_paged_"
+_FAMILIES: tuple[tuple[str, Kind, str, str], ...] = (
+    ("cold_rows_total", "counter", "Ids of lookups whose row was not in memory and was read from the disk.", "rows"),
+    ("reads_total", "counter", "Pages of tables that were read from the disk.", "reads"),
+    ("drops_total", "counter", "Pages that were dropped to keep to --paged_tables_mib.", "drops"),
+    ("losses_total", "counter", "Pages that the kernel had dropped, because memory was short.", "losses"),
+    ("read_seconds_total", "counter", "Seconds in which threads read pages, all threads together.", "seconds"),
+    ("resident_bytes", "gauge", "Bytes of pages of tables that are in memory.", "bytes"),
+    ("max_bytes", "gauge", "Most bytes of pages of tables that stay in memory.", "max_bytes"),
+)
+
+
+def page_lines(counts: PageCounts) -> list[str]:
+    """Returns the lines of metrics on tables that are larger than memory; none if no page was read yet."""
+    lines: list[str] = []
+    if not counts.reads:
+        return lines
+    for name, kind, about, field in _FAMILIES:
+        lines += family(_PREFIX + name, kind, about)
+        lines.append(sample(_PREFIX + name, labels({}), float(getattr(counts, field))))
+    return lines

@@ -1,0 +1,41 @@
+"""Joins the parts that serve tables larger than memory: the rule, the core's pager, the compiler and the metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from service.configuration.settings import Settings
+from service.engine.servable import LoadedServable
+from service.loading.loader import CompileNative
+from service.loading.paged_tables import PagedTables, mapped_bytes, paged_tables
+from service.native.clusters import Clusters
+from service.native.native_servable import compile_native
+from service.native.pages import Pages
+from service.observe.page_metrics import page_lines
+
+
+class TablePaging:
+    """The paging of tables by the native core. Concurrency: any thread.
+
+    Args:
+      clusters: the clusters of the core; None: there is no core, so no table is paged.
+      loaded: returns the loaded versions.
+
+    rule: decides which versions have paged tables. compile: compiles servables for the core. Both are None without it.
+    """
+
+    def __init__(
+        self, settings: Settings, clusters: Clusters | None, loaded: Callable[[], Sequence[LoadedServable]]
+    ) -> None:
+        self.rule: PagedTables | None = None
+        self.compile: CompileNative | None = None
+        self._pages: Pages | None = None
+        if clusters is not None:
+            self.rule = paged_tables(settings, lambda: sum(mapped_bytes(one.servable.tables) for one in loaded()))
+            self._pages = Pages(self.rule.max_bytes)
+            self.compile = partial(compile_native, clusters=clusters.core, pager=self._pages.core)
+
+    def lines(self) -> list[str]:
+        """Returns the lines of metrics; none if no page was read."""
+        return [] if self._pages is None else page_lines(self._pages.counts())
