@@ -17,11 +17,11 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -29,7 +29,7 @@ from loadtest.live_server import LiveServer
 from model_export.remote.push import push
 from service.remote.address import StoreAddress
 from tests.integration.test_remote_push import large, layout_of
-from tests.valkey_cluster import Cluster, Security, until
+from tests.valkey_cluster import Cluster, Host, Security, until
 
 _IDS = 50
 # Rows that are upserted, all to the same number; so each of them is read once per request.
@@ -40,6 +40,8 @@ _STALE_S = 1.0
 # Slots that move in one fault.
 _MOVED = 8
 _PASSWORD = "first"
+
+F = TypeVar("F")
 
 
 @dataclass
@@ -367,14 +369,15 @@ FAULTS: tuple[Callable[[Stage], None], ...] = (
 
 
 @contextmanager
-def _stage(folder: Path, num_rows: int, seconds: float) -> Iterator[tuple[Stage, Load]]:
+def _stage(folder: Path, num_rows: int, seconds: float, hosts: Sequence[Host]) -> Iterator[tuple[Stage, Load]]:
     models = folder / "toy"
     first, rows = large(models / "1", num_rows)
     newer, newer_rows = large(folder / "new" / "2", num_rows, seed=4)
     secret = folder / "password"
     secret.write_text(_PASSWORD)
     with ExitStack() as stack:
-        cluster = stack.enter_context(Cluster(folder / "nodes", 3, 1, security=Security(None, _PASSWORD)))
+        security = Security(None, _PASSWORD)
+        cluster = stack.enter_context(Cluster(folder / "nodes", 3, 1, security=security, hosts=hosts))
         text = f"{cluster.address}?password_file={secret}&timeout_ms=5000&node_timeout_ms=500"
         address = StoreAddress.parse(text)
         push(first, address, tables=["user"])
@@ -390,27 +393,43 @@ def run(
     faults: Sequence[Callable[[Stage], None]], num_rows: int, seconds: float, show: Callable[[str, Tally], None]
 ) -> None:
     """Runs faults one after another on one cluster; calls show with the name and the counts of each."""
-    with tempfile.TemporaryDirectory() as folder, _stage(Path(folder), num_rows, seconds) as (stage, load):
+    run_on([(fault.__name__, fault) for fault in faults], num_rows, seconds, show, (Host(),))
+
+
+def run_on(
+    faults: Sequence[tuple[str, Callable[[Stage], None]]],
+    num_rows: int,
+    seconds: float,
+    show: Callable[[str, Tally], None],
+    hosts: Sequence[Host],
+) -> None:
+    """Runs named faults as run() does, on a cluster whose nodes are spread over hosts."""
+    with tempfile.TemporaryDirectory() as folder, _stage(Path(folder), num_rows, seconds, hosts) as (stage, load):
         time.sleep(seconds)
         show("no fault", load.tally)
-        for fault in faults:
+        for name, fault in faults:
             load.tally = tally = Tally(begin_s=time.monotonic())
             fault(stage)
             time.sleep(1)
             # Requests that are under way still count for their fault.
             load.tally = Tally(begin_s=time.monotonic())
             time.sleep(1)
-            show(fault.__name__, tally)
+            show(name, tally)
 
 
 def main() -> int:
     """Prints a table, a line for each fault; returns 1 if any row was wrong."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    return shown(__doc__, {fault.__name__: fault for fault in FAULTS}, run)
+
+
+def shown(about: str, faults: Mapping[str, F], run_all: Callable[..., None]) -> int:
+    """Runs the faults that the command line names by run_all; prints and returns what main() does."""
+    parser = argparse.ArgumentParser(description=about.partition("\n")[0])
     parser.add_argument("--rows", type=int, default=200_000)
     parser.add_argument("--seconds", type=float, default=5.0, help="for how long each fault lasts")
-    parser.add_argument("--faults", default=",".join(fault.__name__ for fault in FAULTS))
+    parser.add_argument("--faults", default=",".join(faults))
     options = parser.parse_args()
-    chosen = [next(fault for fault in FAULTS if fault.__name__ == name) for name in options.faults.split(",")]
+    chosen = [faults[name] for name in options.faults.split(",")]
     wrong = 0
 
     def show(name: str, tally: Tally) -> None:
@@ -428,7 +447,7 @@ def main() -> int:
         "| Fault | Requests | Failed | Stale rows | Wrong rows | Upserts | Refused | Recovery s | Longest ms |\n"
         "|---|---|---|---|---|---|---|---|---|\n"
     )
-    run(chosen, options.rows, options.seconds, show)
+    run_all(chosen, options.rows, options.seconds, show)
     return int(wrong > 0)
 
 

@@ -63,10 +63,11 @@ MAY_IMPORT: dict[str, Row] = {
     "service.remote": Row(_FORMATS, {"numpy", "redis"}),
     "service.tables": Row(
         # The tables import engine.validation for the error text of an id out of range, engine.deadline for reads of a
-        # cluster, engine.hot_rows for counts by feature, and engine.neighbors for types of a search for nearest rows.
+        # cluster, engine.instead for rows that such a read lacked, engine.hot_rows for counts by feature, and
+        # engine.neighbors for types of a search for nearest rows.
         _FORMATS
         | {"service.native_tables", "service.remote"}
-        | {f"service.engine.{name}" for name in ("deadline", "hot_rows", "neighbors", "validation")},
+        | {f"service.engine.{name}" for name in ("deadline", "hot_rows", "instead", "neighbors", "validation")},
         {"numpy", "ml_dtypes"},
     ),
     # service.comparison opens both versions as a load does.
@@ -122,7 +123,8 @@ MAY_IMPORT: dict[str, Row] = {
         _BASE
         | {f"service.{name}" for name in ("_native", "access", "configuration", "engine", "tables")}
         | {"service.artifact.manifest", "service.graph.native_form", "service.wire.ssl_config_proto"}
-        | {"service.observe.buckets", "service.observe.request_metrics", "service.remote.counts"},
+        | {"service.observe.buckets", "service.observe.request_metrics"}
+        | {f"service.remote.{name}" for name in ("counts", "layout", "row_cache")},
         {"numpy"},
     ),
     # service.loading joins lookups, graphs and deltas to one servable, so it imports the folders of all three.
@@ -424,6 +426,8 @@ def _known_too_much(file: Path) -> Iterator[str]:
     if file == Path("loadtest/cluster_faults.py"):
         # Versions, nodes and the writer are those of the tests of remote tables.
         shown = {"model_export.remote.push", "service.remote.address", "tests"}
+    if file in (Path("loadtest/host_faults.py"), Path("loadtest/network_hosts.py")):
+        shown = {"tests.valkey_cluster"}
     for name in imports(ast.walk(tree(file))):
         if is_below(name, _PACKAGES | {"tests"}) and not is_below(name, shown):
             yield f"{file} imports {name}"

@@ -1,4 +1,4 @@
-"""Starts real Valkey or Redis processes on loopback: one server, or a cluster of primaries with replicas."""
+"""Starts real Valkey or Redis processes: one server, or a cluster of primaries and replicas, on loopback or hosts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -71,18 +71,28 @@ class Security:
         return {**tls, **({"password": self.password} if self.password else {})}
 
 
+@dataclass(frozen=True)
+class Host:
+    """The place of a node. address: its IP address. prefix: a command that runs another command there."""
+
+    address: str = "127.0.0.1"
+    prefix: tuple[str, ...] = ()
+
+
 class Node:
     """One Valkey or Redis process. port: its TCP port for clients; bus: its port for other nodes of the cluster."""
 
-    def __init__(self, folder: Path, *flags: str, is_cluster: bool, security: Security = Security()) -> None:
+    def __init__(
+        self, folder: Path, *flags: str, is_cluster: bool, security: Security = Security(), host: Host = Host()
+    ) -> None:
         assert PROGRAM is not None
         self.port, self.bus = free_ports(2)
-        self.security = security
+        self.security, self.host = security, host
         folder.mkdir(parents=True)
         cluster = ["--cluster-enabled", "yes", "--cluster-port", str(self.bus), "--cluster-node-timeout", "1000"]
         port = ["--port", str(self.port)] if security.tls is None else ["--port", "0", "--tls-port", str(self.port)]
         self._arguments = [
-            *(PROGRAM, *port, "--bind", "127.0.0.1", "--dir", str(folder)),
+            *(*host.prefix, PROGRAM, *port, "--bind", host.address, "--dir", str(folder)),
             *("--save", "", "--appendonly", "no", "--repl-diskless-sync-delay", "0"),
             *(cluster if is_cluster else ()),
             *security.flags,
@@ -98,13 +108,14 @@ class Node:
     def _answers(self) -> bool:
         assert self.process.poll() is None, f"{self._arguments} ended"
         with socket.socket() as sock:
-            return sock.connect_ex(("127.0.0.1", self.port)) == 0
+            return sock.connect_ex((self.host.address, self.port)) == 0
 
     @cached_property
     def client(self) -> Any:
         """A client that sends commands to this node alone."""
         options = self.security.options
-        return redis.Redis("127.0.0.1", self.port, decode_responses=True, protocol=2, socket_timeout=10, **options)
+        where = (self.host.address, self.port)
+        return redis.Redis(*where, decode_responses=True, protocol=2, socket_timeout=10, **options)
 
     def ask(self, *words: object) -> Any:
         """Sends one command to this node and returns the answer."""
@@ -144,13 +155,16 @@ class Cluster:
         replicas: int = 0,
         flags: tuple[str, ...] = (),
         security: Security = Security(),
+        hosts: Sequence[Host] = (Host(),),
     ) -> None:
         self.nodes: list[Node] = []
         self._primaries = primaries
         self._security = security
         try:
             for number in range(primaries * (1 + replicas) or 1):
-                node = Node(folder / str(number), *flags, is_cluster=bool(primaries), security=security)
+                # A replica is on another host than its primary.
+                host = hosts[(number + number // max(primaries, 1)) % len(hosts)]
+                node = Node(folder / str(number), *flags, is_cluster=bool(primaries), security=security, host=host)
                 self.nodes.append(node)
             if primaries:
                 self._join()
@@ -162,7 +176,7 @@ class Cluster:
     def address(self) -> str:
         """Returns the cluster's address, which lists some of its nodes and has no password."""
         scheme = "valkey://" if self._security.tls is None else "valkeys://"
-        return scheme + ",".join(f"127.0.0.1:{node.port}" for node in self.nodes[:3])
+        return scheme + ",".join(f"{node.host.address}:{node.port}" for node in self.nodes[:3])
 
     def _join(self) -> None:
         names = [node.ask("CLUSTER MYID") for node in self.nodes]
@@ -174,7 +188,7 @@ class Cluster:
         for one in self.nodes:
             for other in self.nodes:
                 if one is not other:
-                    one.ask("CLUSTER MEET", "127.0.0.1", other.port, other.bus)
+                    one.ask("CLUSTER MEET", other.host.address, other.port, other.bus)
         until(lambda: all(len(node.ask("CLUSTER NODES")) == len(self.nodes) for node in self.nodes))
         for number, node in enumerate(self.nodes[self._primaries :]):
             until(lambda node=node, name=names[number % self._primaries]: _replicates(node, name))
@@ -194,7 +208,8 @@ class Cluster:
         if not self._primaries:
             return self.nodes[0].client
         options = self._security.options
-        return redis.RedisCluster("127.0.0.1", self.nodes[0].port, decode_responses=True, protocol=2, **options)
+        first = self.nodes[0]
+        return redis.RedisCluster(first.host.address, first.port, decode_responses=True, protocol=2, **options)
 
     def authenticate(self, password: str) -> None:
         """Uses another password from now on, also for nodes that are started again."""

@@ -142,10 +142,12 @@ def _description(layout: TableLayout, address: StoreAddress) -> dict[str, object
     cluster = {
         **{"nodes": address.nodes, "has_tls": False, "ca_file": "", "user": "", "password_file": ""},
         **{"timeout_ms": round(address.timeout_s * 1e3), "node_timeout_ms": round(address.node_timeout_s * 1e3)},
+        "hedge_percent": address.hedge_percent,
     }
     remote = {
         **{"address": cluster, "tag": layout.tag, "block_rows": layout.block_rows},
         **{"num_shards": layout.num_shards, "row_bytes": layout.row_bytes, "default_rows": []},
+        **{"serves_stale": False, "fresh_ms": None},
     }
     table = {
         **{"name": "t", "dtype": "float32", "vocabulary_size": layout.vocabulary_size, "embedding_dim": _DIM},

@@ -5,7 +5,7 @@ use std::os::fd::FromRawFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwapOption;
 use pyo3::exceptions::PyValueError;
@@ -121,6 +121,47 @@ impl Clusters {
     #[allow(clippy::needless_pass_by_value, reason = "pyo3 passes a list by value")]
     fn forget(&self, model: &str, version: i64, table: &str, rows: Option<Vec<u64>>) {
         self.inner.forget(model, version, table, rows.as_deref());
+    }
+
+    /// Notes that the changes of a table were heard, so that its cached rows hold.
+    fn heard(&self, model: &str, version: i64, table: &str) {
+        self.inner.heard(model, version, table);
+    }
+
+    /// Asks each cluster for its map of slots.
+    fn refresh(&self, py: Python<'_>) {
+        py.detach(|| self.inner.refresh());
+    }
+
+    /// Reads rows of a table into the cache, the first ones first, for at most so many seconds; returns how many the
+    /// cache got or had. `tag`: the beginning of the table's keys.
+    #[allow(clippy::needless_pass_by_value, reason = "pyo3 passes a list by value")]
+    fn fill(&self, py: Python<'_>, tag: &str, version: i64, rows: Vec<u64>, seconds: f64) -> usize {
+        let deadline = Instant::now() + Duration::from_secs_f64(seconds.clamp(0.0, 3600.0));
+        py.detach(|| self.inner.fill(tag, version, &rows, deadline))
+    }
+
+    /// Returns rows of the cache, of any age: their bytes end to end, and for each row whether the cache has it; a row
+    /// that it lacks is all zeros. `tag`: the beginning of the table's keys.
+    #[allow(clippy::needless_pass_by_value, reason = "pyo3 passes a list by value")]
+    fn cached_rows<'py>(
+        &self,
+        py: Python<'py>,
+        tag: &str,
+        version: i64,
+        row_bytes: usize,
+        rows: Vec<u64>,
+    ) -> (Bound<'py, PyBytes>, Vec<bool>) {
+        let mut bytes = vec![0; rows.len() * row_bytes];
+        let table = self.inner.table(tag, version).filter(|table| table.row_bytes() == row_bytes);
+        let has_row = match &table {
+            None => vec![false; rows.len()],
+            Some(table) => {
+                let places = bytes.chunks_exact_mut(row_bytes.max(1));
+                rows.iter().zip(places).map(|(row, to)| table.copy_cached(*row, to)).collect()
+            }
+        };
+        (PyBytes::new(py, &bytes), has_row)
     }
 
     /// Returns the counts of each table, and those of the cache or null, as JSON text.
@@ -385,7 +426,8 @@ impl Dispatch for PlainForms {
                 let body = forms::table_rows::answer(call, model, version, table, self.max_table_rows, body)?;
                 let servable = Arc::clone(call.find(model, version)?);
                 // A `:rows` request runs no signature, and the statistics do not read `signature` for it.
-                Ok(Answered { body, rows: 0, servable, signature: 0, ran: Duration::ZERO, json_length: None })
+                let (ran, instead) = (Duration::ZERO, Vec::new());
+                Ok(Answered { body, rows: 0, servable, signature: 0, ran, json_length: None, instead })
             }
             Method::Infer => forms::oip_json::answer(call, model, version, target.json_length, body),
             Method::Predict | Method::ModelInfer => Err(Declined::Unusual),

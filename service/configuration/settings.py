@@ -83,6 +83,13 @@ class Settings(ListenerSettings):
         0,
         1 << 44,
     )
+    remote_cache_fill_seconds: float = setting(
+        10.0,
+        "Longest time for which a version waits, before it is AVAILABLE, while hot rows of its remote tables are read "
+        "into the cache; 0: none are read.",
+        0,
+        3600,
+    )
     paged_tables: Literal["auto", "on", "off"] = setting(
         "auto",
         "Whether the native core reads the pages of mapped tables itself, together for each lookup and beside other "

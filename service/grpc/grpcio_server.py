@@ -10,7 +10,7 @@ from typing import NoReturn
 import grpc
 
 from service.access.callers import Grant
-from service.engine import request_context
+from service.engine import instead, request_context
 from service.engine.admission import Reservation
 from service.engine.engine import Engine
 from service.errors import Unimplemented
@@ -219,7 +219,11 @@ class _Serve:
         reservation = Reservation(self._engine.admission, first_model(data, self._engine.is_model))
         try:
             reservation.grow(len(data))
-            return handler(data, deadline_s)
+            with instead.noting() as noted:
+                answer = handler(data, deadline_s)
+            if noted:
+                context.set_trailing_metadata(tuple(instead.headers_of(noted).items()))
+            return answer
         except Exception as error:
             self._abort(context, error)
         finally:

@@ -6,10 +6,11 @@ Steps that take microseconds run on the event loop, longer steps in a thread.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextvars import copy_context
 from dataclasses import dataclass, replace
 from functools import partial
+from types import MappingProxyType
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from starlette.requests import Request
@@ -19,6 +20,7 @@ from service.engine.admission import Reservation
 from service.engine.bound import Bound
 from service.engine.call import Call
 from service.engine.engine import Engine
+from service.engine.instead import headers_of, noting
 from service.engine.neighbors import SIGNATURE
 from service.engine.workers import Workers
 from service.errors import DeadlineExceeded, ServiceError
@@ -47,15 +49,19 @@ T = TypeVar("T")
 
 
 class Answered(NamedTuple, Generic[A]):
-    """The answer of an HTTP method, and the model version that computed it."""
+    """The answer of an HTTP method, and the model version that computed it.
+
+    instead: headers that name rows which could not be read.
+    """
 
     content: A
     version: int
+    instead: Mapping[str, str] = MappingProxyType({})
 
 
 def json_response(answered: Answered[bytes]) -> Response:
     """Returns an HTTP response with the answer as JSON and its model version in the header X-Model-Version."""
-    headers = {MODEL_VERSION: str(answered.version)}
+    headers = {MODEL_VERSION: str(answered.version), **answered.instead}
     return Response(answered.content, headers=headers, media_type="application/json")
 
 
@@ -236,8 +242,9 @@ class Calls:
 
 
 def _answer(bound: Bound, method: Method[P, A], parsed: P) -> Answered[A]:
-    with bound:
-        return Answered(method.answer(bound, parsed), bound.version)
+    with noting() as noted, bound:
+        content = method.answer(bound, parsed)
+    return Answered(content, bound.version, headers_of(noted))
 
 
 def _release(bound: Bound | None, error: ServiceError) -> None:

@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from service.engine.bound import Bound
 from service.engine.engine import Engine
+from service.engine.instead import headers_of, noting
 from service.errors import IdsTooMany
 from service.http import openapi
 from service.http.calls import Answered, Calls, Method, json_response
@@ -66,5 +67,6 @@ def _rows(strict_json: bool, engine: Engine, ref: ModelRef, table: str, max_rows
     # not limit answers.
     if ids.size > max_rows:
         raise IdsTooMany(f'input "ids": {ids.size} ids, the limit is {max_rows} per request.')
-    found = engine.table_rows(ref, table, ids)
-    return Answered(encode_rows(found.rows, strict=strict_json), found.version)
+    with noting() as noted:
+        found = engine.table_rows(ref, table, ids)
+    return Answered(encode_rows(found.rows, strict=strict_json), found.version, headers_of(noted))

@@ -66,8 +66,8 @@ def add_open_inference_routes(app: FastAPI, engine: Engine, calls: Calls, *, str
             name="infer",
             fallback_signature=oip_models.FALLBACK_SIGNATURE,
         )
-        (body, header_length), version = await calls.answer(request, ref, method)
-        headers = {MODEL_VERSION: str(version)}
+        (body, header_length), version, instead = await calls.answer(request, ref, method)
+        headers = {MODEL_VERSION: str(version), **instead}
         if coding is not None:
             headers |= {"Content-Encoding": coding.decode(), "Vary": "Accept-Encoding"}
         if header_length is None:

@@ -86,6 +86,19 @@ class HotRowsFiles:
             logger.warning("hot rows can not be read", extra={"path": str(path), "reason": str(error)})
             return {}
 
+    def newest(self, model: str, version: int) -> Mapping[str, Array]:
+        """Returns what read() returns; if that is empty, the hot rows of the newest older version that is AVAILABLE."""
+        if found := self.read(model, version):
+            return found
+        older = [one.servable for one in self._loaded() if one.servable.name == model]
+        older = [servable for servable in older if servable.version <= version]
+        if not older:
+            return {}
+        newest = max(older, key=lambda servable: servable.version)
+        traffic = {table: newest.traffic(table, MAX_HOT_ROWS) for table in newest.tables}
+        hot = {table: [row.id for row in one.rows] for table, one in traffic.items() if one is not None}
+        return {table: np.array(ids, np.int64) for table, ids in hot.items() if ids}
+
 
 def _path(folder: Path, model: str, version: int) -> Path:
     return folder / quote(model, safe="") / f"{version}.jsonl"

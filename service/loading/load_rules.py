@@ -19,7 +19,15 @@ from service.engine.servable import Servable
 from service.engine.version_source import OpenStore
 from service.errors import InvalidRequest
 from service.loading.graph_batching import GraphBatching, create_batching
-from service.loading.loader import CompileNative, HotRows, OpenRemote, ServableLoader, no_hot_rows
+from service.loading.loader import (
+    CompileNative,
+    FillCaches,
+    HotRows,
+    OpenRemote,
+    ServableLoader,
+    fill_nothing,
+    no_hot_rows,
+)
 from service.loading.paged_tables import PagedTables
 from service.loading.table_pages import TablePages
 from service.loading.table_verification import TableVerification
@@ -41,6 +49,7 @@ def create_load_rules(
     open_store: OpenStore | None = None,
     open_remote: OpenRemote | None = None,
     hot_rows: HotRows = no_hot_rows,
+    fill_caches: FillCaches = fill_nothing,
     paged_tables: PagedTables | None = None,
     on_list: Callable[[Sequence[ModelConfig]], None] = lambda configs: None,
 ) -> LoadRules:
@@ -50,7 +59,7 @@ def create_load_rules(
       batching: batches graph runs. pages: makes tables' pages huge. verification: compares tables with their checksums.
       wake_follower: called when this server changed rows.
       compile_native: compiles versions for the native core; None: there is no core.
-      show_lookups, open_remote, hot_rows, paged_tables: as in ServableLoader.
+      show_lookups, open_remote, hot_rows, fill_caches, paged_tables: as in ServableLoader.
       open_store, on_list: as in LoadRules.
     """
     threads, inter_op_threads = settings.parallelism
@@ -76,6 +85,7 @@ def create_load_rules(
             show_lookups=show_lookups,
             open_remote=open_remote,
             hot_rows=hot_rows,
+            fill_caches=fill_caches,
         ),
         max_retries=settings.max_num_load_retries,
         retry_interval_s=settings.load_retry_interval_s,

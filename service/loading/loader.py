@@ -59,11 +59,16 @@ class OpenRemote(Protocol):
 
 # Returns the hot rows of a model's version: table -> [n] int64 ids.
 HotRows = Callable[[str, int], Mapping[str, Array]]
+FillCaches = Callable[[Servable, Path], None]
 
 
 def no_hot_rows(model: str, version: int) -> Mapping[str, Array]:
     """Returns no hot rows."""
     return {}
+
+
+def fill_nothing(servable: Servable, path: Path) -> None:
+    """Fills no cache."""
 
 
 class CompileNative(Protocol):
@@ -106,6 +111,7 @@ class ServableLoader:
     open_remote: opens tables in clusters; None: every table is mapped.
     show_lookups: called with a version that can answer its lookups, before the version's graphs are opened.
     hot_rows: returns the hot rows of a model's version by table, which are read into memory.
+    fill_caches: reads the hot rows of a version's remote tables into caches.
     """
 
     tags: frozenset[str]
@@ -127,6 +133,7 @@ class ServableLoader:
     show_lookups: Callable[[Servable], None] | None = None
     open_remote: OpenRemote | None = None
     hot_rows: HotRows = no_hot_rows
+    fill_caches: FillCaches = fill_nothing
 
     def __call__(self, name: str, version: int, path: Path) -> Servable:
         """Loads one version from its folder, and runs its warm-up requests.
@@ -147,6 +154,7 @@ class ServableLoader:
                 self._warm_up(servable, path, cold)
             if self.compile_native is not None:
                 servable = self.compile_native(servable, lookups, _native_graphs(servable, lookups))
+            self.fill_caches(servable, path)
             if self.deltas is not None and lookups is not None:
                 servable = with_deltas(servable, lookups, path, self.deltas, self.residency)
             if why := servable.files.look():

@@ -19,6 +19,7 @@ from service.loading.remote_names import RemoteNames
 from service.remote.address import StoreAddress
 from service.remote.counts import ReadCounts, Subject
 from service.remote.layout import TableLayout
+from service.remote.row_cache import RowCache
 from service.tables.remote_table import RemoteTable
 from service.tables.table import table_info
 from service.types import Array
@@ -44,17 +45,16 @@ class RemoteTables:
     Args:
       addresses: by table, or by model/table, as --remote_tables has them.
       on_change: called when a cluster is reached again, or is not any more.
-      on_rows: called with model, version, table and the [N] int64 rows that changed, None for any, so that caches
-        forget them. Must not raise.
+      cache: caches rows of the tables; None where there is no native core.
     """
 
     def __init__(
         self,
         addresses: Mapping[str, StoreAddress],
         on_change: Callable[[], None],
-        on_rows: Callable[[Subject, Array | None], None] = lambda subject, ids: None,
+        cache: RowCache | None = None,
     ) -> None:
-        self._on_rows = on_rows
+        self._cache = cache
         self._names = RemoteNames(addresses)
         self._on_change = on_change
         self._changing = threading.Lock()
@@ -114,6 +114,7 @@ class RemoteTables:
         except ModuleNotFoundError as error:
             raise ArtifactError(f"table {name!r} is remote, which needs the extra [remote]: {error}") from error
 
+        cache, cached = self._cache, None
         end_s = time.monotonic() + _OPEN_S
         fingerprint = fingerprint_of(artifact)
         layout = TableLayout.of(model, name, fingerprint, entry)
@@ -127,17 +128,26 @@ class RemoteTables:
             changes.begin(end_s)
         except (Unreachable, Refused) as error:
             raise ArtifactError(f"changes of table {name!r} can not be followed: {error}") from error
-        changes.listeners.append(partial(self._on_rows, (model, version, name)))
+        if cache is not None:
+            changes.listeners.append(partial(cache.forget, (model, version, name)))
+            changes.on_heard = partial(cache.heard, (model, version, name))
         defaults: dict[int, Array] = {}
         if address.on_unavailable == "default_row":
             defaults |= _defaults(reader, manifest, name)
             changes.listeners.append(_reading_again(reader, defaults))
+        elif address.on_unavailable == "stale":
+            if cache is None or not cache.holds_rows:
+                raise ArtifactError(
+                    f"table {name!r} has on_unavailable=stale, and no cache can have its rows: give "
+                    "--remote_cache_bytes, and do not give --data_plane=python"
+                )
+            cached = partial(cache.rows, layout, version)
         with self._changing:
             self._readers[model, version, name] = reader
             self._changes.add(changes)
         extra = {"model": model, "version": version, "table": name, "cluster": str(address)}
         logger.info("table is remote", extra=extra)
-        return RemoteTable(table_info(manifest, name, layout.nbytes), reader, defaults, changes)
+        return RemoteTable(table_info(manifest, name, layout.nbytes), reader, defaults, changes, cached)
 
     def _topology(self, address: StoreAddress) -> Topology:
         from service.remote.topology import Topology
@@ -164,7 +174,7 @@ class RemoteTables:
         ]
 
     def problem(self, model: str) -> str:
-        """Returns one line on a remote table of the model that can not be reached and has no default row, else ""."""
+        """Returns one line on a remote table of the model that can not be reached and has no other rows, else ""."""
         if not self._problems:
             return ""
         with self._changing:
@@ -209,6 +219,8 @@ class RemoteTables:
         def run() -> None:
             while not stop.wait(_LOOK_S):
                 self.look()
+                if self._cache is not None:
+                    self._cache.refresh()
 
         def follow() -> None:
             while not stop.wait(_FOLLOW_S):

@@ -6,7 +6,10 @@ import json
 from collections.abc import Mapping
 from dataclasses import fields
 
+import numpy as np
+
 from service.remote.counts import CacheCounts, ReadCounts, RemoteCounts, Subject
+from service.remote.layout import TableLayout
 from service.types import Array
 
 
@@ -21,11 +24,34 @@ class Clusters:
         # Imported here and not at the top: the core may not be installed.
         from service import _native
 
+        self._cache_bytes = cache_bytes
         self.core = _native.Clusters(cache_bytes)
+
+    @property
+    def holds_rows(self) -> bool:
+        """Whether there is a cache of rows."""
+        return self._cache_bytes > 0
 
     def forget(self, subject: Subject, ids: Array | None) -> None:
         """Removes the [N] int64 rows of a table from the cache, which changed in the cluster; None: all its rows."""
         self.core.forget(*subject, None if ids is None else ids.tolist())
+
+    def heard(self, subject: Subject) -> None:
+        """Notes that the changes of a table were heard, so that its cached rows hold."""
+        self.core.heard(*subject)
+
+    def refresh(self) -> None:
+        """Asks each cluster for its map of slots; waits for the nodes."""
+        self.core.refresh()
+
+    def fill(self, layout: TableLayout, version: int, ids: Array, seconds: float) -> int:
+        """Reads the [N] int64 rows into the cache, the first ones first; returns how many it got in that time."""
+        return self.core.fill(layout.tag, version, ids.tolist(), seconds)
+
+    def rows(self, layout: TableLayout, version: int, ids: Array) -> tuple[Array, Array]:
+        """Returns [N, row_bytes] uint8 cached rows of [N] int64 ids, and [N] bool, False where there is none."""
+        octets, has_row = self.core.cached_rows(layout.tag, version, layout.row_bytes, ids.tolist())
+        return np.frombuffer(octets, np.uint8).reshape(ids.size, layout.row_bytes), np.array(has_row, bool)
 
     def counts(self, of_reference: Mapping[Subject, ReadCounts]) -> RemoteCounts:
         """Returns the counts of the reference servers' reads with those of the core's."""

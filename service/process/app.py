@@ -22,6 +22,7 @@ from service.engine.registry import Registry
 from service.engine.servable import Servable
 from service.loading.hot_rows_files import HotRowsFiles
 from service.loading.load_rules import batching_of, create_load_rules
+from service.loading.remote_filling import RemoteFilling
 from service.loading.remote_tables import RemoteTables
 from service.loading.table_pages import table_pages
 from service.loading.table_verification import table_verification
@@ -88,8 +89,7 @@ class App:
         self._history = VersionHistory()
         self._recent = RecentRequests(settings.slow_request_s)
         self._clusters = None if self._routes is None else Clusters(settings.remote_cache_bytes)
-        on_rows = {} if self._clusters is None else {"on_rows": self._clusters.forget}
-        self._remote = RemoteTables(remote_tables(settings.remote_tables), self._show_health, **on_rows)
+        self._remote = RemoteTables(remote_tables(settings.remote_tables), self._show_health, self._clusters)
         self._registry.problem_beside = self._remote.problem
         paging = TablePaging(settings, self._clusters, self._registry.loaded)
         self._stores = open_stores(settings)
@@ -102,8 +102,7 @@ class App:
             self._request_logs.metric_lines,
         ]
         self._metrics = Metrics(self._registry.loaded, more, self._recent)
-        self._stop = asyncio.Event()
-        self._stop_watching = threading.Event()
+        self._stop, self._stop_watching = asyncio.Event(), threading.Event()
         self._is_complete = threading.Event()
         self._is_forced = False
         self._follower = Follower(self._registry, settings.delta_poll_wait_seconds)
@@ -126,6 +125,7 @@ class App:
             open_store=None if self._stores is None else self._stores.open,
             open_remote=self._remote.open,
             hot_rows=self._hot_rows.read,
+            fill_caches=RemoteFilling(self._clusters, settings.remote_cache_fill_seconds, self._hot_rows.newest),
             on_list=self._remote.configure,
             paged_tables=paging.rule,
         )

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal, get_args
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-OnUnavailable = Literal["error", "default_row"]
+OnUnavailable = Literal["error", "default_row", "stale"]
 
 _DEFAULT_PORT = 6379
 # Reads of a password_file that is empty, and the pause between them.
@@ -23,7 +23,7 @@ _READ_AGAIN_S = 0.01
 _PLAIN, _TLS = ("valkey", "redis"), ("valkeys", "rediss")
 # The part of an address that has a password, as it stands in texts.
 _CREDENTIALS = re.compile(r"(?<=://)[^/?#;]*@")
-_OPTIONS = ("user", "password_file", "ca_file", "on_unavailable", "timeout_ms", "node_timeout_ms")
+_OPTIONS = ("user", "password_file", "ca_file", "on_unavailable", "timeout_ms", "node_timeout_ms", "hedge_percent")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +34,10 @@ class StoreAddress:
     has_tls: connections use TLS. ca_file: the authorities that sign nodes' certificates; "": the system's authorities.
     user: name of an ACL user; "" is the default user. password_file: file whose first line is the password.
       own_password: the password that stands in the address. Without both there is no authentication.
-    on_unavailable: an id whose row can not be read fails the request ("error") or reads the default row.
+    on_unavailable: an id whose row can not be read fails the request ("error"), reads the default row, or reads the row
+      that the cache has ("stale").
     timeout_s: longest time of one read of rows. node_timeout_s: longest wait for a node, before another is asked.
+    hedge_percent: of a hundred reads of nodes, how many may be asked of a second node because the first is slow.
     """
 
     nodes: tuple[tuple[str, int], ...]
@@ -46,6 +48,7 @@ class StoreAddress:
     on_unavailable: OnUnavailable = "error"
     timeout_s: float = 1.0
     node_timeout_s: float = 0.2
+    hedge_percent: int = 5
     own_password: str = field(default="", repr=False)
 
     @staticmethod
@@ -72,8 +75,9 @@ class StoreAddress:
             raise ValueError(f"{shown!r} gives a user before the @ and as an option: give one")
         if has_password and "password_file" in options:
             raise ValueError(f"{shown!r} gives a password and a password_file: give one")
+        rules = {rule: rule for rule in get_args(OnUnavailable)}
         rule = options.get("on_unavailable", "error")
-        if rule not in get_args(OnUnavailable):
+        if rule not in rules:
             raise ValueError(f"{shown!r}: on_unavailable is {rule!r}, expected one of {get_args(OnUnavailable)}")
         return StoreAddress(
             tuple(_node(part, shown) for part in nodes.split(",")),
@@ -81,9 +85,10 @@ class StoreAddress:
             user or options.get("user", ""),
             options.get("password_file", ""),
             options.get("ca_file", ""),
-            "default_row" if rule == "default_row" else "error",
-            _seconds(options, "timeout_ms", 1000, shown),
-            _seconds(options, "node_timeout_ms", 200, shown),
+            rules[rule],
+            _number(options, "timeout_ms", 1000, "milliseconds from 1 to 600000", shown) / 1000,
+            _number(options, "node_timeout_ms", 200, "milliseconds from 1 to 600000", shown) / 1000,
+            _number(options, "hedge_percent", 5, "a number from 0 to 100", shown),
             password,
         )
 
@@ -139,8 +144,10 @@ def _node(text: str, whole: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def _seconds(options: Mapping[str, str], name: str, default: int, whole: str) -> float:
+def _number(options: Mapping[str, str], name: str, default: int, expected: str, whole: str) -> int:
+    """Returns an option within the two limits that end the text `expected`."""
     text = options.get(name, str(default))
-    if not (text.isascii() and text.isdigit() and 0 < int(text) <= 600_000):
-        raise ValueError(f"{whole!r}: {name} is {text!r}, expected milliseconds from 1 to 600000")
-    return int(text) / 1000
+    first, last = (int(limit) for limit in expected.split(" from ")[1].split(" to "))
+    if not (text.isascii() and text.isdigit() and first <= int(text) <= last):
+        raise ValueError(f"{whole!r}: {name} is {text!r}, expected {expected}")
+    return int(text)

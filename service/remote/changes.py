@@ -89,6 +89,7 @@ class TableChanges:
     """The changes of one table of one version. Concurrency: any thread; calls block.
 
     listeners: are told of changed rows, those that this server wrote included.
+    on_heard: is called when all changes were heard that a node of the cluster has.
     applied: deltas and upserts that this server wrote.
 
     Args:
@@ -103,6 +104,7 @@ class TableChanges:
         self._fingerprint = fingerprint
         self._slot = slot_of(layout.record)
         self.listeners: list[Listener] = []
+        self.on_heard: Callable[[], None] | None = None
         self.applied = 0
         self._following = threading.Lock()
         # The number of the last entry of the stream that was told.
@@ -174,7 +176,7 @@ class TableChanges:
 
     def _look(self, end_s: float) -> None:
         after = f"({self._told}-1"
-        newest, entries, held = self._primaries.run(
+        newest, entries, held = self._primaries.read(
             [
                 self._command("XREVRANGE", "changes", "+", "-", "COUNT", 1),
                 self._command("XRANGE", "changes", after, "+", "COUNT", _READ_ENTRIES),
@@ -183,6 +185,8 @@ class TableChanges:
             end_s,
         )
         self._hear(_number_of(newest), entries)
+        if self.on_heard is not None and len(entries) < _READ_ENTRIES:
+            self.on_heard()
         now_s = time.monotonic()
         names = [name.decode() for name in held]
         self._held = {name: self._held.get(name, now_s) for name in names}

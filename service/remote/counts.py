@@ -11,7 +11,9 @@ class ReadCounts:
     """Counts of reads from one remote table.
 
     rows, bytes: rows that were read, and their bytes. retries: rounds of requests beyond a read's first one.
-    errors: reads that could not read all rows. default_rows: rows that were replaced by a default row.
+    errors: reads that could not read all rows. default_rows: rows that were replaced by a default row. stale_rows: rows
+    that were replaced by a cached row. hedges: reads of a node that were also asked of a second node; hedge_wins: those
+    that the second node answered first.
     seconds: total time of all reads, waiting included. cache_hits, cache_misses: rows that the native core's cache had
     and lacked.
     """
@@ -22,6 +24,9 @@ class ReadCounts:
     retries: int = 0
     errors: int = 0
     default_rows: int = 0
+    stale_rows: int = 0
+    hedges: int = 0
+    hedge_wins: int = 0
     seconds: float = 0.0
     cache_hits: int = 0
     cache_misses: int = 0

@@ -1,4 +1,4 @@
-"""Sends commands to the primaries of their slots, many at once, until each is answered or the time is over."""
+"""Sends commands to the nodes of their slots, many at once, until each is answered or the time is over."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Refused(Exception):
 
 
 class Command(NamedTuple):
-    """A command for the primary of a slot. It may run twice, so a second run must change nothing."""
+    """A command for a node of a slot. It may run twice, so a second run must change nothing."""
 
     slot: int
     words: tuple[bytes | str | int, ...]
@@ -48,7 +48,8 @@ class Primaries:
         self._address = address
         self._topology = topology
         self._changing = threading.Lock()
-        self._clients: dict[Node, Any] = {}
+        # By node, and whether it is only read.
+        self._clients: dict[tuple[Node, bool], Any] = {}
 
     def run(self, commands: Sequence[Command], end_s: float) -> list[Any]:
         """Returns the answers to commands, in their order.
@@ -59,16 +60,22 @@ class Primaries:
         """
         return self._run(commands, end_s, has_copies=False)[0]
 
+    def read(self, commands: Sequence[Command], end_s: float) -> list[Any]:
+        """Returns the answers to commands that read; a replica is asked if the primary failed lately. Raises as run."""
+        return self._run(commands, end_s, has_copies=False, is_read=True)[0]
+
     def write(self, commands: Sequence[Command], end_s: float) -> bool:
         """Runs commands that write; returns whether all known replicas have the writes. Raises as run does."""
         return self._run(commands, end_s, has_copies=True)[1]
 
     def close(self) -> None:
         """Closes all connections."""
-        for node in list(self._clients):
-            self._drop(node)
+        for node, is_read in list(self._clients):
+            self._drop(node, is_read)
 
-    def _run(self, commands: Sequence[Command], end_s: float, *, has_copies: bool) -> tuple[list[Any], bool]:
+    def _run(
+        self, commands: Sequence[Command], end_s: float, *, has_copies: bool, is_read: bool = False
+    ) -> tuple[list[Any], bool]:
         answers: dict[int, Any] = {}
         asking: dict[int, Node] = {}
         is_copied, why = True, "no node of the slot is known"
@@ -76,16 +83,20 @@ class Primaries:
             groups: dict[tuple[Node, bool], list[int]] = defaultdict(list)
             for place in range(len(commands)):
                 told = asking.pop(place, None)
-                node = told or self._topology.primary(commands[place].slot)
+                nodes = self._topology.nodes(commands[place].slot)[:1] if is_read else ()
+                node = told or (nodes[0] if nodes else self._topology.primary(commands[place].slot))
                 if place not in answers and node is not None:
                     groups[node, told is not None].append(place)
             for (node, asks), places in groups.items():
                 for begin in range(0, len(places), _BATCH):
                     some = places[begin : begin + _BATCH]
                     try:
-                        found, has_all = self._ask(node, [commands[place] for place in some], asks, has_copies, end_s)
+                        chosen = [commands[place] for place in some]
+                        found, has_all = self._ask(node, chosen, asks, has_copies, is_read, end_s)
                     except (redis.RedisError, OSError) as error:
-                        self._drop(node)
+                        self._drop(node, is_read)
+                        if is_read and self._topology.num_replicas(node):
+                            self._topology.failed(node)
                         why = f"{node[0]}:{node[1]}: {error}"
                         break
                     is_copied = is_copied and has_all
@@ -107,13 +118,16 @@ class Primaries:
             self._topology.refresh(end_s)
 
     def _ask(
-        self, node: Node, commands: Iterable[Command], asks: bool, has_copies: bool, end_s: float
+        self, node: Node, commands: Iterable[Command], asks: bool, has_copies: bool, is_read: bool, end_s: float
     ) -> tuple[list[Any], bool]:
         """Returns the answers of one node, errors included, and whether its replicas have what was written."""
         if end_s <= time.monotonic():
             raise TimeoutError("timed out")
         # A pipeline has one connection, so WAIT is about the writes before it.
-        with self._client(node).pipeline(transaction=False) as pipe:
+        with self._client(node, is_read).pipeline(transaction=False) as pipe:
+            if is_read:
+                # Without it a replica refers its readers to the primary. A single server's refusal is ignored.
+                pipe.execute_command("READONLY")
             for one in commands:
                 if asks:
                     pipe.execute_command("ASKING")
@@ -122,22 +136,25 @@ class Primaries:
             if copies:
                 pipe.execute_command("WAIT", copies, _COPY_MS)
             answers = pipe.execute(raise_on_error=False)
+        if is_read:
+            answers = answers[1:]
         has_all = True
         if copies:
             last = answers.pop()
             has_all = not isinstance(last, Exception) and last >= copies
         return (answers[1::2] if asks else answers), has_all
 
-    def _client(self, node: Node) -> Any:
+    def _client(self, node: Node, is_read: bool) -> Any:
         with self._changing:
-            client = self._clients.get(node)
+            client = self._clients.get((node, is_read))
             if client is None:
+                timeout_s = self._address.node_timeout_s if is_read else self._address.timeout_s
                 # With the password that the file has now.
-                client = self._clients[node] = node_client(self._address, node, self._address.timeout_s, is_text=False)
+                client = self._clients[node, is_read] = node_client(self._address, node, timeout_s, is_text=False)
             return client
 
-    def _drop(self, node: Node) -> None:
+    def _drop(self, node: Node, is_read: bool) -> None:
         with self._changing:
-            client = self._clients.pop(node, None)
+            client = self._clients.pop((node, is_read), None)
         if client is not None:
             client.close()

@@ -12,7 +12,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -91,10 +91,13 @@ class RowReader:
             counts.seconds += time.monotonic() - begin_s
         return Found(rows, missing, task.why)
 
-    def count_default_rows(self, number: int) -> None:
-        """Counts ids that got a default row in place of their own."""
+    def count_replaced(self, kind: Literal["default", "stale"], number: int) -> None:
+        """Counts ids that got a default row, or a cached row, in place of their own."""
         with self._changing:
-            self.counts.default_rows += number
+            if kind == "default":
+                self.counts.default_rows += number
+            else:
+                self.counts.stale_rows += number
 
     def commands(self, blocks: Array, rows: Array) -> list[bytes]:
         """Returns one encoded command for each pair of a block and a row in it, which reads this row."""

@@ -6,7 +6,7 @@ The kernels then work on that small table as they do on a mapped one, in the sam
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -14,6 +14,7 @@ import numpy as np
 
 from service.artifact.manifest import LookupFeature
 from service.engine.deadline import DEADLINE_S
+from service.engine.instead import note
 from service.engine.neighbors import Nearest, RowSearch
 from service.engine.validation import id_out_of_range
 from service.errors import DeadlineExceeded, TableUnreachable, Unimplemented
@@ -47,21 +48,34 @@ class RemoteTable:
 
     Args:
       defaults: row number -> [row_bytes] uint8, default rows to return if a row can not be read. Empty: the read fails.
+      cached: returns cached rows for [N] int64 ids, to return if a row can not be read: [N, row_bytes] uint8, and [N]
+        bool, False where there is none. None: the read fails.
 
     row_bytes: as of the same table mapped. reader, defaults: for the native core, which reads rows itself.
     changes: writes changed rows into the cluster.
     """
 
-    __slots__ = ("info", "row_bytes", "changes", "reader", "defaults")
+    __slots__ = ("info", "row_bytes", "changes", "reader", "defaults", "_cached")
 
     def __init__(
-        self, info: TableInfo, reader: RowReader, defaults: Mapping[int, Array], changes: TableChanges
+        self,
+        info: TableInfo,
+        reader: RowReader,
+        defaults: Mapping[int, Array],
+        changes: TableChanges,
+        cached: Callable[[Array], tuple[Array, Array]] | None = None,
     ) -> None:
         self.info = info
         self.row_bytes = reader.layout.row_bytes
         self.changes = changes
         self.reader = reader
         self.defaults = defaults
+        self._cached = cached
+
+    @property
+    def serves_stale(self) -> bool:
+        """Whether a cached row is read in place of a row that can not be read."""
+        return self._cached is not None
 
     def rows_of_request(self, feature: LookupFeature, ids: Array) -> RequestRows:
         """Reads the rows of [N] int64 ids from the cluster, by the feature's policy for bad ids.
@@ -135,9 +149,18 @@ class RemoteTable:
             return found.rows
         default = None if default_row is None else self.defaults.get(default_row)
         if default is not None:
+            number = int(found.is_missing.sum())
             found.rows[found.is_missing] = default
-            self.reader.count_default_rows(int(found.is_missing.sum()))
+            self.reader.count_replaced("default", number)
+            note("default", self.info.name, number)
             return found.rows
+        if self._cached is not None:
+            rows, has_row = self._cached(distinct[found.is_missing])
+            if has_row.all():
+                found.rows[found.is_missing] = rows
+                self.reader.count_replaced("stale", has_row.size)
+                note("stale", self.info.name, has_row.size)
+                return found.rows
         if deadline_s is not None and time.monotonic() >= deadline_s:
             raise DeadlineExceeded(f'The deadline passed before rows of table "{self.info.name}" were read.')
         raise TableUnreachable(f'Rows of table "{self.info.name}" can not be read now: {found.why.rstrip(".")}.')

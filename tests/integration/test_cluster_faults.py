@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from loadtest import cluster_faults
+import pytest
+
+from loadtest import cluster_faults, host_faults
 from loadtest.cluster_faults import Tally
+from loadtest.network_hosts import can_make_hosts
 from tests.valkey_cluster import needs_program
 
 pytestmark = needs_program
@@ -26,3 +29,12 @@ def test_faults_under_load_give_no_wrong_row() -> None:
     assert found["no fault"].failed == found["no fault"].failed_upserts == found["memory_full"].failed == 0
     assert found["memory_full"].failed_upserts > 0
     assert found["flip_version"].versions == {"1", "2"}
+
+
+@pytest.mark.skipif(not can_make_hosts(), reason="network namespaces need root and `ip`: NO HOST WAS LOST")
+def test_lost_and_parted_hosts_under_load_give_no_wrong_row() -> None:
+    found: dict[str, Tally] = {}
+    host_faults.run([host_faults.part_from_servers, host_faults.lose_host], 20_000, 2.0, found.__setitem__)
+    assert [*found] == ["no fault", "part_from_servers", "lose_host"]
+    assert {name: tally.wrong_rows for name, tally in found.items()} == dict.fromkeys(found, 0)
+    assert min(tally.requests for tally in found.values()) > 0

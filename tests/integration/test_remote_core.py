@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shutil
+import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -12,7 +14,15 @@ import numpy as np
 import pytest
 
 from model_export.remote.push import push
+from service.artifact.manifest import Manifest
+from service.artifact.protos import message_class
+from service.errors import ArtifactError
+from service.loading.remote_tables import RemoteTables
+from service.native.clusters import Clusters
 from service.remote.address import StoreAddress
+from service.remote.layout import slot_of
+from service.remote.row_cache import FRESH_S
+from tests.conformance.wires import fill_tensor, read_tensor
 from tests.integration.process import DATA_PLANES, PATIENCE_S, ServerProcess
 from tests.integration.remote_readers import Readers
 from tests.integration.test_remote_push import large, layout_of
@@ -180,7 +190,140 @@ def test_hot_rows_come_from_the_cache_and_metrics_count_them(
         assert value("cache_rows") > 0 and value("cache_bytes") <= 1 << 20 and value("cache_evictions_total") > 0
         cache = server.http.get("/v1/statusz").json()["remote"]["cache"]
         assert cache.keys() == {"rows", "bytes", "evictions"}
-        # Rows in the cache are answered while no node is there.
+
+
+def read_with_notes(server: ServerProcess, ids: np.ndarray) -> tuple[np.ndarray, dict[str, str]]:
+    """Returns [N, 2] float32 rows, and the trailing metadata that name rows which could not be read."""
+    request = message_class("tensorflow.serving.PredictRequest")()
+    request.model_spec.name, request.model_spec.signature_name = "toy", "lookup"
+    fill_tensor(request.inputs["user"], ids)
+    call = server.channel.unary_unary("/tensorflow.serving.PredictionService/Predict")
+    data, told = call.with_call(request.SerializeToString(), timeout=PATIENCE_S)
+    response = message_class("tensorflow.serving.PredictResponse").FromString(data)
+    notes = {key: str(value) for key, value in told.trailing_metadata() if key.endswith("-rows")}
+    return read_tensor(response.outputs["user"]), notes
+
+
+def test_without_nodes_cached_rows_are_answered_and_named_only_with_stale(
+    cluster: Cluster, written: tuple[Path, np.ndarray]
+) -> None:
+    folder, rows = written
+    hot, options = np.arange(50), "?timeout_ms=2000&node_timeout_ms=500"
+    with (
+        serving(cluster, folder, options, remote_cache_bytes=1 << 20) as strict,
+        serving(cluster, folder, options + "&on_unavailable=stale", remote_cache_bytes=1 << 20) as stale,
+        serving(cluster, folder, options + "&on_unavailable=default_row") as default,
+    ):
+        for server in (strict, stale, default):
+            server.ready()
+            found, notes = read_with_notes(server, hot)
+            assert (found == rows[hot]).all() and notes == {}
         for node in cluster.nodes:
             node.kill()
-        assert (read(server, hot[:10]) == rows[:10]).all()
+        # Once changes are not heard, a cached row may be old.
+        until(lambda: read_with_notes(stale, hot)[1] == {"x-stale-rows": "user=50"})
+        assert (read(stale, hot) == rows[hot]).all()
+        until(lambda: not _answers(strict, hot))
+        found, notes = read_with_notes(default, hot)
+        assert (found == rows[:1]).all() and notes == {"x-default-rows": "user=50"}
+        with pytest.raises(grpc.RpcError) as told:
+            read(stale, np.array([1, 15_000]))
+        assert told.value.code() is grpc.StatusCode.UNAVAILABLE
+        body = {"features": {"user": [3, 4, 3]}}
+        looked_up = stale.http.post("/v1/models/toy:lookup", json=body)
+        assert (np.array(looked_up.json()["embeddings"]["user"], np.float32) == rows[[3, 4, 3]]).all()
+        assert looked_up.headers["X-Stale-Rows"] == "user=2"
+        # The core forwards this to the reference servers, which ask the core for its cached rows.
+        forwarded = stale.http.post("/v1/models/toy/tables/user:rows", json={"ids": [3, 4]})
+        assert (forwarded.status_code, forwarded.headers.get("X-Stale-Rows")) == (200, "user=2"), forwarded.text
+        assert (np.array(forwarded.json()["rows"], np.float32) == rows[[3, 4]]).all()
+        (counts,) = stale.http.get("/v1/statusz").json()["remote"]["tables"]
+        assert counts["stale_rows"] >= 50 + 50 + 2 + 2
+        # Clients choose between cached rows and none, so the server stays ready.
+        until(lambda: strict.http.get("/readyz").status_code == 503)
+        assert stale.http.get("/readyz").status_code == 200
+
+
+def _answers(server: ServerProcess, ids: np.ndarray) -> bool:
+    try:
+        read(server, ids)
+    except grpc.RpcError as error:
+        assert error.code() is grpc.StatusCode.UNAVAILABLE
+        return False
+    return True
+
+
+def test_stale_without_a_cache_is_refused(cluster: Cluster, written: tuple[Path, np.ndarray]) -> None:
+    folder, _ = written
+    push(folder, StoreAddress.parse(cluster.address), tables=["user"])
+    address = StoreAddress.parse(cluster.address + "?on_unavailable=stale")
+    for cache in (None, Clusters(0)):
+        with pytest.raises(ArtifactError, match="give --remote_cache_bytes"):
+            RemoteTables({"user": address}, lambda: None, cache).open("toy", 1, folder, Manifest.read(folder))
+
+
+@pytest.mark.parametrize("cluster", [1], indirect=True)
+def test_rows_of_a_frozen_primary_come_from_its_replica_before_the_node_is_given_up(
+    cluster: Cluster, written: tuple[Path, np.ndarray]
+) -> None:
+    folder, rows = written
+    with serving(cluster, folder) as server:
+        server.ready()
+        rng = np.random.default_rng(3)
+        for _ in range(200):
+            ids = rng.integers(0, ROWS, 30)
+            assert (read(server, ids) == rows[ids]).all()
+        cluster.nodes[1].freeze()
+        for _ in range(3):
+            ids = rng.integers(0, ROWS, 30)
+            # The wait for a node is 20 s.
+            assert (read(server, ids, timeout_s=10) == rows[ids]).all()
+        cluster.nodes[1].thaw()
+        (counts,) = server.http.get("/v1/statusz").json()["remote"]["tables"]
+        assert counts["hedge_wins"] >= 3 and counts["errors"] == 0
+        assert counts["hedges"] <= 0.05 * 3 * counts["reads"]
+
+
+@pytest.mark.parametrize("cluster", [1], indirect=True)
+def test_cached_rows_hold_while_a_replica_tells_the_changes(cluster: Cluster, written: tuple[Path, np.ndarray]) -> None:
+    folder, rows = written
+    slot = slot_of(layout_of(folder, "user").record)
+    options = "?timeout_ms=20000&node_timeout_ms=500"
+    with serving(cluster, folder, options, remote_cache_bytes=1 << 20) as server:
+        server.ready()
+        hot = np.arange(50)
+        assert (read(server, hot) == rows[hot]).all()
+
+        def counts() -> dict:
+            (found,) = server.http.get("/v1/statusz").json()["remote"]["tables"]
+            return found
+
+        before = counts()
+        cluster.nodes[slot * 3 // 16384].freeze()
+        time.sleep(4 * FRESH_S)
+        for _ in range(20):
+            assert (read(server, hot) == rows[hot]).all()
+        cluster.nodes[slot * 3 // 16384].thaw()
+        assert counts()["cache_hits"] - before["cache_hits"] == 20 * 50
+
+
+def test_a_version_has_its_hot_rows_in_the_cache_before_it_is_available(
+    cluster: Cluster, written: tuple[Path, np.ndarray], tmp_path: Path
+) -> None:
+    folder, rows = written
+    models = tmp_path / "models" / "toy"
+    shutil.copytree(folder, models / "1")
+    newer, newer_rows = large(tmp_path / "newer" / "2", ROWS, seed=4)
+    push(newer, StoreAddress.parse(cluster.address), model="toy", tables=["user"])
+    with serving(cluster, models / "1", remote_cache_bytes=1 << 20, file_system_poll_wait_seconds=0.2) as server:
+        server.ready()
+        hot = np.arange(300, 320)
+        for _ in range(200):
+            assert (read(server, hot) == rows[hot]).all()
+        newer.rename(models / "2")
+        until(lambda: server.http.get("/v1/models/toy").json()["model_version_status"][0]["version"] == "2")
+        until(lambda: server.http.get("/v1/models/toy").json()["model_version_status"][0]["state"] == "AVAILABLE")
+        for node in cluster.nodes:
+            node.kill()
+        # Each row is of the newer version, and comes from the cache: no node is there.
+        assert (read(server, hot) == newer_rows[hot]).all()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
+import grpc
 import numpy as np
 import pytest
 
@@ -14,6 +16,7 @@ from service.errors import ArtifactError, TableUnreachable
 from service.loading.remote_tables import RemoteTables
 from service.remote.address import StoreAddress
 from tests.certificates import Authority
+from tests.integration.process import DATA_PLANES, ServerProcess
 from tests.integration.remote_readers import Readers
 from tests.integration.test_remote_changes import Server
 from tests.integration.test_remote_faults import reopened
@@ -24,6 +27,9 @@ from tests.valkey_cluster import Cluster, Security, needs_program, until
 pytestmark = needs_program
 _PASSWORD = "first/pass@word;?"
 _ESCAPED = "first%2Fpass%40word%3B%3F"
+# As docs/scaling.md names the commands of a server that takes no changes.
+_READ_COMMANDS = "+getrange +get +xrange +xrevrange +hkeys +cluster|shards +ping +readonly".split()
+needs_core = pytest.mark.skipif("native" not in DATA_PLANES, reason="no native core is built: NO READ OF THE CORE RAN")
 
 
 @pytest.fixture(scope="module")
@@ -124,3 +130,99 @@ def _reads(server: Server) -> bool:
     except TableUnreachable:
         return False
     return True
+
+
+def core(folder: Path, address: str) -> ServerProcess:
+    """Returns a server whose native core reads the table "user" from a cluster."""
+    names = {"model_name": "toy", "model_base_path": folder.parent, "graph_signatures": "off", "data_plane": "native"}
+    return ServerProcess(**names, remote_tables=f"user={address}", file_system_poll_wait_seconds=0.2)
+
+
+def lookup(server: ServerProcess, ids: np.ndarray) -> np.ndarray:
+    """Returns [N, 2] float32 rows of the table, over gRPC."""
+    return server.predict_grpc({"user": ids}, "lookup", model="toy")["user"]
+
+
+def forwarded(server: ServerProcess) -> int:
+    """Returns how many gRPC calls the core left to the reference server."""
+    return server.http.get("/v1/statusz").json()["data_plane"]["forwarded"]["grpc"]
+
+
+@needs_core
+def test_the_core_reads_over_tls_as_an_acl_user_that_may_only_read(
+    cluster: Cluster, authority: Path, tmp_path: Path
+) -> None:
+    folder, rows = large(tmp_path / "toy" / "1", 20_000)
+    nodes, options = cluster.address.removeprefix("valkeys://"), f"?ca_file={authority / 'ca.pem'}"
+    push(folder, StoreAddress.parse(f"valkeys://:{_ESCAPED}@{nodes}{options}"), tables=["user"])
+    for node in cluster.nodes:
+        node.ask("ACL SETUSER", "reader", "reset", "on", f">{_PASSWORD}", "~{es:*", *_READ_COMMANDS)
+    patient = "&timeout_ms=60000&node_timeout_ms=5000"
+    with core(folder, f"valkeys://reader:{_ESCAPED}@{nodes}{options}{patient}") as server:
+        server.ready()
+        ids = np.arange(20_000)
+        assert (lookup(server, ids) == rows).all()
+        with Readers(partial(lookup, server), rows) as readers:
+            cluster.nodes[0].kill()
+            readers.more()
+        assert (readers.wrong, readers.failures, forwarded(server)) == (0, [], 0)
+
+
+@needs_core
+def test_the_core_takes_a_changed_password_from_its_file(cluster: Cluster, authority: Path, tmp_path: Path) -> None:
+    folder, rows = large(tmp_path / "toy" / "1", 20_000)
+    secret = tmp_path / "password"
+    secret.write_text(_PASSWORD)
+    options = f"?ca_file={authority / 'ca.pem'}&password_file={secret}"
+    push(folder, StoreAddress.parse(cluster.address + options), tables=["user"])
+    with core(folder, f"{cluster.address}{options}&timeout_ms=60000&node_timeout_ms=20000") as server:
+        server.ready()
+        with Readers(partial(lookup, server), rows) as readers:
+            for node in cluster.nodes:
+                node.ask("ACL SETUSER", "default", ">second")
+                node.ask("CONFIG SET", "masterauth", "second")
+            secret.write_text("second\n")
+            for node in cluster.nodes:
+                node.ask("ACL SETUSER", "default", f"<{_PASSWORD}")
+                node.ask("CLIENT KILL", "TYPE", "normal", "SKIPME", "yes")
+            readers.more()
+        assert (readers.wrong, readers.failures, forwarded(server)) == (0, [], 0)
+
+
+@needs_core
+def test_the_core_names_credentials_and_authorities_that_are_refused(
+    cluster: Cluster, authority: Path, tmp_path: Path
+) -> None:
+    folder, rows = large(tmp_path / "toy" / "1", 2000)
+    secret, trusted = tmp_path / "password", tmp_path / "ca.pem"
+    secret.write_text(_PASSWORD)
+    trusted.write_text((authority / "ca.pem").read_text())
+    options = f"?ca_file={trusted}&password_file={secret}"
+    push(folder, StoreAddress.parse(cluster.address + options), tables=["user"])
+    with core(folder, f"{cluster.address}{options}&timeout_ms=1500&node_timeout_ms=500") as server:
+        server.ready()
+        ids = np.arange(2000)
+        assert (lookup(server, ids) == rows).all()
+
+        def refused(words: str) -> None:
+            for node in cluster.nodes:
+                node.ask("CLIENT KILL", "TYPE", "normal", "SKIPME", "yes")
+            with pytest.raises(grpc.RpcError) as told:
+                lookup(server, ids)
+            assert told.value.code() is grpc.StatusCode.UNAVAILABLE and words in told.value.details()
+
+        def answers() -> bool:
+            try:
+                return bool((lookup(server, ids) == rows).all())
+            except grpc.RpcError:
+                return False
+
+        secret.write_text("wrong")
+        refused("WRONGPASS")
+        secret.write_text(_PASSWORD)
+        until(answers)
+        trusted.write_text(Authority().pem)
+        refused("certificate")
+        trusted.write_text((authority / "ca.pem").read_text())
+        until(answers)
+        assert forwarded(server) == 0

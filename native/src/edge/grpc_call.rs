@@ -15,6 +15,7 @@ use super::dispatch::Method;
 use super::fair_queue::Ask;
 use super::grpc_message::{self, Code, PREFIX_BYTES, Payload, Status};
 use super::health;
+use super::instead;
 use super::large::Announcement;
 use super::limits::INLINE_BYTES;
 use super::pace::Pace;
@@ -164,7 +165,9 @@ pub fn send(
             if let Ok(mut stream) = respond.send_response(grpc_message::head(plain.request_id.as_ref()), false)
                 && stream.send_data(payload, false).is_ok()
             {
-                let _ = stream.send_trailers(grpc_message::trailers());
+                let mut trailers = grpc_message::trailers();
+                instead::add(&mut trailers, &answered.instead);
+                let _ = stream.send_trailers(trailers);
             }
             return;
         }

@@ -24,6 +24,7 @@ use super::dispatch::{Method, Target, target};
 use super::events::Event;
 use super::fair_queue::{Ask, Refusal};
 use super::grpc_message::{Code, Status};
+use super::instead;
 use super::limits::{self, INLINE_BYTES};
 use super::pace::Pace;
 use super::sampling::Draws;
@@ -558,6 +559,7 @@ impl Exchange {
         let mut response = Response::new(Answer::whole(body, open));
         let headers = response.headers_mut();
         headers.insert(MODEL_VERSION, HeaderValue::from(answered.servable.version()));
+        instead::add(headers, &answered.instead);
         match json_length {
             Some(length) => {
                 headers.insert(JSON_LENGTH, HeaderValue::from(length));

@@ -20,6 +20,7 @@ mod grpc_task;
 mod health;
 mod http;
 mod inflated;
+mod instead;
 mod large;
 pub mod limits;
 pub(crate) mod pace;

@@ -423,6 +423,7 @@ mod tests {
             signature: 0,
             ran: Duration::from_millis(1),
             json_length: None,
+            instead: Vec::new(),
         }
     }
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use crate::declined::Declined;
-use crate::plan::{Effort, Grant, Routes, Servable};
+use crate::plan::{Effort, Grant, Instead, Routes, Servable};
 
 pub mod json;
 pub mod lookup_json;
@@ -83,6 +83,8 @@ pub struct Answered {
     pub ran: Duration,
     /// For an Open Inference answer with binary tensors, the number of bytes of JSON text before the tensors.
     pub json_length: Option<usize>,
+    /// Tables whose rows could not all be read.
+    pub instead: Vec<Instead>,
 }
 
 #[cfg(test)]

@@ -103,7 +103,7 @@ pub fn answer(
             append_binary(&mut work, i, &mut out)?;
         }
     }
-    work.finish()?;
+    let instead = work.finish()?;
     ran += started.elapsed();
     Ok(Answered {
         body: Bytes::from(out),
@@ -112,6 +112,7 @@ pub fn answer(
         signature: signature_index,
         ran,
         json_length,
+        instead,
     })
 }
 

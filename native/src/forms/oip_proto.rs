@@ -79,7 +79,7 @@ pub fn answer(call: &Call<'_>, message: &[u8]) -> Result<Answered> {
         write_delimited_header(&mut out, 6, output.num_bytes);
         append_binary(&mut work, i, &mut out)?;
     }
-    work.finish()?;
+    let instead = work.finish()?;
     Ok(Answered {
         body: Bytes::from(out),
         rows,
@@ -87,6 +87,7 @@ pub fn answer(call: &Call<'_>, message: &[u8]) -> Result<Answered> {
         signature: signature_index,
         ran: started.elapsed(),
         json_length: None,
+        instead,
     })
 }
 

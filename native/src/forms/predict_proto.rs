@@ -44,7 +44,7 @@ pub fn answer(call: &Call<'_>, message: &[u8]) -> Result<Answered, Declined> {
     let mut work = Work::prepare(servable, index, inputs, &wanted, call.effort, call.max_response_bytes)?;
     let body = write(&mut work, servable, signature, call.as_content)?;
     let rows = work.rows();
-    work.finish()?;
+    let instead = work.finish()?;
     Ok(Answered {
         body,
         rows,
@@ -52,6 +52,7 @@ pub fn answer(call: &Call<'_>, message: &[u8]) -> Result<Answered, Declined> {
         signature: index,
         ran: started.elapsed(),
         json_length: None,
+        instead,
     })
 }
 

@@ -29,4 +29,4 @@ pub use routes::{ModelRoutes, Routes};
 pub use servable::{
     Counts, FeaturePlan, InputPlan, InputRole, LookupKind, MemoryOwner, NeedsIds, OutputPlan, Servable, Signature,
 };
-pub use work::{Effort, Failure, OutputShape, Waiting, Work};
+pub use work::{Effort, Failure, Instead, OutputShape, Waiting, Work};

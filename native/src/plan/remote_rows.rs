@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use super::features::FeatureInputs;
 use super::servable::{FeaturePlan, Servable, Signature};
-use super::work::{Effort, Failure};
+use super::work::{Effort, Failure, Instead};
 use crate::declined::Declined;
 use crate::tables::remote::{self, Want};
 use crate::tables::table::{Dtype, Ints, OnBadId, Policy, Table};
@@ -20,6 +20,9 @@ pub(super) struct RemoteRows {
     pub(super) table: Table,
     /// How many ids lie outside the remote table and read another row.
     pub(super) num_read_instead: usize,
+    /// Rows of the cache, and default rows, in place of rows that could not be read.
+    num_stale: usize,
+    num_default: usize,
     /// For each id of the request the row of `table`; -1 for a dropped id.
     places: Vec<i64>,
     _rows: Vec<u8>,
@@ -87,15 +90,34 @@ pub(super) fn read(
         if !want.left.is_empty() && want.table.has_old_default_rows() {
             return Err(Declined::NotNative);
         }
+        let (num_stale, num_default) = (want.num_stale, want.left.len());
         let Some((rows, count)) = with_default_rows(want, feature.policy.default_row) else {
             if let Effort::Wait(waiting) = effort {
                 let _ = waiting.failure.set(failure(servable.table_name(feature.table), &why, deadline));
             }
             return Err(Declined::NoRows);
         };
-        found[index] = Some(small_table(table, rows, count, places, num_read_instead));
+        let small = small_table(table, rows, count, places, num_read_instead);
+        found[index] = Some(RemoteRows { num_stale, num_default, ..small });
     }
     Ok(found)
+}
+
+/// Returns the tables whose rows could not all be read, each once; `remote` has the rows of each feature.
+pub(super) fn instead(servable: &Servable, plan: &Signature, remote: &[Option<RemoteRows>]) -> Vec<Instead> {
+    let mut found: Vec<Instead> = Vec::new();
+    for (feature, rows) in plan.features.iter().zip(remote) {
+        let Some(rows) = rows.as_ref().filter(|rows| rows.num_stale + rows.num_default > 0) else { continue };
+        let name = servable.table_name(feature.table);
+        if !found.iter().any(|one| one.table == name) {
+            found.push(Instead { table: name.to_owned(), stale_rows: 0, default_rows: 0 });
+        }
+        for one in found.iter_mut().filter(|one| one.table == name) {
+            one.stale_rows += rows.num_stale;
+            one.default_rows += rows.num_default;
+        }
+    }
+    found
 }
 
 /// Maps ids to distinct rows by a feature's policy; `size` is V.
@@ -159,7 +181,7 @@ fn small_table(table: &Table, octets: Vec<u8>, count: usize, places: Vec<i64>, n
     // SAFETY: `rows` and `scales` have `count` rows and scales of the table's dtype and live as long as the small table,
     // which never leaves `RemoteRows`.
     let small = unsafe { Table::new(table.dtype, count, table.embedding_dim, rows.as_ptr(), scales_at.cast()) };
-    RemoteRows { table: small, num_read_instead, places, _rows: rows, _scales: scales }
+    RemoteRows { table: small, num_read_instead, num_stale: 0, num_default: 0, places, _rows: rows, _scales: scales }
 }
 
 fn failure(table: &str, why: &str, deadline: Option<Instant>) -> Failure {

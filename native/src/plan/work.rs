@@ -50,6 +50,17 @@ pub struct Failure {
     pub text: String,
 }
 
+/// Rows of one table that an answer has in place of rows that could not be read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Instead {
+    /// The table's name.
+    pub table: String,
+    /// Distinct rows of the cache, perhaps older than those in the cluster.
+    pub stale_rows: usize,
+    /// Distinct rows that were answered by the feature's default row.
+    pub default_rows: usize,
+}
+
 /// The shape of one output of an answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OutputShape {
@@ -226,11 +237,11 @@ impl<'s, 'r> Work<'s, 'r> {
     }
 
     /// Checks that no mapped file was damaged during the reads, and adds the request's ids to the counts. Call this
-    /// after the last `fill`.
+    /// after the last `fill`. Returns the tables whose rows could not all be read.
     ///
     /// # Errors
     /// [`Declined::Damaged`]: the answer must not be sent.
-    pub fn finish(self) -> Result<(), Declined> {
+    pub fn finish(self) -> Result<Vec<Instead>, Declined> {
         // This check must follow the last read, because rows of a file read as zeros once the file is damaged.
         if self.servable.is_damaged() {
             return Err(Declined::Damaged);
@@ -238,7 +249,9 @@ impl<'s, 'r> Work<'s, 'r> {
         for &(vocabulary, count) in &self.unknown_keys {
             self.servable.unknown_keys()[vocabulary].fetch_add(count as u64, Ordering::Relaxed);
         }
-        if let Content::Lookup { sent, missing, .. } = &self.content {
+        let mut instead = Vec::new();
+        if let Content::Lookup { sent, missing, remote } = &self.content {
+            instead = remote_rows::instead(self.servable, &self.servable.signatures()[self.signature], remote);
             let counts = &self.servable.counts()[self.signature];
             let features = &self.servable.signatures()[self.signature].features;
             for (((sent, missing), counts), feature) in sent.iter().zip(missing).zip(counts).zip(features) {
@@ -249,7 +262,7 @@ impl<'s, 'r> Work<'s, 'r> {
                 }
             }
         }
-        Ok(())
+        Ok(instead)
     }
 
     /// Returns the number of bytes that a lookup reads from tables and writes to its answer.

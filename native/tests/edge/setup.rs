@@ -72,6 +72,7 @@ impl Words {
             signature: 0,
             ran: Duration::from_micros(5),
             json_length: (verb == "binary").then_some(4),
+            instead: Vec::new(),
         })
     }
 }

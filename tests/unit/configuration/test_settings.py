@@ -64,6 +64,7 @@ OTHER_VALUES: dict[str, tuple[str, Any]] = {
     "max_drift": ("2.5", 2.5),
     "remote_tables": ("user=valkey://a:1", "user=valkey://a:1"),
     "remote_cache_bytes": ("1000000", 1_000_000),
+    "remote_cache_fill_seconds": ("2.5", 2.5),
     "delta_journal_dir": ("journals", "journals"),
     "delta_max_rows": ("10", 10),
     "neighbors_threads": ("2", 2),

@@ -69,6 +69,15 @@ def test_a_file_has_the_rows_of_a_version_and_a_load_reads_them(tmp_path: Path) 
     assert [ids.tolist() for ids in read[0].values()] == [[1, 0, 3]]
 
 
+def test_without_files_an_older_version_that_answers_names_the_hot_rows(tmp_path: Path) -> None:
+    available = [LoadedServable(sampled(tmp_path / str(version), "m", version), 0) for version in (2, 3)]
+    files = HotRowsFiles("", lambda: available)
+    for version in (3, 4):
+        found = files.newest("m", version)
+        assert {table: ids.tolist() for table, ids in found.items()} == {"tag": [1, 0, 3]}
+    assert files.newest("m", 1) == files.newest("n", 3) == files.read("m", 3) == {}
+
+
 def test_a_damaged_file_is_logged_and_reads_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     files = HotRowsFiles(str(tmp_path), list)
     for number, text in enumerate(("{", "[]", '{"table": "t"}', '{"table": "t", "id": 1e400}', "\xff")):

@@ -37,6 +37,8 @@ def test_credentials_stand_before_the_nodes_or_in_options(tmp_path: Path) -> Non
         ("valkey://me:secret@a?password_file=/f", "gives a password and a password_file"),
         ("valkey://me:secret@a:b", "'a:b' is not HOST:PORT"),
         ("valkey://me:secret@a?timeout_ms=0", "timeout_ms is '0'"),
+        ("valkey://me:secret@a?hedge_percent=101", "hedge_percent is '101', expected a number from 0 to 100"),
+        ("valkey://me:secret@a?on_unavailable=old", "on_unavailable is 'old', expected one of"),
         ("valkey://me:secret@a?x=1", "option 'x' is none of"),
         ("mysql://me:secret@a", "is not valkey://HOST"),
     ],
@@ -45,6 +47,14 @@ def test_no_error_and_no_description_shows_a_password(text: str, why: str) -> No
     with pytest.raises(ValueError, match=why) as told:
         StoreAddress.parse(text)
     assert "secret" not in str(told.value)
+
+
+def test_options_have_defaults() -> None:
+    plain = StoreAddress.parse("valkey://a")
+    assert (plain.on_unavailable, plain.timeout_s, plain.node_timeout_s, plain.hedge_percent) == ("error", 1.0, 0.2, 5)
+    chosen = StoreAddress.parse("valkey://a?on_unavailable=stale&hedge_percent=0&timeout_ms=1&node_timeout_ms=600000")
+    assert (chosen.on_unavailable, chosen.timeout_s, chosen.node_timeout_s) == ("stale", 0.001, 600.0)
+    assert chosen.hedge_percent == 0
 
 
 def test_passwords_are_hidden_in_texts() -> None:

@@ -81,11 +81,19 @@ pub fn answer(
     });
     let outputs = outputs.collect::<Result<SmallVec<[Output<'_>; 4]>, Declined>>()?;
     let rows = work.rows();
-    work.finish()?;
+    let instead = work.finish()?;
     let ran = started.elapsed();
     let mut body = text_buffer(count);
     write(&outputs, layout, NonFinite::of(call.strict_json), &mut body)?;
-    Ok(Answered { body: Bytes::from(body), rows, servable: Arc::clone(servable), signature, ran, json_length: None })
+    Ok(Answered {
+        body: Bytes::from(body),
+        rows,
+        servable: Arc::clone(servable),
+        signature,
+        ran,
+        json_length: None,
+        instead,
+    })
 }
 
 fn size(shape: &OutputShape) -> usize {

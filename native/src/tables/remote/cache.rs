@@ -75,6 +75,11 @@ impl Cache {
         true
     }
 
+    /// Says whether the cache has a row, without counting this as a read of it.
+    pub(super) fn has(&self, table: u64, row: u64) -> bool {
+        self.rows.contains_key(&key(table, row))
+    }
+
     /// Offers a row.
     pub(super) fn offer(&self, table: u64, row: u64, bytes: &[u8]) {
         self.rows.insert(key(table, row), bytes.into());

@@ -2,14 +2,18 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Instant;
 
 use super::cache::{Cache, CacheCounts};
 use super::description::{Address, RemoteDescription};
+use super::read::{Want, read};
 use super::remote_table::{RemoteTable, TableCounts};
 use super::topology::Topology;
 
 /// Sizes the cache before the first row is known.
 const TYPICAL_ROW_BYTES: usize = 256;
+/// Rows that are read together while the cache is filled.
+const FILLED_TOGETHER: usize = 1000;
 
 #[derive(Default)]
 struct Opened {
@@ -65,12 +69,58 @@ impl Clusters {
 
     /// Removes rows of a table from the cache that have changed in its cluster; None: all rows of the table.
     pub fn forget(&self, model: &str, version: i64, table: &str, rows: Option<&[u64]>) {
-        for one in self.tables() {
-            let (its_model, its_version, name) = &one.subject;
-            if (&**its_model, *its_version, &**name) == (model, version, table) {
-                one.forget(rows);
+        self.named(model, version, table).for_each(|one| one.forget(rows));
+    }
+
+    /// Notes that the changes of a table were heard.
+    pub fn heard(&self, model: &str, version: i64, table: &str) {
+        self.named(model, version, table).for_each(|one| one.heard());
+    }
+
+    /// Returns an open table by the tag of its keys and its version; None if it is not open.
+    #[must_use]
+    pub fn table(&self, tag: &str, version: i64) -> Option<Arc<RemoteTable>> {
+        let opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
+        opened.tables.get(&(tag.to_owned(), version)).and_then(Weak::upgrade)
+    }
+
+    /// Asks each cluster for its map of slots: a replica that became a primary answers reads as before, so no read would
+    /// tell. Waits for the nodes, each cluster's longest time for a read at most.
+    pub fn refresh(&self) {
+        let opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
+        let topologies: Vec<_> = opened.topologies.values().filter_map(Weak::upgrade).collect();
+        drop(opened);
+        for topology in topologies {
+            // Reads that need the map say why it can not be had.
+            let _ = topology.refresh(Instant::now() + topology.address.timeout(), true);
+        }
+    }
+
+    /// Reads rows of an open table into the cache, the first ones first, until `deadline`; numbers that are no rows are
+    /// left out. Returns how many rows the cache got or had. 0 for a table that is not open, and without a cache.
+    #[must_use]
+    pub fn fill(&self, tag: &str, version: i64, rows: &[u64], deadline: Instant) -> usize {
+        let Some(table) = self.table(tag, version).filter(|table| table.has_cache()) else { return 0 };
+        let size = table.num_rows();
+        let rows: Vec<u64> = rows.iter().copied().filter(|row| *row < size).collect();
+        let mut count = 0;
+        for some in rows.chunks(FILLED_TOGETHER) {
+            let mut wants = [Want::new(&table, some.to_vec())];
+            read(&mut wants, Some(deadline));
+            count += wants[0].ids.len() - wants[0].left.len() - wants[0].num_stale;
+            if !wants[0].left.is_empty() || Instant::now() >= deadline {
+                break;
             }
         }
+        count
+    }
+
+    fn named(&self, model: &str, version: i64, table: &str) -> impl Iterator<Item = Arc<RemoteTable>> {
+        let is_named = move |one: &Arc<RemoteTable>| {
+            let (its_model, its_version, name) = &one.subject;
+            (&**its_model, *its_version, &**name) == (model, version, table)
+        };
+        self.tables().into_iter().filter(is_named)
     }
 
     fn tables(&self) -> Vec<Arc<RemoteTable>> {

@@ -61,6 +61,8 @@ pub(super) struct Connection {
     end: usize,
     /// Whether an earlier read used the connection.
     pub(super) is_reused: bool,
+    /// Answers that come before those to the next commands: of a read that another node answered first.
+    pub(super) owed: usize,
 }
 
 impl Connection {
@@ -89,7 +91,8 @@ impl Connection {
         } else {
             Stream::Plain(socket)
         };
-        let mut opened = Connection { stream, buffer: vec![0; BUFFER_BYTES], start: 0, end: 0, is_reused: false };
+        let mut opened =
+            Connection { stream, buffer: vec![0; BUFFER_BYTES], start: 0, end: 0, is_reused: false, owed: 0 };
         opened.greet(address, until)?;
         Ok(opened)
     }
@@ -176,6 +179,23 @@ impl Connection {
             }
             self.fill(size + 1, until)?;
         }
+    }
+
+    /// Returns the socket, to wait for bytes.
+    pub(super) fn socket(&self) -> &TcpStream {
+        self.stream.socket()
+    }
+
+    /// Reads the answers that nobody waits for any more.
+    ///
+    /// # Errors
+    /// As `row`.
+    pub(super) fn skip_owed(&mut self, until: Instant) -> io::Result<()> {
+        while self.owed > 0 {
+            self.answer(until)?;
+            self.owed -= 1;
+        }
+        Ok(())
     }
 
     /// Says whether all answers were read that came.
@@ -265,7 +285,8 @@ fn told(error: io::Error) -> io::Error {
     }
 }
 
-fn late() -> io::Error {
+/// The error of an answer that did not come in time.
+pub(super) fn late() -> io::Error {
     io::Error::new(ErrorKind::TimedOut, "timed out")
 }
 

@@ -25,6 +25,8 @@ pub struct Address {
     pub timeout_ms: u64,
     /// Longest time to wait for one node before another is asked.
     pub node_timeout_ms: u64,
+    /// Reads of a hundred that may be asked of a second node because the first is slow; 0 for none.
+    pub hedge_percent: u32,
 }
 
 impl std::fmt::Debug for Address {
@@ -61,4 +63,9 @@ pub struct RemoteDescription {
     /// Pairs of a row's number and its bytes: a feature reads its default row here in place of a row that can not be
     /// read. Empty: such a read fails.
     pub default_rows: Vec<(usize, Vec<u8>)>,
+    /// Whether a cached row is read in place of a row that can not be read.
+    pub serves_stale: bool,
+    /// For how long cached rows hold after the changes of the table were heard last; None: nobody follows the changes,
+    /// and cached rows always hold.
+    pub fresh_ms: Option<u64>,
 }

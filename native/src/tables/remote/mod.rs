@@ -8,6 +8,7 @@ mod cache;
 mod clusters;
 mod connection;
 mod description;
+mod hedging;
 mod read;
 mod remote_table;
 #[cfg(test)]

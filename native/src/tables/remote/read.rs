@@ -2,7 +2,8 @@
 //!
 //! A read asks the primaries, all at once. Where one is down, slow, or lacks a key, its rows are asked of another node of
 //! the same slot. An answer of any other size than a row's is never taken for a row. A connection that broke or was
-//! given up is closed, so that no later read gets its answers. The reference is service/remote/row_reader.py.
+//! given up is closed, so that no later read gets its answers; only answers that another node gave first are skipped later. The reference is service/remote/row_reader.py, which asks
+//! no second node while the first is only slow.
 
 use std::collections::HashMap;
 use std::io;
@@ -12,7 +13,8 @@ use std::time::{Duration, Instant};
 
 use redis_protocol::resp2::types::OwnedFrame;
 
-use super::connection::{Connection, Reply, command};
+use super::connection::{Connection, Reply, command, late};
+use super::hedging::wait;
 use super::remote_table::RemoteTable;
 use super::topology::{Node, Topology};
 
@@ -20,6 +22,8 @@ use super::topology::{Node, Topology};
 const MOST_COMMANDS: usize = 4096;
 /// The pause before a further round.
 const PAUSE: Duration = Duration::from_millis(10);
+/// The longest wait for a connection to a second node, while the first may answer at any moment.
+const SECOND_CONNECT: Duration = Duration::from_millis(20);
 /// Kinds of errors that another try may change: the map of slots is old, or a node is not ready yet.
 const PASSING: [&str; 6] = ["MOVED", "ASK", "CLUSTERDOWN", "LOADING", "TRYAGAIN", "MASTERDOWN"];
 
@@ -33,6 +37,8 @@ pub struct Want<'t> {
     pub rows: Vec<u8>,
     /// Positions in `ids` whose rows were not read yet; after the read, could not be read.
     pub left: Vec<u32>,
+    /// Rows that could not be read and were taken from the cache.
+    pub num_stale: usize,
     /// Changes of rows that the table had seen when the read began.
     changes: u64,
 }
@@ -44,7 +50,7 @@ impl<'t> Want<'t> {
         let mut rows = vec![0; ids.len() * table.row_bytes()];
         let changes = table.changes();
         let left = table.read_cached(&ids, &mut rows);
-        Want { table, ids, rows, left, changes }
+        Want { table, ids, rows, left, num_stale: 0, changes }
     }
 }
 
@@ -83,13 +89,20 @@ pub fn read(wants: &mut [Want<'_>], deadline: Option<Instant>) -> String {
             why = of_cluster;
         }
     }
+    for want in wants {
+        want.num_stale = want.table.read_stale(&want.ids, &mut want.rows, &mut want.left);
+    }
     why
 }
 
 fn read_cluster(topology: &Topology, wants: &mut [Want<'_>], items: Vec<Item>, deadline: Option<Instant>) -> String {
     let begun = Instant::now();
     let until = begun + topology.address.timeout();
-    let until = deadline.map_or(until, |deadline| deadline.min(until));
+    let mut until = deadline.map_or(until, |deadline| deadline.min(until));
+    if items.iter().any(|item| wants[item.want as usize].table.serves_stale) {
+        // Time is left to answer with cached rows.
+        until -= until.saturating_duration_since(begun) / 4;
+    }
     let mut sizes = vec![0_usize; wants.len()];
     for item in &items {
         sizes[item.want as usize] += 1;
@@ -102,10 +115,12 @@ fn read_cluster(topology: &Topology, wants: &mut [Want<'_>], items: Vec<Item>, d
         lacking: HashMap::new(),
         asking: HashMap::new(),
         retries: 0,
+        hedges: 0,
+        hedge_wins: 0,
         why: String::new(),
     };
     task.run();
-    let Task { wants, left, retries, why, .. } = task;
+    let Task { wants, left, retries, hedges, hedge_wins, why, .. } = task;
     for item in left {
         wants[item.want as usize].left.push(item.position);
     }
@@ -116,6 +131,8 @@ fn read_cluster(topology: &Topology, wants: &mut [Want<'_>], items: Vec<Item>, d
         counters.rows.fetch_add(read as u64, Relaxed);
         counters.bytes.fetch_add((read * want.table.row_bytes()) as u64, Relaxed);
         counters.retries.fetch_add(retries, Relaxed);
+        counters.hedges.fetch_add(hedges, Relaxed);
+        counters.hedge_wins.fetch_add(hedge_wins, Relaxed);
         counters.errors.fetch_add(u64::from(!want.left.is_empty()), Relaxed);
         counters.nanos.fetch_add(nanos, Relaxed);
     }
@@ -127,7 +144,34 @@ struct Group {
     node: Node,
     /// Whether another node, which gives its slots away, named this one.
     asks: bool,
+    /// Whether the node is the primary: a replica may lack the last changes, so its rows are not cached.
+    is_primary: bool,
     items: Vec<Item>,
+}
+
+/// Commands that were sent to one node, and perhaps to a second one.
+struct Asked {
+    group: Group,
+    connection: Connection,
+    at: Instant,
+    /// When the node is given up.
+    until: Instant,
+    /// When a second node is asked; None: never, or one was asked.
+    hedge_at: Option<Instant>,
+    second: Option<(Node, Connection)>,
+}
+
+impl Asked {
+    fn connections(&self) -> impl Iterator<Item = &Connection> {
+        std::iter::once(&self.connection).chain(self.second.iter().map(|(_, connection)| connection))
+    }
+
+    /// Returns the second node's part as the only one; the first is given up.
+    fn of_second(self, until: Instant) -> Option<Self> {
+        let (node, connection) = self.second?;
+        let group = Group { node, is_primary: false, ..self.group };
+        Some(Asked { group, connection, at: Instant::now(), until, hedge_at: None, second: None })
+    }
 }
 
 /// One read of one cluster.
@@ -141,6 +185,9 @@ struct Task<'a, 'w> {
     /// Rows that a node which gives its slots away sent elsewhere.
     asking: HashMap<Item, Node>,
     retries: u64,
+    /// Second nodes that were asked, and that gave the rows.
+    hedges: u64,
+    hedge_wins: u64,
     why: String,
 }
 
@@ -165,7 +212,7 @@ impl Task<'_, '_> {
             if !self.left.is_empty() && (needs_map || is_first) {
                 self.refresh();
             }
-            if !self.left.is_empty() && self.is_hopeless() {
+            if !self.left.is_empty() && (self.is_hopeless() || self.is_cache_best()) {
                 return;
             }
             is_first = false;
@@ -173,7 +220,10 @@ impl Task<'_, '_> {
     }
 
     fn refresh(&mut self) {
-        if let Err(why) = self.topology.refresh(self.until) {
+        let is_patient = self.left.iter().any(|item| !self.has_stale(*item));
+        // While the cache has the rows, they wait for the map no longer than for a node.
+        let until = if is_patient { self.until } else { self.node_until() };
+        if let Err(why) = self.topology.refresh(until, is_patient) {
             self.why = why;
         }
     }
@@ -181,6 +231,18 @@ impl Task<'_, '_> {
     fn slot(&self, item: Item) -> u16 {
         let want = &self.wants[item.want as usize];
         want.table.slot(want.ids[item.position as usize])
+    }
+
+    fn has_stale(&self, item: Item) -> bool {
+        let want = &self.wants[item.want as usize];
+        want.table.has_stale(want.ids[item.position as usize])
+    }
+
+    /// Says whether the cache has all rows that are left, and no node can be asked for them now.
+    fn is_cache_best(&self) -> bool {
+        let map = self.topology.map();
+        let is_silent = |item: &Item| map.nodes(self.slot(*item)).iter().all(|node| self.topology.is_down(node));
+        self.left.iter().all(|item| self.has_stale(*item) && !self.asking.contains_key(item) && is_silent(item))
     }
 
     /// Says whether a slot that is needed has no node to ask: all are down, or all lack the key.
@@ -206,35 +268,158 @@ impl Task<'_, '_> {
     /// Asks one node for each row that is left; says whether the map of slots is to be asked for.
     fn round(&mut self) -> bool {
         let (groups, mut needs_map) = self.groups();
-        let mut sent = Vec::with_capacity(groups.len());
-        for group in groups {
-            for some in group.items.chunks(MOST_COMMANDS) {
-                match self.send(&group, some) {
-                    Ok(connection) => sent.push((group.node.clone(), group.asks, some.to_vec(), connection)),
+        let mut asked = Vec::with_capacity(groups.len());
+        for Group { node, asks, is_primary, items } in groups {
+            for some in items.chunks(MOST_COMMANDS) {
+                match self.send(&node, asks, some, self.node_until()) {
+                    Ok(connection) => {
+                        let group = Group { node: node.clone(), asks, is_primary, items: some.to_vec() };
+                        asked.push(self.asked(group, connection));
+                    }
                     Err((error, is_reused)) => {
                         self.left.extend_from_slice(some);
-                        self.failed(&group.node, &error, is_reused);
+                        self.failed(&node, &error, is_reused);
                         needs_map = true;
                     }
                 }
             }
         }
-        for (node, asks, items, mut connection) in sent {
-            let mut read = 0;
-            match self.receive(&node, asks, &items, &mut connection, &mut read) {
-                Ok(is_old) => {
-                    needs_map |= is_old;
-                    self.topology.answered(&node);
-                    self.topology.give_back(&node, connection);
+        while !asked.is_empty() {
+            needs_map |= self.hear(&mut asked);
+        }
+        needs_map
+    }
+
+    fn asked(&self, group: Group, connection: Connection) -> Asked {
+        let (at, until) = (Instant::now(), self.node_until());
+        let budget = &self.topology.budget;
+        budget.earn();
+        let slow = if budget.is_open() && !group.asks { self.topology.slow(&group.node) } else { None };
+        Asked { group, connection, at, until, hedge_at: slow.map(|slow| at + slow), second: None }
+    }
+
+    /// Waits for the answers of one node at least; keeps those in `asked` that have not come. Says whether the map of
+    /// slots is to be asked for.
+    fn hear(&mut self, asked: &mut Vec<Asked>) -> bool {
+        let is_ready = if self.topology.budget.is_open() {
+            let wake = asked.iter().map(|one| one.hedge_at.unwrap_or(one.until).min(one.until)).min();
+            let connections: Vec<&Connection> = asked.iter().flat_map(Asked::connections).collect();
+            wait(&connections, wake.unwrap_or(self.until))
+        } else {
+            vec![true; asked.len()]
+        };
+        let mut is_ready = is_ready.into_iter();
+        let mut is_next_ready = || is_ready.next().unwrap_or(false);
+        let now = Instant::now();
+        let mut needs_map = false;
+        for mut one in std::mem::take(asked) {
+            let is_first_ready = is_next_ready();
+            let is_second_ready = one.second.is_some() && is_next_ready();
+            if is_first_ready {
+                needs_map |= self.hear_first(one, now, asked);
+            } else if is_second_ready {
+                asked.extend(self.hear_second(one, now));
+            } else if now >= one.until {
+                needs_map = true;
+                self.failed(&one.group.node, &late(), false);
+                self.go_on(one, 0, asked);
+            } else {
+                if one.hedge_at.is_some_and(|at| now >= at) {
+                    one.hedge_at = None;
+                    one.second = self.ask_second(&one.group);
                 }
-                Err(error) => {
-                    self.left.extend_from_slice(&items[read..]);
-                    self.failed(&node, &error, connection.is_reused);
-                    needs_map = true;
-                }
+                asked.push(one);
             }
         }
         needs_map
+    }
+
+    /// Reads the answers of the node that was asked first; says whether the map of slots is to be asked for.
+    fn hear_first(&mut self, mut one: Asked, now: Instant, asked: &mut Vec<Asked>) -> bool {
+        let mut read = 0;
+        match self.receive(&one.group, &mut one.connection, &mut read) {
+            Ok(is_old) => {
+                if self.topology.budget.is_open() {
+                    self.topology.took(&one.group.node, now - one.at);
+                }
+                self.topology.answered(&one.group.node);
+                self.topology.give_back(&one.group.node, one.connection);
+                is_old
+            }
+            Err(error) => {
+                self.failed(&one.group.node, &error, one.connection.is_reused);
+                self.go_on(one, read, asked);
+                true
+            }
+        }
+    }
+
+    /// Leaves the rows after the first `read` to the second node, if it was asked, or to the next round.
+    fn go_on(&mut self, one: Asked, read: usize, asked: &mut Vec<Asked>) {
+        if read > 0 || one.second.is_none() {
+            // The answers of a second node would be for all rows, and some of them were judged.
+            self.left.extend_from_slice(&one.group.items[read..]);
+            return;
+        }
+        asked.extend(one.of_second(self.node_until()));
+    }
+
+    /// Asks a second node for the rows of a group; None if there is none, or the budget is used up.
+    fn ask_second(&mut self, group: &Group) -> Option<(Node, Connection)> {
+        if !self.lacking.is_empty() {
+            return None;
+        }
+        let map = self.topology.map();
+        let holder = map.holder(self.slot(*group.items.first()?))?;
+        if group.items.iter().any(|item| map.holder(self.slot(*item)) != Some(holder)) {
+            return None;
+        }
+        let nodes = map.holders[usize::from(holder)].iter();
+        let node = nodes.into_iter().find(|node| **node != group.node && !self.topology.is_down(node))?;
+        if !self.topology.budget.take() {
+            return None;
+        }
+        self.hedges += 1;
+        let until = self.node_until().min(Instant::now() + SECOND_CONNECT);
+        match self.send(node, false, &group.items, until) {
+            Ok(connection) => Some((node.clone(), connection)),
+            Err((error, is_reused)) => {
+                self.failed(node, &error, is_reused);
+                None
+            }
+        }
+    }
+
+    /// Reads the answers of the second node. If it gives not all rows, returns the first node's part, which goes on.
+    fn hear_second(&mut self, mut one: Asked, now: Instant) -> Option<Asked> {
+        let (node, mut connection) = one.second.take()?;
+        if !self.has_all(&one.group.items, &mut connection) {
+            return Some(one);
+        }
+        self.hedge_wins += 1;
+        self.topology.took(&one.group.node, now - one.at);
+        self.topology.answered(&node);
+        self.topology.give_back(&node, connection);
+        // No byte of the first node's answers was read; the next read on its connection skips them.
+        one.connection.owed += one.group.items.len();
+        self.topology.give_back(&one.group.node, one.connection);
+        None
+    }
+
+    /// Reads a second node's answers; says whether each is a row.
+    fn has_all(&mut self, items: &[Item], connection: &mut Connection) -> bool {
+        let until = self.node_until();
+        if connection.skip_owed(until).is_err() {
+            return false;
+        }
+        let mut is_row = |item: &Item| {
+            let want = &mut self.wants[item.want as usize];
+            let size = want.table.row_bytes();
+            let to = &mut want.rows[item.position as usize * size..][..size];
+            // The rows are not cached: the node may lack the last changes.
+            matches!(connection.row(want.table.reply_head(), to, until), Ok(Reply::Row))
+        };
+        items.iter().all(&mut is_row)
     }
 
     /// Takes the rows that are left, by the node to ask. Rows without a node stay left; then the second result is true.
@@ -257,15 +442,17 @@ impl Task<'_, '_> {
             }
             let asks = told.is_some();
             let able = || map.nodes(slot).iter().filter(|node| !lacking.contains(node));
-            let node =
-                told.or_else(|| able().find(|node| !self.topology.is_out(node)).or_else(|| able().next()).cloned());
+            // Nodes that failed a moment ago are asked all the same, unless the cache has the row.
+            let any = || if self.has_stale(item) { None } else { able().next() };
+            let node = told.or_else(|| able().find(|node| !self.topology.is_out(node)).or_else(any).cloned());
             let Some(node) = node else {
                 needs_map = true;
                 self.left.push(item);
                 continue;
             };
+            let is_primary = asks || map.nodes(slot).first() == Some(&node);
             let group = *of_node.entry((node.clone(), asks)).or_insert_with(|| {
-                groups.push(Group { node, asks, items: Vec::new() });
+                groups.push(Group { node, asks, is_primary, items: Vec::new() });
                 groups.len() - 1
             });
             groups[group].items.push(item);
@@ -277,13 +464,12 @@ impl Task<'_, '_> {
     }
 
     /// Sends the commands for some rows. The error says also whether an earlier read used the connection.
-    fn send(&self, group: &Group, items: &[Item]) -> Result<Connection, (io::Error, bool)> {
-        let until = self.node_until();
-        let mut connection = self.topology.connection(&group.node, until).map_err(|error| (error, false))?;
+    fn send(&self, node: &Node, asks: bool, items: &[Item], until: Instant) -> Result<Connection, (io::Error, bool)> {
+        let mut connection = self.topology.connection(node, until).map_err(|error| (error, false))?;
         let asking = command(&["ASKING"]);
         let mut commands = Vec::with_capacity(items.len() * 128);
         for item in items {
-            if group.asks {
+            if asks {
                 commands.extend_from_slice(&asking);
             }
             let want = &self.wants[item.want as usize];
@@ -296,28 +482,25 @@ impl Task<'_, '_> {
     }
 
     /// Reads the answers for some rows; says whether the map of slots is old. `read` counts the rows that are judged.
-    fn receive(
-        &mut self,
-        node: &Node,
-        asks: bool,
-        items: &[Item],
-        connection: &mut Connection,
-        read: &mut usize,
-    ) -> io::Result<bool> {
+    fn receive(&mut self, group: &Group, connection: &mut Connection, read: &mut usize) -> io::Result<bool> {
         let until = self.node_until();
         let mut is_old = false;
-        for &item in items {
-            if asks {
+        connection.skip_owed(until)?;
+        for &item in &group.items {
+            if group.asks {
                 connection.answer(until)?;
             }
             let want = &mut self.wants[item.want as usize];
             let size = want.table.row_bytes();
             let to = &mut want.rows[item.position as usize * size..][..size];
             match connection.row(want.table.reply_head(), to, until)? {
-                Reply::Row => want.table.offer(want.ids[item.position as usize], to, want.changes),
+                Reply::Row if group.is_primary => {
+                    want.table.offer(want.ids[item.position as usize], to, want.changes);
+                }
+                Reply::Row => {}
                 Reply::Other(frame) => {
                     self.left.push(item);
-                    is_old |= self.judge(node, item, &frame);
+                    is_old |= self.judge(&group.node, item, &frame);
                 }
             }
             *read += 1;

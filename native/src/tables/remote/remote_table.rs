@@ -5,6 +5,7 @@ use std::sync::atomic::{
     AtomicBool, AtomicU64,
     Ordering::{Relaxed, SeqCst},
 };
+use std::time::{Duration, Instant};
 
 use redis_protocol::redis_keyslot;
 use serde::Serialize;
@@ -34,6 +35,12 @@ pub struct TableCounts {
     pub errors: u64,
     /// Rows in whose place a default row was read.
     pub default_rows: u64,
+    /// Rows that could not be read and were taken from the cache.
+    pub stale_rows: u64,
+    /// Reads of a node that were also asked of a second node.
+    pub hedges: u64,
+    /// Reads of a node that the second node answered first.
+    pub hedge_wins: u64,
     /// Nanoseconds of all reads, waiting included.
     pub nanos: u64,
     /// Rows that the cache had.
@@ -50,6 +57,9 @@ pub(super) struct Counters {
     pub(super) retries: AtomicU64,
     pub(super) errors: AtomicU64,
     pub(super) default_rows: AtomicU64,
+    pub(super) stale_rows: AtomicU64,
+    pub(super) hedges: AtomicU64,
+    pub(super) hedge_wins: AtomicU64,
     pub(super) nanos: AtomicU64,
     pub(super) cache_hits: AtomicU64,
     pub(super) cache_misses: AtomicU64,
@@ -66,11 +76,19 @@ pub struct RemoteTable {
     changes: AtomicU64,
     /// Tells the table's rows from the rows of other tables and versions in the cache.
     serial: u64,
+    num_rows: u64,
     row_bytes: usize,
     block_rows: usize,
     default_rows: Vec<(usize, Vec<u8>)>,
     /// Whether a default row has changed in the cluster since its bytes were copied.
     has_old_default_rows: AtomicBool,
+    /// Whether a cached row is read in place of a row that can not be read.
+    pub(super) serves_stale: bool,
+    /// For how long cached rows hold after the changes were heard; None: always.
+    fresh: Option<Duration>,
+    opened: Instant,
+    /// When the changes were heard last, in milliseconds after `opened`.
+    heard_ms: AtomicU64,
     /// The slot of each shard.
     slots: Vec<u16>,
     /// The first bytes of the commands for all rows.
@@ -104,7 +122,7 @@ impl RemoteTable {
         topology: Arc<Topology>,
         cache: Option<Arc<Cache>>,
     ) -> Self {
-        let RemoteDescription { tag, block_rows, num_shards, row_bytes, default_rows, .. } = description;
+        let RemoteDescription { tag, block_rows, num_shards, row_bytes, default_rows, serves_stale, .. } = description;
         let key_bytes = tag.len() + SHARD_DIGITS + 1 + BLOCK_DIGITS;
         let shard_tag = |shard: usize| {
             let mut key = tag.clone().into_bytes();
@@ -123,15 +141,26 @@ impl RemoteTable {
             changes: AtomicU64::new(0),
             serial: cache.as_ref().map_or(0, |cache| cache.next_serial()),
             cache,
+            num_rows: rows as u64,
             row_bytes: *row_bytes,
             block_rows: (*block_rows).max(1),
             default_rows: default_rows.clone(),
             has_old_default_rows: AtomicBool::new(false),
+            serves_stale: *serves_stale,
+            fresh: description.fresh_ms.map(Duration::from_millis),
+            opened: Instant::now(),
+            heard_ms: AtomicU64::new(0),
             slots: (0..(*num_shards).max(1)).map(|shard| redis_keyslot(&shard_tag(shard))).collect(),
             head: format!("*4\r\n$8\r\nGETRANGE\r\n${key_bytes}\r\n{tag}").into_bytes(),
             tails: (0..(*block_rows).max(1).min(rows.max(1))).map(tail).collect(),
             reply_head: format!("${row_bytes}\r\n").into_bytes(),
         }
+    }
+
+    /// Returns V, the number of rows.
+    #[must_use]
+    pub fn num_rows(&self) -> u64 {
+        self.num_rows
     }
 
     /// Returns the bytes of one row, with its scale.
@@ -164,14 +193,50 @@ impl RemoteTable {
         self.counters.default_rows.fetch_add(count as u64, Relaxed);
     }
 
-    /// Copies row `ids[i]` to piece `i` of `rows` if the cache has that row; returns the positions of all others.
+    /// Notes that the changes of the table were heard: cached rows hold for a while.
+    pub(super) fn heard(&self) {
+        self.heard_ms.store(u64::try_from(self.opened.elapsed().as_millis()).unwrap_or(u64::MAX), Relaxed);
+    }
+
+    /// Says whether the changes of the table were heard a moment ago, so that no cached row is older than that.
+    fn is_followed(&self) -> bool {
+        let since = || self.opened.elapsed().saturating_sub(Duration::from_millis(self.heard_ms.load(Relaxed)));
+        self.fresh.is_none_or(|fresh| since() < fresh)
+    }
+
+    /// Copies row `ids[i]` to piece `i` of `rows` if the cache has that row and cached rows hold; returns the positions
+    /// of all others.
     pub(super) fn read_cached(&self, ids: &[u64], rows: &mut [u8]) -> Vec<u32> {
-        let Some(cache) = &self.cache else {
+        let Some(cache) = self.cache.as_ref().filter(|_| self.is_followed()) else {
             return (0..ids.len() as u32).collect();
         };
         let pieces = rows.chunks_exact_mut(self.row_bytes);
         let found = ids.iter().zip(pieces).map(|(id, to)| cache.copy(self.serial, *id, to));
         found.enumerate().filter(|(_, is_there)| !is_there).map(|(position, _)| position as u32).collect()
+    }
+
+    /// Copies rows from the cache that could not be read, even if their changes are not heard now. `left` has their
+    /// positions in `ids`; afterwards those that the cache lacks too. Returns how many rows were copied.
+    pub(super) fn read_stale(&self, ids: &[u64], rows: &mut [u8], left: &mut Vec<u32>) -> usize {
+        let Some(cache) = self.cache.as_ref().filter(|_| self.serves_stale) else { return 0 };
+        let before = left.len();
+        left.retain(|&position| {
+            let place = position as usize;
+            !cache.copy(self.serial, ids[place], &mut rows[place * self.row_bytes..][..self.row_bytes])
+        });
+        let copied = before - left.len();
+        self.counters.stale_rows.fetch_add(copied as u64, Relaxed);
+        copied
+    }
+
+    /// Says whether `read_stale` would find a row.
+    pub(super) fn has_stale(&self, id: u64) -> bool {
+        self.serves_stale && self.cache.as_ref().is_some_and(|cache| cache.has(self.serial, id))
+    }
+
+    /// Copies one row from the cache, whatever its age; says whether the cache has it.
+    pub fn copy_cached(&self, id: u64, to: &mut [u8]) -> bool {
+        self.cache.as_ref().is_some_and(|cache| cache.copy(self.serial, id, to))
     }
 
     /// Counts the cache's hits and misses of one read.
@@ -237,22 +302,24 @@ impl RemoteTable {
     /// Returns the counts so far.
     pub(super) fn counts(&self) -> TableCounts {
         let (model, version, table) = self.subject.clone();
-        let Counters { reads, rows, bytes, retries, errors, default_rows, nanos, cache_hits, cache_misses } =
-            &self.counters;
+        let counters = &self.counters;
         let of = |counter: &AtomicU64| counter.load(Relaxed);
         TableCounts {
             model,
             version,
             table,
-            reads: of(reads),
-            rows: of(rows),
-            bytes: of(bytes),
-            retries: of(retries),
-            errors: of(errors),
-            default_rows: of(default_rows),
-            nanos: of(nanos),
-            cache_hits: of(cache_hits),
-            cache_misses: of(cache_misses),
+            reads: of(&counters.reads),
+            rows: of(&counters.rows),
+            bytes: of(&counters.bytes),
+            retries: of(&counters.retries),
+            errors: of(&counters.errors),
+            default_rows: of(&counters.default_rows),
+            stale_rows: of(&counters.stale_rows),
+            hedges: of(&counters.hedges),
+            hedge_wins: of(&counters.hedge_wins),
+            nanos: of(&counters.nanos),
+            cache_hits: of(&counters.cache_hits),
+            cache_misses: of(&counters.cache_misses),
         }
     }
 }

@@ -50,6 +50,14 @@ impl Server {
         Some(Server { process, port })
     }
 
+    fn node(&self) -> Node {
+        Node::new("127.0.0.1", self.port)
+    }
+
+    fn signal(&self, name: &str) {
+        assert!(Command::new("kill").args([name, &self.process.id().to_string()]).status().unwrap().success());
+    }
+
     fn description(&self, tag: &str, default_rows: Vec<(usize, Vec<u8>)>) -> RemoteDescription {
         let address = Address {
             nodes: vec![("127.0.0.1".to_owned(), self.port)],
@@ -60,16 +68,25 @@ impl Server {
             own_password: String::new(),
             timeout_ms: 2000,
             node_timeout_ms: 1000,
+            hedge_percent: 5,
         };
         let (tag, block_rows, row_bytes) = (tag.to_owned(), BLOCK_ROWS, ROW_BYTES);
-        RemoteDescription { address, tag, block_rows, num_shards: 4, row_bytes, default_rows }
+        RemoteDescription {
+            address,
+            tag,
+            block_rows,
+            num_shards: 4,
+            row_bytes,
+            default_rows,
+            serves_stale: false,
+            fresh_ms: None,
+        }
     }
 
     /// Writes the blocks of a table; `skipped` is left out.
     fn write(&self, tag: &str, skipped: Option<usize>) {
         let until = Instant::now() + Duration::from_secs(60);
-        let node = Node::new("127.0.0.1", self.port);
-        let mut connection = Connection::open(&node, &self.description(tag, Vec::new()).address, until).unwrap();
+        let mut connection = Connection::open(&self.node(), &self.description(tag, Vec::new()).address, until).unwrap();
         for block in (0..ROWS.div_ceil(BLOCK_ROWS)).filter(|block| Some(*block) != skipped) {
             let key = format!("{tag}{:04x}}}{block:08x}", block % 4);
             let rows = block * BLOCK_ROWS..((block + 1) * BLOCK_ROWS).min(ROWS);
@@ -155,13 +172,10 @@ fn a_frozen_server_ends_a_read_at_the_deadline() {
     server.write("{es:m/t/f/", None);
     let table = Clusters::new(0).open("m", 1, "t", ROWS, &server.description("{es:m/t/f/", Vec::new()));
     assert!(read_one(&table, &[1]).1.is_empty());
-    let signal = |name: &str| {
-        assert!(Command::new("kill").args([name, &server.process.id().to_string()]).status().unwrap().success());
-    };
-    signal("-STOP");
+    server.signal("-STOP");
     let mut wants = [Want::new(&table, vec![1])];
     let why = read(&mut wants, Some(Instant::now() + Duration::from_millis(50)));
-    signal("-CONT");
+    server.signal("-CONT");
     assert_eq!(wants[0].left, [0]);
     assert!(why.ends_with("timed out"), "{why}");
     // The late answer is never read: its connection was closed.
@@ -196,6 +210,222 @@ fn rows_that_are_read_often_come_from_the_cache() {
     assert_eq!(read_one(&other, &[1]).1, [0]);
     drop(table);
     assert_eq!(clusters.cache_counts().unwrap().rows, 0);
+}
+
+#[test]
+fn rows_whose_changes_are_not_heard_are_read_anew_and_served_only_where_the_table_allows_it() {
+    let Some(mut server) = Server::start(None) else { return };
+    server.write("{es:m/t/f/", None);
+    server.write("{es:m/t/g/", None);
+    let clusters = Clusters::new(1 << 20);
+    let plain = server.description("{es:m/t/f/", Vec::new());
+    let strict = RemoteDescription { fresh_ms: Some(200), ..plain.clone() };
+    let stale = RemoteDescription { tag: "{es:m/t/g/".to_owned(), serves_stale: true, ..strict.clone() };
+    let (strict, stale) = (clusters.open("m", 1, "t", ROWS, &strict), clusters.open("m", 2, "t", ROWS, &stale));
+    for table in [&strict, &stale] {
+        assert_eq!(read_one(table, &[1, 2, 3]).0, rows_of(&[1, 2, 3]));
+    }
+    clusters.heard("m", 1, "t");
+    assert_eq!(Want::new(&strict, vec![1]).left, [0_u32; 0]);
+    std::thread::sleep(Duration::from_millis(250));
+    for table in [&strict, &stale] {
+        assert_eq!(Want::new(table, vec![1]).left, [0], "the cached row may be old");
+        assert_eq!(read_one(table, &[1]), (rows_of(&[1]), vec![], String::new()), "it is read anew");
+    }
+    clusters.heard("m", 1, "t");
+    assert_eq!(Want::new(&strict, vec![1]).left, [0_u32; 0], "the changes are heard again");
+    std::thread::sleep(Duration::from_millis(250));
+    // A row that is known to have changed is gone from the cache.
+    clusters.forget("m", 2, "t", Some(&[3]));
+    server.process.kill().unwrap();
+    server.process.wait().unwrap();
+    assert_eq!(read_one(&strict, &[1]).1, [0]);
+    let mut wants = [Want::new(&stale, vec![2, 9, 1, 3])];
+    assert!(read(&mut wants, None).contains("127.0.0.1"));
+    assert_eq!((&wants[0].rows[..8], &wants[0].rows[16..24]), (&row(2)[..], &row(1)[..]));
+    assert_eq!((&wants[0].left[..], wants[0].num_stale), (&[1, 3][..], 2));
+    let counts = |version| clusters.counts().into_iter().find(|one| one.version == version).unwrap();
+    assert_eq!((counts(1).stale_rows, counts(2).stale_rows), (0, 2));
+    // The rows of one version are never another's.
+    let newer = RemoteDescription { tag: "{es:m/t/h/".to_owned(), serves_stale: true, ..plain };
+    assert_eq!(read_one(&clusters.open("m", 3, "t", ROWS, &newer), &[1, 2]).1, [0, 1]);
+    assert!(clusters.table("{es:m/t/h/", 3).is_none() && clusters.table("{es:m/t/g/", 2).is_some());
+    server = Server::start(Some(server.port)).unwrap();
+    server.write("{es:m/t/g/", None);
+    std::thread::sleep(Duration::from_millis(600));
+    assert_eq!(read_one(&stale, &[9, 1]), (rows_of(&[9, 1]), vec![], String::new()));
+    assert_eq!(counts(2).stale_rows, 2, "the node is asked again");
+}
+
+#[test]
+fn cached_rows_are_served_without_a_wait_while_a_node_is_frozen() {
+    let Some(server) = Server::start(None) else { return };
+    server.write("{es:m/t/f/", None);
+    let clusters = Clusters::new(1 << 20);
+    let mut description = server.description("{es:m/t/f/", Vec::new());
+    (description.serves_stale, description.fresh_ms) = (true, Some(0));
+    description.address.timeout_ms = 60_000;
+    let table = clusters.open("m", 1, "t", ROWS, &description);
+    let all: Vec<u64> = (0..ROWS as u64).collect();
+    assert_eq!(read_one(&table, &all).0, rows_of(&all));
+    server.signal("-STOP");
+    let begun = Instant::now();
+    let mut reads = 0;
+    while begun.elapsed() < Duration::from_secs(3) {
+        let (rows, left, _) = read_one(&table, &all);
+        assert_eq!((rows, left), (rows_of(&all), vec![]));
+        reads += 1;
+    }
+    server.signal("-CONT");
+    // Each wait for the node takes a second, and a read waits at most each half second.
+    assert!(reads > 1000, "{reads} reads in three seconds");
+    assert_eq!(clusters.counts()[0].stale_rows, reads * ROWS as u64);
+}
+
+/// Two servers that hold the same slots, and a table that asks the first one; 40 reads have told its times.
+fn primary_and_replica(replica_has: Option<&str>) -> Option<(Server, Server, Clusters, std::sync::Arc<RemoteTable>)> {
+    let (primary, replica) = (Server::start(None)?, Server::start(None)?);
+    primary.write("{es:m/t/f/", None);
+    if let Some(tag) = replica_has {
+        replica.write(tag, None);
+    }
+    let clusters = Clusters::new(1 << 20);
+    let mut description = primary.description("{es:m/t/f/", Vec::new());
+    (description.address.timeout_ms, description.address.node_timeout_ms) = (60_000, 50_000);
+    let table = clusters.open("m", 1, "t", ROWS, &description);
+    table.topology.set_one_holder(vec![primary.node(), replica.node()]);
+    // A second read waits little for a new connection, so there is one already.
+    let until = Instant::now() + Duration::from_secs(60);
+    let connection = table.topology.connection(&replica.node(), until).unwrap();
+    table.topology.give_back(&replica.node(), connection);
+    for id in 0..40 {
+        assert_eq!(read_one(&table, &[id]).0, row(id as usize));
+    }
+    Some((primary, replica, clusters, table))
+}
+
+fn hedges(clusters: &Clusters) -> (u64, u64, u64) {
+    let counts = &clusters.counts()[0];
+    (counts.hedges, counts.hedge_wins, counts.errors)
+}
+
+#[test]
+fn a_slow_nodes_rows_are_asked_of_its_replica_within_the_budget() {
+    let Some((primary, _replica, clusters, table)) = primary_and_replica(Some("{es:m/t/f/")) else { return };
+    let hedged_before = hedges(&clusters).0;
+    assert!(hedged_before <= 2, "40 reads allow two at most");
+    while table.topology.budget.take() {}
+    // Twenty reads are one second read.
+    (0..20).for_each(|_| table.topology.budget.earn());
+    primary.signal("-STOP");
+    let (rows, left, _) = read_one(&table, &[60, 50, 61]);
+    assert_eq!((rows, left), (rows_of(&[60, 50, 61]), vec![]));
+    assert_eq!(hedges(&clusters).0 - hedged_before, 1);
+    assert!(hedges(&clusters).1 >= 1);
+    assert_eq!(Want::new(&table, vec![60]).left, [0], "a replica's row is not cached");
+    // Without a budget the read waits for the node, here until the deadline.
+    while table.topology.budget.take() {}
+    let mut wants = [Want::new(&table, vec![70])];
+    read(&mut wants, Some(Instant::now() + Duration::from_millis(300)));
+    assert_eq!(wants[0].left, [0]);
+    assert_eq!(hedges(&clusters).0 - hedged_before, 1);
+    primary.signal("-CONT");
+    assert_eq!(read_one(&table, &[70]).0, row(70));
+}
+
+#[test]
+fn answers_that_come_after_the_replicas_are_never_taken_for_later_rows() {
+    let Some((primary, _replica, clusters, table)) = primary_and_replica(Some("{es:m/t/f/")) else { return };
+    let all: Vec<u64> = (0..ROWS as u64).collect();
+    for turn in 0..20 {
+        (0..40).for_each(|_| table.topology.budget.earn());
+        primary.signal("-STOP");
+        let some = [turn, 90 - turn, 40 + turn];
+        assert_eq!(read_one(&table, &some).0, rows_of(&some));
+        if turn % 3 == 0 {
+            assert_eq!(read_one(&table, &[93]).0, row(93), "the primary owes the answers of two reads");
+        }
+        primary.signal("-CONT");
+        assert_eq!(read_one(&table, &all), (rows_of(&all), vec![], String::new()));
+        clusters.forget("m", 1, "t", None);
+    }
+    assert!(hedges(&clusters).1 >= 20);
+}
+
+#[test]
+fn a_replica_without_the_versions_rows_is_not_believed() {
+    // The replica has the rows of another version only.
+    let Some((primary, _replica, clusters, table)) = primary_and_replica(Some("{es:m/t/e/")) else { return };
+    let hedged_before = hedges(&clusters).0;
+    (0..40).for_each(|_| table.topology.budget.earn());
+    primary.signal("-STOP");
+    let thaw = std::thread::spawn({
+        let process = primary.process.id().to_string();
+        move || {
+            std::thread::sleep(Duration::from_millis(500));
+            assert!(Command::new("kill").args(["-CONT", &process]).status().unwrap().success());
+        }
+    });
+    let (rows, left, _) = read_one(&table, &[60, 50]);
+    thaw.join().unwrap();
+    assert_eq!((rows, left), (rows_of(&[60, 50]), vec![]));
+    let (asked, won, errors) = hedges(&clusters);
+    assert_eq!((asked - hedged_before, won, errors), (1, 0, 0));
+    assert_eq!(Want::new(&table, vec![60]).left, [0_u32; 0], "the primary's row is cached");
+}
+
+#[test]
+fn a_replica_that_was_asked_already_gives_the_rows_of_a_node_that_is_given_up() {
+    let Some((primary, replica, clusters, table)) = primary_and_replica(Some("{es:m/t/f/")) else { return };
+    (0..100).for_each(|_| table.topology.budget.earn());
+    // Both nodes have a connection now. The primary owes answers on its own.
+    primary.signal("-STOP");
+    assert_eq!(read_one(&table, &[70]).0, row(70));
+    replica.signal("-STOP");
+    let change = std::thread::spawn({
+        let (dying, process) = (primary.process.id().to_string(), replica.process.id().to_string());
+        move || {
+            std::thread::sleep(Duration::from_millis(300));
+            assert!(Command::new("kill").args(["-KILL", &dying]).status().unwrap().success());
+            std::thread::sleep(Duration::from_millis(300));
+            assert!(Command::new("kill").args(["-CONT", &process]).status().unwrap().success());
+        }
+    });
+    let (rows, left, _) = read_one(&table, &[60, 50]);
+    change.join().unwrap();
+    assert_eq!((rows, left), (rows_of(&[60, 50]), vec![]));
+    assert_eq!(clusters.counts()[0].retries, 0, "no further round was needed");
+}
+
+#[test]
+fn the_map_of_slots_is_asked_for_without_a_read() {
+    let Some(server) = Server::start(None) else { return };
+    let clusters = Clusters::new(0);
+    let table = clusters.open("m", 1, "t", ROWS, &server.description("{es:m/t/f/", Vec::new()));
+    assert!(table.topology.map().holders.is_empty());
+    clusters.refresh();
+    assert_eq!(table.topology.map().holders, [[server.node()]]);
+}
+
+#[test]
+fn a_cache_is_filled_until_its_deadline() {
+    let Some(mut server) = Server::start(None) else { return };
+    server.write("{es:m/t/f/", None);
+    let description = server.description("{es:m/t/f/", Vec::new());
+    let (without, clusters) = (Clusters::new(0), Clusters::new(1 << 20));
+    let soon = || Instant::now() + Duration::from_secs(60);
+    let table = clusters.open("m", 1, "t", ROWS, &description);
+    let _bare = without.open("m", 1, "t", ROWS, &description);
+    assert_eq!(without.fill("{es:m/t/f/", 1, &[1], soon()), 0);
+    assert_eq!(clusters.fill("{es:m/t/f/", 2, &[1], soon()), 0, "the version is not open");
+    assert_eq!(clusters.fill("{es:m/t/f/", 1, &[7, ROWS as u64, 3, u64::MAX], soon()), 2);
+    assert_eq!(clusters.cache_counts().unwrap().rows, 2);
+    assert_eq!(clusters.fill("{es:m/t/f/", 1, &[8], Instant::now()), 0, "the time is over");
+    server.process.kill().unwrap();
+    server.process.wait().unwrap();
+    assert_eq!(clusters.fill("{es:m/t/f/", 1, &[8, 9], soon()), 0);
+    let (rows, left, _) = read_one(&table, &[3, 7]);
+    assert_eq!((rows, left), (rows_of(&[3, 7]), vec![]));
 }
 
 #[test]

@@ -11,6 +11,7 @@ use redis_protocol::resp2::types::OwnedFrame;
 
 use super::connection::{Connection, command, is_single};
 use super::description::Address;
+use super::hedging::{Budget, Times};
 
 /// Number of slots of a cluster.
 const NUM_SLOTS: usize = 16384;
@@ -19,6 +20,8 @@ const NUM_SLOTS: usize = 16384;
 const BREAK: Duration = Duration::from_millis(500);
 /// The map of slots is asked for at most this often.
 const REFRESH: Duration = Duration::from_millis(100);
+/// A connection on which a node owes more answers than this is closed.
+const MOST_OWED: usize = 1 << 14;
 /// Idle connections that are kept for each node.
 const IDLE_CONNECTIONS: usize = 64;
 
@@ -68,8 +71,18 @@ pub(super) struct Topology {
     down: Mutex<HashMap<Node, Instant>>,
     has_down: AtomicBool,
     idle: Mutex<HashMap<Node, Vec<Connection>>>,
-    /// When the map was read last.
-    asked: Mutex<Option<Instant>>,
+    asked: Mutex<Asked>,
+    /// How long the answers of each node took.
+    times: Mutex<HashMap<Node, Times>>,
+    /// Reads that may be asked of a second node.
+    pub(super) budget: Budget,
+}
+
+/// When the map was read last, and when no node told it.
+#[derive(Default)]
+struct Asked {
+    at: Option<Instant>,
+    in_vain: Option<Instant>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -80,6 +93,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Topology {
     pub(super) fn new(address: Address) -> Self {
         Topology {
+            budget: Budget::new(address.hedge_percent),
+            times: Mutex::default(),
             address,
             map: ArcSwap::default(),
             down: Mutex::default(),
@@ -140,16 +155,18 @@ impl Topology {
         idle.map_or_else(|| Connection::open(node, &self.address, until), Ok)
     }
 
-    /// Keeps a connection whose answers were all read.
+    /// Keeps a connection whose answers were all read, or on which the node owes answers of which none was begun.
     pub(super) fn give_back(&self, node: &Node, mut connection: Connection) {
-        if !connection.is_idle() {
+        if !connection.is_idle() || connection.owed > MOST_OWED {
             return;
         }
         connection.is_reused = true;
         let mut idle = lock(&self.idle);
         let kept = idle.entry(node.clone()).or_default();
         if kept.len() < IDLE_CONNECTIONS {
-            kept.push(connection);
+            // The last one is taken first.
+            let place = if connection.owed > 0 { 0 } else { kept.len() };
+            kept.insert(place, connection);
         }
     }
 
@@ -159,15 +176,34 @@ impl Topology {
         drop(closed);
     }
 
-    /// Asks the nodes for the map of slots, unless another thread does so, or did so a moment ago.
+    /// Notes how long a node's answer took.
+    pub(super) fn took(&self, node: &Node, time: Duration) {
+        let mut times = lock(&self.times);
+        if let Some(of_node) = times.get_mut(node) {
+            of_node.add(time);
+        } else {
+            times.entry(node.clone()).or_default().add(time);
+        }
+    }
+
+    /// Returns the time within which 95 of 100 recent answers of a node came; None while too few came.
+    pub(super) fn slow(&self, node: &Node) -> Option<Duration> {
+        lock(&self.times).get(node).and_then(Times::slow)
+    }
+
+    /// Asks the nodes for the map of slots, unless another thread does so, or did so a moment ago. `is_patient`: also if
+    /// no node told it a moment ago.
     ///
     /// # Errors
     /// Why no node tells the map.
-    pub(super) fn refresh(&self, until: Instant) -> Result<(), String> {
+    pub(super) fn refresh(&self, until: Instant, is_patient: bool) -> Result<(), String> {
         let Ok(mut asked) = self.asked.try_lock() else {
             return Ok(());
         };
-        if asked.is_some_and(|at| at.elapsed() < REFRESH) {
+        if asked.at.is_some_and(|at| at.elapsed() < REFRESH) {
+            return Ok(());
+        }
+        if !is_patient && asked.in_vain.is_some_and(|at| at.elapsed() < BREAK) {
             return Ok(());
         }
         let mut why = "no node was asked".to_owned();
@@ -188,7 +224,7 @@ impl Topology {
             match self.ask_for_map(node, Instant::now() + share) {
                 Ok(map) => {
                     self.map.store(Arc::new(map));
-                    *asked = Some(Instant::now());
+                    *asked = Asked { at: Some(Instant::now()), in_vain: None };
                     return Ok(());
                 }
                 Err(error) => {
@@ -197,7 +233,14 @@ impl Topology {
                 }
             }
         }
+        asked.in_vain = Some(Instant::now());
         Err(why)
+    }
+
+    #[cfg(test)]
+    pub(super) fn set_one_holder(&self, nodes: Vec<Node>) {
+        self.map.store(Arc::new(Map { holders: vec![nodes], by_slot: vec![Some(0); NUM_SLOTS] }));
+        lock(&self.asked).at = Some(Instant::now() + Duration::from_secs(3600));
     }
 
     fn ask_for_map(&self, node: &Node, until: Instant) -> io::Result<Map> {

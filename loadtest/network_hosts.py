@@ -1,0 +1,80 @@
+"""Hosts of one machine: network namespaces with an address each, joined by a bridge. Needs root, and `ip`."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from types import TracebackType
+
+from tests.valkey_cluster import Host
+
+_NETWORK = "10.231.77"
+
+
+def can_make_hosts() -> bool:
+    """Says whether this process may make network namespaces."""
+    if shutil.which("ip") is None or os.geteuid() != 0:
+        return False
+    name = f"es{os.getpid()}-try"
+    made = subprocess.run(["ip", "netns", "add", name], capture_output=True, check=False)
+    return made.returncode == 0 and subprocess.run(["ip", "netns", "del", name], check=False).returncode == 0
+
+
+class Hosts:
+    """Some hosts, removed at the end. This machine's own address on the bridge is `near`.
+
+    hosts: in the order of their numbers, which the methods take.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.near = f"{_NETWORK}.1"
+        self._bridge = f"es{os.getpid()}br"
+        names = [f"es{os.getpid()}h{number}" for number in range(count)]
+        self.hosts = [
+            Host(f"{_NETWORK}.{11 + number}", ("ip", "netns", "exec", name)) for number, name in enumerate(names)
+        ]
+        self._names = names
+
+    def __enter__(self) -> Hosts:
+        try:
+            _ip("link", "add", self._bridge, "type", "bridge")
+            _ip("addr", "add", f"{self.near}/24", "dev", self._bridge)
+            _ip("link", "set", self._bridge, "up")
+            for name, host in zip(self._names, self.hosts, strict=True):
+                _ip("netns", "add", name)
+                _ip("link", "add", name, "type", "veth", "peer", "name", "eth0", "netns", name)
+                _ip("link", "set", name, "master", self._bridge, "up")
+                _ip("-n", name, "addr", "add", f"{host.address}/24", "dev", "eth0")
+                _ip("-n", name, "link", "set", "lo", "up")
+                _ip("-n", name, "link", "set", "eth0", "up")
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for words in [("netns", "del", name) for name in self._names] + [("link", "del", self._bridge)]:
+            subprocess.run(["ip", *words], capture_output=True, check=False)
+
+    def cut(self, number: int) -> None:
+        """Takes a host off the network: no packet reaches it or leaves it."""
+        _ip("link", "set", self._names[number], "down")
+
+    def join(self, number: int) -> None:
+        """Puts a host back on the network."""
+        _ip("link", "set", self._names[number], "up")
+
+    def part(self, number: int, address: str) -> None:
+        """Drops all that a host sends to an address."""
+        _ip("-n", self._names[number], "route", "add", "blackhole", f"{address}/32")
+
+    def mend(self, number: int, address: str) -> None:
+        """Ends what part() began."""
+        _ip("-n", self._names[number], "route", "del", "blackhole", f"{address}/32")
+
+
+def _ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True)

@@ -1,0 +1,47 @@
+//! Names the tables of an answer whose rows could not all be read, in headers and trailers.
+//!
+//! The reference is `service/engine/instead.py`.
+
+use http::{HeaderMap, HeaderName, HeaderValue};
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
+
+use crate::plan::Instead;
+
+const STALE_ROWS: HeaderName = HeaderName::from_static("x-stale-rows");
+/// As Python's `quote(table, safe="")`.
+const ESCAPED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'_').remove(b'-').remove(b'.').remove(b'~');
+const DEFAULT_ROWS: HeaderName = HeaderName::from_static("x-default-rows");
+
+/// Adds `x-stale-rows: TABLE=COUNT, TABLE=COUNT` for rows of the cache, and `x-default-rows` for default rows.
+pub fn add(headers: &mut HeaderMap, instead: &[Instead]) {
+    type Count = fn(&Instead) -> usize;
+    let kinds: [(HeaderName, Count); 2] = [(STALE_ROWS, |one| one.stale_rows), (DEFAULT_ROWS, |one| one.default_rows)];
+    for (name, count) in kinds.into_iter().filter(|_| !instead.is_empty()) {
+        let tables = instead.iter().map(|one| (&one.table, count(one))).filter(|(_, count)| *count > 0);
+        let texts: Vec<String> =
+            tables.map(|(table, count)| format!("{}={count}", utf8_percent_encode(table, ESCAPED))).collect();
+        if !texts.is_empty()
+            && let Ok(value) = HeaderValue::from_str(&texts.join(", "))
+        {
+            headers.insert(name, value);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_kind_of_rows_has_a_header_with_its_tables() {
+        let one = |table: &str, stale_rows, default_rows| Instead { table: table.into(), stale_rows, default_rows };
+        let mut headers = HeaderMap::new();
+        add(&mut headers, &[]);
+        assert!(headers.is_empty());
+        add(&mut headers, &[one("user", 3, 0), one("bücher, neu", 1, 0)]);
+        assert_eq!(headers[STALE_ROWS], "user=3, b%C3%BCcher%2C%20neu=1");
+        assert_eq!(headers.len(), 1);
+        add(&mut headers, &[one("user_id", 0, 7)]);
+        assert_eq!(headers[DEFAULT_ROWS], "user_id=7");
+    }
+}

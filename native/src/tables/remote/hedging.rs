@@ -1,0 +1,128 @@
+//! Decides when a read is also asked of a second node: after the time within which its node gave 95 of the last 100
+//! answers, and only for a share of all reads.
+
+use std::os::fd::AsRawFd;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use super::connection::Connection;
+
+/// Answers of a node that are remembered; the fewest that make a time; and after how many the time is found anew.
+const SAMPLES: usize = 128;
+const LEAST: usize = 32;
+const EVERY: usize = 16;
+/// Second reads that can be saved up.
+const MOST_SAVED: u32 = 50;
+
+/// How long the last answers of one node took, each from the commands to its first byte.
+#[derive(Debug)]
+pub(super) struct Times {
+    micros: [u32; SAMPLES],
+    count: usize,
+    slow: Option<Duration>,
+}
+
+impl Default for Times {
+    fn default() -> Self {
+        Times { micros: [0; SAMPLES], count: 0, slow: None }
+    }
+}
+
+impl Times {
+    pub(super) fn add(&mut self, took: Duration) {
+        self.micros[self.count % SAMPLES] = u32::try_from(took.as_micros()).unwrap_or(u32::MAX);
+        self.count += 1;
+        if self.count >= LEAST && self.count.is_multiple_of(EVERY) {
+            let mut recent = self.micros;
+            let recent = &mut recent[..self.count.min(SAMPLES)];
+            let place = recent.len() * 95 / 100;
+            self.slow = Some(Duration::from_micros(u64::from(*recent.select_nth_unstable(place).1)));
+        }
+    }
+
+    /// Returns the time within which 95 of 100 answers came; None while too few came.
+    pub(super) fn slow(&self) -> Option<Duration> {
+        self.slow
+    }
+}
+
+/// The second reads that a cluster is still to be asked for: each read adds a share of one. Concurrency: any thread.
+#[derive(Debug)]
+pub(super) struct Budget {
+    percent: u32,
+    /// In hundredths of a read.
+    saved: AtomicU32,
+}
+
+impl Budget {
+    pub(super) fn new(percent: u32) -> Self {
+        Budget { percent, saved: AtomicU32::new(0) }
+    }
+
+    /// Says whether any second read is ever allowed.
+    pub(super) fn is_open(&self) -> bool {
+        self.percent > 0
+    }
+
+    /// Notes a read of one node.
+    pub(super) fn earn(&self) {
+        let add = |saved: u32| (saved < MOST_SAVED * 100).then_some(saved + self.percent);
+        let _ = self.saved.fetch_update(Relaxed, Relaxed, add);
+    }
+
+    /// Takes one second read; says whether there was one.
+    pub(super) fn take(&self) -> bool {
+        self.saved.fetch_update(Relaxed, Relaxed, |saved| saved.checked_sub(100)).is_ok()
+    }
+}
+
+/// Waits until one of the connections has bytes to read or is broken, or until `until`; says for each whether it is so.
+/// `until` is rounded up to milliseconds.
+pub(super) fn wait(connections: &[&Connection], until: Instant) -> Vec<bool> {
+    let left = until.saturating_duration_since(Instant::now());
+    let millis = i32::try_from(left.as_micros().div_ceil(1000)).unwrap_or(i32::MAX);
+    let asked = |connection: &&Connection| libc::pollfd {
+        fd: connection.socket().as_raw_fd(),
+        events: libc::POLLIN,
+        revents: 0,
+    };
+    let mut sockets: Vec<libc::pollfd> = connections.iter().map(asked).collect();
+    // SAFETY: `sockets` has that many elements, and its sockets are open for the length of the call.
+    let count = unsafe { libc::poll(sockets.as_mut_ptr(), sockets.len() as libc::nfds_t, millis) };
+    // After an error, a signal for instance, no element is filled in.
+    sockets.iter().map(|socket| count > 0 && socket.revents != 0).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_slow_time_is_the_95th_of_100_recent_answers() {
+        let mut times = Times::default();
+        (0..31).for_each(|_| times.add(Duration::from_micros(7)));
+        assert_eq!(times.slow(), None);
+        times.add(Duration::from_micros(7));
+        assert_eq!(times.slow(), Some(Duration::from_micros(7)));
+        // 128 answers of 1 to 128 microseconds: 121 are below the 122nd.
+        (1..=128).for_each(|micros| times.add(Duration::from_micros(micros)));
+        assert_eq!(times.slow(), Some(Duration::from_micros(122)));
+        (0..128).for_each(|_| times.add(Duration::from_secs(1 << 40)));
+        assert_eq!(times.slow(), Some(Duration::from_micros(u64::from(u32::MAX))));
+    }
+
+    #[test]
+    fn a_budget_of_5_percent_allows_one_of_twenty_reads() {
+        let budget = Budget::new(5);
+        let taken = (0..1000).filter(|_| {
+            budget.earn();
+            budget.take()
+        });
+        assert_eq!(taken.count(), 50);
+        (0..100_000).for_each(|_| budget.earn());
+        assert_eq!((0..1000).filter(|_| budget.take()).count(), MOST_SAVED as usize, "no more are saved up");
+        let none = Budget::new(0);
+        (0..1000).for_each(|_| none.earn());
+        assert!(!none.take() && !none.is_open() && budget.is_open());
+    }
+}

@@ -1,0 +1,50 @@
+"""Notes rows that an answer has in place of rows that could not be read, for the headers of the answer.
+
+The native core's part is `native/src/edge/instead.rs`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Literal
+from urllib.parse import quote
+
+Kind = Literal["stale", "default"]
+
+# Kind -> table -> number of distinct rows.
+Noted = dict[Kind, dict[str, int]]
+
+_NOTED: ContextVar[Noted | None] = ContextVar("instead", default=None)
+
+
+@contextmanager
+def noting() -> Iterator[Noted]:
+    """Yields the notes of one request, which note() adds to in the same context."""
+    noted: Noted = {}
+    before = _NOTED.set(noted)
+    try:
+        yield noted
+    finally:
+        _NOTED.reset(before)
+
+
+def note(kind: Kind, table: str, rows: int) -> None:
+    """Adds rows of a table to the current request's notes; without a request, as in a batch of several, it does not."""
+    noted = _NOTED.get()
+    if noted is not None and rows:
+        of_kind = noted.setdefault(kind, {})
+        of_kind[table] = of_kind.get(table, 0) + rows
+
+
+def headers_of(noted: Noted) -> Mapping[str, str]:
+    """Returns the headers or the trailing metadata of an answer.
+
+    >>> headers_of({"stale": {"user": 3, "film, new": 1}})
+    {'x-stale-rows': 'user=3, film%2C%20new=1'}
+    """
+    return {
+        f"x-{kind}-rows": ", ".join(f"{quote(table, safe='')}={count}" for table, count in tables.items())
+        for kind, tables in noted.items()
+    }
