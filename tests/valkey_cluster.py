@@ -17,6 +17,8 @@ from typing import Any
 
 import pytest
 
+from loadtest.network_hosts import LOOPBACK, Host
+
 redis = pytest.importorskip("redis", reason="the extra [remote] is not installed: no test of remote tables can run")
 
 PROGRAM = shutil.which("valkey-server") or shutil.which("redis-server")
@@ -71,19 +73,11 @@ class Security:
         return {**tls, **({"password": self.password} if self.password else {})}
 
 
-@dataclass(frozen=True)
-class Host:
-    """The place of a node. address: its IP address. prefix: a command that runs another command there."""
-
-    address: str = "127.0.0.1"
-    prefix: tuple[str, ...] = ()
-
-
 class Node:
     """One Valkey or Redis process. port: its TCP port for clients; bus: its port for other nodes of the cluster."""
 
     def __init__(
-        self, folder: Path, *flags: str, is_cluster: bool, security: Security = Security(), host: Host = Host()
+        self, folder: Path, *flags: str, is_cluster: bool, security: Security = Security(), host: Host = LOOPBACK
     ) -> None:
         assert PROGRAM is not None
         self.port, self.bus = free_ports(2)
@@ -155,7 +149,7 @@ class Cluster:
         replicas: int = 0,
         flags: tuple[str, ...] = (),
         security: Security = Security(),
-        hosts: Sequence[Host] = (Host(),),
+        hosts: Sequence[Host] = (LOOPBACK,),
     ) -> None:
         self.nodes: list[Node] = []
         self._primaries = primaries

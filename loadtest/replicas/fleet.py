@@ -1,0 +1,184 @@
+"""Three replicas of the server, each on a host of its own, and a load balancer before them."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from loadtest.live_server import ROOT
+from loadtest.network_hosts import Host, Hosts
+from tests.toy_model import toy_tables, write_toy_model
+
+MODEL = "toy"
+GRPC_PORT, HTTP_PORT = 8500, 8501
+_COUNT = 3
+_PATIENCE_S = 60
+_CONFIGURATIONS = ROOT / "examples" / "balancers"
+# The network of the addresses in the examples.
+_EXAMPLE_NETWORK = "10.0.0."
+# The balancers in examples/balancers notice within a second that a replica is not ready.
+_FLAGS = ("--shutdown_delay_s=2", "--graph_signatures=off", "--file_system_poll_wait_seconds=0.1", "--log_format=json")
+
+
+def until(holds: Callable[[], bool]) -> None:
+    """Waits until a condition holds; raises TimeoutError after a minute."""
+    end_s = time.monotonic() + _PATIENCE_S
+    while not holds():
+        if time.monotonic() > end_s:
+            raise TimeoutError("a condition did not hold within a minute")
+        time.sleep(0.02)
+
+
+def user_rows(version: int) -> np.ndarray:
+    """Returns the rows of the table `user` in a version, float32 [5, 2]; each version has other rows."""
+    return toy_tables(version)["user"]
+
+
+class Replica:
+    """A server process on a host, with a model folder of its own."""
+
+    def __init__(self, host: Host, models: Path) -> None:
+        self.host, self._models = host, models
+        self.add_version(1)
+        self.start()
+
+    def add_version(self, version: int) -> None:
+        """Puts a version into the replica's model folder at once."""
+        incoming = write_toy_model(self._models.parent / f"{self._models.name}-incoming", scale=version)
+        self._models.mkdir(parents=True, exist_ok=True)
+        incoming.rename(self._models / str(version))
+
+    def start(self) -> None:
+        """Starts the process and waits until it is ready."""
+        where = [f"--host={self.host.address}", f"--port={GRPC_PORT}", f"--rest_api_port={HTTP_PORT}"]
+        model = [f"--model_name={MODEL}", f"--model_base_path={self._models}"]
+        self._process = subprocess.Popen(
+            [*self.host.prefix, sys.executable, "-m", "service", *where, *model, *_FLAGS],
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        until(lambda: self._get("/readyz") is not None)
+
+    def serves(self, version: int) -> bool:
+        """Says whether the replica answers with this version."""
+        answer = self._get(f"/v1/models/{MODEL}/versions/{version}")
+        return answer is not None and '"AVAILABLE"' in answer
+
+    def stop(self) -> None:
+        """Ends the process as an orchestrator does: SIGTERM, and then the time that it takes."""
+        self._process.terminate()
+        self._process.wait(_PATIENCE_S)
+
+    def kill(self) -> None:
+        """Ends the process by SIGKILL."""
+        self._process.kill()
+        self._process.wait(_PATIENCE_S)
+
+    def freeze(self) -> None:
+        """Stops all threads of the process; its connections stay."""
+        self._process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Ends what freeze() began."""
+        self._process.send_signal(signal.SIGCONT)
+
+    def _get(self, path: str) -> str | None:
+        url = f"http://{self.host.address}:{HTTP_PORT}{path}"
+        with suppress(OSError), urllib.request.urlopen(url, timeout=2) as got:
+            return str(got.read().decode())
+        return None
+
+
+@dataclass
+class Fleet:
+    """Replicas behind a balancer. seconds: for how long a fault lasts. grpc, http: where clients send requests.
+
+    http is "" if clients themselves distribute their gRPC calls, without a balancer.
+    """
+
+    replicas: Sequence[Replica]
+    hosts: Hosts
+    seconds: float
+    grpc: str
+    http: str
+
+    def wait(self) -> None:
+        """Lets the fault last."""
+        time.sleep(self.seconds)
+
+
+def balancers() -> list[str]:
+    """Returns the names of the ways from clients to replicas that can be tried on this machine."""
+    return ["none", *(name for name in _COMMANDS if _program(name))]
+
+
+@contextmanager
+def fleet(folder: Path, balancer: str, seconds: float) -> Iterator[Fleet]:
+    """Starts three replicas and the named balancer, and stops them at the end. Needs root."""
+    with ExitStack() as stack:
+        hosts = stack.enter_context(Hosts(_COUNT))
+        replicas = []
+        for number, host in enumerate(hosts.hosts):
+            replicas.append(Replica(host, folder / f"models-{number}"))
+            stack.callback(replicas[-1].kill)
+        if balancer == "none":
+            every = ",".join(f"{host.address}:{GRPC_PORT}" for host in hosts.hosts)
+            yield Fleet(replicas, hosts, seconds, f"ipv4:{every}", "")
+            return
+        stack.enter_context(_balancer(balancer, folder, hosts))
+        yield Fleet(replicas, hosts, seconds, f"{hosts.near}:{GRPC_PORT}", f"http://{hosts.near}:{HTTP_PORT}")
+
+
+def _program(name: str) -> str | None:
+    # Debian's folder of servers is not on the path of each user.
+    return shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin")
+
+
+# Balancer -> (its file in examples/balancers, arguments before the file's name, arguments after it).
+_COMMANDS = {
+    "haproxy": ("haproxy.cfg", ("-db", "-f"), ()),
+    "nginx": ("nginx.conf", ("-c",), ("-g", "daemon off; pid nginx.pid; error_log stderr error;")),
+}
+
+
+@contextmanager
+def _balancer(name: str, folder: Path, hosts: Hosts) -> Iterator[None]:
+    file, before, after = _COMMANDS[name]
+    program = _program(name)
+    assert program is not None
+    network = hosts.near.removesuffix("1")
+    text = (_CONFIGURATIONS / file).read_text().replace(_EXAMPLE_NETWORK, network)
+    assert len(re.findall(re.escape(network), text)) == 2 * _COUNT, "the example names each replica twice"
+    configuration = folder / file
+    configuration.write_text(text)
+    with (folder / f"{name}.log").open("wb") as log:
+        process = subprocess.Popen([program, *before, str(configuration), *after], cwd=folder, stdout=log, stderr=log)
+        try:
+            until(lambda: process.poll() is not None or _answers(f"http://{hosts.near}:{HTTP_PORT}/readyz"))
+            if process.poll() is not None:
+                raise RuntimeError(f"{name} ended: {(folder / f'{name}.log').read_text()}")
+            # Health checks have to find all replicas.
+            time.sleep(2)
+            yield
+        finally:
+            process.terminate()
+            process.wait(_PATIENCE_S)
+
+
+def _answers(url: str) -> bool:
+    with suppress(OSError), urllib.request.urlopen(url, timeout=2):
+        return True
+    return False

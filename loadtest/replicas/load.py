@@ -1,0 +1,164 @@
+"""Clients with their usual retries, which send lookups at a steady rate and check every row."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import numpy as np
+import requests
+from requests.adapters import HTTPAdapter
+from urllib3.util.retry import Retry
+
+from loadtest.replicas.fleet import MODEL, user_rows
+from loadtest.wire import PREDICT_METHOD, message_classes, predict_request
+
+_CLIENTS = 4
+_PERIOD_S = 0.02
+_NUM_IDS = 20
+# Each call may take so long, with all of its attempts.
+_TIMEOUT_S = 5.0
+# The documented retries of gRPC clients: a service config as in docs/replicas.md.
+_SERVICE_CONFIG = """{
+  "loadBalancingConfig": [{"round_robin": {}}],
+  "methodConfig": [{
+    "name": [{"service": "tensorflow.serving.PredictionService"}],
+    "retryPolicy": {
+      "maxAttempts": 4,
+      "initialBackoff": "0.02s",
+      "maxBackoff": "0.5s",
+      "backoffMultiplier": 3,
+      "retryableStatusCodes": ["UNAVAILABLE"]
+    }
+  }]
+}"""
+_RETRIES = Retry(total=3, backoff_factor=0.05, status_forcelist=(502, 503, 504), allowed_methods=None)
+
+
+@dataclass
+class Tally:
+    """The counts of one wire during one fault.
+
+    seconds: the time that each answered request took. last_failure_s: the end of the last failed request, on
+    time.monotonic(). why: error -> how often. versions: that answered.
+    """
+
+    begin_s: float = field(default_factory=time.monotonic)
+    seconds: list[float] = field(default_factory=list)
+    failed: int = 0
+    wrong: int = 0
+    last_failure_s: float = 0.0
+    why: Counter[str] = field(default_factory=Counter)
+    versions: Counter[int] = field(default_factory=Counter)
+
+    @property
+    def recovery_s(self) -> float:
+        """Seconds from the start of the fault to the end of the last failed request; 0 if none failed."""
+        return max(self.last_failure_s - self.begin_s, 0.0)
+
+    def quantile_ms(self, q: float) -> float:
+        """Returns a quantile of the answered requests' times; q from 0 to 1."""
+        return float(np.quantile(self.seconds, q)) * 1e3 if self.seconds else float("nan")
+
+
+class Load:
+    """Clients that call until the `with` block ends.
+
+    tallies: wire -> its counts since renew() was called last.
+    """
+
+    def __init__(self, grpc_target: str, http_url: str) -> None:
+        """Makes clients of gRPC; of HTTP too, unless http_url is ""."""
+        self._wires = {"gRPC": lambda: _grpc_lookups(grpc_target)}
+        if http_url:
+            self._wires["HTTP"] = lambda: _http_lookups(http_url)
+        self._is_over = threading.Event()
+        self._counting = threading.Lock()
+        self.renew()
+        self._threads = [
+            threading.Thread(target=self._run, args=(wire, number))
+            for wire in self._wires
+            for number in range(_CLIENTS)
+        ]
+
+    def renew(self) -> dict[str, Tally]:
+        """Begins new counts, and returns them; requests under way count for the former ones."""
+        self.tallies = {wire: Tally() for wire in self._wires}
+        return self.tallies
+
+    def __enter__(self) -> Load:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _run(self, wire: str, number: int) -> None:
+        source = random.Random(number)
+        look_up = self._wires[wire]()
+        self._is_over.wait(number * _PERIOD_S / _CLIENTS)
+        while not self._is_over.is_set():
+            ids = [source.randrange(5) for _ in range(_NUM_IDS)]
+            tally, begin_s = self.tallies[wire], time.monotonic()
+            try:
+                version, rows = look_up(ids)
+                error = ""
+            except grpc.RpcError as failure:
+                error = f"{failure.code().name}: {failure.details()}"
+            except requests.RequestException as failure:
+                error = f"{type(failure).__name__}: {failure}"
+            end_s = time.monotonic()
+            with self._counting:
+                if error:
+                    tally.failed += 1
+                    tally.last_failure_s = end_s
+                    tally.why[error[:160]] += 1
+                else:
+                    tally.seconds.append(end_s - begin_s)
+                    tally.versions[version] += 1
+                    tally.wrong += not np.array_equal(rows, user_rows(version)[ids])
+            self._is_over.wait(max(0.0, begin_s + _PERIOD_S - end_s))
+
+
+def _grpc_lookups(target: str) -> Callable[[list[int]], tuple[int, np.ndarray]]:
+    options = [
+        ("grpc.service_config", _SERVICE_CONFIG),
+        # Each client has connections of its own.
+        ("grpc.use_local_subchannel_pool", 1),
+        # For a list of addresses grpcio sends an authority that is none in HTTP/2 (docs/replicas.md).
+        ("grpc.default_authority", "replicas"),
+    ]
+    request_class, response_class = message_classes()
+    predict = grpc.insecure_channel(target, options).unary_unary(
+        PREDICT_METHOD, request_class.SerializeToString, response_class.FromString
+    )
+
+    def look_up(ids: list[int]) -> tuple[int, np.ndarray]:
+        answer = predict(predict_request(request_class, MODEL, "lookup", {"user": ids}), timeout=_TIMEOUT_S)
+        rows = np.array(answer.outputs["user"].float_val, np.float32).reshape(len(ids), -1)
+        return answer.model_spec.version.value, rows
+
+    return look_up
+
+
+def _http_lookups(url: str) -> Callable[[list[int]], tuple[int, np.ndarray]]:
+    session = requests.Session()
+    session.mount("http://", HTTPAdapter(max_retries=_RETRIES))
+
+    def look_up(ids: list[int]) -> tuple[int, np.ndarray]:
+        body: dict[str, Any] = {"features": {"user": ids}}
+        answer = session.post(f"{url}/v1/models/{MODEL}:lookup", json=body, timeout=_TIMEOUT_S)
+        answer.raise_for_status()
+        rows = np.array(answer.json()["embeddings"]["user"], np.float32)
+        return int(answer.headers["X-Model-Version"]), rows
+
+    return look_up

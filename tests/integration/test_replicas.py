@@ -1,0 +1,30 @@
+"""The short form of loadtest.replicas: no request of usual clients fails in a rolling restart or a roll-out."""
+
+from __future__ import annotations
+
+import pytest
+
+from loadtest.network_hosts import can_make_hosts
+from loadtest.replicas import faults
+from loadtest.replicas.__main__ import run
+from loadtest.replicas.fleet import balancers
+from loadtest.replicas.load import Tally
+
+pytestmark = pytest.mark.skipif(not can_make_hosts(), reason="network namespaces need root and `ip`: NO REPLICA RAN")
+
+
+@pytest.mark.parametrize("balancer", ["none", "haproxy", "nginx"])
+def test_no_request_fails_while_replicas_restart_and_a_version_is_rolled_out(balancer: str) -> None:
+    if balancer not in balancers():
+        pytest.skip(f"{balancer} is not installed: IT WAS NOT TRIED")
+    found: dict[str, dict[str, Tally]] = {}
+    chosen = [faults.rolling_restart, faults.kill, faults.roll_out_version]
+    run(chosen, balancer, 1.0, lambda _, fault, tallies: found.update({fault: tallies}), settled_s=0.5)
+    assert [*found] == ["no fault", *(fault.__name__ for fault in chosen)]
+    for fault, tallies in found.items():
+        assert tallies.keys() == ({"gRPC"} if balancer == "none" else {"gRPC", "HTTP"})
+        for wire, tally in tallies.items():
+            assert (tally.failed, tally.wrong, dict(tally.why)) == (0, 0, {}), (fault, wire)
+            assert len(tally.seconds) > 50
+    rolled_out = found["roll_out_version"].values()
+    assert all(tally.versions.keys() == {1, 2} for tally in rolled_out)
