@@ -13,16 +13,16 @@ from loadtest.replicas.load import Tally
 pytestmark = pytest.mark.skipif(not can_make_hosts(), reason="network namespaces need root and `ip`: NO REPLICA RAN")
 
 
-@pytest.mark.parametrize("balancer", ["none", "haproxy", "nginx"])
+@pytest.mark.parametrize("balancer", ["haproxy", "nginx"])
 def test_no_request_fails_while_replicas_restart_and_a_version_is_rolled_out(balancer: str) -> None:
     if balancer not in balancers():
         pytest.skip(f"{balancer} is not installed: IT WAS NOT TRIED")
     found: dict[str, dict[str, Tally]] = {}
-    chosen = [faults.rolling_restart, faults.kill, faults.roll_out_version]
+    chosen = [faults.rolling_restart, faults.roll_out_version]
     run(chosen, balancer, 1.0, lambda _, fault, tallies: found.update({fault: tallies}), settled_s=0.5)
     assert [*found] == ["no fault", *(fault.__name__ for fault in chosen)]
     for fault, tallies in found.items():
-        assert tallies.keys() == ({"gRPC"} if balancer == "none" else {"gRPC", "HTTP"})
+        assert tallies.keys() == {"gRPC", "HTTP"}
         for wire, tally in tallies.items():
             assert (tally.failed, tally.wrong, dict(tally.why)) == (0, 0, {}), (fault, wire)
             assert len(tally.seconds) > 50
