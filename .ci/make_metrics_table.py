@@ -18,6 +18,8 @@ from service.engine.call import Finished, Subject
 from service.engine.deltas import Deltas, DeltaStatus
 from service.engine.hot_rows import SampledRows
 from service.engine.model_config import ModelConfig, RequestLogConfig
+from service.engine.neighbor_indexes import IndexName
+from service.engine.neighbors import RowIndex
 from service.engine.page_counts import PageCounts
 from service.engine.servable import LoadedServable, NativeServable, Servable
 from service.errors import ArtifactError, Overloaded
@@ -69,7 +71,9 @@ def exposition() -> str:
         counts = SimpleNamespace(read_bytes=0, listings=0, failures=0, fetched=0)
         more = [lambda: readiness_lines(True, {"m": True}), lambda: store_lines([("m", counts, True)])]
         remote = RemoteCounts({("m", 1, "t"): ReadCounts()}, CacheCounts(0, 0, 0))
-        more += [logs.metric_lines, lambda: remote_lines(remote), lambda: neighbor_lines({"m": 1})]
+        index = cast(RowIndex, SimpleNamespace(recall=1.0, seconds=0.1, nbytes=1))
+        indexes = {IndexName("m", 1, "t", "dot"): index}
+        more += [logs.metric_lines, lambda: remote_lines(remote), lambda: neighbor_lines({"m": 1}, indexes)]
         more.append(lambda: page_lines(PageCounts(0, 1, 0, 0, 0.0, 0, 0)))
         metrics = Metrics(lambda: [LoadedServable(_servable(), 0), LoadedServable(_sampled(), 0)], more)
         _report(metrics)

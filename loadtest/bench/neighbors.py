@@ -2,10 +2,10 @@
 
 python -m loadtest.bench.neighbors --rows 200000 1000000
 
-The rows are float32 around random centres, as trained embeddings are, and the queries are rows with noise. Each round
-asks all contenders in turn. `pip install usearch faiss-cpu` first; a library that is missing is left out. The output
+The rows are float32 around random centres, or products of few random numbers with noise (--shape low_rank), which is
+harder for an index; the queries are rows with noise. Each round asks all contenders in turn. `pip install usearch faiss-cpu` first; a library that is missing is left out. The output
 has, for each contender, queries a second, p99 of a call, recall@10 against a search in float64, build time and memory.
-At the end it shows lookups while usearch builds an index, with and without a low priority, against lookups alone.
+At the end it shows lookups while this server's index is built, against lookups alone.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import importlib
 import os
 import statistics
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,8 +23,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from loadtest.bench.lookup_vs_graph import machine
+from service.engine.low_priority import low_priority_thread
 from service.engine.neighbors import RowSearch
 from service.tables import kernels
+from service.tables.row_index import build_index
 from service.tables.table import MappedTable
 from service.types import TableInfo
 
@@ -57,6 +58,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[200_000, 1_000_000])
     parser.add_argument("--dim", type=int, default=64)
     parser.add_argument("--metric", choices=["dot", "cosine", "l2"], default="cosine")
+    parser.add_argument("--shape", choices=["clusters", "low_rank"], default="clusters", help="of the rows")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--queries", type=int, default=200, help="of one contender in one round, at most")
     parser.add_argument("--seconds", type=float, default=2.0, help="of one contender in one round, at most")
@@ -70,8 +72,13 @@ def main() -> None:
 
 def _measure(size: int, options: argparse.Namespace) -> None:
     rng = np.random.default_rng(size)
-    centres = rng.standard_normal((max(size // 200, 10), options.dim), np.float32)
-    rows = centres[rng.integers(0, len(centres), size)] + 0.4 * rng.standard_normal((size, options.dim), np.float32)
+    rows = 0.4 * rng.standard_normal((size, options.dim), np.float32)
+    if options.shape == "clusters":
+        centres = rng.standard_normal((max(size // 200, 10), options.dim), np.float32)
+        rows += centres[rng.integers(0, len(centres), size)]
+    else:
+        rank = options.dim // 4
+        rows += rng.standard_normal((size, rank), np.float32) @ rng.standard_normal((rank, options.dim), np.float32)
     queries = rows[rng.integers(0, size, options.queries)] + 0.2 * rng.standard_normal(
         (options.queries, options.dim), np.float32
     )
@@ -81,7 +88,7 @@ def _measure(size: int, options: argparse.Namespace) -> None:
         queries /= np.linalg.norm(queries, axis=1, keepdims=True)
     true = _true_neighbors(rows, queries, options.metric)
     contenders = [
-        *_ours(rows, options.metric),
+        *_ours(rows, options.metric, has_indexes=not options.without_indexes),
         *_numpy(rows, options.metric),
         *_faiss(rows, options.metric, has_indexes=not options.without_indexes),
         *_usearch(rows, options.metric, has_indexes=not options.without_indexes),
@@ -98,7 +105,7 @@ def _measure(size: int, options: argparse.Namespace) -> None:
                 found[one.name] |= dict(enumerate(ids, start))
                 if time.perf_counter() > end_s:
                     break
-    _write(f"{size} rows of {options.dim} float32, {options.metric}, k = {_K}")
+    _write(f"{size} rows of {options.dim} float32 ({options.shape}), {options.metric}, k = {_K}")
     for one in contenders:
         seconds = times[one.name]
         shares = (len(set(ids) & set(true[query])) / _K for query, ids in found[one.name].items())
@@ -122,9 +129,8 @@ def _true_neighbors(rows: Vectors, queries: Vectors, metric: str) -> list[list[i
     return found
 
 
-def _ours(rows: Vectors, metric: Any) -> Iterator[Contender]:
-    info = TableInfo("t", *rows.shape, dtype="float32", nbytes=rows.nbytes, features=())
-    table = MappedTable(info, rows)
+def _ours(rows: Vectors, metric: Any, *, has_indexes: bool) -> Iterator[Contender]:
+    table = _mapped(rows)
     tenth = np.sort(np.random.default_rng(0).permutation(len(rows))[: len(rows) // 10])
 
     def find(queries: Vectors, allowed: Vectors | None = None) -> Vectors:
@@ -135,6 +141,25 @@ def _ours(rows: Vectors, metric: Any) -> Iterator[Contender]:
     for per_call in (1, 32):
         yield Contender(f"ours, exact, {per_call} a call", per_call, find)
     yield Contender("ours, exact, a tenth allowed", 1, lambda queries: find(queries, tenth), is_unfiltered=False)
+    if not has_indexes:
+        return
+    started_s = time.perf_counter()
+    index = build_index(table.rows, table.nearest, lambda: None, len(rows), metric)
+    if index is None:
+        return
+
+    def find_by_index(queries: Vectors) -> Vectors:
+        named = zip(queries, index.candidates(queries), strict=True)
+        return np.concatenate([find(query[None], rows) for query, rows in named])
+
+    name = f"ours, {index.probes} of {index.num_lists} lists"
+    for per_call in (1, 32):
+        built_s = time.perf_counter() - started_s if per_call == 1 else 0.0
+        yield Contender(f"{name}, {per_call} a call", per_call, find_by_index, built_s, index.nbytes / 2**20)
+
+
+def _mapped(rows: Vectors) -> MappedTable:
+    return MappedTable(TableInfo("t", *rows.shape, dtype="float32", nbytes=rows.nbytes, features=()), rows)
 
 
 def _numpy(rows: Vectors, metric: str) -> Iterator[Contender]:
@@ -210,10 +235,7 @@ def _usearch_index(library: Any, dim: int, metric: str, dtype: str) -> Any:
 
 
 def _beside_a_build(rows: Vectors) -> None:
-    library = _library("usearch.index")
-    if library is None:
-        return
-    table = kernels.FLOAT32, rows.ctypes.data, 0, *rows.shape
+    place = kernels.FLOAT32, rows.ctypes.data, 0, *rows.shape
     rng = np.random.default_rng(1)
     out = np.empty((_LOOKUP_ROWS, rows.shape[1]), np.float32)
 
@@ -222,27 +244,18 @@ def _beside_a_build(rows: Vectors) -> None:
         while not is_over(len(seconds)):
             ids = rng.integers(0, len(rows), _LOOKUP_ROWS)
             started_s = time.perf_counter()
-            kernels.gather(*table, ids, kernels.ERROR, 0, out)
+            kernels.gather(*place, ids, kernels.ERROR, 0, out)
             seconds.append(time.perf_counter() - started_s)
             # A pause, because a server does other work between lookups.
             time.sleep(0.001)
         return seconds
 
     alone = looked_up(lambda count: count >= 2000)
-    part = rows[:200_000]
-    for nice in (0, 19):
-
-        def build(nice: int = nice) -> None:
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), nice)
-            index = _usearch_index(library, rows.shape[1], "cos", "f16")
-            for start in range(0, len(part), 1024):
-                chunk = part[start : start + 1024]
-                index.add(np.arange(start, start + len(chunk)), chunk, threads=1)
-
-        builder = threading.Thread(target=build)
-        builder.start()
-        beside = looked_up(lambda _, builder=builder: not builder.is_alive())
-        _write(f"  lookups: {_tails(alone)} alone, {_tails(beside)} while an index is built at nice {nice}")
+    table = _mapped(rows)
+    with low_priority_thread("row-index") as thread:
+        built = thread.submit(build_index, table.rows, table.nearest, lambda: None, len(rows), "cosine")
+        beside = looked_up(lambda _: built.done())
+    _write(f"  lookups: {_tails(alone)} alone, {_tails(beside)} while this index is built")
 
 
 def _built(build: Callable[[], Any]) -> tuple[float, float]:

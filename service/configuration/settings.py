@@ -151,7 +151,16 @@ class Settings(ListenerSettings):
     neighbors_max_k: int = setting(1000, "Most nearest rows that a search may ask for, for each query.", 1, 1_000_000)
     neighbors_max_queries: int = setting(256, "Most queries of one search for nearest rows.", 1, 1_000_000)
 
+    neighbors_index_rows: int = setting(
+        100_000,
+        "A table of at least so many rows gets an index after its first search, built beside requests; 0: none does.",
+        0,
+        2**62,
+    )
+
     @property
     def neighbor_limits(self) -> NeighborLimits:
         """Limits on searches for nearest rows."""
-        return NeighborLimits(self.neighbors_max_k, self.neighbors_max_queries, self.neighbors_threads)
+        return NeighborLimits(
+            self.neighbors_max_k, self.neighbors_max_queries, self.neighbors_threads, self.neighbors_index_rows
+        )

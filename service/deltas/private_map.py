@@ -40,15 +40,23 @@ class OverlaidTable:
 
     def write(self, ids: Array, numbers: Array, scales: Array | None) -> None:
         """Writes rows, in the dtype that the table stores, to the given ids: [N] int64, none twice."""
+        self._note(ids)
         self.octets[ids] = np.ascontiguousarray(numbers).view(np.uint8).reshape(len(ids), -1)
         if scales is not None:
             self.scales[ids] = scales.reshape(-1)
 
     def copy(self, ids: Array, other: OverlaidTable) -> None:
         """Copies the rows of the given ids from another table of the same shape."""
+        self._note(ids)
         self.octets[ids] = other.octets[ids]
         if self.scales.size:
             self.scales[ids] = other.scales[ids]
+
+    def _note(self, ids: Array) -> None:
+        if self.table.changed is None:
+            # The kernel allocates only the pages that are written to.
+            self.table.changed = np.zeros(self.table.info.vocabulary_size, bool)
+        self.table.changed[ids] = True
 
 
 class PrivateMaps:

@@ -35,12 +35,13 @@ class NeighborLimits:
     """The limits on searches.
 
     k: most neighbours of a query. queries: most queries of a request. threads: searches that run at a time, and most
-    threads of one search.
+    threads of one search. index_rows: tables of at least so many rows get an index; 0: none does.
     """
 
     k: int = 1000
     queries: int = 256
     threads: int = 1
+    index_rows: int = 100_000
 
 
 class AdmissionObserver(Protocol):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol, get_args
 
@@ -42,6 +43,7 @@ class NeighborQuery:
     feature: the feature whose vocabulary has the keys; "" if the table has only one vocabulary.
     allowed: the only rows that may be neighbours, if it is given. denied: rows that may not be.
     include_self: whether a row may be its own neighbour.
+    exact: whether all rows must be compared, although the table has an index.
     """
 
     rows: Named = Named()
@@ -52,6 +54,7 @@ class NeighborQuery:
     allowed: Named = Named()
     denied: Named = Named()
     include_self: bool = False
+    exact: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +92,7 @@ class NeighborAnswer(NamedTuple):
     ids, scores: as in Nearest. keys: [Q, k] object (bytes, int, or None for a row without a key); None: the table has
     no vocabulary, or several and the request names none.
     version: the model version of the table. rows_scanned: number of rows that the queries were compared with.
+    recall: the measured share of the ten nearest rows that the table's index finds; None: all rows were compared.
     """
 
     ids: Array
@@ -96,10 +100,33 @@ class NeighborAnswer(NamedTuple):
     keys: Array | None
     version: int
     rows_scanned: int
+    recall: float | None = None
+
+
+class RowIndex(Protocol):
+    """An index that names the rows of a table that may be nearest to a query. Concurrency: any thread.
+
+    recall: the share of the ten nearest rows that it names, measured when it was built. seconds: the time to build it.
+    num_lists, probes: lists of rows, and how many of them a search reads. nbytes: memory.
+    """
+
+    recall: float
+    seconds: float
+    num_lists: int
+    probes: int
+    nbytes: int
+
+    def candidates(self, queries: Array) -> Sequence[Array]:
+        """Returns for each of [Q, D] float32 queries the int64 ids of rows that may be nearest, ascending."""
+        ...
 
 
 class SearchedTable(Table, Protocol):
     """A table that can be searched. Concurrency: any thread."""
+
+    def changed_rows(self) -> Array:
+        """Returns the [N] int64 ids, ascending, of rows that deltas have changed since the version was loaded."""
+        ...
 
     def nearest(self, search: RowSearch) -> Nearest:
         """Returns the nearest rows of each query.

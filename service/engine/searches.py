@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from threading import get_ident
 
 import numpy as np
 
 from service.engine.admission import Admission
 from service.engine.admission_limits import NeighborLimits
-from service.engine.neighbors import Named, NeighborAnswer, NeighborQuery, RowSearch, SearchedTable, TableKeys
+from service.engine.neighbor_indexes import BuildIndex, LeaseVersion, NeighborIndexes
+from service.engine.neighbors import (
+    Named,
+    Nearest,
+    NeighborAnswer,
+    NeighborQuery,
+    RowIndex,
+    RowSearch,
+    SearchedTable,
+    TableKeys,
+)
 from service.engine.servable import Servable
 from service.engine.workers import Workers
 from service.errors import IdsTooMany, InputMismatch
@@ -18,6 +30,8 @@ from service.types import Array, TableInfo
 
 # Most ids and keys of one filter.
 MAX_FILTER_IDS = 1_000_000
+# An index is built for the ten nearest rows; searches for many more compare all rows.
+MAX_INDEXED_K = 100
 # Longest time of a search whose request has no earlier deadline (seconds).
 MAX_SEARCH_S = 30.0
 
@@ -29,11 +43,15 @@ def find_neighbors(
     table: SearchedTable,
     query: NeighborQuery,
     limits: NeighborLimits,
+    index: RowIndex | None,
     *,
     seconds: float,
     threads: int,
 ) -> NeighborAnswer:
     """Runs a search in a table of a servable, on which the caller has a lease.
+
+    Args:
+      index: of the table; None: all rows are compared.
 
     Raises:
       InputMismatch, IdOutOfRange, IdsTooMany: the request does not fit the table, or is over a limit.
@@ -52,9 +70,35 @@ def find_neighbors(
     # An answer is never wider than the table, so that a large k takes no memory.
     k = min(query.k, info.vocabulary_size)
     search = RowSearch(queries, own, k, query.metric, allowed, denied, seconds, threads)
-    found = table.nearest(search)
-    scanned = info.vocabulary_size if allowed is None else int(allowed.size)
-    return NeighborAnswer(*found, keys.keys_of(found.ids, query.feature), servable.version, scanned)
+    if index is None:
+        found = table.nearest(search)
+        scanned = info.vocabulary_size if allowed is None else int(allowed.size)
+    else:
+        found, scanned = _nearest_by_index(table, search, index)
+    recall = None if index is None else index.recall
+    return NeighborAnswer(*found, keys.keys_of(found.ids, query.feature), servable.version, scanned, recall)
+
+
+def _nearest_by_index(table: SearchedTable, search: RowSearch, index: RowIndex) -> tuple[Nearest, int]:
+    """Compares the rows that an index names, and all changed rows; returns the number of compared rows too.
+
+    A query for which this finds fewer than k rows is compared with all rows.
+    """
+    end_s = time.monotonic() + search.seconds
+    changed = table.changed_rows()
+    parts, scanned = [], 0
+    for place, named in enumerate(index.candidates(search.queries)):
+        one = slice(place, place + 1)
+        candidates = np.union1d(named, changed) if changed.size else named
+        seconds = max(end_s - time.monotonic(), 0.0)
+        asked = replace(search, queries=search.queries[one], own=search.own[one], allowed=candidates, seconds=seconds)
+        found = table.nearest(asked)
+        scanned += candidates.size
+        if found.ids[0, -1] < 0:
+            found = table.nearest(replace(asked, allowed=None))
+            scanned += table.info.vocabulary_size
+        parts.append(found)
+    return Nearest(np.concatenate([one.ids for one in parts]), np.concatenate([one.scores for one in parts])), scanned
 
 
 def _vectors(table: SearchedTable, query: NeighborQuery, keys: TableKeys, max_queries: int) -> tuple[Array, Array]:
@@ -118,7 +162,15 @@ class Searches:
     pool: runs the searches, so that no thread that answers lookups waits for one.
     """
 
-    def __init__(self, limits: NeighborLimits, admission: Admission, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        limits: NeighborLimits,
+        admission: Admission,
+        clock: Callable[[], float],
+        lease: LeaseVersion,
+        build_index: BuildIndex | None,
+    ) -> None:
+        self.indexes = NeighborIndexes(build_index, lease, limits.index_rows)
         self._limits = limits
         self._clock = clock
         self.pool = Workers(limits.threads, name="neighbors", admission=admission, clock=clock)
@@ -139,9 +191,15 @@ class Searches:
         try:
             # A search that runs alone gets all threads.
             threads = max(self._limits.threads // len(self._running), 1)
-            found = find_neighbors(servable, table, query, self._limits, seconds=max(seconds, 0.0), threads=threads)
+            may_use_index = not (query.exact or query.allowed.is_given or query.k > MAX_INDEXED_K)
+            index = self.indexes.of(servable, table, query.metric) if may_use_index else None
+            found = find_neighbors(
+                servable, table, query, self._limits, index, seconds=max(seconds, 0.0), threads=threads
+            )
         finally:
             self._running.pop()
+        if may_use_index and index is None:
+            self.indexes.want(servable, table, query.metric)
         key = get_ident(), servable.name
         self._scanned[key] = self._scanned.get(key, 0) + found.rows_scanned
         return found

@@ -6,15 +6,15 @@ Source: N. Halko, P. G. Martinsson, J. A. Tropp: Finding structure with randomne
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Hashable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextvars import copy_context
 from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 
+from service.engine.low_priority import low_priority_thread
 from service.errors import Overloaded, ServiceError
 from service.types import Array
 
@@ -27,8 +27,6 @@ _MAX_FIT_NUMBERS = 4 << 20
 # Rows that are read at a time; between two blocks the version may be unloaded.
 _BLOCK_ROWS = 4096
 _NUM_VECTORS, _NUM_ITERATIONS = 8, 24
-# Requests come first: the thread gets a processor that no request needs.
-_NICENESS = 15
 
 # Reads [N, D] float32 rows by [N] int64 ids.
 Read = Callable[[Array], Array]
@@ -109,7 +107,7 @@ class KeptMaps(Generic[T]):
         self._lock = threading.Lock()
         # Key -> the object that the map was made of, and the map; the map asked for last is the last one.
         self._kept: dict[Hashable, tuple[object, Future[T]]] = {}
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="table-map", initializer=_be_nice)
+        self._thread = low_priority_thread("table-map")
 
     def get(self, key: Hashable, of: object, make: Callable[[], T]) -> T | None:
         """Returns a map; None while it is computed, which this starts in the context of its first caller.
@@ -143,7 +141,3 @@ class KeptMaps(Generic[T]):
     def close(self) -> None:
         """Ends the thread after the map that it computes now."""
         self._thread.shutdown(wait=False, cancel_futures=True)
-
-
-def _be_nice() -> None:
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)

@@ -195,6 +195,7 @@ class Calls:
 
     def close(self) -> None:
         """Closes the pools of threads: jobs that run go on to their end, jobs that wait are cancelled."""
+        self._engine.searches.indexes.close()
         for threads in (self._graph_threads, self._parse_threads, self._waiting_threads, self._engine.searches.pool):
             threads.close()
 

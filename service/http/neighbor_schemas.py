@@ -26,6 +26,8 @@ _OPTIONS: dict[str, Json] = {
     ),
     "feature": STRING | {"description": "The feature whose vocabulary has the keys, if the table has several."},
     "include_self": BOOLEAN | {"description": "Whether a row may be its own neighbour; false if there is none."},
+    "exact": BOOLEAN
+    | {"description": "Whether all rows are compared, although the table has an index; false if there is none."},
 }
 NEIGHBORS: dict[str, Json] = {
     "NeighborsRequest": {
@@ -40,7 +42,9 @@ NEIGHBORS: dict[str, Json] = {
             "keys": array_of(
                 array_of({"anyOf": [STRING, INTEGER, ref("Base64"), {"type": "null"}]}),
                 "Their keys, if the table has a vocabulary; null for a row without a key.",
-            )
+            ),
+            "recall": ref("Float")
+            | {"description": "Share of the ten nearest rows that the index finds; without it all rows were compared."},
         },
     ),
 }

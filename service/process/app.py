@@ -45,6 +45,7 @@ from service.process.object_stores import open_stores
 from service.process.table_paging import TablePaging
 from service.process.tracing_start import tracing_of
 from service.remote.address import remote_tables
+from service.tables.row_index import build_index
 from service.types import State, VersionStatus
 
 if TYPE_CHECKING:
@@ -86,8 +87,7 @@ class App:
         # Lock that is held while the state of readiness is read and reported, so that no older state is reported after
         # a newer one.
         self._showing_health = threading.Lock()
-        self._history = VersionHistory()
-        self._recent = RecentRequests(settings.slow_request_s)
+        self._history, self._recent = VersionHistory(), RecentRequests(settings.slow_request_s)
         self._clusters = None if self._routes is None else Clusters(settings.remote_cache_bytes)
         self._remote = RemoteTables(remote_tables(settings.remote_tables), self._show_health, self._clusters)
         self._registry.problem_beside = self._remote.problem
@@ -98,13 +98,12 @@ class App:
             lambda: [] if self._stores is None else store_lines(self._stores.counts()),
             lambda: remote_lines(remote_counts(self._clusters, self._remote.counts())),
             paging.lines,
-            lambda: neighbor_lines(self._engine.searches.rows_scanned()),
+            lambda: neighbor_lines(self._engine.searches.rows_scanned(), self._engine.searches.indexes.all()),
             self._request_logs.metric_lines,
         ]
         self._metrics = Metrics(self._registry.loaded, more, self._recent)
         self._stop, self._stop_watching = asyncio.Event(), threading.Event()
-        self._is_complete = threading.Event()
-        self._is_forced = False
+        self._is_complete, self._is_forced = threading.Event(), False
         self._follower = Follower(self._registry, settings.delta_poll_wait_seconds)
         self._batching = batching_of(settings, self._metrics)
         self._pages = table_pages(settings)
@@ -155,6 +154,7 @@ class App:
             on_damage=self._models.look_again,
             compare=diffs.of_request,
             neighbor_limits=settings.neighbor_limits,
+            build_index=build_index,
         )
         self._metrics.held, self._metrics.limits = self._engine.admission.held, self._engine.admission.limits
         self._access = create_access(settings.auth_config, self._engine, self._metrics.requests, self._metrics.auth)

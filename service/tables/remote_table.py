@@ -108,9 +108,16 @@ class RemoteTable:
         distinct, places = np.unique(ids, return_inverse=True)
         return self._small(distinct, None).rows(places)
 
+    def changed_rows(self) -> Array:
+        """Raises Unimplemented, as nearest() does."""
+        raise self._unsearched()
+
     def nearest(self, search: RowSearch) -> Nearest:
         """Raises Unimplemented: a search would read all rows of the cluster."""
-        raise Unimplemented(
+        raise self._unsearched()
+
+    def _unsearched(self) -> Unimplemented:
+        return Unimplemented(
             f'The rows of table "{self.info.name}" lie in a cluster. Neighbours are searched only in tables that this '
             "server has mapped: serve a version without --remote_tables for this model to search it."
         )

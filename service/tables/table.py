@@ -28,6 +28,7 @@ except ImportError:
     ml_dtypes = None  # type: ignore[assignment]
 
 _NO_SCALES = np.empty(0, np.float32)
+_NO_IDS = np.empty(0, np.int64)
 # Dtype of a table in the manifest -> the kernels' number for it.
 _KERNEL_DTYPES = {
     "float32": kernels.FLOAT32,
@@ -47,14 +48,16 @@ class MappedTable:
     place: the table's dtype, addresses and sizes for the kernels, valid while this object lives; V is 0 for float64,
       which kernels do not read.
     row_bytes: bytes of the file that one id reads.
+    changed: [V] bool, True for rows that differ from the file's; None: no row does.
     """
 
-    __slots__ = ("info", "place", "row_bytes", "scales", "weights")
+    __slots__ = ("changed", "info", "place", "row_bytes", "scales", "weights")
 
     def __init__(self, info: TableInfo, weights: Array, scales: Array = _NO_SCALES) -> None:
         self.info = info
         self.weights = weights
         self.scales = scales
+        self.changed: Array | None = None
         self.row_bytes = weights.shape[1] * weights.itemsize + (scales.itemsize if scales.size else 0)
         kind = _KERNEL_DTYPES.get(info.dtype)
         self.place: tuple[int, int, int, int, int] = (
@@ -75,6 +78,10 @@ class MappedTable:
         if stopped >= 0:
             raise id_out_of_range("ids", int(ids[stopped]), stopped, self.info.vocabulary_size)
         return out
+
+    def changed_rows(self) -> Array:
+        """Returns the [N] int64 ids of rows that differ from the file's, ascending."""
+        return _NO_IDS if self.changed is None else np.flatnonzero(self.changed)
 
     def nearest(self, search: RowSearch) -> Nearest:
         """Returns the rows that are nearest to each query, as engine.neighbors declares; compares all rows.

@@ -28,7 +28,7 @@ from service.wire.json_text import shown
 from service.wire.json_upsert import keys_spec
 
 _QUERIES = frozenset({"ids", "keys", "vectors"})
-_KEYS = _QUERIES | {"k", "metric", "feature", "filter", "include_self"}
+_KEYS = _QUERIES | {"k", "metric", "feature", "filter", "include_self", "exact"}
 _FILTER_KEYS = frozenset({"ids", "keys", "exclude_ids", "exclude_keys"})
 
 
@@ -48,12 +48,13 @@ def decode_neighbors(body: bytes, *, strict: bool = False) -> NeighborQuery:
         raise MalformedPayload('Expected one of "ids", "keys" and "vectors".')
     k, metric = document.get("k", DEFAULT_K), document.get("metric", DEFAULT_METRIC)
     feature, include_self = document.get("feature", ""), document.get("include_self", False)
+    exact = document.get("exact", False)
     if type(k) is not int:
         raise MalformedPayload(f'"k" is {shown(k)}, expected a number of neighbours.')
     if metric not in METRICS:
         raise MalformedPayload(f'"metric" is {shown(metric)}, expected one of: {", ".join(METRICS)}.')
-    if type(feature) is not str or type(include_self) is not bool:
-        raise MalformedPayload('"feature" is a string and "include_self" is true or false.')
+    if type(feature) is not str or type(include_self) is not bool or type(exact) is not bool:
+        raise MalformedPayload('"feature" is a string; "include_self" and "exact" are true or false.')
     vectors = document.get("vectors")
     chosen = document.get("filter", {})
     if type(chosen) is not dict:
@@ -68,11 +69,14 @@ def decode_neighbors(body: bytes, *, strict: bool = False) -> NeighborQuery:
         allowed=_named(chosen, ""),
         denied=_named(chosen, "exclude_"),
         include_self=include_self,
+        exact=exact,
     )
 
 
 def encode_neighbors(answer: NeighborAnswer, *, strict: bool = False) -> bytes:
     """Encodes {"ids": [[...]], "keys": [[...]], "scores": [[...]]}: a list for each query, the nearest row first.
+
+    "recall" is there too if an index named the rows that were compared.
 
     Args:
       strict: writes null for infinity, which plain JSON lacks.
@@ -83,6 +87,8 @@ def encode_neighbors(answer: NeighborAnswer, *, strict: bool = False) -> bytes:
         rows = zip(answer.keys.tolist(), counts, strict=True)
         document["keys"] = [[_key(key) for key in row[:count]] for row, count in rows]
     document["scores"] = [row[:count] for row, count in zip(answer.scores, counts, strict=True)]
+    if answer.recall is not None:
+        document["recall"] = round(answer.recall, 4)
     return dump(document, strict=strict)
 
 

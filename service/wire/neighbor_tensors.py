@@ -32,6 +32,7 @@ _INPUTS: Mapping[str, tuple[int, frozenset[str]]] = {
     "exclude_ids": (1, _INTEGERS),
     "exclude_keys": (1, _INTEGERS | {"object"}),
     "include_self": (0, frozenset({"bool"})),
+    "exact": (0, frozenset({"bool"})),
 }
 
 
@@ -63,6 +64,7 @@ def decode_search(inputs: Tensors) -> tuple[str, NeighborQuery]:
         allowed=Named(arrays.get("filter_ids"), arrays.get("filter_keys")),
         denied=Named(arrays.get("exclude_ids"), arrays.get("exclude_keys")),
         include_self=bool(arrays.get("include_self", False)),
+        exact=bool(arrays.get("exact", False)),
     )
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from embedding_client import EmbeddingClient
 from embedding_client.errors import InvalidRequest, NotFound
-from tests.integration.process import DATA_PLANES, ServerProcess
-from tests.toy_model import write_toy_model
+from tests.integration.process import DATA_PLANES, ServerProcess, until
+from tests.toy_model import toy_tables, write_toy_model
 
 PATH = "/v1/models/toy/tables/tag:neighbors"
 
@@ -52,3 +54,33 @@ def test_metrics(server: ServerProcess) -> None:
     text = server.http.get("/metrics").text
     assert 'embedding_server_neighbor_rows_scanned_total{model="toy"}' in text
     assert 'signature="neighbors"' in text
+
+
+def test_an_index_is_built_beside_requests_and_tells_its_recall(tmp_path: Path) -> None:
+    rows = np.random.default_rng(1).normal(size=(6000, 3)).astype(np.float32)
+
+    def edit(manifest: dict[str, Any]) -> None:
+        manifest["tables"]["tag"]["vocabulary_size"] = 6000
+
+    write_toy_model(tmp_path / "1", tables=toy_tables() | {"tag": rows}, edit_manifest=edit)
+    with ServerProcess(
+        model_name="toy", model_base_path=tmp_path, graph_signatures="off", neighbors_index_rows=5000
+    ) as server:
+        server.answering()
+        asked = {"vectors": [[0.1, 0.2, 0.3]], "k": 3, "metric": "l2"}
+        exact = server.http.post(PATH, json=asked | {"exact": True}).json()
+        expected = np.argsort(np.square(rows - np.array([0.1, 0.2, 0.3])).sum(axis=1))[:3].tolist()
+        assert exact["ids"] == [expected] and "recall" not in exact
+        until(lambda: "recall" in server.http.post(PATH, json=asked).json())
+        found = server.http.post(PATH, json=asked).json()
+        assert found["recall"] >= 0.95 and found["scores"] == exact["scores"] and found["ids"] == exact["ids"]
+        assert server.http.post(PATH, json=asked | {"exact": True}).json() == exact
+        with EmbeddingClient(f"127.0.0.1:{server.grpc_port}", model="toy", timeout_s=20) as client:
+            inputs = {"table": np.array(b"tag", object), "vectors": np.array(asked["vectors"], np.float32), "k": 3}
+            for exact_too in ({}, {"exact": np.array(True)}):
+                more = {"metric": np.array(b"l2", object)} | exact_too
+                assert client.predict(inputs | more, signature="neighbors")["ids"].tolist() == [expected]
+        text = server.http.get("/metrics").text
+        told = 'model="toy",version="1",table="tag",metric="l2"'
+        assert f"embedding_server_neighbor_index_recall{{{told}}} " in text
+        assert f"embedding_server_neighbor_index_bytes{{{told}}} " in text

@@ -70,6 +70,7 @@ OTHER_VALUES: dict[str, tuple[str, Any]] = {
     "neighbors_threads": ("2", 2),
     "neighbors_max_k": ("50", 50),
     "neighbors_max_queries": ("8", 8),
+    "neighbors_index_rows": ("0", 0),
     "delta_max_file_mib": ("3", 3),
     "delta_journal_max_mib": ("5", 5),
     "model_base_path": ("/a b", "/a b"),

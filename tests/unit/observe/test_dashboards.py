@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import promql_parser
@@ -14,6 +15,7 @@ import pytest
 import yaml
 
 from service.engine.model_config import ModelConfig
+from service.engine.neighbor_indexes import IndexName
 from service.engine.page_counts import PageCounts
 from service.engine.servable import LoadedServable
 from service.observe.hot_rows_metrics import hot_rows_lines
@@ -92,7 +94,8 @@ def families(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Family]:
     remote = RemoteCounts({("m", 1, "t"): ReadCounts()}, CacheCounts(0, 0, 0))
     more = [lambda: readiness_lines(True, {"m": True}), lambda: store_lines([("m", Counts(), True)])]
     sampled = [LoadedServable(sampled_model(folder), 0)]
-    more += [lambda: hot_rows_lines(sampled), lambda: neighbor_lines({"m": 1})]
+    indexes: Any = {IndexName("m", 1, "t", "dot"): SimpleNamespace(recall=1.0, seconds=0.1, nbytes=1)}
+    more += [lambda: hot_rows_lines(sampled), lambda: neighbor_lines({"m": 1}, indexes)]
     more.append(lambda: page_lines(PageCounts(1, 1, 0, 0, 0.1, 4096, 8192)))
     metrics = Metrics(served.registry.loaded, [logs.metric_lines, *more, lambda: remote_lines(remote)])
     metrics.version_changed("m", VersionStatus(1, State.AVAILABLE))

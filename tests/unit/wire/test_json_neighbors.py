@@ -37,7 +37,7 @@ def test_defaults() -> None:
         (b"[]", "object"),
         (b"{}", 'Expected one of "ids", "keys" and "vectors".'),
         (b'{"ids": [1], "vectors": [[1]]}', 'Expected one of "ids", "keys" and "vectors".'),
-        (b'{"ids": [1], "top": 3}', "Unknown keys: top. A search has: feature, filter, ids,"),
+        (b'{"ids": [1], "top": 3}', "Unknown keys: top. A search has: exact, feature, filter, ids,"),
         (b'{"ids": 1}', '"ids" is not a flat list.'),
         (b'{"ids": ["a"]}', "is not of expected type: int64"),
         (b'{"vectors": [1, 2]}', '"vectors" is not a list of lists of numbers'),

@@ -1,0 +1,129 @@
+"""Keeps indexes of tables for searches, and builds them beside requests in a thread of low priority."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
+
+from service.engine.low_priority import low_priority_thread
+from service.engine.neighbors import Metric, Nearest, RowIndex, RowSearch, SearchedTable
+from service.engine.servable import Files, Servable
+from service.errors import ServiceError, VersionNotFound
+from service.types import Array, ModelRef
+
+logger = logging.getLogger(__name__)
+
+# Builds the index of a table, as build_index in service.tables.row_index. Arguments: reads rows by ids; compares all
+# rows; raises if the index is not wanted any more; number of rows; metric.
+BuildIndex = Callable[
+    [Callable[[Array], Array], Callable[[RowSearch], Nearest], Callable[[], None], int, Metric], "RowIndex | None"
+]
+# Makes a lease on the servable of a version.
+LeaseVersion = Callable[[ModelRef], AbstractContextManager[Servable]]
+
+
+class IndexName(NamedTuple):
+    """The table, its version and the metric of an index."""
+
+    model: str
+    version: int
+    table: str
+    metric: Metric
+
+
+class NeighborIndexes:
+    """The indexes of all tables that were searched. Concurrency: any thread.
+
+    An index lives as long as the files of its version, so another version never uses it; deltas keep the files.
+    """
+
+    def __init__(self, build: BuildIndex | None, lease: LeaseVersion, least_rows: int) -> None:
+        """Keeps indexes of tables with at least `least_rows` rows; 0, or build=None: of no table."""
+        self._build = build
+        self._lease = lease
+        self._least_rows = least_rows
+        self._lock = threading.Lock()
+        self._thread: ThreadPoolExecutor | None = None
+        self._is_closed = False
+        self._kept: WeakKeyDictionary[Files, dict[IndexName, Future[RowIndex | None]]] = WeakKeyDictionary()
+
+    def of(self, servable: Servable, table: SearchedTable, metric: Metric) -> RowIndex | None:
+        """Returns the index of a table; None: there is none, or not yet."""
+        name = IndexName(servable.name, servable.version, table.info.name, metric)
+        future = self._kept.get(servable.files, {}).get(name) if self._is_wanted(servable, table) else None
+        return future.result() if future is not None and future.done() and not future.cancelled() else None
+
+    def want(self, servable: Servable, table: SearchedTable, metric: Metric) -> None:
+        """Starts to build an index that is missing, unless it was tried before."""
+        if not self._is_wanted(servable, table):
+            return
+        name = IndexName(servable.name, servable.version, table.info.name, metric)
+        with self._lock:
+            kept = self._kept.setdefault(servable.files, {})
+            if name in kept or self._is_closed:
+                return
+            self._thread = self._thread or low_priority_thread("row-index")
+            kept[name] = self._thread.submit(self._built, name, id(servable.files), table.info.vocabulary_size)
+
+    def all(self) -> Mapping[IndexName, RowIndex]:
+        """Returns the indexes that are built."""
+        with self._lock:
+            futures = [item for kept in list(self._kept.values()) for item in kept.items()]
+        done = {name: future.result() for name, future in futures if future.done() and not future.cancelled()}
+        return {name: index for name, index in done.items() if index is not None}
+
+    def close(self) -> None:
+        """Ends the thread; an index that is being built is given up at its next block of rows."""
+        with self._lock:
+            self._is_closed = True
+            if self._thread is not None:
+                self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _is_wanted(self, servable: Servable, table: SearchedTable) -> bool:
+        is_large = 0 < self._least_rows <= table.info.vocabulary_size
+        return self._build is not None and is_large and table.info.name not in servable.remote_tables
+
+    def _built(self, name: IndexName, files: int, num_rows: int) -> RowIndex | None:
+        # Each block of rows takes a lease of its own, so that a version can be unloaded while its index is built.
+        def go_on() -> None:
+            if self._is_closed:
+                raise VersionNotFound("The server ends.")
+
+        @contextmanager
+        def held() -> Iterator[SearchedTable]:
+            go_on()
+            with self._lease(ModelRef(name.model, version=name.version)) as servable:
+                if id(servable.files) != files:
+                    raise VersionNotFound("The version was loaded anew.")
+                yield servable.tables[name.table]
+
+        def read(ids: Array) -> Array:
+            with held() as table:
+                return table.rows(ids)
+
+        def search(wanted: RowSearch) -> Nearest:
+            with held() as table:
+                return table.nearest(wanted)
+
+        assert self._build is not None
+        extra = name._asdict()
+        try:
+            index = self._build(read, search, go_on, num_rows, name.metric)
+        except ServiceError as error:
+            logger.info("index of nearest rows is given up", extra=extra | {"reason": str(error)})
+            return None
+        except Exception:
+            # Searches go on without an index.
+            logger.exception("index of nearest rows could not be built", extra=extra)
+            return None
+        if index is None:
+            logger.info("table is searched without an index: too many lists would have to be read", extra=extra)
+            return None
+        found = {"recall": round(index.recall, 4), "lists": index.num_lists, "lists_read": index.probes}
+        logger.info("index of nearest rows is built", extra=extra | found | {"seconds": round(index.seconds, 3)})
+        return index

@@ -1,0 +1,219 @@
+"""Builds an index of a table's rows, which names the rows that may be nearest to a query without reading all rows.
+
+The rows are put into lists, each around one centre. A search reads only the lists whose centres are nearest to its
+query. The index holds row numbers, no rows: the caller compares the rows of the table itself.
+
+Source: J. Sivic, A. Zisserman: Video Google, ICCV 2003 (inverted lists); B. Neyshabur, N. Srebro: On symmetric and
+asymmetric LSHs for inner product search, ICML 2015 (rows of one length for the dot product).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from service.engine.neighbors import Metric, Nearest, RowSearch
+from service.tables.table import MappedTable
+from service.types import Array, TableInfo
+
+# The share of the true ten nearest rows that the index must find; it reads as many lists as that takes.
+RECALL = 0.95
+RECALL_K = 10
+# An index is of no use if a search would read more than this share of the lists.
+_MAX_SHARE = 0.25
+_MAX_LISTS = 8192
+# Rows for each list from which the centres are computed, and how often the centres move.
+_SAMPLED_ROWS, _ITERATIONS = 32, 6
+# Rows that are read at a time; between two blocks the version may be unloaded.
+_BLOCK_ROWS = 4096
+_NUM_QUERIES = 256
+# Seconds that one block may take.
+_PATIENCE_S = 600.0
+_NO_IDS = np.empty(0, np.int64)
+
+# Reads [N, D] float32 rows by [N] int64 ids.
+Read = Callable[[Array], Array]
+# Raises a ServiceError if the index is not wanted any more.
+GoOn = Callable[[], None]
+
+
+class RowLists:
+    """The lists of a table's rows; implements engine.neighbors.RowIndex. Concurrency: any thread.
+
+    recall: the share of the ten nearest rows that searches with queries like the table's rows find; measured.
+    num_lists, probes: how many lists there are, and how many of them a search reads.
+    seconds: how long it took to build. nbytes: its memory.
+    """
+
+    def __init__(self, space: _Space, centres: Array, members: Array, starts: Array) -> None:
+        """Holds lists: members of list i are members[starts[i] : starts[i + 1]], int32, ascending in each list."""
+        self._space = space
+        self._centres = _table_of(centres)
+        self._members = members
+        self._starts = starts
+        self.num_lists = len(centres)
+        self.nbytes = centres.nbytes + members.nbytes + starts.nbytes
+        self.probes = 1
+        self.recall = 0.0
+        self.seconds = 0.0
+
+    def candidates(self, queries: Array) -> list[Array]:
+        """Returns for each of [Q, D] float32 queries the int64 ids of the rows to compare, ascending."""
+        found = _search(self._centres, self._space.queries(queries), self.probes, self._space.metric).ids
+        return [self._rows(lists[lists >= 0]) for lists in found]
+
+    def _rows(self, lists: Array) -> Array:
+        parts = [self._members[self._starts[one] : self._starts[one + 1]] for one in lists.tolist()]
+        rows = np.concatenate(parts) if parts else self._members[:0]
+        rows.sort()
+        return rows.astype(np.int64)
+
+
+def build_index(
+    read: Read, search: Callable[[RowSearch], Nearest], go_on: GoOn, num_rows: int, metric: Metric
+) -> RowLists | None:
+    """Builds an index; None if the rows can not be put into lists that help.
+
+    Args:
+      read: reads rows of the table. search: compares all rows of the table, for the recall that is measured.
+      go_on: called every few milliseconds to seconds. num_rows: V of the table.
+    """
+    started_s = time.monotonic()
+    random = np.random.default_rng(0)
+    count = int(min(max(4 * num_rows**0.5, 16), _MAX_LISTS))
+    space = _Space.of(read, num_rows, metric)
+    sampled = min(num_rows, count * _SAMPLED_ROWS)
+    ids = np.sort(random.choice(num_rows, sampled, replace=False, shuffle=False)).astype(np.int64)
+    sample = np.concatenate([space.rows(read(block)) for block in _blocks(ids)])
+    centres = _centres(sample, count, random, go_on)
+    del sample
+    table = _table_of(centres)
+    lists = np.empty(num_rows, np.int32)
+    for block in _blocks(np.arange(num_rows, dtype=np.int64)):
+        lists[block] = _nearest_centre(table, space.rows(read(block)), go_on)
+    # A stable sort keeps the rows of a list in ascending order.
+    members = np.argsort(lists, kind="stable").astype(np.int32)
+    starts = np.concatenate([[0], np.cumsum(np.bincount(lists, minlength=count))]).astype(np.int64)
+    index = RowLists(space, centres, members, starts)
+    own = np.sort(random.choice(num_rows, min(_NUM_QUERIES, num_rows), replace=False)).astype(np.int64)
+    has_recall = _choose_probes(index, read(own), own, search, metric)
+    index.seconds = time.monotonic() - started_s
+    return index if has_recall else None
+
+
+def _choose_probes(
+    index: RowLists, queries: Array, own: Array, search: Callable[[RowSearch], Nearest], metric: Metric
+) -> bool:
+    """Sets the least number of lists with which the index finds enough; says whether there is one."""
+    k = RECALL_K
+    true = [set(row[row >= 0].tolist()) for row in search(_row_search(queries, own, k, metric)).ids]
+    total = sum(len(one) for one in true)
+    while index.probes <= index.num_lists * _MAX_SHARE:
+        # A true neighbour that is a candidate is found, because candidates are compared exactly.
+        named = index.candidates(queries)
+        hits = sum(len(one & set(rows.tolist())) for one, rows in zip(true, named, strict=True))
+        index.recall = hits / total if total else 0.0
+        if index.recall >= RECALL:
+            return True
+        index.probes *= 2
+    return False
+
+
+class _Space:
+    """Vectors in which a smaller Euclidean distance means a nearer row by the metric of the searches.
+
+    metric: how queries of this space are compared with centres.
+    """
+
+    def __init__(self, wanted: Metric, longest: float) -> None:
+        self._wanted = wanted
+        # Squared length of the longest row.
+        self._longest = longest
+        self.metric: Metric = "l2" if wanted == "l2" else "dot"
+
+    @staticmethod
+    def of(read: Read, num_rows: int, metric: Metric) -> _Space:
+        longest = 0.0
+        if metric == "dot":
+            for block in _blocks(np.arange(num_rows, dtype=np.int64)):
+                longest = max(longest, float(_squares(_finite(read(block))).max()))
+        return _Space(metric, longest)
+
+    def rows(self, rows: Array) -> Array:
+        """Returns [N, E] float32 vectors of [N, D] rows."""
+        rows = _finite(rows)
+        if self._wanted == "cosine":
+            return _unit(rows)
+        if self._wanted == "dot":
+            rest = np.sqrt(np.maximum(self._longest - _squares(rows), 0.0)).astype(np.float32)
+            return np.hstack([rows, rest[:, None]])
+        return rows
+
+    def queries(self, queries: Array) -> Array:
+        """Returns [Q, E] float32 vectors of [Q, D] queries."""
+        if self._wanted == "cosine":
+            return _unit(queries)
+        if self._wanted == "dot":
+            return np.hstack([queries, np.zeros((len(queries), 1), np.float32)])
+        return queries
+
+
+def _centres(sample: Array, count: int, random: np.random.Generator, go_on: GoOn) -> Array:
+    """Returns [count, E] centres of [N, E] vectors (Lloyd's algorithm)."""
+    centres = sample[random.choice(len(sample), count, replace=len(sample) < count)]
+    for _ in range(_ITERATIONS):
+        lists = _nearest_centre(_table_of(centres), sample, go_on)
+        order = np.argsort(lists, kind="stable")
+        sizes = np.bincount(lists, minlength=count)
+        filled = np.flatnonzero(sizes)
+        sums = np.add.reduceat(sample[order], np.concatenate([[0], np.cumsum(sizes[filled])[:-1]]), axis=0)
+        # A centre without vectors begins anew at one of them.
+        centres = sample[random.choice(len(sample), count, replace=len(sample) < count)]
+        centres[filled] = sums / sizes[filled, None]
+    return np.ascontiguousarray(centres, np.float32)
+
+
+def _nearest_centre(centres: MappedTable, vectors: Array, go_on: GoOn) -> Array:
+    """Returns the [N] int32 number of the centre that is nearest to each of [N, E] vectors."""
+    found = np.empty(len(vectors), np.int32)
+    for at in range(0, len(vectors), _BLOCK_ROWS):
+        go_on()
+        # A vector that is too long for float32 arithmetic has no nearest centre, and goes into the first list.
+        nearest = _search(centres, vectors[at : at + _BLOCK_ROWS], 1, "l2").ids[:, 0]
+        found[at : at + _BLOCK_ROWS] = np.maximum(nearest, 0)
+    return found
+
+
+def _search(centres: MappedTable, queries: Array, k: int, metric: Metric) -> Nearest:
+    queries = np.ascontiguousarray(queries, np.float32)
+    return centres.nearest(_row_search(queries, np.full(len(queries), -1, np.int64), k, metric))
+
+
+def _row_search(queries: Array, own: Array, k: int, metric: Metric) -> RowSearch:
+    return RowSearch(queries, own, k, metric, None, _NO_IDS, _PATIENCE_S, 1)
+
+
+def _table_of(vectors: Array) -> MappedTable:
+    size, dim = int(vectors.shape[0]), int(vectors.shape[1])
+    return MappedTable(TableInfo("centres", size, dim, dtype="float32", nbytes=vectors.nbytes, features=()), vectors)
+
+
+def _blocks(ids: Array) -> list[Array]:
+    return [ids[at : at + _BLOCK_ROWS] for at in range(0, len(ids), _BLOCK_ROWS)]
+
+
+def _finite(rows: Array) -> Array:
+    return np.nan_to_num(rows, nan=0.0, posinf=0.0, neginf=0.0)
+
+
+def _squares(rows: Array) -> Array:
+    squares: Array = np.square(rows, dtype=np.float64).sum(axis=1)
+    return squares
+
+
+def _unit(rows: Array) -> Array:
+    lengths = np.sqrt(_squares(rows))[:, None]
+    unit: Array = np.divide(rows, lengths, out=np.zeros_like(rows), where=lengths > 0)
+    return unit.astype(np.float32, copy=False)

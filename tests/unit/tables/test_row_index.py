@@ -1,0 +1,90 @@
+"""The index of a table against numpy: which rows it names, how many of the nearest it misses, and odd rows."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from service.engine.neighbors import METRICS, Metric
+from service.errors import VersionNotFound
+from service.tables.row_index import RECALL, RowLists, build_index
+from service.tables.table import MappedTable
+from service.types import Array
+from tests.stored_tables import store
+
+K = 10
+
+
+def clustered(size: int, dim: int = 16) -> Array:
+    """Returns [size, dim] rows around a hundred centres, of different lengths."""
+    random = np.random.default_rng(size)
+    rows = 2 * random.normal(size=(100, dim))[random.integers(0, 100, size)] + 0.5 * random.normal(size=(size, dim))
+    return (rows * random.lognormal(0, 0.2, (size, 1))).astype(np.float32)
+
+
+def built(table: MappedTable, metric: Metric = "l2") -> RowLists | None:
+    """Returns the index of a table."""
+    return build_index(table.rows, table.nearest, lambda: None, table.info.vocabulary_size, metric)
+
+
+def true_neighbors(rows: Array, query: Array, metric: Metric) -> set[int]:
+    """Returns the ids of the ten nearest rows, by the definitions, in float64."""
+    wide, vector = rows.astype(np.float64), query.astype(np.float64)
+    if metric == "l2":
+        scores = np.square(wide - vector).sum(axis=1)
+    else:
+        lengths = np.linalg.norm(wide, axis=1) if metric == "cosine" else 1.0
+        scores = -(wide @ vector) / lengths
+    return set(np.argsort(scores)[:K].tolist())
+
+
+@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_an_index_names_nearly_all_of_the_nearest_rows_and_few_others(metric: Metric, dtype: str) -> None:
+    stored = store(clustered(8_000), dtype)
+    index = built(stored.mapped, metric)
+    assert index is not None and RECALL <= index.recall <= 1
+    random = np.random.default_rng(1)
+    chosen = stored.numbers[random.integers(0, 8_000, 100)].astype(np.float32)
+    queries = chosen + 0.1 * random.normal(size=chosen.shape).astype(np.float32)
+    found = index.candidates(queries)
+    hits = [
+        len(true_neighbors(stored.numbers, query, metric) & set(ids.tolist()))
+        for query, ids in zip(queries, found, strict=True)
+    ]
+    assert np.mean(hits) / K > 0.9
+    assert all((np.diff(ids) > 0).all() for ids in found)
+    assert np.mean([ids.size for ids in found]) < 8_000 / 4
+
+
+def test_each_row_is_in_one_list() -> None:
+    index = built(store(clustered(5000), "float32").mapped)
+    assert index is not None
+    index.probes = index.num_lists
+    (everything,) = index.candidates(np.zeros((1, 16), np.float32))
+    assert np.array_equal(everything, np.arange(5000))
+    assert index.num_lists == int(4 * 5000**0.5)
+
+
+def test_rows_without_structure_get_no_index() -> None:
+    rows = np.random.default_rng(3).normal(size=(3000, 128)).astype(np.float32)
+    assert built(store(rows, "float32").mapped) is None
+
+
+def test_rows_that_are_no_numbers_or_all_equal_do_no_harm() -> None:
+    rows = clustered(5000)
+    rows[7], rows[8, 3], rows[9] = np.nan, np.inf, 0
+    for metric in METRICS:
+        assert built(store(rows, "float32").mapped, metric) is not None
+    equal = built(store(np.ones((2000, 4), np.float32), "float32").mapped)
+    assert equal is None or equal.recall >= RECALL
+
+
+def test_an_index_that_nobody_wants_any_more_is_given_up() -> None:
+    table = store(clustered(5000), "float32").mapped
+
+    def refuse() -> None:
+        raise VersionNotFound("gone")
+
+    with pytest.raises(VersionNotFound):
+        build_index(table.rows, table.nearest, refuse, 5000, "l2")
