@@ -42,6 +42,7 @@ def show_blocking(options: argparse.Namespace) -> None:
         print_line("signatures", sorted(client.metadata().signatures))
         show("gRPC", client.lookup(options.features))
         print_line(f"rows of {options.table}", client.rows(options.table, [0, 1]).shape)
+        print_line("rows nearest to row 1", client.neighbors(options.table, ids=[1], k=3, metric="cosine").ids.tolist())
     with EmbeddingClient(options.rest, model=options.model_name, timeout_s=5) as client:
         show("HTTP", client.lookup(options.features))
         try:

@@ -3,9 +3,10 @@
 python -m loadtest.bench.neighbors --rows 200000 1000000
 
 The rows are float32 around random centres, or products of few random numbers with noise (--shape low_rank), which is
-harder for an index; the queries are rows with noise. Each round asks all contenders in turn. `pip install usearch faiss-cpu` first; a library that is missing is left out. The output
-has, for each contender, queries a second, p99 of a call, recall@10 against a search in float64, build time and memory.
-At the end it shows lookups while this server's index is built, against lookups alone.
+harder for an index; the queries are rows with noise. Each round asks all contenders in turn. `pip install usearch
+faiss-cpu` first; a library that is missing is left out. The output has, for each contender, queries a second, p99 of a
+call, recall@10 against a search in float64, build time and memory. At the end it shows lookups while this server's
+index is built, against lookups alone.
 """
 
 from __future__ import annotations

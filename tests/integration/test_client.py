@@ -157,6 +157,26 @@ def test_tables_and_rows_go_over_http(server: ServerProcess, connect: partial[An
                     read()
 
 
+# Rows of "tag" are [i, i * i, 1]; its keys are red, green and blue for rows 1 to 3.
+def test_neighbors_are_the_same_over_each_wire(server: ServerProcess, connect: partial[Any]) -> None:
+    with connect(server) as client:
+        by_key = client.neighbors("tag", keys=["blue"], k=2, metric="l2", exclude_ids=[2])
+        assert (by_key.ids.tolist(), by_key.scores.tolist(), by_key.version) == ([[1, 0]], [[68.0, 90.0]], 1)
+        assert by_key.keys.tolist() == [[b"red", b""]]
+        assert (by_key.ids.dtype, by_key.scores.dtype) == (np.int64, np.float32)
+        some = {"filter_keys": ["red", "blue"], "include_self": True, "exact": True, "version": 1}
+        by_vector = client.neighbors("tag", vectors=[[1, 1, 1], [0, -1, 0]], k=3, **some)
+        assert by_vector.ids[:, :2].tolist() == [[3, 1], [1, 3]] and (by_vector.ids[:, 2:] == -1).all()
+        assert by_vector.scores[:, :2].tolist() == [[13.0, 3.0], [-1.0, -9.0]]
+        assert np.isnan(by_vector.scores[:, 2:]).all()
+        assert client.neighbors("user", ids=[0], k=1).keys is None
+        for wrong in ({}, {"ids": [1], "keys": ["red"]}):
+            with pytest.raises(InvalidRequest, match="give one of ids, keys and vectors"):
+                client.neighbors("tag", **wrong)
+        with pytest.raises(NotFound, match="Tables: tag, user"):
+            client.neighbors("film", ids=[1])
+
+
 FAULTS: dict[str, tuple[Callable[[Any], Any], type[EmbeddingError], str, str]] = {
     "id out of range": (lambda c: c.lookup({"user": [5]}), InvalidRequest, "INVALID_ARGUMENT", "id 5 .* out of range"),
     "wrong dtype": (lambda c: c.lookup({"user": [1.5]}), InvalidRequest, "INVALID_ARGUMENT", '"user".*int64'),
@@ -611,6 +631,7 @@ def test_the_example_shows_answers(server: ServerProcess) -> None:
         assert f"user over {wire}: float32 (2, 2) [1.0, 10.0] ..." in done.stdout
         assert f"version over {wire}: 1" in done.stdout
     assert "rows of tag: (2, 3)" in done.stdout
+    assert "rows nearest to row 1: [[2, 3, 0]]" in done.stdout
     assert "as expected: INVALID_ARGUMENT" in done.stdout
     assert "lookups at once: 10" in done.stdout
 

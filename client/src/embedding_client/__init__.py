@@ -22,6 +22,7 @@ from embedding_client.retry import RetryPolicy
 from embedding_client.targets import Tls
 from embedding_client.types import (
     ModelMetadata,
+    Neighbors,
     Outputs,
     RaggedIds,
     SignatureDescription,
@@ -38,6 +39,7 @@ __all__ = [
     "EmbeddingError",
     "InvalidRequest",
     "ModelMetadata",
+    "Neighbors",
     "NotFound",
     "Outputs",
     "RaggedIds",

@@ -16,7 +16,7 @@ from embedding_client.inputs import FeatureIds, FeatureWeights, TensorInput
 from embedding_client.methods import Methods
 from embedding_client.retry import Attempts, RetryPolicy
 from embedding_client.targets import Target, Tls
-from embedding_client.types import Array, ModelMetadata, Outputs, TableDescription, VersionStatus
+from embedding_client.types import Array, ModelMetadata, Neighbors, Outputs, TableDescription, VersionStatus
 
 T = TypeVar("T")
 
@@ -113,6 +113,44 @@ class AsyncEmbeddingClient:
         """Reads rows of a table as [N, D] float32; arguments and errors are those of EmbeddingClient.rows."""
         flow = self._methods.rows(table, ids, version=version, label=label)
         return await self._run(flow, self._methods.tables_target or self._methods.target, timeout_s)
+
+    async def neighbors(
+        self,
+        table: str,
+        *,
+        ids: Sequence[int] | Array | None = None,
+        keys: Sequence[Any] | Array | None = None,
+        vectors: Sequence[Sequence[float]] | Array | None = None,
+        k: int | None = None,
+        metric: str | None = None,
+        feature: str | None = None,
+        filter_ids: Sequence[int] | Array | None = None,
+        filter_keys: Sequence[Any] | Array | None = None,
+        exclude_ids: Sequence[int] | Array | None = None,
+        exclude_keys: Sequence[Any] | Array | None = None,
+        include_self: bool | None = None,
+        exact: bool | None = None,
+        version: int | None = None,
+        label: str | None = None,
+        timeout_s: float | None = None,
+    ) -> Neighbors:
+        """Finds nearest rows of a table; arguments and errors are those of EmbeddingClient.neighbors."""
+        search = {
+            "ids": ids,
+            "keys": keys,
+            "vectors": vectors,
+            "k": k,
+            "metric": metric,
+            "feature": feature,
+            "filter_ids": filter_ids,
+            "filter_keys": filter_keys,
+            "exclude_ids": exclude_ids,
+            "exclude_keys": exclude_keys,
+            "include_self": include_self,
+            "exact": exact,
+        }
+        flow = self._methods.neighbors(table, search, version=version, label=label)
+        return await self._run(flow, self._methods.target, timeout_s)
 
     async def status(self, version: int | None = None, *, timeout_s: float | None = None) -> tuple[VersionStatus, ...]:
         """Returns the states of the model's versions; raises EmbeddingError."""

@@ -8,7 +8,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from embedding_client.errors import ServerFault, invalid
 from embedding_client.inputs import Ids
-from embedding_client.types import Array, ModelMetadata, Outputs, TableDescription, VersionStatus
+from embedding_client.types import Array, ModelMetadata, Neighbors, Outputs, TableDescription, VersionStatus
 
 T = TypeVar("T")
 R_co = TypeVar("R_co", covariant=True)
@@ -81,6 +81,14 @@ class Calls(Protocol):
 
     def rows(self, table: str, ids: Array, at: Where) -> Flow[Array]:
         """Returns the generator of Calls that reads rows of a table; its result is [N, D] float32."""
+        ...
+
+    def neighbors(self, search: Mapping[str, Array], at: Where) -> Flow[Neighbors]:
+        """Returns the generator of Calls of a search for nearest rows.
+
+        Args:
+          search: the inputs of the gRPC signature "neighbors", by name.
+        """
         ...
 
     def status(self, version: int | None) -> Flow[tuple[VersionStatus, ...]]:

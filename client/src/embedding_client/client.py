@@ -15,7 +15,7 @@ from embedding_client.inputs import FeatureIds, FeatureWeights, TensorInput
 from embedding_client.methods import Methods
 from embedding_client.retry import Attempts, RetryPolicy
 from embedding_client.targets import Target, Tls
-from embedding_client.types import Array, ModelMetadata, Outputs, TableDescription, VersionStatus
+from embedding_client.types import Array, ModelMetadata, Neighbors, Outputs, TableDescription, VersionStatus
 
 T = TypeVar("T")
 
@@ -160,6 +160,58 @@ class EmbeddingClient:
         """
         flow = self._methods.rows(table, ids, version=version, label=label)
         return self._run(flow, self._tables_transport, timeout_s)
+
+    def neighbors(
+        self,
+        table: str,
+        *,
+        ids: Sequence[int] | Array | None = None,
+        keys: Sequence[Any] | Array | None = None,
+        vectors: Sequence[Sequence[float]] | Array | None = None,
+        k: int | None = None,
+        metric: str | None = None,
+        feature: str | None = None,
+        filter_ids: Sequence[int] | Array | None = None,
+        filter_keys: Sequence[Any] | Array | None = None,
+        exclude_ids: Sequence[int] | Array | None = None,
+        exclude_keys: Sequence[Any] | Array | None = None,
+        include_self: bool | None = None,
+        exact: bool | None = None,
+        version: int | None = None,
+        label: str | None = None,
+        timeout_s: float | None = None,
+    ) -> Neighbors:
+        """Finds the rows of a table that are nearest to its rows named by ids or keys, or to [Q, D] vectors.
+
+        Args:
+          ids, keys, vectors: the queries; exactly one of the three.
+          k: most neighbours of each query; default: 10.
+          metric: "dot", "cosine", or "l2", the squared Euclidean distance; default: "dot".
+          feature: the feature whose vocabulary has the keys, if the table has several vocabularies.
+          filter_ids, filter_keys: the only rows that may be neighbours. exclude_ids, exclude_keys: rows that may not.
+          include_self: whether a row may be its own neighbour.
+          exact: whether all rows are compared, although the table has an index.
+          version, label, timeout_s: as in lookup.
+
+        Raises:
+          EmbeddingError: Unimplemented for tables that can not be searched; the other classes as in lookup.
+        """
+        search = {
+            "ids": ids,
+            "keys": keys,
+            "vectors": vectors,
+            "k": k,
+            "metric": metric,
+            "feature": feature,
+            "filter_ids": filter_ids,
+            "filter_keys": filter_keys,
+            "exclude_ids": exclude_ids,
+            "exclude_keys": exclude_keys,
+            "include_self": include_self,
+            "exact": exact,
+        }
+        flow = self._methods.neighbors(table, search, version=version, label=label)
+        return self._run(flow, self._transport, timeout_s)
 
     def status(self, version: int | None = None, *, timeout_s: float | None = None) -> tuple[VersionStatus, ...]:
         """Returns the states of the model's versions, newest first; raises EmbeddingError."""

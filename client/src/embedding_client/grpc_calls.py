@@ -8,7 +8,7 @@ from embedding_client import messages
 from embedding_client.calls import Call, Flow, Where
 from embedding_client.errors import Unimplemented
 from embedding_client.inputs import Ids, ragged_parts
-from embedding_client.types import Array, ModelMetadata, Outputs, RaggedIds, TableDescription, VersionStatus
+from embedding_client.types import Array, ModelMetadata, Neighbors, Outputs, RaggedIds, TableDescription, VersionStatus
 
 PREDICT = "/tensorflow.serving.PredictionService/Predict"
 METADATA = "/tensorflow.serving.PredictionService/GetModelMetadata"
@@ -47,6 +47,11 @@ class GrpcCalls:
         """Raises Unimplemented, because the gRPC services have no method that reads rows of a table."""
         raise _over_http_only("rows")
         yield
+
+    def neighbors(self, search: Mapping[str, Array], at: Where) -> Flow[Neighbors]:
+        """Calls the gRPC method Predict with the signature "neighbors"."""
+        found = yield from self.predict(search, (), at, "neighbors")
+        return Neighbors(found["ids"], found["scores"], found.get("keys"), found.version)
 
     def status(self, version: int | None) -> Flow[tuple[VersionStatus, ...]]:
         """Calls ModelService.GetModelStatus."""

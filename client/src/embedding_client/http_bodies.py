@@ -39,6 +39,19 @@ def rows_body(ids: Array) -> bytes:
     return _dump({"ids": ids.tolist()})
 
 
+def neighbors_body(search: Mapping[str, Array]) -> bytes:
+    """Encodes the JSON body of a `tables/T:neighbors` request; the inputs are those of the gRPC signature."""
+    document: dict[str, Any] = {}
+    chosen: dict[str, Any] = {}
+    for name, array in search.items():
+        value = _plain(name, array)
+        if name.startswith(("filter_", "exclude_")):
+            chosen[name.removeprefix("filter_")] = value
+        elif name != "table":
+            document[name] = value
+    return _dump(document | ({"filter": chosen} if chosen else {}))
+
+
 def _dump(document: dict[str, Any]) -> bytes:
     # json.dumps() writes NaN and infinity as the bare tokens NaN and Infinity, which TensorFlow Serving reads and
     # writes too.

@@ -11,17 +11,20 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
+import numpy as np
+
 from embedding_client.calls import Call, Flow, Reply, Where
 from embedding_client.errors import ServerFault, error_of, invalid
-from embedding_client.http_bodies import lookup_body, predict_body, rows_body
+from embedding_client.http_bodies import lookup_body, neighbors_body, predict_body, rows_body
 from embedding_client.inputs import Ids
-from embedding_client.json_answers import float32_array, parse_object, typed_array, with_shape
+from embedding_client.json_answers import float32_array, key_bytes, parse_object, typed_array, with_shape
 from embedding_client.tensor_proto import dtype_of_proto_name
 from embedding_client.types import (
     DEFAULT_SIGNATURE,
     VALUES_SUFFIX,
     Array,
     ModelMetadata,
+    Neighbors,
     Outputs,
     SignatureDescription,
     State,
@@ -81,6 +84,13 @@ class HttpCalls:
         path = f"{self._at(at)}/tables/{quote(table, safe='')}:rows"
         rows: Array = yield Call(path, rows_body(ids), _rows)
         return rows
+
+    def neighbors(self, search: Mapping[str, Array], at: Where) -> Flow[Neighbors]:
+        """Posts a search to the `:neighbors` route of a table."""
+        table = bytes(search["table"].item()).decode()
+        path = f"{self._at(at)}/tables/{quote(table, safe='')}:neighbors"
+        found: Neighbors = yield Call(path, neighbors_body(search), _neighbors)
+        return found
 
     def status(self, version: int | None) -> Flow[tuple[VersionStatus, ...]]:
         """Gets the states of the model's versions from the model's status route."""
@@ -165,6 +175,19 @@ def _outputs(reply: Reply) -> tuple[Any, int | None]:
 
 def _rows(reply: Reply) -> Array:
     return float32_array(parse_object(reply.body)["rows"])
+
+
+def _neighbors(reply: Reply) -> Neighbors:
+    answer = parse_object(reply.body)
+    lists = answer["ids"]
+    shape = len(lists), max(map(len, lists), default=0)
+    ids, scores, keys = np.full(shape, -1, np.int64), np.full(shape, np.nan, np.float32), np.full(shape, b"", object)
+    for row, found in enumerate(lists):
+        ids[row, : len(found)] = found
+        scores[row, : len(found)] = float32_array(answer["scores"][row])
+        for place, key in enumerate(answer["keys"][row] if "keys" in answer else ()):
+            keys[row, place] = b"" if key is None else key_bytes(key)
+    return Neighbors(ids, scores, keys if "keys" in answer else None, reply.version)
 
 
 def _tables(reply: Reply) -> tuple[TableDescription, ...]:

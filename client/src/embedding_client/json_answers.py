@@ -91,5 +91,10 @@ def _nearest(exact: np.float64, rounded: np.float32) -> np.float32:
     return low if shortest < middle else high
 
 
+def key_bytes(key: int | str | dict[str, str]) -> bytes:
+    """Returns a key of a vocabulary as gRPC sends it: integers as decimal text."""
+    return str(key).encode() if isinstance(key, int) else _bytes(key)
+
+
 def _bytes(item: str | dict[str, str]) -> bytes:
     return item.encode() if isinstance(item, str) else base64.b64decode(item["b64"])

@@ -14,7 +14,7 @@ from embedding_client.http_calls import HttpCalls
 from embedding_client.inputs import FeatureIds, FeatureWeights, TensorInput, lookup_ids, tensors
 from embedding_client.leaves import to_array
 from embedding_client.targets import Target, Tls, parse_target
-from embedding_client.types import Array, ModelMetadata, Outputs, TableDescription, VersionStatus
+from embedding_client.types import Array, ModelMetadata, Neighbors, Outputs, TableDescription, VersionStatus
 
 
 class Methods:
@@ -77,6 +77,23 @@ class Methods:
         if array.ndim != 1 or array.dtype.kind not in "iu":
             raise invalid(f"ids: expected a list or an array of integers, got {array.dtype} of rank {array.ndim}.")
         return self._tables_calls.rows(table, array, where(version, label))
+
+    def neighbors(
+        self, table: str, search: Mapping[str, Any], *, version: int | None, label: str | None
+    ) -> Flow[Neighbors]:
+        """Checks the arguments of neighbors() and returns its flow; raises InvalidRequest.
+
+        Args:
+          search: the inputs of the signature "neighbors" by name, without the table; None for those that are not given.
+        """
+        given = {name: value for name, value in search.items() if value is not None}
+        if len(given.keys() & {"ids", "keys", "vectors"}) != 1:
+            raise invalid("neighbors(): give one of ids, keys and vectors.")
+        inputs = {name: to_array(name, value) for name, value in given.items()}
+        inputs["table"] = to_array("table", table)
+        if "vectors" in inputs and inputs["vectors"].dtype.kind in "iu":
+            inputs["vectors"] = inputs["vectors"].astype(np.float32)
+        return self._calls.neighbors(inputs, where(version, label))
 
     def status(self, version: int | None) -> Flow[tuple[VersionStatus, ...]]:
         """Returns the generator of Calls of status(), which has no arguments to check."""

@@ -62,6 +62,20 @@ class Outputs(dict[str, Array]):
         self.version = version
 
 
+class Neighbors(NamedTuple):
+    """The nearest rows of Q queries, the nearest first.
+
+    ids: [Q, n] int64, -1 after the last row of a query. scores: [Q, n] float32, NaN after the last.
+    keys: [Q, n] bytes objects, integer keys as decimal text, b"" for a row without a key; None: the table has no keys.
+    version: the model version that answered.
+    """
+
+    ids: Array
+    scores: Array
+    keys: Array | None
+    version: int | None
+
+
 class State(IntEnum):
     """State of a model version; the numbers are those of the protocol's ModelVersionStatus.State.
 
