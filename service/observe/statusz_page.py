@@ -49,7 +49,8 @@ def page(document: Mapping[str, Any]) -> str:
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
         f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style></head>\n'
-        f"<body><h1>{title}</h1>\n{''.join(sections)}</body></html>\n"
+        f'<body><h1>{title}</h1>\n<p><a href="/console">Console</a></p>\n'
+        f"{''.join(sections)}</body></html>\n"
     )
 
 

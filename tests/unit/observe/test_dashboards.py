@@ -63,13 +63,14 @@ def expressions() -> Iterator[tuple[str, str]]:
         for target in panel["targets"]:
             yield panel["title"], target["expr"]
     for variable in DASHBOARD["templating"]["list"]:
-        yield variable["name"], variable["query"]["query"].replace(", model)", ")")
+        if variable["type"] == "query":
+            yield variable["name"], variable["query"]["query"].replace(", model)", ")")
 
 
 def metrics_of(expression: str) -> set[str]:
     """Returns the names of metrics in an expression."""
     # Without labels, ranges and what is grouped by.
-    bare = re.sub(r"\{[^}]*\}|\[[^]]*\]|\b(by|ignoring) \([^)]*\)", " ", expression)
+    bare = re.sub(r"\{[^}]*\}|\[[^]]*\]|\b(by|ignoring) \([^)]*\)|\bon\(\) vector\(0\)", " ", expression)
     return set(re.findall(r"(?<![\w.$])[a-zA-Z_:][\w:]*", bare)) - WORDS
 
 
@@ -180,6 +181,21 @@ def test_compose_gives_each_container_the_files_that_it_reads() -> None:
     assert services["grafana"]["profiles"] == ["grafana"]
     provider = yaml.safe_load((COMPOSE / "grafana/provisioning/dashboards/dashboards.yml").read_text())["providers"][0]
     assert provider["options"]["path"] in {volume.split(":")[1] for volume in services["grafana"]["volumes"]}
+
+
+def test_panels_of_rare_events_show_0_where_none_happened() -> None:
+    # Panels of times have no value without requests; processes and versions are always there.
+    always = ("histogram_quantile(", "process_", "rate(process_", "embedding_server_version_state")
+    for panel in DASHBOARD["panels"]:
+        for target in panel["targets"]:
+            expression = target["expr"]
+            assert expression.endswith(" or on() vector(0)") != expression.startswith(always), panel["title"]
+
+
+def test_the_dashboard_links_to_the_console() -> None:
+    (link,) = DASHBOARD["links"]
+    (variable,) = (one for one in DASHBOARD["templating"]["list"] if one["type"] == "textbox")
+    assert link["url"] == f"${variable['name']}" and variable["query"].endswith("/console")
 
 
 def test_panels_do_not_overlap() -> None:
