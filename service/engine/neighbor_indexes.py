@@ -18,6 +18,9 @@ from service.types import Array, ModelRef
 
 logger = logging.getLogger(__name__)
 
+# Most rows of a table with an index: building one for more would take hours, and 8 bytes of memory for each row.
+MAX_ROWS = 100_000_000
+
 # Builds the index of a table, as build_index in service.tables.row_index. Arguments: reads rows by ids; compares all
 # rows; raises if the index is not wanted any more; number of rows; metric.
 BuildIndex = Callable[
@@ -85,7 +88,7 @@ class NeighborIndexes:
                 self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _is_wanted(self, servable: Servable, table: SearchedTable) -> bool:
-        is_large = 0 < self._least_rows <= table.info.vocabulary_size
+        is_large = 0 < self._least_rows <= table.info.vocabulary_size <= MAX_ROWS
         return self._build is not None and is_large and table.info.name not in servable.remote_tables
 
     def _built(self, name: IndexName, files: int, num_rows: int) -> RowIndex | None:

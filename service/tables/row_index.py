@@ -29,6 +29,7 @@ _SAMPLED_ROWS, _ITERATIONS = 32, 6
 # Rows that are read at a time; between two blocks the version may be unloaded.
 _BLOCK_ROWS = 4096
 _NUM_QUERIES = 256
+_SORTED_ROWS = 1 << 20
 # Seconds that one block may take.
 _PATIENCE_S = 600.0
 _NO_IDS = np.empty(0, np.int64)
@@ -93,14 +94,31 @@ def build_index(
     lists = np.empty(num_rows, np.int32)
     for block in _blocks(np.arange(num_rows, dtype=np.int64)):
         lists[block] = _nearest_centre(table, space.rows(read(block)), go_on)
-    # A stable sort keeps the rows of a list in ascending order.
-    members = np.argsort(lists, kind="stable").astype(np.int32)
-    starts = np.concatenate([[0], np.cumsum(np.bincount(lists, minlength=count))]).astype(np.int64)
-    index = RowLists(space, centres, members, starts)
+    index = RowLists(space, centres, *_members(lists, count))
+    del lists
     own = np.sort(random.choice(num_rows, min(_NUM_QUERIES, num_rows), replace=False)).astype(np.int64)
     has_recall = _choose_probes(index, read(own), own, search, metric)
     index.seconds = time.monotonic() - started_s
     return index if has_recall else None
+
+
+def _members(lists: Array, count: int) -> tuple[Array, Array]:
+    """Returns members and starts as RowLists takes them, from the [V] number of each row's list.
+
+    Blocks are sorted one after another, because a sort of all rows would need 8 more bytes for each.
+    """
+    starts = np.concatenate([[0], np.cumsum(np.bincount(lists, minlength=count))]).astype(np.int64)
+    members = np.empty(len(lists), np.int32)
+    free = starts[:-1].copy()
+    for at in range(0, len(lists), _SORTED_ROWS):
+        block = lists[at : at + _SORTED_ROWS]
+        # A stable sort keeps the rows of a list in ascending order.
+        order = np.argsort(block, kind="stable")
+        ordered, sizes = block[order], np.bincount(block, minlength=count)
+        firsts = np.cumsum(sizes) - sizes
+        members[free[ordered] + np.arange(len(block)) - firsts[ordered]] = at + order
+        free += sizes
+    return members, starts
 
 
 def _choose_probes(

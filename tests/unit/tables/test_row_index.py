@@ -7,6 +7,7 @@ import pytest
 
 from service.engine.neighbors import METRICS, Metric
 from service.errors import VersionNotFound
+from service.tables import row_index
 from service.tables.row_index import RECALL, RowLists, build_index
 from service.tables.table import MappedTable
 from service.types import Array
@@ -57,13 +58,20 @@ def test_an_index_names_nearly_all_of_the_nearest_rows_and_few_others(metric: Me
     assert np.mean([ids.size for ids in found]) < 8_000 / 4
 
 
-def test_each_row_is_in_one_list() -> None:
+def test_each_row_is_in_one_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Lists are put together from several blocks of rows.
+    monkeypatch.setattr(row_index, "_SORTED_ROWS", 700)
     index = built(store(clustered(5000), "float32").mapped)
     assert index is not None
     index.probes = index.num_lists
     (everything,) = index.candidates(np.zeros((1, 16), np.float32))
     assert np.array_equal(everything, np.arange(5000))
     assert index.num_lists == int(4 * 5000**0.5)
+    # The rows of each list are those whose nearest centre is the list's.
+    index.probes = 1
+    rows = clustered(5000)
+    (found,) = index.candidates(rows[[4321]])
+    assert 4321 in found
 
 
 def test_rows_without_structure_get_no_index() -> None:
