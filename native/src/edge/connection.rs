@@ -48,6 +48,7 @@ pub struct Connection {
     pub(super) written: AtomicU64,
     pub(super) is_blocked: AtomicBool,
     owed: AtomicUsize,
+    handed: AtomicUsize,
     has_room: Notify,
     open: AtomicUsize,
     pub(super) served: AtomicU64,
@@ -79,6 +80,7 @@ impl Connection {
             written: AtomicU64::new(0),
             is_blocked: AtomicBool::new(false),
             owed: AtomicUsize::new(0),
+            handed: AtomicUsize::new(0),
             has_room: Notify::new(),
             open: AtomicUsize::new(0),
             served: AtomicU64::new(0),
@@ -268,6 +270,19 @@ impl Connection {
     #[must_use]
     pub fn owed(&self) -> usize {
         self.owed.load(Relaxed)
+    }
+
+    /// Counts bytes of an answer that are handed to h2. Only the connection's task calls this.
+    #[inline]
+    pub fn note_handed(&self, size: usize) {
+        self.handed.store(self.handed().wrapping_add(size), Relaxed);
+    }
+
+    /// Returns how many bytes of answers were handed to h2 so far.
+    #[must_use]
+    #[inline]
+    pub fn handed(&self) -> usize {
+        self.handed.load(Relaxed)
     }
 
     /// Returns true if the connection's further requests must wait until the client has read answers.

@@ -123,8 +123,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Task<'_, S> {
                 continue;
             }
             let mut is_idle = true;
-            let owed = self.connection.owed();
-            while self.may_answer(owed)
+            let handed = self.connection.handed();
+            while self.may_answer(handed)
                 && let Some((request, respond)) = self.batch.pop_front()
             {
                 is_idle = false;
@@ -135,7 +135,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Task<'_, S> {
                     return Poll::Pending;
                 }
             }
-            while self.may_answer(owed)
+            while self.may_answer(handed)
                 && let Poll::Ready(Some(())) = Pin::new(&mut self.calls).poll_next(cx)
             {
                 is_idle = false;
@@ -153,10 +153,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Task<'_, S> {
         }
     }
 
-    /// Says whether the task answers another request before h2 writes the answers that it has made. The connection owed
-    /// `owed` bytes of answers when h2 wrote last.
-    fn may_answer(&self, owed: usize) -> bool {
-        !self.connection.is_backed_up() && self.connection.owed().saturating_sub(owed) < UNWRITTEN_BYTES
+    /// Says whether the task answers another request before h2 writes the answers that it has. The task had handed
+    /// `handed` bytes of answers to h2 when h2 wrote last.
+    fn may_answer(&self, handed: usize) -> bool {
+        !self.connection.is_backed_up() && self.connection.handed().wrapping_sub(handed) < UNWRITTEN_BYTES
     }
 
     /// Counts a request. If the turn's time is over, other connections come first, and this task is woken after them.
@@ -265,10 +265,11 @@ fn begin(
             && message.len() <= INLINE_BYTES
             && body.is_end_stream()
         {
-            let outcome =
-                shared.call(Effort::Small, &plain.terms, |dispatch, call| dispatch.grpc(plain.method, call, message));
+            let outcome = shared.call(Effort::Small, connection, &plain.terms, |dispatch, call| {
+                dispatch.grpc(plain.method, call, message)
+            });
             let reply = match outcome {
-                Ok((answered, took)) => Reply::Answer(answered, took),
+                Ok(made) => Reply::Answer(made),
                 Err(Failed::Panicked) => Reply::Panic,
                 Err(Failed::NoRows(failure)) => Reply::Refusal(shared.no_rows(plain.method, "", failure)),
                 Err(Failed::Declined(declined)) => {

@@ -1,7 +1,7 @@
 //! One gRPC call: its headers, its request message, and its answer or refusal.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use bytes::Bytes;
 use h2::server::SendResponse;
@@ -20,7 +20,7 @@ use super::large::Announcement;
 use super::limits::INLINE_BYTES;
 use super::pace::Pace;
 use super::sampling::Draws;
-use super::shared::{self, Shared, Terms};
+use super::shared::{self, Made, Shared, Terms};
 
 /// Maximal number of bytes that are allocated for a message before its bytes have come.
 const TRUSTED_BYTES: usize = 1 << 20;
@@ -137,7 +137,7 @@ fn note_refusal(connection: &Connection, status: &Status) {
 
 /// The answer with which a call ends.
 pub enum Reply {
-    Answer(crate::forms::Answered, Duration),
+    Answer(Made),
     Refusal(Status),
     Panic,
 }
@@ -156,9 +156,9 @@ pub fn send(
         None => shared.ids.of_http(&head.headers).to_str().unwrap_or_default().to_owned(),
     };
     let status = match reply {
-        Reply::Answer(answered, took) => {
+        Reply::Answer(Made { answered, debt, took }) => {
             shared.statistics.succeeded(plain.method, &answered, took, || id(plain));
-            let debt = Debt::new(connection, &shared.account, answered.servable.model(), answered.body.len());
+            connection.note_handed(answered.body.len());
             let Some(payload) = Payload::message(answered.body, debt) else {
                 return respond.send_reset(Reason::INTERNAL_ERROR);
             };

@@ -96,8 +96,9 @@ async fn answer(incoming: &mut Incoming, plain: &Plain, first: Option<Bytes>) ->
         None
     };
     let message = data.get(PREFIX_BYTES..).unwrap_or_default();
-    let outcome =
-        incoming.shared.call(Effort::Small, &plain.terms, |dispatch, call| dispatch.grpc(plain.method, call, message));
+    let outcome = incoming
+        .shared
+        .call(Effort::Small, &connection, &plain.terms, |dispatch, call| dispatch.grpc(plain.method, call, message));
     match outcome {
         Err(Failed::Declined(declined)) if declined.is_for_a_pool() => large(incoming, plain, data, declined).await,
         outcome => after(incoming, plain, outcome, data),
@@ -106,7 +107,7 @@ async fn answer(incoming: &mut Incoming, plain: &Plain, first: Option<Bytes>) ->
 
 fn after(incoming: &Incoming, plain: &Plain, outcome: Outcome, data: Bytes) -> Next {
     match outcome {
-        Ok((answered, took)) => Next::Reply(Reply::Answer(answered, took)),
+        Ok(made) => Next::Reply(Reply::Answer(made)),
         Err(Failed::NoRows(failure)) => {
             let model = incoming.ask(&data, data.len()).path[0].clone();
             Next::Reply(Reply::Refusal(incoming.shared.no_rows(plain.method, &model, failure)))

@@ -28,7 +28,7 @@ use super::instead;
 use super::limits::{self, INLINE_BYTES};
 use super::pace::Pace;
 use super::sampling::Draws;
-use super::shared::{self, Failed, NotRun, Outcome, Shared, Terms};
+use super::shared::{self, Failed, Made, NotRun, Outcome, Shared, Terms};
 use super::socket::Socket;
 use crate::declined::Declined;
 use crate::forms::Answered;
@@ -320,8 +320,9 @@ impl Exchange {
         let method = found.method;
         let mut outcome = Err(Failed::Declined(Declined::TooLarge));
         if data.len() <= INLINE_BYTES {
-            outcome =
-                self.shared.call(Effort::Small, &plain.terms, |dispatch, call| dispatch.http(&found, call, &data));
+            outcome = self.shared.call(Effort::Small, &self.connection, &plain.terms, |dispatch, call| {
+                dispatch.http(&found, call, &data)
+            });
         }
         if let Err(Failed::Declined(why)) = outcome
             && why.is_for_a_pool()
@@ -332,12 +333,12 @@ impl Exchange {
             };
         }
         match outcome {
-            Ok((answered, took)) => {
+            Ok(Made { answered, debt, took }) => {
                 let id = self.shared.ids.of_http(&head.headers);
                 self.shared
                     .statistics
                     .succeeded(method, &answered, took, || id.to_str().unwrap_or_default().to_owned());
-                self.answer(&head.headers, answered, id, open)
+                self.answer(&head.headers, answered, debt, id, open)
             }
             Err(Failed::Panicked) => {
                 let id = self.shared.ids.of_http(&head.headers);
@@ -549,11 +550,17 @@ impl Exchange {
         self.refusal(&headers, &shared::no_upstream(), id, open)
     }
 
-    fn answer(&self, asked: &HeaderMap, answered: Answered, id: HeaderValue, open: Open) -> Response<Answer> {
+    fn answer(
+        &self,
+        asked: &HeaderMap,
+        answered: Answered,
+        debt: Debt,
+        id: HeaderValue,
+        open: Open,
+    ) -> Response<Answer> {
         let json_length = answered.json_length;
         let mut body = answered.body;
         if body.len() >= COUNTED_BYTES {
-            let debt = Debt::new(&self.connection, &self.shared.account, answered.servable.model(), body.len());
             body = Bytes::from_owner(Owed::new(body, debt));
         }
         let mut response = Response::new(Answer::whole(body, open));

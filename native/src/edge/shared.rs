@@ -11,7 +11,7 @@ use tokio::sync::oneshot;
 
 use super::access::Access;
 use super::account::Account;
-use super::connection::Connection;
+use super::connection::{Connection, Debt};
 use super::dispatch::{Cors, Dispatch, Method};
 use super::events::Event;
 use super::fair_queue::{Ask, Refusal};
@@ -120,8 +120,18 @@ pub struct Terms {
     log_draw: f64,
 }
 
-/// The answer of a wire format's handler (form) with the time that it took, or the reason why there is no answer.
-pub type Outcome = Result<(Answered, Duration), Failed>;
+/// An answer of a wire format's handler (form).
+pub struct Made {
+    /// The answer.
+    pub answered: Answered,
+    /// The answer's bytes, which count as unread from the moment the answer is made.
+    pub debt: Debt,
+    /// The time in which the handler made the answer.
+    pub took: Duration,
+}
+
+/// The answer of a wire format's handler (form), or the reason why there is no answer.
+pub type Outcome = Result<Made, Failed>;
 
 impl Shared {
     /// Returns the conditions for a request; None if the reference server must refuse or trace the request.
@@ -178,6 +188,7 @@ impl Shared {
     pub fn call(
         &self,
         effort: Effort<'_>,
+        connection: &Arc<Connection>,
         terms: &Terms,
         form: impl FnOnce(&dyn Dispatch, &Call<'_>) -> Result<Answered, Declined>,
     ) -> Outcome {
@@ -194,7 +205,12 @@ impl Shared {
         };
         // A panic can leave no data half-changed, because a handler only reads a servable.
         match catch_unwind(AssertUnwindSafe(|| form(&*self.dispatch, &call))) {
-            Ok(Ok(answered)) => Ok((answered, started.elapsed())),
+            Ok(Ok(answered)) => {
+                // The bytes count before the connection's task gets them. That task does not look at finished calls while
+                // its socket is full, so other threads would meanwhile make the answers of all other calls.
+                let debt = Debt::new(connection, &self.account, answered.servable.model(), answered.body.len());
+                Ok(Made { answered, debt, took: started.elapsed() })
+            }
             Ok(Err(declined)) => {
                 self.statistics.count(declined.into());
                 let failure = match effort {
@@ -259,9 +275,9 @@ impl Shared {
                     shared.statistics.waited(&model, waited);
                     let waiting = Waiting { deadline, ..Waiting::default() };
                     let effort = if may_wait { Effort::Wait(&waiting) } else { Effort::Any };
-                    let outcome = shared.call(effort, &terms, form);
+                    let outcome = shared.call(effort, &connection, &terms, form);
                     // Dropped before the answer is sent: this thread must neither keep the runtime alive nor drop it.
-                    drop(shared);
+                    drop((shared, connection));
                     let _ = sender.send(Ok(outcome));
                     return true;
                 }
