@@ -7,7 +7,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::fair_tree::{Node, Path, Waiting};
+use super::fair_tree::{Node, Path, SHARE, Waiting};
 
 /// The weight of the newest run in the mean run time is 1 / `NEWEST`. A run counts as at most twice the mean plus
 /// `MOST_NANOS`, because a single run may wait for a graph to load.
@@ -172,7 +172,7 @@ impl<T> FairQueue<T> {
     /// [`Refusal`].
     pub fn push(&mut self, ask: &Ask, now: Instant, value: T) -> Result<u64, Refusal> {
         let (waiting, before) = (self.root.waiting, self.root.before(&ask.path, self.cost(ask)));
-        self.admit(ask, now, waiting, before)?;
+        self.admit(ask, now, waiting, before, self.root.held(&ask.path))?;
         let request = self.waiting(ask, now, value);
         let id = request.id;
         self.root.push(&ask.path, request);
@@ -194,7 +194,8 @@ impl<T> FairQueue<T> {
         }
         let cost = self.cost(ask);
         let before = self.root.before(&ask.path, cost).saturating_add(self.coming.before(&ask.path, cost));
-        self.admit(ask, now, self.root.waiting + self.coming.waiting, before)?;
+        let held = self.root.held(&ask.path).zip(self.coming.held(&ask.path)).map(|(queued, coming)| queued + coming);
+        self.admit(ask, now, self.root.waiting + self.coming.waiting, before, held)?;
         let request = self.waiting(ask, now, ());
         let id = request.id;
         self.coming.push(&ask.path, request);
@@ -235,13 +236,21 @@ impl<T> FairQueue<T> {
     }
 
     /// Judges a request that finds `waiting` other requests, and whose turn comes after runs of `before` nanoseconds.
-    fn admit(&self, ask: &Ask, now: Instant, waiting: usize, before: u64) -> Result<(), Refusal> {
+    /// `held` is how many of the other requests are of the request's model, address and connection.
+    fn admit(
+        &self,
+        ask: &Ask,
+        now: Instant,
+        waiting: usize,
+        before: u64,
+        mut held: impl Iterator<Item = usize>,
+    ) -> Result<(), Refusal> {
         let Limits { slots, queued, wait } = self.limits;
         if waiting + self.running < slots {
             return Ok(());
         }
         let free = queued.saturating_sub(waiting);
-        if free == 0 || !self.root.has_share(&ask.path, free) || !self.coming.has_share(&ask.path, free) {
+        if free == 0 || held.any(|held| held > SHARE.saturating_mul(free)) {
             return Err(Refusal::Queue(waiting));
         }
         let expected = self.scaled(before).mul_f64(self.correction);
@@ -420,6 +429,17 @@ mod tests {
         // before.
         assert!(queue.push(&ask("m", "b:1"), now, 0).is_ok());
         assert!(queue.push(&ask("n", "a:1"), now, 0).is_ok());
+    }
+
+    #[test]
+    fn queued_and_announced_requests_of_a_model_share_its_places() {
+        let (mut queue, now) = busy(Limits { queued: 8, wait: Duration::from_secs(60), ..LIMITS }, &[("m", 10)]);
+        for _ in 0..4 {
+            queue.push(&ask("m", "a:1"), now, 0).unwrap();
+        }
+        let announced = std::iter::from_fn(|| queue.announce(&ask("m", "a:1"), now).ok()).count();
+        assert_eq!(announced, 3);
+        assert!(queue.announce(&ask("other", "a:1"), now).is_ok());
     }
 
     #[test]

@@ -132,19 +132,13 @@ impl<T> Node<T> {
         self.children.get(name).map(|(_, node)| node)
     }
 
-    /// Returns true if the model, the address and the connection on the path may each queue one more request.
-    pub fn has_share(&self, path: &[Arc<str>], free: usize) -> bool {
-        let mut node = self;
-        for name in path {
-            let Some(child) = node.child(name) else {
-                return true;
-            };
-            if child.waiting > SHARE.saturating_mul(free) {
-                return false;
-            }
-            node = child;
-        }
-        true
+    /// Returns how many requests of the path's model wait, of its address, and of its connection.
+    pub fn held(&self, path: &Path) -> impl Iterator<Item = usize> {
+        let mut node = Some(self);
+        path.iter().map(move |name| {
+            node = node.and_then(|node| node.child(name));
+            node.map_or(0, |node| node.waiting)
+        })
     }
 
     /// Returns the expected run time of all requests that run before a further request, in nanoseconds. Because

@@ -137,7 +137,7 @@ async fn judge(incoming: &mut Incoming, coding: Coding, data: &Bytes) -> Result<
         has_run
     };
     // The task keeps the ticket while it waits: if the task is dropped, the ticket removes the job from the queue.
-    let ticket = shared.large.submit(incoming.ask(&[], data.len()), job);
+    let ticket = shared.large.submit(incoming.ask(&[], data.len()), None, job);
     let _ticket = ticket.map_err(|refusal| shared.refuse("", refusal, late))?;
     match receiver.await {
         Ok(Ok(Ok(size))) => incoming.reach(data, data.len() + size).map(|()| Some(permit)),

@@ -125,14 +125,19 @@ async fn large(incoming: &mut Incoming, plain: &Plain, data: Bytes, why: Decline
     if let Err(status) = incoming.reach(&data, data.len()) {
         return Next::Reply(Reply::Refusal(status));
     }
-    incoming.announcement = None;
+    let mut announcement = incoming.announcement.take().map(|(announcement, _)| announcement);
     let mut turn = None;
     loop {
         connection.room().await;
         let (method, body) = (plain.method, data.clone());
-        let called = shared.call_large(why, ask.clone(), &connection, plain.terms.clone(), move |dispatch, call| {
-            dispatch.grpc(method, call, body.get(PREFIX_BYTES..).unwrap_or_default())
-        });
+        let called = shared.call_large(
+            why,
+            ask.clone(),
+            announcement.take(),
+            &connection,
+            plain.terms.clone(),
+            move |dispatch, call| dispatch.grpc(method, call, body.get(PREFIX_BYTES..).unwrap_or_default()),
+        );
         match called.await {
             Ok(outcome) => return after(incoming, plain, outcome, data),
             Err(NotRun::Refused(refusal)) => {

@@ -370,7 +370,7 @@ impl Exchange {
         }
         let deadline = ask.deadline.unwrap_or_else(Instant::now);
         let (uri, data) = (head.uri.clone(), data.clone());
-        let called = shared.call_large(why, ask, &self.connection, plain.terms, move |dispatch, call| {
+        let called = shared.call_large(why, ask, None, &self.connection, plain.terms, move |dispatch, call| {
             let found = target(uri.path()).ok_or(Declined::Unusual)?;
             let found = Target { json_length: plain.json_length, ..found };
             dispatch.http(&found, call, &data)

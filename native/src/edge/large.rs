@@ -95,18 +95,25 @@ impl Pool {
         Ok(pool)
     }
 
-    /// Queues a job, which must not panic. A pool that is closed drops the job.
+    /// Queues a job, which must not panic, in the place of its announcement. A pool that is closed drops the job.
     ///
     /// # Errors
     /// [`Refusal`].
     pub fn submit(
         &self,
         ask: Ask,
+        announcement: Option<Announcement>,
         job: impl FnOnce(Result<Duration, Refusal>) -> bool + Send + 'static,
     ) -> Result<Ticket, Refusal> {
         let mut state = self.inner.lock();
+        // Both steps are under one lock: a request that is announced in between would find a place too many.
+        if let Some(announcement) = &announcement {
+            state.queue.withdraw(&announcement.ask, announcement.id);
+        }
         let id = if state.is_closed { u64::MAX } else { state.queue.push(&ask, Instant::now(), Box::new(job))? };
         drop(state);
+        // Its drop takes the lock.
+        drop(announcement);
         self.inner.has_job.notify_one();
         Ok(Ticket { inner: Arc::clone(&self.inner), ask, id })
     }
@@ -208,7 +215,7 @@ mod tests {
         let (release, released) = channel::<()>();
         let (done, results) = channel();
         let _first = pool
-            .submit(ask("a:1"), move |_| {
+            .submit(ask("a:1"), None, move |_| {
                 started.send(()).unwrap();
                 released.recv().is_ok()
             })
@@ -219,10 +226,10 @@ mod tests {
             .enumerate()
             .map(|(number, peer)| {
                 let done = done.clone();
-                pool.submit(ask(peer), move |_| done.send(number).is_ok()).unwrap()
+                pool.submit(ask(peer), None, move |_| done.send(number).is_ok()).unwrap()
             })
             .collect();
-        assert_eq!(pool.submit(ask("c:1"), |_| true).err(), Some(Refusal::Queue(3)));
+        assert_eq!(pool.submit(ask("c:1"), None, |_| true).err(), Some(Refusal::Queue(3)));
         release.send(()).unwrap();
         assert_eq!([0; 3].map(|_| results.recv().unwrap()), [0, 2, 1]);
         drop(queued);
@@ -232,12 +239,12 @@ mod tests {
     fn what_waits_is_dropped_with_its_ticket_and_with_the_pool() {
         let pool = pool(10);
         let (release, released) = channel::<()>();
-        let _first = pool.submit(ask("a:1"), move |_| released.recv().is_ok()).unwrap();
+        let _first = pool.submit(ask("a:1"), None, move |_| released.recv().is_ok()).unwrap();
         let (sender, receiver) = channel::<()>();
-        drop(pool.submit(ask("a:1"), move |_| sender.send(()).is_ok()).unwrap());
+        drop(pool.submit(ask("a:1"), None, move |_| sender.send(()).is_ok()).unwrap());
         assert!(receiver.recv().is_err());
         let (sender, receiver) = channel::<()>();
-        let _kept = pool.submit(ask("a:1"), move |_| sender.send(()).is_ok()).unwrap();
+        let _kept = pool.submit(ask("a:1"), None, move |_| sender.send(()).is_ok()).unwrap();
         drop(release);
         drop(pool);
         assert!(receiver.recv().is_err());

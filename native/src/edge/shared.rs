@@ -17,7 +17,7 @@ use super::events::Event;
 use super::fair_queue::{Ask, Refusal};
 use super::grpc_message::{Code, Status};
 use super::health::Health;
-use super::large::Pool;
+use super::large::{Announcement, Pool};
 use super::limits::Limits;
 use super::refusal_pause::Pauses;
 use super::request_id::RequestIds;
@@ -229,7 +229,8 @@ impl Shared {
     /// Calls a form on a thread for large work, or on one that may wait for other machines. Dropping the future removes
     /// the work from the queue.
     ///
-    /// `why` is the reason why a thread of connections does not run the form.
+    /// `why` is the reason why a thread of connections does not run the form; `announcement` has kept a place in the queue
+    /// for large work.
     ///
     /// # Errors
     /// [`NotRun`].
@@ -237,19 +238,21 @@ impl Shared {
         self: &Arc<Self>,
         why: Declined,
         ask: Ask,
+        announcement: Option<Announcement>,
         connection: &Arc<Connection>,
         terms: Terms,
         form: impl FnOnce(&dyn Dispatch, &Call<'_>) -> Result<Answered, Declined> + Clone + Send + 'static,
     ) -> Result<Outcome, NotRun> {
         if why != Declined::Waits {
-            let outcome = self.call_in(&self.large, ask.clone(), connection, terms.clone(), form.clone()).await?;
+            let (terms, form) = (terms.clone(), form.clone());
+            let outcome = self.call_in(&self.large, ask.clone(), announcement, connection, terms, form).await?;
             if !matches!(outcome, Err(Failed::Declined(Declined::Waits))) {
                 return Ok(outcome);
             }
         }
         let start = || Pool::start("waiting", self.limits.queue(WAITING_THREADS)).ok();
         let pool = self.waiting.get_or_init(start).as_ref().ok_or(NotRun::Closed)?;
-        self.call_in(pool, ask, connection, terms, form).await
+        self.call_in(pool, ask, None, connection, terms, form).await
     }
 
     /// Calls a form on a thread of a pool.
@@ -257,6 +260,7 @@ impl Shared {
         self: &Arc<Self>,
         pool: &Pool,
         ask: Ask,
+        announcement: Option<Announcement>,
         connection: &Arc<Connection>,
         terms: Terms,
         form: impl FnOnce(&dyn Dispatch, &Call<'_>) -> Result<Answered, Declined> + Send + 'static,
@@ -287,7 +291,7 @@ impl Shared {
             false
         };
         let begun = Instant::now();
-        let ticket = pool.submit(ask, job).map_err(NotRun::Refused)?;
+        let ticket = pool.submit(ask, announcement, job).map_err(NotRun::Refused)?;
         // While all threads are busy none looks at the queue, so the waiting task watches the time itself.
         let told = match tokio::time::timeout(pool.patience(), &mut receiver).await {
             Err(_) if ticket.give_up() => return Err(NotRun::Refused(Refusal::Waited(begun.elapsed()))),
