@@ -245,7 +245,7 @@ def _server(
             distinct = sum(num_distinct(inputs) for inputs in requests) / len(requests)
             if share:
                 # Fills the cache by other requests of the same law first.
-                drive(ask, service.port(is_grpc=True), connections=4, seconds=1, warm_s=15, server_cpu_s=float)
+                drive(ask, service.port(is_grpc=True), connections=4, seconds=1, warm_s=options.seconds * 3, server_cpu_s=float)
             for connections in (1, 8):
                 before, nodes_s, sent = _hits(service), server_cpu_s(cluster), sent_bytes(cluster)
                 shots = [
