@@ -244,8 +244,15 @@ def _server(
             ids = sum(num_ids(inputs) for inputs in requests) / len(requests)
             distinct = sum(num_distinct(inputs) for inputs in requests) / len(requests)
             if share:
-                # Fills the cache by other requests of the same law first.
-                drive(ask, service.port(is_grpc=True), connections=4, seconds=1, warm_s=options.seconds * 3, server_cpu_s=float)
+                # Fills the cache by the same requests first.
+                drive(
+                    ask,
+                    service.port(is_grpc=True),
+                    connections=4,
+                    seconds=1,
+                    warm_s=options.seconds * 3,
+                    server_cpu_s=float,
+                )
             for connections in (1, 8):
                 before, nodes_s, sent = _hits(service), server_cpu_s(cluster), sent_bytes(cluster)
                 shots = [
