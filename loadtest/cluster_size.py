@@ -38,10 +38,10 @@ FIGURES = (NODE_BYTES, NODE_US, SERVER_US, LINK_BYTES, DISK_ROWS, DISK_US)
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """What the reader chooses.
+    """The choices of the reader.
 
-    copies: a primary and its replicas. versions: push keeps two. node_gb: memory of a node; used: share of it for rows.
-    busy: largest share of CPU and network to use. link_gbit_s: network of a server.
+    copies: a primary and its replicas. versions: those in the cluster at once; push keeps two. node_gb: memory of a node.
+    used: share of it for rows. busy: largest share of CPU and network to use. link_gbit_s: network of a server.
     """
 
     tables_gb: float = 1000
