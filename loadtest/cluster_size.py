@@ -40,7 +40,7 @@ FIGURES = (NODE_BYTES, NODE_US, SERVER_US, LINK_BYTES, DISK_ROWS, DISK_US)
 class Choices:
     """The choices of the reader.
 
-    copies: a primary and its replicas. versions: those in the cluster at once; push keeps two. node_gb: memory of a node.
+    copies: a primary and its replicas. versions: those in the cluster at once (push keeps two). node_gb: of a node.
     used: share of it for rows. busy: largest share of CPU and network to use. link_gbit_s: network of a server.
     """
 
