@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import shutil
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,24 +34,39 @@ def write_large_model(small: Path, target: Path, tables: Mapping[str, tuple[int,
     """
     shutil.copytree(small, target, ignore=shutil.ignore_patterns("variables.*"))
     manifest = json.loads((small / _MANIFEST).read_text())
-    entries, offset = {}, 0
+    offset = 0
     with (target / _DATA).open("wb") as file:
         for name, (rows, dim) in tables.items():
             entry = manifest["tables"][name]
             entry |= {"vocabulary_size": rows, "offset": offset, "nbytes": rows * dim * 4, "crc32c": 0, "file": _DATA}
-            entries[entry["variable"].encode()] = _entry((rows, dim), offset, entry["nbytes"])
             for row in written_rows(rows):
                 file.seek(offset + row * dim * 4)
                 file.write(row_of(name, row, dim).tobytes())
             offset += entry["nbytes"]
         file.truncate(offset)
-    # num_shards: 1.
-    (target / _INDEX).write_bytes(_sorted_table({b"": b"\x08\x01", **entries}))
+    _write_index(target, manifest)
     paths = [path for path in target.rglob("*") if path.is_file()]
     sizes = {path.relative_to(target).as_posix(): path.stat().st_size for path in paths}
     sizes.pop(_MANIFEST, None)
     manifest["files"] = sizes
     (target / _MANIFEST).write_text(json.dumps(manifest))
+
+
+def write_checksums(target: Path, checksum: Callable[[np.ndarray[Any, Any]], int]) -> None:
+    """Writes the checksums of the tables of a large model, as they are now, to its manifest and its index."""
+    manifest = json.loads((target / _MANIFEST).read_text())
+    data = np.memmap(target / _DATA, np.uint8, "r")
+    for entry in manifest["tables"].values():
+        entry["crc32c"] = checksum(data[entry["offset"] : entry["offset"] + entry["nbytes"]])
+    # The new index is as long as the old one, so the file sizes in the manifest stay right.
+    _write_index(target, manifest)
+    (target / _MANIFEST).write_text(json.dumps(manifest))
+
+
+def _write_index(target: Path, manifest: dict[str, Any]) -> None:
+    entries = {entry["variable"].encode(): _entry(entry) for entry in manifest["tables"].values()}
+    # num_shards: 1.
+    (target / _INDEX).write_bytes(_sorted_table({b"": b"\x08\x01", **entries}))
 
 
 def written_rows(rows: int) -> tuple[int, ...]:
@@ -76,11 +91,12 @@ def request(tables: Mapping[str, tuple[int, int]]) -> tuple[dict[str, Any], Arra
     return {**ids, "tags": [[row] for row in ids["tags"]]}, expected
 
 
-def _entry(shape: tuple[int, int], offset: int, nbytes: int) -> bytes:
+def _entry(entry: Mapping[str, Any]) -> bytes:
+    shape, offset, nbytes = (entry["vocabulary_size"], entry["embedding_dim"]), entry["offset"], entry["nbytes"]
     dims = b"".join(b"\x12" + varint(len(size)) + size for size in (b"\x08" + varint(n) for n in shape))
     # In the record of a tensor, dtype 1 is float32, and crc32c is a fixed32 field.
     parts = [b"\x08\x01", b"\x12" + varint(len(dims)) + dims, b"\x20" + varint(offset), b"\x28" + varint(nbytes)]
-    return b"".join([*parts, b"\x35" + bytes(4)])
+    return b"".join([*parts, b"\x35" + struct.pack("<I", entry["crc32c"])])
 
 
 def _sorted_table(records: Mapping[bytes, bytes]) -> bytes:

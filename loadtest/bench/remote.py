@@ -34,8 +34,8 @@ Reader = Callable[[np.ndarray], np.ndarray]
 
 _DIM = 64
 # Bytes that the core's cache adds to a row; native/src/tables/remote/cache.rs.
-_ENTRY_BYTES = 96
-_CACHE_SHARES = (0.0, 0.01, 0.1)
+ENTRY_BYTES = 96
+CACHE_SHARES = (0.0, 0.01, 0.1)
 _PREDICT = "/tensorflow.serving.PredictionService/Predict"
 
 
@@ -66,8 +66,8 @@ def main() -> None:
             compare(cluster, table, readers, uniform, size, options.rounds)
         zipf = Ids(options.rows, is_zipf=True)
         cached = {}
-        for share in _CACHE_SHARES:
-            capacity = int(options.rows * share) * (layout.row_bytes + _ENTRY_BYTES)
+        for share in CACHE_SHARES:
+            capacity = int(options.rows * share) * (layout.row_bytes + ENTRY_BYTES)
             cached[f"core, cache {share:.0%}"] = core_reader(layout, address, capacity)
         for size in (100, 1000):
             for read, _ in cached.values():
