@@ -90,7 +90,7 @@ function Shown({ session, overview }: { session: Session; overview: Overview }):
         ) : page === "try" ? (
           <Try models={models} params={params} session={session} />
         ) : page === "traffic" ? (
-          <Traffic />
+          <Traffic overview={overview} params={params} />
         ) : page === "compare" ? (
           <Compare overview={overview} params={params} />
         ) : (

@@ -186,6 +186,10 @@ class GuardedEngine(Engine):
         """Compares two versions of a model, for callers with the right "admin": the comparison reads whole tables."""
         return self._for(name, "admin").diff(name, old, new)
 
+    def drift(self, name: str, table_name: str, old: int, new: int, ids: Array) -> tuple[Array, bool]:
+        """Compares rows of a table with an older version; the caller needs the right "predict", as for the rows."""
+        return self._for(name, "predict").drift(name, table_name, old, new, ids)
+
     def upsert(self, ref: ModelRef, table_name: str, upsert: Upsert) -> UpsertReceipt:
         """Changes rows of a table; the caller needs the right "admin" on the model."""
         return self._for(ref.name, "admin").upsert(ref, table_name, upsert)

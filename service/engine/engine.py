@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from service.engine.admission import Admission
 from service.engine.admission_limits import NeighborLimits
@@ -42,12 +42,22 @@ from service.types import (
     VersionStatus,
 )
 
-# Compares two versions of a model: the model's name, the old and the new version; returns plain JSON values.
-CompareVersions = Callable[[str, int, int], Mapping[str, Any]]
 # Type of ModelSet.reload: replaces the list of models before a deadline (on the engine's clock; None: no deadline).
 Reload = Callable[[Sequence[ModelConfig], float | None], None]
 # Points a model's label to a version, or removes it for None: ModelLists.set_label of process.model_lists.
 SetLabel = Callable[[str, str, int | None], None]
+
+
+class Comparisons(Protocol):
+    """Compares two versions of a model; loading.version_diffs implements it. Concurrency: any thread."""
+
+    def of_request(self, model: str, old: int, new: int) -> Mapping[str, Any]:
+        """Compares two versions as Engine.diff does."""
+        ...
+
+    def rows_of_request(self, model: str, table: str, old: int, new: int, ids: Array) -> tuple[Array, bool]:
+        """Compares single rows of a table as Engine.drift does."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +113,7 @@ class Engine:
         recorders: Mapping[str, Recorder] = MappingProxyType({}),
         tracing: Tracing | None = None,
         on_damage: Callable[[str], None] = lambda model: None,
-        compare: CompareVersions | None = None,
+        compare: Comparisons | None = None,
         neighbor_limits: NeighborLimits | None = None,
         build_index: BuildIndex | None = None,
     ) -> None:
@@ -356,7 +366,25 @@ class Engine:
             raise ModelNotFound(f"Could not find any versions of model {name}")
         if self._compare is None:
             raise Unimplemented("This server does not compare versions.")
-        return self._compare(name, old, new)
+        return self._compare.of_request(name, old, new)
+
+    def drift(self, name: str, table_name: str, old: int, new: int, ids: Array) -> tuple[Array, bool]:
+        """Compares rows of a table with the same rows in an older version, loaded or not; blocks for seconds.
+
+        Args:
+          ids: [n] int64 ids of version `new`.
+
+        Returns:
+          [n] float64 cosines between the new and the old row; NaN for a row that the old version lacks, or that has no
+          direction. And whether a rotation between the versions was undone before.
+
+        Raises: as diff does, TableNotFound, and InvalidRequest if the versions differ in the numbers of a row.
+        """
+        if not self._registry.is_configured(name):
+            raise ModelNotFound(f"Could not find any versions of model {name}")
+        if self._compare is None:
+            raise Unimplemented("This server does not compare versions.")
+        return self._compare.rows_of_request(name, table_name, old, new, ids)
 
     @property
     def is_ready(self) -> bool:

@@ -152,7 +152,7 @@ class App:
             recorders=self._request_logs.recorders,
             tracing=self._tracing,
             on_damage=self._models.look_again,
-            compare=diffs.of_request,
+            compare=diffs,
             neighbor_limits=settings.neighbor_limits,
             build_index=build_index,
         )

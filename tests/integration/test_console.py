@@ -18,6 +18,7 @@ import pytest
 from tests.integration.process import PATIENCE_S, ROOT, ServerProcess, until
 from tests.integration.test_access import TOKENS, bearer, caller
 from tests.toy_model import toy_tables, write_toy_model
+from tests.versions_to_compare import random_rows, write_version
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Locator, Page
@@ -30,7 +31,20 @@ browsing = pytest.importorskip("tests.integration.browser", reason="playwright i
 
 pytestmark = pytest.mark.slow
 MANY_ROWS = 1_000_000
-PAGES = ("", "tables", "tables?id=1", "map", "try", "traffic", "compare")
+PAIR_ROWS = 200
+PAIR_MAP = "map?model=pair&table={}&color={}"
+PAGES = (
+    "",
+    "tables",
+    "tables?id=1",
+    "map",
+    PAIR_MAP.format("user", "drift"),
+    PAIR_MAP.format("tag", "key"),
+    PAIR_MAP.format("tag", "traffic"),
+    "try",
+    "traffic",
+    "compare",
+)
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +56,11 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Writes version 1 of the toy model, and version 1 of model "large", whose table of users has a million rows."""
+    """Writes version 1 of the toy model, and models "large" and "pair".
+
+    large: its table of users has a million rows. pair: has two versions; row 7 of users points the other way in the
+    second.
+    """
     folder = tmp_path_factory.mktemp("console")
     write_toy_model(folder / "toy" / "1")
     rows = np.arange(MANY_ROWS, dtype=np.float32)
@@ -52,16 +70,20 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
         manifest["tables"]["user"]["vocabulary_size"] = MANY_ROWS
 
     write_toy_model(folder / "large" / "1", tables=toy_tables() | {"user": users}, edit_manifest=enlarge)
+    pair = random_rows(PAIR_ROWS, 1, 2)
+    for version in ("1", "2"):
+        write_version(folder / "pair" / version, pair, keys=["film:a", "film:b", "book:c"])
+        pair[7] *= -1
     entries = "".join(
-        f'config {{ name: "{name}" base_path: "{folder / name}" model_platform: "tensorflow" }}\n'
-        for name in ("toy", "large")
+        f'config {{ name: "{name}" base_path: "{folder / name}" model_platform: "tensorflow" {more} }}\n'
+        for name, more in (("toy", ""), ("large", ""), ("pair", "model_version_policy { all {} }"))
     )
     (folder / "models.conf").write_text(f"model_config_list {{\n{entries}}}\n")
     return folder
 
 
 def serve(base: Path, **settings: object) -> ServerProcess:
-    """Starts a server of both models."""
+    """Starts a server of all models."""
     return ServerProcess(
         model_config_file=base / "models.conf",
         admin_port=0,
@@ -186,8 +208,7 @@ def test_a_map_of_a_million_rows_is_sampled_and_chosen_from(console: Watched) ->
     page.get_by_text("100,000 of 1,000,000 rows").wait_for()
     canvas = page.locator("canvas[role=application]")
     browsing.wait_for(page, "document.querySelector('canvas[role=application]').dataset.drawMs !== undefined")
-    colors = "c => new Set(new Uint32Array(c.getContext('2d').getImageData(0, 0, c.width, c.height).data.buffer)).size"
-    assert canvas.evaluate(colors) > 50
+    assert canvas.evaluate(COLORS) > 50
     place = canvas.bounding_box()
     assert place is not None
     page.mouse.click(place["x"] + place["width"] * 0.6, place["y"] + place["height"] * 0.5)
@@ -200,6 +221,32 @@ def test_a_map_of_a_million_rows_is_sampled_and_chosen_from(console: Watched) ->
     browsing.wait_for(page, f"({heading} ?? {by_mouse!r}) !== {by_mouse!r}")
     page.mouse.wheel(0, -500)
     page.get_by_role("button", name="Whole map").click()
+
+
+# Counts the different colours in a canvas.
+COLORS = "c => new Set(new Uint32Array(c.getContext('2d').getImageData(0, 0, c.width, c.height).data.buffer)).size"
+DRAWN = "document.querySelector('canvas[role=application]')?.dataset.drawMs !== undefined"
+
+
+def test_a_map_shows_drift_and_groups_of_keys(console: Watched) -> None:
+    page = console.open("map?model=pair&table=user")
+    box(page, "Colour").select_option("drift")
+    page.get_by_text("How far each row turned since version 1").wait_for()
+    browsing.wait_for(page, "/1 − cosine 0/.test(document.querySelector('div.ramp div.ramp')?.innerText)")
+    browsing.wait_for(page, DRAWN)
+    # The background, rows that did not turn, and row 7.
+    assert page.locator("canvas[role=application]").evaluate(COLORS) == 3
+    assert box(page, "Since version").locator("option").all_inner_texts() == ["1"]
+    box(page, "Table").select_option("tag")
+    box(page, "Colour").select_option("key")
+    groups = page.get_by_role("list", name="Colours")
+    groups.get_by_text("film: 2").wait_for()
+    assert groups.get_by_role("listitem").all_inner_texts() == ["film: 2", "book: 1"]
+    page.get_by_role("textbox", name="Text in the key").fill("M:A")
+    groups.get_by_text("“M:A” in the key: 1").wait_for()
+    console.expected = ("400", "501")
+    console.open(PAIR_MAP.format("user", "key"))
+    page.get_by_text("has no vocabulary").wait_for()
 
 
 def test_a_lookup_is_tried_and_its_programs_give_the_same(console: Watched, server: ServerProcess) -> None:
@@ -251,6 +298,24 @@ def test_traffic_shows_requests_while_they_come(console: Watched, server: Server
     assert page.locator(".uplot canvas").count() == 2
 
 
+def test_hot_rows_show_while_lookups_come(console: Watched, server: ServerProcess) -> None:
+    page = console.open("traffic?model=pair&version=2&table=user")
+    row = page.get_by_role("region", name="Rows that are read most").locator("tbody tr").first
+
+    def is_hot() -> bool:
+        for _ in range(20):
+            server.lookup({"user": [9] * 200 + [3] * 20}, model="pair")
+        page.wait_for_timeout(100)
+        cells = row.locator("td").all_inner_texts() if row.count() else []
+        return bool(cells) and cells[0] == "9" and cells[2] not in ("–", "0")
+
+    until(is_hot)
+    console.open(PAIR_MAP.format("user", "traffic"))
+    page.get_by_text("hottest rows are on the map").wait_for()
+    browsing.wait_for(page, DRAWN)
+    assert page.locator("canvas[role=application]").evaluate(COLORS) >= 3
+
+
 def test_admin_actions_ask_first_and_are_on_the_admin_port_only(browser: Browser, server: ServerProcess) -> None:
     assert server.http.get("/console/session").json()["is_admin"] is False
     with browsing.watched(browser, f"http://127.0.0.1:{server.admin_port}") as seen:
@@ -266,7 +331,7 @@ def test_admin_actions_ask_first_and_are_on_the_admin_port_only(browser: Browser
         assert server.http.get("/v1/models/large/labels/stable/metadata").status_code == 200
         page.get_by_role("button", name="Reload the list").click()
         page.get_by_role("button", name="Yes, reload the list").click()
-        page.get_by_text("was read again: large, toy").wait_for()
+        page.get_by_text("was read again: large, pair, toy").wait_for()
         # The file has no labels, and what it says counts.
         assert server.http.get("/v1/models/large/labels/stable/metadata").status_code == 400
         if browsing.AXE.is_file():
@@ -357,7 +422,7 @@ def test_an_admin_signs_in_on_the_admin_port(browser: Browser, guarded: ServerPr
         sign_in(page, "boss")
         page.get_by_role("button", name="Reload the list").click()
         page.get_by_role("button", name="Yes, reload the list").click()
-        page.get_by_text("was read again: large, toy").wait_for()
+        page.get_by_text("was read again: large, pair, toy").wait_for()
 
 
 def test_a_cookie_alone_changes_nothing(guarded: ServerProcess) -> None:
