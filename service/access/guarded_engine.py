@@ -167,6 +167,10 @@ class GuardedEngine(Engine):
         """Changes a label of a model, for callers with the right "admin" on the model."""
         self._for(model, "admin").set_label(model, label, version)
 
+    def pin(self, model: str, version: int | None) -> None:
+        """Makes a model serve one version only, for callers with the right "admin" on the model."""
+        self._for(model, "admin").pin(model, version)
+
     def models(self) -> list[str]:
         """Returns the names of the configured models on which the caller has the right "metadata", sorted."""
         grant = self._grant()

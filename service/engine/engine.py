@@ -46,6 +46,8 @@ from service.types import (
 Reload = Callable[[Sequence[ModelConfig], float | None], None]
 # Points a model's label to a version, or removes it for None: ModelLists.set_label of process.model_lists.
 SetLabel = Callable[[str, str, int | None], None]
+# Makes a model serve one version only, or for None what it served before: ModelLists.pin of process.model_lists.
+Pin = Callable[[str, int | None], None]
 
 
 class Comparisons(Protocol):
@@ -109,6 +111,7 @@ class Engine:
         max_response_bytes: int = 2**31 - 1,
         reload: Reload | None = None,
         set_label: SetLabel | None = None,
+        pin: Pin | None = None,
         admission: Admission | None = None,
         recorders: Mapping[str, Recorder] = MappingProxyType({}),
         tracing: Tracing | None = None,
@@ -123,7 +126,7 @@ class Engine:
         )
         self._registry = registry
         self._reload = reload
-        self._set_label = set_label
+        self._set_label, self._pin = set_label, pin
         self._recorders = recorders
         self._compare = compare
         self._services = Services(observer, clock, max_response_bytes, self.admission, tracing, on_damage)
@@ -214,6 +217,22 @@ class Engine:
         if self._set_label is None:
             raise ConfigConflict("The models of this server are fixed.")
         self._set_label(model, label, version)
+
+    def pin(self, model: str, version: int | None) -> None:
+        """Makes a model serve one version only, such as an older one, or for None the versions as before; blocks.
+
+        The version is loaded after this method returns, and other versions are unloaded then.
+
+        Raises:
+          ModelNotFound, VersionNotFound: there is no such model, or no folder of the version.
+          ConfigConflict: the model is not pinned, or the list of models is fixed.
+          Other errors as engine.model_set.ModelSet.reload does.
+        """
+        if not self._registry.is_configured(model):
+            raise ModelNotFound(f"Servable not found for request: Latest({model})")
+        if self._pin is None:
+            raise ConfigConflict("The models of this server are fixed.")
+        self._pin(model, version)
 
     def is_model(self, name: str) -> bool:
         """Says whether a model of this name is configured."""

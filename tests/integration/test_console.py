@@ -44,6 +44,7 @@ PAGES = (
     "try",
     "traffic",
     "compare",
+    "deltas",
 )
 
 
@@ -56,10 +57,10 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Writes version 1 of the toy model, and models "large" and "pair".
+    """Writes version 1 of the toy model, and models "large", "pair" and "spare".
 
     large: its table of users has a million rows. pair: has two versions; row 7 of users points the other way in the
-    second.
+    second. spare: two versions of the toy model, of which the second is served.
     """
     folder = tmp_path_factory.mktemp("console")
     write_toy_model(folder / "toy" / "1")
@@ -74,9 +75,11 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for version in ("1", "2"):
         write_version(folder / "pair" / version, pair, keys=["film:a", "film:b", "book:c"])
         pair[7] *= -1
+    write_toy_model(folder / "spare" / "1")
+    write_toy_model(folder / "spare" / "2", scale=2)
     entries = "".join(
         f'config {{ name: "{name}" base_path: "{folder / name}" model_platform: "tensorflow" {more} }}\n'
-        for name, more in (("toy", ""), ("large", ""), ("pair", "model_version_policy { all {} }"))
+        for name, more in (("toy", ""), ("large", ""), ("spare", ""), ("pair", "model_version_policy { all {} }"))
     )
     (folder / "models.conf").write_text(f"model_config_list {{\n{entries}}}\n")
     return folder
@@ -89,6 +92,7 @@ def serve(base: Path, **settings: object) -> ServerProcess:
         admin_port=0,
         file_system_poll_wait_seconds=0.1,
         graph_signatures="off",
+        delta_journal_dir=base / "journals",
         **settings,
     )
 
@@ -156,6 +160,8 @@ def test_a_swap_shows_while_somebody_looks(console: Watched, base: Path) -> None
     (base / "toy" / "3").mkdir()
     (base / "toy" / "3" / "saved_model.pb").write_bytes(b"broken")
     card.locator("p.problem", has_text="version 3").wait_for()
+    attention = page.get_by_role("region", name="What needs attention").locator("tr", has_text="version 3")
+    attention.get_by_text("EmbeddingVersionFailed").wait_for()
     shutil.rmtree(base / "toy" / "3")
     page.goto(f"{console.base}/console#/tables?model=toy&table=user&id=2")
     page.wait_for_selector("h2 >> text=Row 2")
@@ -320,7 +326,7 @@ def test_admin_actions_ask_first_and_are_on_the_admin_port_only(browser: Browser
     assert server.http.get("/console/session").json()["is_admin"] is False
     with browsing.watched(browser, f"http://127.0.0.1:{server.admin_port}") as seen:
         page = seen.open("admin")
-        box(page, "Model").select_option("large")
+        box(page, "Model of the label").select_option("large")
         box(page, "Label").fill("stable")
         page.get_by_role("button", name="Change label").click()
         page.get_by_role("button", name="Cancel").click()
@@ -331,11 +337,95 @@ def test_admin_actions_ask_first_and_are_on_the_admin_port_only(browser: Browser
         assert server.http.get("/v1/models/large/labels/stable/metadata").status_code == 200
         page.get_by_role("button", name="Reload the list").click()
         page.get_by_role("button", name="Yes, reload the list").click()
-        page.get_by_text("was read again: large, pair, toy").wait_for()
+        page.get_by_text("was read again: large, pair, spare, toy").wait_for()
         # The file has no labels, and what it says counts.
         assert server.http.get("/v1/models/large/labels/stable/metadata").status_code == 400
         if browsing.AXE.is_file():
             assert seen.findings() == []
+
+
+def test_rows_are_changed_and_erased_after_a_question(browser: Browser, server: ServerProcess) -> None:
+    def rows(feature: str, ids: list[Any]) -> Any:
+        return server.lookup({feature: ids}, model="spare")[feature]
+
+    with browsing.watched(browser, f"http://127.0.0.1:{server.admin_port}") as seen:
+        page = seen.open("admin?model=spare&table=user")
+        card = page.locator("section[aria-label='Rows']")
+        ids = card.get_by_role("textbox", name="Row ids")
+        ids.fill("3, 1")
+        change = card.get_by_role("button", name="Change rows", exact=True)
+        values = card.get_by_role("textbox", name="New values")
+        for wrong, text in (("1 2", "Enter 2 lines"), ("1 2\n3", "Line 2 has 1 numbers"), ("1 2\n3 x", "no number")):
+            values.fill(wrong)
+            card.get_by_text(text).wait_for()
+            assert change.is_disabled()
+        values.fill("0.5, -1\n[8, 9]")
+        before = rows("user", [3, 1, 2])
+        change.click()
+        dialog = page.get_by_role("dialog")
+        dialog.get_by_text("Change 2 rows (3, 1) of table user of spare, version 2?").wait_for()
+        dialog.get_by_role("button", name="Cancel").click()
+        assert rows("user", [3, 1, 2]) == before
+        change.click()
+        page.get_by_role("button", name="Yes, change rows").click()
+        page.get_by_text("Delta 1 changed 2 rows of table user, version 2. Lookups use them.").wait_for()
+        assert rows("user", [3, 1, 2]) == [[0.5, -1], [8, 9], before[2]]
+        card.get_by_role("combobox", name="Table").select_option("tag")
+        card.get_by_role("combobox", name="Rows by").select_option("key:tags")
+        values.fill("")
+        card.get_by_role("textbox", name="Keys").fill("blue")
+        card.get_by_role("button", name="Erase rows", exact=True).click()
+        dialog.get_by_text("Erase 1 row (of the keys blue) of table tag of spare, version 2?").wait_for()
+        page.get_by_role("button", name="Yes, erase rows").click()
+        page.get_by_text("Delta 2 erased 1 row of table tag").wait_for()
+        assert rows("tags", [["blue"], ["red"]]) == [[0, 0, 0], [2, 2, 2]]
+        deltas = browser.new_page()
+        deltas.goto(f"{seen.base}/console#/deltas")
+        last = deltas.get_by_role("region", name="Last deltas of spare 2").locator("tbody tr")
+        last.nth(1).wait_for()
+        cells = [row.locator("td").all_inner_texts()[:4] for row in last.all()]
+        assert cells == [
+            ["2", "tag", "1", "request, in the journal"],
+            ["1", "user", "2", "request, in the journal"],
+        ]
+        assert "of 1 GiB" in deltas.locator("section[aria-label='Deltas of spare 2'] .journal").inner_text()
+        deltas.close()
+        seen.expected = ("400", "501")
+        card.get_by_role("textbox", name="Keys").fill("no such key")
+        card.get_by_role("button", name="Erase rows", exact=True).click()
+        page.get_by_role("button", name="Yes, erase rows").click()
+        page.get_by_role("alert").get_by_text("no such key").wait_for()
+        if browsing.AXE.is_file():
+            assert seen.findings() == []
+
+
+def test_a_model_is_rolled_back_after_a_question(browser: Browser, server: ServerProcess) -> None:
+    def version() -> str:
+        return str(server.http.get("/v1/models/spare/metadata").json()["model_spec"]["version"])
+
+    with browsing.watched(browser, f"http://127.0.0.1:{server.admin_port}") as seen:
+        seen.expected = ("400", "404", "409", "501")
+        page = seen.open("admin")
+        card = page.locator("section[aria-label='Versions']")
+        card.get_by_role("combobox", name="Model to roll back").select_option("spare")
+
+        def roll_back(to: str) -> None:
+            card.get_by_role("combobox", name="To version").fill(to)
+            card.get_by_role("button", name="Roll back", exact=True).click()
+            page.get_by_role("button", name="Yes, roll back").click()
+
+        roll_back("9")
+        page.get_by_text("has no folder of version 9. Versions: 1, 2.").wait_for()
+        roll_back("1")
+        page.get_by_text("spare serves version 1 only.").wait_for()
+        until(lambda: version() == "1")
+        card.get_by_role("button", name="End roll-back", exact=True).click()
+        page.get_by_role("button", name="Yes, end roll-back").click()
+        page.get_by_text("spare serves the versions again").wait_for()
+        until(lambda: version() == "2")
+        card.get_by_role("button", name="End roll-back", exact=True).click()
+        page.get_by_role("button", name="Yes, end roll-back").click()
+        page.get_by_text('Model "spare" is not pinned to a version.').wait_for()
 
 
 def test_other_sites_can_not_use_the_admin_port(server: ServerProcess) -> None:
@@ -422,7 +512,7 @@ def test_an_admin_signs_in_on_the_admin_port(browser: Browser, guarded: ServerPr
         sign_in(page, "boss")
         page.get_by_role("button", name="Reload the list").click()
         page.get_by_role("button", name="Yes, reload the list").click()
-        page.get_by_text("was read again: large, pair, toy").wait_for()
+        page.get_by_text("was read again: large, pair, spare, toy").wait_for()
 
 
 def test_a_cookie_alone_changes_nothing(guarded: ServerProcess) -> None:

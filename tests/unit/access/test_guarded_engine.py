@@ -66,6 +66,7 @@ def engine(observer: RecordingObserver, clock: Clock) -> Engine:
         clock,
         reload=lambda models, deadline_s: None,
         set_label=lambda model, label, version: None,
+        pin=lambda model, version: None,
         compare=FakeComparisons(),
     )
 
@@ -93,6 +94,7 @@ CALLS: dict[str, tuple[Right, Callable[[Engine, ModelRef], Any]]] = {
     "diff": ("admin", lambda engine, ref: engine.diff(ref.name, 1, 2)),
     "drift": ("predict", lambda engine, ref: engine.drift(ref.name, "t", 1, 2, np.array([2]))),
     "set_label": ("admin", lambda engine, ref: engine.set_label(ref.name, "stable", 1)),
+    "pin": ("admin", lambda engine, ref: engine.pin(ref.name, 1)),
     "reload": ("admin", lambda engine, ref: engine.reload([])),
 }
 
