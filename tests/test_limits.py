@@ -69,6 +69,10 @@ CONSTANTS: dict[str, tuple[str, str]] = {
         r"MAX_MAPS = (\d+)",
     ),
     "sessions of the console": ("service/access/sessions.py", r"MAX_SESSIONS = (\d+)"),
+    "closed sessions of `--console_secret_file` that a server keeps in mind": (
+        "service/access/signed_sessions.py",
+        r"MAX_CLOSED = ([\d_]+)",
+    ),
     "length of a session of the console": ("service/access/sessions.py", r"SESSION_S = ([\d_]+)"),
     "ids and keys of a filter of a search for nearest rows": (
         "service/engine/searches.py",

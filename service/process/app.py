@@ -158,7 +158,7 @@ class App:
             build_index=build_index,
         )
         self._metrics.held, self._metrics.limits = self._engine.admission.held, self._engine.admission.limits
-        self._access = create_access(settings.auth_config, self._engine, self._metrics.requests, self._metrics.auth)
+        self._access = create_access(settings.auth_config, settings.console_secret_file, self._engine, self._metrics)
         try:
             self._tls = Wires(settings, self._metrics.tls)
         except TlsError as error:

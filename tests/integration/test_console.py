@@ -515,6 +515,34 @@ def test_an_admin_signs_in_on_the_admin_port(browser: Browser, guarded: ServerPr
         page.get_by_text("was read again: large, pair, spare, toy").wait_for()
 
 
+def test_replicas_with_one_secret_share_a_session(base: Path, guarded: ServerProcess, tmp_path: Path) -> None:
+    secret, auth = tmp_path / "secret", tmp_path / "auth.toml"
+    secret.write_text("x" * 32)
+    auth.write_text(caller("user", token="user", toy='["predict", "metadata"]'))
+    settings = {"auth_config": auth, "console_secret_file": secret, "auth_config_poll_wait_seconds": 0.05}
+    with serve(base, **settings) as one, serve(base, **settings) as other:
+        for process in (one, other):
+            process.answering()
+        signed_in = one.http.post("/console/session", json={"token": TOKENS["user"]})
+        cookie = {"Cookie": signed_in.headers["set-cookie"].partition(";")[0]}
+        # A lookup, so that the native core gives the request to the routes that know sessions.
+        csrf = other.http.get("/console/session", headers=cookie).json()["csrf"]
+        lookup = "/v1/models/toy:lookup", {"features": {"user": [1]}}
+        until(lambda: other.http.get("/v1/models/toy", headers=cookie).status_code == 200)
+        assert other.http.post(lookup[0], json=lookup[1], headers=cookie).status_code == 403
+        allowed = cookie | {"X-Console-Csrf": csrf}
+        until(lambda: other.http.post(lookup[0], json=lookup[1], headers=allowed).status_code == 200)
+        assert guarded.http.get("/console/overview", headers=cookie).status_code == 401
+        auth.write_text(caller("user", token="reader", toy='["predict", "metadata"]'))
+
+        def is_refused() -> bool:
+            return all(
+                http.get("/console/overview", headers=cookie).status_code == 401 for http in (one.http, other.http)
+            )
+
+        until(is_refused)
+
+
 def test_a_cookie_alone_changes_nothing(guarded: ServerProcess) -> None:
     signed_in = httpx.Client(base_url=f"http://127.0.0.1:{guarded.http_port}", timeout=PATIENCE_S)
     with signed_in as client:
