@@ -6,21 +6,36 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from service.access.callers import Callers
 from service.access.guarded_engine import GuardedEngine
 from service.access.sessions import Sessions
 from service.configuration.start_error import StartError
+from service.engine.bound import Observer
 from service.engine.engine import Engine
 from service.engine.registry import Registry
+from service.observe.reload_metrics import ReloadCounter
 
 if TYPE_CHECKING:
     from service.access.auth_config import AuthFile
-    from service.observe.metrics import Metrics
 
 Text = tuple[bytes, str]
 T = TypeVar("T")
+
+
+class Counters(Protocol):
+    """The counters of a server that callers concern; observe.metrics has them."""
+
+    @property
+    def requests(self) -> Observer:
+        """The counter of requests."""
+        ...
+
+    @property
+    def auth(self) -> ReloadCounter:
+        """The counter of reloads of --auth_config."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +80,7 @@ class Access:
             ).start()
 
 
-def create_access(path: str, secret_path: str, engine: Engine, metrics: Metrics) -> Access | None:
+def create_access(path: str, secret_path: str, engine: Engine, metrics: Counters) -> Access | None:
     """Reads the --auth_config file, and wraps the engine with checks of its rights; returns None without a file.
 
     Args:

@@ -1,4 +1,4 @@
-"""What needs attention: each condition just below and at its limit, in a document as the status page has it."""
+"""Notices of the status page: each condition just below and at its limit, in a document as the status page has it."""
 
 from __future__ import annotations
 
