@@ -33,14 +33,15 @@ _PLACES = {
     "deltas": ("deltas", "Last deltas|came by"),
 }
 _ADMIN_PLACES = {"admin": ("admin?table=film", "Erase rows")}
-_FILMS = 1600
 
 
 def main() -> int:
     """Writes the pictures; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model_base_path", required=True, type=Path)
-    base_path = parser.parse_args().model_base_path.resolve()
+    parser.add_argument("--only", nargs="*", choices=[*_PLACES, *_ADMIN_PLACES], help="pictures; without it, all")
+    options = parser.parse_args()
+    base_path = options.model_base_path.resolve()
     _TARGET.mkdir(exist_ok=True)
     with TemporaryDirectory() as journals, chromium() as browser:
         settings = {"model_name": "movielens", "model_base_path": base_path, "delta_journal_dir": journals}
@@ -51,6 +52,8 @@ def main() -> int:
             _look_up(server)
             for port, places in ((server.http_port, _PLACES), (server.admin_port, _ADMIN_PLACES)):
                 for name, (place, text) in places.items():
+                    if options.only and name not in options.only:
+                        continue
                     _photograph(browser, f"http://127.0.0.1:{port}", place, text, _TARGET / f"{name}.png")
     return 0
 
@@ -58,7 +61,7 @@ def main() -> int:
 def _change_rows(server: ServerProcess) -> None:
     """Upserts rows with the values that they have."""
     url = "/v1/models/movielens/tables/film"
-    for ids in ([50, 100], [181]):
+    for ids in ([50, 20], [7]):
         rows = server.http.post(f"{url}:rows", json={"ids": ids}).json()["rows"]
         admin = f"http://127.0.0.1:{server.admin_port}{url}:upsert"
         server.http.post(admin, json={"ids": ids, "rows": rows}).raise_for_status()
@@ -67,9 +70,11 @@ def _change_rows(server: ServerProcess) -> None:
 def _look_up(server: ServerProcess) -> None:
     """Sends lookups of films whose numbers are drawn by Zipf's law, as traffic."""
     random = np.random.default_rng(0)
-    order = random.permutation(_FILMS)
+    tables = server.http.get("/v1/models/movielens/tables").json()["tables"]
+    (films,) = (table["vocabulary_size"] - 1 for table in tables if table["name"] == "film")
+    order = random.permutation(films)
     for _ in range(300):
-        drawn = order[np.minimum(random.zipf(1.3, 500) - 1, _FILMS - 1)] + 1
+        drawn = order[np.minimum(random.zipf(1.3, 500) - 1, films - 1)] + 1
         server.lookup({"film_id": drawn.tolist()}, model="movielens")
 
 
