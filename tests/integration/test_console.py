@@ -46,6 +46,7 @@ PAGES = (
     "compare",
     "deltas",
 )
+ADMIN_PAGES = ("admin?model=spare&table=user",)
 
 
 @pytest.fixture(scope="module")
@@ -128,13 +129,14 @@ needs_axe = pytest.mark.skipif(not browsing.AXE.is_file(), reason="axe-core is n
 @needs_axe
 @pytest.mark.parametrize(("scheme", "size"), [("light", "wide"), ("dark", "phone")])
 def test_no_page_has_findings(browser: Browser, server: ServerProcess, scheme: str, size: str) -> None:
-    with browsing.watched(browser, f"http://127.0.0.1:{server.http_port}", scheme=scheme, size=size) as seen:
-        for place in PAGES:
-            page = seen.open(place)
-            settle(page)
-            assert seen.findings() == [], place
-            # Nothing is wider than the window: a phone's user must not scroll sideways.
-            assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), place
+    for port, places in ((server.http_port, PAGES), (server.admin_port, ADMIN_PAGES)):
+        with browsing.watched(browser, f"http://127.0.0.1:{port}", scheme=scheme, size=size) as seen:
+            for place in places:
+                page = seen.open(place)
+                settle(page)
+                assert seen.findings() == [], place
+                # Nothing is wider than the window: a phone's user must not scroll sideways.
+                assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), place
 
 
 def test_a_browser_is_led_to_the_console(console: Watched) -> None:
