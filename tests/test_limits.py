@@ -64,8 +64,15 @@ CONSTANTS: dict[str, tuple[str, str]] = {
         r"MAX_READS = (\d+)",
     ),
     "points of a table's map (`:projection`)": ("service/engine/table_projection.py", r"MAX_POINTS = ([\d_]+)"),
-    "maps of tables that wait; that are kept": ("service/engine/table_projection.py", r"MAX_MAPS = (\d+)"),
+    "maps of tables, and colours of maps, that wait; that are kept": (
+        "service/engine/table_projection.py",
+        r"MAX_MAPS = (\d+)",
+    ),
     "sessions of the console": ("service/access/sessions.py", r"MAX_SESSIONS = (\d+)"),
+    "closed sessions of `--console_secret_file` that a server keeps in mind": (
+        "service/access/signed_sessions.py",
+        r"MAX_CLOSED = ([\d_]+)",
+    ),
     "length of a session of the console": ("service/access/sessions.py", r"SESSION_S = ([\d_]+)"),
     "ids and keys of a filter of a search for nearest rows": (
         "service/engine/searches.py",

@@ -76,6 +76,14 @@ export interface TableMap {
   norms: (number | null)[];
 }
 
+/** The rows of a table that are read most, in the server's sample. */
+export interface Hot {
+  version: number;
+  lookups: number;
+  sampled: number;
+  rows: { id: number; key: string | number | null; lookups: number; share: number }[];
+}
+
 /** An answer of the server that is no success; its text is the server's. */
 export class Refusal extends Error {
   constructor(

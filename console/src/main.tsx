@@ -6,6 +6,7 @@ import { Overview, Refusal, Session, get, send, setCsrf } from "./api";
 import { address, useAddress, useLoad } from "./hooks";
 import { Admin } from "./pages/admin";
 import { Compare } from "./pages/compare";
+import { Deltas } from "./pages/deltas";
 import { MapPage } from "./pages/map";
 import { OverviewPage } from "./pages/overview";
 import { SignIn } from "./pages/sign_in";
@@ -23,9 +24,11 @@ const PAGES: [string, string][] = [
   ["try", "Try"],
   ["traffic", "Traffic"],
   ["compare", "Compare"],
+  ["deltas", "Deltas"],
 ];
 const ADMIN_PAGES: [string, string][] = [
   ["", "Overview"],
+  ["deltas", "Deltas"],
   ["admin", "Admin"],
 ];
 
@@ -79,8 +82,10 @@ function Shown({ session, overview }: { session: Session; overview: Overview }):
         ) : null}
       </header>
       <main id="main" ref={main}>
-        {session.is_admin && page === "admin" ? (
-          <Admin models={models} session={session} />
+        {page === "deltas" ? (
+          <Deltas />
+        ) : session.is_admin && page === "admin" ? (
+          <Admin models={models} session={session} params={params} />
         ) : session.is_admin ? (
           <OverviewPage overview={overview} hasLinks={false} />
         ) : page === "tables" ? (
@@ -90,7 +95,7 @@ function Shown({ session, overview }: { session: Session; overview: Overview }):
         ) : page === "try" ? (
           <Try models={models} params={params} session={session} />
         ) : page === "traffic" ? (
-          <Traffic />
+          <Traffic overview={overview} params={params} />
         ) : page === "compare" ? (
           <Compare overview={overview} params={params} />
         ) : (

@@ -9,7 +9,7 @@ export interface View {
   scale: number;
 }
 
-// Colours of viridis, from low to high norms: even steps of lightness, told apart by people who see no red or no green.
+// Colours of viridis, from low to high values: even steps of lightness, told apart by people who see no red or no green.
 const STOPS: [number, number, number][] = [
   [68, 1, 84],
   [59, 82, 139],
@@ -33,28 +33,61 @@ export function ramp(): Uint32Array {
   return found;
 }
 
-/** The points of a map as typed arrays, with a colour for each. lowest, highest: the norms at the ramp's ends. */
+/**
+ * What the colours of a map mean. values: a number for each point, null for a grey point. isLog: colours follow the
+ * logarithm of values above 0. groups: names of groups; a value is then the number of a group.
+ */
+export interface Layer {
+  name: string;
+  values: (number | null)[];
+  isLog?: boolean;
+  groups?: string[];
+}
+
+// Colours that stay apart for people who see no red or no green, on light and on dark.
+export const GROUP_COLORS = ["#3f7fd0", "#d17b0f", "#199b7d", "#b65a9e", "#8a8a2a", "#c7514c", "#5f8f3a", "#7a6ad8"];
+const GREY = "#8d9099";
+
+/** Returns a colour such as #3f7fd0 in the byte order of an image. */
+function pixel(color: string): number {
+  const number = parseInt(color.slice(1), 16);
+  return ((255 << 24) | ((number & 255) << 16) | (number & 0xff00) | (number >> 16)) >>> 0;
+}
+
+/** The points of a map as typed arrays, with a colour for each. lowest, highest: the values at the ramp's ends. */
 export class Points {
   readonly x: Float32Array;
   readonly y: Float32Array;
   readonly lowest: number;
   readonly highest: number;
   private readonly colors: Uint32Array;
+  /** The points in the order of drawing: grey points first, so that they hide no others. */
+  private readonly order: Uint32Array;
 
-  constructor(readonly map: TableMap) {
+  constructor(
+    readonly map: TableMap,
+    readonly layer: Layer,
+  ) {
     this.x = Float32Array.from(map.x, (value) => value ?? 0);
     this.y = Float32Array.from(map.y, (value) => value ?? 0);
-    const norms = Float32Array.from(map.norms, (value) => value ?? 0);
-    const sorted = norms.toSorted();
+    const { groups, isLog, values } = layer;
+    const sorted = Float64Array.from(values.filter((value) => value !== null)).sort();
     // The outer hundredths share the end colours: one huge row must not make all others one colour.
     this.lowest = sorted[Math.floor(0.01 * (sorted.length - 1))] ?? 0;
     this.highest = sorted[Math.ceil(0.99 * (sorted.length - 1))] ?? 1;
-    const span = this.highest - this.lowest || 1;
+    const scaled = (value: number): number => (isLog ? Math.log(Math.max(value, 1e-9)) : value);
+    const [low, high] = [scaled(this.lowest), scaled(this.highest)];
     const all = ramp();
-    this.colors = Uint32Array.from(norms, (norm) => {
-      const share = Math.min(Math.max((norm - this.lowest) / span, 0), 1);
+    const grey = pixel(GREY);
+    const group = GROUP_COLORS.map(pixel);
+    this.colors = Uint32Array.from(values, (value) => {
+      if (value === null) return grey;
+      if (groups) return group[value % group.length]!;
+      const share = Math.min(Math.max((scaled(value) - low) / (high - low || 1), 0), 1);
       return all[Math.round(share * (COLORS - 1))]!;
     });
+    const places = values.map((_, at) => at);
+    this.order = Uint32Array.from([...places.filter((at) => values[at] === null), ...places.filter((at) => values[at] !== null)]);
   }
 
   /** Draws all points; `chosen` is the index of the marked one, or -1. */
@@ -64,7 +97,7 @@ export class Points {
     const pixels = new Uint32Array(image.data.buffer);
     const size = Math.min(Math.max(Math.round(Math.sqrt(view.scale / 120)), this.x.length > 20_000 ? 2 : 4), 9);
     const half = size >> 1;
-    for (let at = 0; at < this.x.length; at += 1) {
+    for (const at of this.order) {
       const left = Math.round((this.x[at]! - view.x) * view.scale + width / 2) - half;
       const top = Math.round((view.y - this.y[at]!) * view.scale + height / 2) - half;
       if (left < 0 || top < 0 || left + size > width || top + size > height) continue;

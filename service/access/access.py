@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from service.access.callers import Callers
 from service.access.guarded_engine import GuardedEngine
@@ -22,6 +22,20 @@ if TYPE_CHECKING:
 
 Text = tuple[bytes, str]
 T = TypeVar("T")
+
+
+class Counters(Protocol):
+    """The counters of a server that callers concern; observe.metrics has them."""
+
+    @property
+    def requests(self) -> Observer:
+        """The counter of requests."""
+        ...
+
+    @property
+    def auth(self) -> ReloadCounter:
+        """The counter of reloads of --auth_config."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,22 +80,40 @@ class Access:
             ).start()
 
 
-def create_access(path: str, engine: Engine, observer: Observer, counter: ReloadCounter) -> Access | None:
+def create_access(path: str, secret_path: str, engine: Engine, metrics: Counters) -> Access | None:
     """Reads the --auth_config file, and wraps the engine with checks of its rights; returns None without a file.
 
+    Args:
+      path: of the --auth_config file; "": there is none.
+      secret_path: of the --console_secret_file; "": sessions of the console are kept in this process.
+
     Raises:
-      StartError: the file can not be used.
+      StartError: a file can not be used.
     """
     if not path:
+        if secret_path:
+            raise StartError("--console_secret_file is given: only a server with --auth_config has sessions")
         return None
     # The import is here and not at the top: the TOML parser takes 5 ms of the start, and most servers have no
     # --auth_config.
     from service.access.auth_config import AuthConfigError, AuthFile
 
     try:
-        file = AuthFile(Path(path), counter)
+        file = AuthFile(Path(path), metrics.auth)
     except AuthConfigError as error:
         raise StartError(f"--auth_config={path}: {error}") from error
-    absent = Engine(Registry(lambda model, status: None), observer, engine.clock)
+    absent = Engine(Registry(lambda model, status: None), metrics.requests, engine.clock)
     guarded = GuardedEngine(engine, absent, file.callers.current.get)
-    return Access(file, guarded, Sessions(file.callers))
+    return Access(file, guarded, _sessions(file.callers, secret_path))
+
+
+def _sessions(callers: Callers, secret_path: str) -> Sessions:
+    if not secret_path:
+        return Sessions(callers)
+    # Most servers have no such file, so that they need not load the module.
+    from service.access.signed_sessions import SecretError, SignedSessions, read_secrets
+
+    try:
+        return SignedSessions(callers, read_secrets(Path(secret_path)))
+    except SecretError as error:
+        raise StartError(f"--console_secret_file={secret_path}: {error}") from error

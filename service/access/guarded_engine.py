@@ -167,6 +167,10 @@ class GuardedEngine(Engine):
         """Changes a label of a model, for callers with the right "admin" on the model."""
         self._for(model, "admin").set_label(model, label, version)
 
+    def pin(self, model: str, version: int | None) -> None:
+        """Makes a model serve one version only, for callers with the right "admin" on the model."""
+        self._for(model, "admin").pin(model, version)
+
     def models(self) -> list[str]:
         """Returns the names of the configured models on which the caller has the right "metadata", sorted."""
         grant = self._grant()
@@ -185,6 +189,10 @@ class GuardedEngine(Engine):
     def diff(self, name: str, old: int, new: int) -> Mapping[str, Any]:
         """Compares two versions of a model, for callers with the right "admin": the comparison reads whole tables."""
         return self._for(name, "admin").diff(name, old, new)
+
+    def drift(self, name: str, table_name: str, old: int, new: int, ids: Array) -> tuple[Array, bool]:
+        """Compares rows of a table with an older version; the caller needs the right "predict", as for the rows."""
+        return self._for(name, "predict").drift(name, table_name, old, new, ids)
 
     def upsert(self, ref: ModelRef, table_name: str, upsert: Upsert) -> UpsertReceipt:
         """Changes rows of a table; the caller needs the right "admin" on the model."""

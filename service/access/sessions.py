@@ -52,10 +52,7 @@ class Sessions:
         Raises:
           Unauthenticated: the token belongs to no caller.
         """
-        data = token.encode("utf-8", "replace")
-        digest = digest_of(data)
-        if len(data) > _MAX_TOKEN_BYTES or self._callers.of_digest(digest) is None:
-            raise Unauthenticated("This token belongs to no caller of --auth_config.")
+        digest = self._digest_of(token)
         cookie = secrets.token_urlsafe(32)
         session = Session(digest, secrets.token_urlsafe(32), self._clock() + SESSION_S)
         with self._lock:
@@ -64,6 +61,13 @@ class Sessions:
                 del self._open[next(iter(self._open))]
             self._open[_key(cookie)] = session
         return cookie, session
+
+    def _digest_of(self, token: str) -> bytes:
+        data = token.encode("utf-8", "replace")
+        digest = digest_of(data)
+        if len(data) > _MAX_TOKEN_BYTES or self._callers.of_digest(digest) is None:
+            raise Unauthenticated("This token belongs to no caller of --auth_config.")
+        return digest
 
     def find(self, cookie: str) -> tuple[Session, Grant] | None:
         """Returns the session of a cookie and the grant of its caller; None if the session has ended."""

@@ -127,6 +127,11 @@ class Journal:
                     f"The journal of upserts can not be written ({error.strerror}); nothing was changed."
                 ) from error
 
+    @property
+    def size(self) -> tuple[int, int]:
+        """The bytes of the journal's records as far as this process has read them, and the limit of the file."""
+        return self._end, self._max_bytes
+
     def close(self) -> None:
         """Closes the journal's file; a later read() or append() opens it again."""
         with self._mine:

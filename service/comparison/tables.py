@@ -74,23 +74,15 @@ def pair_rows(matching: Matching, budget: Budget) -> RowPairs:
 
 def drift_of(old: Table, new: Table, pairs: RowPairs, matching: Matching) -> Drift:
     """Compares the numbers of the paired rows of two tables of the same D."""
-    dim, count = old.info.embedding_dim, len(pairs.old_ids)
-    is_aligned = count >= ROWS_PER_DIM * dim
-    rotations = _rotations(old, new, pairs) if is_aligned else None
+    count = len(pairs.old_ids)
+    rotations = _rotations(old, new, pairs.old_ids, pairs.new_ids)
+    is_aligned = rotations is not None
     aligned, unaligned, ratios = np.empty(count), np.empty(count), np.empty(count)
     equal = 0
     for part, before, after in _chunks(old, new, pairs.old_ids, pairs.new_ids):
-        unaligned[part] = aligned[part] = cosines(before, after)
-        same = ((before == after) | (np.isnan(before) & np.isnan(after))).all(axis=1)
-        equal += int(same.sum())
-        if rotations is not None:
-            with np.errstate(invalid="ignore", over="ignore"):
-                turned = np.where(_halves(part)[:, None] == 0, before @ rotations[0], before @ rotations[1])
-                aligned[part] = cosines(turned, after)
-            # Rows without a direction (zeros, NaN) that stayed the same are equal in any coordinate system.
-            lengths = norms(before)
-            still = same & ~(np.isfinite(lengths) & (lengths > 0))
-            aligned[part][still] = 1.0
+        unaligned[part] = cosines(before, after)
+        aligned[part] = _aligned_cosines(part, before, after, rotations)
+        equal += int(_same(before, after).sum())
         with np.errstate(invalid="ignore", divide="ignore"):
             ratios[part] = norms(after) / norms(before)
     is_drifted = ~(aligned >= DRIFTED_COSINE)
@@ -109,6 +101,29 @@ def drift_of(old: Table, new: Table, pairs: RowPairs, matching: Matching) -> Dri
         percent=100.0 * drifted / count if count else 0.0,
         worst=tuple(_drifted_row(pairs, matching, at, float(aligned[at])) for at in worst),
     )
+
+
+def row_cosines(old: Table, new: Table, matching: Matching, new_ids: Array) -> tuple[Array, bool]:
+    """Compares single rows of two tables of the same D, as drift_of compares all of them.
+
+    Args:
+      new_ids: [n] int64 ids of the new table.
+
+    Returns:
+      [n] float64 cosines between each row and the same row in the old table; NaN for a row that the old table lacks, or
+      that has no direction. And whether a rotation between the versions was undone before.
+    """
+    old_ids = np.full(len(new_ids), NO_ROW, np.int64)
+    may_match = (new_ids >= matching.new.start) & (new_ids < matching.new.stop)
+    old_ids[may_match] = matching.old_ids(new_ids[may_match])
+    places = np.flatnonzero(old_ids != NO_ROW)
+    places = places[np.argsort(old_ids[places], kind="stable")]
+    before_ids, after_ids = old_ids[places], new_ids[places]
+    rotations = _rotations(old, new, before_ids, after_ids)
+    found = np.full(len(new_ids), np.nan)
+    for part, before, after in _chunks(old, new, before_ids, after_ids):
+        found[places[part]] = _aligned_cosines(part, before, after, rotations)
+    return found, rotations is not None
 
 
 def neighbours_of(
@@ -162,14 +177,34 @@ class _Found:
         return Rows(self._count, tuple(self._first))
 
 
-def _rotations(old: Table, new: Table, pairs: RowPairs) -> Array:
-    sample = slice(None, None, max(1, len(pairs.old_ids) // _NUM_TYPICAL))
-    typical = [_typical_norm(table, ids[sample]) for table, ids in ((old, pairs.old_ids), (new, pairs.new_ids))]
+def _rotations(old: Table, new: Table, old_ids: Array, new_ids: Array) -> Array | None:
+    """Fits a rotation for each half of the pairs; None for too few pairs."""
+    if len(old_ids) < ROWS_PER_DIM * old.info.embedding_dim:
+        return None
+    sample = slice(None, None, max(1, len(old_ids) // _NUM_TYPICAL))
+    typical = [_typical_norm(table, ids[sample]) for table, ids in ((old, old_ids), (new, new_ids))]
     fit = Alignment(old.info.embedding_dim, (typical[0], typical[1]))
-    for part, before, after in _chunks(old, new, pairs.old_ids, pairs.new_ids):
+    for part, before, after in _chunks(old, new, old_ids, new_ids):
         usable = np.isfinite(norms(before)) & np.isfinite(norms(after))
         fit.add(before[usable], after[usable], _halves(part)[usable])
     return fit.rotations()
+
+
+def _aligned_cosines(part: slice, before: Array, after: Array, rotations: Array | None) -> Array:
+    if rotations is None:
+        return cosines(before, after)
+    with np.errstate(invalid="ignore", over="ignore"):
+        turned = np.where(_halves(part)[:, None] == 0, before @ rotations[0], before @ rotations[1])
+        found = cosines(turned, after)
+    # Rows without a direction (zeros, NaN) that stayed the same are equal in any coordinate system.
+    lengths = norms(before)
+    found[_same(before, after) & ~(np.isfinite(lengths) & (lengths > 0))] = 1.0
+    return found
+
+
+def _same(before: Array, after: Array) -> Array:
+    same: Array = ((before == after) | (np.isnan(before) & np.isnan(after))).all(axis=1)
+    return same
 
 
 def _typical_norm(table: Table, ids: Array) -> float:

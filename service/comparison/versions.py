@@ -10,8 +10,8 @@ from types import MappingProxyType
 from service.artifact.manifest import Manifest
 from service.comparison.document import TableDiff, VersionDiff
 from service.comparison.matching import ById, ByKey, Matching, can_match
-from service.comparison.tables import ROWS_PER_DIM, Budget, drift_of, neighbours_of, pair_rows
-from service.errors import DataLoss
+from service.comparison.tables import ROWS_PER_DIM, Budget, drift_of, neighbours_of, pair_rows, row_cosines
+from service.errors import DataLoss, InvalidRequest, TableNotFound
 from service.tables.guarded_files import GuardedFiles
 from service.tables.residency import hottest_rows
 from service.tables.table import MappedTable, open_tables
@@ -94,6 +94,39 @@ def compare_versions(
         removed_tables=tuple(sorted(before.tables.keys() - after.tables.keys())),
         notes=notes,
     )
+
+
+def compare_rows(
+    old: Path,
+    new: Path,
+    table: str,
+    new_ids: Array,
+    *,
+    served: tuple[Mapping[str, Table], Mapping[str, Table]] = (MappingProxyType({}), MappingProxyType({})),
+) -> tuple[Array, bool]:
+    """Compares single rows of a table in two version folders, as row_cosines does. Blocks; any thread.
+
+    Args:
+      new_ids: [n] int64 ids of the new version.
+      served: tables of the old and of the new version whose rows are read in place of the folders'.
+
+    Raises:
+      TableNotFound: a version has no such table. InvalidRequest: the versions differ in the numbers of a row.
+      ArtifactError, DataLoss: as compare_versions.
+    """
+    before, after = open_version(old), open_version(new)
+    for name, version in ((old.name, before), (new.name, after)):
+        if table not in version.tables:
+            raise TableNotFound(f'Version {name} has no table "{table}" whose rows can be compared.')
+    pair = served[0].get(table, before.tables[table]), served[1].get(table, after.tables[table])
+    if pair[0].info.embedding_dim != pair[1].info.embedding_dim:
+        raise InvalidRequest(
+            f'Rows of table "{table}" can not be compared: the versions differ in the numbers of a row.'
+        )
+    found = row_cosines(*pair, _matching(table, before, after), new_ids)
+    before.check()
+    after.check()
+    return found
 
 
 def _compare_table(

@@ -52,6 +52,11 @@ class ServerSettings:
     auth_config_poll_wait_seconds: float = setting(
         1.0, "Seconds between reads of auth_config and its token files; 0 reads them once, at the start.", 0, 86400
     )
+    console_secret_file: str = setting(
+        "",
+        "File with a secret of 32 characters or more, the same on all replicas, which then know each other's sessions "
+        "of the console. Further lines are older secrets, whose sessions stay good.",
+    )
     admin_port: int = setting(
         -1,
         "HTTP port of the admin routes, which change the server; 0 picks a free port, -1 serves no admin routes.",

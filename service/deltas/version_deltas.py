@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +23,7 @@ from service.deltas.overlay import Ordered, Overlay
 from service.deltas.remote_upsert import upsert_remote
 from service.deltas.sequences import Sequences
 from service.deltas.upsert_rows import resolved_rows
-from service.engine.deltas import DeltaStatus, RowOrigin, Upsert, UpsertReceipt
+from service.engine.deltas import AppliedDelta, DeltaStatus, JournalSize, RowOrigin, Upsert, UpsertReceipt
 from service.engine.servable import Holder, Servable
 from service.errors import DeltaRefused
 from service.tables.table_keys import TableKeys
@@ -44,6 +44,8 @@ _PATIENCE_S = 0.25
 _SHOWN_S = 1.0
 # Deltas whose times are kept for origin(), the newest.
 _MAX_TIMES = 100_000
+# Applied deltas that the status names, the newest.
+_MAX_RECENT = 20
 
 # Type of Registry.replace in engine.registry: publishes the given servable in place of a holder's, and returns the new
 # holder.
@@ -126,6 +128,7 @@ class VersionDeltas:
         self._highest = self._last_journaled = 0
         self._pending: list[Ordered] = []
         self._applied = 0
+        self._recent: deque[AppliedDelta] = deque(maxlen=_MAX_RECENT)
         self._shown_upsert = 0
         self._behind_since_s: float | None = None
         self._blocked_since_s: float | None = None
@@ -232,6 +235,8 @@ class VersionDeltas:
             missing=self._numbers.missing,
             refused=dict(self._refusals.counts),
             journal_failures=dict(self._journal.failures) if self._journal is not None else {},
+            journal=JournalSize(*self._journal.size) if self._journal is not None else None,
+            recent=tuple(self._recent.copy()),
         )
 
     def close(self) -> None:
@@ -314,7 +319,9 @@ class VersionDeltas:
     def _note_applied(self) -> None:
         missing = self._numbers.missing
         for one in self._pending:
-            self._numbers.add(one.delta.sequence)
+            delta, made_s, is_upsert = one.delta, one.delta.created_us / 1e6, one.order % 2 == 1
+            self._numbers.add(delta.sequence)
+            self._recent.appendleft(AppliedDelta(delta.sequence, delta.table, len(delta.ids), made_s, is_upsert))
         self._applied += len(self._pending)
         self._pending = []
         if self._numbers.missing > missing:

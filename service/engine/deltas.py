@@ -47,6 +47,23 @@ class RowOrigin(NamedTuple):
     time_s: float | None
 
 
+class AppliedDelta(NamedTuple):
+    """A delta whose rows lookups use. time_s: when the delta was made, since 1970. is_upsert: it came by request."""
+
+    sequence: int
+    table: str
+    rows: int
+    time_s: float
+    is_upsert: bool
+
+
+class JournalSize(NamedTuple):
+    """The size of a version's journal, and the size from which it takes no more upserts."""
+
+    bytes: int
+    max_bytes: int
+
+
 class DeltaStatus(NamedTuple):
     """Numbers of a version's deltas: applied, pending, missing and refused ones.
 
@@ -57,6 +74,8 @@ class DeltaStatus(NamedTuple):
     missing: sequence numbers below the last one that never came.
     refused: number of refused deltas by reason. journal_failures: number of upserts that the journal refused by reason;
       empty without a journal.
+    journal: the size of the journal; None without a journal.
+    recent: the deltas that were applied last, the last one first; those of remote tables are not among them.
     """
 
     last_sequence: int
@@ -67,6 +86,8 @@ class DeltaStatus(NamedTuple):
     missing: int
     refused: Mapping[str, int]
     journal_failures: Mapping[str, int]
+    journal: JournalSize | None = None
+    recent: tuple[AppliedDelta, ...] = ()
 
 
 class Deltas(Protocol):

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from service.engine.admission import Admission
 from service.engine.admission_limits import NeighborLimits
@@ -42,12 +42,24 @@ from service.types import (
     VersionStatus,
 )
 
-# Compares two versions of a model: the model's name, the old and the new version; returns plain JSON values.
-CompareVersions = Callable[[str, int, int], Mapping[str, Any]]
 # Type of ModelSet.reload: replaces the list of models before a deadline (on the engine's clock; None: no deadline).
 Reload = Callable[[Sequence[ModelConfig], float | None], None]
 # Points a model's label to a version, or removes it for None: ModelLists.set_label of process.model_lists.
 SetLabel = Callable[[str, str, int | None], None]
+# Makes a model serve one version only, or for None what it served before: ModelLists.pin of process.model_lists.
+Pin = Callable[[str, int | None], None]
+
+
+class Comparisons(Protocol):
+    """Compares two versions of a model; loading.version_diffs implements it. Concurrency: any thread."""
+
+    def of_request(self, model: str, old: int, new: int) -> Mapping[str, Any]:
+        """Compares two versions as Engine.diff does."""
+        ...
+
+    def rows_of_request(self, model: str, table: str, old: int, new: int, ids: Array) -> tuple[Array, bool]:
+        """Compares single rows of a table as Engine.drift does."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +111,12 @@ class Engine:
         max_response_bytes: int = 2**31 - 1,
         reload: Reload | None = None,
         set_label: SetLabel | None = None,
+        pin: Pin | None = None,
         admission: Admission | None = None,
         recorders: Mapping[str, Recorder] = MappingProxyType({}),
         tracing: Tracing | None = None,
         on_damage: Callable[[str], None] = lambda model: None,
-        compare: CompareVersions | None = None,
+        compare: Comparisons | None = None,
         neighbor_limits: NeighborLimits | None = None,
         build_index: BuildIndex | None = None,
     ) -> None:
@@ -113,7 +126,7 @@ class Engine:
         )
         self._registry = registry
         self._reload = reload
-        self._set_label = set_label
+        self._set_label, self._pin = set_label, pin
         self._recorders = recorders
         self._compare = compare
         self._services = Services(observer, clock, max_response_bytes, self.admission, tracing, on_damage)
@@ -204,6 +217,22 @@ class Engine:
         if self._set_label is None:
             raise ConfigConflict("The models of this server are fixed.")
         self._set_label(model, label, version)
+
+    def pin(self, model: str, version: int | None) -> None:
+        """Makes a model serve one version only, such as an older one, or for None the versions as before; blocks.
+
+        The version is loaded after this method returns, and other versions are unloaded then.
+
+        Raises:
+          ModelNotFound, VersionNotFound: there is no such model, or no folder of the version.
+          ConfigConflict: the model is not pinned, or the list of models is fixed.
+          Other errors as engine.model_set.ModelSet.reload does.
+        """
+        if not self._registry.is_configured(model):
+            raise ModelNotFound(f"Servable not found for request: Latest({model})")
+        if self._pin is None:
+            raise ConfigConflict("The models of this server are fixed.")
+        self._pin(model, version)
 
     def is_model(self, name: str) -> bool:
         """Says whether a model of this name is configured."""
@@ -356,7 +385,25 @@ class Engine:
             raise ModelNotFound(f"Could not find any versions of model {name}")
         if self._compare is None:
             raise Unimplemented("This server does not compare versions.")
-        return self._compare(name, old, new)
+        return self._compare.of_request(name, old, new)
+
+    def drift(self, name: str, table_name: str, old: int, new: int, ids: Array) -> tuple[Array, bool]:
+        """Compares rows of a table with the same rows in an older version, loaded or not; blocks for seconds.
+
+        Args:
+          ids: [n] int64 ids of version `new`.
+
+        Returns:
+          [n] float64 cosines between the new and the old row; NaN for a row that the old version lacks, or that has no
+          direction. And whether a rotation between the versions was undone before.
+
+        Raises: as diff does, TableNotFound, and InvalidRequest if the versions differ in the numbers of a row.
+        """
+        if not self._registry.is_configured(name):
+            raise ModelNotFound(f"Could not find any versions of model {name}")
+        if self._compare is None:
+            raise Unimplemented("This server does not compare versions.")
+        return self._compare.rows_of_request(name, table_name, old, new, ids)
 
     @property
     def is_ready(self) -> bool:

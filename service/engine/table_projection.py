@@ -53,10 +53,7 @@ def project(read: Read, num_rows: int, *, max_points: int = MAX_POINTS) -> Proje
       num_rows: V of the table; of a larger table than max_points a sample is read, the same each time.
     """
     random = np.random.default_rng(0)
-    if num_rows <= max_points:
-        ids = np.arange(num_rows, dtype=np.int64)
-    else:
-        ids = np.sort(random.choice(num_rows, max_points, replace=False, shuffle=False)).astype(np.int64)
+    ids = _sampled(num_rows, max_points, random)
     dim = read(ids[:1]).shape[1]
     num_fit = max(min(len(ids), _MAX_FIT_NUMBERS // max(dim, 1)), 1)
     fit = ids if num_fit == len(ids) else np.sort(random.choice(ids, num_fit, replace=False))
@@ -74,6 +71,21 @@ def project(read: Read, num_rows: int, *, max_points: int = MAX_POINTS) -> Proje
         places[at : at + len(block)] = np.where(is_finite, (_finite(rows) - mean) @ axes.T, 0)
         at += len(block)
     return Projection(ids, places, norms, explained)
+
+
+def ids_on_map(num_rows: int, *, max_points: int = MAX_POINTS) -> Array:
+    """Returns the [P] int64 ids of the rows that project() places, in its order.
+
+    >>> ids_on_map(3).tolist(), len(ids_on_map(10, max_points=4))
+    ([0, 1, 2], 4)
+    """
+    return _sampled(num_rows, max_points, np.random.default_rng(0))
+
+
+def _sampled(num_rows: int, max_points: int, random: np.random.Generator) -> Array:
+    if num_rows <= max_points:
+        return np.arange(num_rows, dtype=np.int64)
+    return np.sort(random.choice(num_rows, max_points, replace=False, shuffle=False)).astype(np.int64)
 
 
 def _components(centred: Array, random: np.random.Generator) -> tuple[Array, tuple[float, float]]:

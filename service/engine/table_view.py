@@ -84,6 +84,19 @@ def read_row(engine: Engine, ref: ModelRef, table: str, row: int | None, key: st
     return Row(found.version, row, keys, is_known, found.rows[0], float(_norms(found.rows)[0]), origin)
 
 
+def read_keys(engine: Engine, ref: ModelRef, table: str, ids: Array) -> list[Key | None]:
+    """Reads the keys of [N] int64 row ids in the table's first vocabulary; None for a row without a key.
+
+    Raises:
+      TableNotFound: the model has no such table. InvalidRequest: the table has no vocabulary.
+    """
+    _, _, vocabularies = _found(engine, ref, table)
+    vocabulary = next(iter(vocabularies.values()), None)
+    if vocabulary is None:
+        raise InvalidRequest(f'Table "{table}" has no vocabulary, so its rows have no keys.')
+    return [vocabulary.key_of(one) for one in ids.tolist()]
+
+
 def _found(engine: Engine, ref: ModelRef, table: str) -> tuple[ModelRef, TableInfo, Mapping[str, Vocabulary]]:
     description = engine.describe(ref)
     # One version answers all parts, also where another one becomes the latest in between.

@@ -28,6 +28,7 @@ from service.http.errors import error_response, service_error_response
 from service.http.request_id import RequestIdMiddleware, RequestIds
 from service.http.routing import add_route, model_ref, raw_path
 from service.http.security_headers import SecurityHeadersMiddleware
+from service.wire.json_lookup import encode_tables
 
 # Largest body, in bytes, of a request that replaces the list of models: enough for ten thousand models.
 _MAX_CONFIG_BYTES = 4 << 20
@@ -79,8 +80,22 @@ def create_admin_app(
         await asyncio.to_thread(copy_context().run, engine.set_label, ref.name, ref.label, version)
         return Response(orjson.dumps({"label": ref.label, "version": version}), media_type="application/json")
 
+    async def pin(request: Request) -> Response:
+        """Makes a model serve one version only; the version null ends that."""
+        body = await read_body(request, _MAX_CONFIG_BYTES, Reservation(Admission(), ""))
+        ref, version = model_ref(request), _version_of(body)
+        await asyncio.to_thread(copy_context().run, engine.pin, ref.name, version)
+        return Response(orjson.dumps({"model": ref.name, "version": version}), media_type="application/json")
+
+    async def tables(request: Request) -> Response:
+        """Lists a model's tables, for the page that changes their rows."""
+        return Response(encode_tables(engine.tables(model_ref(request))), media_type="application/json")
+
     add_route(app, "/v1/config:reload", reload, "POST")
     add_route(app, "/v1/models/{model}/labels/{label}", set_label, "POST")
+    add_route(app, "/v1/models/{model}:pin", pin, "POST")
+    for where in ("", "/versions/{version}"):
+        add_route(app, "/v1/models/{model}" + where + "/tables", tables, "GET")
     if console is not None:
         add_console_routes(app, engine, console, callers, sessions)
     add_admin_routes(app, engine, metrics, METRICS_PATHS)
@@ -138,7 +153,7 @@ def _version_of(body: bytes) -> int | None:
     except (orjson.JSONDecodeError, TypeError, KeyError):
         version = ""
     if version is not None and (type(version) is not int or version < 0):
-        raise MalformedPayload('Expected {"version": <number, or null to remove the label>}.')
+        raise MalformedPayload('Expected {"version": <number, or null for none>}.')
     return version
 
 

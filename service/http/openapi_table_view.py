@@ -44,9 +44,31 @@ def projection(path: str) -> Json:
     }
     answer = ("The points of the table's map, at most 100,000", ref("TableMap"), {"three rows": example})
     route = described("projectTable", "Embeddings", "Map of a table", path + "/tables/{table}", answer)
+    return _may_wait(route)
+
+
+def drift(path: str) -> Json:
+    """Describes GET :drift."""
+    example = {"version": 2, "from": 1, "is_aligned": True, "values": [0.0, 0.25, None]}
+    answer = ("1 - cosine for each point of the map", ref("TableDrift"), {"three rows, one of them new": example})
+    route = described("driftOfTable", "Embeddings", "Drift of the rows of a map", path + "/tables/{table}", answer)
+    older = _query("from", "integer", "The older version") | {"required": True, "example": 1}
+    return _with(_may_wait(route), older)
+
+
+def keys(path: str) -> Json:
+    """Describes GET :keys."""
+    example = {"version": 2, "keys": [None, "Toy Story (1995)", "GoldenEye (1995)"]}
+    answer = ("The key of each point of the map", ref("TableKeys"), {"three rows": example})
+    return _may_wait(
+        described("keysOfMap", "Embeddings", "Keys of the rows of a map", path + "/tables/{table}", answer)
+    )
+
+
+def _may_wait(route: Json) -> Json:
     content = {"schema": ref("MapState"), "examples": {"computing": {"value": {"state": "computing"}}}}
     route["responses"][202] = {
-        "description": "The map is computed; ask again",
+        "description": "The answer is computed; ask again",
         "content": {"application/json": content},
     }
     return route

@@ -12,13 +12,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from service.engine.engine import Engine
-from service.engine.table_projection import MAX_POINTS, KeptMaps, project
-from service.engine.table_view import read_page, read_row
+from service.engine.table_projection import MAX_POINTS, KeptMaps, ids_on_map, project
+from service.engine.table_view import read_keys, read_page, read_row
 from service.errors import InvalidRequest, Overloaded
 from service.http import openapi_table_view as described
-from service.http.routing import add_route, model_ref
-from service.types import ModelRef
-from service.wire.json_table_view import encode_page, encode_projection, encode_row
+from service.http.routing import add_route, model_ref, version_number
+from service.types import ModelRef, TableInfo
+from service.wire.json_table_view import encode_drift, encode_keys, encode_page, encode_projection, encode_row
 
 # Requests of this module that read at a time; each reads a thousand rows at most.
 MAX_READS = 4
@@ -61,18 +61,62 @@ def add_table_view_routes(app: FastAPI, engine: Engine) -> Callable[[], None]:
     async def projection(request: Request) -> Response:
         """Returns the map of a table, or 202 while it is computed."""
         work = partial(_projection, engine, maps, model_ref(request), request.path_params["table"])
-        data = await in_thread(work)
-        return _answer(b'{"state":"computing"}', 202) if data is None else _answer(data)
+        return _answer_or_wait(await in_thread(work))
+
+    async def drift(request: Request) -> Response:
+        """Returns how much each point of a table's map moved since an older version, or 202 while that is computed."""
+        if not (older := request.query_params.get("from", "")):
+            raise InvalidRequest("Name the version to compare with: versions/2/tables/T:drift?from=1.")
+        work = partial(_drift, engine, maps, model_ref(request), request.path_params["table"], version_number(older))
+        return _answer_or_wait(await in_thread(work))
+
+    async def keys(request: Request) -> Response:
+        """Returns the key of each point of a table's map, or 202 while they are read."""
+        return _answer_or_wait(
+            await in_thread(partial(_keys, engine, maps, model_ref(request), request.path_params["table"]))
+        )
 
     for where in ("", "/versions/{version}", "/labels/{label}"):
         path = "/v1/models/{model}" + where
         add_route(app, path + "/tables/{table}:page", page, "GET", **described.page(path))
         add_route(app, path + "/tables/{table}:row", row, "GET", **described.row(path))
         add_route(app, path + "/tables/{table}:projection", projection, "GET", **described.projection(path))
+        add_route(app, path + "/tables/{table}:drift", drift, "GET", **described.drift(path))
+        add_route(app, path + "/tables/{table}:keys", keys, "GET", **described.keys(path))
     return maps.close
 
 
 def _projection(engine: Engine, maps: KeptMaps[bytes], ref: ModelRef, table: str) -> bytes | None:
+    ref, version, total, info = _mapped(engine, ref, table)
+
+    def make() -> bytes:
+        found = project(lambda ids: engine.table_rows(ref, table, ids).rows, total, max_points=MAX_POINTS)
+        return encode_projection(found, version, total)
+
+    return maps.get((ref.name, version, table), info, make)
+
+
+def _drift(engine: Engine, maps: KeptMaps[bytes], ref: ModelRef, table: str, older: int) -> bytes | None:
+    ref, version, total, info = _mapped(engine, ref, table)
+
+    def make() -> bytes:
+        cosines, is_aligned = engine.drift(ref.name, table, older, version, ids_on_map(total))
+        return encode_drift(cosines, version, older, is_aligned=is_aligned)
+
+    return maps.get((ref.name, version, table, older), info, make)
+
+
+def _keys(engine: Engine, maps: KeptMaps[bytes], ref: ModelRef, table: str) -> bytes | None:
+    ref, version, total, info = _mapped(engine, ref, table)
+
+    def make() -> bytes:
+        return encode_keys(read_keys(engine, ref, table, ids_on_map(total)), version)
+
+    return maps.get((ref.name, version, table, "keys"), info, make)
+
+
+def _mapped(engine: Engine, ref: ModelRef, table: str) -> tuple[ModelRef, int, int, TableInfo]:
+    """Finds the version of a map, the rows of its table, and the table's description."""
     version = engine.describe(ref).version
     ref = ModelRef(ref.name, version)
     if engine.may_wait(ref, table):
@@ -80,12 +124,7 @@ def _projection(engine: Engine, maps: KeptMaps[bytes], ref: ModelRef, table: str
     # This read checks that the caller may read rows; a map that is kept must not be a way around it.
     page = read_page(engine, ref, table, 0, 1)
     (info,) = (info for info in engine.tables(ref) if info.name == table)
-
-    def make() -> bytes:
-        found = project(lambda ids: engine.table_rows(ref, table, ids).rows, page.total, max_points=MAX_POINTS)
-        return encode_projection(found, version, page.total)
-
-    return maps.get((ref.name, version, table), info, make)
+    return ref, version, page.total, info
 
 
 def _number(request: Request, name: str, default: int) -> int:
@@ -93,6 +132,10 @@ def _number(request: Request, name: str, default: int) -> int:
     if not (text.isascii() and text.isdigit() and len(text) < 19):
         raise InvalidRequest(f"{name} must be a number of 0 or more, got {text[:40]!r}.")
     return int(text)
+
+
+def _answer_or_wait(data: bytes | None) -> Response:
+    return _answer(b'{"state":"computing"}', 202) if data is None else _answer(data)
 
 
 def _answer(data: bytes, status: int = 200) -> Response:

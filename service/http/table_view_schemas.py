@@ -48,5 +48,14 @@ TABLE_VIEW: dict[str, Json] = {
             "norms": _NUMBERS,
         }
     ),
+    "TableDrift": an_object(
+        {
+            "version": INTEGER,
+            "from": INTEGER | {"description": "The older version."},
+            "is_aligned": BOOLEAN | {"description": "A rotation between the versions was undone."},
+            "values": _NUMBERS | {"description": "null: the older version lacks the row, or it has no direction."},
+        }
+    ),
+    "TableKeys": an_object({"version": INTEGER, "keys": array_of(_KEY)}),
     "MapState": an_object({"state": enum_of("computing")}),
 }

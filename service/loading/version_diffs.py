@@ -13,10 +13,11 @@ from typing import Any
 
 from service.artifact.manifest import MANIFEST_PATH
 from service.comparison.document import DRIFTED_COSINE, VersionDiff
-from service.comparison.versions import compare_versions
+from service.comparison.versions import compare_rows, compare_versions
 from service.engine.repository import LoadRules
 from service.engine.servable import LoadedServable, Servable
 from service.errors import ArtifactError, ServiceError
+from service.types import Array
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +45,13 @@ class VersionDiffs:
         """Compares two versions as Engine.diff does; raises NotFound, ArtifactError or DataLoss."""
         folders = self._folder(model, old), self._folder(model, new)
         return {"model": model, **self._compare(model, old, new, folders).to_json()}
+
+    def rows_of_request(self, model: str, table: str, old: int, new: int, ids: Array) -> tuple[Array, bool]:
+        """Compares single rows of a table in two versions as Engine.drift does; raises NotFound, or as compare_rows."""
+        folders = self._folder(model, old), self._folder(model, new)
+        mapped = {one.version: _mapped(one) for one in self._versions(model)}
+        with self._one_at_a_time:
+            return compare_rows(*folders, table, ids, served=(mapped.get(old, {}), mapped.get(new, {})))
 
     def gated(self, rules: LoadRules, max_drift: float) -> LoadRules:
         """Returns rules that load no version which drifted from the newest AVAILABLE version of its model.

@@ -9,6 +9,7 @@ from service.engine.admission import Held
 from service.engine.admission_limits import Limits
 from service.engine.servable import LoadedServable
 from service.observe.admission_metrics import AdmissionCounter
+from service.observe.attention import ReadFiles
 from service.observe.batch_metrics import BatchCounter
 from service.observe.hot_rows_metrics import hot_rows_lines
 from service.observe.metric_text import CONTENT_TYPE
@@ -61,6 +62,10 @@ class Metrics:
             # its counts.
             self.requests.retire(model, status.version)
             self.warmups.retire(model, status.version)
+
+    def read_files(self) -> ReadFiles:
+        """Returns the state of certificates and of --auth_config, for the status page."""
+        return ReadFiles(self.tls.ends_s(), self.auth.is_current)
 
     def render(self) -> tuple[bytes, str]:
         """Returns all metrics as Prometheus text, and the text's content type."""

@@ -26,6 +26,12 @@ class ReloadCounter:
         """Counts a reload that was refused because of a fault in the file; the former content stays in force."""
         self._count("refused")
 
+    @property
+    def is_current(self) -> bool:
+        """Whether the last content of the --auth_config file is in force; True without such a file."""
+        with self._lock:
+            return self._is_current or not any(self._counts.values())
+
     def lines(self) -> list[str]:
         """Returns the lines of the reload metrics; none if the server has no --auth_config."""
         with self._lock:

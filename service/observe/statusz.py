@@ -6,6 +6,7 @@ import dataclasses
 import os
 import platform
 import re
+import resource
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,9 +17,11 @@ from typing import Any
 from service.configuration.settings import Settings
 from service.engine.admission import Held
 from service.engine.admission_limits import Limits
+from service.engine.deltas import DeltaStatus
 from service.engine.registry import Registry
 from service.engine.servable import LoadedServable
 from service.observe.admission_metrics import AdmissionCounter
+from service.observe.attention import ReadFiles, attention
 from service.observe.buckets import Times
 from service.observe.recent_requests import Noted, RecentRequests
 from service.observe.request_metrics import Requests, Successes
@@ -45,6 +48,7 @@ class Statusz:
     overload: returns the requests in flight and the refused requests.
     data_plane: returns the kind and the state of the data plane.
     remote: returns the counts of reads of remote tables, and of the cache of their rows.
+    files: returns the state of the files that the server reads again while it runs.
     """
 
     version: Callable[[], str]
@@ -58,13 +62,14 @@ class Statusz:
     overload: Callable[[], Document] = dict
     data_plane: Callable[[], Document] = dict
     remote: Callable[[], Document] = dict
+    files: Callable[[], ReadFiles] = ReadFiles
     started_s: float = field(default_factory=time.time)
 
     def read(self) -> Document:
         """Returns the content of the status page as a dict that can be written as JSON."""
         counted = self.requests()
         loaded = self.registry.loaded()
-        return {
+        document = {
             "server": self._server(),
             "data_plane": self.data_plane(),
             "models": {name: self._model(name, loaded) for name in self.registry.models()},
@@ -78,6 +83,7 @@ class Statusz:
             "clusters": self.clusters(),
             "settings": shown_settings(self.settings),
         }
+        return {"attention": attention(document, self.files(), time.time()), **document}
 
     def _server(self) -> Document:
         return {
@@ -144,12 +150,19 @@ def _version(one: LoadedServable) -> Document:
     return {
         "in_flight": one.num_leases,
         "verification": "done" if files.is_verified else "due" if files.is_verification_due else "none",
-        "deltas": deltas.status()._asdict() if deltas is not None else None,
+        "deltas": _deltas(deltas.status()) if deltas is not None else None,
         "signatures": {name: spec.kind for name, spec in sorted(one.servable.signatures.items())},
         "signature_faults": dict(sorted(one.servable.signature_faults.items())),
         "forwarded": dict(sorted(one.servable.forwarded.items())),
         "tables": tables,
     }
+
+
+def _deltas(status: DeltaStatus) -> Document:
+    document = status._asdict()
+    document["journal"] = None if status.journal is None else status.journal._asdict()
+    document["recent"] = [{**one._asdict(), "time": _time(one.time_s) if one.time_s else None} for one in status.recent]
+    return document
 
 
 def _requests(counted: Requests) -> list[Document]:
@@ -206,6 +219,7 @@ def _process() -> Document:
             document[name] = int(status[key].split()[0]) * 1024
         document["threads"] = int(status["Threads"])
         document["open_files"] = len(os.listdir("/proc/self/fd"))
+        document["max_files"] = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     except (OSError, KeyError, ValueError):
         pass
     times = os.times()

@@ -26,6 +26,7 @@ def page(document: Mapping[str, Any]) -> str:
     """Returns the status page as HTML."""
     server = document["server"]
     sections = [
+        _section("Needs attention", document["attention"]),
         _section("Server", [{"": name, " ": _shown(name, value)} for name, value in server.items()]),
         _section("Versions", _versions(document["models"])),
         _section("Signatures left to their graphs", _reasons(document["models"], "signature_faults")),
@@ -139,11 +140,19 @@ def _tables(models: Mapping[str, Any]) -> list[Row]:
 
 def _deltas(models: Mapping[str, Any]) -> list[Row]:
     return [
-        {"model": name, "version": one["version"], **_counts_named(one["deltas"], "refused", "journal_failures")}
+        {"model": name, "version": one["version"], **_delta_counts(one["deltas"])}
         for name, model in models.items()
         for one in model["versions"]
         if one.get("deltas") is not None
     ]
+
+
+def _delta_counts(status: Row) -> Row:
+    journal = status["journal"]
+    shown: Row = _counts_named(
+        {name: value for name, value in status.items() if name != "recent"}, "refused", "journal_failures"
+    )
+    return {**shown, "journal": f"{journal['bytes']} of {journal['max_bytes']} bytes" if journal else "none"}
 
 
 def _overload(found: Mapping[str, Any]) -> list[Row]:

@@ -44,6 +44,11 @@ class TlsCounter:
             if api in self._failed:
                 self._failed[api] += 1
 
+    def ends_s(self) -> dict[str, float]:
+        """Returns port -> when its first certificate ends, in seconds since 1970."""
+        with self._lock:
+            return self._ends_s.copy()
+
     def lines(self) -> list[str]:
         """Returns the lines of metrics on TLS reloads, failed handshakes and certificates."""
         with self._lock:

@@ -148,16 +148,17 @@ class App:
             max_response_bytes=settings.max_response_bytes,
             reload=self._lists.reload,
             set_label=self._lists.set_label,
+            pin=self._lists.pin,
             admission=create_admission(settings, self._metrics),
             recorders=self._request_logs.recorders,
             tracing=self._tracing,
             on_damage=self._models.look_again,
-            compare=diffs.of_request,
+            compare=diffs,
             neighbor_limits=settings.neighbor_limits,
             build_index=build_index,
         )
         self._metrics.held, self._metrics.limits = self._engine.admission.held, self._engine.admission.limits
-        self._access = create_access(settings.auth_config, self._engine, self._metrics.requests, self._metrics.auth)
+        self._access = create_access(settings.auth_config, settings.console_secret_file, self._engine, self._metrics)
         try:
             self._tls = Wires(settings, self._metrics.tls)
         except TlsError as error:
@@ -223,7 +224,6 @@ class App:
                 await asyncio.to_thread(self._tracing.stop)
 
     def _statusz(self) -> Statusz:
-        admission = self._engine.admission
         return Statusz(
             installed_version,
             self._settings,
@@ -235,7 +235,8 @@ class App:
             remote=lambda: remote_status(remote_counts(self._clusters, self._remote.counts())),
             clusters=self._remote.clusters,
             data_plane=lambda: self._servers.state(),
-            overload=lambda: overload(admission.held(), admission.limits, self._metrics.admission),
+            overload=lambda: overload(self._metrics.held(), self._engine.admission.limits, self._metrics.admission),
+            files=self._metrics.read_files,
         )
 
     def _create_admin(self) -> AdminServer | None:
@@ -346,9 +347,8 @@ class App:
         self._metrics.version_changed(model, status)
         self._history.note(model, status)
         self._show_health()
-        extra = {"model": model, "version": status.version, "state": status.state.name}
-        level = logging.INFO if status.state in (State.AVAILABLE, State.END) else logging.DEBUG
-        logger.log(level, "version state", extra=extra)
+        log = logger.info if status.state in (State.AVAILABLE, State.END) else logger.debug
+        log("version state", extra={"model": model, "version": status.version, "state": status.state.name})
 
     def _readiness_lines(self) -> list[str]:
         registry = self._registry

@@ -13,6 +13,7 @@ from service.configuration.start_error import StartError
 from service.engine.engine import Engine
 from service.engine.model_config import ModelConfig
 from service.engine.model_set import ModelSet
+from service.engine.version_policy import Specific, VersionPolicy
 from service.errors import ConfigConflict, LabelNotFound, ModelNotFound, ServiceError
 from service.loading.remote_names import unserved_models
 from service.remote.address import remote_tables
@@ -25,6 +26,8 @@ class ModelLists:
     def __init__(self, settings: Settings, models: ModelSet) -> None:
         self._settings = settings
         self._models = models
+        # Model -> its policy before it was pinned to a version, and the policy that pins it.
+        self._pinned: dict[str, tuple[VersionPolicy, VersionPolicy]] = {}
         self._file: ConfigFile | None = None
         if settings.model_config_file:
             self._file = ConfigFile(Path(settings.model_config_file), settings.load_retry_interval_s)
@@ -59,15 +62,45 @@ class ModelLists:
 
         The change lasts until the next list of models, such as the --model_config_file's when that is read again.
         """
-        before = self._models.configs
-        one = next((config for config in before if config.name == model), None)
-        if one is None:
-            raise ModelNotFound(f"Servable not found for request: Latest({model})")
+        before, one = self._find(model)
         if version is None and label not in one.labels:
             raise LabelNotFound(f"Unrecognized servable version label: {label}")
         labels = {name: old for name, old in one.labels.items() if name != label}
-        changed = replace(one, labels=labels if version is None else labels | {label: version})
+        self._change(before, one, replace(one, labels=labels if version is None else labels | {label: version}))
 
+    def pin(self, model: str, version: int | None) -> None:
+        """Makes a model serve one version only, or for None the versions as before; blocks. Raises as Engine.pin.
+
+        The change lasts until the next list of models, as that of a label.
+        """
+        before, one = self._find(model)
+        if version is not None:
+            # A version without a folder would leave the model without any version.
+            self._models.folder(model, version)
+            pinned = Specific(frozenset({version}))
+            policy = self._policies_of(one)[0]
+            self._change(before, one, replace(one, policy=pinned))
+            self._pinned[model] = policy, pinned
+            return
+        policy, now = self._policies_of(one)
+        if policy is now:
+            raise ConfigConflict(f'Model "{model}" is not pinned to a version.')
+        self._change(before, one, replace(one, policy=policy))
+        self._pinned.pop(model, None)
+
+    def _policies_of(self, config: ModelConfig) -> tuple[VersionPolicy, VersionPolicy]:
+        """Returns a model's policy as its list of models has it, and the one in force; a new list ends a pin."""
+        policy, pinned = self._pinned.get(config.name, (config.policy, None))
+        return (policy if config.policy is pinned else config.policy), config.policy
+
+    def _find(self, model: str) -> tuple[tuple[ModelConfig, ...], ModelConfig]:
+        configs = self._models.configs
+        one = next((config for config in configs if config.name == model), None)
+        if one is None:
+            raise ModelNotFound(f"Servable not found for request: Latest({model})")
+        return configs, one
+
+    def _change(self, before: tuple[ModelConfig, ...], one: ModelConfig, changed: ModelConfig) -> None:
         def agree() -> None:
             if self._models.configs != before:
                 raise ConfigConflict("The list of models changed meanwhile; look at it, and try again.")

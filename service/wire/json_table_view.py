@@ -6,6 +6,7 @@ import numpy as np
 
 from service.engine.table_projection import Projection
 from service.engine.table_view import Key, Page, Row
+from service.types import Array
 from service.wire.json_document import dump
 
 # Decimals of a map's places, which lie within -1 and 1.
@@ -42,6 +43,17 @@ def encode_projection(projection: Projection, version: int, total: int) -> bytes
         },
         strict=True,
     )
+
+
+def encode_drift(cosines: Array, version: int, older: int, *, is_aligned: bool) -> bytes:
+    """Encodes {"version", "from", "is_aligned", "values"}; values: 1 - cosine for each point of a map, or null."""
+    values = np.round(1 - cosines, _PLACE_DECIMALS).astype(np.float32)
+    return dump({"version": version, "from": older, "is_aligned": is_aligned, "values": values}, strict=True)
+
+
+def encode_keys(keys: list[Key | None], version: int) -> bytes:
+    """Encodes {"version", "keys"}: the key of each point of a map, null for a row without a key."""
+    return dump({"version": version, "keys": [_text(key) for key in keys]}, strict=True)
 
 
 def _text(key: Key | None) -> str | int | None:

@@ -250,7 +250,7 @@ def test_every_route_of_a_model_asks_for_its_right(guarded: Guarded, right: str)
         assert ask("hidden", "boss").status_code in (200, 400), path
 
 
-@pytest.mark.parametrize("view", [":page", ":row?id=1", ":projection"])
+@pytest.mark.parametrize("view", [":page", ":row?id=1", ":projection", ":drift?from=1"])
 def test_a_view_of_a_table_needs_both_rights(guarded: Guarded, view: str) -> None:
     path = f"/v1/models/{{}}/tables/user{view}"
     for model in ("shown", "hidden", "absent"):

@@ -18,6 +18,7 @@ import pytest
 from tests.integration.process import PATIENCE_S, ROOT, ServerProcess, until
 from tests.integration.test_access import TOKENS, bearer, caller
 from tests.toy_model import toy_tables, write_toy_model
+from tests.versions_to_compare import random_rows, write_version
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Locator, Page
@@ -30,7 +31,22 @@ browsing = pytest.importorskip("tests.integration.browser", reason="playwright i
 
 pytestmark = pytest.mark.slow
 MANY_ROWS = 1_000_000
-PAGES = ("", "tables", "tables?id=1", "map", "try", "traffic", "compare")
+PAIR_ROWS = 200
+PAIR_MAP = "map?model=pair&table={}&color={}"
+PAGES = (
+    "",
+    "tables",
+    "tables?id=1",
+    "map",
+    PAIR_MAP.format("user", "drift"),
+    PAIR_MAP.format("tag", "key"),
+    PAIR_MAP.format("tag", "traffic"),
+    "try",
+    "traffic",
+    "compare",
+    "deltas",
+)
+ADMIN_PAGES = ("admin?model=spare&table=user",)
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +58,11 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Writes version 1 of the toy model, and version 1 of model "large", whose table of users has a million rows."""
+    """Writes version 1 of the toy model, and models "large", "pair" and "spare".
+
+    large: its table of users has a million rows. pair: has two versions; row 7 of users points the other way in the
+    second. spare: two versions of the toy model, of which the second is served.
+    """
     folder = tmp_path_factory.mktemp("console")
     write_toy_model(folder / "toy" / "1")
     rows = np.arange(MANY_ROWS, dtype=np.float32)
@@ -52,21 +72,28 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
         manifest["tables"]["user"]["vocabulary_size"] = MANY_ROWS
 
     write_toy_model(folder / "large" / "1", tables=toy_tables() | {"user": users}, edit_manifest=enlarge)
+    pair = random_rows(PAIR_ROWS, 1, 2)
+    for version in ("1", "2"):
+        write_version(folder / "pair" / version, pair, keys=["film:a", "film:b", "book:c"])
+        pair[7] *= -1
+    write_toy_model(folder / "spare" / "1")
+    write_toy_model(folder / "spare" / "2", scale=2)
     entries = "".join(
-        f'config {{ name: "{name}" base_path: "{folder / name}" model_platform: "tensorflow" }}\n'
-        for name in ("toy", "large")
+        f'config {{ name: "{name}" base_path: "{folder / name}" model_platform: "tensorflow" {more} }}\n'
+        for name, more in (("toy", ""), ("large", ""), ("spare", ""), ("pair", "model_version_policy { all {} }"))
     )
     (folder / "models.conf").write_text(f"model_config_list {{\n{entries}}}\n")
     return folder
 
 
 def serve(base: Path, **settings: object) -> ServerProcess:
-    """Starts a server of both models."""
+    """Starts a server of all models."""
     return ServerProcess(
         model_config_file=base / "models.conf",
         admin_port=0,
         file_system_poll_wait_seconds=0.1,
         graph_signatures="off",
+        delta_journal_dir=base / "journals",
         **settings,
     )
 
@@ -102,13 +129,14 @@ needs_axe = pytest.mark.skipif(not browsing.AXE.is_file(), reason="axe-core is n
 @needs_axe
 @pytest.mark.parametrize(("scheme", "size"), [("light", "wide"), ("dark", "phone")])
 def test_no_page_has_findings(browser: Browser, server: ServerProcess, scheme: str, size: str) -> None:
-    with browsing.watched(browser, f"http://127.0.0.1:{server.http_port}", scheme=scheme, size=size) as seen:
-        for place in PAGES:
-            page = seen.open(place)
-            settle(page)
-            assert seen.findings() == [], place
-            # Nothing is wider than the window: a phone's user must not scroll sideways.
-            assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), place
+    for port, places in ((server.http_port, PAGES), (server.admin_port, ADMIN_PAGES)):
+        with browsing.watched(browser, f"http://127.0.0.1:{port}", scheme=scheme, size=size) as seen:
+            for place in places:
+                page = seen.open(place)
+                settle(page)
+                assert seen.findings() == [], place
+                # Nothing is wider than the window: a phone's user must not scroll sideways.
+                assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), place
 
 
 def test_a_browser_is_led_to_the_console(console: Watched) -> None:
@@ -134,6 +162,8 @@ def test_a_swap_shows_while_somebody_looks(console: Watched, base: Path) -> None
     (base / "toy" / "3").mkdir()
     (base / "toy" / "3" / "saved_model.pb").write_bytes(b"broken")
     card.locator("p.problem", has_text="version 3").wait_for()
+    attention = page.get_by_role("region", name="What needs attention").locator("tr", has_text="version 3")
+    attention.get_by_text("EmbeddingVersionFailed").wait_for()
     shutil.rmtree(base / "toy" / "3")
     page.goto(f"{console.base}/console#/tables?model=toy&table=user&id=2")
     page.wait_for_selector("h2 >> text=Row 2")
@@ -186,8 +216,7 @@ def test_a_map_of_a_million_rows_is_sampled_and_chosen_from(console: Watched) ->
     page.get_by_text("100,000 of 1,000,000 rows").wait_for()
     canvas = page.locator("canvas[role=application]")
     browsing.wait_for(page, "document.querySelector('canvas[role=application]').dataset.drawMs !== undefined")
-    colors = "c => new Set(new Uint32Array(c.getContext('2d').getImageData(0, 0, c.width, c.height).data.buffer)).size"
-    assert canvas.evaluate(colors) > 50
+    assert canvas.evaluate(COLORS) > 50
     place = canvas.bounding_box()
     assert place is not None
     page.mouse.click(place["x"] + place["width"] * 0.6, place["y"] + place["height"] * 0.5)
@@ -200,6 +229,32 @@ def test_a_map_of_a_million_rows_is_sampled_and_chosen_from(console: Watched) ->
     browsing.wait_for(page, f"({heading} ?? {by_mouse!r}) !== {by_mouse!r}")
     page.mouse.wheel(0, -500)
     page.get_by_role("button", name="Whole map").click()
+
+
+# Counts the different colours in a canvas.
+COLORS = "c => new Set(new Uint32Array(c.getContext('2d').getImageData(0, 0, c.width, c.height).data.buffer)).size"
+DRAWN = "document.querySelector('canvas[role=application]')?.dataset.drawMs !== undefined"
+
+
+def test_a_map_shows_drift_and_groups_of_keys(console: Watched) -> None:
+    page = console.open("map?model=pair&table=user")
+    box(page, "Colour").select_option("drift")
+    page.get_by_text("How far each row turned since version 1").wait_for()
+    browsing.wait_for(page, "/1 − cosine 0/.test(document.querySelector('div.ramp div.ramp')?.innerText)")
+    browsing.wait_for(page, DRAWN)
+    # The background, rows that did not turn, and row 7.
+    assert page.locator("canvas[role=application]").evaluate(COLORS) == 3
+    assert box(page, "Since version").locator("option").all_inner_texts() == ["1"]
+    box(page, "Table").select_option("tag")
+    box(page, "Colour").select_option("key")
+    groups = page.get_by_role("list", name="Colours")
+    groups.get_by_text("film: 2").wait_for()
+    assert groups.get_by_role("listitem").all_inner_texts() == ["film: 2", "book: 1"]
+    page.get_by_role("textbox", name="Text in the key").fill("M:A")
+    groups.get_by_text("“M:A” in the key: 1").wait_for()
+    console.expected = ("400", "501")
+    console.open(PAIR_MAP.format("user", "key"))
+    page.get_by_text("has no vocabulary").wait_for()
 
 
 def test_a_lookup_is_tried_and_its_programs_give_the_same(console: Watched, server: ServerProcess) -> None:
@@ -251,11 +306,29 @@ def test_traffic_shows_requests_while_they_come(console: Watched, server: Server
     assert page.locator(".uplot canvas").count() == 2
 
 
+def test_hot_rows_show_while_lookups_come(console: Watched, server: ServerProcess) -> None:
+    page = console.open("traffic?model=pair&version=2&table=user")
+    row = page.get_by_role("region", name="Rows that are read most").locator("tbody tr").first
+
+    def is_hot() -> bool:
+        for _ in range(20):
+            server.lookup({"user": [9] * 200 + [3] * 20}, model="pair")
+        page.wait_for_timeout(100)
+        cells = row.locator("td").all_inner_texts() if row.count() else []
+        return bool(cells) and cells[0] == "9" and cells[2] not in ("–", "0")
+
+    until(is_hot)
+    console.open(PAIR_MAP.format("user", "traffic"))
+    page.get_by_text("hottest rows are on the map").wait_for()
+    browsing.wait_for(page, DRAWN)
+    assert page.locator("canvas[role=application]").evaluate(COLORS) >= 3
+
+
 def test_admin_actions_ask_first_and_are_on_the_admin_port_only(browser: Browser, server: ServerProcess) -> None:
     assert server.http.get("/console/session").json()["is_admin"] is False
     with browsing.watched(browser, f"http://127.0.0.1:{server.admin_port}") as seen:
         page = seen.open("admin")
-        box(page, "Model").select_option("large")
+        box(page, "Model of the label").select_option("large")
         box(page, "Label").fill("stable")
         page.get_by_role("button", name="Change label").click()
         page.get_by_role("button", name="Cancel").click()
@@ -266,11 +339,95 @@ def test_admin_actions_ask_first_and_are_on_the_admin_port_only(browser: Browser
         assert server.http.get("/v1/models/large/labels/stable/metadata").status_code == 200
         page.get_by_role("button", name="Reload the list").click()
         page.get_by_role("button", name="Yes, reload the list").click()
-        page.get_by_text("was read again: large, toy").wait_for()
+        page.get_by_text("was read again: large, pair, spare, toy").wait_for()
         # The file has no labels, and what it says counts.
         assert server.http.get("/v1/models/large/labels/stable/metadata").status_code == 400
         if browsing.AXE.is_file():
             assert seen.findings() == []
+
+
+def test_rows_are_changed_and_erased_after_a_question(browser: Browser, server: ServerProcess) -> None:
+    def rows(feature: str, ids: list[Any]) -> Any:
+        return server.lookup({feature: ids}, model="spare")[feature]
+
+    with browsing.watched(browser, f"http://127.0.0.1:{server.admin_port}") as seen:
+        page = seen.open("admin?model=spare&table=user")
+        card = page.locator("section[aria-label='Rows']")
+        ids = card.get_by_role("textbox", name="Row ids")
+        ids.fill("3, 1")
+        change = card.get_by_role("button", name="Change rows", exact=True)
+        values = card.get_by_role("textbox", name="New values")
+        for wrong, text in (("1 2", "Enter 2 lines"), ("1 2\n3", "Line 2 has 1 numbers"), ("1 2\n3 x", "no number")):
+            values.fill(wrong)
+            card.get_by_text(text).wait_for()
+            assert change.is_disabled()
+        values.fill("0.5, -1\n[8, 9]")
+        before = rows("user", [3, 1, 2])
+        change.click()
+        dialog = page.get_by_role("dialog")
+        dialog.get_by_text("Change 2 rows (3, 1) of table user of spare, version 2?").wait_for()
+        dialog.get_by_role("button", name="Cancel").click()
+        assert rows("user", [3, 1, 2]) == before
+        change.click()
+        page.get_by_role("button", name="Yes, change rows").click()
+        page.get_by_text("Delta 1 changed 2 rows of table user, version 2. Lookups use them.").wait_for()
+        assert rows("user", [3, 1, 2]) == [[0.5, -1], [8, 9], before[2]]
+        card.get_by_role("combobox", name="Table").select_option("tag")
+        card.get_by_role("combobox", name="Rows by").select_option("key:tags")
+        values.fill("")
+        card.get_by_role("textbox", name="Keys").fill("blue")
+        card.get_by_role("button", name="Erase rows", exact=True).click()
+        dialog.get_by_text("Erase 1 row (of the keys blue) of table tag of spare, version 2?").wait_for()
+        page.get_by_role("button", name="Yes, erase rows").click()
+        page.get_by_text("Delta 2 erased 1 row of table tag").wait_for()
+        assert rows("tags", [["blue"], ["red"]]) == [[0, 0, 0], [2, 2, 2]]
+        deltas = browser.new_page()
+        deltas.goto(f"{seen.base}/console#/deltas")
+        last = deltas.get_by_role("region", name="Last deltas of spare 2").locator("tbody tr")
+        last.nth(1).wait_for()
+        cells = [row.locator("td").all_inner_texts()[:4] for row in last.all()]
+        assert cells == [
+            ["2", "tag", "1", "request, in the journal"],
+            ["1", "user", "2", "request, in the journal"],
+        ]
+        assert "of 1 GiB" in deltas.locator("section[aria-label='Deltas of spare 2'] .journal").inner_text()
+        deltas.close()
+        seen.expected = ("400", "501")
+        card.get_by_role("textbox", name="Keys").fill("no such key")
+        card.get_by_role("button", name="Erase rows", exact=True).click()
+        page.get_by_role("button", name="Yes, erase rows").click()
+        page.get_by_role("alert").get_by_text("no such key").wait_for()
+        if browsing.AXE.is_file():
+            assert seen.findings() == []
+
+
+def test_a_model_is_rolled_back_after_a_question(browser: Browser, server: ServerProcess) -> None:
+    def version() -> str:
+        return str(server.http.get("/v1/models/spare/metadata").json()["model_spec"]["version"])
+
+    with browsing.watched(browser, f"http://127.0.0.1:{server.admin_port}") as seen:
+        seen.expected = ("400", "404", "409", "501")
+        page = seen.open("admin")
+        card = page.locator("section[aria-label='Versions']")
+        card.get_by_role("combobox", name="Model to roll back").select_option("spare")
+
+        def roll_back(to: str) -> None:
+            card.get_by_role("combobox", name="To version").fill(to)
+            card.get_by_role("button", name="Roll back", exact=True).click()
+            page.get_by_role("button", name="Yes, roll back").click()
+
+        roll_back("9")
+        page.get_by_text("has no folder of version 9. Versions: 1, 2.").wait_for()
+        roll_back("1")
+        page.get_by_text("spare serves version 1 only.").wait_for()
+        until(lambda: version() == "1")
+        card.get_by_role("button", name="End roll-back", exact=True).click()
+        page.get_by_role("button", name="Yes, end roll-back").click()
+        page.get_by_text("spare serves the versions again").wait_for()
+        until(lambda: version() == "2")
+        card.get_by_role("button", name="End roll-back", exact=True).click()
+        page.get_by_role("button", name="Yes, end roll-back").click()
+        page.get_by_text('Model "spare" is not pinned to a version.').wait_for()
 
 
 def test_other_sites_can_not_use_the_admin_port(server: ServerProcess) -> None:
@@ -357,7 +514,35 @@ def test_an_admin_signs_in_on_the_admin_port(browser: Browser, guarded: ServerPr
         sign_in(page, "boss")
         page.get_by_role("button", name="Reload the list").click()
         page.get_by_role("button", name="Yes, reload the list").click()
-        page.get_by_text("was read again: large, toy").wait_for()
+        page.get_by_text("was read again: large, pair, spare, toy").wait_for()
+
+
+def test_replicas_with_one_secret_share_a_session(base: Path, guarded: ServerProcess, tmp_path: Path) -> None:
+    secret, auth = tmp_path / "secret", tmp_path / "auth.toml"
+    secret.write_text("x" * 32)
+    auth.write_text(caller("user", token="user", toy='["predict", "metadata"]'))
+    settings = {"auth_config": auth, "console_secret_file": secret, "auth_config_poll_wait_seconds": 0.05}
+    with serve(base, **settings) as one, serve(base, **settings) as other:
+        for process in (one, other):
+            process.answering()
+        signed_in = one.http.post("/console/session", json={"token": TOKENS["user"]})
+        cookie = {"Cookie": signed_in.headers["set-cookie"].partition(";")[0]}
+        # A lookup, so that the native core gives the request to the routes that know sessions.
+        csrf = other.http.get("/console/session", headers=cookie).json()["csrf"]
+        lookup = "/v1/models/toy:lookup", {"features": {"user": [1]}}
+        until(lambda: other.http.get("/v1/models/toy", headers=cookie).status_code == 200)
+        assert other.http.post(lookup[0], json=lookup[1], headers=cookie).status_code == 403
+        allowed = cookie | {"X-Console-Csrf": csrf}
+        until(lambda: other.http.post(lookup[0], json=lookup[1], headers=allowed).status_code == 200)
+        assert guarded.http.get("/console/overview", headers=cookie).status_code == 401
+        auth.write_text(caller("user", token="reader", toy='["predict", "metadata"]'))
+
+        def is_refused() -> bool:
+            return all(
+                http.get("/console/overview", headers=cookie).status_code == 401 for http in (one.http, other.http)
+            )
+
+        until(is_refused)
 
 
 def test_a_cookie_alone_changes_nothing(guarded: ServerProcess) -> None:

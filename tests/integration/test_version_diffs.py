@@ -5,10 +5,12 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import httpx
 import numpy as np
+import pytest
 
 from tests.integration.conftest import Serve
-from tests.integration.process import until
+from tests.integration.process import ServerProcess, until
 from tests.versions_to_compare import random_rotation, random_rows, write_version
 
 NUM_ROWS = 200
@@ -69,3 +71,42 @@ def test_a_drifted_version_is_refused_and_the_old_one_serves(serve: Serve, tmp_p
     # The way back to an older version is open, whatever its rows are.
     shutil.rmtree(base / "2")
     until(lambda: statuses()["1"][0] == "AVAILABLE")
+
+
+@pytest.fixture
+def two_versions(serve: Serve, tmp_path: Path) -> ServerProcess:
+    """Serves two versions: in the second, the rows of users are turned, and the last two were exchanged."""
+    base = tmp_path / "models"
+    publish(base, 1, OLD)
+    publish(base, 2, ROTATED[[*range(NUM_ROWS - 2), NUM_ROWS - 1, NUM_ROWS - 2]])
+    return serve(model_base_path=base).ready()
+
+
+def layer(server: ServerProcess, path: str) -> httpx.Response:
+    """Asks for a layer of a map until it is computed."""
+    found: list[httpx.Response] = []
+
+    def is_there() -> bool:
+        found[:] = [server.http.get(f"/v1/models/default/versions/2/tables/{path}")]
+        return found[0].status_code != 202
+
+    until(is_there)
+    return found[0]
+
+
+def test_the_points_of_a_map_have_drift_and_keys(two_versions: ServerProcess) -> None:
+    ids = layer(two_versions, "user:projection").json()["ids"]
+    found = layer(two_versions, "user:drift?from=1").json()
+    assert (found["version"], found["from"], found["is_aligned"]) == (2, 1, True)
+    assert len(found["values"]) == len(ids) == NUM_ROWS
+    turned = OLD[-2:] @ OLD[-2:].T / np.linalg.norm(OLD[-2:], axis=1) / np.linalg.norm(OLD[-2:], axis=1)[:, None]
+    assert found["values"][:-2] == pytest.approx([0] * (NUM_ROWS - 2), abs=0.02)
+    assert found["values"][-2:] == pytest.approx([1 - turned[0, 1]] * 2, abs=0.2)
+    tags = layer(two_versions, "tag:keys").json()
+    assert tags == {"version": 2, "keys": [None, "key0", "key1", "key2"]}
+    for path, status, text in (
+        ("user:keys", 400, "has no vocabulary"),
+        ("user:drift?from=9", 404, "no folder of version 9"),
+    ):
+        answer = layer(two_versions, path)
+        assert answer.status_code == status and text in answer.json()["error"], path

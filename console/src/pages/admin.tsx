@@ -1,10 +1,57 @@
-// Admin actions, on the admin listener only: labels, and the list of models.
+// Admin actions, on the admin listener only: labels, versions, rows, and the list of models.
 import type { JSX } from "preact";
 import { useState } from "preact/hooks";
-import { Model, Session, checked, post, send } from "../api";
+import { Model, Session, checked, modelPath, post, send } from "../api";
+import type { Params } from "../hooks";
 import { Confirmed, Problem, Select } from "../parts";
+import { RowsForm } from "./rows_form";
 
-export function Admin({ models, session }: { models: Model[]; session: Session }): JSX.Element {
+function Versions(props: { models: Model[]; isDisabled: boolean; act: (work: () => Promise<string>) => Promise<void> }): JSX.Element {
+  const { models } = props;
+  const [name, setName] = useState(models[0]?.name ?? "");
+  const [version, setVersion] = useState("");
+  const model = models.find((one) => one.name === name);
+  const isNumber = /^\d+$/.test(version);
+  const away = Object.entries(model?.labels ?? {}).filter(([, at]) => String(at) !== version);
+  const labels = away.length ? ` Requests that name the label ${away.map(([label]) => `“${label}”`).join(" or ")} will fail.` : "";
+  const pin = (to: number | null): Promise<void> =>
+    props.act(async () => {
+      await post(`${modelPath(name)}:pin`, { version: to });
+      return to === null ? `${name} serves the versions again that its list of models names.` : `${name} serves version ${to} only.`;
+    });
+  return (
+    <section class="card" aria-label="Versions">
+      <h2>Versions</h2>
+      <p>To roll back, serve an older version, whose folder must still be there. The next list of models ends a roll-back.</p>
+      <div class="fields">
+        <Select label="Model to roll back" value={name} options={models.map((one) => one.name)} onChange={setName} />
+        <label class="field">
+          <span>To version</span>
+          <input list="versions" inputMode="numeric" value={version} onInput={(event) => setVersion(event.currentTarget.value.trim())} />
+        </label>
+        <datalist id="versions">
+          {model?.versions.map((one) => (
+            <option key={one.version} value={one.version} />
+          ))}
+        </datalist>
+        <Confirmed
+          label="Roll back"
+          isDisabled={props.isDisabled || !isNumber}
+          question={`Serve version ${version} of ${name} only? It is loaded, and then all other versions are unloaded.${labels}`}
+          act={() => pin(Number(version))}
+        />
+        <Confirmed
+          label="End roll-back"
+          isDisabled={props.isDisabled || !name}
+          question={`Serve the versions of ${name} again that its list of models names?`}
+          act={() => pin(null)}
+        />
+      </div>
+    </section>
+  );
+}
+
+export function Admin({ models, session, params }: { models: Model[]; session: Session; params: Params }): JSX.Element {
   const [told, setTold] = useState("");
   const [error, setError] = useState<Error>();
   const [name, setName] = useState(models[0]?.name ?? "");
@@ -46,7 +93,7 @@ export function Admin({ models, session }: { models: Model[]; session: Session }
       <section class="card" aria-label="Labels">
         <h2>Labels</h2>
         <div class="fields">
-          <Select label="Model" value={name} options={models.map((one) => one.name)} onChange={setName} />
+          <Select label="Model of the label" value={name} options={models.map((one) => one.name)} onChange={setName} />
           <label class="field">
             <span>Label</span>
             <input list="labels" value={label} onInput={(event) => setLabel(event.currentTarget.value)} />
@@ -57,7 +104,7 @@ export function Admin({ models, session }: { models: Model[]; session: Session }
             ))}
           </datalist>
           <Select
-            label="Version"
+            label="Label's version"
             value={chosen}
             options={[...available.map((one): [string, string] => [one, one]), ["remove", "no version: remove the label"]]}
             onChange={setVersion}
@@ -74,6 +121,8 @@ export function Admin({ models, session }: { models: Model[]; session: Session }
           />
         </div>
       </section>
+      <Versions models={models} isDisabled={!session.csrf} act={act} />
+      <RowsForm models={models} params={params} isDisabled={!session.csrf} act={act} />
       <section class="card" aria-label="List of models">
         <h2>List of models</h2>
         <p>Reads --model_config_file again: new models are loaded, and models that it does not name are unloaded.</p>

@@ -1,19 +1,23 @@
-// Map: the rows of a table on their two principal components, coloured by norm.
+// Map: the rows of a table on their two principal components, coloured by norm, traffic, drift or key.
 import type { JSX } from "preact";
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
-import { Overview, TableMap, checked, send, tablePath } from "../api";
+import { Hot, Model, Overview, TableMap, checked, get, send, tablePath } from "../api";
+import { keyLayer } from "../groups";
 import { Params, setParams, useLoad } from "../hooks";
-import { Status, TableChoice, shown, useTables } from "../parts";
-import { Points, View, ramp } from "../points";
+import { Select, Status, TableChoice, shown, useTables } from "../parts";
+import { GROUP_COLORS, Layer, Points, View, ramp } from "../points";
 import { RowPanel } from "../row";
 
 const COMPUTING_MS = 500;
+const HOT_POLL_MS = 5000;
+// As many hot rows as the server tells.
+const HOT_ROWS = 2000;
 
-/** Loads a map; waits while the server computes it. */
-async function loadMap(path: string, signal: AbortSignal): Promise<TableMap> {
+/** Loads a document that the server computes in the background; waits for it. */
+async function loadComputed<T>(path: string, signal: AbortSignal): Promise<T> {
   for (;;) {
     const response = await checked(await send("GET", path, undefined, signal));
-    if (response.status !== 202) return (await response.json()) as TableMap;
+    if (response.status !== 202) return (await response.json()) as T;
     await new Promise((resolve) => setTimeout(resolve, COMPUTING_MS));
     signal.throwIfAborted();
   }
@@ -21,16 +25,31 @@ async function loadMap(path: string, signal: AbortSignal): Promise<TableMap> {
 
 function Ramp({ points }: { points: Points }): JSX.Element {
   const canvas = useRef<HTMLCanvasElement>(null);
+  const { groups, name } = points.layer;
   useEffect(() => {
     const context = canvas.current?.getContext("2d");
     if (!context) return;
     const image = context.createImageData(256, 1);
     new Uint32Array(image.data.buffer).set(ramp());
     context.putImageData(image, 0, 0);
-  }, []);
+  }, [groups === undefined]);
+  if (groups) {
+    return (
+      <ul class="groups" aria-label="Colours">
+        {groups.map((group, at) => (
+          <li key={group}>
+            <svg viewBox="0 0 10 10" aria-hidden="true">
+              <circle cx="5" cy="5" r="5" fill={GROUP_COLORS[at]} />
+            </svg>
+            {group}: {points.layer.values.filter((value) => value === at).length.toLocaleString("en")}
+          </li>
+        ))}
+      </ul>
+    );
+  }
   return (
     <div class="ramp">
-      norm {shown(points.lowest, 3)}
+      {name} {shown(points.lowest, 3)}
       <canvas ref={canvas} width={256} height={1} aria-hidden="true" />
       {shown(points.highest, 3)}
     </div>
@@ -62,7 +81,7 @@ function Canvas(props: { points: Points; chosen: number; onChoose: (id: number) 
   useEffect(() => {
     view.current = { x: 0, y: 0, scale: 0 };
     draw();
-  }, [points]);
+  }, [points.map]);
   useEffect(() => {
     const element = canvas.current;
     if (!element) return;
@@ -168,22 +187,124 @@ function Canvas(props: { points: Points; chosen: number; onChoose: (id: number) 
   );
 }
 
+/** What the colours of the map show, as loaded. note: said below the map. */
+interface Colors {
+  layer: Layer;
+  note: string;
+}
+
+interface Drift {
+  version: number;
+  from: number;
+  is_aligned: boolean;
+  values: (number | null)[];
+}
+
+type Keys = (string | number | null)[];
+
+/** Loads the data of the colours; undefined for the norms, which the map has. */
+async function loadColors(by: string, map: TableMap | undefined, base: string, since: string, signal: AbortSignal): Promise<Hot | Drift | Keys | undefined> {
+  if (!map || by === "norm") return undefined;
+  if (by === "traffic") return get<Hot>(`${base}:hot?k=${HOT_ROWS}`, signal);
+  if (by === "drift") return since ? loadComputed<Drift>(`${base}:drift?from=${since}`, signal) : undefined;
+  return (await loadComputed<{ keys: Keys }>(`${base}:keys`, signal)).keys;
+}
+
+function colorsOf(map: TableMap, by: string, data: Hot | Drift | Keys | undefined, text: string): Colors {
+  const grey = map.ids.map(() => null);
+  if (by === "norm") return { layer: { name: "norm", values: map.norms }, note: "" };
+  if (Array.isArray(data)) {
+    const layer = keyLayer(data, text);
+    const none = layer.groups?.length ? "" : " No key has one of these characters, so enter a text.";
+    return { layer, note: text ? "" : `Groups: the part of the key in front of the first “:”, “/”, “|” or “=”.${none}` };
+  }
+  if (data && "rows" in data) {
+    const lookups = new Map(data.rows.map((row) => [row.id, row.lookups]));
+    const values = map.ids.map((id) => lookups.get(id) ?? null);
+    const found = values.filter((value) => value !== null).length;
+    return {
+      layer: { name: "lookups", values, isLog: true },
+      note: `${found.toLocaleString("en")} of the ${data.rows.length.toLocaleString("en")} hottest rows are on the map; all other rows are grey.`,
+    };
+  }
+  if (data) {
+    const turned = data.is_aligned ? "; a rotation of the whole table is no drift" : "";
+    return {
+      layer: { name: "1 − cosine", values: data.values },
+      note: `How far each row turned since version ${data.from}${turned}. Rows that version ${data.from} does not have are grey.`,
+    };
+  }
+  return { layer: { name: by, values: grey }, note: "" };
+}
+
+function ColorChoice(props: { model: Model | undefined; map: TableMap | undefined; methods: string[]; by: string; since: string; text: string }): JSX.Element {
+  const { model, map, methods, by } = props;
+  const others = model?.versions.filter((one) => one.state === "AVAILABLE" && one.version !== map?.version) ?? [];
+  const labels = (version: number): string => Object.keys(model?.labels ?? {}).filter((label) => model?.labels[label] === version).join(", ");
+  const options: [string, string][] = [
+    ["norm", "norm"],
+    ["traffic", "traffic: rows that are read most"],
+    ["drift", "drift since another version"],
+    ["key", "key"],
+  ];
+  return (
+    <div class="fields">
+      <Select
+        label="Colour"
+        value={by}
+        options={options.filter(([name]) => methods.includes({ traffic: "hot", drift: "drift", key: "keys" }[name] ?? "projection"))}
+        onChange={(color) => setParams({ color })}
+      />
+      {by === "drift" && others.length ? (
+        <Select
+          label="Since version"
+          value={props.since}
+          options={others.map((one): [string, string] => [String(one.version), [one.version, labels(one.version)].filter(Boolean).join(" ")])}
+          onChange={(since) => setParams({ since })}
+        />
+      ) : null}
+      {by === "drift" && map && !others.length ? <p class="faint">Drift needs another AVAILABLE version of the model.</p> : null}
+      {by === "key" ? (
+        <label class="field">
+          <span>Text in the key</span>
+          <input value={props.text} onInput={(event) => setParams({ text: event.currentTarget.value })} />
+        </label>
+      ) : null}
+    </div>
+  );
+}
+
 export function MapPage({ overview, params }: { overview: Overview; params: Params }): JSX.Element {
   const { models, methods } = overview;
   const { choice, loaded } = useTables(models, params);
   const path = choice.table ? tablePath(choice.model, choice.version, choice.table.name, ":projection") : "";
   // The latest version may change: the map of another version is another map.
-  const latest = models.find((one) => one.name === choice.model)?.versions.find((one) => one.state === "AVAILABLE")?.version;
-  const map = useLoad(`${path}#${choice.version || latest}`, async (signal) => (path ? loadMap(path, signal) : undefined));
-  const points = useMemo(() => (map.data ? new Points(map.data) : undefined), [map.data]);
+  const model = models.find((one) => one.name === choice.model);
+  const latest = model?.versions.find((one) => one.state === "AVAILABLE")?.version;
+  const map = useLoad(`${path}#${choice.version || latest}`, async (signal) => (path ? loadComputed<TableMap>(path, signal) : undefined));
+  const by = params["color"] ?? "norm";
+  const text = params["text"] ?? "";
+  const others = model?.versions.filter((one) => one.state === "AVAILABLE" && one.version !== map.data?.version).map((one) => one.version) ?? [];
+  const older = others.filter((one) => one < (map.data?.version ?? 0));
+  const since = others.some((one) => String(one) === params["since"]) ? (params["since"] ?? "") : String(older[0] ?? others[0] ?? "");
+  const base = map.data ? tablePath(choice.model, String(map.data.version), choice.table?.name ?? "", "") : "";
+  const data = useLoad(
+    `${base} ${by} ${by === "drift" ? since : ""}`,
+    (signal) => loadColors(by, map.data, base, since, signal),
+    by === "traffic" ? HOT_POLL_MS : 0,
+  );
+  const colors = useMemo(() => (map.data ? colorsOf(map.data, by, data.data, text) : undefined), [map.data, by, data.data, text]);
+  const points = useMemo(() => (map.data && colors ? new Points(map.data, colors.layer) : undefined), [map.data, colors]);
   const id = params["id"] ?? "";
   const [told, setTold] = useState("");
   return (
     <>
       <h1 tabIndex={-1}>Map</h1>
       <TableChoice models={models} choice={choice} />
+      <ColorChoice model={model} map={map.data} methods={methods} by={by} since={since} text={text} />
       <Status of={loaded} what="tables" />
       {path ? <Status of={map} what="the map, which the server computes once per version" /> : null}
+      {map.data ? <Status of={data} what="the colours" /> : null}
       {points ? (
         <div class="columns">
           <section class="card" aria-label="Map">
@@ -195,6 +316,7 @@ export function MapPage({ overview, params }: { overview: Overview; params: Para
                 setTold(`Row ${chosen} is chosen.`);
               }}
             />
+            {colors?.note ? <p>{colors.note}</p> : null}
             <p class="faint">
               {points.map.ids.length.toLocaleString("en")} of {points.map.total.toLocaleString("en")} rows of version {points.map.version}, on
               the two directions of most variance ({points.map.explained.map((share) => `${(share * 100).toFixed(1)} %`).join(" and ")}).

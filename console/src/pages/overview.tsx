@@ -1,43 +1,9 @@
-// Overview: models, versions on a time line, labels, load errors, limits, health.
+// Overview: what needs attention, models, versions on a time line, labels, load errors, limits, health.
 import type { JSX } from "preact";
 import { Change, Model, Overview, get } from "../api";
 import { address, useLoad } from "../hooks";
 import { Badge, Grid, Problem, bytes, duration, shown, time } from "../parts";
-
-interface TableStatus {
-  table: string;
-  rows: number;
-  dim: number;
-  dtype: string;
-  mapped_bytes: number;
-  missing_share?: number;
-  ids?: number;
-}
-
-interface VersionStatus {
-  version: number;
-  in_flight?: number;
-  signatures?: Record<string, string>;
-  tables?: TableStatus[];
-}
-
-interface Noted {
-  at: string;
-  code: string;
-  model: string;
-  message: string;
-  request_id: string;
-}
-
-/** The part of /v1/statusz that the page shows. */
-interface Statusz {
-  server: { uptime_s: number; rss_bytes?: number };
-  data_plane: { kind: string };
-  models: Record<string, { versions: VersionStatus[] }>;
-  overload: { limits?: Record<string, number>; models: { model: string; in_flight_bytes: number; refused: Record<string, number> }[] };
-  last_errors: Noted[];
-  settings: Record<string, { value: unknown; is_default: boolean }>;
-}
+import { Statusz, VersionStatus } from "../statusz";
 
 const WIDTH = 600;
 const ROW = 22;
@@ -163,6 +129,27 @@ function ModelCard(props: {
   );
 }
 
+function Attention({ statusz }: { statusz: Statusz }): JSX.Element {
+  return (
+    <section class="card" aria-label="Needs attention">
+      <h2>Needs attention</h2>
+      {statusz.attention.length ? (
+        <Grid
+          label="What needs attention"
+          rows={statusz.attention}
+          columns={[
+            { name: "model", cell: (one) => one.model || "(server)" },
+            { name: "what", cell: (one) => <span class="problem">{one.message}</span> },
+            { name: "alert rule", cell: (one) => one.alert },
+          ]}
+        />
+      ) : (
+        <p class="faint">Nothing now.</p>
+      )}
+    </section>
+  );
+}
+
 function Limits({ statusz }: { statusz: Statusz }): JSX.Element {
   const limits = Object.entries(statusz.settings).filter(([name]) => name.startsWith("max_") || name.endsWith("_timeout_s"));
   const refused = statusz.overload.models.flatMap((one) => Object.entries(one.refused).map(([reason, count]) => ({ ...one, reason, count })));
@@ -235,6 +222,7 @@ export function OverviewPage({ overview, hasLinks }: { overview: Overview; hasLi
           </>
         ) : null}
       </dl>
+      {data ? <Attention statusz={data} /> : null}
       {overview.models.length ? null : <p class="faint">No model is configured that you may see.</p>}
       {overview.models.map((model) => (
         <ModelCard

@@ -1,7 +1,7 @@
 // Table explorer: pages of rows, a row by id or key, hot rows.
 import type { JSX } from "preact";
 import { useState } from "preact/hooks";
-import { Overview, Page, Refusal, get, tablePath } from "../api";
+import { Hot, Overview, Page, Refusal, get, tablePath } from "../api";
 import { Params, address, setParams, useLoad } from "../hooks";
 import { Choice, Grid, Select, Status, TableChoice, shown, useTables } from "../parts";
 import { RowPanel, rowParams } from "../row";
@@ -53,12 +53,6 @@ function Rows({ choice, params }: { choice: Choice; params: Params }): JSX.Eleme
       ) : null}
     </section>
   );
-}
-
-interface Hot {
-  lookups: number;
-  sampled: number;
-  rows: { id: number; key: string | number | null; lookups: number; share: number }[];
 }
 
 function HotRows({ choice }: { choice: Choice }): JSX.Element {

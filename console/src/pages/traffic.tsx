@@ -1,16 +1,17 @@
-// Traffic: rate and latency by model, computed from the server's metrics while the page is open.
+// Traffic: rate and latency by model, and the rows that are read most, while the page is open.
 import type { JSX } from "preact";
 import { useEffect, useRef } from "preact/hooks";
 import uPlot from "uplot";
-import { checked, send } from "../api";
-import { useLoad } from "../hooks";
+import { Hot, Overview, Refusal, checked, get, send, tablePath } from "../api";
+import { Params, address, useLoad } from "../hooks";
 import { Rates, Reading, ratesBetween, readMetrics } from "../metrics";
-import { Grid, Status, shown } from "../parts";
+import { Grid, Status, TableChoice, shown, useTables } from "../parts";
+import { GROUP_COLORS } from "../points";
+import { rowParams } from "../row";
 
 const POLL_MS = 2000;
 const MAX_READINGS = 300;
-// Colours that stay apart for people who see no red or no green, on light and on dark.
-const COLORS = ["#3f7fd0", "#d17b0f", "#199b7d", "#b65a9e", "#8a8a2a", "#c7514c", "#5f8f3a", "#7a6ad8"];
+const HOT_ROWS = 20;
 
 interface Traffic {
   readings: Reading[];
@@ -45,7 +46,7 @@ function Plot(props: { label: string; unit: string; names: string[]; traffic: Tr
           {},
           ...names.map((name, at) => ({
             label: name || "(no model)",
-            stroke: COLORS[at % COLORS.length] ?? ink,
+            stroke: GROUP_COLORS[at % GROUP_COLORS.length] ?? ink,
             width: 2,
             value: (_: uPlot, value: number | null) => (value === null ? "–" : `${shown(value, 3)} ${props.unit}`),
           })),
@@ -70,7 +71,75 @@ function Plot(props: { label: string; unit: string; names: string[]; traffic: Tr
   );
 }
 
-export function Traffic(): JSX.Element {
+/** A reading of the hot rows, and the reading before it. */
+interface HotReading {
+  atMs: number;
+  hot: Hot;
+  before: { atMs: number; version: number; lookups: Map<number, number> } | undefined;
+}
+
+/** Estimates how often a row was read a second between two readings; null without two readings of the row. */
+function perSecond(reading: HotReading, row: { id: number; lookups: number }): number | null {
+  const { before, hot } = reading;
+  const old = before?.version === hot.version ? before.lookups.get(row.id) : undefined;
+  if (!before || old === undefined || old > row.lookups) return null;
+  return (row.lookups - old) / Math.max((reading.atMs - before.atMs) / 1000, 0.001);
+}
+
+function HotIds({ overview, params }: { overview: Overview; params: Params }): JSX.Element {
+  const { choice, loaded } = useTables(overview.models, params);
+  const kept = useRef<{ path: string; reading: HotReading } | undefined>(undefined);
+  const table = choice.table?.name ?? "";
+  const path = table ? tablePath(choice.model, choice.version, table, `:hot?k=${HOT_ROWS}`) : "";
+  const hot = useLoad(
+    path,
+    async (signal): Promise<HotReading | undefined> => {
+      if (!path) return undefined;
+      const found = await get<Hot>(path, signal);
+      const last = kept.current?.path === path ? kept.current.reading : undefined;
+      const before = last && { atMs: last.atMs, version: last.hot.version, lookups: new Map(last.hot.rows.map((row) => [row.id, row.lookups])) };
+      const reading = { atMs: Date.now(), hot: found, before };
+      kept.current = { path, reading };
+      return reading;
+    },
+    POLL_MS,
+  );
+  const reading = hot.data;
+  const isUnsampled = hot.error instanceof Refusal && hot.error.status === 501;
+  return (
+    <section class="card" aria-label="Hot rows">
+      <h2>Hot rows</h2>
+      <TableChoice models={overview.models} choice={choice} />
+      <Status of={loaded} what="tables" />
+      {isUnsampled ? <p class="faint">{hot.error?.message}</p> : <Status of={hot} what="hot rows" />}
+      {reading && !isUnsampled ? (
+        <>
+          <Grid
+            label="Rows that are read most"
+            rows={reading.hot.rows}
+            columns={[
+              { name: "row", isNumber: true, cell: (row) => <a href={address("tables", rowParams(choice, row.id))}>{row.id}</a> },
+              { name: "key", cell: (row) => String(row.key ?? "") },
+              { name: "lookups/s", isNumber: true, cell: (row) => shownRate(perSecond(reading, row)) },
+              { name: "lookups", isNumber: true, cell: (row) => shown(row.lookups) },
+              { name: "share", isNumber: true, cell: (row) => `${shown(row.share * 100, 3)} %` },
+            ]}
+          />
+          <p class="faint">
+            Estimates from {shown(reading.hot.sampled)} sampled lookups of about {shown(reading.hot.lookups)} since version {reading.hot.version} was
+            loaded.
+          </p>
+        </>
+      ) : null}
+    </section>
+  );
+}
+
+function shownRate(rate: number | null): string {
+  return rate === null ? "–" : shown(rate, 3);
+}
+
+export function Traffic({ overview, params }: { overview: Overview; params: Params }): JSX.Element {
   const kept = useRef<Traffic>({ readings: [], rates: [] });
   const loaded = useLoad(
     "metrics",
@@ -113,6 +182,7 @@ export function Traffic(): JSX.Element {
           </section>
         </>
       ) : null}
+      {overview.methods.includes("hot") ? <HotIds overview={overview} params={params} /> : null}
     </>
   );
 }

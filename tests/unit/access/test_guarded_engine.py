@@ -35,6 +35,18 @@ class FakeTable:
         return Nearest(np.full((1, 1), 2), np.ones((1, 1), np.float32))
 
 
+class FakeComparisons:
+    """All versions are equal."""
+
+    def of_request(self, model: str, old: int, new: int) -> dict[str, Any]:
+        """Returns an empty comparison."""
+        return {}
+
+    def rows_of_request(self, model: str, table: str, old: int, new: int, ids: Any) -> tuple[Any, bool]:
+        """Returns cosines of 1."""
+        return np.ones(len(ids)), True
+
+
 @pytest.fixture
 def observer() -> RecordingObserver:
     return RecordingObserver()
@@ -54,6 +66,8 @@ def engine(observer: RecordingObserver, clock: Clock) -> Engine:
         clock,
         reload=lambda models, deadline_s: None,
         set_label=lambda model, label, version: None,
+        pin=lambda model, version: None,
+        compare=FakeComparisons(),
     )
 
 
@@ -77,7 +91,10 @@ CALLS: dict[str, tuple[Right, Callable[[Engine, ModelRef], Any]]] = {
     "statuses": ("metadata", lambda engine, ref: engine.statuses(ref.name)),
     "tables": ("metadata", lambda engine, ref: engine.tables(ref)),
     "row_origin": ("predict", lambda engine, ref: engine.row_origin(ref, "t", 2)),
+    "diff": ("admin", lambda engine, ref: engine.diff(ref.name, 1, 2)),
+    "drift": ("predict", lambda engine, ref: engine.drift(ref.name, "t", 1, 2, np.array([2]))),
     "set_label": ("admin", lambda engine, ref: engine.set_label(ref.name, "stable", 1)),
+    "pin": ("admin", lambda engine, ref: engine.pin(ref.name, 1)),
     "reload": ("admin", lambda engine, ref: engine.reload([])),
 }
 

@@ -9,8 +9,8 @@ import pytest
 
 from service.comparison.document import DRIFTED_COSINE, TableDiff, VersionDiff
 from service.comparison.tables import Budget
-from service.comparison.versions import compare_versions
-from service.errors import ArtifactError
+from service.comparison.versions import compare_rows, compare_versions
+from service.errors import ArtifactError, InvalidRequest, TableNotFound
 from tests.toy_model import write_toy_model
 from tests.versions_to_compare import DIM, Array, random_rotation, random_rows, write_version
 
@@ -190,3 +190,41 @@ def test_a_cut_off_file_is_an_error(tmp_path: Path) -> None:
     shard.write_bytes(shard.read_bytes()[:-1])
     with pytest.raises(ArtifactError, match="its manifest says"):
         compare_versions(*folders)
+
+
+def test_single_rows_are_compared_as_all_rows_are(tmp_path: Path) -> None:
+    old = random_rows(NUM_ROWS, 1)
+    noise = np.random.default_rng(5).standard_normal(old.shape) * np.linspace(0, 3, NUM_ROWS)[:, None]
+    new = (1.7 * (old + noise) @ random_rotation(2)).astype(np.float32)
+    folders = write_version(tmp_path / "1", old), write_version(tmp_path / "2", new)
+    cosines, is_aligned = compare_rows(*folders, "user", np.arange(NUM_ROWS))
+    assert is_aligned
+    assert cosines == pytest.approx(oracle_cosines(old.astype(np.float64), new.astype(np.float64)))
+    few, is_aligned = compare_rows(*folders, "user", np.array([3, 700]))
+    plain = [old[at] @ new[at] / np.linalg.norm(old[at]) / np.linalg.norm(new[at]) for at in (3, 700)]
+    assert not is_aligned and few == pytest.approx(plain, rel=1e-4)
+
+
+def test_single_rows_are_found_by_their_keys(tmp_path: Path) -> None:
+    old, same = random_rows(4, 1, 3), random_rows(10, 4, 2)
+    # Row 1 is a new key; rows 2 and 3 were rows 3 and 1, and row 3 points the other way.
+    new = np.stack([old[0], old[0], old[3], -old[1]])
+    folders = (
+        write_version(tmp_path / "1", same, old, ["a", "b", "c"]),
+        write_version(tmp_path / "2", same[:-1], new, ["new", "c", "a"]),
+    )
+    cosines, _ = compare_rows(*folders, "tag", np.arange(4))
+    assert np.isnan(cosines[:2]).all() and cosines[2:] == pytest.approx([1, -1])
+    grown, _ = compare_rows(folders[1], folders[0], "user", np.array([8, 9]))
+    assert grown[0] == pytest.approx(1) and np.isnan(grown[1])
+    with pytest.raises(TableNotFound, match='Version 1 has no table "none"'):
+        compare_rows(*folders, "none", np.arange(1))
+
+
+def test_rows_of_other_sizes_are_not_compared(tmp_path: Path) -> None:
+    folders = (
+        write_version(tmp_path / "1", random_rows(9, 1)),
+        write_version(tmp_path / "2", random_rows(9, 1, DIM + 1)),
+    )
+    with pytest.raises(InvalidRequest, match="differ in the numbers of a row"):
+        compare_rows(*folders, "user", np.arange(1))

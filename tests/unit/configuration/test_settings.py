@@ -79,6 +79,7 @@ OTHER_VALUES: dict[str, tuple[str, Any]] = {
     "auth_config_poll_wait_seconds": ("5", 5.0),
     "admin_port": ("8502", 8502),
     "admin_host": ("::1", "::1"),
+    "console_secret_file": ("secret", "secret"),
     "rest_api_cors_origins": ("https://a.example", "https://a.example"),
     "model_config_file": ("models.conf", "models.conf"),
     "model_config_file_poll_wait_seconds": ("2", 2.0),

@@ -48,6 +48,23 @@ def test_a_file_changes_rows_and_no_others(serve: Serve) -> None:
     assert serve().rows("user", 3) == [[3, 30]]
 
 
+def test_the_status_names_the_last_deltas_and_the_journal(serve: Serve) -> None:
+    served = serve()
+    served.drop(1, "user", [3, 1], [[7, 8], [-1, 0.5]])
+    served.look()
+    status = served.deltas.status()
+    (file,) = status.recent
+    assert (file.sequence, file.table, file.rows, file.is_upsert, status.journal) == (1, "user", 2, False, None)
+    served = serve(journal=True)
+    assert served.deltas.status().journal == (0, 1 << 20)
+    sequence = upsert(served, [4], [[1, 2]])
+    status = served.deltas.status()
+    by_request, file = status.recent
+    assert (by_request.sequence, by_request.rows, by_request.is_upsert, file.is_upsert) == (sequence, 1, True, False)
+    assert status.journal is not None
+    assert status.journal.bytes == next((served.version.parent / "journal").rglob("*.journal")).stat().st_size > 0
+
+
 def test_the_higher_number_counts_whichever_comes_first(serve: Serve) -> None:
     served = serve()
     served.drop(5, "user", [1, 2], [[5, 5], [5, 5]])

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from service.engine.table_projection import MAX_MAPS, KeptMaps, project
+from service.engine.table_projection import MAX_MAPS, KeptMaps, ids_on_map, project
 from service.errors import IdOutOfRange, Overloaded
 from service.types import Array
 
@@ -38,6 +38,7 @@ def test_a_large_table_is_sampled_the_same_each_time() -> None:
     assert len(first.ids) == 300 == len(np.unique(first.ids)) and (np.diff(first.ids) > 0).all()
     assert first.ids[0] < 500 and first.ids[-1] > 4500
     assert (first.ids == second.ids).all() and (first.places == second.places).all()
+    assert (ids_on_map(5000, max_points=300) == first.ids).all()
 
 
 @pytest.mark.parametrize("dim", [1, 2])

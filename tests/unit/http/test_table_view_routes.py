@@ -47,6 +47,10 @@ def test_a_row_has_values_and_norm(http: Http) -> None:
         ("t:row?key=a", 400, "no vocabulary"),
         ("none:row?id=1", 404, 'no table "none". Tables: t.'),
         ("none:projection", 404, 'no table "none"'),
+        ("t:drift", 400, "Name the version to compare with"),
+        ("t:drift?from=x", 400, "Failed to convert version: x"),
+        ("none:drift?from=1", 404, 'no table "none"'),
+        ("none:keys", 404, 'no table "none"'),
     ],
 )
 def test_a_wrong_question_is_told_why(http: Http, path: str, status: int, text: str) -> None:

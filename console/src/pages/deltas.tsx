@@ -1,0 +1,82 @@
+// Deltas: rows that changed without a new version, and the journal of upserts, for each version.
+import type { JSX } from "preact";
+import { get } from "../api";
+import { useLoad } from "../hooks";
+import { Grid, Status, bytes, duration, shown } from "../parts";
+import { DeltaStatus, Statusz } from "../statusz";
+
+const POLL_MS = 2000;
+
+/** Writes counts by reason; "none" if all are 0. */
+function reasons(counts: Record<string, number>): string {
+  const told = Object.entries(counts)
+    .filter(([, count]) => count > 0)
+    .map(([reason, count]) => `${reason}: ${shown(count)}`);
+  return told.join(", ") || "none";
+}
+
+function VersionDeltas({ model, version, deltas }: { model: string; version: number; deltas: DeltaStatus }): JSX.Element {
+  const { journal } = deltas;
+  const facts: [string, string][] = [
+    ["last number", shown(deltas.last_sequence)],
+    ["applied", shown(deltas.applied)],
+    ["changed rows", shown(deltas.rows)],
+    ["waiting", deltas.pending || deltas.lag_s ? `${shown(deltas.pending)}, for ${duration(deltas.lag_s)}` : "none"],
+    ["missing numbers", shown(deltas.missing)],
+    ["refused", reasons(deltas.refused)],
+    ["upserts that failed", reasons(deltas.journal_failures)],
+  ];
+  return (
+    <section class="card" aria-label={`Deltas of ${model} ${version}`}>
+      <h2>
+        {model}, version {version}
+      </h2>
+      <dl>
+        {facts.map(([name, value]) => (
+          <div key={name}>
+            <dt>{name}</dt>
+            <dd>{value}</dd>
+          </div>
+        ))}
+      </dl>
+      {journal ? (
+        <label class="journal">
+          Journal: {bytes(journal.bytes)} of {bytes(journal.max_bytes)}
+          <meter value={journal.bytes} max={journal.max_bytes} high={0.9 * journal.max_bytes} />
+        </label>
+      ) : (
+        <p class="faint">There is no journal, so upserts are refused: start the server with --delta_journal_dir.</p>
+      )}
+      {deltas.recent.length ? (
+        <Grid
+          label={`Last deltas of ${model} ${version}`}
+          rows={deltas.recent}
+          columns={[
+            { name: "number", isNumber: true, cell: (one) => one.sequence },
+            { name: "table", cell: (one) => one.table },
+            { name: "rows", isNumber: true, cell: (one) => shown(one.rows) },
+            { name: "came by", cell: (one) => (one.is_upsert ? "request, in the journal" : "file") },
+            { name: "made at", cell: (one) => one.time ?? "" },
+          ]}
+        />
+      ) : null}
+    </section>
+  );
+}
+
+export function Deltas(): JSX.Element {
+  const statusz = useLoad("statusz", (signal) => get<Statusz>("/v1/statusz", signal), POLL_MS);
+  const found = Object.entries(statusz.data?.models ?? {}).flatMap(([model, { versions }]) =>
+    versions.flatMap(({ version, deltas }) => (deltas ? [{ model, version, deltas }] : [])),
+  );
+  return (
+    <>
+      <h1 tabIndex={-1}>Deltas</h1>
+      <Status of={statusz} what="deltas" />
+      {statusz.data && !found.length ? <p class="faint">No version is loaded whose rows can be changed.</p> : null}
+      {found.map((one) => (
+        <VersionDeltas key={`${one.model}/${one.version}`} {...one} />
+      ))}
+    </>
+  );
+}

@@ -1,0 +1,51 @@
+// The part of /v1/statusz that pages show.
+
+export interface TableStatus {
+  table: string;
+  rows: number;
+  dim: number;
+  dtype: string;
+  mapped_bytes: number;
+  missing_share?: number;
+  ids?: number;
+}
+
+/** The deltas of one version; times are texts in UTC. */
+export interface DeltaStatus {
+  last_sequence: number;
+  applied: number;
+  rows: number;
+  pending: number;
+  lag_s: number;
+  missing: number;
+  refused: Record<string, number>;
+  journal_failures: Record<string, number>;
+  journal: { bytes: number; max_bytes: number } | null;
+  recent: { sequence: number; table: string; rows: number; time: string | null; is_upsert: boolean }[];
+}
+
+export interface VersionStatus {
+  version: number;
+  in_flight?: number;
+  deltas?: DeltaStatus | null;
+  signatures?: Record<string, string>;
+  tables?: TableStatus[];
+}
+
+export interface Noted {
+  at: string;
+  code: string;
+  model: string;
+  message: string;
+  request_id: string;
+}
+
+export interface Statusz {
+  attention: { model: string; message: string; alert: string }[];
+  server: { uptime_s: number; rss_bytes?: number };
+  data_plane: { kind: string };
+  models: Record<string, { versions: VersionStatus[] }>;
+  overload: { limits?: Record<string, number>; models: { model: string; in_flight_bytes: number; refused: Record<string, number> }[] };
+  last_errors: Noted[];
+  settings: Record<string, { value: unknown; is_default: boolean }>;
+}

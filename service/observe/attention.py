@@ -1,0 +1,120 @@
+"""Finds what an operator should look at in the content of the status page, such as a version that failed to load.
+
+The rules of examples/compose/alerts.yml judge rates and durations, which need the history that Prometheus keeps. The
+checks here see one moment only, so that each says what is true now, or what has happened since a start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+# Share of a limit from which it needs attention.
+FULL = 0.9
+# Seconds for which a delta may wait, as in the alert EmbeddingDeltaLag.
+MAX_LAG_S = 10
+# Seconds before a certificate ends, from which it needs attention.
+CERTIFICATE_S = 14 * 86_400
+
+
+@dataclass(frozen=True, slots=True)
+class ReadFiles:
+    """The state of the files that the server reads again while it runs.
+
+    certificate_ends_s: port -> when its first certificate ends, in seconds since 1970. is_auth_current: False: the
+    present --auth_config file was refused, and an older one is in force.
+    """
+
+    certificate_ends_s: Mapping[str, float] = field(default_factory=dict)
+    is_auth_current: bool = True
+
+
+class Notice(NamedTuple):
+    """One thing that needs attention. model: "" for the whole server. alert: the Prometheus rule on it, or ""."""
+
+    model: str
+    message: str
+    alert: str
+
+
+def attention(document: Mapping[str, Any], files: ReadFiles, now_s: float) -> list[dict[str, str]]:
+    """Returns what needs attention, as dicts of the fields of Notice.
+
+    Args:
+      document: the content of the status page.
+    """
+    found = [
+        *_of_models(document["models"]),
+        *_of_limits(document),
+        *_of_places(document),
+        *_of_files(files, now_s),
+    ]
+    return [one._asdict() for one in found]
+
+
+def _of_models(models: Mapping[str, Any]) -> Iterator[Notice]:
+    for name, model in models.items():
+        if model["problem"]:
+            yield Notice(name, f"can not answer: {model['problem']}", "EmbeddingModelUnavailable")
+        for version in model["versions"]:
+            where = f"version {version['version']}"
+            if version["state"] == "END" and version["code"] != "OK":
+                alert = "EmbeddingVersionDamaged" if version["code"] == "DATA_LOSS" else "EmbeddingVersionFailed"
+                yield Notice(name, f"{where}: {version['code']}: {version['message']}", alert)
+            if version.get("deltas"):
+                for message, alert in _of_deltas(version["deltas"]):
+                    yield Notice(name, f"{where}: {message}", alert)
+
+
+def _of_deltas(status: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    if refused := sum(status["refused"].values()):
+        reasons = ", ".join(sorted(status["refused"]))
+        yield f"{refused} deltas were refused since it was loaded ({reasons})", "EmbeddingDeltasRefused"
+    if failed := {reason: count for reason, count in status["journal_failures"].items() if count}:
+        reasons = ", ".join(sorted(failed))
+        yield f"{sum(failed.values())} upserts were not put into the journal ({reasons})", "EmbeddingJournalFails"
+    if status["lag_s"] > MAX_LAG_S:
+        yield f"deltas have waited for {status['lag_s']:.0f} s", "EmbeddingDeltaLag"
+    if status["missing"]:
+        yield f"{status['missing']} numbers of deltas are missing", ""
+    journal = status["journal"]
+    if journal is not None and journal["bytes"] >= FULL * journal["max_bytes"]:
+        share = 100 * journal["bytes"] / journal["max_bytes"]
+        yield f"the journal is full to {share:.0f} %: fold it into a new version", ""
+
+
+def _of_limits(document: Mapping[str, Any]) -> Iterator[Notice]:
+    held = document["overload"]
+    if held:
+        for unit in ("bytes", "rows"):
+            used, limit = sum(one[f"in_flight_{unit}"] for one in held["models"]), held["limits"][unit]
+            if limit and used >= FULL * limit:
+                yield Notice("", f"{used} of {limit} {unit} are in flight", "EmbeddingInFlightFull")
+    server = document["server"]
+    used, limit = server.get("open_files", 0), server.get("max_files", 0)
+    if limit > 0 and used >= FULL * limit:
+        yield Notice("", f"{used} of {limit} file descriptors are open", "EmbeddingFileDescriptors")
+
+
+def _of_places(document: Mapping[str, Any]) -> Iterator[Notice]:
+    for cluster in document["clusters"]:
+        if cluster["problem"]:
+            yield Notice("", f"cluster {cluster['cluster']}: {cluster['problem']}", "")
+    for store in document["stores"]:
+        if store["problem"]:
+            yield Notice(store["model"], f"object store: {store['problem']}", "")
+    for name, log in document["request_logs"].items():
+        if log["is_disabled"]:
+            yield Notice(name, "an error ended the request log", "EmbeddingRequestLogDisabled")
+
+
+def _of_files(files: ReadFiles, now_s: float) -> Iterator[Notice]:
+    for port, end_s in sorted(files.certificate_ends_s.items()):
+        left_s = end_s - now_s
+        if left_s < 0:
+            yield Notice("", f"the certificate of the {port} port has expired", "")
+        elif left_s < CERTIFICATE_S:
+            yield Notice("", f"the certificate of the {port} port expires in {left_s / 86_400:.1f} days", "")
+    if not files.is_auth_current:
+        yield Notice("", "the --auth_config file has a fault, so that an older one is in force", "")
