@@ -210,11 +210,16 @@ def test_kserves_runtime_has_the_settings_of_the_deployment() -> None:
     assert volume in pod["volumes"]
     assert runs["volumeMounts"] == [{"name": volume["name"], "mountPath": "/tmp"}]
     (service,) = kubernetes.read(FOLDER / "kserve" / "inference-service.yaml")
+    # Its key and its value are free texts for the schema.
+    assert service["metadata"]["annotations"] == {"serving.kserve.io/deploymentMode": "Standard"}
     predictor = service["spec"]["predictor"]
     assert predictor["model"]["runtime"] == runtime()["metadata"]["name"]
     formats = [(one["name"], one["version"]) for one in spec["supportedModelFormats"]]
     assert (predictor["model"]["modelFormat"]["name"], predictor["model"]["modelFormat"]["version"]) in formats
     assert predictor["model"]["protocolVersion"] in spec["protocolVersions"]
+    assert set(spec["protocolVersions"]) == {"v1", "v2", "grpc-v1", "grpc-v2"}
+    config = objects_of("bucket")["ConfigMap", "embedding-server-models"]["data"]["models.conf"]
+    assert [predictor["model"]["storageUri"]] == [one.base_path for one in parse_config_text(config, "models.conf")]
     assert predictor["terminationGracePeriodSeconds"] == pod["terminationGracePeriodSeconds"]
     assert predictor["securityContext"] == {"fsGroup": pod["securityContext"]["fsGroup"]}
     scaling = objects_of("volume")["HorizontalPodAutoscaler", "embedding-server"]["spec"]
@@ -222,6 +227,7 @@ def test_kserves_runtime_has_the_settings_of_the_deployment() -> None:
         scaling["minReplicas"],
         scaling["maxReplicas"],
     ]
+    assert predictor["scaleMetric"] == scaling["metrics"][0]["resource"]["name"]
     assert predictor["scaleTarget"] == scaling["metrics"][0]["resource"]["target"]["averageUtilization"]
 
 
