@@ -235,12 +235,13 @@ def test_a_server_with_kserves_arguments_answers(serve: Serve, base: Path) -> No
     (runs,) = runtime()["spec"]["containers"]
     given = dict(argument.removeprefix("--").split("=") for argument in runs["args"])
     ports = {port["name"]: port["containerPort"] for port in runs["ports"]}
+    assert {port["protocol"] for port in runs["ports"]} == {"TCP"}
     assert (int(given["rest_api_port"]), int(given["port"])) == (ports["http"], ports["h2c"])
     assert runtime()["spec"]["annotations"]["prometheus.kserve.io/port"] == given["rest_api_port"]
     (service,) = kubernetes.read(FOLDER / "kserve" / "inference-service.yaml")
     # KServe puts the name of the InferenceService in the place of {{.Name}}, and the versions below /mnt/models.
-    model = given["model_name"].replace("{{.Name}}", service["metadata"]["name"])
-    assert given["model_base_path"] == "/mnt/models"
+    assert (given["model_name"], given["model_base_path"]) == ("{{.Name}}", "/mnt/models")
+    model = service["metadata"]["name"]
     names = {name.removeprefix("EMB_").lower(): value for name, value in variables(runs).items()}
     server = serve(**names, model_name=model, model_base_path=base).answering()
     for path in ("/readyz", runtime()["spec"]["annotations"]["prometheus.kserve.io/path"]):
