@@ -11,7 +11,7 @@ from model_export.diff.arguments import add_diff
 from model_export.export_config import CONFIG_EXAMPLE
 from model_export.graphs.signature_names import DEFAULT_BATCH_SIZES
 from model_export.remote.arguments import add_push
-from model_export.report.row_names import LabelFile
+from model_export.report.arguments import add_reports
 
 _DATA = Path("data/movielens-100k")
 DEFAULT_RUN = Path("runs/movielens")
@@ -153,28 +153,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--skip_refused", action="store_true", help="leave out the deltas that a server refuses, instead of failing"
     )
 
-    verify = commands.add_parser("verify", help="check an artifact's files, and every signature against numpy")
-    _add_report(verify)
-
-    inspect = commands.add_parser(
-        "inspect",
-        help="show what any SavedModel holds: tables and their health, signatures, training (no TensorFlow needed)",
-    )
-    _add_report(inspect)
-    inspect.add_argument(
-        "--labels",
-        type=_label_file,
-        action="append",
-        default=[],
-        metavar="TABLE=FILE[#COLUMN]",
-        help="colour a table's picture: CSV or TSV of key or row number, label and perhaps name; COLUMN of its header "
-        "is the label, else the second (repeatable)",
-    )
-    inspect.add_argument(
-        "--statistics", type=Path, metavar="DIR", help="lookup statistics of a training: its profile_data_directory"
-    )
-    inspect.add_argument("--run", type=Path, metavar="DIR", help="folder of the training run, for its loss curves")
-    inspect.add_argument("--fast", action="store_true", help="do not read the tables: no norms, no NaN, no dead rows")
+    add_reports(commands)
     add_diff(commands)
     return parser
 
@@ -234,19 +213,6 @@ def _named(text: str) -> tuple[str, str]:
     if not (name and separator and value):
         raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
     return name, value
-
-
-def _add_report(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("artifact", type=Path, metavar="DIR", help="version folder, e.g. models/movielens/1")
-    parser.add_argument("--json", action="store_true", help="print the whole report as JSON, and nothing else")
-    parser.add_argument("--html", type=Path, metavar="FILE", help="write the report as one page with plots")
-
-
-def _label_file(text: str) -> LabelFile:
-    try:
-        return LabelFile.parse(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def _add_dataset(parser: argparse.ArgumentParser) -> None:

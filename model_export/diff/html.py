@@ -1,4 +1,4 @@
-"""Renders a comparison of two versions as one HTML page without scripts or network, as `inspect --html` does."""
+"""Renders a comparison of two versions as one HTML page without scripts or network."""
 
 from __future__ import annotations
 

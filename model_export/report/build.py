@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from model_export.errors import ExportError
 from model_export.report.document import ArtifactReport, FeatureReport, MetaGraphReport, TableReport
 from model_export.report.findings import findings
 from model_export.report.history import curves, read_run_history
+from model_export.report.nearest import nearest_rows, searched_ids
 from model_export.report.parity import parity_from_json
 from model_export.report.projection import Projection, label_agreement, project, sample_ids
 from model_export.report.row_names import LabelFile, Labels, read_labels, table_vocabularies, vocabulary_names
@@ -23,6 +24,8 @@ from model_export.statistics.table_health import Progress, TableRows, table_heal
 from service.artifact.manifest import MANIFEST_PATH, Manifest
 from service.errors import ArtifactError
 
+# How many of the nearest rows a page shows for each row.
+_NEAREST = 10
 # The seed is fixed, so that the pictures of two reports on a table show the same sample of rows.
 _SEED = 0
 
@@ -32,7 +35,8 @@ class ReportOptions:
     """Options of a report: whether tables are read completely, and which further files are read.
 
     reads_tables: whether to read all tables completely, for their health.
-    has_projections: whether to project every table to two dimensions, not only tables with labels.
+    has_projections: whether to project every table to two dimensions, not only tables with labels, and to find the
+        nearest rows of these rows.
     labels: files of labels, at most one per table.
     statistics: folder of lookup statistics; None: the artifact's own, if it has some.
     run: folder of the training run, for its curves; None: those of the provenance, if it has some.
@@ -69,7 +73,7 @@ def build_report(
     except ArtifactError as error:
         tables = []
         notes.append(f"Variables are not listed: {error}")
-    labels = _labels(artifact, manifest, tables, options.labels)
+    labels = read_table_labels(artifact, manifest, tables, options.labels)
     if options.reads_tables:
         tables = [_read_table(artifact, manifest, table, options, labels.get(table.name), progress) for table in tables]
     provenance = {} if manifest is None else dict(manifest.provenance)
@@ -90,9 +94,14 @@ def build_report(
     return dataclasses.replace(report, findings=tuple(findings(report, manifest)))
 
 
-def _labels(
+def read_table_labels(
     artifact: Path, manifest: Manifest | None, tables: list[TableReport], files: tuple[LabelFile, ...]
 ) -> dict[str, Labels]:
+    """Reads label files; returns the labels by table.
+
+    Raises:
+      ExportError: a file can not be read, or its table does not exist or has another file.
+    """
     by_name = {table.name: table for table in tables}
     found: dict[str, Labels] = {}
     for file in files:
@@ -121,9 +130,16 @@ def _read_table(
     picture = None
     if options.has_projections or labels is not None:
         picture = _projection(view, labels)
-        names = _names(artifact, manifest, table.name, picture.ids) | dict({} if labels is None else labels.names)
+        if options.has_projections:
+            searched = searched_ids(np.array(picture.ids, np.int64), view.shape)
+            picture = dataclasses.replace(picture, nearest=nearest_rows(view, searched, _NEAREST))
+        near = {row for rows in picture.nearest.values() for row, _ in rows} - set(picture.ids)
+        found = row_names(artifact, manifest, table.name, {*picture.ids, *near})
+        names = found | dict({} if labels is None else labels.names)
         if names:
-            picture = dataclasses.replace(picture, names=tuple(names.get(row, "") for row in picture.ids))
+            shown = tuple(names.get(row, "") for row in picture.ids)
+            others = {row: names[row] for row in sorted(near & set(names))}
+            picture = dataclasses.replace(picture, names=shown, nearest_names=others)
     return dataclasses.replace(table, health=health, projection=picture)
 
 
@@ -140,7 +156,8 @@ def _projection(view: TableRows, labels: Labels | None) -> Projection:
     return dataclasses.replace(picture, labels=shown, label_title=labels.title, agreement=share, chance=chance)
 
 
-def _names(artifact: Path, manifest: Manifest | None, table: str, rows: tuple[int, ...]) -> dict[int, str]:
+def row_names(artifact: Path, manifest: Manifest | None, table: str, rows: Collection[int]) -> dict[int, str]:
+    """Returns the keys of some rows of a table; {} without a vocabulary that can be read."""
     if manifest is None:
         return {}
     try:

@@ -21,6 +21,7 @@ from model_export.report.build import ReportOptions, build_report
 from model_export.report.document import ArtifactReport
 from model_export.report.html import to_html
 from model_export.report.json import to_json
+from model_export.report.projector import write_projector
 from model_export.report.text import to_text, verification_text
 from model_export.statistics.table_health import Progress
 
@@ -43,6 +44,8 @@ def inspect(arguments: argparse.Namespace) -> None:
     elif arguments.html is None:
         sys.stdout.write(to_text(report))
     _write_html(report, arguments)
+    if arguments.projector is not None:
+        _write_projector(arguments)
 
 
 def verify(arguments: argparse.Namespace) -> None:
@@ -106,6 +109,14 @@ def _write_html(report: ArtifactReport, arguments: argparse.Namespace) -> None:
     except OSError as error:
         raise ExportError(f"cannot write {arguments.html}: {error.strerror or error}") from error
     _remark(arguments, f"report written to {arguments.html}")
+
+
+def _write_projector(arguments: argparse.Namespace) -> None:
+    tables = write_projector(arguments.artifact, arguments.projector, arguments.projector_rows, tuple(arguments.labels))
+    for table in tables:
+        left_out = f", {table.left_out:,} not finite and left out" if table.left_out else ""
+        _remark(arguments, f"projector: {table.rows:,} rows of table {table.name!r}{left_out}")
+    _remark(arguments, f"run: tensorboard --logdir {arguments.projector}")
 
 
 def _remark(arguments: argparse.Namespace, text: str) -> None:

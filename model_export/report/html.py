@@ -1,6 +1,7 @@
-"""Renders a report as one HTML page with inline pictures, without scripts or network, for light and dark screens.
+"""Renders a report as one HTML page with inline pictures, without network, for light and dark screens.
 
-All text from an artifact is escaped, and the page's Content-Security-Policy also forbids scripts and loading.
+All text from an artifact is escaped. The page's Content-Security-Policy also forbids loading, and all scripts but the
+one of this program (pictures.js), with which a reader zooms pictures and sees the nearest rows.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from model_export.parity.parity_report import ParityReport, SignatureParity
 from model_export.report import plots
 from model_export.report.document import ArtifactReport, Curve, MetaGraphReport, TableReport
 from model_export.report.findings import first_ids
-from model_export.report.page import details, figure, page, section, table
+from model_export.report.page import data, details, figure, page, section, table
 from model_export.report.policies import bytes_words, lookup_words, signature_words, tensor_words, vocabulary_words
 from model_export.report.projection import Projection
 from model_export.report.statistics import TableStatistics
@@ -43,7 +44,8 @@ def to_html(report: ArtifactReport) -> str:
         f"{len(report.tables)} {tables}, {len(report.features)} features, "
         f"{sum(len(graph.signatures) for graph in report.meta_graphs)} signatures, {bytes_words(report.nbytes)}"
     )
-    return page(name, summary, sections)
+    has_pictures = any(_is_drawn(entry) for entry in report.tables)
+    return page(name, summary, sections, has_pictures_of_rows=has_pictures)
 
 
 def _attention(report: ArtifactReport) -> str:
@@ -98,12 +100,23 @@ def _table(entry: TableReport, has_manifest: bool) -> str:
     if health is None or health.histogram is None or health.norms is None:
         return ""
     drawn = [figure("Norms of its rows", _norm_caption(health), plots.norm_histogram(entry.name, health.histogram))]
-    if entry.projection is not None and len(entry.projection.ids) > 1:
-        picture = plots.scatter(entry.name, entry.projection)
+    if entry.projection is not None and _is_drawn(entry):
+        picture = plots.scatter(entry.name, entry.projection) + _nearest(entry.projection)
         has_labels = bool(entry.projection.labels)
-        drawn.append(figure(*_picture_words(entry.projection), picture, is_wide=has_labels))
+        drawn.append(figure(*_picture_words(entry.projection), picture, is_wide=has_labels, kind="rows"))
     kind = "Table" if has_manifest else "Variable"
     return section(f"{kind} {entry.name}", f'<div class="figures">{"".join(drawn)}</div>', _rows_list(health))
+
+
+def _is_drawn(entry: TableReport) -> bool:
+    return entry.projection is not None and len(entry.projection.ids) > 1
+
+
+def _nearest(projection: Projection) -> str:
+    nearest = {
+        row: [(near, round(cosine, 4)) for near, cosine in rows] for row, rows in sorted(projection.nearest.items())
+    }
+    return data({"nearest": nearest, "names": projection.nearest_names, "searched": f"{len(nearest):,}"})
 
 
 def _norm_caption(health: TableHealth) -> str:

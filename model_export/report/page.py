@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import base64
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 from model_export.report.svg import escape
 
 # Each colour has one shade for light screens and one for dark screens, with a contrast of at least 3:1. .other colours
 # the points of a plot that have no group.
+_SCRIPT = Path(__file__).with_name("pictures.js")
 _STYLE = """
 :root{color-scheme:light dark;--back:#fff;--card:#f6f7f9;--ink:#1c2330;--soft:#59616e;--line:#d5d9e0;
 --bad:#b3261e;--good:#1a6e3c;--other:#a3a9b3;--c0:#0b62a8;--c1:#c2500a;--c2:#17804d;--c3:#b3267e;--c4:#6b4fc4;
@@ -41,23 +47,46 @@ svg .line{fill:none;stroke:currentColor;stroke-width:2}
 svg g{fill:currentColor}svg .point{fill-opacity:.78;stroke:var(--card);stroke-width:.5}
 .c0{color:var(--c0)}.c1{color:var(--c1)}.c2{color:var(--c2)}.c3{color:var(--c3)}.c4{color:var(--c4)}
 .c5{color:var(--c5)}.c6{color:var(--c6)}.c7{color:var(--c7)}.other{color:var(--other)}
-@media print{section{break-inside:avoid}}
+.rows{position:relative}.rows svg{touch-action:pan-y}.rows svg:focus-visible{outline:2px solid var(--c0)}
+.bar{display:flex;gap:.3rem;margin-bottom:.3rem}
+.rows button,.rows input{font:inherit;color:var(--ink);background:var(--back);border:1px solid var(--soft);
+border-radius:4px}
+.bar button{min-width:2rem}.bar input{flex:0 1 16rem;min-width:0;padding:0 .4rem}
+.tip{position:absolute;z-index:1;padding:.15rem .5rem;background:var(--ink);color:var(--back);border-radius:4px;
+font-size:.85rem;pointer-events:none;overflow-wrap:anywhere}
+.nearest{min-height:4rem;font-size:.9rem}.nearest b{overflow-wrap:anywhere}.nearest ol{margin:.2rem 0}
+.nearest p{margin:.2rem 0}.nearest button{border:0;background:none;text-decoration:underline;cursor:pointer;
+text-align:left}
+.map .point>*{transform-box:fill-box;transform-origin:center;transform:scale(var(--unzoom,1))}
+.map g.name{transform:scale(var(--unzoom,1))}.rows [data-row]{cursor:pointer}
+.map .point>.near{stroke:var(--ink);stroke-width:2;fill-opacity:1}
+.map .point>.chosen{stroke:var(--bad);stroke-width:4;fill-opacity:1}
+@media print{.bar{display:none}section{break-inside:avoid}}
 """
 
 
-def page(title: str, summary: str, sections: Iterable[str]) -> str:
-    """Returns a whole HTML document; sections are HTML, title and summary are plain text."""
+def page(title: str, summary: str, sections: Iterable[str], *, has_pictures_of_rows: bool = False) -> str:
+    """Returns a whole HTML document; sections are HTML, title and summary are plain text.
+
+    Args:
+      has_pictures_of_rows: whether the page gets the script that pictures of rows need. It runs no other script.
+    """
+    script = _SCRIPT.read_text(encoding="utf-8") if has_pictures_of_rows else ""
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    allowed = f"script-src 'sha256-{digest}'; " if script else ""
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         # Content-Security-Policy is a second defence: HTML that was not escaped by mistake can still not run or load
-        # anything.
+        # anything. The script of this program is allowed by its hash.
         '<meta http-equiv="Content-Security-Policy" '
-        "content=\"default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'\">\n"
+        f"content=\"default-src 'none'; {allowed}style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'\">\n"
         '<meta name="viewport" content="width=device-width,initial-scale=1">\n'
         f"<title>{escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n"
         f"<header><h1>{escape(title)}</h1><p>{escape(summary)}</p></header>\n<main>\n"
         + "\n".join(part for part in sections if part)
-        + "\n</main>\n</body>\n</html>\n"
+        + "\n</main>\n"
+        + (f"<script>{script}</script>\n" if script else "")
+        + "</body>\n</html>\n"
     )
 
 
@@ -66,11 +95,22 @@ def section(title: str, *parts: str) -> str:
     return f"<section><h2>{escape(title)}</h2>{''.join(parts)}</section>"
 
 
-def figure(title: str, caption: str, drawing: str, *, is_wide: bool = False) -> str:
-    """Returns the HTML of a picture with title and caption; drawing is HTML. If wide, it fills the page's width."""
+def figure(title: str, caption: str, drawing: str, *, is_wide: bool = False, kind: str = "") -> str:
+    """Returns the HTML of a picture with title and caption; drawing is HTML. If wide, it fills the page's width.
+
+    Args:
+      kind: a CSS class of the page's style.
+    """
     words = f"<figcaption><b>{escape(title)}</b><span>{escape(caption)}</span></figcaption>"
-    kind = ' class="wide"' if is_wide else ""
-    return f"<figure{kind}>{words}{drawing}</figure>"
+    kinds = " ".join(name for name in ("wide" if is_wide else "", kind) if name)
+    return f'<figure class="{kinds}">{words}{drawing}</figure>' if kinds else f"<figure>{words}{drawing}</figure>"
+
+
+def data(values: Mapping[str, Any]) -> str:
+    """Returns the HTML of JSON values for the page's script, which browsers do not run."""
+    # A "<" could begin the end of the element.
+    text = json.dumps(values, allow_nan=False).replace("<", "\\u003c")
+    return f'<script type="application/json">{text}</script>'
 
 
 def details(title: str, body: str) -> str:

@@ -94,12 +94,13 @@ def scatter(table: str, projection: Projection) -> str:
     for row, (x, y), label, name in zip(projection.ids, projection.points, labels, names, strict=True):
         group = label if label in drawn else _rest(legend)
         title = " · ".join(part for part in (f"row {row}", name, label or "") if part)
-        drawn[group].append(marker(legend[group], frame.px(x), frame.py(y), title, radius))
+        drawn[group].append(marker(legend[group], frame.px(x), frame.py(y), title, radius, row=row))
     # Points without a colour are drawn first and the commonest labels next, so that points of rare labels are not
     # hidden.
     order = sorted(drawn, key=lambda group: (legend[group] != _OTHER, legend[group]))
     body = "".join(f'<g class="{_class(legend[group])} point">{"".join(drawn[group])}</g>' for group in order)
-    body += _point_names(frame, projection)
+    # The page's script moves the points, and draws the axes of the part that it shows.
+    body = frame.clipped(body + _point_names(frame, projection), "map")
     if projection.labels:
         lines = enumerate(legend.items())
         body += "".join(_legend_line(width, i, group, index, len(drawn[group])) for i, (group, index) in lines)
@@ -108,7 +109,7 @@ def scatter(table: str, projection: Projection) -> str:
     axes = frame.axes(f"first component ({shares[0]} of the variance)", f"second component ({shares[1]})")
     described = ", ".join(f"{len(drawn[group]):,} {group}" for group in legend)
     description = f"{len(projection.ids):,} rows of table {table} on their first two principal components: {described}"
-    return picture(width, height, description, axes + body)
+    return picture(width, height, description, f'<g class="axes">{axes}</g>{body}')
 
 
 def columns(title: str, x_title: str, y_title: str, values: Sequence[tuple[int, int]]) -> str:
@@ -182,12 +183,14 @@ def _point_names(frame: Frame, projection: Projection) -> str:
     for (x, y), name in zip(projection.points, projection.names, strict=False):
         shown = clip(name, 20)
         left, line, width = frame.px(x) + 6, frame.py(y) + 4, 6.0 * len(shown)
-        if left + width > frame.right + _RIGHT:
+        if left + width > frame.right:
             left -= width + 12
         is_free = all(abs(line - at) > 11 or left > end or left + width < start for start, end, at in taken)
         if shown and is_free:
             taken.append((left, left + width, line))
-            drawn.append(text(left, line, shown, kind="name"))
+            # A zoomed picture's name keeps its size and its distance from the point.
+            origin = f"transform-origin:{frame.px(x):.1f}px {frame.py(y):.1f}px"
+            drawn.append(f'<g class="name" style="{origin}">{text(left, line, shown, kind="name")}</g>')
     return "".join(drawn)
 
 

@@ -8,8 +8,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -27,6 +27,8 @@ class Projection:
     labels: label of each point, by which it is coloured, None for a row without one; () if no row has a label.
     names: name of each row, such as its key; "" for a row without a name.
     label_title: what the labels mean, such as the name of their column.
+    nearest: the nearest rows of the whole table, as pairs of row and cosine, for points that were searched.
+    nearest_names: names of rows in `nearest` that are no points.
     agreement: share of labelled points whose nearest neighbour in the table (cosine) has the same label; chance: the
         same share for random neighbours. None without labels.
     """
@@ -37,6 +39,8 @@ class Projection:
     labels: tuple[str | None, ...] = ()
     names: tuple[str, ...] = ()
     label_title: str = ""
+    nearest: Mapping[int, tuple[tuple[int, float], ...]] = field(default_factory=dict)
+    nearest_names: Mapping[int, str] = field(default_factory=dict)
     agreement: float | None = None
     chance: float | None = None
 

@@ -71,6 +71,16 @@ class Frame:
         """Returns the vertical pixel of a y value."""
         return self.bottom - (self.bottom - self.top) * _share(value, self.y)
 
+    def clipped(self, body: str, kind: str) -> str:
+        """Shows shapes only inside the plotting area; kind is their class. The page's script reads the limits."""
+        width, height = self.right - self.left, self.bottom - self.top
+        return (
+            f'<svg x="{self.left:.1f}" y="{self.top:.1f}" width="{width:.1f}" height="{height:.1f}" '
+            f'viewBox="{self.left:.1f} {self.top:.1f} {width:.1f} {height:.1f}" '
+            f'data-x="{self.x[0]!r} {self.x[1]!r}" data-y="{self.y[0]!r} {self.y[1]!r}">'
+            f'<g class="{kind}">{body}</g></svg>'
+        )
+
     def axes(self, x_title: str, y_title: str, *, x_ticks: Sequence[float] | None = None) -> str:
         """Draws both axes with grid lines. x_ticks: None for round numbers, [] for no numbers at the x axis."""
         parts = []
@@ -101,11 +111,17 @@ def picture(width: float, height: float, description: str, body: str) -> str:
     )
 
 
-def marker(index: int, x: float, y: float, title: str = "", radius: float = 3.2) -> str:
-    """Draws a point in the shape of its group, so that groups can be told apart without colour."""
+def marker(index: int, x: float, y: float, title: str = "", radius: float = 3.2, *, row: int | None = None) -> str:
+    """Draws a point in the shape of its group, so that groups can be told apart without colour.
+
+    Args:
+      row: number of the table's row for the page's script.
+    """
     inside = f"<title>{escape(title)}</title>" if title else ""
     shape = _SHAPES[index % len(_SHAPES)](x, y, radius)
     tag = shape.split(" ", 1)[0]
+    if row is not None:
+        shape += f' data-row="{row}"'
     return f"<{shape}>{inside}</{tag}>" if inside else f"<{shape}/>"
 
 

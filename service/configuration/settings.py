@@ -157,6 +157,10 @@ class Settings(ListenerSettings):
         0,
         2**62,
     )
+    neighbors_index_dir: str = setting(
+        "",
+        "Folder that keeps the indexes of tables over a restart; without it each index is built anew.",
+    )
 
     @property
     def neighbor_limits(self) -> NeighborLimits:

@@ -15,7 +15,7 @@ from service.engine.call import Call, Finished, Subject
 from service.engine.deltas import RowOrigin, Upsert, UpsertReceipt
 from service.engine.hot_rows import TableTraffic
 from service.engine.model_config import ModelConfig
-from service.engine.neighbor_indexes import BuildIndex
+from service.engine.neighbor_indexes import Indexing
 from service.engine.neighbors import SIGNATURE, NeighborAnswer, NeighborQuery, SearchedTable
 from service.engine.recording import Recorder
 from service.engine.registry import Registry
@@ -98,8 +98,8 @@ class Engine:
       tracing: traces requests; None: requests are not traced.
       on_damage: called with a model's name when a request finds the model's files damaged.
       compare: compares two versions; None: versions can not be compared.
-      neighbor_limits: limits on searches; None: the defaults. build_index: builds indexes for searches of large
-        tables; None: all rows are compared.
+      neighbor_limits: limits on searches; None: the defaults. indexing: makes indexes for searches of large tables;
+        None: all rows are compared.
     """
 
     def __init__(
@@ -118,12 +118,10 @@ class Engine:
         on_damage: Callable[[str], None] = lambda model: None,
         compare: Comparisons | None = None,
         neighbor_limits: NeighborLimits | None = None,
-        build_index: BuildIndex | None = None,
+        indexing: Indexing | None = None,
     ) -> None:
         self.admission = admission or Admission()
-        self.searches = Searches(
-            neighbor_limits or NeighborLimits(), self.admission, clock, registry.lease, build_index
-        )
+        self.searches = Searches(neighbor_limits or NeighborLimits(), self.admission, clock, registry.lease, indexing)
         self._registry = registry
         self._reload = reload
         self._set_label, self._pin = set_label, pin

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
 from service.engine.low_priority import low_priority_thread
@@ -39,15 +39,39 @@ class IndexName(NamedTuple):
     metric: Metric
 
 
+class IndexFiles(Protocol):
+    """Keeps indexes over a restart. Concurrency: one caller at a time."""
+
+    def load(self, name: IndexName, num_rows: int) -> RowIndex | None:
+        """Returns the kept index of a table with num_rows rows; None: none is kept, or it does not fit the table."""
+        ...
+
+    def keep(self, name: IndexName, index: RowIndex, changed: Array) -> None:
+        """Keeps an index, or logs why that is not possible.
+
+        Args:
+          changed: [N] int64, rows that differ from the file of the table.
+        """
+        ...
+
+
+class Indexing(NamedTuple):
+    """How indexes are made. files: keeps them over a restart; None: each is built anew."""
+
+    build: BuildIndex
+    files: IndexFiles | None = None
+
+
 class NeighborIndexes:
     """The indexes of all tables that were searched. Concurrency: any thread.
 
     An index lives as long as the files of its version, so another version never uses it; deltas keep the files.
     """
 
-    def __init__(self, build: BuildIndex | None, lease: LeaseVersion, least_rows: int) -> None:
-        """Keeps indexes of tables with at least `least_rows` rows; 0, or build=None: of no table."""
-        self._build = build
+    def __init__(self, indexing: Indexing | None, lease: LeaseVersion, least_rows: int) -> None:
+        """Keeps indexes of tables with at least `least_rows` rows; 0, or indexing=None: of no table."""
+        self._build = None if indexing is None else indexing.build
+        self._files = None if indexing is None else indexing.files
         self._lease = lease
         self._least_rows = least_rows
         self._lock = threading.Lock()
@@ -62,7 +86,7 @@ class NeighborIndexes:
         return future.result() if future is not None and future.done() and not future.cancelled() else None
 
     def want(self, servable: Servable, table: SearchedTable, metric: Metric) -> None:
-        """Starts to build an index that is missing, unless it was tried before."""
+        """Starts to load or build an index that is missing, unless it was tried before."""
         if not self._is_wanted(servable, table):
             return
         name = IndexName(servable.name, servable.version, table.info.name, metric)
@@ -116,7 +140,16 @@ class NeighborIndexes:
         assert self._build is not None
         extra = name._asdict()
         try:
+            kept = None if self._files is None else self._files.load(name, num_rows)
+            if kept is not None:
+                logger.info("index of nearest rows is loaded", extra=extra | {"recall": round(kept.recall, 4)})
+                return kept
             index = self._build(read, search, go_on, num_rows, name.metric)
+            if index is not None and self._files is not None:
+                # Rows that change later are in the index as they were in the table's file, or in `changed`.
+                with held() as table:
+                    changed = table.changed_rows()
+                self._files.keep(name, index, changed)
         except ServiceError as error:
             logger.info("index of nearest rows is given up", extra=extra | {"reason": str(error)})
             return None

@@ -12,7 +12,7 @@ import numpy as np
 
 from service.engine.admission import Admission
 from service.engine.admission_limits import NeighborLimits
-from service.engine.neighbor_indexes import BuildIndex, LeaseVersion, NeighborIndexes
+from service.engine.neighbor_indexes import Indexing, LeaseVersion, NeighborIndexes
 from service.engine.neighbors import (
     Named,
     Nearest,
@@ -168,9 +168,9 @@ class Searches:
         admission: Admission,
         clock: Callable[[], float],
         lease: LeaseVersion,
-        build_index: BuildIndex | None,
+        indexing: Indexing | None,
     ) -> None:
-        self.indexes = NeighborIndexes(build_index, lease, limits.index_rows)
+        self.indexes = NeighborIndexes(indexing, lease, limits.index_rows)
         self._limits = limits
         self._clock = clock
         self.pool = Workers(limits.threads, name="neighbors", admission=admission, clock=clock)

@@ -22,6 +22,7 @@ from service.engine.registry import Registry
 from service.engine.servable import Servable
 from service.loading.hot_rows_files import HotRowsFiles
 from service.loading.load_rules import batching_of, create_load_rules
+from service.loading.neighbor_index_files import indexing_of
 from service.loading.remote_filling import RemoteFilling
 from service.loading.remote_tables import RemoteTables
 from service.loading.table_pages import table_pages
@@ -45,7 +46,6 @@ from service.process.object_stores import open_stores
 from service.process.table_paging import TablePaging
 from service.process.tracing_start import tracing_of
 from service.remote.address import remote_tables
-from service.tables.row_index import build_index
 from service.types import State, VersionStatus
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ class App:
             on_damage=self._models.look_again,
             compare=diffs,
             neighbor_limits=settings.neighbor_limits,
-            build_index=build_index,
+            indexing=indexing_of(settings.neighbors_index_dir, self._models.folder),
         )
         self._metrics.held, self._metrics.limits = self._engine.admission.held, self._engine.admission.limits
         self._access = create_access(settings.auth_config, settings.console_secret_file, self._engine, self._metrics)

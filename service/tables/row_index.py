@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
@@ -40,6 +41,24 @@ Read = Callable[[Array], Array]
 GoOn = Callable[[], None]
 
 
+class Lists(NamedTuple):
+    """All that an index consists of.
+
+    centres: [L, E] float32. starts: [L + 1] int64. members: [V] int32. loose: [N] integers, rows that searches always
+    compare. longest: squared length of the longest row, for the dot product. probes, recall, seconds: as in RowLists.
+    """
+
+    metric: Metric
+    centres: Array
+    starts: Array
+    members: Array
+    loose: Array
+    longest: float
+    probes: int
+    recall: float
+    seconds: float
+
+
 class RowLists:
     """The lists of a table's rows; implements engine.neighbors.RowIndex. Concurrency: any thread.
 
@@ -51,14 +70,29 @@ class RowLists:
     def __init__(self, space: _Space, centres: Array, members: Array, starts: Array) -> None:
         """Holds lists: members of list i are members[starts[i] : starts[i + 1]], int32, ascending in each list."""
         self._space = space
+        self._vectors = centres
         self._centres = _table_of(centres)
         self._members = members
         self._starts = starts
+        self._loose = members[:0]
         self.num_lists = len(centres)
         self.nbytes = centres.nbytes + members.nbytes + starts.nbytes
         self.probes = 1
         self.recall = 0.0
         self.seconds = 0.0
+
+    @staticmethod
+    def of(lists: Lists) -> RowLists:
+        """Returns an index of lists that were built before."""
+        index = RowLists(_Space(lists.metric, lists.longest), lists.centres, lists.members, lists.starts)
+        index._loose = lists.loose
+        index.probes, index.recall, index.seconds = lists.probes, lists.recall, lists.seconds
+        return index
+
+    def lists(self) -> Lists:
+        """Returns all that the index consists of, without copies."""
+        parts = self._vectors, self._starts, self._members, self._loose
+        return Lists(self._space.wanted, *parts, self._space.longest, self.probes, self.recall, self.seconds)
 
     def candidates(self, queries: Array) -> list[Array]:
         """Returns for each of [Q, D] float32 queries the int64 ids of the rows to compare, ascending."""
@@ -68,7 +102,7 @@ class RowLists:
     def _rows(self, lists: Array) -> Array:
         parts = [self._members[self._starts[one] : self._starts[one + 1]] for one in lists.tolist()]
         rows = np.concatenate(parts) if parts else self._members[:0]
-        rows.sort()
+        rows = np.union1d(rows, self._loose) if self._loose.size else np.sort(rows)
         return rows.astype(np.int64)
 
 
@@ -142,13 +176,13 @@ def _choose_probes(
 class _Space:
     """Vectors in which a smaller Euclidean distance means a nearer row by the metric of the searches.
 
-    metric: how queries of this space are compared with centres.
+    wanted: the metric of the searches. metric: how queries of this space are compared with centres.
+    longest: squared length of the longest row; 0 where it is not needed.
     """
 
     def __init__(self, wanted: Metric, longest: float) -> None:
-        self._wanted = wanted
-        # Squared length of the longest row.
-        self._longest = longest
+        self.wanted = wanted
+        self.longest = longest
         self.metric: Metric = "l2" if wanted == "l2" else "dot"
 
     @staticmethod
@@ -162,18 +196,18 @@ class _Space:
     def rows(self, rows: Array) -> Array:
         """Returns [N, E] float32 vectors of [N, D] rows."""
         rows = _finite(rows)
-        if self._wanted == "cosine":
+        if self.wanted == "cosine":
             return _unit(rows)
-        if self._wanted == "dot":
-            rest = np.sqrt(np.maximum(self._longest - _squares(rows), 0.0)).astype(np.float32)
+        if self.wanted == "dot":
+            rest = np.sqrt(np.maximum(self.longest - _squares(rows), 0.0)).astype(np.float32)
             return np.hstack([rows, rest[:, None]])
         return rows
 
     def queries(self, queries: Array) -> Array:
         """Returns [Q, E] float32 vectors of [Q, D] queries."""
-        if self._wanted == "cosine":
+        if self.wanted == "cosine":
             return _unit(queries)
-        if self._wanted == "dot":
+        if self.wanted == "dot":
             return np.hstack([queries, np.zeros((len(queries), 1), np.float32)])
         return queries
 

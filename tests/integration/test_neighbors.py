@@ -15,6 +15,7 @@ from tests.integration.process import DATA_PLANES, ServerProcess, until
 from tests.toy_model import toy_tables, write_toy_model
 
 PATH = "/v1/models/toy/tables/tag:neighbors"
+BUILD_SECONDS = "embedding_server_neighbor_index_build_seconds"
 
 
 @pytest.fixture(scope="module", params=DATA_PLANES)
@@ -62,9 +63,13 @@ def test_an_index_is_built_beside_requests_and_tells_its_recall(tmp_path: Path) 
     def edit(manifest: dict[str, Any]) -> None:
         manifest["tables"]["tag"]["vocabulary_size"] = 6000
 
-    write_toy_model(tmp_path / "1", tables=toy_tables() | {"tag": rows}, edit_manifest=edit)
+    write_toy_model(tmp_path / "toy" / "1", tables=toy_tables() | {"tag": rows}, edit_manifest=edit)
     with ServerProcess(
-        model_name="toy", model_base_path=tmp_path, graph_signatures="off", neighbors_index_rows=5000
+        model_name="toy",
+        model_base_path=tmp_path / "toy",
+        graph_signatures="off",
+        neighbors_index_rows=5000,
+        neighbors_index_dir=tmp_path / "kept",
     ) as server:
         server.answering()
         asked = {"vectors": [[0.1, 0.2, 0.3]], "k": 3, "metric": "l2"}
@@ -84,3 +89,16 @@ def test_an_index_is_built_beside_requests_and_tells_its_recall(tmp_path: Path) 
         told = 'model="toy",version="1",table="tag",metric="l2"'
         assert f"embedding_server_neighbor_index_recall{{{told}}} " in text
         assert f"embedding_server_neighbor_index_bytes{{{told}}} " in text
+        (took,) = (line for line in text.splitlines() if line.startswith(f"{BUILD_SECONDS}{{{told}}} "))
+    with ServerProcess(
+        model_name="toy",
+        model_base_path=tmp_path / "toy",
+        graph_signatures="off",
+        neighbors_index_rows=5000,
+        neighbors_index_dir=tmp_path / "kept",
+    ) as server:
+        server.answering()
+        until(lambda: "recall" in server.http.post(PATH, json=asked).json())
+        assert server.http.post(PATH, json=asked).json() == found
+        # An index that was built again would have taken another time.
+        assert took in server.http.get("/metrics").text.splitlines()

@@ -61,6 +61,7 @@ OTHER_VALUES: dict[str, tuple[str, Any]] = {
     "delta_poll_wait_seconds": ("0.5", 0.5),
     "hot_rows": ("false", False),
     "hot_rows_dir": ("hot", "hot"),
+    "neighbors_index_dir": ("indexes", "indexes"),
     "max_drift": ("2.5", 2.5),
     "remote_tables": ("user=valkey://a:1", "user=valkey://a:1"),
     "remote_cache_bytes": ("1000000", 1_000_000),

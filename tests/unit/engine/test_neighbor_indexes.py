@@ -14,7 +14,7 @@ import pytest
 from service.engine.admission_limits import NeighborLimits
 from service.engine.call import Call
 from service.engine.engine import Engine
-from service.engine.neighbor_indexes import BuildIndex
+from service.engine.neighbor_indexes import BuildIndex, Indexing
 from service.engine.neighbors import Named, NeighborAnswer, NeighborQuery
 from service.loading.loader import ServableLoader
 from service.tables.row_index import build_index
@@ -41,7 +41,7 @@ def write_large(folder: Path, seed: int) -> np.ndarray:
 def engine_of(served: Served, build: BuildIndex = build_index) -> Engine:
     """Returns an engine that builds indexes."""
     return Engine(
-        served.registry, RecordingObserver(), neighbor_limits=NeighborLimits(index_rows=1000), build_index=build
+        served.registry, RecordingObserver(), neighbor_limits=NeighborLimits(index_rows=1000), indexing=Indexing(build)
     )
 
 

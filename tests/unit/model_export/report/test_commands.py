@@ -28,6 +28,22 @@ def test_json_is_alone_on_stdout_and_html_in_its_file(artifact: Path, capsys: py
     assert str(page) in captured.err and page.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
 
 
+def test_rows_are_written_for_the_projector(artifact: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = artifact.parent / "projector"
+    assert main(["inspect", str(artifact), "--projector", str(folder), "--projector_rows", "3"]) == 0
+    assert "projector: 3 rows of table 'user'" in capsys.readouterr().out
+    assert main(["inspect", str(artifact), "--json", "--projector", str(folder)]) == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out) and f"tensorboard --logdir {folder}" in captured.err
+
+
+@pytest.mark.parametrize("number", ["0", "100001", "-1", "x"])
+def test_a_bad_number_of_projector_rows_is_refused(number: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["inspect", "x", "--projector_rows", number])
+    assert "is not a number from 1 to 100000" in capsys.readouterr().err
+
+
 def test_without_html_or_labels_nothing_is_projected(artifact: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", str(artifact), "--json"]) == 0
     assert [table["projection"] for table in json.loads(capsys.readouterr().out)["tables"]] == [None, None]
@@ -63,6 +79,7 @@ def test_labels_statistics_and_run_come_from_where_the_flags_say(
         (["--statistics", "nowhere"], "--statistics: nowhere is not a folder"),
         (["--run", "nowhere"], "cannot read the history of nowhere/run.json"),
         (["--html", "nowhere/report.html"], "cannot write nowhere/report.html"),
+        (["--projector", "/dev/null/projector"], "cannot write /dev/null"),
     ],
 )
 def test_an_error_is_one_line(

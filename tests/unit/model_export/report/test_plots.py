@@ -58,7 +58,7 @@ def test_a_legend_has_the_eight_commonest_labels_and_the_rest() -> None:
     root = parse(plots.scatter("t", projection(labels)))
     legend = [element.text for element in root.iter(f"{NS}text") if element.get("class") == "legend"]
     assert legend == [*(f"g{i} ({12 - i})" for i in range(8)), "other labels (8)"]
-    groups = {g.get("class", "").split()[0]: len(g) for g in root.findall(f"{NS}g") if "point" in g.get("class", "")}
+    groups = {g.get("class", "").split()[0]: len(g) for g in root.iter(f"{NS}g") if "point" in g.get("class", "")}
     assert groups == {**{f"c{i}": 12 - i for i in range(8)}, "other": 8}
 
 

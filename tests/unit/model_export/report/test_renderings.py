@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
+import hashlib
 import json
 import re
 from collections.abc import Callable
@@ -17,6 +19,7 @@ from model_export.report.build import ReportOptions, build_report
 from model_export.report.document import ArtifactReport
 from model_export.report.html import to_html
 from model_export.report.json import to_json
+from model_export.report.page import data
 from model_export.report.row_names import LabelFile
 from model_export.report.statistics import STATISTICS_FOLDER
 from model_export.report.text import WIDTH, to_text, verification_text
@@ -113,6 +116,9 @@ def test_the_json_has_its_documented_keys_and_is_strict(report: ArtifactReport) 
     )
     assert tag["projection"]["labels"] == ["warm", "cold", "cold"] and tag["projection"]["ids"] == [1, 2, 3]
     assert tag["projection"]["names"] == ["Red", "Green", "Blue"]
+    # Row 0 of table "tag" has no label, so it is no point; it is a neighbour all the same.
+    assert [row for row, _ in tag["projection"]["nearest"]["1"]] == [2, 3, 0]
+    assert tag["projection"]["nearest_names"] == {"0": "(any other key)"}
     assert document["parity"]["signatures"]["lookup"]["outputs"]["tags"]["rows"] == 9
     assert document["statistics"][0]["hot_ids"] == [[3, 2], [1, 1]]
     assert document["meta_graphs"][0]["signatures"][1]["batch_sizes"] == [1, 4]
@@ -157,10 +163,14 @@ class Page(HTMLParser):
         self.words.append(data)
 
 
-def test_the_page_is_well_formed_needs_nothing_else_and_runs_nothing(report: ArtifactReport) -> None:
+def test_the_page_is_well_formed_needs_nothing_else_and_runs_its_own_script_only(report: ArtifactReport) -> None:
     text = to_html(report)
     page = Page(text)
-    assert not {"script", "link", "img", "iframe", "object", "base", "a"} & set(page.tags)
+    (script,) = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert f"script-src 'sha256-{digest}';" in text
+    assert page.tags.count("script") == 1 + text.count('<script type="application/json">') == 3
+    assert not {"link", "img", "iframe", "object", "base", "a"} & set(page.tags)
     assert not [name for name, _ in page.attributes if name.startswith("on") or name in ("src", "href")]
     assert (
         "http://" not in text.replace("http://www.w3.org/2000/svg", "")
@@ -174,8 +184,10 @@ def test_the_page_is_well_formed_needs_nothing_else_and_runs_nothing(report: Art
 def test_the_page_tells_everything(report: ArtifactReport) -> None:
     page = Page(to_html(report))
     words = " ".join(page.words)
-    assert page.tags.count("svg") == 2 + 2 + 1 + 4  # norms and projections of 2 tables; both losses; 4 of statistics
-    assert len([1 for name, value in page.attributes if (name, value) == ("role", "img")]) == page.tags.count("svg")
+    pictures = 2 + 2 + 1 + 4  # norms and projections of 2 tables; both losses; 4 of statistics
+    assert len([1 for name, value in page.attributes if (name, value) == ("role", "img")]) == pictures
+    # A projection has its points in an <svg> of their own.
+    assert page.tags.count("svg") == pictures + 2
     for expected in (
         "toy/1",
         "signature 'x' differs by 3",
@@ -187,6 +199,20 @@ def test_the_page_tells_everything(report: ArtifactReport) -> None:
         "warm (1)",
     ):
         assert expected in words, expected
+
+
+def test_a_page_without_pictures_of_rows_has_no_script(artifact: Path) -> None:
+    text = to_html(build_report(artifact))
+    assert "script" not in text
+
+
+def test_names_in_the_data_of_the_script_are_no_html(artifact: Path) -> None:
+    (artifact / "assets" / "tag.txt").write_text("red\n</script><script>alert(1)\nblue\n")
+    projection = build_report(artifact, ReportOptions(has_projections=True)).tables[1].projection
+    assert projection is not None and "</script><script>alert(1)" in projection.names
+    # The sample has all rows of the toy, so a name beside the sample is put in by hand.
+    shown = data({"names": {9: projection.names[2]}})
+    assert shown.count("<") == 2 and json.loads(re.sub("<[^>]*>", "", shown)) == {"names": {"9": projection.names[2]}}
 
 
 RENDERERS = pytest.mark.parametrize("render", [to_text, to_json, lambda report: str(Page(to_html(report)).words)])

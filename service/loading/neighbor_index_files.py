@@ -1,0 +1,88 @@
+"""Keeps the indexes of tables in files, so that a server that starts again need not build them.
+
+A file `<folder>/<model>/<version>-<metric>-<hash>.rows` has the index of one table. The hash is that of the version's
+manifest, which has the checksums of its tables, and of the table's name. A model's name is percent-encoded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from service.artifact.delta_file import fingerprint_of, sync_folder
+from service.artifact.delta_journal import model_folder
+from service.artifact.plain_file import read_plain_file
+from service.engine.neighbor_indexes import Indexing, IndexName
+from service.engine.neighbors import RowIndex
+from service.errors import ArtifactError
+from service.tables.row_index import RowLists, build_index
+from service.tables.row_index_file import decode, encode
+from service.types import Array
+
+logger = logging.getLogger(__name__)
+
+# With more changed rows than this, as a share of the table, an index is not kept: each search would compare them.
+_MAX_CHANGED_SHARE = 0.01
+
+
+class NeighborIndexFiles:
+    """The files of one folder; implements engine.neighbor_indexes.IndexFiles. Concurrency: one caller at a time.
+
+    Args:
+      version_folder: returns the folder of a version of a model.
+    """
+
+    def __init__(self, folder: Path, version_folder: Callable[[str, int], Path]) -> None:
+        self._folder = folder
+        self._version_folder = version_folder
+
+    def load(self, name: IndexName, num_rows: int) -> RowLists | None:
+        """Returns the index in a table's file; None: there is no file, or it does not fit the table."""
+        try:
+            path, identity = self._place(name)
+            if not path.exists():
+                return None
+            return decode(read_plain_file(path), identity, num_rows)
+        except (OSError, ValueError, ArtifactError) as error:
+            logger.warning("file of an index is ignored", extra=name._asdict() | {"reason": str(error)})
+            return None
+
+    def keep(self, name: IndexName, index: RowIndex, changed: Array) -> None:
+        """Writes a table's file: a reader finds the old file or the whole new one. Logs why it can not be written."""
+        if not isinstance(index, RowLists):
+            raise TypeError(f"an index of type {type(index).__name__} has no file format")
+        extra = name._asdict()
+        num_rows = len(index.lists().members)
+        if changed.size > num_rows * _MAX_CHANGED_SHARE:
+            logger.info("index is not kept: many rows were changed", extra=extra | {"changed_rows": int(changed.size)})
+            return
+        try:
+            path, identity = self._place(name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            draft = path.with_suffix(f".{os.getpid()}.new")
+            try:
+                with draft.open("wb") as file:
+                    file.write(encode(index, changed, identity))
+                    file.flush()
+                    os.fsync(file.fileno())
+                os.replace(draft, path)
+            finally:
+                draft.unlink(missing_ok=True)
+            sync_folder(path.parent)
+        except (OSError, ArtifactError) as error:
+            logger.warning("index is not kept", extra=extra | {"reason": str(error)})
+
+    def _place(self, name: IndexName) -> tuple[Path, dict[str, str]]:
+        manifest = fingerprint_of(self._version_folder(name.model, name.version))
+        identity = {"manifest": manifest.hex(), "table": name.table, "metric": name.metric}
+        short = hashlib.sha256(manifest + name.table.encode()).hexdigest()[:16]
+        file = f"{name.version}-{name.metric}-{short}.rows"
+        return model_folder(self._folder, name.model) / file, dict(identity)
+
+
+def indexing_of(folder: str, version_folder: Callable[[str, int], Path]) -> Indexing:
+    """Returns how indexes are built, and kept in a folder; if the folder is "", they are not kept."""
+    return Indexing(build_index, NeighborIndexFiles(Path(folder).absolute(), version_folder) if folder else None)
