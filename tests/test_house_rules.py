@@ -220,7 +220,7 @@ MAY_IMPORT: dict[str, Row] = {
         _TRAINED
         | {
             f"model_export.{name}"
-            for name in ("columns", "export_model", "exporter", "graphs", "statistics", "training")
+            for name in ("columns", "distribution", "export_model", "exporter", "graphs", "statistics", "training")
         },
         {"numpy", "tensorflow"},
     ),

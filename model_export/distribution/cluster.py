@@ -76,6 +76,17 @@ class ClusterTask:
         return len(self.cluster.get("chief", ())) + len(self.cluster.get("worker", ()))
 
 
+def number_of_processes(text: str | None) -> int:
+    """Returns the number of processes that a value of TF_CONFIG lists, without evaluators; 1 if it lists none."""
+    try:
+        data = json.loads(text or "{}")
+    except ValueError:
+        return 1
+    cluster = data.get("cluster") if isinstance(data, dict) else None
+    tasks = cluster.items() if isinstance(cluster, dict) else ()
+    return max(1, sum(len(addresses) for kind, addresses in tasks if kind != "evaluator"))
+
+
 def _cluster(data: Any, distribution: str) -> tuple[dict[str, tuple[str, ...]], list[str]]:
     given = data.get("cluster") if isinstance(data, dict) else None
     if not isinstance(given, dict) or not given:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from model_export.distribution.cluster import ClusterTask
+from model_export.distribution.cluster import ClusterTask, number_of_processes
 from model_export.errors import ExportError
 
 WORKERS = {"worker": ["a:1", "b:1"]}
@@ -67,3 +67,9 @@ def test_the_examples_of_the_message_are_right() -> None:
             ClusterTask.parse(None, distribution)
         example = str(refused.value).partition("TF_CONFIG='")[2].removesuffix("'")
         assert ClusterTask.parse(example, distribution).is_chief
+
+
+def test_processes_are_counted_without_evaluators() -> None:
+    assert number_of_processes(None) == number_of_processes("{") == number_of_processes('{"cluster": {}}') == 1
+    assert number_of_processes(json.dumps({"cluster": SERVERS})) == 4
+    assert number_of_processes(json.dumps({"cluster": {"worker": ["a:1"], "evaluator": ["b:1"]}})) == 1
