@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from model_export.adoption.spec_example import SPEC_EXAMPLE
+from model_export.demo.arguments import add_distribution, add_training
 from model_export.diff.arguments import add_diff
 from model_export.export_config import CONFIG_EXAMPLE
 from model_export.graphs.signature_names import DEFAULT_BATCH_SIZES
@@ -52,7 +53,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_dataset(demo)
     demo.add_argument("--if_missing", action="store_true", help="do nothing if --out already holds a version")
     demo.add_argument("--run", type=Path, help="folder in which to keep the training run (default: a temporary folder)")
-    _add_training(demo)
+    add_training(demo)
     _add_export(demo)
 
     fetch = commands.add_parser("fetch", help="download a data set and convert it to the files that `train` reads")
@@ -65,7 +66,8 @@ def build_parser() -> argparse.ArgumentParser:
         "--run", type=Path, default=DEFAULT_RUN, help="folder of the training run (default: %(default)s)"
     )
     train.add_argument("--resume", action="store_true", help="resume training from the run's newest checkpoint")
-    _add_training(train)
+    add_training(train)
+    add_distribution(train)
 
     export = commands.add_parser(
         "export",
@@ -229,21 +231,6 @@ def _add_dataset(parser: argparse.ArgumentParser) -> None:
         default=_DATA,
         metavar="DIR",
         help="folder of the MovieLens data; downloaded into it if absent (default: %(default)s)",
-    )
-
-
-def _add_training(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--epochs", type=int, help="passes over the ratings (default: chosen per data set)")
-    parser.add_argument("--batch_size", type=int, help="examples per step (default: chosen per data set)")
-    parser.add_argument(
-        "--seed", type=int, default=1, help="random seed of weights, example order and dropout (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--held_out",
-        choices=["test", "validation"],
-        default="test",
-        help="test: each user's last 20%% of ratings; validation: the last 10%% of the rest, for choosing settings "
-        "(default: %(default)s)",
     )
 
 

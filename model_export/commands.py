@@ -20,6 +20,7 @@ from model_export.demo.config import TrainConfig
 from model_export.demo.ratings import RatingData
 from model_export.demo.synthetic import synthetic_ratings
 from model_export.diff.command import diff
+from model_export.distribution.cluster import ClusterTask
 from model_export.errors import ExportError
 from model_export.export_config import ExportConfig, read_config, run_config
 from model_export.exporter.versions import existing_versions, new_version_folder
@@ -82,7 +83,20 @@ def _fetch(arguments: argparse.Namespace) -> None:
 
 
 def _train(arguments: argparse.Namespace) -> None:
-    _train_run(arguments, arguments.run, is_resumed=arguments.resume)
+    if arguments.distribution == "none":
+        _train_run(arguments, arguments.run, is_resumed=arguments.resume)
+    else:
+        from model_export.distribution.failures import named_failures
+        from model_export.distribution.strategies import serve_coordinator
+        from model_export.tensorflow_setup import tf_config
+
+        task = ClusterTask.parse(tf_config(), arguments.distribution)
+        if arguments.distribution == "parameter_server" and task.kind != "chief":
+            say(f"{task.kind} {task.index} serves the chief until SIGTERM")
+            serve_coordinator(task)
+            return
+        with named_failures(task):
+            _train_run(arguments, arguments.run, is_resumed=arguments.resume, task=task)
     say(f"run written to {arguments.run}; next: model-export export --run {arguments.run}")
 
 
@@ -214,7 +228,9 @@ def _fetch_movielens(folder: Path) -> RatingData:
         return movielens.fetch(folder, progress=show, say=say)
 
 
-def _train_run(arguments: argparse.Namespace, folder: Path, *, is_resumed: bool) -> Run:
+def _train_run(
+    arguments: argparse.Namespace, folder: Path, *, is_resumed: bool, task: ClusterTask | None = None
+) -> Run:
     data = _load_data(arguments)
     config = _config(arguments, data)
     say("starting TensorFlow")
@@ -236,7 +252,8 @@ def _train_run(arguments: argparse.Namespace, folder: Path, *, is_resumed: bool)
                 file=sys.stdout,
             )
 
-        run = train(data, config, folder, is_resumed=is_resumed, listener=Listener(on_start, on_steps, on_epoch))
+        listener = Listener(on_start, on_steps, on_epoch)
+        run = train(data, config, folder, is_resumed=is_resumed, listener=listener, task=task)
     return run
 
 
@@ -245,7 +262,12 @@ def _config(arguments: argparse.Namespace, data: RatingData) -> TrainConfig:
     defaults = _SYNTHETIC_DEFAULTS if data.name == "synthetic" else {}
     given = {name: value for name, value in chosen.items() if value is not None}
     try:
-        return TrainConfig(seed=arguments.seed, held_out=arguments.held_out, **{**defaults, **given})
+        return TrainConfig(
+            seed=arguments.seed,
+            held_out=arguments.held_out,
+            distribution=getattr(arguments, "distribution", "none"),
+            **{**defaults, **given},
+        )
     except ValueError as error:
         raise ExportError(str(error)) from error
 

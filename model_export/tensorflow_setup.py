@@ -15,6 +15,8 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+_LONGEST_MESSAGE = 500
+
 
 @contextmanager
 def _quiet_start() -> Iterator[None]:
@@ -55,10 +57,20 @@ with _quiet_start(), warnings.catch_warnings():
 
 def _is_news(record: logging.LogRecord) -> bool:
     # Deprecation messages are not logged, because this package uses deprecated feature columns and v1 graphs on
-    # purpose.
-    return "is deprecated and will be removed" not in str(record.msg)
+    # purpose. TensorFlow's writer of checkpoints makes a new function at each save, and warns about this itself.
+    message = record.getMessage()
+    if len(message) > _LONGEST_MESSAGE:
+        # The message about a lost worker holds a whole batch, several times.
+        record.msg, record.args = message[:_LONGEST_MESSAGE] + " ...", ()
+    return "is deprecated and will be removed" not in message and "tf_function_save" not in message
 
 
 logging.getLogger("tensorflow").addFilter(_is_news)
 
-__all__ = ["tf", "tfrs"]
+
+def tf_config() -> str | None:
+    """Returns the environment variable TF_CONFIG, or None if it is not set."""
+    return os.environ.get("TF_CONFIG")
+
+
+__all__ = ["tf", "tf_config", "tfrs"]

@@ -168,7 +168,7 @@ MAY_IMPORT: dict[str, Row] = {
     # The oracle has its own formulas and reads tables itself, so of the server it may import only the formats.
     "model_export.parity": Row(_TRAINED | {"model_export.folder_checks", "model_export.graphs"}, {"numpy"}),
     "model_export.exporter": Row(
-        _TRAINED | {f"model_export.{name}" for name in ("folder_checks", "graphs", "parity")}, {"numpy"}
+        _TRAINED | {f"model_export.{name}" for name in ("folder_checks", "graphs", "parity")}, {"numpy", "tensorflow"}
     ),
     "model_export.compaction": Row(
         _TRAINED
@@ -208,7 +208,11 @@ MAY_IMPORT: dict[str, Row] = {
     # model_export.remote writes what the server reads, so it imports the server's layout of keys.
     "model_export.remote": Row(_SHARED | {"model_export.folder_checks", "service.remote"}, {"numpy", "redis", "tqdm"}),
     "model_export.layers": Row(_TRAINED | {"model_export.graphs", "model_export.training"}, {"numpy"}),
-    "model_export.demo": Row(_TRAINED | {"model_export.folder_checks", "model_export.graphs"}, {"numpy"}),
+    "model_export.distribution": Row(_TRAINED | {"model_export.training"}),
+    "model_export.demo": Row(
+        _TRAINED | {f"model_export.{name}" for name in ("distribution", "exporter", "folder_checks", "graphs")},
+        {"numpy"},
+    ),
     "model_export.export_model": Row(
         _SHARED | {f"model_export.{name}" for name in ("adoption.keras_export", "demo", "exporter", "graphs")}
     ),
@@ -216,7 +220,7 @@ MAY_IMPORT: dict[str, Row] = {
         _TRAINED
         | {
             f"model_export.{name}"
-            for name in ("columns", "export_model", "exporter", "graphs", "statistics", "training")
+            for name in ("columns", "distribution", "export_model", "exporter", "graphs", "statistics", "training")
         },
         {"numpy", "tensorflow"},
     ),
@@ -226,7 +230,15 @@ MAY_IMPORT: dict[str, Row] = {
     "model_export.cli": Row(
         {
             f"model_export.{name}"
-            for name in ("adoption", "diff.arguments", "export_config", "graphs", "remote.arguments", "report")
+            for name in (
+                "adoption",
+                "demo.arguments",
+                "diff.arguments",
+                "export_config",
+                "graphs",
+                "remote.arguments",
+                "report",
+            )
         }
     ),
     "model_export.commands": Row(_SHARED | {"model_export"}, {"tqdm"}),
@@ -415,6 +427,9 @@ def _known_too_much(file: Path) -> Iterator[str]:
     if file == Path("loadtest/bench/cut_vs_whole.py"):
         # This benchmark compares a cut graph and the whole graph in one process, without a wire.
         shown = {"service.types", "service.engine.validation", "service.graph", "service.loading"}
+    if file == Path("loadtest/export_memory.py"):
+        # This load test makes runs with tables that no training of minutes has.
+        shown = {"model_export"}
     if file == Path("loadtest/foreign/adopting.py"):
         # This load test calls adopt() itself: one command for each of a hundred models would import TensorFlow a
         # hundred times.

@@ -34,8 +34,11 @@ class Checkpoints:
         return int(self._epoch)
 
 
-def restore_weights(folder: Path, model: Any) -> int:
-    """Fills a model that has no optimizers from the newest checkpoint; returns the checkpoint's epoch.
+def restore_weights(folder: Path, model: Any) -> tuple[int, Path]:
+    """Fills a model that has no optimizers, or a part of it, from the newest checkpoint.
+
+    Returns:
+      The checkpoint's epoch, and its path without ".index".
 
     Raises:
       ExportError: there is no checkpoint.
@@ -46,6 +49,6 @@ def restore_weights(folder: Path, model: Any) -> int:
     epoch = tf.Variable(0, dtype=tf.int64, trainable=False)
     status = tf.train.Checkpoint(model=model, epoch=epoch).restore(latest)
     status.assert_existing_objects_matched()
-    # The checkpoint's optimizer variables are not restored.
+    # The checkpoint's other variables, such as those of optimizers, are not restored.
     status.expect_partial()
-    return int(epoch)
+    return int(epoch), Path(latest)

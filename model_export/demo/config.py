@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from model_export.demo.examples import HeldOut
+from model_export.distribution.cluster import DISTRIBUTIONS, Distribution
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +19,7 @@ class TrainConfig:
     dropout: share of hidden units dropped while training.
     unknown_rate: share of ids replaced by row 0 while training, so that row 0 is a useful vector for unknown ids.
     held_out: "test" for the reported errors; "validation" to choose settings without using the test part.
+    distribution: how several processes train; "none" is one process.
 
     The defaults, the number of epochs included, were chosen on MovieLens 100K with held_out="validation": RMSE 0.948
     there, user and film biases 0.976. A penalty on the vectors did not help, so there is none.
@@ -32,6 +34,7 @@ class TrainConfig:
     hidden: tuple[int, ...] = (128, 64)
     seed: int = 1
     held_out: HeldOut = "test"
+    distribution: Distribution = "none"
 
     def __post_init__(self) -> None:
         if self.epochs < 1 or self.batch_size < 1:
@@ -40,6 +43,8 @@ class TrainConfig:
             raise ValueError("unknown_rate and dropout must lie in [0, 1)")
         if self.held_out not in get_args(HeldOut):
             raise ValueError(f"held_out is {self.held_out!r}, expected one of {get_args(HeldOut)}")
+        if self.distribution not in DISTRIBUTIONS:
+            raise ValueError(f"distribution is {self.distribution!r}, expected one of {DISTRIBUTIONS}")
 
     def to_json(self) -> dict[str, Any]:
         """Returns the settings as a JSON object."""

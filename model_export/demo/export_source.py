@@ -14,9 +14,14 @@ from typing import Any
 import numpy as np
 
 from model_export.demo.checkpoints import restore_weights
-from model_export.demo.layer_model import RatingModel, feature_config
+from model_export.demo.layer_model import TABLE_KEY, feature_config
 from model_export.demo.run import CHECKPOINTS_FOLDER, RATING_RANGE, Run
+from model_export.demo.tower import RatingTower
+from model_export.distribution.sharded_tables import DistinctRows
 from model_export.errors import ExportError
+from model_export.exporter.checkpoint_rows import CheckpointRows
+from model_export.exporter.cut_spec import cut_spec
+from model_export.exporter.streamed_tables import add_rows, streamed_table
 from model_export.graphs.lookup_graph import build_lookup
 from model_export.graphs.reduced_graph import ReducedVariables
 from model_export.graphs.signature_names import EXAMPLES_INPUT, PREDICT, PREDICT_EXAMPLES, RATING_OUTPUT
@@ -25,34 +30,50 @@ from model_export.graphs.tpu_graph import add_tpu_meta_graph, tpu_call
 from model_export.graphs.vocabulary_graph import rows_of_keys, vocabulary_tables
 from model_export.spec.features import FeatureSpec, ModelSpec
 from model_export.tensorflow_setup import tf
+from service.artifact.bundle import read_bundle
 from service.types import Array
 
 _VARIABLE_SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
 
 
 class RatingSource:
-    """The ExportSource of a finished training run. Concurrency: one caller at a time."""
+    """The ExportSource of a finished training run, which reads tables from the checkpoint's shards as they are needed.
 
-    def __init__(self, run: Run, model: RatingModel) -> None:
-        self._run = run
-        self._model = model
+    Concurrency: one caller at a time.
+
+    Args:
+      prefix: path of the checkpoint without ".index".
+      most_rows: exports only this number of rows of each table; None: all.
+    """
+
+    def __init__(self, run: Run, tower: RatingTower, prefix: Path, most_rows: int | None = None) -> None:
+        self._run, self._tower, self._prefix = run, tower, prefix
+        self._spec = run.spec if most_rows is None else cut_spec(run.spec, most_rows)
+        variables = read_bundle(prefix)
+        self._rows = {
+            table.name: CheckpointRows(table.name, variables[TABLE_KEY.format(table.name)], most_rows)
+            for table in run.spec.tables
+        }
 
     @staticmethod
     def of_run(folder: Path) -> RatingSource:
-        """Restores the newest checkpoint of a run; raises ExportError if there is none or the run was interrupted."""
+        """Opens the newest checkpoint of a run; raises ExportError if there is none or the run was interrupted."""
         run = Run.read(folder)
-        model = RatingModel(
-            run.spec, run.config, mean_rating=run.mean_rating, rating_range=RATING_RANGE, table_optimizer=None
-        )
-        epoch = restore_weights(folder / CHECKPOINTS_FOLDER, model)
+        saved = tf.Module()
+        saved.tower = RatingTower.of_spec(run.spec, run.config, mean_rating=run.mean_rating, rating_range=RATING_RANGE)
+        epoch, prefix = restore_weights(folder / CHECKPOINTS_FOLDER, saved)
         if epoch != len(run.history):
             raise ExportError(f"{folder} was interrupted in epoch {len(run.history)}; resume the training first")
-        return RatingSource(run, model)
+        return RatingSource(run, saved.tower, prefix)
+
+    def first_rows(self, number: int) -> RatingSource:
+        """Returns the source of the same model with at most this number of rows of each table."""
+        return RatingSource(self._run, self._tower, self._prefix, number)
 
     @property
     def spec(self) -> ModelSpec:
         """The tables and features of the rating model."""
-        return self._run.spec
+        return self._spec
 
     @property
     def provenance(self) -> Mapping[str, Any]:
@@ -78,10 +99,13 @@ class RatingSource:
 
     def save(self, folder: Path, plan: LookupPlan, predict: Sequence[str]) -> SavedParts:
         """Writes the SavedModel; the {serve,tpu} MetaGraph, if the plan has one, holds the padded lookups."""
-        module = _ServingModule(self.spec, self._model, plan, predict)
+        module = _ServingModule(self.spec, self._tower, plan, predict)
         tf.saved_model.save(module, str(folder), signatures=module.functions(plan, predict))
         if plan.export_to_tpu:
             add_tpu_meta_graph(folder, module, module.tpu_functions(plan))
+        rows = {f"tables/{name}{_VARIABLE_SUFFIX}": self._rows[name].chunks() for name in module.streamed}
+        rows |= {f"trained/{name}{_VARIABLE_SUFFIX}": self._rows[name].chunks() for name in module.trained}
+        add_rows(folder, rows)
         features = tuple(feature.name for feature in self.spec.features)
         described = {PREDICT: PredictSignature(features), PREDICT_EXAMPLES: PredictSignature((), EXAMPLES_INPUT)}
         return SavedParts(
@@ -91,32 +115,37 @@ class RatingSource:
         )
 
     def table_rows(self, table: str, start: int, stop: int) -> Array:
-        """Returns the rows [start, stop) of a trained table: [stop - start, D] float32."""
-        rows: Array = self._model.tables[table][start:stop].numpy()
-        return rows
+        """Reads the rows [start, stop) of a trained table from the checkpoint: [stop - start, D] float32."""
+        return self._rows[table].read(start, stop)
 
     def predict(self, signature: str, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
-        """Returns [B] ratings, computed by the trained model in memory."""
+        """Returns [B] ratings, computed by the trained tower from the rows that the request looks up."""
         given = _ids_of_examples(self.spec, inputs[EXAMPLES_INPUT]) if signature == PREDICT_EXAMPLES else inputs
-        ids = {f.name: _feature_ids(f, given) for f in self.spec.features}
-        return {RATING_OUTPUT: self._model.tower.clipped(self._model.embedding(ids)).numpy()}
+        distinct = DistinctRows.of(self.spec, {f.name: _feature_ids(f, given) for f in self.spec.features})
+        vectors = {name: tf.constant(self._rows[name].gather(ids.numpy())) for name, ids in distinct.rows.items()}
+        return {RATING_OUTPUT: self._tower.clipped(distinct.look_up(vectors, feature_config(self.spec))).numpy()}
 
 
 class _ServingModule(tf.Module):  # type: ignore[misc]
-    def __init__(self, spec: ModelSpec, model: RatingModel, plan: LookupPlan, predict: Sequence[str]) -> None:
+    def __init__(self, spec: ModelSpec, tower: RatingTower, plan: LookupPlan, predict: Sequence[str]) -> None:
         super().__init__()
         self.reduced = ReducedVariables(plan.reduced)
-        # The module saves the trained variables themselves, because a copy of a table may not fit into memory.
-        self.tables = {**model.tables, **self.reduced.tables}
+        trained = {
+            table.name: streamed_table(table.name, (table.vocabulary_size, table.embedding_dim))
+            for table in spec.tables
+        }
+        # The names of the tables whose rows are to be written as `tables`; the others lie there with fewer bits.
+        self.streamed = [name for name in trained if name not in plan.reduced]
+        self.tables = {**trained, **self.reduced.tables}
         self.scales = self.reduced.scales
         # Predictions read the trained tables, even if lookups read tables of fewer bits.
-        self.trained = {name: model.tables[name] for name in plan.reduced} if predict else {}
-        self.tower = model.tower
+        self.trained = {name: trained[name] for name in plan.reduced} if predict else {}
+        self.tower = tower
         self.vocabularies = vocabulary_tables(spec, plan.vocabulary_files)
         self._spec = spec
         # A dict keyed by TableConfig can not be saved with the module, so it stays in a closure.
         config = feature_config(spec)
-        by_config = {feature.table: model.tables[feature.table.name] for feature in config.values()}
+        by_config = {feature.table: trained[feature.table.name] for feature in config.values()}
 
         def vectors(ids: Mapping[str, Any]) -> Any:
             return tf.tpu.experimental.embedding.serving_embedding_lookup(ids, None, by_config, config)

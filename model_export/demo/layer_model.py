@@ -13,6 +13,9 @@ from model_export.demo.tower import RatingTower
 from model_export.spec.features import ModelSpec
 from model_export.tensorflow_setup import tf, tfrs
 
+# The key of a table in a checkpoint of this model, which names attributes of the TPUEmbedding layer.
+TABLE_KEY = "model/embedding/_tpu_embedding/{}/.ATTRIBUTES/VARIABLE_VALUE"
+
 embedding = tf.tpu.experimental.embedding
 
 
@@ -48,14 +51,7 @@ class RatingModel(tf.Module):  # type: ignore[misc]
     ) -> None:
         super().__init__()
         self.embedding = tfrs.layers.embedding.TPUEmbedding(feature_config(spec, config.seed), table_optimizer)
-        self.tower = RatingTower(
-            id_dim=spec.table("film").embedding_dim,
-            side_dim=spec.table("genre").embedding_dim,
-            hidden=config.hidden,
-            mean_rating=mean_rating,
-            rating_range=rating_range,
-            seed=config.seed,
-        )
+        self.tower = RatingTower.of_spec(spec, config, mean_rating=mean_rating, rating_range=rating_range)
         # The first call of the layer creates the tables, into which a checkpoint can then be restored.
         self.embedding(
             {

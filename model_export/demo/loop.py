@@ -115,23 +115,12 @@ class Trainer:
 
     def predict(self, examples: Examples) -> Array:
         """Returns the model's [B] float32 ratings for examples, clipped to the range of ratings."""
-        ratings: Array = self._predict(_tensors(examples, self._spec)).numpy()
+        ratings: Array = self._predict(padded_tensors(examples, self._spec)).numpy()
         return ratings
 
     def _epoch_tensors(self, epoch: int) -> dict[str, Any]:
-        rng = np.random.default_rng([self._config.seed, epoch])
-        examples = self._train.select(rng.permutation(len(self._train)))
-        rate = self._config.unknown_rate
-
-        def forget(ids: Array) -> Array:
-            return np.where(rng.random(ids.shape) < rate, 0, ids)
-
-        forgetful = Examples(
-            ids={name: forget(ids) for name, ids in examples.ids.items()},
-            ragged={name: RaggedIds(forget(ids.values), ids.row_splits) for name, ids in examples.ragged.items()},
-            rating=examples.rating,
-        )
-        return {**_tensors(forgetful, self._spec), "rating": tf.constant(examples.rating)}
+        examples = epoch_examples(self._train, self._config, epoch)
+        return {**padded_tensors(examples, self._spec), "rating": tf.constant(examples.rating)}
 
     def _run_steps_eagerly(self, tensors: dict[str, Any], seed: Any, first: Any, steps: Any) -> Any:
         def body(step: Any, total: Any) -> tuple[Any, Any]:
@@ -145,7 +134,7 @@ class Trainer:
         tables = list(self.model.tables.values())
         dense = list(self.model.tower.trainable_variables)
         with tf.GradientTape() as tape:
-            vectors = self.model.embedding(_features(batch, self._spec))
+            vectors = self.model.embedding(feature_ids(batch, self._spec))
             error = self.model.tower(vectors, self._config.dropout, seed) - batch["rating"]
             mse = tf.reduce_mean(tf.square(error))
         gradients = tape.gradient(mse, tables + dense)
@@ -154,11 +143,26 @@ class Trainer:
         return mse
 
     def _predict_eagerly(self, tensors: dict[str, Any]) -> Any:
-        return self.model.tower.clipped(self.model.embedding(_features(tensors, self._spec)))
+        return self.model.tower.clipped(self.model.embedding(feature_ids(tensors, self._spec)))
 
 
-def _tensors(examples: Examples, spec: ModelSpec) -> dict[str, Any]:
-    # Convert ragged features to padded ids and lengths, so that the compiled loop can gather a batch's rows.
+def epoch_examples(train: Examples, config: TrainConfig, epoch: int) -> Examples:
+    """Returns the training examples in the order of an epoch, with a share of their ids replaced by 0."""
+    rng = np.random.default_rng([config.seed, epoch])
+    examples = train.select(rng.permutation(len(train)))
+
+    def forget(ids: Array) -> Array:
+        return np.where(rng.random(ids.shape) < config.unknown_rate, 0, ids)
+
+    return Examples(
+        ids={name: forget(ids) for name, ids in examples.ids.items()},
+        ragged={name: RaggedIds(forget(ids.values), ids.row_splits) for name, ids in examples.ragged.items()},
+        rating=examples.rating,
+    )
+
+
+def padded_tensors(examples: Examples, spec: ModelSpec) -> dict[str, Any]:
+    """Converts ragged features to padded ids and lengths, so that a compiled loop can gather a batch's rows."""
     tensors = {name: tf.constant(ids) for name, ids in examples.ids.items()}
     for name, ids in examples.ragged.items():
         lengths = np.diff(ids.row_splits)
@@ -170,7 +174,8 @@ def _tensors(examples: Examples, spec: ModelSpec) -> dict[str, Any]:
     return tensors
 
 
-def _features(batch: dict[str, Any], spec: ModelSpec) -> dict[str, Any]:
+def feature_ids(batch: dict[str, Any], spec: ModelSpec) -> dict[str, Any]:
+    """Returns the ids of each feature in a batch of padded_tensors()."""
     return {
         f.name: tf.RaggedTensor.from_tensor(batch[f.name], lengths=batch[f.name + "_length"])
         if f.is_ragged

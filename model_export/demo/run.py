@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from model_export.demo.examples import build_examples, split
 from model_export.demo.loop import EpochResult, Trainer
 from model_export.demo.rating_model import rating_model_spec
 from model_export.demo.ratings import RatingData
+from model_export.distribution.cluster import ClusterTask
 from model_export.errors import ExportError
 from model_export.folder_checks import RUN_FILE
 from model_export.spec.features import ModelSpec
@@ -89,10 +91,15 @@ def train(
     *,
     is_resumed: bool = False,
     listener: Listener | None = None,
+    task: ClusterTask | None = None,
 ) -> Run:
     """Trains the rating model, writes checkpoints into a folder, and returns the training run's record.
 
+    Several processes that train together call this with the same arguments, except for the task. Each of them resumes
+    the run that the folder holds, because a process that is restarted has no other arguments than at its first start.
+
     Args:
+      task: this process's part in the cluster; needed if config.distribution is not "none".
       is_resumed: continue after the last epoch of the run in the folder; only the number of epochs may differ from that
           run.
 
@@ -101,14 +108,14 @@ def train(
     """
     listener = listener or Listener()
     spec = rating_model_spec(data)
-    before = _run_to_resume(folder, spec, config, data) if is_resumed else None
-    if before is None and (folder / RUN_FILE).exists():
+    before = _run_to_resume(folder, spec, config, data) if is_resumed and task is None else None
+    if before is None and task is None and (folder / RUN_FILE).exists():
         raise ExportError(f"{folder} already holds a run; resume it, or choose another folder")
     folder.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
     train_part, held_out_part = split(build_examples(data, spec), data, config.held_out)
     baselines = baseline_rmse(train_part, held_out_part)
-    trainer = Trainer(
+    trainer = _trainer(config, task)(
         spec,
         config,
         train_part,
@@ -117,6 +124,9 @@ def train(
         folder=folder / CHECKPOINTS_FOLDER,
         on_steps=listener.on_steps,
     )
+    # Read the run after all processes have joined: a chief that has yet to fail may still write into the folder before.
+    if task is not None and (folder / RUN_FILE).exists():
+        before = _run_to_resume(folder, spec, config, data)
     done = trainer.resume() if before else 0
     history = list(before.history[:done]) if before else []
     listener.on_start((config.epochs - done) * trainer.steps_per_epoch, baselines)
@@ -137,17 +147,29 @@ def train(
             },
             baselines=baselines,
             history=tuple(history),
-            mean_rating=float(trainer.model.tower.mean_rating),
+            mean_rating=float(trainer.model.tower.mean_rating.numpy()),
             step=trainer.global_step,
             seconds=(before.seconds if before else 0.0) + time.monotonic() - started,
         )
         # Write run.json before the checkpoint: if the process is killed between the two, the resumed run repeats this
         # epoch.
-        run.write(folder)
+        if task is None or task.is_chief:
+            run.write(folder)
         trainer.save(epoch)
     # epochs is at least 1, so the loop above has set `run`.
     assert run is not None
     return run
+
+
+def _trainer(config: TrainConfig, task: ClusterTask | None) -> Callable[..., Any]:
+    if config.distribution == "none":
+        return Trainer
+    # The module is imported late, because only runs of several processes need it.
+    from model_export.demo.distributed_loop import DistributedTrainer
+
+    if task is None:
+        raise ExportError(f"distribution {config.distribution!r} needs the task of this process in the cluster")
+    return partial(DistributedTrainer, task=task)
 
 
 def _run_to_resume(folder: Path, spec: ModelSpec, config: TrainConfig, data: RatingData) -> Run:

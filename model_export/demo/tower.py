@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from model_export.demo.config import TrainConfig
+from model_export.spec.features import ModelSpec
 from model_export.tensorflow_setup import tf
 
 
@@ -51,12 +53,34 @@ class RatingTower(tf.Module):  # type: ignore[misc]
         self.hidden = [Dense(inputs=widths[i], outputs=widths[i + 1], seed=seed + i) for i in range(len(widths) - 1)]
         self.output = Dense(inputs=widths[-1], outputs=1, seed=seed + len(widths))
 
-    def __call__(self, vectors: Mapping[str, Any], dropout: float = 0.0, dropout_seed: Any = None) -> Any:
+    @staticmethod
+    def of_spec(
+        spec: ModelSpec, config: TrainConfig, *, mean_rating: float, rating_range: tuple[float, float]
+    ) -> RatingTower:
+        """Makes the tower for the tables of a spec."""
+        return RatingTower(
+            id_dim=spec.table("film").embedding_dim,
+            side_dim=spec.table("genre").embedding_dim,
+            hidden=config.hidden,
+            mean_rating=mean_rating,
+            rating_range=rating_range,
+            seed=config.seed,
+        )
+
+    def __call__(
+        self,
+        vectors: Mapping[str, Any],
+        dropout: float = 0.0,
+        dropout_seed: Any = None,
+        share: tuple[int, Any] | None = None,
+    ) -> Any:
         """Computes [B] float32 ratings, not clipped, from each feature's [B, D] vectors.
 
         Args:
           dropout: share of hidden units dropped, while training only.
           dropout_seed: [2] int64, decides which units are dropped; needed if dropout > 0.
+          share: size of the whole batch, and which of its rows the vectors are of, so that the dropped units of a row
+            do not depend on the number of workers that share a batch. None: all rows.
         """
         user, film, recent = vectors["user_id"], vectors["film_id"], vectors["recent_films"]
         taste = user[:, 1:] + tf.matmul(recent, self.taste)
@@ -64,7 +88,12 @@ class RatingTower(tf.Module):  # type: ignore[misc]
         for depth, layer in enumerate(self.hidden):
             x = tf.nn.relu(layer(x))
             if dropout:
-                x = tf.nn.experimental.stateless_dropout(x, dropout, seed=dropout_seed + [depth, 0])
+                seed = dropout_seed + [depth, 0]
+                if share is None:
+                    x = tf.nn.experimental.stateless_dropout(x, dropout, seed=seed)
+                else:
+                    ones = tf.ones([share[0], x.shape[1]])
+                    x *= tf.gather(tf.nn.experimental.stateless_dropout(ones, dropout, seed=seed), share[1])
         bias = user[:, 0] + film[:, 0]
         return self.mean_rating + bias + tf.reduce_sum(taste * film[:, 1:], axis=1) + self.output(x)[:, 0]
 

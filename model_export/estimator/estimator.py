@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from model_export.distribution.cluster import number_of_processes
 from model_export.estimator import checkpoints, session_evaluation, session_prediction, session_training
 from model_export.estimator.call_arguments import check_model_fn
 from model_export.estimator.model_graph import Model
@@ -19,7 +20,7 @@ from model_export.estimator.modes import ExportSavedModelApiVersion, ModeKeys
 from model_export.estimator.run_config import InputPipelineConfig, RunConfig, check_positive_integer
 from model_export.estimator.warm_start import warm_start_settings
 from model_export.spec.embedding_config_spec import EmbeddingConfigSpec
-from model_export.tensorflow_setup import tf
+from model_export.tensorflow_setup import tf, tf_config
 
 _RESERVED_PARAMS = ("batch_size", "context")
 
@@ -157,10 +158,16 @@ class EmbeddingEstimator:
           saving_listeners: CheckpointSaverListeners.
 
         Raises:
-          ValueError: steps and max_steps are both given, or one is not positive.
+          ValueError: steps and max_steps are both given, or one is not positive; or TF_CONFIG lists several processes,
+            which would all write into model_dir.
           TypeError: a hook or listener is of another type.
           NanLossDuringTrainingError: the loss is NaN.
         """
+        if number_of_processes(tf_config()) > 1:
+            raise ValueError(
+                "TF_CONFIG lists several processes, but an EmbeddingEstimator trains in one: unset TF_CONFIG, and "
+                "start one process (docs/distributed-training.md)"
+            )
         if steps is not None and max_steps is not None:
             raise ValueError("Can not provide both steps and max_steps.")
         for name, number in (("steps", steps), ("max_steps", max_steps)):

@@ -197,7 +197,10 @@ class RunConfig:
                 raise ValueError(f"{name} is {getattr(self, name)!r}: training runs in this process only")
         for name in ("cluster", "train_distribute", "eval_distribute", "experimental_distribute"):
             if getattr(self, name) is not None:
-                raise ValueError(f"{name} is set: training runs in this process only")
+                raise ValueError(
+                    f"{name} is set: training runs in this process only; `model-export train --distribution` trains in "
+                    "several (docs/distributed-training.md)"
+                )
         if self.model_dir == "":
             raise ValueError("model_dir should be non-empty")
         for name in ("save_summary_steps", "save_checkpoints_steps", "save_checkpoints_secs", "keep_checkpoint_max"):

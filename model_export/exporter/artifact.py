@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from model_export.errors import ExportError
-from model_export.exporter.finishing import finish
+from model_export.exporter.finishing import COMPARED_ROWS, COMPARED_ROWS_KEY, WHOLE_CHECK_BYTES, finish
 from model_export.exporter.manifest_builder import build_manifest, vocabulary_file
 from model_export.exporter.recording import record_requests
 from model_export.exporter.versions import new_version_folder
@@ -86,34 +86,61 @@ def write_artifact(
     # number, so no server loads it as a version.
     temporary = Path(tempfile.mkdtemp(prefix=".tmp-", dir=base))
     try:
-        files = vocabulary_files(source.spec, temporary / "vocabularies")
+        request = _Request(lookups, tuple(predict), dtypes, export_to_tpu, allow_nonfinite, warmup, extra_files or {})
         artifact = temporary / target.name
-        reduced = _reduced_tables(source, dtypes)
-        parts = source.save(artifact, LookupPlan(lookups, files, export_to_tpu, reduced), predict)
-        _add_missing_vocabularies(artifact, files)
-        add_extra_files(artifact, extra_files or {})
-        manifest = build_manifest(
-            artifact,
-            source.spec,
-            {**lookups, **_predict_entries(source.spec, parts, predict)},
-            parts.table_variables,
-            provenance={
-                **base_provenance(int(target.name), created),
-                **source.provenance,
-                **({REDUCED_KEY: {name: table.to_json() for name, table in reduced.items()}} if reduced else {}),
-            },
-            table_scales=parts.table_scales,
-            table_dtypes=dtypes,
-        )
-        _check_tables(artifact, manifest, source, reduced)
-        manifest = with_nonfinite(artifact, manifest, allow=allow_nonfinite)
-        manifest = record_requests(artifact, manifest, source, parts, warmup=warmup)
-        manifest = dataclasses.replace(manifest, files=file_sizes(artifact))
-        parity = check_parity(artifact, manifest)
+        manifest = _written(source, artifact, request, int(target.name), created)
+        first_rows = getattr(source, "first_rows", None)
+        if first_rows is not None and sum(t.nbytes for t in manifest.tables.values()) > WHOLE_CHECK_BYTES:
+            # TensorFlow holds whole tables in memory, so compare the graph of a small copy, written in the same way.
+            manifest = dataclasses.replace(
+                manifest, provenance={**manifest.provenance, COMPARED_ROWS_KEY: COMPARED_ROWS}
+            )
+            twin = temporary / "twin" / target.name
+            twin.parent.mkdir()
+            parity = check_parity(twin, _written(first_rows(COMPARED_ROWS), twin, request, int(target.name), created))
+        else:
+            parity = check_parity(artifact, manifest)
         finish(artifact, dataclasses.replace(manifest, parity=parity.manifest_json()), target)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return target
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Request:
+    lookups: Mapping[str, SignatureEntry]
+    predict: Sequence[str]
+    dtypes: Mapping[str, TableDtype]
+    export_to_tpu: bool
+    allow_nonfinite: bool
+    warmup: bool
+    extra_files: Mapping[str, Path]
+
+
+def _written(source: ExportSource, artifact: Path, request: _Request, version: int, created: datetime) -> Manifest:
+    files = vocabulary_files(source.spec, artifact.parent / "vocabularies")
+    reduced = _reduced_tables(source, request.dtypes)
+    plan = LookupPlan(request.lookups, files, request.export_to_tpu, reduced)
+    parts = source.save(artifact, plan, request.predict)
+    _add_missing_vocabularies(artifact, files)
+    add_extra_files(artifact, request.extra_files)
+    manifest = build_manifest(
+        artifact,
+        source.spec,
+        {**request.lookups, **_predict_entries(source.spec, parts, request.predict)},
+        parts.table_variables,
+        provenance={
+            **base_provenance(version, created),
+            **source.provenance,
+            **({REDUCED_KEY: {name: table.to_json() for name, table in reduced.items()}} if reduced else {}),
+        },
+        table_scales=parts.table_scales,
+        table_dtypes=request.dtypes,
+    )
+    _check_tables(artifact, manifest, source, reduced)
+    manifest = with_nonfinite(artifact, manifest, allow=request.allow_nonfinite)
+    manifest = record_requests(artifact, manifest, source, parts, warmup=request.warmup)
+    return dataclasses.replace(manifest, files=file_sizes(artifact))
 
 
 def _chosen(

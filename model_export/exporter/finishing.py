@@ -8,6 +8,12 @@ from pathlib import Path
 from model_export.parity.integrity import check_integrity
 from service.artifact.manifest import MANIFEST_PATH, Manifest
 
+# For tables of more bytes than this, only the graph of a model with the first rows of each table is compared.
+WHOLE_CHECK_BYTES = 64 << 20
+COMPARED_ROWS = 1000
+# Key in the manifest's provenance. Its value is the number of compared rows per table, if not all rows were compared.
+COMPARED_ROWS_KEY = "compared_rows"
+
 
 def finish(artifact: Path, manifest: Manifest, target: Path) -> None:
     """Writes the manifest, checks the files against it, flushes them and renames the folder to target."""

@@ -14,15 +14,8 @@ import numpy as np
 
 from model_export.exporter.bundle_writer import BundleWriter
 from model_export.importers.table_copy import CopiedTable
-from model_export.spec.features import FeatureSpec, ModelSpec
 from service.artifact.manifest import Manifest, TableEntry, TableScale
 from service.types import TABLE_DTYPES, Array, saved_dtype
-
-
-def cut_spec(spec: ModelSpec, rows: int) -> ModelSpec:
-    """Returns the spec with at most `rows` rows per table; keys of cut rows are dropped, policies read the last row."""
-    tables = tuple(replace(table, vocabulary_size=min(rows, table.vocabulary_size)) for table in spec.tables)
-    return ModelSpec(tables, tuple(_cut(feature, rows) for feature in spec.features))
 
 
 def cut_tables(tables: Sequence[CopiedTable], rows: int) -> list[CopiedTable]:
@@ -45,11 +38,3 @@ def _rows(artifact: Path, part: TableEntry | TableScale, dtype: str, nbytes: int
     with (artifact / part.file).open("rb") as file:
         file.seek(part.offset)
         return np.frombuffer(file.read(nbytes), TABLE_DTYPES[dtype]).reshape(rows, -1)
-
-
-def _cut(feature: FeatureSpec, rows: int) -> FeatureSpec:
-    vocabulary = feature.vocabulary
-    if vocabulary is not None:
-        oov = None if vocabulary.oov_id is None else min(vocabulary.oov_id, rows - 1)
-        vocabulary = replace(vocabulary, keys=vocabulary.keys[:rows], oov_id=oov)
-    return replace(feature, vocabulary=vocabulary, default_id=min(feature.default_id, rows - 1))

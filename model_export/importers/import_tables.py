@@ -16,12 +16,16 @@ from typing import Any
 
 from model_export.errors import ExportError
 from model_export.exporter.bundle_writer import BundleWriter
+from model_export.exporter.cut_spec import cut_spec
+from model_export.exporter.finishing import COMPARED_ROWS as _COMPARED_ROWS
+from model_export.exporter.finishing import COMPARED_ROWS_KEY
+from model_export.exporter.finishing import WHOLE_CHECK_BYTES as _WHOLE_CHECK_BYTES
 from model_export.exporter.versions import new_version_folder
 from model_export.graphs.lookup_features import lookup_entry
 from model_export.graphs.reduced_table import REDUCED_KEY, chosen_dtypes
 from model_export.graphs.signature_names import LOOKUP
 from model_export.importers.address import Address
-from model_export.importers.cut_copy import copy_first_rows, cut_spec, cut_tables
+from model_export.importers.cut_copy import copy_first_rows, cut_tables
 from model_export.importers.formats import open_table
 from model_export.importers.key_file import read_keys
 from model_export.importers.table_copy import CopiedTable, Progress, TableCopy
@@ -31,13 +35,6 @@ from model_export.parity.integrity import NONFINITE_KEY, VARIABLES_PREFIX, file_
 from model_export.parity.parity_report import ParityReport
 from model_export.spec.features import ModelSpec
 from service.artifact.manifest import Manifest
-
-# For a table of more bytes than this, only the first rows are compared with the oracle.
-_WHOLE_CHECK_BYTES = 64 << 20
-_COMPARED_ROWS = 1000
-# Key in the manifest's provenance. Its value maps a table to the number of compared rows, if not all rows were
-# compared.
-COMPARED_ROWS_KEY = "compared_rows"
 
 
 def import_tables(

@@ -118,3 +118,64 @@ def test_tables_of_fewer_bits_beside_the_trained_ones_or_alone(
     trained = [key for key, entry in read_bundle(artifact / "variables/variables").items() if "trained/" in key]
     # Without predictions nothing needs the tables of four times the size.
     assert len(trained) == (len(manifest.tables) if signatures is None else 0)
+
+
+def shard_checkpoint(run_folder: Path, target: Path, shards: int) -> None:
+    """Copies a run; the tables of its new checkpoint are ShardedVariables."""
+    from tensorflow.python.distribute.sharded_variable import ShardedVariable
+
+    from model_export.demo.checkpoints import restore_weights
+    from model_export.demo.run import CHECKPOINTS_FOLDER, RATING_RANGE, Run
+    from model_export.demo.tower import RatingTower
+    from model_export.tensorflow_setup import tf
+
+    run, model = Run.read(run_folder), tf.Module()
+    model.tower = RatingTower.of_spec(run.spec, run.config, mean_rating=0.0, rating_range=RATING_RANGE)
+    epoch, prefix = restore_weights(run_folder / CHECKPOINTS_FOLDER, model)
+    reader = tf.train.load_checkpoint(str(prefix))
+    model.embedding = tf.Module()
+    model.embedding._tpu_embedding = tf.Module()
+    for table in run.spec.tables:
+        rows = reader.get_tensor(f"model/embedding/_tpu_embedding/{table.name}{SUFFIX}")
+        parts = [tf.Variable(part) for part in np.array_split(rows, shards)]
+        setattr(model.embedding._tpu_embedding, table.name, ShardedVariable(parts, name=table.name))
+    target.mkdir()
+    run.write(target)
+    saved = tf.train.Checkpoint(model=model, epoch=tf.Variable(epoch, dtype=tf.int64))
+    saved.save(str(target / CHECKPOINTS_FOLDER / "ckpt"))
+
+
+@pytest.mark.tf
+@pytest.mark.parametrize("is_large", [False, True])
+def test_the_export_of_sharded_tables_is_that_of_whole_ones_to_the_bit(
+    artifact: Path, run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_large: bool
+) -> None:
+    from model_export.export_model import export
+    from model_export.exporter import artifact as module
+    from model_export.graphs.signature_names import RECORDED_PATH
+    from model_export.parity.prediction_log import read_predictions
+
+    shard_checkpoint(run_folder, tmp_path / "run", 3)
+    if is_large:
+        # As a large model is: the graph of a copy with 5 rows of each table is compared.
+        monkeypatch.setattr(module, "WHOLE_CHECK_BYTES", 1)
+        monkeypatch.setattr(module, "COMPARED_ROWS", 5)
+    made = export(tmp_path / "run", tmp_path / "models", lookup_device=["cpu", "tpu_tensor_core"], batch_sizes=(4,))
+    whole, shards = (read_bundle(folder / "variables/variables") for folder in (artifact, made))
+    assert not any(entry.is_sliced for entry in shards.values())
+    compared = 0
+    for key, entry in whole.items():
+        if key.endswith(SUFFIX):
+            data = [e.file.read_bytes()[e.offset : e.offset + e.nbytes] for e in (entry, shards[key])]
+            assert (entry.shape, data[0]) == (shards[key].shape, data[1]), key
+            compared += 1
+    assert compared == 4 + 9
+    answers = [list(read_predictions(folder / RECORDED_PATH)) for folder in (artifact, made)]
+    assert len(answers[0]) == len(answers[1]) == 6
+    for before, after in zip(*answers, strict=True):
+        assert before.outputs is not None and after.outputs is not None
+        assert before.outputs["rating"].tobytes() == after.outputs["rating"].tobytes()
+    manifest = Manifest.read(made)
+    assert manifest is not None
+    assert manifest.provenance.get(module.COMPARED_ROWS_KEY) == (5 if is_large else None)
+    assert set(manifest.signatures) == {"serving_default", "serve_examples", "lookup", "lookup_tpu_tensor_core"}

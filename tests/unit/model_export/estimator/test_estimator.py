@@ -150,6 +150,15 @@ def test_train_refuses_steps(tmp_path: Path, given: dict[str, int], message: str
         estimator_of(tmp_path).train(input_fn, **given)
 
 
+def test_train_refuses_to_be_one_of_several_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    estimator = estimator_of(tmp_path)
+    monkeypatch.setenv("TF_CONFIG", '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}}')
+    with pytest.raises(ValueError, match="TF_CONFIG lists several processes"):
+        estimator.train(input_fn, steps=1)
+    monkeypatch.setenv("TF_CONFIG", '{"cluster": {"chief": ["a:1"], "evaluator": ["b:1"]}}')
+    assert estimator.train(input_fn, steps=1) is estimator
+
+
 def test_hooks_and_listeners_have_a_type(tmp_path: Path) -> None:
     estimator = estimator_of(tmp_path)
     with pytest.raises(TypeError, match="Hooks must be a SessionRunHook, given: 3"):

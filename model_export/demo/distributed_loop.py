@@ -1,0 +1,192 @@
+"""The demo's training loop in several processes: workers that step together, or a chief that sends steps to workers.
+
+Every process builds the same examples from the same data. Checkpoints lie in a folder that all processes share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from model_export.demo.baselines import rmse
+from model_export.demo.checkpoints import Checkpoints
+from model_export.demo.config import TrainConfig
+from model_export.demo.examples import Examples
+from model_export.demo.loop import EpochResult, epoch_examples, feature_ids, padded_tensors
+from model_export.demo.sharded_model import ShardedRatingModel
+from model_export.distribution.cluster import ClusterTask
+from model_export.distribution.sharded_tables import DistinctRows
+from model_export.distribution.strategies import multi_worker_strategy, parameter_server_strategy
+from model_export.spec.features import ModelSpec
+from model_export.tensorflow_setup import tf
+from service.types import Array
+
+# Steps per call of the compiled training loop of workers that step together.
+_STEPS_PER_CALL = 20
+
+
+class DistributedTrainer:
+    """Trains the rating model as Trainer does, with the same methods. Concurrency: one caller at a time.
+
+    Args:
+      folder: of the checkpoints, the same for all processes.
+      on_steps: called with (number of steps just done, their mean loss).
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        config: TrainConfig,
+        train: Examples,
+        held_out: Examples,
+        *,
+        task: ClusterTask,
+        rating_range: tuple[float, float],
+        folder: Path,
+        on_steps: Callable[[int, float], None] = lambda steps, loss: None,
+    ) -> None:
+        # TensorFlow accepts a strategy of several workers only before it has run an operation.
+        splitting: Any = nullcontext()
+        if config.distribution == "multi_worker":
+            self._strategy = multi_worker_strategy(task)
+        else:
+            self._strategy, partitioner = parameter_server_strategy(task)
+            splitting = partitioner.splitting()
+        tf.keras.utils.set_random_seed(config.seed)
+        self._spec, self._config, self._task = spec, config, task
+        self._train, self._held_out, self._on_steps = train, held_out, on_steps
+        self._batch_size = min(config.batch_size, len(train))
+        share = -(-self._batch_size // self._strategy.num_replicas_in_sync)
+        self._most_rows = DistinctRows.most(spec, share)
+        with self._strategy.scope():
+            self.model = ShardedRatingModel(
+                spec,
+                config,
+                mean_rating=float(train.rating.mean(dtype=np.float64)),
+                rating_range=rating_range,
+                splitting=splitting,
+            )
+            self._dense_optimizer = tf.keras.optimizers.legacy.Adam(config.dense_learning_rate)
+            self._dense_optimizer._create_all_weights(self.model.tower.trainable_variables)
+        accumulators = tf.Module()
+        accumulators.tables = {name: table.accumulator for name, table in self.model.sharded.items()}
+        self._checkpoints = Checkpoints(folder, self.model.saved, accumulators, self._dense_optimizer)
+        self._steps = self._together if config.distribution == "multi_worker" else self._scheduled
+        self._run_steps = tf.function(self._run_steps_eagerly, autograph=False, reduce_retracing=True)
+        self._remote_step = tf.function(self._remote_step_eagerly, autograph=False, reduce_retracing=True)
+        self._wait_for_all = tf.function(self._wait_for_all_eagerly, autograph=False)
+        self._predict = tf.function(self._predict_eagerly, autograph=False, reduce_retracing=True)
+        self._coordinator = None
+        if config.distribution == "parameter_server":
+            self._coordinator = tf.distribute.coordinator.ClusterCoordinator(self._strategy)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Number of full batches in an epoch, which leaves out the last examples of its shuffled order."""
+        return len(self._train) // self._batch_size
+
+    @property
+    def global_step(self) -> int:
+        """Number of training steps done in all epochs."""
+        return int(self._dense_optimizer.iterations.numpy())
+
+    def resume(self) -> int:
+        """Restores the newest checkpoint, if any; returns the number of finished epochs."""
+        return self._checkpoints.restore()
+
+    def save(self, epoch: int) -> None:
+        """Writes a checkpoint after the epoch with this number, if this process is the chief; waits for the chief."""
+        if self._task.is_chief:
+            self._checkpoints.save(epoch)
+        if self._config.distribution == "multi_worker":
+            # A worker that is done must not end while the chief writes: its end would stop the chief.
+            self._wait_for_all()
+
+    def run_epoch(self, epoch: int) -> EpochResult:
+        """Trains one epoch, numbered from 1, and measures the RMSE on the held-out part."""
+        loss = self._steps(epoch)
+        held_out_rmse = rmse(self.predict(self._held_out), self._held_out.rating)
+        return EpochResult(epoch, loss / self.steps_per_epoch, held_out_rmse)
+
+    def predict(self, examples: Examples) -> Array:
+        """Returns the model's [B] float32 ratings for examples, clipped to the range of ratings."""
+        ratings: Array = self._predict(padded_tensors(examples, self._spec)).numpy()
+        return ratings
+
+    def _epoch(self, epoch: int) -> dict[str, Any]:
+        examples = epoch_examples(self._train, self._config, epoch)
+        return {**padded_tensors(examples, self._spec), "rating": tf.constant(examples.rating)}
+
+    def _together(self, epoch: int) -> float:
+        # Each worker computes the gradient of its share of each batch.
+        tensors, total = self._epoch(epoch), 0.0
+        seed = tf.constant([self._config.seed, epoch * self.steps_per_epoch], tf.int64)
+        for first in range(0, self.steps_per_epoch, _STEPS_PER_CALL):
+            steps = min(_STEPS_PER_CALL, self.steps_per_epoch - first)
+            loss = float(self._run_steps(tensors, seed, tf.constant(first), tf.constant(steps)))
+            total += loss
+            self._on_steps(steps, loss / steps)
+        return total
+
+    def _run_steps_eagerly(self, tensors: dict[str, Any], seed: Any, first: Any, steps: Any) -> Any:
+        replicas = self._strategy.num_replicas_in_sync
+
+        def replica_step(step: Any) -> Any:
+            own = tf.distribute.get_replica_context().replica_id_in_sync_group
+            rows = tf.range(own, self._batch_size, replicas)
+            batch = {name: tf.gather(tensor, step * self._batch_size + rows) for name, tensor in tensors.items()}
+            return self._step(batch, seed + [0, tf.cast(step, tf.int64)], (self._batch_size, rows))
+
+        def body(step: Any, total: Any) -> tuple[Any, Any]:
+            losses = self._strategy.run(replica_step, (step,))
+            return step + 1, total + self._strategy.reduce(tf.distribute.ReduceOp.SUM, losses, axis=None)
+
+        # A collective operation of two steps must not run at the same time: the workers could not tell the two apart.
+        start = (first, tf.constant(0.0))
+        return tf.while_loop(lambda step, _: step < first + steps, body, start, parallel_iterations=1)[1]
+
+    def _wait_for_all_eagerly(self) -> Any:
+        ones = self._strategy.run(lambda: tf.constant(1.0))
+        return self._strategy.reduce(tf.distribute.ReduceOp.SUM, ones, axis=None)
+
+    def _scheduled(self, epoch: int) -> float:
+        # The chief sends each batch to whichever worker is free; a worker's gradients may be some steps old.
+        tensors = {name: tensor.numpy() for name, tensor in self._epoch(epoch).items()}
+        assert self._coordinator is not None
+        losses = []
+        for step in range(self.steps_per_epoch):
+            rows = slice(step * self._batch_size, (step + 1) * self._batch_size)
+            batch = {name: tensor[rows] for name, tensor in tensors.items()}
+            seed = np.array([self._config.seed, epoch * self.steps_per_epoch + step], np.int64)
+            losses.append(self._coordinator.schedule(self._remote_step, args=(batch, seed)))
+        self._coordinator.join()
+        total = float(sum(float(loss.fetch()) for loss in losses))
+        self._on_steps(self.steps_per_epoch, total / self.steps_per_epoch)
+        return total
+
+    def _remote_step_eagerly(self, batch: dict[str, Any], seed: Any) -> Any:
+        return self._strategy.run(self._step, (batch, seed))
+
+    def _step(self, batch: dict[str, Any], seed: Any, share: tuple[int, Any] | None = None) -> Any:
+        dense = list(self.model.tower.trainable_variables)
+        distinct, rows = self.model.rows(feature_ids(batch, self._spec))
+        with tf.GradientTape() as tape:
+            tape.watch(rows)
+            vectors = self.model.vectors(distinct, rows)
+            error = self.model.tower(vectors, self._config.dropout, seed, share) - batch["rating"]
+            # The sum of this loss over all workers is the mean over the batch.
+            loss = tf.reduce_sum(tf.square(error)) / self._batch_size
+        of_rows, of_dense = tape.gradient(loss, (rows, dense))
+        for name, gradient in of_rows.items():
+            rate, most = self._config.table_learning_rate, self._most_rows[name]
+            self.model.sharded[name].update(distinct.rows[name], gradient, rate, most_rows=most)
+        self._dense_optimizer.apply_gradients(zip(of_dense, dense, strict=True))
+        return loss
+
+    def _predict_eagerly(self, tensors: dict[str, Any]) -> Any:
+        distinct, rows = self.model.rows(feature_ids(tensors, self._spec))
+        return self.model.tower.clipped(self.model.vectors(distinct, rows))

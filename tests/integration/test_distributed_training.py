@@ -1,0 +1,148 @@
+"""Training in several real processes on loopback: both strategies, a worker that is killed, and a wrong TF_CONFIG."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.tf, pytest.mark.slow]
+
+TRAIN = (sys.executable, "-m", "model_export", "train", "--dataset=synthetic", "--batch_size=200")
+# Far more than a loaded machine needs; a process that hangs ends here.
+PATIENCE_S = 300
+
+
+def free_addresses(number: int) -> list[str]:
+    """Returns addresses of loopback ports that are free now."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(number)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [f"127.0.0.1:{each.getsockname()[1]}" for each in sockets]
+
+
+class Cluster:
+    """The processes of one training, by "kind:index"."""
+
+    def __init__(self, distribution: str, sizes: Mapping[str, int], run: Path, epochs: int) -> None:
+        addresses = iter(free_addresses(sum(sizes.values())))
+        self.tasks = {kind: [next(addresses) for _ in range(size)] for kind, size in sizes.items()}
+        self.command = (*TRAIN, f"--distribution={distribution}", f"--run={run}", f"--epochs={epochs}")
+        self.processes: dict[str, subprocess.Popen[str]] = {}
+
+    def start(self, name: str) -> None:
+        """Starts the process of a task, or starts it again."""
+        kind, _, index = name.partition(":")
+        config = {"cluster": self.tasks, "task": {"type": kind, "index": int(index)}}
+        self.processes[name] = subprocess.Popen(
+            self.command,
+            env={**os.environ, "TF_CONFIG": json.dumps(config)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def kill(self, name: str) -> None:
+        """Ends a process with SIGKILL."""
+        self.processes[name].kill()
+        self.processes[name].communicate()
+
+    def end(self, name: str) -> tuple[int, str]:
+        """Waits for the end of a process; returns its exit status and all that it wrote."""
+        output, _ = self.processes[name].communicate(timeout=PATIENCE_S)
+        return self.processes[name].returncode, output
+
+
+@contextmanager
+def started(distribution: str, sizes: Mapping[str, int], run: Path, epochs: int) -> Iterator[Cluster]:
+    """Starts all processes of a cluster; kills the ones that still run at the end."""
+    cluster = Cluster(distribution, sizes, run, epochs)
+    try:
+        for kind, size in sizes.items():
+            for index in range(size):
+                cluster.start(f"{kind}:{index}")
+        yield cluster
+    finally:
+        for process in cluster.processes.values():
+            process.kill()
+            process.communicate()
+
+
+def wait_for(path: Path, cluster: Cluster, name: str) -> None:
+    """Waits until a file exists, or fails if the process that is to write it has ended."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not path.exists():
+        assert cluster.processes[name].poll() is None, cluster.end(name)
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def history(run: Path) -> list[Any]:
+    """Returns the held-out RMSE of each epoch."""
+    return [epoch["held_out_rmse"] for epoch in json.loads((run / "run.json").read_text())["history"]]
+
+
+@pytest.fixture(scope="module")
+def single(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    """The errors of the training in one process."""
+    from model_export.demo.config import TrainConfig
+    from model_export.demo.run import train
+    from model_export.demo.synthetic import synthetic_ratings
+
+    config = TrainConfig(epochs=3, batch_size=200)
+    run = train(synthetic_ratings(), config, tmp_path_factory.mktemp("single") / "run")
+    return [epoch.held_out_rmse for epoch in run.history]
+
+
+def test_tables_in_shards_train_as_in_one_process_though_a_worker_is_killed(single: list[Any], tmp_path: Path) -> None:
+    from service.artifact.bundle import read_bundle
+
+    run = tmp_path / "run"
+    with started("parameter_server", {"chief": 1, "worker": 1, "ps": 2}, run, 3) as cluster:
+        wait_for(run / "run.json", cluster, "chief:0")
+        cluster.kill("worker:0")
+        cluster.start("worker:0")
+        status, output = cluster.end("chief:0")
+        assert status == 0, output
+        for name in ("worker:0", "ps:0", "ps:1"):
+            cluster.processes[name].terminate()
+            assert cluster.end(name)[0] == 0
+    assert history(run) == pytest.approx(single, abs=0.003)
+    table = read_bundle(run / "checkpoints/ckpt-3")["model/embedding/_tpu_embedding/user/.ATTRIBUTES/VARIABLE_VALUE"]
+    assert [(part.start, part.entry.shape) for part in table.slices] == [((0, 0), (31, 32)), ((31, 0), (30, 32))]
+
+
+def test_workers_that_step_together_resume_after_one_is_killed(single: list[Any], tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with started("multi_worker", {"worker": 2}, run, 3) as cluster:
+        wait_for(run / "checkpoints/checkpoint", cluster, "worker:0")
+        cluster.kill("worker:1")
+        status, output = cluster.end("worker:0")
+        assert status == 1 and "start every process that has ended again" in output, output
+        first = history(run)
+        for name in ("worker:0", "worker:1"):
+            cluster.start(name)
+        for name in ("worker:0", "worker:1"):
+            status, output = cluster.end(name)
+            assert status == 0, output
+    assert history(run)[0] == first[0]
+    assert history(run) == pytest.approx(single, abs=0.003)
+
+
+def test_a_missing_tf_config_is_refused(tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "TF_CONFIG"}
+    command = (*TRAIN, "--distribution=multi_worker", f"--run={tmp_path / 'run'}")
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert ended.returncode == 1
+    assert "needs TF_CONFIG" in ended.stderr and "Traceback" not in ended.stderr
+    assert not (tmp_path / "run").exists()
