@@ -128,6 +128,11 @@ class LiveServer:
         return self._process.poll() is None
 
     @property
+    def exit_status(self) -> int | None:
+        """The exit status of the server's process, negative for a signal; None while it runs."""
+        return self._process.poll()
+
+    @property
     def pid(self) -> int:
         """The process id of the server."""
         return self._process.pid

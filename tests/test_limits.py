@@ -26,6 +26,19 @@ CONSTANTS: dict[str, tuple[str, str]] = {
         f"{EDGE}/limits.rs",
         r"BACKED_UP_BYTES: usize = ([^;]+);",
     ),
+    "health watches, reflection calls and other calls without end of a gRPC connection": (
+        f"{EDGE}/connection.rs",
+        r"MAX_LONG_CALLS: usize = ([^;]+);",
+    ),
+    "metadata above 4 KB of a gRPC connection's open calls": (
+        f"{EDGE}/limits.rs",
+        r"HEAD_BYTES_A_CONNECTION: usize = ([^;]+);",
+    ),
+    "such metadata of all connections": (f"{EDGE}/limits.rs", r"ALL_HEAD_BYTES: usize = ([^;]+);"),
+    "lines of one logger and level that the log takes at once": (
+        "service/observe/logs.py",
+        r"LINES_AT_ONCE, LINES_PER_S = (\d+),",
+    ),
     "streams of a connection (HTTP/2)": (f"{EDGE}/limits.rs", r"max_streams: (\d[^,]*),"),
     "bytes that one connection writes before other connections get their turn": (
         f"{EDGE}/limits.rs",

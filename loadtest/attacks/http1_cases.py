@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import time
 import zlib
 from collections.abc import Callable, Iterator
@@ -12,6 +14,8 @@ from loadtest.attacks.bombs import gzipped_zeros
 _SLOW_CONNECTIONS = 200
 _STEP_S = 0.05
 _JSON_BYTES = 4 << 20
+# The beginning of a TLS handshake: its ClientHello announces 512 bytes and holds only 50.
+_BEGUN_HELLO = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(50)
 
 
 def _dribble(attacker: Attacker, opening: bytes, piece: bytes) -> None:
@@ -140,8 +144,11 @@ def new_connections(attacker: Attacker) -> None:
 
 def handshakes(attacker: Attacker) -> None:
     """TLS handshakes that stop after their first bytes, on 300 connections."""
-    # The ClientHello announces 512 bytes and holds only 50.
-    begun = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(50)
+    _hellos(attacker, _BEGUN_HELLO)
+
+
+def _hellos(attacker: Attacker, begun: bytes) -> None:
+    """Sends the beginning of a handshake on 300 connections, and waits until the server closes all of them."""
     conns = [conn for _ in range(300) if not attacker.is_over and (conn := attacker.connect(is_raw=True))]
     for conn in conns:
         conn.send([begun], attacker.end_s)
@@ -227,3 +234,57 @@ def json_tokens(attacker: Attacker) -> None:
 def json_strings(attacker: Attacker) -> None:
     """A JSON body with one string of 4 MB of escape sequences."""
     _bodies(attacker, b'{"features": {"user": ["' + b"\\u0041" * (_JSON_BYTES // 6) + b'"]}}')
+
+
+def _feature(attacker: Attacker) -> str:
+    """Returns the name of the feature that the victim looks up, which is also the name of its table."""
+    return str(next(iter(json.loads(attacker.target.body)["features"])))
+
+
+def expectations(attacker: Attacker) -> None:
+    """Requests on 200 connections that announce a body of 60 MB, ask for the answer 100 Continue, and send no body."""
+    _dribble(attacker, attacker.target.head(b"expect: 100-continue", b"content-length: 60000000") + b"\r\n", b"")
+
+
+def unknown_paths(attacker: Attacker) -> None:
+    """GET requests, pipelined, each for another path that the server does not have."""
+    paths = (b"GET /p%d HTTP/1.1\r\nhost: x\r\n\r\n" % number for number in itertools.count())
+    attacker.flood(iter(lambda: b"".join(itertools.islice(paths, 1000)), b""))
+
+
+def metrics(attacker: Attacker) -> None:
+    """GET requests for the server's metrics, pipelined."""
+    attacker.flood(repeated(b"GET /metrics HTTP/1.1\r\nhost: x\r\n\r\n"))
+
+
+def searches(attacker: Attacker) -> None:
+    """Searches of 256 rows for the 1000 nearest rows of each."""
+    document = json.dumps({"ids": list(range(256)), "k": 1000}).encode()
+    path = attacker.target.path.rpartition(":")[0] + f"/tables/{_feature(attacker)}:neighbors"
+    head = attacker.target.head(b"content-length: %d" % len(document))
+    attacker.flood(repeated(head.replace(attacker.target.path.encode(), path.encode()) + b"\r\n" + document, 1))
+
+
+def one_row(attacker: Attacker) -> None:
+    """Lookups of one row a million times, whose answers would have hundreds of megabytes."""
+    _bodies(attacker, json.dumps({"features": {_feature(attacker): [1] * 1_000_000}}).encode())
+
+
+def json_surrogates(attacker: Attacker) -> None:
+    """A JSON body with one string of 4 MB of surrogate pairs, which an error text may quote."""
+    pairs = b"\\ud83d\\ude00" * (_JSON_BYTES // 12)
+    _bodies(attacker, b'{"features": {"%s": ["%s"]}}' % (_feature(attacker).encode(), pairs))
+
+
+def change_cipher_specs(attacker: Attacker) -> None:
+    """TLS records of the type ChangeCipherSpec, after the first bytes of a handshake."""
+    attacker.flood(
+        itertools.chain([_BEGUN_HELLO], repeated(b"\x14\x03\x03\x00\x01\x01")), attacker.connect(is_raw=True)
+    )
+
+
+def large_hellos(attacker: Attacker) -> None:
+    """Beginnings of TLS handshakes of 60 KB each, on 300 connections."""
+    hello = b"\x01\x00\xfe\x00\x03\x03" + bytes(60_000)
+    parts = [hello[at : at + 16384] for at in range(0, len(hello), 16384)]
+    _hellos(attacker, b"".join(b"\x16\x03\x01" + len(part).to_bytes(2) + part for part in parts))

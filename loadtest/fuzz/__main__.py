@@ -4,6 +4,7 @@
     python -m loadtest.fuzz --requests 2000 --seed 7 --wires grpc,http --model_base_path models/movielens
     python -m loadtest.fuzz --seed 7 --wires http --only 1234       one request again
     python -m loadtest.fuzz --requests 2000 -- --graph_signatures=off
+    python -m loadtest.fuzz --wires grpc-batches,http-batches --requests 1000000    over raw sockets, in batches
 
 A finding is a 500, INTERNAL, UNKNOWN or anything else that blames the server, an answer that is not well formed, a log
 record of level error, a server that is gone, or one that grows by more than --max_growth_mib when some of the requests
@@ -14,16 +15,18 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from loadtest.fuzz.batches import GrpcBatches, Http1Batches
 from loadtest.fuzz.campaign import Campaign, say
 from loadtest.fuzz.schema import PHASES, run_schemathesis
 from loadtest.fuzz.wires import GrpcWire, HttpWire, ReloadWire, Wire
 from loadtest.live_server import LiveServer, served_model
-from loadtest.model_samples import ask
+from loadtest.model_samples import ServedModel, ask
 
-_WIRES = ("grpc", "http", "schema", "reload")
+_WIRES = ("grpc", "http", "grpc-batches", "http-batches", "schema", "reload")
 # Reload requests are slow and may unload the model, so they are sent last, and fewer by this factor.
 _RELOAD_SHARE = 100
 
@@ -66,9 +69,11 @@ def _attack(wire: str, server: LiveServer, options: argparse.Namespace) -> bool:
         options_of_it = {"max_examples": options.examples, "seed": options.seed, "phases": options.phases}
         return run_schemathesis(server.http, **options_of_it) == 0
     model = ask(server.http, options.model_name)
-    kinds: dict[str, tuple[type[GrpcWire | HttpWire], str]] = {
+    kinds: dict[str, tuple[Callable[[str, ServedModel, int], Wire], str]] = {
         "grpc": (GrpcWire, server.grpc),
         "http": (HttpWire, server.http),
+        "grpc-batches": (GrpcBatches, server.grpc),
+        "http-batches": (Http1Batches, server.http),
         "reload": (ReloadWire, server.grpc),
     }
     kind, address = kinds[wire]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import itertools
 import sys
 import threading
 import time
@@ -49,7 +50,7 @@ class Campaign:
         self.again = self._held()
         if not self.server.is_alive:
             self.problems += 1
-            say(f"FINDING {self.name}: the server is gone")
+            say(f"FINDING {self.name}: the server is gone, exit status {self.server.exit_status}")
 
     def _held(self) -> Held | None:
         return self.server.held() if self.server.is_alive else None
@@ -63,12 +64,19 @@ class Campaign:
             try:
                 while self.problems < _ENOUGH:
                     with lock:
-                        number = next(waiting, None)
-                    if number is None:
+                        chunk = list(itertools.islice(waiting, wire.batch))
+                    if not chunk:
                         return
-                    sent = wire.send(number)
+                    found = wire.send_all(chunk)
                     with lock:
-                        self._count(sent, number, seed)
+                        for number, sent in found:
+                            self._count(sent, number, seed)
+            except Exception as error:
+                # Without this, a run whose sender failed would end early and look successful.
+                with lock:
+                    self.problems += 1
+                say(f"FINDING {self.name}: the fuzzer itself failed: {error!r}")
+                raise
             finally:
                 wire.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -87,6 +88,93 @@ def http_seeds(model: ServedModel) -> list[Route]:
 
 
 _INFERENCES = ("classify", "regress")
+
+
+def infer_seeds(model: ServedModel) -> list[bytes]:
+    """Returns valid serialized requests of the Open Inference Protocol's ModelInfer: raw contents, and typed ones."""
+    found = []
+    for signature, document in _infer_documents(model):
+        for is_raw in (True, False):
+            request = message_class("inference.ModelInferRequest")(model_name=model.name)
+            request.parameters["signature_name"].string_param = signature.name
+            for tensor in document["inputs"]:
+                sent = request.inputs.add(name=tensor["name"], datatype=tensor["datatype"], shape=tensor["shape"])
+                if is_raw:
+                    request.raw_input_contents.append(_raw(tensor))
+                else:
+                    getattr(sent.contents, _CONTENTS[tensor["datatype"]]).extend(_typed(tensor))
+            found.append(bytes(request.SerializeToString()))
+    return found
+
+
+def binary_seeds(model: ServedModel) -> list[Route]:
+    """Returns the HTTP route of the Open Inference Protocol; each document is a JSON head and the binary tensors."""
+    documents = []
+    for _, document in _infer_documents(model):
+        tensors = [
+            {key: tensor[key] for key in ("name", "datatype", "shape")}
+            | {"parameters": {"binary_data_size": len(_raw(tensor))}}
+            for tensor in document["inputs"]
+        ]
+        head = document | {"inputs": tensors}
+        data = b"".join(map(_raw, document["inputs"]))
+        documents += [
+            (json.dumps(head).encode(), data),
+            (json.dumps(head | {"parameters": head["parameters"] | {"binary_data_output": True}}).encode(), data),
+        ]
+    return [Route(_infer_path(model), tuple(documents), ("outputs",))] if documents else []
+
+
+def more_routes(model: ServedModel) -> list[Route]:
+    """Returns routes whose answers have several keys: inference in JSON, and searches for nearest rows."""
+    infer = tuple(document for _, document in _infer_documents(model))
+    routes = [Route(_infer_path(model), infer, ("outputs",))] if infer else []
+    search = {"ids": [1, 0], "k": 2, "metric": "cosine", "exclude_ids": [1]}
+    return routes + [
+        Route(f"/v1/models/{model.name}/tables/{table}:neighbors", (search,), ("ids",)) for table in model.tables
+    ]
+
+
+def _infer_path(model: ServedModel) -> str:
+    return f"/v2/models/{model.name}/infer"
+
+
+def _infer_documents(model: ServedModel) -> Iterator[tuple[Signature, dict[str, Any]]]:
+    for signature in model.predicted():
+        inputs = [
+            {
+                "name": name,
+                "datatype": _DATATYPES[f"{array.dtype.kind}{array.dtype.itemsize}"],
+                "shape": list(array.shape),
+                "data": [value.decode() if isinstance(value, bytes) else value for value in array.ravel().tolist()],
+            }
+            for name, array in signature.tensors().items()
+        ]
+        yield signature, {"parameters": {"signature_name": signature.name}, "inputs": inputs}
+
+
+def _raw(tensor: dict[str, Any]) -> bytes:
+    """Encodes the values of a tensor as the Open Inference Protocol's raw data."""
+    if tensor["datatype"] == "BYTES":
+        return b"".join(len(text).to_bytes(4, "little") + text for text in _typed(tensor))
+    return np.array(tensor["data"], _DTYPES[tensor["datatype"]]).tobytes()
+
+
+def _typed(tensor: dict[str, Any]) -> list[Any]:
+    return [value.encode() if isinstance(value, str) else value for value in tensor["data"]]
+
+
+# Maps numpy's kind and size of a dtype to the Open Inference Protocol's datatype.
+_DATATYPES = {"f4": "FP32", "f8": "FP64", "i4": "INT32", "i8": "INT64", "O8": "BYTES", "b1": "BOOL"}
+_DTYPES = {"FP32": "f4", "FP64": "f8", "INT32": "i4", "INT64": "i8", "BOOL": "?"}
+_CONTENTS = {
+    "FP32": "fp32_contents",
+    "FP64": "fp64_contents",
+    "INT32": "int_contents",
+    "INT64": "int64_contents",
+    "BYTES": "bytes_contents",
+    "BOOL": "bool_contents",
+}
 
 
 def _as_rows(signature: Signature) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError
 from loadtest.wire import message_class
 
 # gRPC codes by which a server may refuse a mutated request; any other error is a wrong reaction.
-_REFUSALS = {
+REFUSALS = {
     grpc.StatusCode.INVALID_ARGUMENT,
     grpc.StatusCode.NOT_FOUND,
     grpc.StatusCode.FAILED_PRECONDITION,
@@ -62,7 +62,7 @@ class Verdict:
 def of_grpc_error(error: grpc.RpcError) -> Verdict:
     """Judges an error that the server sent over gRPC."""
     code, details = error.code(), error.details() or ""
-    if code not in _REFUSALS:
+    if code not in REFUSALS:
         return Verdict(code.name, f"{code.name}: {details}")
     if not details:
         return Verdict(code.name, f"{code.name} without an error text")

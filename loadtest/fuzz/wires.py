@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any, Protocol
@@ -32,14 +33,30 @@ class Sent:
 class Wire(Protocol):
     """The interface of a connection over which one thread sends mutated requests."""
 
-    def send(self, number: int) -> Sent:
-        """Makes and sends the request with this number, and judges its answer."""
+    batch: int
+
+    def send_all(self, numbers: Sequence[int]) -> list[tuple[int, Sent]]:
+        """Makes and sends the requests with these numbers, at most `batch`; returns them, in any order, by number."""
 
     def close(self) -> None:
         """Closes the connection."""
 
 
-class GrpcWire:
+class _OneByOne:
+    """Base of the wires that send one request at a time."""
+
+    batch = 1
+
+    def send(self, number: int) -> Sent:
+        """Makes and sends the request with this number, and judges its answer."""
+        raise NotImplementedError
+
+    def send_all(self, numbers: Sequence[int]) -> list[tuple[int, Sent]]:
+        """Makes and sends the requests with these numbers one after the other; returns them by number."""
+        return [(number, self.send(number)) for number in numbers]
+
+
+class GrpcWire(_OneByOne):
     """Sender of mutated gRPC messages, mostly to Predict, some to other methods. Concurrency: one caller at a time."""
 
     def __init__(self, address: str, model: ServedModel, seed: int) -> None:
@@ -79,7 +96,7 @@ class ReloadWire(GrpcWire):
         return self._send(RELOAD, mutated(source, self._seeds[RELOAD]))
 
 
-class HttpWire:
+class HttpWire(_OneByOne):
     """Sender of mutated JSON to every HTTP route that accepts a body. Concurrency: one caller at a time."""
 
     def __init__(self, address: str, model: ServedModel, seed: int) -> None:

@@ -49,7 +49,9 @@ class Refusals:
                 # Refusals by overload are counted in metrics and not logged: there may be thousands a second, and a log
                 # line costs more than a refusal.
                 level = logging.DEBUG
-            logger.log(level, "request refused: %s", ascii(text), extra={"code": error.code, "request_id": request_id})
+            extra = {"code": error.code, "request_id": request_id}
+            # The details are at most 1 KB long; the text may quote a value of the request, which may have megabytes.
+            logger.log(level, "request refused: %s", ascii(details(text)), extra=extra)
         return error.code, details(text)
 
     def new_id(self) -> str:

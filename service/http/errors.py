@@ -62,6 +62,14 @@ ERROR_HEADERS: Mapping[type[ServiceError], Mapping[str, str]] = {
 }
 
 
+# Most characters of an error text. A text may quote a value of the request, which may have megabytes.
+_MAX_CHARACTERS = 4096
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _MAX_CHARACTERS else f"{text[:_MAX_CHARACTERS]}...TRUNCATED"
+
+
 def error_response(status: int, text: str, headers: Mapping[str, str] | None = None) -> Response:
     """Returns the HTTP response for an error, with the body {"error": text}."""
     # The text is cleaned, because it may quote lone surrogates (half characters) of a request, which JSON text can not
@@ -76,7 +84,7 @@ def service_error_response(error: ServiceError, request_id: str) -> Response:
     The response to an INTERNAL error has the request id and not the cause.
     """
     status = HTTP_STATUS[type(error)]
-    text = error.message
+    text = _cut(error.message)
     extra = {"request_id": request_id, "status": status}
     if status == 500:
         logger.error("request failed: %s", text, extra=extra, exc_info=error)

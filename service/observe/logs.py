@@ -5,9 +5,56 @@ from __future__ import annotations
 import json
 import logging
 import sys
+import threading
+import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
+
+# How many lines of one logger and level the log takes at once, and how many a second after these: a client that sends
+# bad requests without pause would else fill a disk with tens of megabytes a second.
+LINES_AT_ONCE, LINES_PER_S = 500, 20
+
+
+@dataclass(slots=True)
+class _Allowance:
+    """The lines that a logger may still write at a level; how many it had to leave out since its last line."""
+
+    lines: float
+    since_s: float
+    left_out: int = 0
+
+
+class LineLimit(logging.Filter):
+    """Filter that drops lines of a logger beyond a rate. The next line that passes has the number of the dropped ones.
+
+    Concurrency: any thread.
+
+    Args:
+      clock: returns the time in seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._allowances: dict[tuple[str, int], _Allowance] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Says whether the log takes the line; adds the field `left_out` to the first line after dropped ones."""
+        now_s = self._clock()
+        with self._lock:
+            known = self._allowances.setdefault((record.name, record.levelno), _Allowance(LINES_AT_ONCE, now_s))
+            known.lines = min(LINES_AT_ONCE, known.lines + (now_s - known.since_s) * LINES_PER_S)
+            known.since_s = now_s
+            if known.lines < 1:
+                known.left_out += 1
+                return False
+            known.lines -= 1
+            if known.left_out:
+                record.left_out, known.left_out = known.left_out, 0
+        return True
 
 
 def configure_logging(level: str, log_format: str) -> bool:
@@ -15,6 +62,7 @@ def configure_logging(level: str, log_format: str) -> bool:
     as_text = log_format == "text" or (log_format == "auto" and sys.stderr.isatty())
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_TextFormatter() if as_text else _JsonFormatter())
+    handler.addFilter(LineLimit())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())

@@ -36,6 +36,7 @@ pytestmark = pytest.mark.skipif(
 CLOSE = b"connection: close"
 CHUNKED = LOOKUP + b"transfer-encoding: chunked\r\n\r\n"
 _STATUS = "/tensorflow.serving.ModelService/GetModelStatus"
+_WATCH = "/grpc.health.v1.Health/Watch"
 _REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
 # The head of a predict.
 PREDICT = LOOKUP.replace(b":lookup", b":predict")
@@ -310,3 +311,65 @@ def called(server: ServerProcess, path: str, body: bytes, grpc_encoding: str = "
 def test_a_billion_rows_are_refused_on_both_wires(server: ServerProcess) -> None:
     invalid = ("gRPC", "INVALID_ARGUMENT")
     assert refusals(server) == [("HTTP", 400), ("HTTP", 400), invalid, invalid]
+
+
+def test_a_connection_has_few_calls_without_end(server: ServerProcess) -> None:
+    with H2Client(server.grpc_port) as client:
+        watches = [client.begin(_WATCH) for _ in range(9)]
+        for stream in watches:
+            client.send(stream, framed(b""))
+        *begun, last = (client.answers[stream] for stream in watches)
+        client.until(lambda: last.is_over and all(len(answer.data) > 0 for answer in begun))
+        assert last.status == 8 and "health watches" in last.headers["grpc-message"]
+        assert not any(answer.is_over for answer in begun)
+        # Another call takes the place of one that ends.
+        client.h2.reset_stream(watches[0], 8)
+        client.flush()
+
+        def is_begun() -> bool:
+            stream = client.begin(_WATCH)
+            client.send(stream, framed(b""))
+            answer = client.answers[stream]
+            client.until(lambda: answer.is_over or len(answer.data) > 0)
+            return not answer.is_over
+
+        until(is_begun)
+
+
+@pytest.mark.parametrize(
+    ("more", "code"),
+    [
+        ({"grpc-timeout": "1x"}, 3),
+        ({"grpc-timeout": ""}, 3),
+        ({"grpc-timeout": "99999999H"}, 0),
+        ({"grpc-encoding": "odd"}, 12),
+        ({"grpc-previous-rpc-attempts": "many"}, 0),
+        ({"grpc-status": "x"}, 0),
+        ({"x-bin": "***"}, 0),
+        ({"lb-cost-bin": "AAAA"}, 0),
+        ({"x": "\u00ff"}, 0),
+    ],
+    ids=str,
+)
+def test_metadata_that_can_not_be_parsed_is_no_fault_of_the_server(
+    server: ServerProcess, more: dict[str, str], code: int
+) -> None:
+    # The fixture `servers` checks that no record of level "error" was logged.
+    with H2Client(server.grpc_port) as client:
+        message = b"\x0a\x09\x0a\x07default"
+        assert client.call(message, _STATUS, **more).status == code
+
+
+def test_headers_of_calls_that_wait_are_bounded(server: ServerProcess) -> None:
+    large = {f"x-{number}": "y" * 4000 for number in range(15)}
+    with H2Client(server.grpc_port) as client:
+        # Nine times 60 KB are more than 512 KB. The bodies do not come.
+        streams = [client.begin(_PREDICT, **large) for _ in range(9)]
+        client.flush()
+        last = client.answer(streams[-1])
+        assert last.status == 14 and "metadata" in last.headers["grpc-message"]
+        assert not any(client.answers[stream].is_over for stream in streams[:-1])
+        client.send(streams[0], framed(b""))
+        assert client.answer(streams[0]).status == 3
+        # The bytes of a call that has ended are free again.
+        assert client.call(b"", **large).status == 3

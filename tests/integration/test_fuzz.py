@@ -22,10 +22,14 @@ def fuzz(base: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_mutated_messages_and_bodies_find_nothing(base: Path) -> None:
-    done = fuzz(base, "--wires=grpc,http,reload", "--requests=600", "--seed=3")
+    done = fuzz(base, "--wires=grpc,http,grpc-batches,http-batches,reload", "--requests=600", "--seed=3")
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"^grpc: 720 requests, .*\n .*\bINVALID_ARGUMENT \d+.*\bOK \d+", done.stdout, re.MULTILINE)
     assert re.search(r"^http: 720 requests, .*\n .*\b400 \d+.*\b200 \d+", done.stdout, re.MULTILINE)
+    # Requests in batches have mutated HTTP headers and HTTP/2 frames, too.
+    batches = r"^{}-batches: 720 requests, .*\n .*\b{} \d+.*\b{} \d+.*\b{} "
+    assert re.search(batches.format("grpc", "INVALID_ARGUMENT", "OK", "frames"), done.stdout, re.MULTILINE)
+    assert re.search(batches.format("http", "400", "200", "head"), done.stdout, re.MULTILINE)
     assert "0 findings" in done.stdout
 
 

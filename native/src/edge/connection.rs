@@ -11,7 +11,7 @@ use super::account::{Account, Hold, Shares};
 use super::certificate;
 use super::fair_queue::address_of;
 use super::frames::Flood;
-use super::limits::{BACKED_UP_BYTES, Limits};
+use super::limits::{BACKED_UP_BYTES, HEAD_BYTES_A_CONNECTION, Limits};
 
 /// Number of pipelined HTTP/1.1 requests of one connection that the server starts before it serves other connections.
 const REQUESTS_A_TURN: usize = 16;
@@ -19,6 +19,9 @@ const REQUESTS_A_TURN: usize = 16;
 pub const COUNTED_BYTES: usize = 16 << 10;
 /// Maximal number of compressed messages of one gRPC connection that are held in inflated form at the same time.
 const MAX_INFLATED: usize = 4;
+/// Maximal number of long-lived calls of one gRPC connection, such as health watches, which wait for no slot of the
+/// reference server.
+pub const MAX_LONG_CALLS: usize = 8;
 
 /// An order that the server gives to the task that serves a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -41,6 +44,10 @@ pub struct Connection {
     pub peer: String,
     /// Semaphore that limits how many compressed messages of this connection are held in inflated form.
     pub inflating: Arc<Semaphore>,
+    /// Semaphore that limits how many long-lived calls of this connection run at the same time.
+    pub streaming: Arc<Semaphore>,
+    /// Semaphore whose permits are the bytes that large headers of this connection's open calls may still take.
+    pub heads: Arc<Semaphore>,
     /// Lock for the one request that may continue while the client has too many unread answers.
     pub turn: tokio::sync::Mutex<()>,
     limit: usize,
@@ -74,6 +81,8 @@ impl Connection {
         Arc::new(Connection {
             peer,
             inflating: Arc::new(Semaphore::new(MAX_INFLATED)),
+            heads: Arc::new(Semaphore::new(HEAD_BYTES_A_CONNECTION)),
+            streaming: Arc::new(Semaphore::new(MAX_LONG_CALLS)),
             turn: tokio::sync::Mutex::new(()),
             limit: limits.max_owed_bytes,
             read: AtomicU64::new(0),

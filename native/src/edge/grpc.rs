@@ -274,6 +274,10 @@ fn begin(
                 Err(Failed::NoRows(failure)) => Reply::Refusal(shared.no_rows(plain.method, "", failure)),
                 Err(Failed::Declined(declined)) => {
                     let mut incoming = Incoming::new(shared, connection, head, body, draws);
+                    if let Err(status) = incoming.hold_head() {
+                        refuse(&incoming, respond, &status);
+                        return None;
+                    }
                     // The request is refused here without a call, because a call would cost more than the refusal.
                     if declined == Declined::TooLarge
                         && let Some(data) = &first
@@ -290,7 +294,11 @@ fn begin(
             return None;
         }
     }
-    let incoming = Incoming::new(shared, connection, head, body, draws);
+    let mut incoming = Incoming::new(shared, connection, head, body, draws);
+    if let Err(status) = incoming.hold_head() {
+        refuse(&incoming, respond, &status);
+        return None;
+    }
     Some(Box::pin(serve_call(incoming, plain, respond, first)))
 }
 

@@ -8,6 +8,7 @@ use h2::server::SendResponse;
 use h2::{Reason, RecvStream};
 use http::HeaderValue;
 use http::request::Parts;
+use tokio::sync::OwnedSemaphorePermit;
 
 use super::account::{Hold, Shares};
 use super::connection::{Arriving, Connection, Debt, Open};
@@ -17,7 +18,7 @@ use super::grpc_message::{self, Code, PREFIX_BYTES, Payload, Status};
 use super::health;
 use super::instead;
 use super::large::Announcement;
-use super::limits::INLINE_BYTES;
+use super::limits::{INLINE_BYTES, LARGE_HEAD_BYTES};
 use super::pace::Pace;
 use super::sampling::Draws;
 use super::shared::{self, Made, Shared, Terms};
@@ -44,6 +45,8 @@ pub struct Incoming {
     pub begun: Instant,
     // Counts the bytes of the body that were read, and of its inflated form, against the limit on bytes in flight.
     pub hold: Hold,
+    // Counts large headers, which the call holds until its answer begins.
+    heads: Option<[OwnedSemaphorePermit; 2]>,
     // Large work, while its message is read.
     pub announcement: Option<(Announcement, Arriving)>,
     _open: Open,
@@ -66,9 +69,33 @@ impl Incoming {
             draws,
             begun: Instant::now(),
             hold: Hold::default(),
+            heads: None,
             announcement: None,
             _open: connection.open(),
         }
+    }
+
+    /// Counts the call's headers, if they are large, against the limits on the headers of open calls.
+    ///
+    /// # Errors
+    /// The connection, or all connections together, have too many bytes of headers already.
+    pub fn hold_head(&mut self) -> Result<(), Status> {
+        let size: usize = self.head.headers.iter().map(|(name, value)| name.as_str().len() + value.len()).sum();
+        if size < LARGE_HEAD_BYTES {
+            return Ok(());
+        }
+        let permits = u32::try_from(size).unwrap_or(u32::MAX);
+        let held = [&self.connection.heads, &self.shared.heads]
+            .map(|bytes| Arc::clone(bytes).try_acquire_many_owned(permits).ok());
+        let [Some(of_connection), Some(of_all)] = held else {
+            return Err(Status {
+                code: Code::Unavailable,
+                text: "The open calls have too many bytes of metadata.".into(),
+                may_retry: true,
+            });
+        };
+        self.heads = Some([of_connection, of_all]);
+        Ok(())
     }
 
     /// Announces a large call to the queue of large work, until the call itself goes there.

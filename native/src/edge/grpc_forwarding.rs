@@ -11,10 +11,12 @@ use h2::server::SendResponse;
 use http::request::Parts;
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
+use super::connection::MAX_LONG_CALLS;
 use super::events::Event;
 use super::fair_queue::Refusal;
 use super::grpc_call::{Gathered, Incoming, gather, is_serving, late, refuse, send_serving, too_many, unimplemented};
 use super::grpc_message::{self, Code, PREFIX_BYTES, Payload, Status};
+use super::grpc_metadata;
 use super::health;
 use super::inflated::{self, Coding};
 use super::shared;
@@ -71,6 +73,9 @@ fn lane(path: &str) -> Lane {
 
 /// Forwards a call to the reference server. `begun` has the bytes of its body that the core has already read.
 pub async fn forward(mut incoming: Incoming, mut respond: SendResponse<Payload>, begun: Bytes) {
+    if let Err(status) = grpc_metadata::sanitize(&mut incoming.head.headers) {
+        return refuse(&incoming, respond, &status);
+    }
     let mut inflated = None;
     if let Some(coding) = coding(&incoming.head) {
         let judged = tokio::select! {
@@ -84,12 +89,20 @@ pub async fn forward(mut incoming: Incoming, mut respond: SendResponse<Payload>,
         }
     }
     let shared = Arc::clone(&incoming.shared);
+    let lane = lane(incoming.head.uri.path());
+    let _stream = match lane {
+        Lane::Stream => match Arc::clone(&incoming.connection.streaming).try_acquire_owned() {
+            Ok(permit) => Some(permit),
+            Err(_) => return refuse(&incoming, respond, &too_many_streams()),
+        },
+        Lane::Work | Lane::Control => None,
+    };
     let ask = incoming.ask(&begun, begun.len());
     let model = Arc::clone(&ask.path[0]);
     let entered = tokio::select! {
         biased;
         _ = poll_fn(|cx| respond.poll_reset(cx)) => return,
-        entered = shared.grpc_gates.enter(lane(incoming.head.uri.path()), ask) => entered,
+        entered = shared.grpc_gates.enter(lane, ask) => entered,
     };
     let permit = match entered {
         Ok(permit) => permit,
@@ -102,6 +115,12 @@ pub async fn forward(mut incoming: Incoming, mut respond: SendResponse<Payload>,
         shared.statistics.count(Event::UpstreamFailedGrpc);
     }
     drop(inflated);
+}
+
+/// Returns the status that refuses a further long-lived call of a connection.
+fn too_many_streams() -> Status {
+    let text = format!("A connection may have {MAX_LONG_CALLS} health watches and reflection calls at the same time.");
+    Status { code: Code::ResourceExhausted, text, may_retry: false }
 }
 
 fn coding(head: &Parts) -> Option<Coding> {

@@ -59,6 +59,7 @@ pub fn timeout(value: &[u8]) -> Option<Duration> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum Code {
+    InvalidArgument = 3,
     DeadlineExceeded = 4,
     ResourceExhausted = 8,
     Unimplemented = 12,

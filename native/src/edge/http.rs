@@ -591,6 +591,7 @@ impl Exchange {
             Code::Unavailable => (StatusCode::SERVICE_UNAVAILABLE, Some("UNAVAILABLE")),
             Code::ResourceExhausted => (StatusCode::PAYLOAD_TOO_LARGE, Some("RESOURCE_EXHAUSTED")),
             Code::DeadlineExceeded => (StatusCode::GATEWAY_TIMEOUT, Some("DEADLINE_EXCEEDED")),
+            Code::InvalidArgument => (StatusCode::BAD_REQUEST, Some("INVALID_ARGUMENT")),
             Code::Unimplemented => (StatusCode::NOT_IMPLEMENTED, Some("UNIMPLEMENTED")),
             // The reference server sends the same status after an unexpected exception.
             Code::Internal => (StatusCode::INTERNAL_SERVER_ERROR, None),

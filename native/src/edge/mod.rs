@@ -16,6 +16,7 @@ mod grpc;
 mod grpc_call;
 mod grpc_forwarding;
 pub(crate) mod grpc_message;
+mod grpc_metadata;
 mod grpc_task;
 mod health;
 mod http;

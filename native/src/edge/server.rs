@@ -16,7 +16,7 @@ use rustls::ServerConfig;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, UnixListener};
 use tokio::runtime::Runtime;
-use tokio::sync::{Notify, watch};
+use tokio::sync::{Notify, Semaphore, watch};
 use tokio::task::JoinHandle;
 use tokio_rustls::TlsAcceptor;
 
@@ -29,6 +29,7 @@ use super::dispatch::Dispatch;
 use super::events::Event;
 use super::health::Health;
 use super::large::Pool;
+use super::limits::ALL_HEAD_BYTES;
 use super::refusal_pause::Pauses;
 use super::shared::Shared;
 use super::snapshot::{Snapshot, SubjectSnapshot};
@@ -112,6 +113,7 @@ impl Server {
             health: ArcSwapOption::empty(),
             grpc_upstream: GrpcUpstream::new(config.grpc_upstream),
             http_upstream: HttpUpstream::new(config.http_upstream),
+            heads: Arc::new(Semaphore::new(ALL_HEAD_BYTES)),
             grpc_gates: Gates::new(config.limits.queue(config.limits.max_forwarded)),
             http_gates: Gates::new(config.limits.queue(config.limits.max_forwarded)),
             limits: config.limits,

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use arc_swap::{ArcSwap, ArcSwapOption};
 use http::{HeaderMap, HeaderName, HeaderValue};
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
-use tokio::sync::oneshot;
+use tokio::sync::{Semaphore, oneshot};
 
 use super::access::Access;
 use super::account::Account;
@@ -83,6 +83,8 @@ pub struct Shared {
     pub grpc_gates: Gates,
     /// Queue that limits how many HTTP requests are forwarded at the same time.
     pub http_gates: Gates,
+    /// Semaphore whose permits are the bytes that large headers of all open gRPC calls may still take.
+    pub heads: Arc<Semaphore>,
     /// The client that forwards calls to the gRPC reference server.
     pub grpc_upstream: GrpcUpstream,
     /// The client that forwards requests to the HTTP reference server.

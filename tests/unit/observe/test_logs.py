@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from service.engine import request_context
-from service.observe.logs import configure_logging, name_requests_in_log
+from service.observe.logs import LINES_AT_ONCE, LINES_PER_S, LineLimit, configure_logging, name_requests_in_log
 
 
 @pytest.fixture
@@ -79,3 +79,29 @@ def test_a_line_names_the_request_that_is_worked_on(log: Callable[[], str]) -> N
     request_context.enter(b"")
     logging.getLogger("x").info("three")
     assert [json.loads(line).get("request_id") for line in log().splitlines()] == ["abc-1", "of its own", None]
+
+
+def test_a_flood_of_lines_is_cut_and_the_next_line_says_how_many_are_missing() -> None:
+    now_s = 0.0
+    limit = LineLimit(lambda: now_s)
+
+    def passed(count: int, name: str = "x", level: int = logging.INFO) -> list[logging.LogRecord]:
+        records = [logging.makeLogRecord({"name": name, "levelno": level}) for _ in range(count)]
+        return [record for record in records if limit.filter(record)]
+
+    assert len(passed(LINES_AT_ONCE + 30)) == LINES_AT_ONCE
+    # Other loggers, and other levels of the logger, are not affected.
+    assert len(passed(1, "y")) == len(passed(1, level=logging.ERROR)) == 1
+    now_s = 2.0
+    first, *others = passed(2 * LINES_PER_S + 5)
+    assert vars(first)["left_out"] == 30
+    assert len(others) == 2 * LINES_PER_S - 1 and not any(hasattr(record, "left_out") for record in others)
+    now_s = 1e9
+    assert vars(passed(LINES_AT_ONCE + 1)[0])["left_out"] == 5
+
+
+def test_the_log_limits_its_lines(log: Callable[[], str]) -> None:
+    configure_logging("info", "json")
+    for _ in range(LINES_AT_ONCE + 100):
+        logging.getLogger("x").info("again")
+    assert LINES_AT_ONCE <= len(log().splitlines()) < LINES_AT_ONCE + 100
