@@ -1,8 +1,8 @@
 """Reads rows of one version's table from a cluster before a deadline.
 
 A read asks the primaries, all at once. Where one is down, slow, or lacks a key, its rows are asked of another node of
-the same slot: a replica's answer is as good, for the value of a key never changes. An answer of any other size than a
-row's is never taken for a row. A connection that broke or was given up is closed, so that no later read gets its
+the same slot: a replica's rows are of the same version, and may lack its last changes. An answer of any other size than
+a row's is never taken for a row. A connection that broke or was given up is closed, so that no later read gets its
 answers.
 """
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -31,6 +32,8 @@ _SAMPLED_ROWS, _ITERATIONS = 32, 6
 _BLOCK_ROWS = 4096
 _NUM_QUERIES = 256
 _SORTED_ROWS = 1 << 20
+# Rows that are compared with all queries at a time, in some seconds at most.
+_COMPARED_ROWS = 1 << 18
 # Seconds that one block may take.
 _PATIENCE_S = 600.0
 _NO_IDS = np.empty(0, np.int64)
@@ -112,7 +115,8 @@ def build_index(
     """Builds an index; None if the rows can not be put into lists that help.
 
     Args:
-      read: reads rows of the table. search: compares all rows of the table, for the recall that is measured.
+      read: reads rows of the table. search: compares rows of the table, for the recall that is measured. Each call of
+        the two takes seconds at most.
       go_on: called every few milliseconds to seconds. num_rows: V of the table.
     """
     started_s = time.monotonic()
@@ -131,7 +135,9 @@ def build_index(
     index = RowLists(space, centres, *_members(lists, count))
     del lists
     own = np.sort(random.choice(num_rows, min(_NUM_QUERIES, num_rows), replace=False)).astype(np.int64)
-    has_recall = _choose_probes(index, read(own), own, search, metric)
+    queries = read(own)
+    true = _true_neighbors(_row_search(queries, own, RECALL_K, metric), search, num_rows)
+    has_recall = _choose_probes(index, queries, true)
     index.seconds = time.monotonic() - started_s
     return index if has_recall else None
 
@@ -155,12 +161,24 @@ def _members(lists: Array, count: int) -> tuple[Array, Array]:
     return members, starts
 
 
-def _choose_probes(
-    index: RowLists, queries: Array, own: Array, search: Callable[[RowSearch], Nearest], metric: Metric
-) -> bool:
-    """Sets the least number of lists with which the index finds enough; says whether there is one."""
-    k = RECALL_K
-    true = [set(row[row >= 0].tolist()) for row in search(_row_search(queries, own, k, metric)).ids]
+def _true_neighbors(wanted: RowSearch, search: Callable[[RowSearch], Nearest], num_rows: int) -> list[set[int]]:
+    """Returns the ids of the nearest rows of each query; compares a part of the rows at a time, as build_index says."""
+    best = Nearest(np.empty((len(wanted.queries), 0), np.int64), np.empty((len(wanted.queries), 0), np.float32))
+    for at in range(0, num_rows, _COMPARED_ROWS):
+        part = np.arange(at, min(at + _COMPARED_ROWS, num_rows), dtype=np.int64)
+        found = search(replace(wanted, allowed=part))
+        ids, scores = np.hstack([best.ids, found.ids]), np.hstack([best.scores, found.scores])
+        # NaN, the score of a place without a row, comes last.
+        order = np.argsort(scores if wanted.metric == "l2" else -scores, axis=1, kind="stable")[:, : wanted.k]
+        best = Nearest(np.take_along_axis(ids, order, 1), np.take_along_axis(scores, order, 1))
+    return [set(row[row >= 0].tolist()) for row in best.ids]
+
+
+def _choose_probes(index: RowLists, queries: Array, true: list[set[int]]) -> bool:
+    """Sets the least number of lists with which the index finds enough; says whether there is one.
+
+    true: the ids of the nearest rows of each query.
+    """
     total = sum(len(one) for one in true)
     while index.probes <= index.num_lists * _MAX_SHARE:
         # A true neighbour that is a candidate is found, because candidates are compared exactly.

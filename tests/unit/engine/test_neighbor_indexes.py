@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from service.engine import low_priority
 from service.engine.admission_limits import NeighborLimits
 from service.engine.call import Call
 from service.engine.engine import Engine
@@ -20,11 +21,17 @@ from service.loading.loader import ServableLoader
 from service.tables.row_index import build_index
 from service.types import ModelRef
 from tests.conftest import RecordingObserver
-from tests.integration.process import until
+from tests.integration.process import PATIENCE_S, until
 from tests.toy_model import toy_tables, write_toy_model
 from tests.unit.deltas.conftest import Served
 
 ROWS = 4000
+
+
+@pytest.fixture(autouse=True)
+def _usual_priority(monkeypatch: pytest.MonkeyPatch) -> None:
+    # On a busy machine a thread of low priority gets a hundredth of a processor or less.
+    monkeypatch.setattr(low_priority, "_NICENESS", 0)
 
 
 def write_large(folder: Path, seed: int) -> np.ndarray:
@@ -120,7 +127,7 @@ def test_an_index_is_given_up_if_the_server_ends_or_its_version_goes(
 
     def build(read: Callable[[np.ndarray], np.ndarray], *others: Any) -> Any:
         reached.set()
-        assert opened.wait(20)
+        assert opened.wait(PATIENCE_S)
         try:
             return build_index(read, *others)
         finally:
@@ -128,7 +135,7 @@ def test_an_index_is_given_up_if_the_server_ends_or_its_version_goes(
 
     engine = engine_of(served, build)
     find(engine)
-    assert reached.wait(20)
+    assert reached.wait(PATIENCE_S)
     with caplog.at_level(logging.INFO):
         if is_closed:
             engine.searches.indexes.close()
@@ -136,7 +143,7 @@ def test_an_index_is_given_up_if_the_server_ends_or_its_version_goes(
             served.registry.drop(["toy"])
             served.registry.unload("toy", 1)
         opened.set()
-        assert ended.wait(20)
+        assert ended.wait(PATIENCE_S)
         until(lambda: "index of nearest rows is given up" in caplog.text)
     assert not engine.searches.indexes.all()
     if is_closed:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from service.engine.neighbors import METRICS, Metric
+from service.engine.neighbors import METRICS, Metric, Nearest, RowSearch
 from service.errors import VersionNotFound
 from service.tables import row_index
 from service.tables.row_index import RECALL, RowLists, build_index
@@ -72,6 +72,25 @@ def test_each_row_is_in_one_list(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = clustered(5000)
     (found,) = index.candidates(rows[[4321]])
     assert 4321 in found
+
+
+@pytest.mark.parametrize("metric", ["dot", "l2"])
+def test_recall_is_measured_with_a_part_of_the_rows_at_a_time(metric: Metric, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = store(clustered(5000), "float32").mapped
+    whole = built(table, metric)
+    sizes = []
+
+    def search(wanted: RowSearch) -> Nearest:
+        assert wanted.allowed is not None
+        sizes.append(wanted.allowed.size)
+        return table.nearest(wanted)
+
+    # The last part has fewer rows than there are nearest ones.
+    monkeypatch.setattr(row_index, "_COMPARED_ROWS", 713)
+    index = build_index(table.rows, search, lambda: None, 5000, metric)
+    assert sizes == [713] * 7 + [9]
+    assert index is not None and whole is not None
+    assert (index.recall, index.probes) == (whole.recall, whole.probes)
 
 
 def test_rows_without_structure_get_no_index() -> None:
