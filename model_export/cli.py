@@ -11,7 +11,9 @@ from model_export.diff.arguments import add_diff
 from model_export.export_config import CONFIG_EXAMPLE
 from model_export.graphs.signature_names import DEFAULT_BATCH_SIZES
 from model_export.remote.arguments import add_push
-from model_export.report.row_names import LabelFile
+from model_export.report.arguments import add_reports
+from model_export.stores.arguments import add_upload
+from model_export.stores.uri import out_place
 
 _DATA = Path("data/movielens-100k")
 DEFAULT_RUN = Path("runs/movielens")
@@ -38,6 +40,9 @@ or step by step:
   model-export delta models/movielens/1 --table film --rows new.npz    rows of a version that is served
   model-export compact models/movielens/1   folds them into the next version
   model-export push models/movielens/1 --to valkey://host:6379   writes its tables into a cluster
+  model-export upload models/movielens/1 --out s3://bucket/movielens   copies it into an object store
+
+--out of every command that writes a version may be s3://, gs:// or az://, see docs/object-stores.md.
 """
 
 
@@ -111,12 +116,16 @@ def build_parser() -> argparse.ArgumentParser:
         help="do not time the signatures that TensorFlow still runs; cut lookups out of all of them",
     )
     adopt.add_argument(
-        "--out", type=Path, metavar="BASE", help="folder of the versions (default: the one that DIR is a version of)"
+        "--out",
+        type=out_place,
+        metavar="BASE",
+        help="folder of the versions (default: the one that DIR is a version of)",
     )
     adopt.add_argument("--version", type=int, help="version number, a new one (default: the next)")
 
     _add_import(commands)
     add_push(commands)
+    add_upload(commands)
 
     delta = commands.add_parser(
         "delta", help="change rows of a version that is served: write a delta file into its folder (no TensorFlow)"
@@ -139,7 +148,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     compact.add_argument("artifact", type=Path, metavar="DIR", help="version folder, e.g. models/movielens/1")
     compact.add_argument(
-        "--out", type=Path, metavar="BASE", help="folder of the versions (default: the one that DIR is in)"
+        "--out", type=out_place, metavar="BASE", help="folder of the versions (default: the one that DIR is in)"
     )
     compact.add_argument("--version", type=int, help="version number, a new one (default: the next)")
     compact.add_argument(
@@ -153,28 +162,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--skip_refused", action="store_true", help="leave out the deltas that a server refuses, instead of failing"
     )
 
-    verify = commands.add_parser("verify", help="check an artifact's files, and every signature against numpy")
-    _add_report(verify)
-
-    inspect = commands.add_parser(
-        "inspect",
-        help="show what any SavedModel holds: tables and their health, signatures, training (no TensorFlow needed)",
-    )
-    _add_report(inspect)
-    inspect.add_argument(
-        "--labels",
-        type=_label_file,
-        action="append",
-        default=[],
-        metavar="TABLE=FILE[#COLUMN]",
-        help="colour a table's picture: CSV or TSV of key or row number, label and perhaps name; COLUMN of its header "
-        "is the label, else the second (repeatable)",
-    )
-    inspect.add_argument(
-        "--statistics", type=Path, metavar="DIR", help="lookup statistics of a training: its profile_data_directory"
-    )
-    inspect.add_argument("--run", type=Path, metavar="DIR", help="folder of the training run, for its loss curves")
-    inspect.add_argument("--fast", action="store_true", help="do not read the tables: no norms, no NaN, no dead rows")
+    add_reports(commands)
     add_diff(commands)
     return parser
 
@@ -202,7 +190,7 @@ def _add_import(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     named = {"type": _named, "action": "append", "default": []}
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of the versions")
+    parser.add_argument("--out", type=out_place, required=True, metavar="DIR", help="folder of the versions")
     parser.add_argument("--table", required=True, metavar="NAME=SOURCE", help="a table's rows (repeatable)", **named)
     parser.add_argument(
         "--feature",
@@ -234,19 +222,6 @@ def _named(text: str) -> tuple[str, str]:
     if not (name and separator and value):
         raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
     return name, value
-
-
-def _add_report(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("artifact", type=Path, metavar="DIR", help="version folder, e.g. models/movielens/1")
-    parser.add_argument("--json", action="store_true", help="print the whole report as JSON, and nothing else")
-    parser.add_argument("--html", type=Path, metavar="FILE", help="write the report as one page with plots")
-
-
-def _label_file(text: str) -> LabelFile:
-    try:
-        return LabelFile.parse(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def _add_dataset(parser: argparse.ArgumentParser) -> None:
@@ -282,7 +257,9 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_export(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--out", type=Path, metavar="DIR", help=f"folder of the versions (default: {DEFAULT_MODELS})")
+    parser.add_argument(
+        "--out", type=out_place, metavar="DIR", help=f"folder of the versions, or s3://... (default: {DEFAULT_MODELS})"
+    )
     parser.add_argument("--version", type=int, help="version number, a new one (default: the next)")
     parser.add_argument(
         "--batch_sizes",

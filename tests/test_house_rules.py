@@ -207,6 +207,11 @@ MAY_IMPORT: dict[str, Row] = {
     ),
     # model_export.remote writes what the server reads, so it imports the server's layout of keys.
     "model_export.remote": Row(_SHARED | {"model_export.folder_checks", "service.remote"}, {"numpy", "redis", "tqdm"}),
+    # model_export.stores writes with the server's own client of object stores. obstore is an optional extra, so the
+    # commands import the folder's staging.py late (docs/adr/0055).
+    "model_export.stores": Row(
+        _SHARED | {"model_export.folder_checks", "service.engine.model_config", "service.stores.object_store"}, {"tqdm"}
+    ),
     "model_export.layers": Row(_TRAINED | {"model_export.graphs", "model_export.training"}, {"numpy"}),
     "model_export.demo": Row(_TRAINED | {"model_export.folder_checks", "model_export.graphs"}, {"numpy"}),
     "model_export.export_model": Row(
@@ -221,13 +226,16 @@ MAY_IMPORT: dict[str, Row] = {
         {"numpy", "tensorflow"},
     ),
     # The rows below are of the commands and of their configuration files.
-    "model_export.export_config": Row(_SHARED | {"model_export.adoption", "model_export.export_model"}),
+    "model_export.export_config": Row(
+        _SHARED | {"model_export.adoption", "model_export.export_model", "model_export.stores.uri"}
+    ),
     "model_export.delta_commands": Row(_SHARED | {"model_export.compaction", "model_export.report"}, {"numpy", "tqdm"}),
     "model_export.cli": Row(
         {
             f"model_export.{name}"
             for name in ("adoption", "diff.arguments", "export_config", "graphs", "remote.arguments", "report")
         }
+        | {"model_export.stores.arguments", "model_export.stores.uri"}
     ),
     "model_export.commands": Row(_SHARED | {"model_export"}, {"tqdm"}),
     "model_export.__main__": Row(_SHARED | {"model_export.cli", "model_export.commands"}),

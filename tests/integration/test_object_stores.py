@@ -39,13 +39,7 @@ def proxy(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
     s3.kill()
     s3.start()
     proxy = Proxy(s3.port)
-    for name, value in {
-        "AWS_ENDPOINT_URL": proxy.url,
-        "AWS_ALLOW_HTTP": "true",
-        "AWS_REGION": "us-east-1",
-        "AWS_ACCESS_KEY_ID": "key",
-        "AWS_SECRET_ACCESS_KEY": "very-secret",
-    }.items():
+    for name, value in s3.variables(proxy.url).items():
         monkeypatch.setenv(name, value)
     yield proxy
     proxy.close()
