@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
 
 # Headers of one connection, which a proxy must not pass on.
-_HOP_HEADERS = ("connection", "keep-alive", "transfer-encoding", "content-length")
+_HOP_HEADERS = ("host", "connection", "keep-alive", "transfer-encoding", "content-length")
 _CHUNK_BYTES = 1 << 16
 
 
