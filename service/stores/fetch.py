@@ -114,7 +114,12 @@ class Fetch:
             # store is over. If an object is replaced later, its tag changes, and the next attempt fetches it again.
             return any(name in by_path for name in _SAVED_MODELS) and self._has_settled(objects)
         self._bring_object(by_path[MANIFEST_PATH])
-        manifest = Manifest.read(self._staging)
+        try:
+            manifest = Manifest.read(self._staging)
+        except ArtifactError as error:
+            # The bytes may have been changed on their way, so the next attempt fetches the manifest again.
+            (self._staging / MANIFEST_PATH).unlink()
+            raise ArtifactError(f"version {self._name} of {self._store.uri}: {error.message}") from error
         assert manifest is not None  # _bring_object() has just fetched the manifest
         if not manifest.files:
             return self._has_settled(objects)

@@ -5,6 +5,7 @@ A listing or a fetch that fails takes nothing away: the watcher goes on with wha
 
 from __future__ import annotations
 
+import errno
 import logging
 import random
 import shutil
@@ -106,8 +107,8 @@ class Mirror:
     def find(self) -> Mapping[int, Path]:
         """Returns version -> local folder, for the versions in the store, whether fetched or not.
 
-        The store is listed once in poll_s. Where it can not be listed, the last listing holds; before the first one
-        the versions that an earlier process has fetched are served.
+        The store is listed once in poll_s. Where it can not be listed, or lists nothing, the last listing holds; before
+        the first one the versions that an earlier process has fetched are served.
 
         Raises:
           StoreError: it can not be listed, and nothing is known of it.
@@ -125,6 +126,10 @@ class Mirror:
         self.counts.listings += 1
         try:
             names = {version_number(name): name for name in sorted(self.store.folders())}
+            # A web page in place of a listing, as a portal or a proxy sends it, reads as an empty listing. It must not
+            # unload the model and empty its cache.
+            if not names.keys() - {None} and (self._names or self._fetched()):
+                raise StoreError(errno.ENOENT, "the store lists no versions any more; the versions before stay")
         except StoreError as error:
             self._list_failures += 1
             self.counts.failures += 1

@@ -35,7 +35,8 @@ class Fault:
     """A fault in place of an answer, or in it.
 
     status, body, headers: the proxy answers with them, and the store is not asked; status 0: the store's answer.
-    cut_after: the connection is cut after so many bytes of the body. flips_last: the last byte of the body is changed.
+    cut_after: the connection is cut after so many bytes of the body; below 0: before the head.
+    flips_last: the last byte of the body is changed.
     drops: so many bytes of the body's end are left out, and the length in the head agrees.
     held: the answer is sent once this event is set.
     before: called with the path before the store is asked.
@@ -107,9 +108,12 @@ class StoreProxy:
             answer = answer[:-1] + bytes([answer[-1] ^ 1])
         answer = answer[: len(answer) - fault.drops]
         whole = fault.cut_after is None
-        sent = answer if fault.cut_after is None else answer[: fault.cut_after]
+        sent = answer if fault.cut_after is None else answer[: max(fault.cut_after, 0)]
         # The request is recorded before the client has the answer, so that a test which saw the answer sees the record.
         self.requests.append(Request(handler.command, path, query, status if whole else 0, len(sent)))
+        if fault.cut_after is not None and fault.cut_after < 0:
+            handler.close_connection = True
+            return
         try:
             handler.send_response_only(status)
             for name, value in headers:

@@ -156,6 +156,21 @@ def test_a_wrong_byte_of_a_table_is_refused_and_read_anew(tmp_path: Path, cache:
     assert fetch_of(bucket, cache).bring()
 
 
+def test_a_manifest_that_is_damaged_on_its_way_is_read_anew(tmp_path: Path, cache: Cache) -> None:
+    bucket = Bucket(toy_objects(tmp_path / "toy"))
+    right_read = bucket.read
+
+    def damaged(folder: str, one: StoredObject, begin: int, end: int) -> bytes:
+        return right_read(folder, one, begin, end)[:-1] + b"x"
+
+    bucket.read = damaged  # type: ignore[method-assign]
+    with pytest.raises(ArtifactError, match="^version 1 of s3://bucket/m: manifest is not valid JSON"):
+        fetch_of(bucket, cache).bring()
+    bucket.read = right_read  # type: ignore[method-assign]
+    assert fetch_of(bucket, cache).bring()
+    assert files(cache.folder / "1") == bucket.contents
+
+
 @pytest.mark.parametrize("path", ["../evil", "/evil", "a/../../evil", ".fetched.json", "a\0b"])
 def test_an_object_can_not_name_a_file_elsewhere(cache: Cache, path: str) -> None:
     bucket = Bucket({"saved_model.pb": b"graph", path: b"evil"})
