@@ -44,7 +44,7 @@ _SLOW_DOWN = b"<Error><Code>SlowDown</Code><Message>Please reduce your request r
 
 @dataclass
 class Row:
-    """A row of the table: the state of the store and of the version during a fault, the text, and whether it ended well."""
+    """A row of the table: the states of store and version during a fault, the text, and whether it ended well."""
 
     fault: str
     store: str = ""
