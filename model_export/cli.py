@@ -13,6 +13,8 @@ from model_export.export_config import CONFIG_EXAMPLE
 from model_export.graphs.signature_names import DEFAULT_BATCH_SIZES
 from model_export.remote.arguments import add_push
 from model_export.report.arguments import add_reports
+from model_export.stores.arguments import add_upload
+from model_export.stores.uri import out_place
 
 _DATA = Path("data/movielens-100k")
 DEFAULT_RUN = Path("runs/movielens")
@@ -39,6 +41,9 @@ or step by step:
   model-export delta models/movielens/1 --table film --rows new.npz    rows of a version that is served
   model-export compact models/movielens/1   folds them into the next version
   model-export push models/movielens/1 --to valkey://host:6379   writes its tables into a cluster
+  model-export upload models/movielens/1 --out s3://bucket/movielens   copies it into an object store
+
+--out of every command that writes a version may be s3://, gs:// or az://, see docs/object-stores.md.
 """
 
 
@@ -113,12 +118,16 @@ def build_parser() -> argparse.ArgumentParser:
         help="do not time the signatures that TensorFlow still runs; cut lookups out of all of them",
     )
     adopt.add_argument(
-        "--out", type=Path, metavar="BASE", help="folder of the versions (default: the one that DIR is a version of)"
+        "--out",
+        type=out_place,
+        metavar="BASE",
+        help="folder of the versions (default: the one that DIR is a version of)",
     )
     adopt.add_argument("--version", type=int, help="version number, a new one (default: the next)")
 
     _add_import(commands)
     add_push(commands)
+    add_upload(commands)
 
     delta = commands.add_parser(
         "delta", help="change rows of a version that is served: write a delta file into its folder (no TensorFlow)"
@@ -141,7 +150,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     compact.add_argument("artifact", type=Path, metavar="DIR", help="version folder, e.g. models/movielens/1")
     compact.add_argument(
-        "--out", type=Path, metavar="BASE", help="folder of the versions (default: the one that DIR is in)"
+        "--out", type=out_place, metavar="BASE", help="folder of the versions (default: the one that DIR is in)"
     )
     compact.add_argument("--version", type=int, help="version number, a new one (default: the next)")
     compact.add_argument(
@@ -183,7 +192,7 @@ def _add_import(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     named = {"type": _named, "action": "append", "default": []}
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of the versions")
+    parser.add_argument("--out", type=out_place, required=True, metavar="DIR", help="folder of the versions")
     parser.add_argument("--table", required=True, metavar="NAME=SOURCE", help="a table's rows (repeatable)", **named)
     parser.add_argument(
         "--feature",
@@ -235,7 +244,9 @@ def _add_dataset(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_export(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--out", type=Path, metavar="DIR", help=f"folder of the versions (default: {DEFAULT_MODELS})")
+    parser.add_argument(
+        "--out", type=out_place, metavar="DIR", help=f"folder of the versions, or s3://... (default: {DEFAULT_MODELS})"
+    )
     parser.add_argument("--version", type=int, help="version number, a new one (default: the next)")
     parser.add_argument(
         "--batch_sizes",

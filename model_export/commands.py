@@ -27,6 +27,7 @@ from model_export.exporter.versions import existing_versions, new_version_folder
 from model_export.folder_checks import check_run, check_saved_model
 from model_export.parity.integrity import VARIABLES_PREFIX
 from model_export.report.commands import inspect, verify
+from model_export.stores.uri import StoreUri
 from service.artifact.bundle import read_bundle
 
 if TYPE_CHECKING:
@@ -68,10 +69,34 @@ def run_command(arguments: argparse.Namespace) -> None:
         "diff": diff,
         "compact": fold,
         "push": _push,
+        "upload": _upload,
         "verify": verify,
         "inspect": inspect,
     }
-    commands[arguments.command](arguments)
+    command = commands[arguments.command]
+    store_uri = _store_uri(arguments)
+    if store_uri is None or arguments.command == "upload":
+        command(arguments)
+    else:
+        try:
+            from model_export.stores.staging import write_to_store
+        except ModuleNotFoundError as error:
+            raise ExportError(f"{store_uri} needs the extra [stores]: {error}") from error
+        write_to_store(command, arguments, store_uri)
+
+
+def _store_uri(arguments: argparse.Namespace) -> StoreUri | None:
+    """Returns the object store that a command writes to, by its --out or by the file of --config; None: a folder."""
+    if getattr(arguments, "print_spec", False):
+        # `adopt --print_spec` writes no version.
+        arguments.out = None
+    out = getattr(arguments, "out", None)
+    if out is None and getattr(arguments, "config", None) is not None:
+        config = read_config(arguments.config)
+        out = config.out
+        if arguments.version is None:
+            arguments.version = config.arguments.get("version")
+    return out if isinstance(out, StoreUri) else None
 
 
 def _fetch(arguments: argparse.Namespace) -> None:
@@ -110,6 +135,7 @@ def _export(arguments: argparse.Namespace) -> None:
         run = str(arguments.run or DEFAULT_RUN)
         config = ExportConfig("run", run, arguments.out or DEFAULT_MODELS, {"lookup_device": "both", **given})
     # Check the target folder before the slow export, so that a bad folder is refused early.
+    assert isinstance(config.out, Path)  # run_command() has replaced the URI of an object store
     new_version_folder(config.out, config.arguments.get("version"))
     if config.kind == "run":
         check_run(Path(config.model))
@@ -180,6 +206,15 @@ def _push(arguments: argparse.Namespace) -> None:
     except ModuleNotFoundError as error:
         raise ExportError(f"push needs the extra [remote]: {error}") from error
     push_tables(arguments)
+
+
+def _upload(arguments: argparse.Namespace) -> None:
+    # The module is imported here and not at the top, because it needs obstore, which is an optional dependency.
+    try:
+        from model_export.stores.staging import upload_version
+    except ModuleNotFoundError as error:
+        raise ExportError(f"upload needs the extra [stores]: {error}") from error
+    upload_version(arguments)
 
 
 def _once(option: str, pairs: list[tuple[str, str]]) -> dict[str, str]:

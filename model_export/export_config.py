@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from model_export.errors import ExportError
+from model_export.stores.uri import StoreUri, out_place
 from service.near_names import did_you_mean
 
 CONFIG_EXAMPLE = """\
@@ -19,7 +20,7 @@ factory = "my_package.training:trained_model"   # called without arguments; what
 # run = "runs/movielens"                        # or: the folder of a `model-export train` run
 # adopt = "saved_models/ranker"                 # or: a foreign SavedModel,
 # spec = "ranker.toml"                          #     perhaps with names of your own (`model-export adopt --help`)
-out = "models/mine"
+out = "models/mine"                             # or s3://bucket/models/mine (docs/object-stores.md)
 version = 3                                     # default: the next
 lookup_device = ["cpu", "tpu_tensor_core"]      # default: "cpu"
 signatures = ["serving_default", "lookup"]      # default: all
@@ -68,7 +69,7 @@ class ExportConfig:
 
     kind: str
     model: str
-    out: Path
+    out: Path | StoreUri
     arguments: Mapping[str, Any]
     options: Mapping[str, Any] = field(default_factory=dict)
     spec: Path | None = None
@@ -111,7 +112,7 @@ def read_config(path: Path, overrides: Mapping[str, Any] | None = None) -> Expor
     elif "spec" in data:
         raise ExportError(f"{path}: spec belongs to adopt")
     spec = Path(data["spec"]) if "spec" in data else None
-    return ExportConfig(kind, data[kind], Path(data["out"]), arguments, data.get("options", {}), spec)
+    return ExportConfig(kind, data[kind], out_place(data["out"]), arguments, data.get("options", {}), spec)
 
 
 def run_config(config: ExportConfig) -> Path:

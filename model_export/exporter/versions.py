@@ -7,6 +7,9 @@ from pathlib import Path
 from model_export.errors import ExportError
 from model_export.folder_checks import check_writable
 
+# First part of the path that Path() makes of an object store's URI.
+_SCHEMES = ("s3:", "gs:", "az:")
+
 
 def existing_versions(base: Path) -> list[int]:
     """Returns the version numbers in a model's folder in ascending order."""
@@ -20,6 +23,8 @@ def new_version_folder(base: Path, version: int | None) -> Path:
     Raises:
       ExportError: the version is not positive or exists, or `base` can not be written to.
     """
+    if base.parts and base.parts[0] in _SCHEMES:
+        raise ExportError(f"{base} is in an object store: write a folder, then send it with `model-export upload`")
     if version is None:
         version = 1 + max(existing_versions(base), default=0)
     if version < 1:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -17,6 +18,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO
 
 from service.artifact.crc32c import crc32c_of, masked
+from service.artifact.delta_file import DELTAS_FOLDER
 from service.artifact.manifest import MANIFEST_PATH, Manifest
 from service.errors import ArtifactError, NotReady
 from service.stores.cache import Cache
@@ -29,6 +31,7 @@ _PART_BYTES = 8 << 20
 # Number of parts of an object that are fetched at the same time, and most parts that are in memory.
 _NUM_PARTS = 4
 _CHUNK_BYTES = 1 << 20
+_DELTA = re.compile(rf"{DELTAS_FOLDER}/[0-9]+\.delta")
 _SAVED_MODELS = ("saved_model.pb", "saved_model.pbtxt")
 
 
@@ -78,7 +81,8 @@ class Fetch:
         for one in objects:
             _check_path(one.path)
         listed: Record = {one.path: [one.num_bytes, one.tag] for one in objects}
-        if read_record(self._target) == listed:
+        record = read_record(self._target)
+        if record is not None and _without_deltas(record) == _without_deltas(listed):
             return True
         self._staging.mkdir(exist_ok=True)
         self._drop_outdated(listed)
@@ -114,7 +118,12 @@ class Fetch:
             # store is over. If an object is replaced later, its tag changes, and the next attempt fetches it again.
             return any(name in by_path for name in _SAVED_MODELS) and self._has_settled(objects)
         self._bring_object(by_path[MANIFEST_PATH])
-        manifest = Manifest.read(self._staging)
+        try:
+            manifest = Manifest.read(self._staging)
+        except ArtifactError as error:
+            # The bytes may have been changed on their way, so the next attempt fetches the manifest again.
+            (self._staging / MANIFEST_PATH).unlink()
+            raise ArtifactError(f"version {self._name} of {self._store.uri}: {error.message}") from error
         assert manifest is not None  # _bring_object() has just fetched the manifest
         if not manifest.files:
             return self._has_settled(objects)
@@ -170,6 +179,43 @@ class Fetch:
             os.fsync(folder)
         finally:
             os.close(folder)
+
+
+def bring_deltas(store: ObjectStore, name: str, target: Path, cache: Cache) -> int:
+    """Fetches the delta files that a fetched version lacks, and renames each into place; returns the bytes read.
+
+    A delta that is gone from the store stays.
+
+    Args:
+      name: the version's folder below the store's URI. target: its local folder.
+
+    Raises:
+      StoreError: the store can not be read. ArtifactError: the deltas have no room. OSError: as in Fetch.bring().
+    """
+    record = read_record(target)
+    if record is None:
+        return 0
+    listed = [one._replace(path=f"{DELTAS_FOLDER}/{one.path}") for one in store.objects(f"{name}/{DELTAS_FOLDER}")]
+    # Only names that the server reads as deltas, directly in the folder: no name can lead elsewhere.
+    new = [one for one in listed if _DELTA.fullmatch(one.path) and record.get(one.path) != [one.num_bytes, one.tag]]
+    with cache.reserved(lambda: sum(one.num_bytes for one in new), f"deltas of version {name} of {store.uri}"):
+        for one in new:
+            path = target / one.path
+            path.parent.mkdir(exist_ok=True)
+            staged = path.with_suffix(".fetching")
+            with staged.open("wb") as file:
+                for begin in range(0, one.num_bytes, _PART_BYTES):
+                    file.write(store.read(name, one, begin, min(begin + _PART_BYTES, one.num_bytes)))
+                _sync(file)
+            os.rename(staged, path)
+            record[one.path] = [one.num_bytes, one.tag]
+            _write(target / f"{RECORD}.new", json.dumps(record).encode())
+            os.rename(target / f"{RECORD}.new", target / RECORD)
+    return sum(one.num_bytes for one in new)
+
+
+def _without_deltas(record: Record) -> Record:
+    return {path: entry for path, entry in record.items() if not _DELTA.fullmatch(path)}
 
 
 def read_record(folder: Path) -> Record | None:

@@ -5,6 +5,7 @@ A listing or a fetch that fails takes nothing away: the watcher goes on with wha
 
 from __future__ import annotations
 
+import errno
 import logging
 import random
 import shutil
@@ -19,7 +20,7 @@ from service.artifact.completeness import Fingerprint, fingerprint
 from service.engine.base_paths import find_versions, version_number
 from service.errors import ArtifactError, NotReady, ServiceError
 from service.stores.cache import Cache
-from service.stores.fetch import Fetch, read_record
+from service.stores.fetch import Fetch, bring_deltas, read_record
 from service.stores.object_store import ObjectStore, StoredObject, StoreError
 
 logger = logging.getLogger(__name__)
@@ -106,8 +107,8 @@ class Mirror:
     def find(self) -> Mapping[int, Path]:
         """Returns version -> local folder, for the versions in the store, whether fetched or not.
 
-        The store is listed once in poll_s. Where it can not be listed, the last listing holds; before the first one
-        the versions that an earlier process has fetched are served.
+        The store is listed once in poll_s. Where it can not be listed, or lists nothing, the last listing holds; before
+        the first one the versions that an earlier process has fetched are served.
 
         Raises:
           StoreError: it can not be listed, and nothing is known of it.
@@ -125,6 +126,10 @@ class Mirror:
         self.counts.listings += 1
         try:
             names = {version_number(name): name for name in sorted(self.store.folders())}
+            # A web page in place of a listing, as a portal or a proxy sends it, reads as an empty listing. It must not
+            # unload the model and empty its cache.
+            if not names.keys() - {None} and (self._names or self._fetched()):
+                raise StoreError(errno.ENOENT, "the store lists no versions any more; the versions before stay")
         except StoreError as error:
             self._list_failures += 1
             self.counts.failures += 1
@@ -138,6 +143,23 @@ class Mirror:
         self.problem, self._list_failures = "", 0
         self._names = {version: name for version, name in names.items() if version is not None}
         self._list_at_s = self.clock() + self._jittered(self.poll_s)
+        for version, job in self._jobs.items():
+            if job.is_over and job.state == "HERE" and version in self._names and not self._is_fetching(version):
+                name = self._thread_name(version)
+                threading.Thread(target=self._bring_deltas, args=(version,), name=name, daemon=True).start()
+
+    def _bring_deltas(self, version: int) -> None:
+        name = (self._names or {}).get(version, str(version))
+        try:
+            read_bytes = bring_deltas(self.store, name, self._path(version), self.cache)
+        except (OSError, ServiceError) as error:
+            self.counts.failures += 1
+            reason = error.text if isinstance(error, StoreError) else str(error)
+            logger.warning("deltas can not be fetched", extra=self._named(version, reason))
+            return
+        self.counts.read_bytes += read_bytes
+        if read_bytes:
+            logger.info("fetched deltas", extra=self._named(version, bytes=read_bytes))
 
     def _fetched(self) -> dict[int, Path]:
         local = find_versions(self.folder)
@@ -239,7 +261,11 @@ class Mirror:
         over = threading.Event()
         threading.Thread(target=self._tell, args=(version, fetch, over), name="fetch-progress", daemon=True).start()
         try:
-            job.state = "HERE" if fetch.bring() else "INCOMPLETE"
+            is_here = fetch.bring()
+            if is_here and not fetch.read_bytes:
+                # The version is of an earlier fetch: deltas that came later must be here before it is loaded.
+                self._bring_deltas(version)
+            job.state = "HERE" if is_here else "INCOMPLETE"
             job.again_at_s = self.clock() + self._jittered(self.poll_s)
             if version in self._settling and job.state != "HERE":
                 job.again_at_s = self.clock() + self.settle_s

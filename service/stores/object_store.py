@@ -1,18 +1,27 @@
-"""Reads the objects below one URI of an object store, and describes an error of the store in one line.
+"""Reads and writes the objects below one URI of an object store, and describes an error of the store in one line.
 
-Source: obstore 0.12, obstore.list, obstore.get and obstore.exceptions; object_store reads credentials from the
-environment.
+Source: obstore 0.12, obstore.list, obstore.get, obstore.put and obstore.exceptions; object_store reads credentials
+from the environment.
 """
 
 from __future__ import annotations
 
 import errno
 import re
+from collections.abc import Callable, Iterator
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import obstore
-from obstore.exceptions import BaseError, PermissionDeniedError, PreconditionError, UnauthenticatedError
+from obstore.exceptions import (
+    AlreadyExistsError,
+    BaseError,
+    NotSupportedError,
+    PermissionDeniedError,
+    PreconditionError,
+    UnauthenticatedError,
+)
 from obstore.store import from_url
 
 from service.errors import InvalidRequest
@@ -20,7 +29,15 @@ from service.errors import InvalidRequest
 # A failed request to the store is repeated at most twice here, because the mirror tries again later, and shows the
 # error meanwhile.
 _RETRIES: Any = {"max_retries": 2, "retry_timeout": timedelta(seconds=20)}
+# A program that writes a version has no later try of its own, so its requests are repeated for longer.
+_PATIENT_RETRIES: Any = {"max_retries": 8, "retry_timeout": timedelta(seconds=120)}
 _MAX_TEXT = 300
+# Larger objects are written in parts. A store takes at most 10,000 parts of an object, so the parts of a very large
+# object are larger.
+_PART_BYTES = 8 << 20
+_MAX_PARTS = 9000
+_NUM_PARTS = 4
+_CHUNK_BYTES = 1 << 20
 
 
 class StoreError(OSError):
@@ -32,6 +49,10 @@ class StoreError(OSError):
     def __init__(self, number: int, text: str) -> None:
         super().__init__(number, text)
         self.text = text
+
+
+class ObjectExists(StoreError):
+    """An object was to be written only if no object has its name, and one has."""
 
 
 class StoredObject(NamedTuple):
@@ -48,14 +69,17 @@ class StoredObject(NamedTuple):
 class ObjectStore:
     """The access to the objects below one URI of an object store. Concurrency: any thread.
 
+    Args:
+      is_patient: repeat failed requests for two minutes, instead of twice.
+
     Raises:
       InvalidRequest: the URI, or a variable of the environment that names the store's account, can not be used.
     """
 
-    def __init__(self, uri: str) -> None:
+    def __init__(self, uri: str, *, is_patient: bool = False) -> None:
         self.uri = uri.rstrip("/")
         try:
-            self._store: Any = from_url(self.uri, retry_config=_RETRIES)
+            self._store: Any = from_url(self.uri, retry_config=_PATIENT_RETRIES if is_patient else _RETRIES)
         except (BaseError, ValueError) as error:
             raise InvalidRequest(f"base_path {uri} can not be used: {_one_line(error)}") from None
 
@@ -95,6 +119,55 @@ class ObjectStore:
         if len(data) != end - begin:
             raise StoreError(errno.EIO, f"the store sent {len(data)} bytes of {one.path} for {end - begin}")
         return data
+
+    def write(
+        self,
+        folder: str,
+        path: str,
+        file: Path,
+        *,
+        is_new: bool = False,
+        progress: Callable[[int], None] = lambda done: None,
+    ) -> None:
+        """Writes a file as one object, which readers see whole or not at all.
+
+        Args:
+          is_new: write a small file only if no object has its name; a store without this condition writes it always.
+          progress: called with the number of bytes that were handed to the store's client so far.
+
+        Raises:
+          ObjectExists: is_new, and an object has the name. StoreError: the store can not be written.
+          OSError: the file can not be read.
+        """
+        key, num_bytes = f"{folder}/{path}", file.stat().st_size
+        if num_bytes > _PART_BYTES and not is_new:
+            part_bytes = max(_PART_BYTES, -(-num_bytes // _MAX_PARTS))
+            with file.open("rb") as opened:
+                chunks = _chunks(iter(lambda: opened.read(_CHUNK_BYTES), b""), progress)
+                try:
+                    obstore.put(self._store, key, chunks, chunk_size=part_bytes, max_concurrency=_NUM_PARTS)
+                except Exception as error:
+                    raise _store_error(error) from None
+            return
+        data = file.read_bytes()
+        try:
+            try:
+                obstore.put(self._store, key, data, mode="create" if is_new else "overwrite", use_multipart=False)
+            except NotSupportedError:
+                obstore.put(self._store, key, data, use_multipart=False)
+        except AlreadyExistsError:
+            raise ObjectExists(errno.EEXIST, f"{path} exists") from None
+        except Exception as error:
+            raise _store_error(error) from None
+        progress(num_bytes)
+
+
+def _chunks(chunks: Iterator[bytes], progress: Callable[[int], None]) -> Iterator[bytes]:
+    done = 0
+    for chunk in chunks:
+        yield chunk
+        done += len(chunk)
+        progress(done)
 
 
 def _below(path: str, prefix: str) -> str:

@@ -78,6 +78,29 @@ class S3Server:
                 total += path.stat().st_size
         return total
 
+    def contents(self, prefix: str) -> dict[str, bytes]:
+        """Returns path below the prefix -> bytes, of all objects."""
+        import obstore
+
+        bucket = self._bucket()
+        paths = [one["path"] for chunk in obstore.list(bucket, prefix) for one in chunk]
+        return {path.removeprefix(prefix): bytes(obstore.get(bucket, path).bytes()) for path in paths}
+
+    def empty(self) -> None:
+        """Removes all objects, and forgets what deny() said."""
+        httpx.post(f"{self.url}/moto-api/reset", timeout=60).raise_for_status()
+        httpx.put(f"{self.url}/{BUCKET}", timeout=60).raise_for_status()
+
+    def variables(self, url: str) -> dict[str, str]:
+        """Returns the environment variables by which servers find the store at a URL."""
+        return {
+            "AWS_ENDPOINT_URL": url,
+            "AWS_ALLOW_HTTP": "true",
+            "AWS_REGION": "us-east-1",
+            "AWS_ACCESS_KEY_ID": "key",
+            "AWS_SECRET_ACCESS_KEY": "very-secret",
+        }
+
     def deny(self) -> None:
         """Judges the credentials of each request from now on; nobody's are known."""
         httpx.post(f"{self.url}/moto-api/reset-auth", content=b"0", timeout=60).raise_for_status()

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.deltas import delta_bytes
 from tests.exposition import read_exposition
 from tests.integration.conftest import Serve
 from tests.integration.process import ServerProcess, until
@@ -39,13 +40,7 @@ def proxy(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
     s3.kill()
     s3.start()
     proxy = Proxy(s3.port)
-    for name, value in {
-        "AWS_ENDPOINT_URL": proxy.url,
-        "AWS_ALLOW_HTTP": "true",
-        "AWS_REGION": "us-east-1",
-        "AWS_ACCESS_KEY_ID": "key",
-        "AWS_SECRET_ACCESS_KEY": "very-secret",
-    }.items():
+    for name, value in s3.variables(proxy.url).items():
         monkeypatch.setenv(name, value)
     yield proxy
     proxy.close()
@@ -140,6 +135,24 @@ def test_versions_are_fetched_swapped_removed_and_not_fetched_again(
     until(lambda: answers(alone, 1))
     assert count(alone, "is_listed") == 0
     s3.start()
+
+
+def test_deltas_that_are_added_in_the_store_are_served_also_after_a_restart(
+    s3: S3Server, proxy: Proxy, start: Callable[..., ServerProcess], tmp_path: Path
+) -> None:
+    made = version(tmp_path, 1)
+    s3.upload(made, "toy/1")
+    server = start().answering()
+    until(lambda: answers(server, 1))
+    s3.put("toy/1/deltas/1.delta", delta_bytes(made, 1, "user", [1], [[5, 50]]))
+    until(lambda: answers(server, 5))
+    server.signal(15)
+    assert server.exit_code() == 0
+    second = delta_bytes(made, 2, "user", [1], [[6, 60]])
+    s3.put("toy/1/deltas/2.delta", second)
+    again = start().answering()
+    until(lambda: answers(again, 6))
+    assert count(again, "read_bytes_total") == len(second)
 
 
 def test_a_store_that_is_cut_off_and_killed_resumes_and_the_old_version_serves(

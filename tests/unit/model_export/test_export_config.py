@@ -13,6 +13,7 @@ from model_export.__main__ import main
 from model_export.cli import build_parser
 from model_export.errors import ExportError
 from model_export.export_config import CONFIG_EXAMPLE, ExportConfig, read_config, run_config
+from model_export.stores.uri import StoreUri
 from service.artifact.manifest import Manifest
 
 MODEL = '''
@@ -61,6 +62,12 @@ def test_json_is_read_too_and_flags_go_before_the_file(tmp_path: Path) -> None:
     config = read_config(path, {"version": 4, "out": "models/b", "warmup": None})
     assert (config.kind, config.model, config.out) == ("run", "runs/a", Path("models/b"))
     assert config.arguments == {"version": 4}
+
+
+def test_a_configuration_may_write_into_an_object_store(tmp_path: Path) -> None:
+    config = read_config(written(tmp_path, 'run = "runs/a"\nout = "s3://bucket/models/a/"'))
+    assert config.out == StoreUri("s3://bucket/models/a")
+    assert isinstance(config.out, StoreUri)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ if importlib.util.find_spec("obstore") is None:
     pytest.skip("obstore is not installed", allow_module_level=True)
 
 from service.stores.cache import Cache
-from service.stores.fetch import RECORD, Fetch, read_record
+from service.stores.fetch import RECORD, Fetch, bring_deltas, read_record
 from service.stores.object_store import StoredObject
 
 if TYPE_CHECKING:
@@ -34,8 +34,12 @@ class Bucket:
 
     def objects(self, folder: str) -> list[StoredObject]:
         """Lists the version; the tag of an object is its content's hash."""
+        found = [StoredObject(path, len(data), str(hash(data))) for path, data in sorted(self.contents.items())]
+        if folder == "1/deltas":
+            below = [one for one in found if one.path.startswith("deltas/")]
+            return [one._replace(path=one.path.removeprefix("deltas/")) for one in below]
         assert folder == "1"
-        return [StoredObject(path, len(data), str(hash(data))) for path, data in sorted(self.contents.items())]
+        return found
 
     def read(self, folder: str, one: StoredObject, begin: int, end: int) -> bytes:
         """Reads a part."""
@@ -154,6 +158,47 @@ def test_a_wrong_byte_of_a_table_is_refused_and_read_anew(tmp_path: Path, cache:
     assert not (cache.folder / "1").exists() and read_record(cache.folder / ".fetching-1") is None
     bucket.contents[shard] = right
     assert fetch_of(bucket, cache).bring()
+
+
+def test_a_manifest_that_is_damaged_on_its_way_is_read_anew(tmp_path: Path, cache: Cache) -> None:
+    bucket = Bucket(toy_objects(tmp_path / "toy"))
+    right_read = bucket.read
+
+    def damaged(folder: str, one: StoredObject, begin: int, end: int) -> bytes:
+        return right_read(folder, one, begin, end)[:-1] + b"x"
+
+    bucket.read = damaged  # type: ignore[method-assign]
+    with pytest.raises(ArtifactError, match="^version 1 of s3://bucket/m: manifest is not valid JSON"):
+        fetch_of(bucket, cache).bring()
+    bucket.read = right_read  # type: ignore[method-assign]
+    assert fetch_of(bucket, cache).bring()
+    assert files(cache.folder / "1") == bucket.contents
+
+
+def test_deltas_that_come_later_are_brought_alone_and_once(tmp_path: Path, cache: Cache) -> None:
+    bucket = Bucket(toy_objects(tmp_path / "toy") | {"deltas/1.delta": b"one"})
+    store: Any = bucket
+    assert fetch_of(bucket, cache).bring()
+    bucket.reads.clear()
+    bucket.contents |= {
+        "deltas/2.delta": b"second",
+        "deltas/x.tmp": b"no",
+        "deltas/a/3.delta": b"no",
+        "deltas/../4": b"no",
+    }
+    assert bring_deltas(store, "1", cache.folder / "1", cache) == len(b"second")
+    assert bucket.reads == ["deltas/2.delta"]
+    assert bring_deltas(store, "1", cache.folder / "1", cache) == 0
+    assert {path.name for path in (cache.folder / "1" / "deltas").iterdir()} == {"1.delta", "2.delta"}
+    # A delta that is written anew is read anew; after a restart, no new delta makes the version be fetched again.
+    bucket.contents |= {"deltas/2.delta": b"anew"}
+    for name in ("deltas/x.tmp", "deltas/a/3.delta", "deltas/../4"):
+        del bucket.contents[name]
+    bucket.reads.clear()
+    assert fetch_of(bucket, cache).bring() and bucket.reads == []
+    assert bring_deltas(store, "1", cache.folder / "1", cache) == len(b"anew")
+    assert (cache.folder / "1" / "deltas" / "2.delta").read_bytes() == b"anew"
+    assert bring_deltas(store, "2", cache.folder / "2", cache) == 0, "a version that is not fetched has no deltas"
 
 
 @pytest.mark.parametrize("path", ["../evil", "/evil", "a/../../evil", ".fetched.json", "a\0b"])

@@ -1,0 +1,411 @@
+"""Breaks an object store in more than twenty ways under a server, and prints what the server says of each fault.
+
+  python -m loadtest.store_faults                 all faults, as a table
+  python -m loadtest.store_faults --without_slow  without those that wait for a timeout
+
+The store is moto's S3 server. A proxy between the server and the store breaks the answers; where the store itself can
+be broken (a bucket removed, half an upload, denied credentials, a killed process), it is. One server has a model for
+each fault, at version 1. Then version 2 is uploaded and the fault begins; the server must say so, go on to answer from
+version 1, and serve version 2 once the fault has ended. A reader asks every model all the time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.integration.process import ServerProcess
+from tests.integration.s3_server import BUCKET, S3Server
+from tests.integration.store_proxy import Fault, StoreProxy
+from tests.toy_model import rewrite_manifest, write_toy_model
+
+_SHARD = "variables/variables.data-00000-of-00001"
+_MANIFEST = "assets.extra/lookup_manifest.json"
+_CACHE_MIB = 48
+_LARGE_BYTES = 64 << 20
+_POLL_S = 1
+_PATIENCE_S = 60
+_SHOWN_CHARACTERS = 160
+_NO_BUCKET = b"<Error><Code>NoSuchBucket</Code><Message>The specified bucket does not exist</Message></Error>"
+_SLOW_DOWN = b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
+
+
+@dataclass
+class Row:
+    """A row of the table: the states of store and version during a fault, the text, and whether it ended well."""
+
+    fault: str
+    store: str = ""
+    version: str = ""
+    text: str = ""
+    old_version: str = ""
+    afterwards: str = ""
+    is_expected: bool = False
+
+
+@dataclass(frozen=True)
+class StoreFault:
+    """One fault of the store, for one model.
+
+    about: its name in the table. expects: pattern that the text of the state must have. state: of the version.
+    on: object (the end of its path) whose answers the fault breaks, "list" for listings; None if it breaks no answers.
+    fault: the broken answer. missing: an object that is not uploaded until the fault has ended.
+    wrong: object -> bytes, which is uploaded instead of the right bytes. base_path: if it is another than the model's.
+    """
+
+    name: str
+    about: str
+    expects: str
+    state: str = "FAILED"
+    on: str | None = None
+    fault: Fault = field(default_factory=Fault)
+    missing: str = ""
+    wrong: Mapping[str, Callable[[bytes], bytes]] = field(default_factory=dict)
+    base_path: str = ""
+    is_slow: bool = False
+
+
+def faults() -> list[StoreFault]:
+    """Returns the faults that one model each can have beside all others."""
+    unreadable, unlisted = r"the store can not be read: ", {"state": "", "on": "list"}
+    return [
+        StoreFault(
+            "no_bucket", "the bucket does not exist", "there is no such bucket", "", base_path="s3://nobody/toy"
+        ),
+        StoreFault(
+            "empty", "the place in the bucket is empty", "no version folder", "", base_path=f"s3://{BUCKET}/none"
+        ),
+        StoreFault(
+            "gone", "the bucket is removed", "there is no such bucket", fault=Fault(404, _NO_BUCKET), **unlisted
+        ),
+        StoreFault("no_list", "no right to list", "the store denies access", fault=Fault(403), **unlisted),
+        StoreFault(
+            "slow_list", "listings are throttled (503)", f"{unreadable}.*503", fault=Fault(503, _SLOW_DOWN), **unlisted
+        ),
+        StoreFault(
+            "html_list",
+            "a listing is a web page (a portal)",
+            "lists no versions any more",
+            fault=Fault(200, b"<html>hello</html>"),
+            **unlisted,
+        ),
+        StoreFault("cut_list", "listings are cut before their head", unreadable, fault=Fault(cut_after=-1), **unlisted),
+        StoreFault("no_read", "no right to read objects", "the store denies access", on=_SHARD, fault=Fault(403)),
+        StoreFault(
+            "throttled", "reads are throttled (503)", f"{unreadable}.*503", on=_SHARD, fault=Fault(503, _SLOW_DOWN)
+        ),
+        StoreFault("broken", "the store is broken (500)", f"{unreadable}.*500", on=_SHARD, fault=Fault(500)),
+        StoreFault("cut", "connections are cut within an object", unreadable, on=_SHARD, fault=Fault(cut_after=10)),
+        StoreFault("closed", "connections are cut before the head", unreadable, on=_SHARD, fault=Fault(cut_after=-1)),
+        StoreFault("short", "an answer is shorter than was asked", "the store", on=_SHARD, fault=Fault(drops=7)),
+        StoreFault(
+            "vanished",
+            "an object is removed between listing and read",
+            "not there any more",
+            on=_SHARD,
+            fault=Fault(404),
+        ),
+        StoreFault(
+            "replaced",
+            "an object is replaced between listing and read",
+            "changed while it was read",
+            on=_SHARD,
+            fault=Fault(412),
+        ),
+        StoreFault(
+            "flipped",
+            "a byte of a table is wrong",
+            "do not have their checksum",
+            on=_SHARD,
+            fault=Fault(flips_last=True),
+        ),
+        StoreFault("manifest", "the manifest is no JSON", "manifest", on=_MANIFEST, fault=Fault(flips_last=True)),
+        StoreFault("half", "half an upload: an object is missing", "", "INCOMPLETE", missing=_SHARD),
+        StoreFault(
+            "torn",
+            "a torn upload: half of an object",
+            "",
+            "INCOMPLETE",
+            wrong={_SHARD: lambda data: data[: len(data) // 2]},
+        ),
+        StoreFault("unmarked", "an upload without its marker yet", "", "INCOMPLETE", missing="saved_model.pb"),
+        StoreFault("large", "a version larger than --store_cache_mib", r"it may have at most 48\.0 MiB"),
+        StoreFault(
+            "silent",
+            "the store takes a request and never answers",
+            unreadable,
+            on=_SHARD,
+            fault=Fault(held=threading.Event()),
+            is_slow=True,
+        ),
+    ]
+
+
+class Broken:
+    """The store with its faults: uploads versions, and is the rule of the proxy."""
+
+    def __init__(self, s3: S3Server, folder: Path, chosen: Sequence[StoreFault]) -> None:
+        self._s3 = s3
+        self._folder = folder
+        self._active: dict[str, StoreFault] = {}
+        self._chosen = chosen
+        for scale in (1, 2):
+            write_toy_model(folder / str(scale), scale=scale)
+
+    def upload(self, name: str, scale: int, *, fault: StoreFault | None = None) -> None:
+        """Uploads a version, as far as the fault lets it come."""
+        made = self._folder / str(scale)
+        if fault is not None and fault.name == "large":
+            made = self._folder / "large"
+            write_toy_model(made, scale=scale)
+            (made / "assets").mkdir(exist_ok=True)
+            (made / "assets" / "filler").write_bytes(bytes(_LARGE_BYTES))
+            rewrite_manifest(made, lambda manifest: manifest["files"].update({"assets/filler": _LARGE_BYTES}))
+        for path in sorted(made.rglob("*")):
+            key = path.relative_to(made).as_posix()
+            if path.is_file() and not (fault and fault.missing == key):
+                data = path.read_bytes()
+                data = fault.wrong[key](data) if fault and key in fault.wrong else data
+                self._s3.put(f"{name}/{scale}/{key}", data)
+
+    def begin(self) -> None:
+        """Begins all faults, and uploads version 2 of each model."""
+        self._active = {fault.name: fault for fault in self._chosen if fault.on}
+        for fault in self._chosen:
+            if not fault.base_path:
+                self.upload(fault.name, 2, fault=fault)
+
+    def end(self) -> None:
+        """Ends all faults; version 2 of each model is whole."""
+        for fault in self._active.values():
+            if fault.fault.held is not None:
+                fault.fault.held.set()
+        self._active = {}
+        for fault in self._chosen:
+            if fault.missing or fault.wrong:
+                self.upload(fault.name, 2)
+            elif fault.name == "large":
+                self._s3.delete(f"{fault.name}/2/assets/filler")
+                self.upload(fault.name, 2)
+
+    def rule(self, method: str, path: str, query: Mapping[str, Sequence[str]]) -> Fault | None:
+        """Returns the fault of an answer: of a listing of the model's folder, or of an object of version 2."""
+        prefix = query.get("prefix", [""])[0]
+        if "list-type" in query:
+            fault = self._active.get(prefix.partition("/")[0])
+            return fault.fault if fault is not None and fault.on == "list" else None
+        name, _, rest = path.removeprefix(f"/{BUCKET}/").partition("/")
+        fault = self._active.get(name)
+        return fault.fault if fault is not None and rest == f"2/{fault.on}" else None
+
+
+class Reader:
+    """A thread that asks models for a row all the time; counts requests and answers that are wrong or errors."""
+
+    def __init__(self, server: ServerProcess, models: Sequence[str]) -> None:
+        self.requests = dict.fromkeys(models, 0)
+        self.failed = dict.fromkeys(models, 0)
+        self._http = httpx.Client(base_url=str(server.http.base_url), timeout=60)
+        self._is_over = False
+        self._thread = threading.Thread(target=self._read)
+
+    def __enter__(self) -> Reader:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over = True
+        self._thread.join()
+        self._http.close()
+
+    def _read(self) -> None:
+        while not self._is_over:
+            for model in self.requests:
+                answer = self._http.post(f"/v1/models/{model}:lookup", json={"features": {"user": [1]}})
+                self.requests[model] += 1
+                if answer.status_code != 200 or answer.json()["embeddings"]["user"] not in ([[1, 10]], [[2, 20]]):
+                    self.failed[model] += 1
+            time.sleep(0.02)
+
+
+@contextmanager
+def running(folder: Path, models: Mapping[str, str], **settings: object) -> Iterator[ServerProcess]:
+    """Runs a server with models by name and base path, and a cache folder of its own unless settings name one."""
+    config = folder / "models.txt"
+    listed = [
+        f'config {{ name: "{name}" base_path: "{path}" model_platform: "tensorflow" }}' for name, path in models.items()
+    ]
+    config.write_text("model_config_list { " + " ".join(listed) + " }")
+    given = {"model_config_file": config, "store_cache_dir": folder / "cache", "store_poll_wait_seconds": _POLL_S}
+    given |= {"first_loads_timeout_s": 1, "max_num_load_retries": 1000, "store_cache_mib": _CACHE_MIB}
+    given |= {"version_settle_s": 2}
+    with ServerProcess(**(given | settings)) as server:
+        yield server.answering()
+
+
+def seen(server: ServerProcess, model: str) -> tuple[str, str, str]:
+    """Returns the state of a model's store, the state of its newest version there, and the text beside them."""
+    (store,) = [one for one in server.http.get("/v1/statusz").json()["stores"] if one["model"] == model]
+    newest: Mapping[str, Any] = store["versions"][0] if store["versions"] else {"state": "", "message": ""}
+    listed = server.http.get(f"/v1/models/{model}").json().get("model_version_status", [])
+    ends = [one["state"] + " " + one["status"]["error_code"] for one in listed if one["status"]["error_code"] != "OK"]
+    state = f"{newest['state']}, {ends[0]}" if ends else newest["state"]
+    problems = server.http.get("/readyz").json()["problems"]
+    text = store["problem"] or newest["message"] or problems.get(model, "")
+    return ("not listed" if store["problem"] else "listed"), state, text
+
+
+def serves(server: ServerProcess, model: str, scale: int) -> bool:
+    """Says whether a model answers with the rows of a version."""
+    return server.tells({"user": [1]}, {"user": [[scale, 10 * scale]]}, model=model)
+
+
+def wait(is_so: Callable[[], bool]) -> bool:
+    """Waits until a callable returns true; returns False if that takes longer than a minute."""
+    end_s = time.monotonic() + _PATIENCE_S
+    while not (found := is_so()) and time.monotonic() < end_s:
+        time.sleep(0.05)
+    return found
+
+
+def watched(server: ServerProcess, model: str, about: str, expects: str, state: str = "") -> Row:
+    """Waits until the server says of a model what a fault lets expect; returns the row with what it said last."""
+    row = Row(about)
+
+    def is_seen() -> bool:
+        row.store, row.version, row.text = seen(server, model)
+        return bool(re.search(expects, row.text)) and row.version.startswith(state) and bool(row.text or state)
+
+    row.is_expected = wait(is_seen)
+    sys.stderr.write(f"{about}: {row.store}, {row.version}, {row.text}\n")
+    return row
+
+
+def judge_old(rows: Mapping[str, Row], reader: Reader) -> None:
+    """Writes into rows how many requests the old version answered."""
+    for model, failed in reader.failed.items():
+        rows[model].old_version = f"{reader.requests[model] - failed} of {reader.requests[model]}"
+        rows[model].is_expected &= not failed and reader.requests[model] > 0
+
+
+def break_each(s3: S3Server, proxy: StoreProxy, folder: Path, chosen: Sequence[StoreFault]) -> list[Row]:
+    """Breaks the store of each model in its own way, all side by side, and repairs it; returns a row for each."""
+    store = Broken(s3, folder, chosen)
+    kept = [fault.name for fault in chosen if not fault.base_path]
+    for name in kept:
+        store.upload(name, 1)
+    proxy.rule = store.rule
+    with running(folder, {fault.name: fault.base_path or f"s3://{BUCKET}/{fault.name}" for fault in chosen}) as server:
+        assert wait(lambda: all(serves(server, name, 1) for name in kept)), "version 1 is not served"
+        with Reader(server, kept) as reader:
+            store.begin()
+            rows = {
+                fault.name: watched(server, fault.name, fault.about, fault.expects, fault.state) for fault in chosen
+            }
+        judge_old(rows, reader)
+        store.end()
+        for name in kept:
+            is_served = wait(lambda name=name: serves(server, name, 2))  # type: ignore[misc]
+            rows[name].afterwards = "version 2" if is_served else "NOT SERVED"
+            rows[name].is_expected &= is_served
+    return list(rows.values())
+
+
+def break_all(s3: S3Server, proxy: StoreProxy, folder: Path) -> list[Row]:
+    """Denies all credentials and kills the store, under a server and before the start of others; returns the rows."""
+    folder.mkdir()
+    Broken(s3, folder, ()).upload("toy", 1)
+    proxy.rule = None
+    models = {"toy": f"s3://{BUCKET}/toy"}
+    rows = []
+    with running(folder, models) as server:
+        assert wait(lambda: serves(server, "toy", 1)), "version 1 is not served"
+        for about, expects, fail in (
+            ("the credentials are revoked", "the store denies access", s3.deny),
+            ("the store's process is killed", "the store can not be read", s3.kill),
+        ):
+            fail()
+            with Reader(server, ["toy"]) as reader:
+                rows.append(watched(server, "toy", about, expects))
+            judge_old({"toy": rows[-1]}, reader)
+            if fail == s3.deny:
+                rows.append(_of_a_start(folder / "denied", models, "wrong credentials at the start", expects))
+    rows.append(_of_a_start(folder, models, "a restart while the store is down", "the store can not be read"))
+    with running(folder, models) as server:
+        is_served = wait(lambda: serves(server, "toy", 1))
+        rows[-1].old_version = "from the cache" if is_served else "NOT SERVED"
+        rows[-1].is_expected &= is_served
+    rows.append(
+        _of_a_start(folder / "off", models, "a first start while the store is down", "the store can not be read")
+    )
+    names = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+    keys = {name: os.environ.pop(name) for name in names}
+    # The address of a machine's credentials: nothing listens at it, as outside a cloud.
+    os.environ["AWS_METADATA_ENDPOINT"] = "http://127.0.0.1:1"
+    rows.append(_of_a_start(folder / "none", models, "no credentials at the start", "the store can not be read"))
+    os.environ.update(keys)
+    s3.start()
+    return rows
+
+
+def _of_a_start(folder: Path, models: Mapping[str, str], about: str, expects: str) -> Row:
+    folder.mkdir(exist_ok=True)
+    with running(folder, models) as server:
+        return watched(server, "toy", about, expects)
+
+
+def printed(rows: Sequence[Row]) -> str:
+    """Returns rows as a table in Markdown; a row that is not as expected begins with an exclamation mark."""
+    lines = [
+        "| # | fault | store | version 2 | text | version 1 answered | afterwards |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for number, row in enumerate(rows, 1):
+        text = row.text.replace("|", "/")
+        shown = text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
+        cells = [row.fault, row.store, row.version, shown, row.old_version, row.afterwards]
+        lines.append(f"| {'' if row.is_expected else '! '}{number} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def run(folder: Path, chosen: Sequence[StoreFault]) -> list[Row]:
+    """Runs the chosen faults, and those of the whole store; returns a row for each."""
+    s3 = S3Server()
+    proxy = StoreProxy(s3.port)
+    before = dict(os.environ)
+    try:
+        os.environ.update(s3.variables(proxy.url))
+        return break_each(s3, proxy, folder, chosen) + break_all(s3, proxy, folder / "whole")
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+        proxy.close()
+        s3.kill()
+
+
+def main() -> int:
+    """Prints the table of all faults; returns 1 if the server did not behave as expected in one."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--without_slow", action="store_true", help="leave out faults that wait for a timeout")
+    arguments = parser.parse_args()
+    chosen = [fault for fault in faults() if not (arguments.without_slow and fault.is_slow)]
+    with tempfile.TemporaryDirectory() as folder:
+        rows = run(Path(folder), chosen)
+    sys.stdout.write(printed(rows))
+    return 0 if all(row.is_expected for row in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,144 @@
+"""Copies one version into an object store, in an order that shows servers the version only once it is complete.
+
+The manifest is written first and only if no object has its name: it claims the version's number. It says when and from
+what the version was made, so a repeated upload knows its own version by it, and sends only what is missing. The marker
+`saved_model.pb` is written last, after the store has listed all other objects with their sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from model_export.errors import ExportError
+from model_export.folder_checks import SAVED_MODEL, check_described, check_saved_model
+from service.artifact.manifest import MANIFEST_PATH, Manifest
+from service.errors import ArtifactError, InvalidRequest
+from service.stores.object_store import ObjectExists, ObjectStore, StoredObject, StoreError
+
+# Type of a function that is told (bytes done, bytes in all).
+Progress = Callable[[int, int], None]
+
+
+class Uploaded(NamedTuple):
+    """The result of an upload. uri: the version's place; sent_*: written now; num_bytes: of all its objects."""
+
+    uri: str
+    sent_objects: int
+    sent_bytes: int
+    num_bytes: int
+
+
+def open_store(uri: str) -> ObjectStore:
+    """Opens an object store for writing; raises ExportError for a URI or an environment that can not be used."""
+    try:
+        return ObjectStore(uri, is_patient=True)
+    except InvalidRequest as error:
+        raise ExportError(error.message) from error
+
+
+def new_version(store: ObjectStore, version: int | None) -> int:
+    """Returns the number of a new version in a store; None means the highest number plus 1, or 1.
+
+    Raises:
+      ExportError: the version is not positive or exists, or the store can not be listed.
+    """
+    numbers = existing_versions(store)
+    if version is None:
+        return 1 + max(numbers, default=0)
+    if version < 1:
+        raise ExportError(f"version is {version}; versions are positive integers")
+    if version in numbers:
+        raise ExportError(f"{store.uri}/{version} exists; a version is never overwritten: leave --version out")
+    return version
+
+
+def existing_versions(store: ObjectStore) -> list[int]:
+    """Returns the version numbers in a store in ascending order; raises ExportError if it can not be listed."""
+    try:
+        return sorted(int(name) for name in store.folders() if name.isdecimal())
+    except StoreError as error:
+        raise ExportError(f"cannot read {store.uri}: {error.text}") from error
+
+
+def upload(artifact: Path, store: ObjectStore, version: int, progress: Progress = lambda done, total: None) -> Uploaded:
+    """Writes a version's files into a store below its number; sends no object that an earlier call has sent.
+
+    Args:
+      artifact: the version's folder, with a manifest. progress: called while objects are sent.
+
+    Raises:
+      ExportError: the folder lacks files of its manifest, the number belongs to another version, or the store can not
+        be read or written; the message names the reason. The same call, repeated, goes on.
+    """
+    files = _files(artifact)
+    name, where = str(version), f"{store.uri}/{version}"
+    total = sum(files.values())
+    sent_objects = sent_bytes = 0
+
+    def send(path: str, *, is_new: bool = False) -> None:
+        nonlocal sent_objects, sent_bytes
+        before = done
+        store.write(name, path, artifact / path, is_new=is_new, progress=lambda part: progress(before + part, total))
+        sent_objects, sent_bytes = sent_objects + 1, sent_bytes + files[path]
+
+    try:
+        stored = {one.path: one for one in store.objects(name)}
+        if stored and MANIFEST_PATH not in stored:
+            raise ExportError(f"{where} has objects but no lookup manifest: it is not of this version")
+        done = 0
+        if MANIFEST_PATH not in stored:
+            try:
+                send(MANIFEST_PATH, is_new=True)
+            except ObjectExists:
+                # Another upload has written it since the listing, or this one, if the store's answer was lost.
+                stored = {one.path: one for one in store.objects(name)}
+        if MANIFEST_PATH in stored:
+            _check_same(artifact, store, name, stored[MANIFEST_PATH])
+        done = files[MANIFEST_PATH]
+        for path in files:
+            if path not in (MANIFEST_PATH, SAVED_MODEL):
+                if path not in stored or stored[path].num_bytes != files[path]:
+                    send(path)
+                done += files[path]
+                progress(done, total)
+        sizes = {one.path: one.num_bytes for one in store.objects(name)}
+        wrong = [path for path in files if path != SAVED_MODEL and sizes.get(path) != files[path]]
+        if wrong:
+            raise ExportError(f"{where}: the store lists {wrong[0]} with another size than was sent; repeat the upload")
+        if sizes.get(SAVED_MODEL) != files[SAVED_MODEL]:
+            send(SAVED_MODEL)
+        progress(total, total)
+    except StoreError as error:
+        raise ExportError(f"cannot write {where}: {error.text}") from error
+    except OSError as error:
+        raise ExportError(f"cannot read {artifact}: {error}") from error
+    return Uploaded(where, sent_objects, sent_bytes, total)
+
+
+def _files(artifact: Path) -> dict[str, int]:
+    """Returns path -> size of the files to send: those of the manifest, the manifest, and others such as deltas."""
+    check_saved_model(artifact)
+    check_described(artifact)
+    try:
+        manifest = Manifest.read(artifact)
+    except ArtifactError as error:
+        raise ExportError(error.message) from error
+    assert manifest is not None  # check_described() has seen the file
+    found = {path.relative_to(artifact).as_posix(): path for path in sorted(artifact.rglob("*")) if path.is_file()}
+    for path, size in manifest.files.items():
+        if path not in found or found[path].stat().st_size != size:
+            raise ExportError(f"{artifact} is not complete: {path} is missing or has not the size in the manifest")
+    # Files whose names begin with a point are temporary files of other programs.
+    return {
+        path: file.stat().st_size
+        for path, file in found.items()
+        if path in manifest.files or not any(part.startswith(".") for part in Path(path).parts)
+    }
+
+
+def _check_same(artifact: Path, store: ObjectStore, name: str, manifest: StoredObject) -> None:
+    ours = (artifact / MANIFEST_PATH).read_bytes()
+    if manifest.num_bytes != len(ours) or store.read(name, manifest, 0, manifest.num_bytes) != ours:
+        raise ExportError(f"{store.uri}/{name} is another version; a version is never overwritten: give --version")

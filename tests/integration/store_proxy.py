@@ -1,0 +1,150 @@
+"""An HTTP proxy before the server of an object store, which records each request and breaks answers by a rule."""
+
+from __future__ import annotations
+
+import http.client
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, NamedTuple
+from urllib.parse import parse_qs, unquote, urlsplit
+
+# Headers of one connection, which a proxy must not pass on.
+_HOP_HEADERS = ("host", "connection", "keep-alive", "transfer-encoding", "content-length")
+_CHUNK_BYTES = 1 << 16
+
+
+class Request(NamedTuple):
+    """A request that a client sent. path: decoded; status: of the answer, 0 if the connection was cut."""
+
+    method: str
+    path: str
+    query: dict[str, list[str]]
+    status: int
+    answer_bytes: int
+
+    @property
+    def is_listing(self) -> bool:
+        """Whether the request lists objects or folders, in the words of S3, Google's or Azure's interface."""
+        return self.method == "GET" and ("list-type" in self.query or self.query.get("comp") == ["list"])
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A fault in place of an answer, or in it.
+
+    status, body, headers: the proxy answers with them, and the store is not asked; status 0: the store's answer.
+    cut_after: the connection is cut after so many bytes of the body; below 0: before the head.
+    flips_last: the last byte of the body is changed.
+    drops: so many bytes of the body's end are left out, and the length in the head agrees.
+    held: the answer is sent once this event is set.
+    before: called with the path before the store is asked.
+    """
+
+    status: int = 0
+    body: bytes = b""
+    headers: tuple[tuple[str, str], ...] = ()
+    cut_after: int | None = None
+    flips_last: bool = False
+    drops: int = 0
+    held: threading.Event | None = None
+    before: Callable[[str], object] | None = None
+
+
+# Type of a rule: takes method, decoded path and query, returns the fault of the answer, or None.
+Rule = Callable[[str, str, dict[str, list[str]]], Fault | None]
+
+
+class StoreProxy:
+    """A proxy on a port of its own, before a server on this machine.
+
+    rule: judges each request. requests: all requests, in the order of their answers' ends.
+    """
+
+    def __init__(self, port: int) -> None:
+        self.rule: Rule | None = None
+        self.requests: list[Request] = []
+        proxy = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+            # A small answer must not wait for the client's acknowledgement of its head.
+            disable_nagle_algorithm = True
+
+            def _pass(self) -> None:
+                proxy._answer(self, port)
+
+            do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _pass
+
+            def log_message(self, format: str, *args: Any) -> None:
+                """Writes nothing: the proxy keeps its requests in a list."""
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self.port = self._server.server_address[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+
+    def close(self) -> None:
+        """Takes no connections any more."""
+        self._server.shutdown()
+        self._server.server_close()
+
+    def _answer(self, handler: BaseHTTPRequestHandler, port: int) -> None:
+        url = urlsplit(handler.path)
+        path, query = unquote(url.path), parse_qs(url.query, keep_blank_values=True)
+        body = handler.rfile.read(int(handler.headers.get("content-length") or 0))
+        fault = (self.rule and self.rule(handler.command, path, query)) or Fault()
+        if fault.before is not None:
+            fault.before(path)
+        if fault.status:
+            status, headers, answer = fault.status, list(fault.headers), fault.body
+        else:
+            status, headers, answer = _ask(port, handler, body)
+        if fault.held is not None:
+            fault.held.wait(timeout=120)
+        if fault.flips_last and answer:
+            answer = answer[:-1] + bytes([answer[-1] ^ 1])
+        answer = answer[: len(answer) - fault.drops]
+        whole = fault.cut_after is None
+        sent = answer if fault.cut_after is None else answer[: max(fault.cut_after, 0)]
+        # The request is recorded before the client has the answer, so that a test which saw the answer sees the record.
+        self.requests.append(Request(handler.command, path, query, status if whole else 0, len(sent)))
+        if fault.cut_after is not None and fault.cut_after < 0:
+            handler.close_connection = True
+            return
+        try:
+            handler.send_response_only(status)
+            for name, value in headers:
+                handler.send_header(name, value)
+            if handler.command != "HEAD":
+                handler.send_header("content-length", str(len(answer)))
+            handler.end_headers()
+            for begin in range(0, len(sent), _CHUNK_BYTES):
+                handler.wfile.write(sent[begin : begin + _CHUNK_BYTES])
+        except OSError:
+            whole = False
+        if not whole:
+            handler.close_connection = True
+
+
+def _ask(port: int, handler: BaseHTTPRequestHandler, body: bytes) -> tuple[int, list[tuple[str, str]], bytes]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
+    try:
+        headers = {name: value for name, value in handler.headers.items() if name.lower() not in _HOP_HEADERS}
+        connection.request(handler.command, handler.path, body=body or None, headers=headers | _length(handler, body))
+        answer = connection.getresponse()
+        data = answer.read()
+    except (OSError, http.client.HTTPException):
+        return 502, [], b""
+    finally:
+        connection.close()
+    kept = [(name, value) for name, value in answer.getheaders() if name.lower() not in _HOP_HEADERS]
+    if handler.command == "HEAD":
+        kept += [("content-length", answer.getheader("content-length") or "0")]
+    return answer.status, kept, data
+
+
+def _length(handler: BaseHTTPRequestHandler, body: bytes) -> dict[str, str]:
+    return {"content-length": str(len(body))} if handler.command in ("PUT", "POST") else {}
