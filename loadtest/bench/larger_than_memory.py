@@ -51,7 +51,8 @@ _FLAGS = {
     "random": ("--paged_tables=off", "--table_pages=random"),
     "paged": (),
 }
-# So many that their cold rows do not fit into memory even if 99 % of the ids are hot.
+# Number of different lookups: so many that the cold rows that they read do not fit into memory even if 99 % of the
+# ids are hot.
 _NUM_LOOKUPS = 200_000
 _CHUNK_ROWS = 1 << 18
 

@@ -133,7 +133,7 @@ def checked_shape(shape: Any) -> tuple[int | None, int] | None:
 
 
 def check_same_buckets(sorted_columns: Sequence[Any]) -> int:
-    """Returns the number of buckets that all columns share; raises ValueError if the columns differ."""
+    """Returns the number of ids of each categorical column; raises ValueError if the columns differ in it."""
     first = sorted_columns[0]
     for column in sorted_columns[1:]:
         if column.num_buckets != first.num_buckets:

@@ -85,9 +85,10 @@ impl Servable {
             .collect()
     }
 
-    /// Returns the `most` hottest rows of table `table` of the description, from a sample of the ids: (samples, estimated
-    /// lookups, estimated number of distinct rows, largest excess of a row's lookups, pairs of a row and its lookups). None
-    /// if ids are not sampled.
+    /// Returns which rows of a table lookups read most, by a sample of the ids; None if ids are not sampled. `table` is the
+    /// table's index in the servable's description, `most` the maximal number of rows. The tuple has the sample's size, the
+    /// estimated numbers of lookups and of distinct rows, by how much a row's count may be too large, and each row with its
+    /// estimated lookups.
     fn hot_rows(&self, py: Python<'_>, table: usize, most: usize) -> Option<HotRows> {
         let found = py.detach(|| self.inner.hot_rows().get(table).map(|hot| hot.snapshot(most)))?;
         Some((found.samples, found.lookups, found.distinct, found.overcount, found.rows))

@@ -42,7 +42,7 @@ _BATCH_BYTES = 64 << 20
 _PATIENCE_S = 0.25
 # Longest time, in seconds, that the request of an upsert waits until lookups are answered with the new rows.
 _SHOWN_S = 1.0
-# Deltas whose times are kept for origin(), the newest.
+# origin() tells when a delta was applied: the times of this many of the newest deltas are kept.
 _MAX_TIMES = 100_000
 # Applied deltas that the status names, the newest.
 _MAX_RECENT = 20

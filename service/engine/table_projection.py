@@ -18,7 +18,7 @@ from service.engine.low_priority import low_priority_thread
 from service.errors import Overloaded, ServiceError
 from service.types import Array
 
-# Most rows of a table on its map; a larger table is sampled.
+# Most rows that the picture of a table (the console's map) shows; of a larger table, a sample is drawn.
 MAX_POINTS = 100_000
 # Most maps that are kept, and most that wait: each holds some MB.
 MAX_MAPS = 8

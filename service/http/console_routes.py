@@ -96,7 +96,7 @@ def add_console_routes(
             csrf = sources.csrf if is_plain_host(request.headers.get("host", "")) else ""
             document |= {"caller": None, "csrf": csrf, "rights": ["admin", "metadata", "predict"]}
         else:
-            # A certificate names a caller without a session, too.
+            # The caller may also be known by a client certificate, without a session of the console.
             grant = callers.current.get()
             document |= {"caller": grant.name or None, "csrf": "", "rights": sorted(grant.everywhere)}
         return _json(document)

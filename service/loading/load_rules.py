@@ -117,7 +117,7 @@ def batching_of(settings: Settings, metrics: Metrics) -> GraphBatching | None:
 
 
 def delta_rules(settings: Settings, wake: Callable[[], None]) -> DeltaRules | None:
-    """Returns the rules for deltas; None if the settings turn deltas off."""
+    """Returns the settings for deltas (files of changed rows of a version); None if the settings turn deltas off."""
     if not settings.delta_poll_wait_seconds:
         return None
     return DeltaRules(

@@ -149,7 +149,7 @@ class Primaries:
             client = self._clients.get((node, is_read))
             if client is None:
                 timeout_s = self._address.node_timeout_s if is_read else self._address.timeout_s
-                # With the password that the file has now.
+                # The new client signs in to the node with the password that the password file has now.
                 client = self._clients[node, is_read] = node_client(self._address, node, timeout_s, is_text=False)
             return client
 

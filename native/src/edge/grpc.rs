@@ -106,7 +106,7 @@ struct Task<'s, S> {
     batch: VecDeque<(Request<RecvStream>, SendResponse<Payload>)>,
     calls: FuturesUnordered<PendingCall>,
     window: RequestWindow,
-    // Requests and calls that the current turn has begun or ended.
+    // Number of requests that the connection's current turn has begun, and of waiting calls that it has ended.
     num_begun: u32,
     is_draining: bool,
     is_ending: bool,

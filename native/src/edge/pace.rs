@@ -14,7 +14,7 @@ use super::limits::Limits;
 pub struct Pace {
     timeout: Duration,
     least: u64,
-    // Number of bytes that arrived since the time `since`.
+    // Number of bytes of the request body that arrived since the time `since`.
     received: u64,
     // None until the server first has to wait for the client; until then the clock is not read for this body.
     since: Option<Instant>,

@@ -21,7 +21,8 @@ const MOST: Duration = Duration::from_millis(100);
 /// A refusal counts as at most this long: the rest of its turn was spent on other requests, for example on their bodies.
 const MOST_SPENT: Duration = Duration::from_micros(50);
 
-/// The number of connections that are paused now, and the number of threads that serve connections.
+/// The number of connections whose sockets the server does not read now, because it refused their requests, and the
+/// number of threads that serve connections.
 #[derive(Debug)]
 pub struct Pauses {
     threads: u32,
@@ -49,7 +50,7 @@ pub struct RefusalPause<'s> {
     connection: Arc<Connection>,
     // Refusals of the connection as of the last turn.
     refused: u64,
-    // The time of pauses that were too short to begin.
+    // Time for which the connection must still be paused: single pauses are too short for a timer, so they add up.
     owed: Duration,
     timer: Option<Pin<Box<Sleep>>>,
 }

@@ -207,7 +207,7 @@ mod tests {
     use super::*;
     use crate::forms::json::cursor::Cursor;
 
-    /// The encoding of one tensor in a test request.
+    /// The JSON form in which a test request has one tensor's data: a flat list, nested lists, or binary data after the JSON.
     #[derive(Clone, Copy, Debug, PartialEq)]
     enum Form {
         Flat,

@@ -179,9 +179,9 @@ pub struct FeatureDescription {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct OutputDescription {
-    /// Name of the output.
+    /// Name of the signature's output.
     pub name: String,
-    /// Dtype of the output.
+    /// Dtype of the signature's output.
     pub dtype: DataType,
     /// For an output of a lookup: indexes of the features whose vectors stand side by side in it.
     pub parts: Vec<usize>,

@@ -20,7 +20,7 @@ use std::mem::MaybeUninit;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-/// Maximal number of maps that are guarded at a time. A further map stays unguarded.
+/// Maximal number of memory maps of files that are guarded against bus errors at a time. A further map stays unguarded.
 pub const MAX_MAPS: usize = 1 << 14;
 
 /// One guarded map. `version` is odd while a thread changes the entry; an entry whose `end` is 0 is free.
@@ -137,7 +137,8 @@ fn replace_with_zeros(address: usize) -> bool {
     };
     // SAFETY: the caller of `add` promised that the damage flag stays in memory until the call of `remove`.
     unsafe { (*(flag_at as *const AtomicU64)).store(1, Ordering::SeqCst) };
-    // The zeros are writable, because the server writes changed rows into some maps.
+    // The pages of zeros that replace the damaged file are writable, because the server writes changed rows into some
+    // memory maps.
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_PRIVATE | libc::MAP_FIXED | libc::MAP_ANONYMOUS;
     // SAFETY: the caller of `add` promised that no other code maps other pages at the addresses of the guarded map.

@@ -340,7 +340,8 @@ impl Clock {
                 }
                 steps -= 1;
                 let count = uses.load(Relaxed);
-                // A lookup may count the page at the same time: then the page stays for this round.
+                // A lookup may count its use of the page at the same time. Then this round of evictions leaves the page in
+                // memory.
                 if count > 0 && uses.compare_exchange(count, count - 1, Relaxed, Relaxed).is_ok() && count == 1 {
                     pages.push(self.hand.page);
                     left -= 1;

@@ -93,7 +93,7 @@ impl<'a> Ints<'a> {
         self.0.len() / 8
     }
 
-    /// Says whether there are no integers.
+    /// Says whether the array has no integers.
     #[must_use]
     pub fn is_empty(self) -> bool {
         self.0.is_empty()

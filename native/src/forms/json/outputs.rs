@@ -31,7 +31,7 @@ pub enum JsonLayout {
     Rows,
 }
 
-/// Checks that a thread of this effort may parse the body.
+/// Checks that the current thread may parse a JSON body of this size: threads of connections parse only small bodies.
 ///
 /// # Errors
 /// [`Declined::TooLarge`].

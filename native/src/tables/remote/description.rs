@@ -10,7 +10,7 @@ use serde::Deserialize;
 pub struct Address {
     /// Host and port of some nodes; these tell the others.
     pub nodes: Vec<(String, u16)>,
-    /// Whether connections are encrypted.
+    /// Whether connections to the cluster's nodes use TLS.
     pub has_tls: bool,
     /// Path of the authorities of the nodes' certificates, in PEM; empty for the system's.
     pub ca_file: String,

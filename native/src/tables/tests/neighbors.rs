@@ -45,7 +45,7 @@ fn are_close(found: &[Vec<Neighbor>], expected: &[Vec<(i64, f64)>], numbers: &Nu
     let all = Search { k: usize::MAX, ..*search };
     let places = (0..numbers.size).flat_map(|row| (0..numbers.dim).map(move |column| (row, column)));
     let largest = 8.0 + places.map(|(row, column)| f64::from(numbers.get(row, column).abs())).fold(0.0, f64::max);
-    // Roundings of a sum of D float32 products, of numbers up to the largest.
+    // Bound on the rounding error of a sum of D float32 products, whose factors are at most `largest`.
     let tolerance =
         if search.metric == Metric::Cosine { 1e-4 } else { 1e-5 + 1e-6 * numbers.dim as f64 * largest * largest };
     found.len() == expected.len()

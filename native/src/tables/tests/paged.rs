@@ -73,7 +73,7 @@ impl Rows {
 
 impl Drop for Rows {
     fn drop(&mut self) {
-        // SAFETY: no code reads the map after its owner is dropped.
+        // SAFETY: no code reads the memory map of the file after these rows, which own the map, are dropped.
         unsafe {
             libc::munmap(self.at as *mut libc::c_void, self.size);
             libc::close(self.fd);
