@@ -6,6 +6,7 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -114,3 +115,28 @@ def test_half_received_messages_leave_room_for_another_model(server: ServerProce
         client.until(lambda: sum(answer.is_over for answer in client.answers.values()) >= FLOOD // 2)
         assert {answer.status for answer in client.answers.values() if answer.is_over} == {14}
         assert_the_other_is_answered(server)
+
+
+@pytest.mark.skipif("native" not in DATA_PLANES, reason="the native core is not built")
+def test_a_refused_client_that_acknowledges_no_settings_keeps_no_thread_busy(tmp_path: Path) -> None:
+    write_toy_model(tmp_path / "1")
+    limits = {"max_bytes_in_flight": 1 << 20, "max_request_bytes": 1 << 20, "rest_api_stall_timeout_s": 3600}
+    with ServerProcess(model_base_path=tmp_path, graph_signatures="off", data_plane="native", **limits) as server:
+        server.ready()
+        # This client reads nothing, so it acknowledges no SETTINGS frame.
+        with closing((client := H2Client(server.grpc_port)).socket):
+            for _ in range(2):
+                client.send(client.begin(), framed(b"\n" * 1_000_000)[:30_000], is_last=False)
+            until(lambda: refused(server, "") > 0)
+            until(lambda: _is_idle(server))
+
+
+def _is_idle(server: ServerProcess) -> bool:
+    """Says whether all threads of connections sleep, each time that this function looks."""
+    for _ in range(20):
+        for task in Path(f"/proc/{server.pid}/task").iterdir():
+            name, _, rest = (task / "stat").read_text().partition("(")[2].rpartition(")")
+            if name.startswith("edge") and rest.split()[0] != "S":
+                return False
+        time.sleep(0.005)
+    return True

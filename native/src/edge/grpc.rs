@@ -81,11 +81,12 @@ pub async fn serve<S: AsyncRead + AsyncWrite + Unpin>(stream: S, connection: Arc
         let state = task.turn(begun + TURN, cx);
         if state.is_pending() {
             pause.after_turn(begun, std::mem::take(&mut task.num_begun), cx);
-            task.window.after_turn(&connection, begun, |bytes| {
-                // The next turn sends the SETTINGS frame.
+            let h2 = &mut task.h2;
+            if task.window.after_turn(&connection, begun, |bytes| h2.set_initial_window_size(bytes).is_ok()) {
+                // The next turn sends the SETTINGS frame. Where the client has not acknowledged the last one yet, its
+                // acknowledgement wakes the task: a client that never sends it must not make the task run again and again.
                 cx.waker().wake_by_ref();
-                task.h2.set_initial_window_size(bytes).is_ok()
-            });
+            }
         }
         state
     })

@@ -22,19 +22,26 @@ pub struct RequestWindow {
 }
 
 impl RequestWindow {
-    /// Calls `resize` with the new size of the windows if it changes now. If `resize` returns false, because the client
-    /// has not acknowledged the last change, the next turn tries again.
-    pub fn after_turn(&mut self, connection: &Connection, now: Instant, resize: impl FnOnce(u32) -> bool) {
+    /// Calls `resize` with the new size of the windows if it changes now; says whether it has changed. If `resize` returns
+    /// false, because the client has not acknowledged the last change, the next turn tries again.
+    #[must_use]
+    pub fn after_turn(&mut self, connection: &Connection, now: Instant, resize: impl FnOnce(u32) -> bool) -> bool {
         let refused = connection.large_refused();
         let is_calm = self.last_refusal.is_some_and(|last| now.duration_since(last) >= CALM);
         if refused != self.refused {
-            if self.last_refusal.is_some() || resize(NARROW_WINDOW) {
-                self.refused = refused;
-                self.last_refusal = Some(now);
+            let is_first = self.last_refusal.is_none();
+            if is_first && !resize(NARROW_WINDOW) {
+                return false;
             }
-        } else if is_calm && resize(STREAM_WINDOW) {
+            self.refused = refused;
+            self.last_refusal = Some(now);
+            return is_first;
+        }
+        let is_wide = is_calm && resize(STREAM_WINDOW);
+        if is_wide {
             self.last_refusal = None;
         }
+        is_wide
     }
 }
 
@@ -46,10 +53,11 @@ mod tests {
     /// Returns the sizes that one turn sets.
     fn turn(window: &mut RequestWindow, connection: &Connection, now: Instant, is_settled: bool) -> Vec<u32> {
         let mut sizes = Vec::new();
-        window.after_turn(connection, now, |size| {
+        let has_changed = window.after_turn(connection, now, |size| {
             sizes.push(size);
             is_settled
         });
+        assert_eq!(has_changed, is_settled && !sizes.is_empty());
         sizes
     }
 
