@@ -424,7 +424,7 @@ def main() -> int:
 
 
 def shown(about: str, faults: Mapping[str, F], run_all: Callable[..., None]) -> int:
-    """Runs the faults that the command line names by run_all; prints and returns what main() does."""
+    """Runs the faults of the command line with run_all; prints a table, and returns an exit status, as main() does."""
     parser = argparse.ArgumentParser(description=about.partition("\n")[0])
     parser.add_argument("--rows", type=int, default=200_000)
     parser.add_argument("--seconds", type=float, default=5.0, help="for how long each fault lasts")

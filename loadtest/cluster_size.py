@@ -1,8 +1,8 @@
-"""Works out the size of a cluster for given tables and a given load, from measured figures.
+"""Computes the size of a cluster for given tables and a given load, from measured figures.
 
     python -m loadtest.cluster_size --tables_gb 1000 --rows_per_s 1000000
 
-GB are 10^9 bytes. Rows are of 64 float32. The output is a part of docs/scaling.md, which a test compares.
+GB are 10^9 bytes. Rows are of 64 float32. docs/scaling.md contains the output; a test compares both.
 """
 
 from __future__ import annotations
@@ -38,10 +38,11 @@ FIGURES = (NODE_BYTES, NODE_US, SERVER_US, LINK_BYTES, DISK_ROWS, DISK_US)
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """The choices of the reader.
+    """The load, the tables and the machines, from the command line.
 
-    copies: a primary and its replicas. versions: those in the cluster at once (push keeps two). node_gb: of a node.
-    used: share of it for rows. busy: largest share of CPU and network to use. link_gbit_s: network of a server.
+    copies: of each row, on a primary and its replicas. versions: in the cluster at once (push keeps two). node_gb:
+    memory of a node. used: share of a node's memory for rows. busy: largest share of CPU and network to use.
+    link_gbit_s: network of a server.
     """
 
     tables_gb: float = 1000
@@ -57,7 +58,7 @@ class Choices:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """The size of a cluster and of its servers. One server more than the load needs is counted: one may be lost."""
+    """The size of a cluster and of its servers. It has one server more than the load needs, because one may be lost."""
 
     memory_gb: float
     nodes: int
@@ -75,13 +76,13 @@ class Size:
 
 
 def size_of(choices: Choices) -> Size:
-    """Works out the size."""
+    """Computes the size of the cluster for the choices."""
     rows = choices.tables_gb * 1e9 / ROW_BYTES
     memory_gb = rows * NODE_BYTES.value / 1e9 * choices.copies * choices.versions
     by_memory = math.ceil(memory_gb / (choices.node_gb * choices.used))
     read_per_s = choices.rows_per_s * (1 - choices.hit_rate)
     node_cores = read_per_s * NODE_US.value / 1e6
-    # A node runs commands on one thread, and only primaries answer while all is well.
+    # A node runs commands on one thread. Replicas answer no reads while their primaries answer.
     primaries = max(math.ceil(node_cores / choices.busy), 3)
     nodes = max(by_memory, primaries * choices.copies)
     nodes = math.ceil(nodes / choices.copies) * choices.copies
@@ -109,7 +110,7 @@ def size_of(choices: Choices) -> Size:
 
 
 def report(choices: Choices) -> str:
-    """Returns the figures used, and the size with its cost in terms of prices, as Markdown."""
+    """Returns two Markdown tables: the measured figures, and the size with its cost in terms of prices."""
     size = size_of(choices)
     all_disks_gb = size.disks * choices.versions * choices.tables_gb
     used = [f"| {one.what} | {one.value:,} {one.unit} | {one.where} |" for one in FIGURES]

@@ -21,7 +21,9 @@ _SHARDS = 4
 def main() -> None:
     """Makes a run of each size, exports it, and prints one line for each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, nargs="+", default=[1000, 4_000_000], help="rows of the user table, of 32")
+    parser.add_argument(
+        "--rows", type=int, nargs="+", default=[1000, 4_000_000], help="rows of the user table (32 numbers each)"
+    )
     parser.add_argument("--make", type=Path, metavar="DIR", help="only write a run with the first number of rows")
     arguments = parser.parse_args()
     if arguments.make is not None:

@@ -3,7 +3,7 @@
   python -m loadtest.host_faults --rows 200000 --seconds 5
 
 Three hosts have a primary and another primary's replica each. Two servers and their clients are beside them, on a
-fourth host. Counts are those of loadtest.cluster_faults.
+fourth host. The counts have the same meaning as in loadtest.cluster_faults.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from loadtest.network_hosts import Hosts
 from tests.valkey_cluster import until
 
 _COUNT = 3
-# The host that is cut off or lost.
+# Number of the host on which each fault happens.
 _LOST = 0
 
 
 @dataclass
 class Network:
-    """A stage whose nodes are spread over hosts."""
+    """A stage (cluster, servers and clients) whose nodes are spread over hosts."""
 
     stage: Stage
     hosts: Hosts
@@ -48,7 +48,8 @@ class Network:
     def _is_primary(self, number: int) -> bool:
         if self.stage.role(number) == "master":
             return True
-        # A replica gives up after five seconds, and refuses while its primary is not known: it is asked again.
+        # Repeat the command: a replica refuses a failover while it knows no primary, and gives one up after five
+        # seconds.
         with suppress(redis.ResponseError):
             self.stage.cluster.nodes[number].ask("CLUSTER FAILOVER")
         time.sleep(0.5)
@@ -79,7 +80,7 @@ def cut_host(network: Network) -> None:
 
 
 def part_from_servers(network: Network) -> None:
-    """Parts a host from the servers; all other hosts reach it, so no replica takes over."""
+    """Parts a host from the servers only. Other hosts still reach the parted host, so no replica takes over."""
     network.hosts.part(_LOST, network.hosts.near)
     network.stage.wait()
     network.hosts.mend(_LOST, network.hosts.near)
@@ -87,7 +88,7 @@ def part_from_servers(network: Network) -> None:
 
 
 def part_from_hosts(network: Network) -> None:
-    """Parts a host from the others; servers reach all, so two nodes are primaries of the same slots for a time."""
+    """Parts a host from the other hosts, not from servers. For a time two nodes are primaries of the same slots."""
     pairs = [(_LOST, other) for other in range(1, _COUNT)] + [(other, _LOST) for other in range(1, _COUNT)]
     for number, other in pairs:
         network.hosts.part(number, network.hosts.hosts[other].address)
@@ -104,7 +105,7 @@ FAULTS: tuple[Callable[[Network], None], ...] = (lose_host, cut_host, part_from_
 def run(
     faults: Sequence[Callable[[Network], None]], num_rows: int, seconds: float, show: Callable[[str, Tally], None]
 ) -> None:
-    """Runs faults one after another on one cluster; calls show with the name and the counts of each."""
+    """Runs faults one after another on one cluster; calls `show` with the name and the counts of each fault."""
     with Hosts(_COUNT) as hosts:
 
         def on(fault: Callable[[Network], None]) -> Callable[[Stage], None]:

@@ -24,7 +24,7 @@ class NoMemoryGroup(Exception):
 class MemoryGroup:
     """A control group whose processes together may use `max_bytes` of memory; the `with` block removes it at the end.
 
-    The group lies below the group of this process where the system allows that, so limits above still hold.
+    If the system allows, the group lies below this process's group, so the limits of that group still apply.
 
     Raises:
       NoMemoryGroup: the system has no control groups of memory, or lets this process make none.
@@ -33,7 +33,8 @@ class MemoryGroup:
     def __init__(self, max_bytes: int) -> None:
         self._own, limit, self._usage = _own_group()
         name = f"embedding-server-{os.getpid()}-{time.monotonic_ns()}"
-        # In version 2 a group with processes has no groups with limits below it, so the new group lies beside.
+        # Version 2 allows no limited group below a group with processes, so the new group lies beside this process's
+        # group.
         above = self._own.parent if limit == "memory.max" and self._own != _ROOT else self._own
         self.folder = above / name
         try:

@@ -32,7 +32,7 @@ def can_make_hosts() -> bool:
 class Hosts:
     """Some hosts, removed at the end. This machine's own address on the bridge is `near`.
 
-    hosts: in the order of their numbers, which the methods take.
+    hosts: the hosts; methods take an index into this list.
     """
 
     def __init__(self, count: int) -> None:
@@ -65,7 +65,7 @@ class Hosts:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # Links go by name: those of a namespace would stay for a while after it, and hold their names.
+        # Delete the links first: the kernel removes a deleted namespace's links late, so their names would stay in use.
         links = [("link", "del", name) for name in (*self._names, self._bridge)]
         for words in links + [("netns", "del", name) for name in self._names]:
             subprocess.run(["ip", *words], capture_output=True, check=False)
@@ -83,14 +83,14 @@ class Hosts:
         _ip("-n", self._names[number], "route", "add", "blackhole", f"{address}/32")
 
     def mend(self, number: int, address: str) -> None:
-        """Ends what part() began."""
+        """Lets a host's packets to an address pass again, after part()."""
         _ip("-n", self._names[number], "route", "del", "blackhole", f"{address}/32")
 
 
 def _network() -> str:
-    """Returns the first three numbers of this process's addresses, from those that RFC 2544 keeps for benchmarks.
+    """Returns the first three numbers of this process's addresses, in the range that RFC 2544 reserves for benchmarks.
 
-    Two processes that have hosts at the same time need two networks: both bridges are on this machine.
+    Two processes may have hosts at the same time. Their bridges are on one machine, so they need different networks.
     """
     number = os.getpid()
     return f"198.{18 + number // 256 % 2}.{number % 256}"

@@ -3,8 +3,8 @@
   python -m loadtest.store_faults                 all faults, as a table
   python -m loadtest.store_faults --without_slow  without those that wait for a timeout
 
-The store is moto's S3 server. A proxy between the server and the store breaks the answers; where the store itself can
-be broken (a bucket removed, half an upload, denied credentials, a killed process), it is. One server has a model for
+The store is moto's S3 server. A proxy between the server and the store breaks the answers. Some faults break the store
+itself: a removed bucket, half an upload, denied credentials, a killed process. One server has a model for
 each fault, at version 1. Then version 2 is uploaded and the fault begins; the server must say so, go on to answer from
 version 1, and serve version 2 once the fault has ended. A reader asks every model all the time.
 """
@@ -44,7 +44,7 @@ _SLOW_DOWN = b"<Error><Code>SlowDown</Code><Message>Please reduce your request r
 
 @dataclass
 class Row:
-    """A row of the table: the states of store and version during a fault, the text, and whether it ended well."""
+    """A row of the table: states of store and version during a fault, the server's text, and how the fault ended."""
 
     fault: str
     store: str = ""
@@ -59,9 +59,9 @@ class Row:
 class StoreFault:
     """One fault of the store, for one model.
 
-    about: its name in the table. expects: pattern that the text of the state must have. state: of the version.
+    about: the fault's name in the table. expects: pattern of the server's text. state: the version's state during it.
     on: object (the end of its path) whose answers the fault breaks, "list" for listings; None if it breaks no answers.
-    fault: the broken answer. missing: an object that is not uploaded until the fault has ended.
+    fault: the broken answer. missing: an object that is uploaded only after the fault has ended.
     wrong: object -> bytes, which is uploaded instead of the right bytes. base_path: if it is another than the model's.
     """
 
@@ -78,7 +78,7 @@ class StoreFault:
 
 
 def faults() -> list[StoreFault]:
-    """Returns the faults that one model each can have beside all others."""
+    """Returns the faults of single models: a server can have one model for each fault, at the same time."""
     unreadable, unlisted = r"the store can not be read: ", {"state": "", "on": "list"}
     return [
         StoreFault(
@@ -154,7 +154,7 @@ def faults() -> list[StoreFault]:
 
 
 class Broken:
-    """The store with its faults: uploads versions, and is the rule of the proxy."""
+    """The store and its faults: uploads versions, and is the rule by which the proxy breaks answers."""
 
     def __init__(self, s3: S3Server, folder: Path, chosen: Sequence[StoreFault]) -> None:
         self._s3 = s3
@@ -165,7 +165,7 @@ class Broken:
             write_toy_model(folder / str(scale), scale=scale)
 
     def upload(self, name: str, scale: int, *, fault: StoreFault | None = None) -> None:
-        """Uploads a version, as far as the fault lets it come."""
+        """Uploads a version, without the fault's missing object and with its wrong bytes."""
         made = self._folder / str(scale)
         if fault is not None and fault.name == "large":
             made = self._folder / "large"
@@ -201,7 +201,7 @@ class Broken:
                 self.upload(fault.name, 2)
 
     def rule(self, method: str, path: str, query: Mapping[str, Sequence[str]]) -> Fault | None:
-        """Returns the fault of an answer: of a listing of the model's folder, or of an object of version 2."""
+        """Returns the fault for a listing of a model's folder, or for an object of version 2; else None."""
         prefix = query.get("prefix", [""])[0]
         if "list-type" in query:
             fault = self._active.get(prefix.partition("/")[0])
@@ -256,7 +256,7 @@ def running(folder: Path, models: Mapping[str, str], **settings: object) -> Iter
 
 
 def seen(server: ServerProcess, model: str) -> tuple[str, str, str]:
-    """Returns the state of a model's store, the state of its newest version there, and the text beside them."""
+    """Returns the state of a model's store, the state of its newest version, and the text on these states."""
     (store,) = [one for one in server.http.get("/v1/statusz").json()["stores"] if one["model"] == model]
     newest: Mapping[str, Any] = store["versions"][0] if store["versions"] else {"state": "", "message": ""}
     listed = server.http.get(f"/v1/models/{model}").json().get("model_version_status", [])
@@ -281,7 +281,7 @@ def wait(is_so: Callable[[], bool]) -> bool:
 
 
 def watched(server: ServerProcess, model: str, about: str, expects: str, state: str = "") -> Row:
-    """Waits until the server says of a model what a fault lets expect; returns the row with what it said last."""
+    """Waits until the status page shows the expected state and text of a model; returns the row with the last ones."""
     row = Row(about)
 
     def is_seen() -> bool:
@@ -294,14 +294,14 @@ def watched(server: ServerProcess, model: str, about: str, expects: str, state: 
 
 
 def judge_old(rows: Mapping[str, Row], reader: Reader) -> None:
-    """Writes into rows how many requests the old version answered."""
+    """Sets in each row how many requests version 1 answered."""
     for model, failed in reader.failed.items():
         rows[model].old_version = f"{reader.requests[model] - failed} of {reader.requests[model]}"
         rows[model].is_expected &= not failed and reader.requests[model] > 0
 
 
 def break_each(s3: S3Server, proxy: StoreProxy, folder: Path, chosen: Sequence[StoreFault]) -> list[Row]:
-    """Breaks the store of each model in its own way, all side by side, and repairs it; returns a row for each."""
+    """Breaks the stores of all models at the same time, each by its fault, then repairs them; returns rows."""
     store = Broken(s3, folder, chosen)
     kept = [fault.name for fault in chosen if not fault.base_path]
     for name in kept:
@@ -324,7 +324,7 @@ def break_each(s3: S3Server, proxy: StoreProxy, folder: Path, chosen: Sequence[S
 
 
 def break_all(s3: S3Server, proxy: StoreProxy, folder: Path) -> list[Row]:
-    """Denies all credentials and kills the store, under a server and before the start of others; returns the rows."""
+    """Denies credentials and kills the store, under a running server and before other servers start; returns rows."""
     folder.mkdir()
     Broken(s3, folder, ()).upload("toy", 1)
     proxy.rule = None
@@ -381,7 +381,7 @@ def printed(rows: Sequence[Row]) -> str:
 
 
 def run(folder: Path, chosen: Sequence[StoreFault]) -> list[Row]:
-    """Runs the chosen faults, and those of the whole store; returns a row for each."""
+    """Runs the chosen faults, and the faults of the whole store; returns a row for each."""
     s3 = S3Server()
     proxy = StoreProxy(s3.port)
     before = dict(os.environ)

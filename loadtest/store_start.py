@@ -52,7 +52,7 @@ def start(proxy: StoreProxy, cache: Path) -> str:
     with ServerProcess(**settings) as server:
         server.answering()
         listening_s = time.monotonic() - begin_s
-        # Without a limit: on a busy machine, the store of the tests is slow.
+        # Wait without a limit for the version: on a busy machine, moto's store is slow.
         while not server.tells({"user": [1]}, {"user": [[1, 10]]}):
             time.sleep(0.02)
         seconds = time.monotonic() - begin_s

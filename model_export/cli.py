@@ -121,7 +121,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--out",
         type=out_place,
         metavar="BASE",
-        help="folder of the versions (default: the one that DIR is a version of)",
+        help="folder of the versions (default: the folder that contains DIR)",
     )
     adopt.add_argument("--version", type=int, help="version number, a new one (default: the next)")
 
@@ -150,7 +150,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     compact.add_argument("artifact", type=Path, metavar="DIR", help="version folder, e.g. models/movielens/1")
     compact.add_argument(
-        "--out", type=out_place, metavar="BASE", help="folder of the versions (default: the one that DIR is in)"
+        "--out", type=out_place, metavar="BASE", help="folder of the versions (default: the folder that contains DIR)"
     )
     compact.add_argument("--version", type=int, help="version number, a new one (default: the next)")
     compact.add_argument(

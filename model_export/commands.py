@@ -86,7 +86,7 @@ def run_command(arguments: argparse.Namespace) -> None:
 
 
 def _store_uri(arguments: argparse.Namespace) -> StoreUri | None:
-    """Returns the object store that a command writes to, by its --out or by the file of --config; None: a folder."""
+    """Returns the object store that --out, or the file of --config, names for a command; None: it names a folder."""
     if getattr(arguments, "print_spec", False):
         # `adopt --print_spec` writes no version.
         arguments.out = None
@@ -135,7 +135,7 @@ def _export(arguments: argparse.Namespace) -> None:
         run = str(arguments.run or DEFAULT_RUN)
         config = ExportConfig("run", run, arguments.out or DEFAULT_MODELS, {"lookup_device": "both", **given})
     # Check the target folder before the slow export, so that a bad folder is refused early.
-    assert isinstance(config.out, Path)  # run_command() has replaced the URI of an object store
+    assert isinstance(config.out, Path)  # run_command() has replaced the URI of an object store by a folder
     new_version_folder(config.out, config.arguments.get("version"))
     if config.kind == "run":
         check_run(Path(config.model))

@@ -60,7 +60,7 @@ def _is_news(record: logging.LogRecord) -> bool:
     # purpose. TensorFlow's writer of checkpoints makes a new function at each save, and warns about this itself.
     message = record.getMessage()
     if len(message) > _LONGEST_MESSAGE:
-        # The message about a lost worker holds a whole batch, several times.
+        # TensorFlow's message about a lost worker repeats a whole batch several times.
         record.msg, record.args = message[:_LONGEST_MESSAGE] + " ...", ()
     return "is deprecated and will be removed" not in message and "tf_function_save" not in message
 

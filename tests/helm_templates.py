@@ -1,6 +1,7 @@
-"""Renders the templates of a Helm chart without Helm: the part of its language that the chart in examples uses.
+"""Renders a Helm chart without Helm. Knows the part of the template language that the chart in examples uses.
 
-Anything else raises TemplateError, a name without a value too: Helm would render nothing in its place. Where Helm is
+Any other construct raises TemplateError. So does a name without a value, for which Helm would render nothing. Where
+Helm is
 installed, a test compares both renderings.
 """
 
@@ -19,12 +20,12 @@ import yaml
 PIECE = re.compile(r"\s*\{\{-(?P<left>.*?)(?P<cut>-?\}\})|\{\{(?P<plain>.*?)(?P<end>-?\}\})", re.DOTALL)
 WORD = re.compile(r'\s*("(?:[^"\\]|\\.)*"|[()|]|:=|,|\$?[\w.]+|\$)')
 
-# The one in C, where PyYAML has it.
+# PyYAML's loader in C, if PyYAML was built with it; it is faster.
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class TemplateError(Exception):
-    """A template that Helm would refuse, or that this renderer does not know."""
+    """Error in a template that Helm would refuse, or that uses a construct unknown to this renderer."""
 
 
 @dataclass
@@ -40,7 +41,7 @@ class Block:
 
 @dataclass
 class Scope:
-    """The dot of a part of a template, its variables, and what all parts share."""
+    """The dot and the variables of a part of a template, and the definitions that all parts share."""
 
     dot: Any
     variables: dict[str, Any]
@@ -48,7 +49,7 @@ class Scope:
 
 
 class Chart:
-    """A chart whose templates were read."""
+    """A Helm chart with its parsed templates."""
 
     def __init__(self, folder: Path) -> None:
         about = yaml.safe_load((folder / "Chart.yaml").read_text())
@@ -68,7 +69,7 @@ class Chart:
         ]
 
     def render_text(self, text: str, release: str, values: Mapping[str, Any], *, replaced: str) -> list[Any]:
-        """Returns the objects of one text, which stands in the place of a template with its definitions."""
+        """Returns the objects of one template's text, rendered in place of the named template."""
         definitions = self._definitions(replaced)
         return self._objects(parse(text, definitions), definitions, release, values)
 

@@ -33,7 +33,7 @@ def by_name(documents: list[Any]) -> Objects:
 
 @cache
 def known_objects(folder: Path) -> Objects:
-    """Returns the objects that patches of a kustomization can change, as they are before any patch."""
+    """Returns the objects that patches of a kustomization can change, before any patch."""
     found: Objects = {}
     (about,) = read(folder / "kustomization.yaml")
     if about["kind"] == "Component":
@@ -143,7 +143,7 @@ def _of_patch(file: Path, documents: list[Any]) -> Iterator[str]:
     if patch.pop("$patch", "delete") != "delete":
         yield "$patch has an unknown value"
     yield from object_faults(patch, partial=True)
-    # A container of an unknown name would be added, and not changed.
+    # A patch of a container with an unknown name would add a container, and change none.
     unpatched = objects[patch["kind"], patch["metadata"]["name"]]
     yield from (f"no container {name}" for name in _containers(patch) - _containers(unpatched))
 
@@ -188,7 +188,7 @@ def _new_images() -> set[str]:
 
 
 def _at(document: Any, path: str) -> Any:
-    """Returns the value at a path such as spec/selector; of a list, the path goes on in its only item."""
+    """Returns the value at a path such as spec/selector; in a list, the path continues in the list's only item."""
     for part in path.split("/"):
         if isinstance(document, list):
             (document,) = document

@@ -30,7 +30,7 @@ BUCKET = {
     "podMonitor": {"enabled": True},
     "autoscaling": {"requestsUnderWay": 4},
 }
-# Together they render each line of each template.
+# Together these values render each line of each template.
 VALUES: dict[str, dict[str, Any]] = {
     "volume": {},
     "bucket": BUCKET,
@@ -57,7 +57,7 @@ def rendered(values: dict[str, Any]) -> Any:
 
 
 def without_helms_labels(objects: Any) -> Any:
-    """Returns objects in one order of their lists, without the two labels that only Helm sets."""
+    """Returns objects with sorted lists, without the two labels that only Helm sets."""
     for document in objects.values():
         labels = document["metadata"]["labels"]
         assert labels.pop("app.kubernetes.io/managed-by") == "Helm"
@@ -111,7 +111,7 @@ def test_the_options_change_the_objects() -> None:
 def typos(text: str) -> Iterator[str]:
     """Yields a template with one field of an object, or one word of an action, misspelt."""
     without_comments = re.sub(r"(?m)#.*$", lambda found: " " * len(found[0]), text)
-    # A word behind a slash or a dot is a part of a label: the comparison with the overlays finds these.
+    # A word behind a slash or a dot is a part of a label: the comparison with the overlays finds typos in labels.
     yield from _misspelt(text, re.finditer(r"(?<![\w./-])[a-zA-Z]\w+(?=:\s)", without_comments))
     for action in re.finditer(r"\{\{(?!/).*?\}\}", text):
         yield from _misspelt(text, re.compile(r"[a-zA-Z_]\w*").finditer(text, action.start(), action.end()))
@@ -122,8 +122,8 @@ def _misspelt(text: str, words: Iterator[re.Match[str]]) -> Iterator[str]:
 
 
 def template_faults(name: str, text: str) -> Iterator[str]:
-    """Yields what the tests of this file find if one template has another text."""
-    # Definitions make no object: one that uses them shows them.
+    """Yields the faults that the tests of this file find if one template has another text."""
+    # Definitions make no object, so render a template that uses the definitions.
     user = TEMPLATES.texts["disruption-budget.yaml"] if name.startswith("_") else ""
 
     def objects_of(text: str, values: dict[str, Any]) -> Any:

@@ -436,7 +436,7 @@ def _known_too_much(file: Path) -> Iterator[str]:
         # This benchmark compares a cut graph and the whole graph in one process, without a wire.
         shown = {"service.types", "service.engine.validation", "service.graph", "service.loading"}
     if file == Path("loadtest/export_memory.py"):
-        # This load test makes runs with tables that no training of minutes has.
+        # This load test writes runs with tables that are too large to train in minutes.
         shown = {"model_export"}
     if file == Path("loadtest/foreign/adopting.py"):
         # This load test calls adopt() itself: one command for each of a hundred models would import TensorFlow a
@@ -453,12 +453,12 @@ def _known_too_much(file: Path) -> Iterator[str]:
         # Versions, nodes and the writer are those of the tests of remote tables.
         shown = {"model_export.remote.push", "service.remote.address", "tests"}
     if file in (Path("loadtest/store_faults.py"), Path("loadtest/store_start.py")):
-        # The stores, and the proxy that breaks their answers, are those of the tests of object stores.
+        # These load tests use the stores of the tests of object stores, and the proxy that breaks answers.
         shown = {"tests"}
     if file == Path("loadtest/host_faults.py"):
         shown = {"tests.valkey_cluster"}
     if file == Path("loadtest/replicas/fleet.py"):
-        # The toy model's versions tell themselves by their rows, and are written without TensorFlow.
+        # Versions of the toy model differ in their rows, and are written without TensorFlow.
         shown = {"tests.toy_model"}
     for name in imports(ast.walk(tree(file))):
         if is_below(name, _PACKAGES | {"tests"}) and not is_below(name, shown):

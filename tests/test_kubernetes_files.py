@@ -74,8 +74,8 @@ def test_a_misspelt_path_in_a_patch_is_found(file: Path) -> None:
 
 
 def is_strict(schema: Any) -> bool:
-    """Says whether a schema takes the chart's values, knows each of its own words, and refuses each misspelt value."""
-    # JSON schema ignores unknown words: here they are errors.
+    """Says whether a schema accepts the chart's values, has only known keywords, and refuses misspelt names."""
+    # JSON schema ignores unknown keywords: here such keywords are errors.
     words = Draft7Validator(Draft7Validator.META_SCHEMA | {"additionalProperties": False})
     if not words.is_valid(schema):
         return False

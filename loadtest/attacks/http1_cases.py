@@ -148,7 +148,7 @@ def handshakes(attacker: Attacker) -> None:
 
 
 def _hellos(attacker: Attacker, begun: bytes) -> None:
-    """Sends the beginning of a handshake on 300 connections, and waits until the server closes all of them."""
+    """Sends the first bytes of a TLS handshake on 300 connections; waits until the server closes all connections."""
     conns = [conn for _ in range(300) if not attacker.is_over and (conn := attacker.connect(is_raw=True))]
     for conn in conns:
         conn.send([begun], attacker.end_s)

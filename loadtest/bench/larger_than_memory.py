@@ -1,9 +1,9 @@
-"""Measures lookups in a table that is four times as large as the memory of its server, before and after, by turns.
+"""Measures lookups in a table four times as large as its server's memory, with and without paging by the core.
 
     python -m loadtest.bench.larger_than_memory --picture docs/larger-than-memory.svg
 
-Each server runs in a memory control group of its own, and reads a file of its own, so that no page of one is in memory
-for another. `before` has --paged_tables=off, `random` also --table_pages=random, `paged` is the server's own choice.
+Each server runs in a memory control group of its own, and reads a file of its own: servers share no page in memory.
+`before` has --paged_tables=off, `random` also --table_pages=random, `paged` is the server's own choice.
 Lookups of --ids ids come over --connections connections; a share of the ids is drawn from --hot_rows rows that are
 spread over the table, the rest from all rows. Beside them, two connections look up one hot row at a time. After each
 turn some answers are compared with the table's numbers.
@@ -51,8 +51,7 @@ _FLAGS = {
     "random": ("--paged_tables=off", "--table_pages=random"),
     "paged": (),
 }
-# Number of different lookups: so many that the cold rows that they read do not fit into memory even if 99 % of the
-# ids are hot.
+# Number of different requests. Their cold rows do not fit into memory even if 99 % of the ids are hot.
 _NUM_LOOKUPS = 200_000
 _CHUNK_ROWS = 1 << 18
 
@@ -61,7 +60,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Measures and prints a table; returns 1 if this system can make no memory control group."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--limit_mib", type=int, default=512, help="memory of each server")
-    parser.add_argument("--times", type=float, default=4.0, help="size of the table, in limits")
+    parser.add_argument("--times", type=float, default=4.0, help="size of the table, as a multiple of --limit_mib")
     parser.add_argument("--ids", type=int, default=100, help="ids of a lookup")
     parser.add_argument("--hot_rows", type=int, default=20_000)
     parser.add_argument("--shares", type=float, nargs="+", default=[0.0, 0.5, 0.9, 0.99, 1.0])
@@ -69,7 +68,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--warm_seconds", type=float, default=4.0, help="before each measurement")
-    parser.add_argument("--folder", type=Path, help="on the disk to be measured; by default that of temporary files")
+    parser.add_argument("--folder", type=Path, help="where the tables lie; default: a temporary folder")
     parser.add_argument("--servers", nargs="+", choices=list(_FLAGS), default=list(_FLAGS))
     parser.add_argument("--picture", type=Path, help="where to write an SVG")
     options = parser.parse_args(arguments)
@@ -93,7 +92,7 @@ def rows_of(ids: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def write_model(target: Path, num_rows: int) -> None:
-    """Writes a version folder with one table `row` of so many rows."""
+    """Writes a version folder with one table `row` of `num_rows` rows."""
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         np.save(f"{scratch}/row.npy", rows_of(np.arange(4)))
         command = [
@@ -115,7 +114,7 @@ def write_model(target: Path, num_rows: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A server in its memory control group."""
+    """A running server, and the memory control group in which it runs."""
 
     service: Service
     group: MemoryGroup
@@ -128,7 +127,7 @@ class Server:
         return 0.0
 
     def is_right(self, ids: np.ndarray[Any, Any]) -> bool:
-        """Says whether the answer for some ids has the table's numbers."""
+        """Says whether the server answers a lookup of some ids with the table's numbers."""
         body = json.dumps({"features": {"row": ids.tolist()}}).encode()
         answer = json.loads(self._read("/v1/models/default:lookup", body))
         return np.array_equal(np.array(answer["embeddings"]["row"], np.float32), rows_of(ids))
@@ -152,8 +151,10 @@ class Server:
 class Turn:
     """The figures of one server at one share of hot ids.
 
-    large: the lookups of many ids. small: those of one hot row beside them. used_bytes: memory of the group at the end.
-    cold_rows: rows that the server read from the disk, per second. faults: waits of threads of connections, per second.
+    large: lookups of many ids. small: lookups of one hot row at the same time. used_bytes: the group's memory at the
+    end.
+    cold_rows: rows that the server read from the disk, per second. faults: how often threads of connections waited for
+    the disk, per second.
     """
 
     large: Shot

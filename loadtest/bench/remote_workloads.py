@@ -52,7 +52,7 @@ _TABLE_OF = {"user": "user", "item": "item", "tags": "tag"}
 # A push that outruns a replica must not make it start again from the beginning.
 _NODE_FLAGS = ("--protected-mode", "no", "--client-output-buffer-limit", "replica 0 0 0", "--repl-backlog-size", "64mb")
 _NUM_EQUAL_THREADS = 2
-# Rows: the distinct ones of a request. CPU: of the client or server. The columns on nodes: for a row that nodes read.
+# "Row": a distinct row of a request. "CPU": of the client or the server. "Nodes": figures for a row that nodes read.
 _HEAD = """
 | Workload | Reader | Connections | ids/s | rows/s | CPU us an id | CPU us a row | p50 ms | p99 ms | Hit rate | Nodes: CPU us a row | bytes a row | Load |
 |---|---|---|---|---|---|---|---|---|---|---|---|---|"""  # noqa: E501
@@ -61,7 +61,7 @@ Tables = Mapping[str, np.ndarray]
 
 
 def main() -> None:
-    """Prints the figures."""
+    """Measures all readers, and prints a line for each workload and reader."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=10_000_000, help="of all tables together")
     parser.add_argument("--seconds", type=float, default=5.0, help="of each measurement")
@@ -94,7 +94,7 @@ def main() -> None:
 
 
 def scaled(rows: int) -> Sizes:
-    """Returns sizes with so many rows in all tables together, and more requests than a small cache can hold."""
+    """Returns sizes with this many rows in all tables together; a small cache can not hold the rows of all requests."""
     before = sum(size for size, _ in FULL.tables.values())
     tables = {name: (size * rows // before, dim) for name, (size, dim) in FULL.tables.items()}
     return Sizes(tables, FULL.rows, {**FULL.variants, "W2": 2000, "W3": 128})
@@ -143,7 +143,7 @@ def num_distinct(inputs: Arrays) -> int:
 
 
 def joined(readers: Mapping[str, Reader], inputs: Arrays, dims: Mapping[str, int]) -> Arrays:
-    """Reads the distinct rows of a request, and works out its answer with numpy: vectors by feature."""
+    """Reads the distinct rows of a request, and computes the answer with numpy: vectors by feature."""
     found = {}
     for feature, table in _TABLE_OF.items():
         ids = inputs.get(feature, inputs.get(f"{feature}__values"))
@@ -192,7 +192,7 @@ def _clients(
 
 
 def expected(tables: Tables, inputs: Arrays) -> Arrays:
-    """Works out an answer from the mapped tables: vectors by feature."""
+    """Computes an answer from the mapped tables: vectors by feature."""
     readers = {name: partial(_mapped, table) for name, table in tables.items()}
     return joined(readers, inputs, {name: table.shape[1] for name, table in tables.items()})
 
@@ -305,7 +305,7 @@ def _check(answer: bytes, vectors: Arrays) -> None:
 
 
 def _hits(service: Service) -> tuple[int, int]:
-    """Returns the rows that the cache had, and those that nodes were asked for, since the start."""
+    """Returns how many rows the cache had, and how many rows the server asked the nodes for, since its start."""
     connection = http.client.HTTPConnection("127.0.0.1", service.port(is_grpc=False), timeout=60)
     connection.request("GET", "/v1/statusz")
     tables = json.loads(connection.getresponse().read())["remote"]["tables"]

@@ -34,9 +34,9 @@ from loadtest.fuzz.wires import TIMEOUT_S, Sent
 from loadtest.model_samples import ServedModel
 from loadtest.wire import INFER_METHOD
 
-# The share of requests whose HTTP headers or HTTP/2 frames are mutated too.
+# The share of requests with mutated HTTP headers or HTTP/2 frames.
 _HEAD_SHARE = 0.005
-# Seconds for the first bytes of the answer to such a request.
+# Seconds to wait for the first bytes of the answer to a request with mutated headers or frames.
 _ANSWER_S = 0.05
 _BINARY_SHARE = 0.15
 _PREDICT_SHARE, _INFER_SHARE = 0.6, 0.25
@@ -52,7 +52,7 @@ _STATUSES = {
     for number, value in enumerate(map(bytes.fromhex, _STATUS_VALUES))
     for coded in (bytes([0x80 | len(value)]) + value, bytes([len(str(number))]) + str(number).encode())
 }
-# The code of a refusal for too much work, and the name grpc-retry-pushback-ms, which such a refusal has.
+# An overloaded server refuses a request with this code and with the header grpc-retry-pushback-ms (in Huffman code).
 _UNAVAILABLE = 14
 _PUSHBACK_NAME = bytes.fromhex("9acac8b5854d9e96aed44f18c9d56a51")
 _CODES = {code.value[0]: code for code in verdicts.REFUSALS}
@@ -64,8 +64,8 @@ _UNANSWERED = Verdict("no answer", "no answer")
 class _Request:
     """One mutated request: its route or method, its body, and its bytes.
 
-    number: of the request, from which it is made.
-    is_alone: its headers or frames are mutated, so it needs a connection of its own, and may get no answer.
+    number: of the request in the run; the number and the seed determine the request.
+    is_alone: the request's headers or frames are mutated, so it gets its own connection, and perhaps no answer.
     """
 
     number: int
@@ -76,7 +76,7 @@ class _Request:
     answers: tuple[str, ...] = ()
 
     def sent(self, verdict: Verdict) -> _Numbered:
-        """Returns the request with the verdict on its answer."""
+        """Returns the record of this request with a verdict on its answer."""
         return self.number, Sent(self.target, self.data if self.is_alone else self.payload, verdict)
 
 
@@ -115,7 +115,7 @@ def _last_words(address: str, data: bytes) -> bytes:
     with _connect(address) as sock:
         try:
             sock.sendall(data)
-            # A server may drop a request whose client closes the sending half before it is answered.
+            # A server may drop a request if the client closes the sending half before the server has answered.
             select.select([sock], [], [], _ANSWER_S)
             sock.shutdown(socket.SHUT_WR)
             while got := sock.recv(_READ_BYTES):
@@ -228,7 +228,7 @@ _HEADERS = re.compile(rb"\r\n(content-length|content-type): *([^\r\n]*)", re.IGN
 
 
 def _answer(data: bytearray, at: int) -> _Answer | None:
-    """Parses an HTTP/1.1 answer that begins at a position; None if it is not whole yet."""
+    """Parses the HTTP/1.1 answer at a position in the received bytes; None if the answer is not whole yet."""
     middle = data.find(b"\r\n\r\n", at)
     if middle < 0:
         return None
@@ -351,7 +351,7 @@ class GrpcBatches:
         return done, left
 
     def _read(self, sock: socket.socket, streams: dict[int, _Stream]) -> list[_Numbered]:
-        """Handles the frames that have arrived; removes the streams that are over, and returns their requests."""
+        """Handles the frames that have arrived; removes finished streams, and returns the requests of these streams."""
         done: list[_Numbered] = []
         data, at = self._waiting, 0
         while len(data) - at >= 9 and len(data) >= (end := at + 9 + int.from_bytes(data[at : at + 3])):
@@ -431,7 +431,7 @@ def _judged_stream(stream: _Stream) -> _Numbered:
     elif status in _CODES:
         verdict = Verdict(_CODES[status].name)
     elif status == _UNAVAILABLE and _PUSHBACK_NAME in stream.headers:
-        # The batches wait in the server's queues, which refuse some where the machine is busy.
+        # On a busy machine the server's queues refuse some requests of a batch.
         verdict = Verdict("UNAVAILABLE")
     else:
         verdict = Verdict(f"status {status}", f"status {status}: {bytes(stream.headers)!r}")

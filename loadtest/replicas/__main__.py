@@ -31,15 +31,14 @@ _QUIET = "no fault"
 def run(
     faults: Sequence[Callable[[Fleet], None]], balancer: str, seconds: float, show: Show, settled_s: float = 5.0
 ) -> None:
-    """Runs faults one after another; calls show with balancer, fault and the counts by wire.
+    """Runs faults one after another; calls `show` with the balancer, the fault, and the counts by wire.
 
-    settled_s: the pause after a fault. Requests that are under way still count for their fault; and clients connect
-    again, after a pause that grows with each failed attempt, so that the next fault happens to a replica that gets
-    requests.
+    settled_s: the pause after a fault. Requests under way still count for this fault. Clients wait longer after each
+    failed connection; they must connect again before the next fault, so that it hits a replica with requests.
     """
     with tempfile.TemporaryDirectory() as folder, fleet(Path(folder), balancer, seconds) as present:
         with Load(present.grpc, present.http) as load:
-            # The first requests open connections.
+            # The first requests open connections, and so are slower: do not count them.
             time.sleep(1)
             tallies = load.renew()
             present.wait()
@@ -57,7 +56,7 @@ def main() -> int:
     """Prints the table, and the errors on standard error."""
     by_name = {fault.__name__: fault for fault in FAULTS}
     parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
-    parser.add_argument("--seconds", type=float, default=5.0, help="for how long each fault lasts")
+    parser.add_argument("--seconds", type=float, default=5.0, help="how long each fault lasts")
     parser.add_argument("--faults", default=",".join(by_name))
     parser.add_argument("--balancers", default=",".join(balancers()))
     options = parser.parse_args()

@@ -7,16 +7,16 @@ from collections.abc import Callable
 
 from loadtest.replicas.fleet import Fleet, until
 
-# The replica to which a fault happens.
+# Index of the replica that each fault hits.
 _LOST = 0
-# For how long a slow replica stands still, and runs, by turns.
+# Seconds for which a slow replica alternately stands still, and runs.
 _STOPPED_S, _RUNNING_S = 0.045, 0.005
-# In this time a balancer finds a replica that is ready again: two health checks, and one more.
+# Time for three health checks: after two good ones the balancer sends requests to a restarted replica.
 _FOUND_S = 1.5
 
 
 def rolling_restart(fleet: Fleet) -> None:
-    """Restarts one replica after another by SIGTERM; the next one waits until the one before gets requests again."""
+    """Restarts one replica after another by SIGTERM, each after the previous replica gets requests again."""
     for replica in fleet.replicas:
         replica.stop()
         replica.start()
@@ -24,7 +24,7 @@ def rolling_restart(fleet: Fleet) -> None:
 
 
 def roll_out_version(fleet: Fleet) -> None:
-    """Gives the next version to one host after another."""
+    """Puts the next model version on one replica after another."""
     for replica in fleet.replicas:
         replica.add_version(2)
         until(lambda replica=replica: replica.serves(2))
@@ -50,7 +50,7 @@ def freeze(fleet: Fleet) -> None:
 
 
 def slow_down(fleet: Fleet) -> None:
-    """Lets a replica run for 5 ms of each 50 ms only, as one does whose processors other programs use."""
+    """Lets a replica run for only 5 ms of each 50 ms, as if other programs used its processors."""
     slow, end_s = fleet.replicas[_LOST], time.monotonic() + fleet.seconds
     try:
         while time.monotonic() < end_s:
@@ -70,5 +70,5 @@ def cut_host(fleet: Fleet) -> None:
     time.sleep(_FOUND_S)
 
 
-# The version is rolled out last, as it stays.
+# The roll-out comes last, because the new version stays.
 FAULTS: tuple[Callable[[Fleet], None], ...] = (rolling_restart, kill, freeze, slow_down, cut_host, roll_out_version)

@@ -55,7 +55,7 @@ class Replica:
         self.start()
 
     def add_version(self, version: int) -> None:
-        """Puts a version into the replica's model folder at once."""
+        """Writes a version beside the replica's model folder, and renames the finished version into the folder."""
         incoming = write_toy_model(self._models.parent / f"{self._models.name}-incoming", scale=version)
         self._models.mkdir(parents=True, exist_ok=True)
         incoming.rename(self._models / str(version))
@@ -78,7 +78,7 @@ class Replica:
         return answer is not None and '"AVAILABLE"' in answer
 
     def stop(self) -> None:
-        """Ends the process as an orchestrator does: SIGTERM, and then the time that it takes."""
+        """Sends SIGTERM, as an orchestrator does, and waits for the end of the process."""
         self._process.terminate()
         self._process.wait(_PATIENCE_S)
 
@@ -92,7 +92,7 @@ class Replica:
         self._process.send_signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """Ends what freeze() began."""
+        """Lets the threads run again after freeze()."""
         self._process.send_signal(signal.SIGCONT)
 
     def _get(self, path: str) -> str | None:
@@ -116,12 +116,12 @@ class Fleet:
     http: str
 
     def wait(self) -> None:
-        """Lets the fault last."""
+        """Sleeps for the duration of a fault."""
         time.sleep(self.seconds)
 
 
 def balancers() -> list[str]:
-    """Returns the names of the ways from clients to replicas that can be tried on this machine."""
+    """Returns the names of the balancers that are installed on this machine, and "none" for no balancer."""
     return ["none", *(name for name in _COMMANDS if _program(name))]
 
 
@@ -143,7 +143,7 @@ def fleet(folder: Path, balancer: str, seconds: float) -> Iterator[Fleet]:
 
 
 def _program(name: str) -> str | None:
-    # Debian's folder of servers is not on the path of each user.
+    # Debian installs servers in /usr/sbin, which is not on every user's PATH.
     return shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin")
 
 
@@ -170,7 +170,7 @@ def _balancer(name: str, folder: Path, hosts: Hosts) -> Iterator[None]:
             until(lambda: process.poll() is not None or _answers(f"http://{hosts.near}:{HTTP_PORT}/readyz"))
             if process.poll() is not None:
                 raise RuntimeError(f"{name} ended: {(folder / f'{name}.log').read_text()}")
-            # Health checks have to find all replicas.
+            # Wait until the balancer's health checks have found all replicas.
             time.sleep(2)
             yield
         finally:

@@ -22,7 +22,7 @@ from loadtest.wire import PREDICT_METHOD, message_classes, predict_request
 _CLIENTS = 4
 _PERIOD_S = 0.02
 _NUM_IDS = 20
-# Each call may take so long, with all of its attempts.
+# Longest time of a call, all of its attempts together.
 _TIMEOUT_S = 5.0
 # The documented retries of gRPC clients: a service config as in docs/replicas.md.
 _SERVICE_CONFIG = """{
@@ -46,7 +46,7 @@ class Tally:
     """The counts of one wire during one fault.
 
     seconds: the time that each answered request took. last_failure_s: the end of the last failed request, on
-    time.monotonic(). why: error -> how often. versions: that answered.
+    time.monotonic(). why: error -> how often it occurred. versions: model versions that answered.
     """
 
     begin_s: float = field(default_factory=time.monotonic)
@@ -134,7 +134,7 @@ def _grpc_lookups(target: str) -> Callable[[list[int]], tuple[int, np.ndarray]]:
         ("grpc.service_config", _SERVICE_CONFIG),
         # Each client has connections of its own.
         ("grpc.use_local_subchannel_pool", 1),
-        # For a list of addresses grpcio sends an authority that is none in HTTP/2 (docs/replicas.md).
+        # For a list of addresses grpcio sends an authority that HTTP/2 does not allow (docs/replicas.md).
         ("grpc.default_authority", "replicas"),
     ]
     request_class, response_class = message_classes()

@@ -139,7 +139,8 @@ class Calls:
                 lambda: _unary(channel, PREDICT_METHOD, one.body, timeout=source.uniform(1e-4, 5e-3)), "DEADLINE"
             )
         except grpc.RpcError as error:
-            # The server refuses a request at once if others wait and its deadline would pass before its turn.
+            # The server refuses a request at once if other requests wait and the request's deadline would pass before
+            # its turn.
             if not (error.details() or "").startswith("The server is overloaded"):
                 raise
             return "refused at once"

@@ -8,7 +8,7 @@ from model_export.distribution.cluster import DISTRIBUTIONS
 
 
 def add_training(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags of the settings of a training run."""
+    """Adds the flags that set the epochs, the seed and other settings of a training run."""
     parser.add_argument("--epochs", type=int, help="passes over the ratings (default: chosen per data set)")
     parser.add_argument("--batch_size", type=int, help="examples per step (default: chosen per data set)")
     parser.add_argument(

@@ -35,7 +35,7 @@ class Checkpoints:
 
 
 def restore_weights(folder: Path, model: Any) -> tuple[int, Path]:
-    """Fills a model that has no optimizers, or a part of it, from the newest checkpoint.
+    """Fills a model without optimizers, or a part of such a model, from the newest checkpoint.
 
     Returns:
       The checkpoint's epoch, and its path without ".index".
@@ -49,6 +49,6 @@ def restore_weights(folder: Path, model: Any) -> tuple[int, Path]:
     epoch = tf.Variable(0, dtype=tf.int64, trainable=False)
     status = tf.train.Checkpoint(model=model, epoch=epoch).restore(latest)
     status.assert_existing_objects_matched()
-    # The checkpoint's other variables, such as those of optimizers, are not restored.
+    # The checkpoint's other variables, such as the optimizers' variables, are not restored.
     status.expect_partial()
     return int(epoch), Path(latest)

@@ -33,7 +33,7 @@ class DistributedTrainer:
     """Trains the rating model as Trainer does, with the same methods. Concurrency: one caller at a time.
 
     Args:
-      folder: of the checkpoints, the same for all processes.
+      folder: contains the checkpoints; the same folder for all processes.
       on_steps: called with (number of steps just done, their mean loss).
     """
 
@@ -99,11 +99,11 @@ class DistributedTrainer:
         return self._checkpoints.restore()
 
     def save(self, epoch: int) -> None:
-        """Writes a checkpoint after the epoch with this number, if this process is the chief; waits for the chief."""
+        """Writes a checkpoint after this epoch if this process is the chief; other processes wait for the chief."""
         if self._task.is_chief:
             self._checkpoints.save(epoch)
         if self._config.distribution == "multi_worker":
-            # A worker that is done must not end while the chief writes: its end would stop the chief.
+            # A worker must not end while the chief writes the checkpoint: the end of a worker stops the chief.
             self._wait_for_all()
 
     def run_epoch(self, epoch: int) -> EpochResult:
@@ -145,7 +145,7 @@ class DistributedTrainer:
             losses = self._strategy.run(replica_step, (step,))
             return step + 1, total + self._strategy.reduce(tf.distribute.ReduceOp.SUM, losses, axis=None)
 
-        # A collective operation of two steps must not run at the same time: the workers could not tell the two apart.
+        # Steps run one after another: workers could not tell apart the same collective operation of two steps.
         start = (first, tf.constant(0.0))
         return tf.while_loop(lambda step, _: step < first + steps, body, start, parallel_iterations=1)[1]
 

@@ -43,7 +43,7 @@ class RatingSource:
 
     Args:
       prefix: path of the checkpoint without ".index".
-      most_rows: exports only this number of rows of each table; None: all.
+      most_rows: exports only the first rows of each table, at most this number; None: all rows.
     """
 
     def __init__(self, run: Run, tower: RatingTower, prefix: Path, most_rows: int | None = None) -> None:
@@ -134,7 +134,7 @@ class _ServingModule(tf.Module):  # type: ignore[misc]
             table.name: streamed_table(table.name, (table.vocabulary_size, table.embedding_dim))
             for table in spec.tables
         }
-        # The names of the tables whose rows are to be written as `tables`; the others lie there with fewer bits.
+        # Names of the tables whose trained rows become `tables`. For other tables, `tables` has rows of fewer bits.
         self.streamed = [name for name in trained if name not in plan.reduced]
         self.tables = {**trained, **self.reduced.tables}
         self.scales = self.reduced.scales

@@ -95,8 +95,8 @@ def train(
 ) -> Run:
     """Trains the rating model, writes checkpoints into a folder, and returns the training run's record.
 
-    Several processes that train together call this with the same arguments, except for the task. Each of them resumes
-    the run that the folder holds, because a process that is restarted has no other arguments than at its first start.
+    Processes that train together call this function with equal arguments, except for the task. Each process resumes the
+    folder's run, because a restarted process has the same arguments as at its first start.
 
     Args:
       task: this process's part in the cluster; needed if config.distribution is not "none".
@@ -124,7 +124,7 @@ def train(
         folder=folder / CHECKPOINTS_FOLDER,
         on_steps=listener.on_steps,
     )
-    # Read the run after all processes have joined: a chief that has yet to fail may still write into the folder before.
+    # Read the run after all processes have joined. Before, a chief that is about to fail may still write the folder.
     if task is not None and (folder / RUN_FILE).exists():
         before = _run_to_resume(folder, spec, config, data)
     done = trainer.resume() if before else 0

@@ -18,7 +18,7 @@ class ShardedRatingModel:
     """Tables and tower of the rating model; make it within the scope of a strategy.
 
     Args:
-      splitting: context in which the strategy splits new variables.
+      splitting: context manager; the strategy splits the variables that are created within it.
 
     Attributes:
       saved: the tf.Module that a checkpoint holds.
@@ -55,7 +55,7 @@ class ShardedRatingModel:
 
 
 class _Tables(tf.Module):  # type: ignore[misc]
-    # The names of the attributes are those by which a checkpoint of the TPUEmbedding layer names its tables.
+    # These attributes have the names that a checkpoint of the TPUEmbedding layer gives to its tables.
     def __init__(self, tables: Mapping[str, Any]) -> None:
         super().__init__()
         self._tpu_embedding = tf.Module()

@@ -79,8 +79,8 @@ class RatingTower(tf.Module):  # type: ignore[misc]
         Args:
           dropout: share of hidden units dropped, while training only.
           dropout_seed: [2] int64, decides which units are dropped; needed if dropout > 0.
-          share: size of the whole batch, and which of its rows the vectors are of, so that the dropped units of a row
-            do not depend on the number of workers that share a batch. None: all rows.
+          share: size of the whole batch, and the positions of these vectors in the batch. So the dropped units of a row
+            do not depend on the number of workers that share a batch. None: the vectors are the whole batch.
         """
         user, film, recent = vectors["user_id"], vectors["film_id"], vectors["recent_films"]
         taste = user[:, 1:] + tf.matmul(recent, self.taste)

@@ -1,1 +1,1 @@
-"""Trains in several processes: reads a process's part from TF_CONFIG, makes strategies of TensorFlow, shards tables."""
+"""Trains in several processes: reads a process's task from TF_CONFIG, makes TensorFlow's strategies, shards tables."""

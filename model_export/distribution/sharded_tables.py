@@ -1,8 +1,8 @@
 """Tables whose rows lie in shards on several processes, and their optimizer.
 
 A step reads each distinct row of its batch once, looks up in these rows alone, and sends one gradient for each of them
-back to the row's shard. So a row crosses the network once each way, however often a batch has its id, and no process
-ever needs a whole table.
+back to the row's shard. So a row crosses the network once each way, however often a batch has the row's id. No process
+needs a whole table.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ _SEEDS_PER_BLOCK = 1009
 class DistinctRows:
     """The distinct rows that a batch looks up in each table, and its ids as positions among these rows.
 
-    rows: table -> [U] int64, distinct. features: feature -> ids of any form; an id is an index into its table's `rows`.
+    rows: table -> [U] int64, distinct. features: feature -> tensor or RaggedTensor; each element is an index into
+    `rows` of the feature's table.
     """
 
     rows: Mapping[str, Any]
@@ -98,7 +99,7 @@ class ShardedTable:
     def update(self, rows: Any, gradients: Any, learning_rate: float, *, most_rows: int) -> None:
         """Applies Adagrad to rows; call it in a replica of the strategy.
 
-        The gradients of all replicas are summed by row before.
+        First sums the gradients of all replicas by row.
 
         Args:
           rows: [U] int64, distinct. gradients: [U, D].
@@ -114,8 +115,8 @@ class ShardedTable:
 def initial_rows(spec: TableSpec, seed: int, first: int, end: int) -> Any:
     """Draws the first values of the rows [first, end) of a table; they do not depend on how its rows are sharded.
 
-    A table of at most _BLOCK_ROWS rows begins as in a run in one process. A larger one is drawn block by block, so that
-    it is never whole in memory.
+    A table of at most _BLOCK_ROWS rows gets the same first values as in a run in one process. The values of a larger
+    table are drawn block by block, so that no process has the whole table in memory.
     """
     blocks = []
     for block in range(first // _BLOCK_ROWS, -(-end // _BLOCK_ROWS)):
@@ -129,7 +130,7 @@ def initial_rows(spec: TableSpec, seed: int, first: int, end: int) -> Any:
 
 
 def parts(variable: Any) -> Sequence[Any]:
-    """Returns the shards of a ShardedVariable in the order of their rows; any other variable is its own only part."""
+    """Returns the shards of a ShardedVariable in the order of their rows; for any other variable, a list of it."""
     shards: Sequence[Any] = getattr(variable, "variables", None) or [variable]
     return shards
 

@@ -14,7 +14,7 @@ from model_export.tensorflow_setup import tf
 class TablePartitioner:
     """A partitioner of variables that splits only tables, into one shard for each parameter server.
 
-    Towers are small: a tower's matrix that is split in N parts costs N requests in each step.
+    A tower's matrix is small, and N parts of a matrix would cost N requests in each step, so it stays whole.
     """
 
     def __init__(self, shards: int) -> None:

@@ -158,7 +158,7 @@ class EmbeddingEstimator:
           saving_listeners: CheckpointSaverListeners.
 
         Raises:
-          ValueError: steps and max_steps are both given, or one is not positive; or TF_CONFIG lists several processes,
+          ValueError: steps and max_steps are both given, or one is not positive. Or TF_CONFIG lists several processes,
             which would all write into model_dir.
           TypeError: a hook or listener is of another type.
           NanLossDuringTrainingError: the loss is NaN.

@@ -1,4 +1,4 @@
-"""Reads rows of a table from a checkpoint, whole or in shards, without mapping it: no table is in memory as a whole."""
+"""Reads rows of a table, whole or in shards, from a checkpoint's files, without having the whole table in memory."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class CheckpointRows:
     """Reader of a [V, D] float32 variable of a checkpoint. Concurrency: any thread.
 
     Args:
-      name: for messages.
+      name: of the table, for error texts.
       entry: the variable; its shards, if there are any, hold consecutive rows.
-      most_rows: the reader ends after this number of rows; None: all.
+      most_rows: reads only the first rows, at most this number; None: all rows.
 
     Raises:
       ExportError: the variable is no float32 matrix, or its shards do not hold each row once.

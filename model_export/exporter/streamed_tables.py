@@ -1,7 +1,7 @@
-"""Variables that have a table's shape in a SavedModel's graph, and whose rows are written into its checkpoint later.
+"""Variables with a table's shape in a SavedModel's graph; their rows are written into the checkpoint later.
 
-tf.saved_model.save needs each variable in memory, and would copy it once more. A streamed table uses no memory:
-TensorFlow saves one number in its place, and add_rows() puts the rows there.
+tf.saved_model.save needs each variable in memory, and copies the variable once more. A streamed table uses no memory:
+TensorFlow saves one number in the table's place, and add_rows() replaces this number by the rows.
 """
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ def read_table_labels(
     """Reads label files; returns the labels by table.
 
     Raises:
-      ExportError: a file can not be read, or its table does not exist or has another file.
+      ExportError: a file can not be read, its table does not exist, or two files are for the same table.
     """
     by_name = {table.name: table for table in tables}
     found: dict[str, Labels] = {}

@@ -1,7 +1,7 @@
 """Renders a report as one HTML page with inline pictures, without network, for light and dark screens.
 
-All text from an artifact is escaped. The page's Content-Security-Policy also forbids loading, and all scripts but the
-one of this program (pictures.js), with which a reader zooms pictures and sees the nearest rows.
+All text from an artifact is escaped. The page's Content-Security-Policy forbids loading, and all scripts except
+pictures.js of this program, with which a reader zooms pictures and sees the nearest rows.
 """
 
 from __future__ import annotations

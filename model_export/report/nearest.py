@@ -15,10 +15,10 @@ import numpy as np
 from model_export.statistics.table_health import TableRows
 from service.types import Array
 
-# Rows that are compared at a time: with 2,000 queries their cosines take 8 MB.
+# Number of rows to compare at a time. With 2,000 queries, the cosines of one such block take 8 MB.
 _BLOCK_ROWS = 1024
-# Products of numbers that are computed for one table, about half a second of a processor. Of a large table fewer rows
-# get their nearest rows.
+# Maximal number of multiplications for one table, about half a second of a processor. So a page lists the nearest rows
+# of fewer points of a large table.
 _MAX_PRODUCTS = 1 << 34
 _MIN_QUERIES = 100
 
@@ -26,7 +26,7 @@ Nearest = Mapping[int, tuple[tuple[int, float], ...]]
 
 
 def searched_ids(ids: Array, shape: tuple[int, ...]) -> Array:
-    """Returns the ids whose nearest rows are searched: all, or of a large [V, D] table some at equal distances."""
+    """Returns the ids whose nearest rows are searched: all ids, or for a large [V, D] table, ids at equal distances."""
     count = max(_MIN_QUERIES, _MAX_PRODUCTS // max(shape[0] * shape[1], 1))
     if len(ids) <= count:
         return ids
@@ -51,7 +51,7 @@ def nearest_rows(table: TableRows, ids: Array, k: int) -> Nearest:
         cosines[:, ~np.isfinite(rows).all(axis=1)] = -np.inf
         inside = np.flatnonzero((ids >= start) & (ids < stop))
         cosines[inside, ids[inside] - start] = -np.inf
-        # A later row with the cosine of the last one kept has a larger id, so it is not nearer.
+        # A later row with the same cosine as the last kept row has a larger id, so the kept row stays.
         at, column = np.divmod(np.flatnonzero(cosines > best[:, -1:]), stop - start)
         _keep_best(best_ids, best, at, start + column, cosines[at, column])
     return {
@@ -61,7 +61,7 @@ def nearest_rows(table: TableRows, ids: Array, k: int) -> Nearest:
 
 
 def _keep_best(best_ids: Array, best: Array, at: Array, new_ids: Array, cosines: Array) -> None:
-    # Merges new neighbours new_ids[i] of query at[i] into the [N, k] best ones.
+    # Merges the candidate new_ids[i] of query at[i] into the [N, k] best neighbours.
     k = best.shape[1]
     changed = np.unique(at)
     owner = np.concatenate([np.repeat(changed, k), at])

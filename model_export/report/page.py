@@ -69,7 +69,7 @@ def page(title: str, summary: str, sections: Iterable[str], *, has_pictures_of_r
     """Returns a whole HTML document; sections are HTML, title and summary are plain text.
 
     Args:
-      has_pictures_of_rows: whether the page gets the script that pictures of rows need. It runs no other script.
+      has_pictures_of_rows: whether the page gets the script for pictures of rows. The page runs no other script.
     """
     script = _SCRIPT.read_text(encoding="utf-8") if has_pictures_of_rows else ""
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()

@@ -27,8 +27,8 @@ class Projection:
     labels: label of each point, by which it is coloured, None for a row without one; () if no row has a label.
     names: name of each row, such as its key; "" for a row without a name.
     label_title: what the labels mean, such as the name of their column.
-    nearest: the nearest rows of the whole table, as pairs of row and cosine, for points that were searched.
-    nearest_names: names of rows in `nearest` that are no points.
+    nearest: for each searched point, its nearest rows in the whole table, as pairs of row and cosine.
+    nearest_names: names of the rows in `nearest` that are not among the points.
     agreement: share of labelled points whose nearest neighbour in the table (cosine) has the same label; chance: the
         same share for random neighbours. None without labels.
     """

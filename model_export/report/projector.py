@@ -22,16 +22,16 @@ from model_export.statistics.table_health import TableRows
 from service.artifact.manifest import Manifest
 
 CONFIG = "projector_config.pbtxt"
-# TensorBoard reads no more points of a table than this.
+# Maximal number of points that TensorBoard reads for a table.
 MAX_ROWS = 100_000
 _BLOCK_ROWS = 1024
-# Each report on a table has the same sample of its rows.
+# Fixed seed: each report on a table draws the same sample of rows.
 _SEED = 0
 
 
 @dataclass(frozen=True, slots=True)
 class ProjectedTable:
-    """A table of which rows were written. left_out: number of drawn rows that are not finite, which are not written."""
+    """A written table. rows: number of written rows. left_out: number of drawn rows with NaN or infinity."""
 
     name: str
     rows: int

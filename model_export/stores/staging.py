@@ -1,4 +1,4 @@
-"""Runs `model-export upload`, and commands whose --out is in an object store: they write a local folder first."""
+"""Runs `model-export upload`, and uploads the versions of other commands whose --out is in an object store."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def write_to_store(command: Callable[[argparse.Namespace], None], arguments: arg
       arguments: version None means the next number in the store.
 
     Raises:
-      ExportError: the command or the upload failed. After an upload that failed the message names the command that goes
-        on with it, and the temporary folder stays.
+      ExportError: the command or the upload failed. After a failed upload, the temporary folder stays, and the message
+        names the command that continues the upload.
     """
     store = open_store(out)
     if getattr(arguments, "if_missing", False) and (versions := existing_versions(store)):

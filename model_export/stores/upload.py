@@ -1,7 +1,8 @@
 """Copies one version into an object store, in an order that shows servers the version only once it is complete.
 
-The manifest is written first and only if no object has its name: it claims the version's number. It says when and from
-what the version was made, so a repeated upload knows its own version by it, and sends only what is missing. The marker
+The manifest is written first, and only if no object has its name: the manifest claims the version's number. It holds
+checksums and the time of the export. So a repeated upload recognises its own version by the manifest, and sends only
+missing objects. The marker
 `saved_model.pb` is written last, after the store has listed all other objects with their sizes.
 """
 
@@ -17,12 +18,12 @@ from service.artifact.manifest import MANIFEST_PATH, Manifest
 from service.errors import ArtifactError, InvalidRequest
 from service.stores.object_store import ObjectExists, ObjectStore, StoredObject, StoreError
 
-# Type of a function that is told (bytes done, bytes in all).
+# Type of a callback with the arguments (bytes sent so far, bytes in all).
 Progress = Callable[[int, int], None]
 
 
 class Uploaded(NamedTuple):
-    """The result of an upload. uri: the version's place; sent_*: written now; num_bytes: of all its objects."""
+    """The result of an upload. uri: the version's URI; sent_*: sent by this call; num_bytes: of the whole version."""
 
     uri: str
     sent_objects: int
@@ -55,7 +56,7 @@ def new_version(store: ObjectStore, version: int | None) -> int:
 
 
 def existing_versions(store: ObjectStore) -> list[int]:
-    """Returns the version numbers in a store in ascending order; raises ExportError if it can not be listed."""
+    """Returns the version numbers in a store in ascending order; raises ExportError if the store can not be listed."""
     try:
         return sorted(int(name) for name in store.folders() if name.isdecimal())
     except StoreError as error:
@@ -63,14 +64,14 @@ def existing_versions(store: ObjectStore) -> list[int]:
 
 
 def upload(artifact: Path, store: ObjectStore, version: int, progress: Progress = lambda done, total: None) -> Uploaded:
-    """Writes a version's files into a store below its number; sends no object that an earlier call has sent.
+    """Writes a version's files into a store below the version's number; sends no object that an earlier call has sent.
 
     Args:
       artifact: the version's folder, with a manifest. progress: called while objects are sent.
 
     Raises:
       ExportError: the folder lacks files of its manifest, the number belongs to another version, or the store can not
-        be read or written; the message names the reason. The same call, repeated, goes on.
+        be read or written; the message names the reason. A repeated call continues the upload.
     """
     files = _files(artifact)
     name, where = str(version), f"{store.uri}/{version}"
@@ -92,7 +93,8 @@ def upload(artifact: Path, store: ObjectStore, version: int, progress: Progress 
             try:
                 send(MANIFEST_PATH, is_new=True)
             except ObjectExists:
-                # Another upload has written it since the listing, or this one, if the store's answer was lost.
+                # Since the listing, another upload has written the manifest, or this upload, if the store's answer was
+                # lost.
                 stored = {one.path: one for one in store.objects(name)}
         if MANIFEST_PATH in stored:
             _check_same(artifact, store, name, stored[MANIFEST_PATH])

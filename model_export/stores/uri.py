@@ -1,4 +1,4 @@
-"""Tells the URI of an object store from a local folder in the flag `--out`, without importing obstore."""
+"""Distinguishes the URI of an object store from a local folder in the flag `--out`, without importing obstore."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from service.engine.model_config import is_in_store
 
 
 class StoreUri(str):
-    """The URI of an object store's place that holds the versions of one model, such as s3://bucket/models/film."""
+    """The URI below which an object store has the versions of one model, such as s3://bucket/models/film."""
 
     __slots__ = ()
 

@@ -124,7 +124,7 @@ impl Clusters {
         self.inner.forget(model, version, table, rows.as_deref());
     }
 
-    /// Notes that the changes of a table were heard, so that its cached rows hold.
+    /// Notes that the server has read all changes of a table, so that the table's cached rows are valid for a while.
     fn heard(&self, model: &str, version: i64, table: &str) {
         self.inner.heard(model, version, table);
     }
@@ -134,8 +134,9 @@ impl Clusters {
         py.detach(|| self.inner.refresh());
     }
 
-    /// Reads rows of a table into the cache, the first ones first, for at most so many seconds; returns how many the
-    /// cache got or had. `tag`: the beginning of the table's keys.
+    /// Reads rows of a table into the cache, in the order of `rows`, for at most `seconds`; returns how many of the
+    /// rows
+    /// the cache then has. `tag`: the beginning of the table's keys.
     #[allow(clippy::needless_pass_by_value, reason = "pyo3 passes a list by value")]
     fn fill(&self, py: Python<'_>, tag: &str, version: i64, rows: Vec<u64>, seconds: f64) -> usize {
         let deadline = Instant::now() + Duration::from_secs_f64(seconds.clamp(0.0, 3600.0));

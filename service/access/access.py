@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class Counters(Protocol):
-    """The counters of a server that callers concern; observe.metrics has them."""
+    """The counters of requests and of reloads of --auth_config; observe.metrics implements this protocol."""
 
     @property
     def requests(self) -> Observer:
@@ -84,8 +84,8 @@ def create_access(path: str, secret_path: str, engine: Engine, metrics: Counters
     """Reads the --auth_config file, and wraps the engine with checks of its rights; returns None without a file.
 
     Args:
-      path: of the --auth_config file; "": there is none.
-      secret_path: of the --console_secret_file; "": sessions of the console are kept in this process.
+      path: the --auth_config file; "": the server has no such file.
+      secret_path: the --console_secret_file; "": this process keeps the sessions of the console in memory.
 
     Raises:
       StartError: a file can not be used.
@@ -110,7 +110,7 @@ def create_access(path: str, secret_path: str, engine: Engine, metrics: Counters
 def _sessions(callers: Callers, secret_path: str) -> Sessions:
     if not secret_path:
         return Sessions(callers)
-    # Most servers have no such file, so that they need not load the module.
+    # The module is imported here and not at the top, because most servers have no --console_secret_file.
     from service.access.signed_sessions import SecretError, SignedSessions, read_secrets
 
     try:

@@ -191,7 +191,7 @@ class GuardedEngine(Engine):
         return self._for(name, "admin").diff(name, old, new)
 
     def drift(self, name: str, table_name: str, old: int, new: int, ids: Array) -> tuple[Array, bool]:
-        """Compares rows of a table with an older version; the caller needs the right "predict", as for the rows."""
+        """Compares rows of a table with an older version; the caller needs the right "predict", as for reading rows."""
         return self._for(name, "predict").drift(name, table_name, old, new, ids)
 
     def upsert(self, ref: ModelRef, table_name: str, upsert: Upsert) -> UpsertReceipt:

@@ -1,8 +1,8 @@
 """Keeps sessions of the console in signed cookies, so that each server with the same secret knows them.
 
-A cookie holds when it ends, a random number, and a fingerprint of the caller's token: an HMAC, with which nobody who
-lacks the secret can try tokens. Each request looks the fingerprint up among the tokens of the current list of callers,
-so a token that is taken back ends its sessions on every server.
+A cookie holds the session's end, a random number, and a fingerprint of the caller's token. The fingerprint is an HMAC,
+so without the secret nobody can use it to guess tokens. Each request looks the fingerprint up among the tokens of the
+current list of callers, so removing a token ends its sessions on every server.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from typing import NamedTuple
 from service.access.callers import Callers, Grant
 from service.access.sessions import SESSION_S, Session, Sessions
 
-# Fewest characters of a secret: a random one of 32 characters can not be guessed.
+# Fewest characters of a secret: nobody can guess a random text of 32 characters.
 MIN_SECRET_CHARS = 32
-# Most sessions that were closed on this server before their end, whose cookies it keeps in mind.
+# Maximal number of sessions, closed before their end, whose cookies this server remembers and refuses.
 MAX_CLOSED = 100_000
 _MAX_FILE_BYTES = 64 << 10
 # Version of the format, end in seconds since 1970, random number, fingerprint of the token.
@@ -35,11 +35,11 @@ _COOKIE_CHARS = 4 * -(-(_BODY.size + _MAC_BYTES) // 3)
 
 
 class SecretError(ValueError):
-    """A file of secrets that can not be used; the text names no secret."""
+    """Error that a file of secrets can not be used; the text contains no secret."""
 
 
 def read_secrets(path: Path) -> tuple[bytes, ...]:
-    """Reads secrets, one a line; raises SecretError if the file can not be read, or a secret is short."""
+    """Reads secrets, one per line; raises SecretError if the file can not be read, or a secret is too short."""
     try:
         with path.open("rb") as file:
             data = file.read(_MAX_FILE_BYTES + 1)
@@ -54,7 +54,7 @@ def read_secrets(path: Path) -> tuple[bytes, ...]:
 
 
 class _Keys(NamedTuple):
-    """Keys of one secret, one for each use, so that no HMAC of one use is good for another."""
+    """Keys derived from one secret, one for each use, so that an HMAC made for one use is invalid for another."""
 
     cookie: bytes
     token: bytes
@@ -66,13 +66,13 @@ class _Keys(NamedTuple):
 
 
 class SignedSessions(Sessions):
-    """Sessions that are in their cookies, so that no server keeps them. Concurrency: any thread.
+    """Sessions whose whole state is in their cookies, so that no server keeps sessions. Concurrency: any thread.
 
-    A session that is closed ends on this server and in its browser; a copy of the cookie lives on elsewhere until its
+    Closing a session ends it on this server and in its browser. Other servers accept a copy of the cookie until its
     end.
 
     Args:
-      found: the secrets; the first one signs, and cookies that the others signed are good, too.
+      found: the secrets; the first one signs cookies. Cookies that the others signed are valid, too.
     """
 
     def __init__(self, callers: Callers, found: Sequence[bytes], wall_clock: Callable[[], float] = time.time) -> None:
@@ -81,7 +81,8 @@ class SignedSessions(Sessions):
         self._closing = threading.Lock()
         # Random number of a closed session -> when the session ends, oldest first.
         self._closed: dict[bytes, float] = {}
-        # Number of the list of callers, and for each key the digests of the list's tokens by their fingerprints.
+        # Generation of the list of callers, and for each key a dict: fingerprint of a token of the list -> the token's
+        # digest.
         self._digests: tuple[int, tuple[dict[bytes, bytes], ...]] = (-1, ())
 
     def open(self, token: str) -> tuple[str, Session]:
@@ -140,7 +141,8 @@ class SignedSessions(Sessions):
         return None
 
     def _digests_now(self) -> tuple[dict[bytes, bytes], ...]:
-        # The number is read first: a list that is replaced meanwhile is then indexed again by the next request.
+        # Read the generation before the list: if the list is replaced in between, the next request indexes the new
+        # list.
         generation = self._callers.generation
         if self._digests[0] != generation:
             digests = [digest for caller in self._callers.listed for digest in caller.digests]

@@ -129,7 +129,7 @@ class Journal:
 
     @property
     def size(self) -> tuple[int, int]:
-        """The bytes of the journal's records as far as this process has read them, and the limit of the file."""
+        """The size of the journal's records that this process has read, and the maximal size of the file, in bytes."""
         return self._end, self._max_bytes
 
     def close(self) -> None:

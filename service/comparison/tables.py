@@ -104,14 +104,14 @@ def drift_of(old: Table, new: Table, pairs: RowPairs, matching: Matching) -> Dri
 
 
 def row_cosines(old: Table, new: Table, matching: Matching, new_ids: Array) -> tuple[Array, bool]:
-    """Compares single rows of two tables of the same D, as drift_of compares all of them.
+    """Compares single rows of two tables of the same D, as drift_of compares all rows.
 
     Args:
       new_ids: [n] int64 ids of the new table.
 
     Returns:
       [n] float64 cosines between each row and the same row in the old table; NaN for a row that the old table lacks, or
-      that has no direction. And whether a rotation between the versions was undone before.
+      that has no direction. Second: whether a rotation between the versions was undone first.
     """
     old_ids = np.full(len(new_ids), NO_ROW, np.int64)
     may_match = (new_ids >= matching.new.start) & (new_ids < matching.new.stop)
@@ -178,7 +178,7 @@ class _Found:
 
 
 def _rotations(old: Table, new: Table, old_ids: Array, new_ids: Array) -> Array | None:
-    """Fits a rotation for each half of the pairs; None for too few pairs."""
+    """Fits a rotation for each half of the pairs; returns None for too few pairs."""
     if len(old_ids) < ROWS_PER_DIM * old.info.embedding_dim:
         return None
     sample = slice(None, None, max(1, len(old_ids) // _NUM_TYPICAL))

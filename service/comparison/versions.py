@@ -108,7 +108,7 @@ def compare_rows(
 
     Args:
       new_ids: [n] int64 ids of the new version.
-      served: tables of the old and of the new version whose rows are read in place of the folders'.
+      served: loaded tables of the old and of the new version; their rows are read instead of the folders' rows.
 
     Raises:
       TableNotFound: a version has no such table. InvalidRequest: the versions differ in the numbers of a row.

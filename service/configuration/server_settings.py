@@ -54,8 +54,8 @@ class ServerSettings:
     )
     console_secret_file: str = setting(
         "",
-        "File with a secret of 32 characters or more, the same on all replicas, which then know each other's sessions "
-        "of the console. Further lines are older secrets, whose sessions stay good.",
+        "File with a secret of 32 characters or more. Replicas with the same secret know each other's sessions "
+        "of the console. Further lines are older secrets; sessions that they signed stay valid.",
     )
     admin_port: int = setting(
         -1,

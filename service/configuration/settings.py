@@ -85,20 +85,20 @@ class Settings(ListenerSettings):
     )
     remote_cache_fill_seconds: float = setting(
         10.0,
-        "Longest time for which a version waits, before it is AVAILABLE, while hot rows of its remote tables are read "
-        "into the cache; 0: none are read.",
+        "Longest time, in seconds, that the server reads hot rows of remote tables into the cache before a version "
+        "is AVAILABLE; 0: it reads none.",
         0,
         3600,
     )
     paged_tables: Literal["auto", "on", "off"] = setting(
         "auto",
-        "Whether the native core reads the pages of mapped tables itself, together for each lookup and beside other "
-        "lookups, and drops them again: 'auto' does so for versions whose tables do not fit into --paged_tables_mib; "
+        "Whether the native core itself reads the pages of mapped tables that a lookup needs, and drops them again, so "
+        "that other lookups do not wait: 'auto' does so for versions whose tables do not fit into --paged_tables_mib; "
         "see docs/scaling.md.",
     )
     paged_tables_mib: int = setting(
         0,
-        "Most MiB of such tables that stay in memory; 0: 70 % of the memory limit of the machine or control group.",
+        "Most MiB of paged tables in memory; 0: 70 % of the memory limit of the machine or control group.",
         0,
         1 << 30,
     )
@@ -153,13 +153,13 @@ class Settings(ListenerSettings):
 
     neighbors_index_rows: int = setting(
         100_000,
-        "A table of at least so many rows gets an index after its first search, built beside requests; 0: none does.",
+        "After the first search, the server builds an index for a table of at least this many rows; 0: for none.",
         0,
         2**62,
     )
     neighbors_index_dir: str = setting(
         "",
-        "Folder that keeps the indexes of tables over a restart; without it each index is built anew.",
+        "Folder that keeps the indexes of tables over a restart; without it, the server builds each index anew.",
     )
 
     @property

@@ -44,7 +44,7 @@ _PATIENCE_S = 0.25
 _SHOWN_S = 1.0
 # origin() tells when a delta was applied: the times of this many of the newest deltas are kept.
 _MAX_TIMES = 100_000
-# Applied deltas that the status names, the newest.
+# Number of the newest applied deltas that the status page names.
 _MAX_RECENT = 20
 
 # Type of Registry.replace in engine.registry: publishes the given servable in place of a holder's, and returns the new

@@ -35,7 +35,7 @@ class NeighborLimits:
     """The limits on searches.
 
     k: most neighbours of a query. queries: most queries of a request. threads: searches that run at a time, and most
-    threads of one search. index_rows: tables of at least so many rows get an index; 0: none does.
+    threads of one search. index_rows: tables of at least this many rows get an index; 0: no table does.
     """
 
     k: int = 1000

@@ -58,7 +58,7 @@ class AppliedDelta(NamedTuple):
 
 
 class JournalSize(NamedTuple):
-    """The size of a version's journal, and the size from which it takes no more upserts."""
+    """The size of a version's journal, and the size at which the journal is full and refuses upserts."""
 
     bytes: int
     max_bytes: int
@@ -75,7 +75,7 @@ class DeltaStatus(NamedTuple):
     refused: number of refused deltas by reason. journal_failures: number of upserts that the journal refused by reason;
       empty without a journal.
     journal: the size of the journal; None without a journal.
-    recent: the deltas that were applied last, the last one first; those of remote tables are not among them.
+    recent: the newest applied deltas, the newest first, without deltas of remote tables.
     """
 
     last_sequence: int

@@ -46,7 +46,7 @@ from service.types import (
 Reload = Callable[[Sequence[ModelConfig], float | None], None]
 # Points a model's label to a version, or removes it for None: ModelLists.set_label of process.model_lists.
 SetLabel = Callable[[str, str, int | None], None]
-# Makes a model serve one version only, or for None what it served before: ModelLists.pin of process.model_lists.
+# Makes a model serve only the given version; None ends this. ModelLists.pin of process.model_lists implements it.
 Pin = Callable[[str, int | None], None]
 
 
@@ -217,9 +217,9 @@ class Engine:
         self._set_label(model, label, version)
 
     def pin(self, model: str, version: int | None) -> None:
-        """Makes a model serve one version only, such as an older one, or for None the versions as before; blocks.
+        """Makes a model serve one version only, such as an older one; None serves the listed versions again. Blocks.
 
-        The version is loaded after this method returns, and other versions are unloaded then.
+        After this method returns, the server loads the version, and then unloads the other versions.
 
         Raises:
           ModelNotFound, VersionNotFound: there is no such model, or no folder of the version.

@@ -1,4 +1,4 @@
-"""Notes rows that an answer has in place of rows that could not be read, for the headers of the answer.
+"""Counts stale and default rows that an answer has in place of unreadable rows, for the answer's headers.
 
 The native core's part is `native/src/edge/instead.rs`.
 """
@@ -21,7 +21,7 @@ _NOTED: ContextVar[Noted | None] = ContextVar("instead", default=None)
 
 @contextmanager
 def noting() -> Iterator[Noted]:
-    """Yields the notes of one request, which note() adds to in the same context."""
+    """Yields the counts of one request; note() adds to these counts within the block."""
     noted: Noted = {}
     before = _NOTED.set(noted)
     try:
@@ -31,7 +31,7 @@ def noting() -> Iterator[Noted]:
 
 
 def note(kind: Kind, table: str, rows: int) -> None:
-    """Adds rows of a table to the current request's notes; without a request, as in a batch of several, it does not."""
+    """Adds to the counts of the current request; does nothing in a batch of several requests, which has no context."""
     noted = _NOTED.get()
     if noted is not None and rows:
         of_kind = noted.setdefault(kind, {})

@@ -1,4 +1,4 @@
-"""Makes threads of low priority, for work that is done beside requests."""
+"""Makes threads of low priority, for work that must not slow requests down."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-# Requests come first: the thread gets a processor that no request needs.
+# Requests come first: the thread runs on processors that no request needs.
 _NICENESS = 15
 
 
 def low_priority_thread(name: str) -> ThreadPoolExecutor:
-    """Returns an executor of one thread, which begins with the first work."""
+    """Returns an executor of one thread, which starts with the first task."""
     return ThreadPoolExecutor(1, thread_name_prefix=name, initializer=_be_nice)
 
 

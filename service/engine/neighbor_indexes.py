@@ -1,4 +1,4 @@
-"""Keeps indexes of tables for searches, and builds them beside requests in a thread of low priority."""
+"""Keeps indexes of tables for searches; a thread of low priority builds the indexes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from service.types import Array, ModelRef
 
 logger = logging.getLogger(__name__)
 
-# Most rows of a table with an index: building one for more would take hours, and 8 bytes of memory for each row.
+# A table with more rows gets no index: building the index would take hours, and 8 bytes of memory for each row.
 MAX_ROWS = 100_000_000
 
 # Builds the index of a table, as build_index in service.tables.row_index. Arguments: reads rows by ids; compares all
@@ -47,7 +47,7 @@ class IndexFiles(Protocol):
         ...
 
     def keep(self, name: IndexName, index: RowIndex, changed: Array) -> None:
-        """Keeps an index, or logs why that is not possible.
+        """Writes an index to a file, or logs why the index can not be kept.
 
         Args:
           changed: [N] int64, rows that differ from the file of the table.
@@ -56,7 +56,7 @@ class IndexFiles(Protocol):
 
 
 class Indexing(NamedTuple):
-    """How indexes are made. files: keeps them over a restart; None: each is built anew."""
+    """How indexes are built. files: keeps indexes over a restart; None: the server builds each index anew."""
 
     build: BuildIndex
     files: IndexFiles | None = None
@@ -86,7 +86,7 @@ class NeighborIndexes:
         return future.result() if future is not None and future.done() and not future.cancelled() else None
 
     def want(self, servable: Servable, table: SearchedTable, metric: Metric) -> None:
-        """Starts to load or build an index that is missing, unless it was tried before."""
+        """Starts to load or build a missing index, unless an earlier call has tried to."""
         if not self._is_wanted(servable, table):
             return
         name = IndexName(servable.name, servable.version, table.info.name, metric)
@@ -146,7 +146,7 @@ class NeighborIndexes:
                 return kept
             index = self._build(read, search, go_on, num_rows, name.metric)
             if index is not None and self._files is not None:
-                # Rows that change later are in the index as they were in the table's file, or in `changed`.
+                # If a row changes later, the index has its value of the table's file, or the row is in `changed`.
                 with held() as table:
                     changed = table.changed_rows()
                 self._files.keep(name, index, changed)

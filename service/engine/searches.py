@@ -30,7 +30,7 @@ from service.types import Array, TableInfo
 
 # Most ids and keys of one filter.
 MAX_FILTER_IDS = 1_000_000
-# An index is built for the ten nearest rows; searches for many more compare all rows.
+# An index finds the ten nearest rows well. Searches for many more neighbours compare all rows.
 MAX_INDEXED_K = 100
 # Longest time of a search whose request has no earlier deadline (seconds).
 MAX_SEARCH_S = 30.0
@@ -51,7 +51,7 @@ def find_neighbors(
     """Runs a search in a table of a servable, on which the caller has a lease.
 
     Args:
-      index: of the table; None: all rows are compared.
+      index: the table's index; None: the search compares all rows.
 
     Raises:
       InputMismatch, IdOutOfRange, IdsTooMany: the request does not fit the table, or is over a limit.
@@ -80,9 +80,9 @@ def find_neighbors(
 
 
 def _nearest_by_index(table: SearchedTable, search: RowSearch, index: RowIndex) -> tuple[Nearest, int]:
-    """Compares the rows that an index names, and all changed rows; returns the number of compared rows too.
+    """Compares the rows that an index names, and all changed rows; also returns the number of compared rows.
 
-    A query for which this finds fewer than k rows is compared with all rows.
+    If a query finds fewer than k rows in this way, the query is compared with all rows.
     """
     end_s = time.monotonic() + search.seconds
     changed = table.changed_rows()

@@ -50,7 +50,7 @@ class Refusals:
                 # line costs more than a refusal.
                 level = logging.DEBUG
             extra = {"code": error.code, "request_id": request_id}
-            # The details are at most 1 KB long; the text may quote a value of the request, which may have megabytes.
+            # Cut the details to 1 KB: an error text may quote a value of the request, which may have megabytes.
             logger.log(level, "request refused: %s", ascii(details(text)), extra=extra)
         return error.code, details(text)
 

@@ -81,14 +81,14 @@ def create_admin_app(
         return Response(orjson.dumps({"label": ref.label, "version": version}), media_type="application/json")
 
     async def pin(request: Request) -> Response:
-        """Makes a model serve one version only; the version null ends that."""
+        """Makes a model serve one version only; null in place of a version ends this pin."""
         body = await read_body(request, _MAX_CONFIG_BYTES, Reservation(Admission(), ""))
         ref, version = model_ref(request), _version_of(body)
         await asyncio.to_thread(copy_context().run, engine.pin, ref.name, version)
         return Response(orjson.dumps({"model": ref.name, "version": version}), media_type="application/json")
 
     async def tables(request: Request) -> Response:
-        """Lists a model's tables, for the page that changes their rows."""
+        """Lists a model's tables, for the console's page that changes rows."""
         return Response(encode_tables(engine.tables(model_ref(request))), media_type="application/json")
 
     add_route(app, "/v1/config:reload", reload, "POST")

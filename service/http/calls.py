@@ -51,7 +51,7 @@ T = TypeVar("T")
 class Answered(NamedTuple, Generic[A]):
     """The answer of an HTTP method, and the model version that computed it.
 
-    instead: headers that name rows which could not be read.
+    instead: headers that name tables with unreadable rows, and count the rows in their place.
     """
 
     content: A

@@ -62,7 +62,7 @@ ERROR_HEADERS: Mapping[type[ServiceError], Mapping[str, str]] = {
 }
 
 
-# Most characters of an error text. A text may quote a value of the request, which may have megabytes.
+# Maximal number of characters of an error text. The text may quote a value of the request, which may have megabytes.
 _MAX_CHARACTERS = 4096
 
 

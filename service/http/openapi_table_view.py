@@ -68,7 +68,7 @@ def keys(path: str) -> Json:
 def _may_wait(route: Json) -> Json:
     content = {"schema": ref("MapState"), "examples": {"computing": {"value": {"state": "computing"}}}}
     route["responses"][202] = {
-        "description": "The answer is computed; ask again",
+        "description": "The server computes the answer; ask again",
         "content": {"application/json": content},
     }
     return route

@@ -64,14 +64,14 @@ def add_table_view_routes(app: FastAPI, engine: Engine) -> Callable[[], None]:
         return _answer_or_wait(await in_thread(work))
 
     async def drift(request: Request) -> Response:
-        """Returns how much each point of a table's map moved since an older version, or 202 while that is computed."""
+        """Returns 1 - cosine to another version for each point of a table's map; 202 while a thread computes."""
         if not (older := request.query_params.get("from", "")):
             raise InvalidRequest("Name the version to compare with: versions/2/tables/T:drift?from=1.")
         work = partial(_drift, engine, maps, model_ref(request), request.path_params["table"], version_number(older))
         return _answer_or_wait(await in_thread(work))
 
     async def keys(request: Request) -> Response:
-        """Returns the key of each point of a table's map, or 202 while they are read."""
+        """Returns the key of each point of a table's map, or 202 while a thread reads the keys."""
         return _answer_or_wait(
             await in_thread(partial(_keys, engine, maps, model_ref(request), request.path_params["table"]))
         )

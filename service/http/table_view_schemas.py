@@ -53,7 +53,7 @@ TABLE_VIEW: dict[str, Json] = {
             "version": INTEGER,
             "from": INTEGER | {"description": "The older version."},
             "is_aligned": BOOLEAN | {"description": "A rotation between the versions was undone."},
-            "values": _NUMBERS | {"description": "null: the older version lacks the row, or it has no direction."},
+            "values": _NUMBERS | {"description": "null: the older version lacks the row, or the row has no direction."},
         }
     ),
     "TableKeys": an_object({"version": INTEGER, "keys": array_of(_KEY)}),

@@ -87,7 +87,7 @@ class HotRowsFiles:
             return {}
 
     def newest(self, model: str, version: int) -> Mapping[str, Array]:
-        """Returns what read() returns; if that is empty, the hot rows of the newest older version that is AVAILABLE."""
+        """Returns the hot rows of read(); if it has none, those of the newest older version that is AVAILABLE."""
         if found := self.read(model, version):
             return found
         older = [one.servable for one in self._loaded() if one.servable.name == model]

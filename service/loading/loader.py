@@ -68,7 +68,7 @@ def no_hot_rows(model: str, version: int) -> Mapping[str, Array]:
 
 
 def fill_nothing(servable: Servable, path: Path) -> None:
-    """Fills no cache."""
+    """Does nothing: the default for fill_caches."""
 
 
 class CompileNative(Protocol):
@@ -103,7 +103,7 @@ class ServableLoader:
       if batching is set.
     lookup_runner: shares the rows of large lookups out among threads.
     residency: how the tables' pages are prepared.
-    paged_tables: decides which versions have tables larger than memory; None: no version has.
+    paged_tables: decides for which versions the core reads the tables' pages; None: for no version.
     pages: makes the tables' pages huge; None: the pages stay as they are.
     verification: compares tables with their checksums; None: tables are not verified.
     deltas: the rules for changing rows without a new version; None: rows do not change.
@@ -215,7 +215,8 @@ class ServableLoader:
         pages, residency = self.pages, self.residency
         if self.paged_tables is not None and self.paged_tables.applies_to(path, lookups.tables):
             lookups = replace(lookups, is_paged=True)
-            # The kernel reads no more than the page of a row, and pages are not made huge: one hot row would keep 2 MB.
+            # The kernel must read only the page of a row. Huge pages are not used: one hot row would keep 2 MB in
+            # memory.
             pages, residency = None, Residency(advice="random", is_warmed=residency.is_warmed)
         # Pages are made huge before tables are verified, so that the checksums are compared with the pages that were
         # read again.

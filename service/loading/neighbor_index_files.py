@@ -1,7 +1,7 @@
 """Keeps the indexes of tables in files, so that a server that starts again need not build them.
 
-A file `<folder>/<model>/<version>-<metric>-<hash>.rows` has the index of one table. The hash is that of the version's
-manifest, which has the checksums of its tables, and of the table's name. A model's name is percent-encoded.
+A file `<folder>/<model>/<version>-<metric>-<hash>.rows` has the index of one table. The hash is computed from the
+version's manifest, which has the checksums of its tables, and from the table's name. A model's name is percent-encoded.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from service.types import Array
 
 logger = logging.getLogger(__name__)
 
-# With more changed rows than this, as a share of the table, an index is not kept: each search would compare them.
+# If a larger share of the table was changed, the index is not kept: each search would compare all changed rows.
 _MAX_CHANGED_SHARE = 0.01
 
 
@@ -51,7 +51,7 @@ class NeighborIndexFiles:
             return None
 
     def keep(self, name: IndexName, index: RowIndex, changed: Array) -> None:
-        """Writes a table's file: a reader finds the old file or the whole new one. Logs why it can not be written."""
+        """Writes a table's file, which readers see whole or not at all. Logs why the file can not be written."""
         if not isinstance(index, RowLists):
             raise TypeError(f"an index of type {type(index).__name__} has no file format")
         extra = name._asdict()
@@ -84,5 +84,5 @@ class NeighborIndexFiles:
 
 
 def indexing_of(folder: str, version_folder: Callable[[str, int], Path]) -> Indexing:
-    """Returns how indexes are built, and kept in a folder; if the folder is "", they are not kept."""
+    """Returns how indexes are built, and kept in a folder; if the folder is "", indexes are not kept."""
     return Indexing(build_index, NeighborIndexFiles(Path(folder).absolute(), version_folder) if folder else None)

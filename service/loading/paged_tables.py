@@ -14,8 +14,8 @@ from service.tables.table import MappedTable
 
 logger = logging.getLogger(__name__)
 
-# Share of the memory limit that pages of such tables may take. The rest is for the server itself, which took 150 to 600
-# MB without and with TensorFlow, and for the page cache of files that it reads beside.
+# Share of the memory limit that pages of paged tables may take. The rest is for the server itself (measured: 150 MB,
+# with TensorFlow 600 MB), and for the page cache of other files that the server reads.
 _SHARE = 0.7
 
 
@@ -23,8 +23,8 @@ _SHARE = 0.7
 class PagedTables:
     """The rule by which the native core reads the pages of a version's tables itself. Concurrency: any thread.
 
-    rule: "on" and "off" decide for all versions; "auto": the tables of a version are paged if they and those of the
-      other versions exceed max_bytes.
+    rule: "on" and "off" decide for all versions; "auto": the tables of a version are paged if the tables of all loaded
+      versions together exceed max_bytes.
     max_bytes: the most bytes of paged tables that stay in memory.
     other_bytes: returns the bytes of mapped tables of all loaded versions.
     """

@@ -21,7 +21,8 @@ logger = logging.getLogger(__name__)
 class RemoteFilling:
     """Fills the cache for versions that are being loaded. Concurrency: any thread.
 
-    cache: None: there is no native core. seconds: longest time for one version; what is not read then is left out.
+    cache: None if there is no native core. seconds: longest time for one version; rows that are not read by then are
+    left out.
     hot_rows: returns table -> its hot rows, [n] int64, the hottest first, of a model and version.
     """
 
@@ -33,7 +34,7 @@ class RemoteFilling:
         """Reads rows of each remote table of a version into the cache, the hottest first.
 
         Args:
-          path: the version's folder. Its statistics name the hot rows of tables that hot_rows lacks.
+          path: the version's folder. For tables that hot_rows lacks, the statistics in this folder name the hot rows.
         """
         tables = {name: table for name, table in servable.tables.items() if isinstance(table, RemoteTable)}
         if self.cache is None or not self.cache.holds_rows or not tables or self.seconds <= 0:

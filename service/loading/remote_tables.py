@@ -174,7 +174,7 @@ class RemoteTables:
         ]
 
     def problem(self, model: str) -> str:
-        """Returns one line on a remote table of the model that can not be reached and has no other rows, else ""."""
+        """Returns one line on an unreachable table of the model that has on_unavailable=error; "" if there is none."""
         if not self._problems:
             return ""
         with self._changing:

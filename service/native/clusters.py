@@ -29,7 +29,7 @@ class Clusters:
 
     @property
     def holds_rows(self) -> bool:
-        """Whether there is a cache of rows."""
+        """Whether the cache has space for rows."""
         return self._cache_bytes > 0
 
     def forget(self, subject: Subject, ids: Array | None) -> None:
@@ -37,7 +37,7 @@ class Clusters:
         self.core.forget(*subject, None if ids is None else ids.tolist())
 
     def heard(self, subject: Subject) -> None:
-        """Notes that the changes of a table were heard, so that its cached rows hold."""
+        """Notes that the server has read all changes of a table, so that its cached rows are valid for a while."""
         self.core.heard(*subject)
 
     def refresh(self) -> None:
@@ -45,11 +45,12 @@ class Clusters:
         self.core.refresh()
 
     def fill(self, layout: TableLayout, version: int, ids: Array, seconds: float) -> int:
-        """Reads the [N] int64 rows into the cache, the first ones first; returns how many it got in that time."""
+        """Reads the [N] int64 rows into the cache, in this order; returns how many the cache has after `seconds`."""
         return self.core.fill(layout.tag, version, ids.tolist(), seconds)
 
     def rows(self, layout: TableLayout, version: int, ids: Array) -> tuple[Array, Array]:
-        """Returns [N, row_bytes] uint8 cached rows of [N] int64 ids, and [N] bool, False where there is none."""
+        """Returns [N, row_bytes] uint8 cached rows of [N] int64 ids, and [N] bool, False for a row that the cache
+        lacks."""
         octets, has_row = self.core.cached_rows(layout.tag, version, layout.row_bytes, ids.tolist())
         return np.frombuffer(octets, np.uint8).reshape(ids.size, layout.row_bytes), np.array(has_row, bool)
 

@@ -1,7 +1,7 @@
 """Finds what an operator should look at in the content of the status page, such as a version that failed to load.
 
 The rules of examples/compose/alerts.yml judge rates and durations, which need the history that Prometheus keeps. The
-checks here see one moment only, so that each says what is true now, or what has happened since a start.
+checks here see one moment only: each check reports a present state, or a count since a start.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-# Share of a limit from which it needs attention.
+# A limit needs attention if at least this share of the limit is used.
 FULL = 0.9
 # Seconds for which a delta may wait, as in the alert EmbeddingDeltaLag.
 MAX_LAG_S = 10
-# Seconds before a certificate ends, from which it needs attention.
+# A certificate needs attention if it ends within this many seconds.
 CERTIFICATE_S = 14 * 86_400
 
 

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-# How many lines of one logger and level the log takes at once, and how many a second after these: a client that sends
-# bad requests without pause would else fill a disk with tens of megabytes a second.
+# Maximal number of lines of one logger and level at once, then per second. Otherwise, a client that sends bad requests
+# without pause would fill a disk with tens of megabytes of log a second.
 LINES_AT_ONCE, LINES_PER_S = 500, 20
 
 
 @dataclass(slots=True)
 class _Allowance:
-    """The lines that a logger may still write at a level; how many it had to leave out since its last line."""
+    """How many lines a logger may still write at a level, and how many were dropped since its last line."""
 
     lines: float
     since_s: float

@@ -16,16 +16,16 @@ _INDEX_METRICS: tuple[tuple[str, str, Callable[[RowIndex], float]], ...] = (
     ),
     (
         "embedding_server_neighbor_index_build_seconds",
-        "Seconds that it took to build the index of a table.",
+        "Seconds that the build of a table's index took.",
         lambda index: index.seconds,
     ),
-    ("embedding_server_neighbor_index_bytes", "Memory of the index of a table.", lambda index: index.nbytes),
+    ("embedding_server_neighbor_index_bytes", "Bytes of memory of a table's index.", lambda index: index.nbytes),
 )
 _NAME = "embedding_server_neighbor_rows_scanned_total"
 
 
 def neighbor_lines(scanned: Mapping[str, int], indexes: Mapping[IndexName, RowIndex]) -> list[str]:
-    """Returns the metrics of searches and of indexes; none where nobody has searched.
+    """Returns the metrics of searches and of indexes; no lines before the first search.
 
     Args:
       scanned: model -> number of rows that searches compared with their queries.

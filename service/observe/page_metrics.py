@@ -9,9 +9,9 @@ _PREFIX = "embedding_server_paged_"
 _FAMILIES: tuple[tuple[str, Kind, str, str], ...] = (
     ("cold_rows_total", "counter", "Ids of lookups whose row was not in memory and was read from the disk.", "rows"),
     ("reads_total", "counter", "Pages of tables that were read from the disk.", "reads"),
-    ("drops_total", "counter", "Pages that were dropped to keep to --paged_tables_mib.", "drops"),
-    ("losses_total", "counter", "Pages that the kernel had dropped, because memory was short.", "losses"),
-    ("read_seconds_total", "counter", "Seconds in which threads read pages, all threads together.", "seconds"),
+    ("drops_total", "counter", "Pages that the server dropped to keep to --paged_tables_mib.", "drops"),
+    ("losses_total", "counter", "Pages that the kernel dropped, because memory was short.", "losses"),
+    ("read_seconds_total", "counter", "Seconds that threads spent reading pages, all threads together.", "seconds"),
     ("resident_bytes", "gauge", "Bytes of pages of tables that are in memory.", "bytes"),
     ("max_bytes", "gauge", "Most bytes of pages of tables that stay in memory.", "max_bytes"),
 )

@@ -16,9 +16,9 @@ _FAMILIES = (
     ("retries_total", "Further rounds of reads: another node was asked for rows that one did not give.", "retries"),
     ("errors_total", "Reads that lacked a row at their end.", "errors"),
     ("default_rows_total", "Rows that could not be read and were answered by a default row.", "default_rows"),
-    ("stale_rows_total", "Rows that could not be read and were answered by a row of the cache.", "stale_rows"),
+    ("stale_rows_total", "Rows that could not be read, for which the answer has a row of the cache.", "stale_rows"),
     ("hedges_total", "Reads of a node that were also asked of a second node, because the first was slow.", "hedges"),
-    ("hedge_wins_total", "Such reads that the second node answered first.", "hedge_wins"),
+    ("hedge_wins_total", "Reads that were also sent to a second node, which answered first.", "hedge_wins"),
     ("seconds_total", "Seconds in reads.", "seconds"),
 )
 _CACHED_FAMILIES = (

@@ -69,9 +69,9 @@ class ModelLists:
         self._change(before, one, replace(one, labels=labels if version is None else labels | {label: version}))
 
     def pin(self, model: str, version: int | None) -> None:
-        """Makes a model serve one version only, or for None the versions as before; blocks. Raises as Engine.pin.
+        """Makes a model serve one version only; None serves the listed versions again. Blocks. Raises as Engine.pin.
 
-        The change lasts until the next list of models, as that of a label.
+        The change lasts until the next list of models, as the change of a label does.
         """
         before, one = self._find(model)
         if version is not None:
@@ -89,7 +89,7 @@ class ModelLists:
         self._pinned.pop(model, None)
 
     def _policies_of(self, config: ModelConfig) -> tuple[VersionPolicy, VersionPolicy]:
-        """Returns a model's policy as its list of models has it, and the one in force; a new list ends a pin."""
+        """Returns a model's policy in the list of models, and its policy in force; a new list of models ends a pin."""
         policy, pinned = self._pinned.get(config.name, (config.policy, None))
         return (policy if config.policy is pinned else config.policy), config.policy
 

@@ -22,7 +22,8 @@ class TablePaging:
       clusters: the clusters of the core; None: there is no core, so no table is paged.
       loaded: returns the loaded versions.
 
-    rule: decides which versions have paged tables. compile: compiles servables for the core. Both are None without it.
+    rule: decides which versions have paged tables. compile: compiles servables for the core. Without a core both are
+    None.
     """
 
     def __init__(

@@ -145,7 +145,7 @@ def _node(text: str, whole: str) -> tuple[str, int]:
 
 
 def _number(options: Mapping[str, str], name: str, default: int, expected: str, whole: str) -> int:
-    """Returns an option within the two limits that end the text `expected`."""
+    """Returns an option as a number; the text `expected` ends with its limits, such as "from 0 to 100"."""
     text = options.get(name, str(default))
     first, last = (int(limit) for limit in expected.split(" from ")[1].split(" to "))
     if not (text.isascii() and text.isdigit() and first <= int(text) <= last):

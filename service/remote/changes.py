@@ -89,7 +89,7 @@ class TableChanges:
     """The changes of one table of one version. Concurrency: any thread; calls block.
 
     listeners: are told of changed rows, those that this server wrote included.
-    on_heard: is called when all changes were heard that a node of the cluster has.
+    on_heard: called each time that the follower has read all changes that a node has.
     applied: deltas and upserts that this server wrote.
 
     Args:

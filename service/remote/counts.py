@@ -12,9 +12,9 @@ class ReadCounts:
 
     rows, bytes: rows that were read, and their bytes. retries: rounds of requests beyond a read's first one.
     errors: reads that could not read all rows. default_rows: rows that were replaced by a default row. stale_rows: rows
-    that were replaced by a cached row. hedges: reads of a node that were also asked of a second node; hedge_wins: those
-    that the second node answered first.
-    seconds: total time of all reads, waiting included. cache_hits, cache_misses: rows that the native core's cache had
+    that were replaced by a cached row. hedges: reads of a node that were also sent to a second node; hedge_wins: hedged
+    reads that the second node answered first. seconds: total time of all reads, waiting included. cache_hits,
+    cache_misses: rows that the native core's cache had
     and lacked.
     """
 

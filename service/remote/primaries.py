@@ -48,7 +48,7 @@ class Primaries:
         self._address = address
         self._topology = topology
         self._changing = threading.Lock()
-        # By node, and whether it is only read.
+        # Clients by node, and by whether the client only reads.
         self._clients: dict[tuple[Node, bool], Any] = {}
 
     def run(self, commands: Sequence[Command], end_s: float) -> list[Any]:
@@ -126,7 +126,8 @@ class Primaries:
         # A pipeline has one connection, so WAIT is about the writes before it.
         with self._client(node, is_read).pipeline(transaction=False) as pipe:
             if is_read:
-                # Without it a replica refers its readers to the primary. A single server's refusal is ignored.
+                # Without READONLY a replica refers readers to its primary. A server without a cluster refuses READONLY:
+                # ignored.
                 pipe.execute_command("READONLY")
             for one in commands:
                 if asks:

@@ -1,8 +1,8 @@
 """Reads rows of one version's table from a cluster before a deadline.
 
-A read asks the primaries, all at once. Where one is down, slow, or lacks a key, its rows are asked of another node of
-the same slot: a replica's rows are of the same version, and may lack its last changes. An answer of any other size than
-a row's is never taken for a row. A connection that broke or was given up is closed, so that no later read gets its
+A read asks all primaries at once. If a primary is down, slow, or lacks a key, the read asks another node of the same
+slot for its rows. A replica's rows are of the same version, and may lack the last changes. Only an answer with the size
+of a row counts as a row. A connection that broke or was given up is closed, so that no later read gets its
 answers.
 """
 
@@ -92,7 +92,7 @@ class RowReader:
         return Found(rows, missing, task.why)
 
     def count_replaced(self, kind: Literal["default", "stale"], number: int) -> None:
-        """Counts ids that got a default row, or a cached row, in place of their own."""
+        """Counts ids that got a default row, or a cached row, in place of a row that could not be read."""
         with self._changing:
             if kind == "default":
                 self.counts.default_rows += number

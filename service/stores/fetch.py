@@ -121,7 +121,7 @@ class Fetch:
         try:
             manifest = Manifest.read(self._staging)
         except ArtifactError as error:
-            # The bytes may have been changed on their way, so the next attempt fetches the manifest again.
+            # The network may have changed the bytes, so the next attempt fetches the manifest again.
             (self._staging / MANIFEST_PATH).unlink()
             raise ArtifactError(f"version {self._name} of {self._store.uri}: {error.message}") from error
         assert manifest is not None  # _bring_object() has just fetched the manifest
@@ -196,7 +196,7 @@ def bring_deltas(store: ObjectStore, name: str, target: Path, cache: Cache) -> i
     if record is None:
         return 0
     listed = [one._replace(path=f"{DELTAS_FOLDER}/{one.path}") for one in store.objects(f"{name}/{DELTAS_FOLDER}")]
-    # Only names that the server reads as deltas, directly in the folder: no name can lead elsewhere.
+    # Fetch only names that the server reads as deltas, directly in the folder: no name can lead to another folder.
     new = [one for one in listed if _DELTA.fullmatch(one.path) and record.get(one.path) != [one.num_bytes, one.tag]]
     with cache.reserved(lambda: sum(one.num_bytes for one in new), f"deltas of version {name} of {store.uri}"):
         for one in new:

@@ -107,8 +107,8 @@ class Mirror:
     def find(self) -> Mapping[int, Path]:
         """Returns version -> local folder, for the versions in the store, whether fetched or not.
 
-        The store is listed once in poll_s. Where it can not be listed, or lists nothing, the last listing holds; before
-        the first one the versions that an earlier process has fetched are served.
+        The store is listed once in poll_s. If the store can not be listed, or lists nothing, the last listing stays in
+        force. Before the first listing, the server serves the versions that an earlier process has fetched.
 
         Raises:
           StoreError: it can not be listed, and nothing is known of it.
@@ -126,8 +126,8 @@ class Mirror:
         self.counts.listings += 1
         try:
             names = {version_number(name): name for name in sorted(self.store.folders())}
-            # A web page in place of a listing, as a portal or a proxy sends it, reads as an empty listing. It must not
-            # unload the model and empty its cache.
+            # If a portal or a proxy sends a web page, the client reads it as an empty listing. An empty listing must
+            # not unload the model and empty its cache.
             if not names.keys() - {None} and (self._names or self._fetched()):
                 raise StoreError(errno.ENOENT, "the store lists no versions any more; the versions before stay")
         except StoreError as error:
@@ -263,7 +263,8 @@ class Mirror:
         try:
             is_here = fetch.bring()
             if is_here and not fetch.read_bytes:
-                # The version is of an earlier fetch: deltas that came later must be here before it is loaded.
+                # An earlier process has fetched the version. Fetch the deltas that came later before the version is
+                # loaded.
                 self._bring_deltas(version)
             job.state = "HERE" if is_here else "INCOMPLETE"
             job.again_at_s = self.clock() + self._jittered(self.poll_s)

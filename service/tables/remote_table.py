@@ -48,8 +48,8 @@ class RemoteTable:
 
     Args:
       defaults: row number -> [row_bytes] uint8, default rows to return if a row can not be read. Empty: the read fails.
-      cached: returns cached rows for [N] int64 ids, to return if a row can not be read: [N, row_bytes] uint8, and [N]
-        bool, False where there is none. None: the read fails.
+      cached: returns cached rows for [N] int64 ids whose rows can not be read: [N, row_bytes] uint8, and [N] bool,
+        False for a row that the cache lacks. None: the read fails.
 
     row_bytes: as of the same table mapped. reader, defaults: for the native core, which reads rows itself.
     changes: writes changed rows into the cluster.

@@ -20,21 +20,21 @@ from service.engine.neighbors import Metric, Nearest, RowSearch
 from service.tables.table import MappedTable
 from service.types import Array, TableInfo
 
-# The share of the true ten nearest rows that the index must find; it reads as many lists as that takes.
+# The share of the ten nearest rows that the index must find. Searches read as many lists as this share needs.
 RECALL = 0.95
 RECALL_K = 10
 # An index is of no use if a search would read more than this share of the lists.
 _MAX_SHARE = 0.25
 _MAX_LISTS = 8192
-# Rows for each list from which the centres are computed, and how often the centres move.
+# Number of sampled rows per list from which the centres are computed; number of iterations of Lloyd's algorithm.
 _SAMPLED_ROWS, _ITERATIONS = 32, 6
-# Rows that are read at a time; between two blocks the version may be unloaded.
+# Number of rows to read at a time (a block); the version may be unloaded between two blocks.
 _BLOCK_ROWS = 4096
 _NUM_QUERIES = 256
 _SORTED_ROWS = 1 << 20
-# Rows that are compared with all queries at a time, in some seconds at most.
+# Number of rows to compare with all queries at a time; this takes some seconds at most.
 _COMPARED_ROWS = 1 << 18
-# Seconds that one block may take.
+# Longest time of one comparison, in seconds.
 _PATIENCE_S = 600.0
 _NO_IDS = np.empty(0, np.int64)
 
@@ -45,7 +45,7 @@ GoOn = Callable[[], None]
 
 
 class Lists(NamedTuple):
-    """All that an index consists of.
+    """The data of an index, as files keep it.
 
     centres: [L, E] float32. starts: [L + 1] int64. members: [V] int32. loose: [N] integers, rows that searches always
     compare. longest: squared length of the longest row, for the dot product. probes, recall, seconds: as in RowLists.
@@ -71,7 +71,7 @@ class RowLists:
     """
 
     def __init__(self, space: _Space, centres: Array, members: Array, starts: Array) -> None:
-        """Holds lists: members of list i are members[starts[i] : starts[i + 1]], int32, ascending in each list."""
+        """Holds lists: list i has the rows members[starts[i] : starts[i + 1]], int32, ascending."""
         self._space = space
         self._vectors = centres
         self._centres = _table_of(centres)
@@ -112,11 +112,11 @@ class RowLists:
 def build_index(
     read: Read, search: Callable[[RowSearch], Nearest], go_on: GoOn, num_rows: int, metric: Metric
 ) -> RowLists | None:
-    """Builds an index; None if the rows can not be put into lists that help.
+    """Builds an index; returns None if a search would have to read too many lists.
 
     Args:
-      read: reads rows of the table. search: compares rows of the table, for the recall that is measured. Each call of
-        the two takes seconds at most.
+      read: reads rows of the table. search: compares rows of the table, to measure the recall. A call of either takes
+        seconds at most.
       go_on: called every few milliseconds to seconds. num_rows: V of the table.
     """
     started_s = time.monotonic()
@@ -162,20 +162,20 @@ def _members(lists: Array, count: int) -> tuple[Array, Array]:
 
 
 def _true_neighbors(wanted: RowSearch, search: Callable[[RowSearch], Nearest], num_rows: int) -> list[set[int]]:
-    """Returns the ids of the nearest rows of each query; compares a part of the rows at a time, as build_index says."""
+    """Returns the ids of the nearest rows of each query; each call of search compares a part of the rows."""
     best = Nearest(np.empty((len(wanted.queries), 0), np.int64), np.empty((len(wanted.queries), 0), np.float32))
     for at in range(0, num_rows, _COMPARED_ROWS):
         part = np.arange(at, min(at + _COMPARED_ROWS, num_rows), dtype=np.int64)
         found = search(replace(wanted, allowed=part))
         ids, scores = np.hstack([best.ids, found.ids]), np.hstack([best.scores, found.scores])
-        # NaN, the score of a place without a row, comes last.
+        # A place without a row has the score NaN, which sorts last.
         order = np.argsort(scores if wanted.metric == "l2" else -scores, axis=1, kind="stable")[:, : wanted.k]
         best = Nearest(np.take_along_axis(ids, order, 1), np.take_along_axis(scores, order, 1))
     return [set(row[row >= 0].tolist()) for row in best.ids]
 
 
 def _choose_probes(index: RowLists, queries: Array, true: list[set[int]]) -> bool:
-    """Sets the least number of lists with which the index finds enough; says whether there is one.
+    """Doubles `probes` until the index has the recall RECALL; returns False if it would read too many lists.
 
     true: the ids of the nearest rows of each query.
     """

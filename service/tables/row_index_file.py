@@ -1,4 +1,4 @@
-"""Encodes an index of rows as the bytes of a file, and decodes them. The index is never newer than its table's file.
+"""Encodes an index of rows as the bytes of a file, and decodes such bytes.
 
 Little-endian: MAGIC, the length of a JSON header as uint32, the header, and the arrays centres [L, E] float32, starts
 [L + 1] int64, members [V] int32, loose [N] int32; then the masked CRC-32C of all bytes before it as uint32.
@@ -81,7 +81,7 @@ def decode(data: bytes, identity: Mapping[str, Any], num_rows: int) -> RowLists:
 
 
 def _check(lists: Lists) -> None:
-    # A file may be another program's: no search may read beyond an array, or name a row twice.
+    # Another program may have written the file. No search may read beyond an array, or name a row twice.
     count, rows = len(lists.centres), len(lists.members)
     is_listed = np.zeros(rows, bool)
     inside = (lists.members >= 0) & (lists.members < rows)

@@ -1,4 +1,4 @@
-"""Servers with the interfaces of Google's and Azure's object stores, where their programs are installed.
+"""Emulators of Google's and Azure's object stores, if their programs are installed.
 
 Azurite is a package of npm, fake-gcs-server is a program in Go: neither can be a dependency of this project.
 """
@@ -107,7 +107,7 @@ class Azurite(_Emulator):
 
 
 class FakeGcsServer(_Emulator):
-    """An emulator of Google's object store; it answers the reads of the XML interface, and takes none of its writes."""
+    """An emulator of Google's object store; its XML interface answers reads, and refuses writes."""
 
     PROGRAM = "fake-gcs-server"
     SCHEME = "gs"

@@ -32,12 +32,12 @@ class Request(NamedTuple):
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault in place of an answer, or in it.
+    """A fault that replaces or changes an answer.
 
-    status, body, headers: the proxy answers with them, and the store is not asked; status 0: the store's answer.
-    cut_after: the connection is cut after so many bytes of the body; below 0: before the head.
+    status, body, headers: the proxy answers with these, without asking the store; status 0: with the store's answer.
+    cut_after: the connection is cut after this many bytes of the body; below 0: before the head.
     flips_last: the last byte of the body is changed.
-    drops: so many bytes of the body's end are left out, and the length in the head agrees.
+    drops: the last bytes of the body, this many, are left out, and the length in the head agrees.
     held: the answer is sent once this event is set.
     before: called with the path before the store is asked.
     """
@@ -78,7 +78,7 @@ class StoreProxy:
             do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _pass
 
             def log_message(self, format: str, *args: Any) -> None:
-                """Writes nothing: the proxy keeps its requests in a list."""
+                """Writes no log line: the proxy keeps its requests in a list."""
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
@@ -87,7 +87,7 @@ class StoreProxy:
         threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
 
     def close(self) -> None:
-        """Takes no connections any more."""
+        """Stops the proxy: it accepts no further connections."""
         self._server.shutdown()
         self._server.server_close()
 

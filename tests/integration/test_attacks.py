@@ -322,7 +322,7 @@ def test_a_connection_has_few_calls_without_end(server: ServerProcess) -> None:
         client.until(lambda: last.is_over and all(len(answer.data) > 0 for answer in begun))
         assert last.status == 8 and "health watches" in last.headers["grpc-message"]
         assert not any(answer.is_over for answer in begun)
-        # Another call takes the place of one that ends.
+        # After a call ends, the connection may have another call.
         client.h2.reset_stream(watches[0], 8)
         client.flush()
 
@@ -363,7 +363,7 @@ def test_metadata_that_can_not_be_parsed_is_no_fault_of_the_server(
 def test_headers_of_calls_that_wait_are_bounded(server: ServerProcess) -> None:
     large = {f"x-{number}": "y" * 4000 for number in range(15)}
     with H2Client(server.grpc_port) as client:
-        # Nine times 60 KB are more than 512 KB. The bodies do not come.
+        # The headers of nine calls, 60 KB each, are more than 512 KB. The client sends no bodies.
         streams = [client.begin(_PREDICT, **large) for _ in range(9)]
         client.flush()
         last = client.answer(streams[-1])

@@ -1,4 +1,4 @@
-"""Base paths gs:// and az:// over emulators of Google's and Azure's stores, where these are installed."""
+"""Base paths gs:// and az:// over emulators of Google's and Azure's stores, if the emulators are installed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.integration.store_proxy import Fault, StoreProxy
 from tests.toy_model import rewrite_manifest, write_toy_model
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("obstore") is None, reason="obstore is not installed")
-# Three parts of an object, as the server reads it.
+# Size of an object that the server reads in three parts.
 FILLER_BYTES = 20 << 20
 
 Store = Azurite | FakeGcsServer
@@ -36,7 +36,7 @@ def store(request: pytest.FixtureRequest) -> Iterator[Store]:
 
 @pytest.fixture
 def proxy(store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[StoreProxy]:
-    """A proxy before the store; the environment leads to it."""
+    """A proxy before the store; environment variables lead the store's clients to the proxy."""
     proxy = StoreProxy(store.port)
     for name, value in store.variables(proxy.url, tmp_path).items():
         monkeypatch.setenv(name, value)

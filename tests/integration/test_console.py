@@ -527,7 +527,7 @@ def test_replicas_with_one_secret_share_a_session(base: Path, guarded: ServerPro
             process.answering()
         signed_in = one.http.post("/console/session", json={"token": TOKENS["user"]})
         cookie = {"Cookie": signed_in.headers["set-cookie"].partition(";")[0]}
-        # A lookup, so that the native core gives the request to the routes that know sessions.
+        # The request is a lookup, which the native core forwards to the routes that know sessions.
         csrf = other.http.get("/console/session", headers=cookie).json()["csrf"]
         lookup = "/v1/models/toy:lookup", {"features": {"user": [1]}}
         until(lambda: other.http.get("/v1/models/toy", headers=cookie).status_code == 200)

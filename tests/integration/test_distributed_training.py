@@ -18,7 +18,7 @@ import pytest
 pytestmark = [pytest.mark.tf, pytest.mark.slow]
 
 TRAIN = (sys.executable, "-m", "model_export", "train", "--dataset=synthetic", "--batch_size=200")
-# Far more than a loaded machine needs; a process that hangs ends here.
+# Longest time of a process, far more than a loaded machine needs; a hanging process is killed.
 PATIENCE_S = 300
 
 
@@ -94,7 +94,7 @@ def history(run: Path) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def single(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
-    """The errors of the training in one process."""
+    """The held-out RMSE of each epoch of a training in one process."""
     from model_export.demo.config import TrainConfig
     from model_export.demo.run import train
     from model_export.demo.synthetic import synthetic_ratings

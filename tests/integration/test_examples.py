@@ -66,7 +66,7 @@ def test_every_example_of_the_api_page_is_answered(base: Path, tmp_path: Path) -
                         # The demo has no such signature; tests/conformance/ runs these on a model that has.
                         assert response.status_code == 400, response.text
                         continue
-                    # The map of a table and its colours are computed beside requests.
+                    # A thread computes the map of a table and its colours: ask until the answer is there.
                     expected = (200, 202) if path.endswith((":projection", ":drift", ":keys")) else (200,)
                     assert response.status_code in expected, f"{method} {url} {example['value']}: {response.text}"
                     tried += 1

@@ -58,7 +58,7 @@ def variables(of: Any) -> dict[str, str]:
 
 
 def settings(of: Any) -> Settings:
-    """Returns the settings that a container's variables make, with those of the image."""
+    """Returns the settings from a container's environment variables and from the image's."""
     return read_settings([], variables(of) | {"EMB_MODEL_BASE_PATH": "/models/movielens"})
 
 
@@ -188,7 +188,7 @@ def test_a_server_with_these_settings_answers_the_probes(serve: Serve, base: Pat
         assert asked["port"] == "http"
         until(lambda path=asked["path"]: server.http.get(path).status_code == 200)
     assert server.lookup({"user": [4]}, model="movielens") == {"user": [[4, 40]]}
-    # What the PodMonitor scrapes has the series of the autoscaler's metric.
+    # The port that the PodMonitor scrapes has the series from which the adapter makes the autoscaler's metric.
     monitor = objects_of("bucket")["PodMonitor", "embedding-server"]["spec"]["podMetricsEndpoints"][0]
     found = read_exposition(server.http.get(monitor["path"]).text)
     (rule,) = kubernetes.read(FOLDER / "components/prometheus/adapter-values.yaml")[0]["rules"]["custom"]
@@ -210,7 +210,7 @@ def test_kserves_runtime_has_the_settings_of_the_deployment() -> None:
     assert volume in pod["volumes"]
     assert runs["volumeMounts"] == [{"name": volume["name"], "mountPath": "/tmp"}]
     (service,) = kubernetes.read(FOLDER / "kserve" / "inference-service.yaml")
-    # Its key and its value are free texts for the schema.
+    # The schema accepts any names and values of annotations.
     assert service["metadata"]["annotations"] == {"serving.kserve.io/deploymentMode": "Standard"}
     predictor = service["spec"]["predictor"]
     assert predictor["model"]["runtime"] == runtime()["metadata"]["name"]
@@ -246,6 +246,6 @@ def test_a_server_with_kserves_arguments_answers(serve: Serve, base: Path) -> No
     server = serve(**names, model_name=model, model_base_path=base).answering()
     for path in ("/readyz", runtime()["spec"]["annotations"]["prometheus.kserve.io/path"]):
         until(lambda path=path: server.http.get(path).status_code == 200)
-    # Of the protocols v1 and v2.
+    # A request of each of the protocols v1 and v2.
     for path in (f"/v1/models/{model}", f"/v2/models/{model}/ready"):
         assert server.http.get(path).status_code == 200

@@ -1,4 +1,4 @@
-"""Sends each limited thing one below its limit, at the limit, and one above it, over HTTP/1.1, HTTP/2 and gRPC."""
+"""Sends requests one below each limit, at the limit, and one above it, over HTTP/1.1, HTTP/2 and gRPC."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def _neighbors(k: int, queries: int) -> bytes:
     return post(json.dumps({"ids": [1] * queries, "k": k}).encode(), CLOSE, start=NEIGHBORS)
 
 
-# Each: the limit, a request of that size or number, and the statuses below, at and above the limit.
+# Each entry: the limit, a function that makes a request of a size or number, the statuses below, at and above.
 HTTP: dict[str, tuple[int, Callable[[int], bytes], tuple[int, int, int]]] = {
     "head": (HEAD_BYTES, _head, (200, 200, 431)),
     "URL": (HEAD_BYTES, _url, (404, 404, 431)),
@@ -170,7 +170,8 @@ def test_a_grpc_message_is_read_up_to_the_limit(server: ServerProcess, path: str
 
 @pytest.mark.parametrize("more", [-1, 0, 1])
 def test_a_header_list_below_the_limit_is_read(server: ServerProcess, more: int) -> None:
-    # RFC 9113, 6.5.2: each field counts its name, its value and 32 bytes. The library h2 refuses a list of the limit.
+    # RFC 9113, 6.5.2: each field counts its name, its value and 32 bytes. The library h2 refuses a header list whose
+    # size equals the limit.
     with H2Client(server.grpc_port) as client:
         base = {
             ":method": "POST",

@@ -107,7 +107,7 @@ def test_threads_of_connections_do_not_wait_for_the_disk(group: MemoryGroup, mod
         is_over.set()
         thread.join()
         assert not wrong and _metric(server, "paged_cold_rows_total") > 10_000
-        # The hand of the clock may drop a page between the check and the read, which is rare.
+        # Rarely, the clock hand drops a page between the check and the read.
         assert _waits(server) - before < 50
 
 
@@ -167,7 +167,7 @@ def test_changed_rows_of_a_paged_table_stay_changed(small_models: tuple[Path, np
             expected[id] = id
             answer = httpx.post(url, json={"ids": [id], "rows": [[float(id)] * 24]}, timeout=PATIENCE_S)
             assert answer.status_code == 200 and answer.json()["is_visible"], answer.text
-            # These lookups drop pages of the table, if they read them.
+            # The pages that these lookups read displace pages of the table.
             assert np.array_equal(_rows(server, everything), expected)
 
 
@@ -180,7 +180,7 @@ def test_predicts_read_pages_of_their_features(tf: Any, tmp_path: Path) -> None:
         server.ready()
         got = server.predict_grpc(inputs, "serving_default")["score"].ravel()
         assert got.tolist() == wanted.tolist()
-        # Both tables are in one page, which each reads once for itself.
+        # Both tables lie in one page; the server reads this page once for each table.
         assert _metric(server, "paged_reads_total") == 2
 
 

@@ -220,7 +220,7 @@ def test_without_nodes_cached_rows_are_answered_and_named_only_with_stale(
             assert (found == rows[hot]).all() and notes == {}
         for node in cluster.nodes:
             node.kill()
-        # Once changes are not heard, a cached row may be old.
+        # If the server reads no changes, a cached row may be old.
         until(lambda: read_with_notes(stale, hot)[1] == {"x-stale-rows": "user=50"})
         assert (read(stale, hot) == rows[hot]).all()
         until(lambda: not _answers(strict, hot))
@@ -239,7 +239,7 @@ def test_without_nodes_cached_rows_are_answered_and_named_only_with_stale(
         assert (np.array(forwarded.json()["rows"], np.float32) == rows[[3, 4]]).all()
         (counts,) = stale.http.get("/v1/statusz").json()["remote"]["tables"]
         assert counts["stale_rows"] >= 50 + 50 + 2 + 2
-        # Clients choose between cached rows and none, so the server stays ready.
+        # The table has on_unavailable=stale, so the server stays ready without nodes.
         until(lambda: strict.http.get("/readyz").status_code == 503)
         assert stale.http.get("/readyz").status_code == 200
 
@@ -305,7 +305,7 @@ def test_cached_rows_hold_while_a_replica_tells_the_changes(cluster: Cluster, wr
 
         cluster.nodes[slot * 3 // 16384].freeze()
         time.sleep(4 * FRESH_S)
-        # On a busy machine the server may hear the changes later than cached rows hold.
+        # On a busy machine, cached rows may expire before the server reads the changes again.
         until(is_cached)
         cluster.nodes[slot * 3 // 16384].thaw()
 
@@ -328,5 +328,5 @@ def test_a_version_has_its_hot_rows_in_the_cache_before_it_is_available(
         until(lambda: server.http.get("/v1/models/toy").json()["model_version_status"][0]["state"] == "AVAILABLE")
         for node in cluster.nodes:
             node.kill()
-        # Each row is of the newer version, and comes from the cache: no node is there.
+        # No node runs, so each row comes from the cache; each row is of the newer version.
         assert (read(server, hot) == newer_rows[hot]).all()

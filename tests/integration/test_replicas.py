@@ -1,4 +1,4 @@
-"""The short form of loadtest.replicas: no request of usual clients fails in a rolling restart or a roll-out."""
+"""A short run of loadtest.replicas: no request of usual clients fails in a rolling restart or a roll-out."""
 
 from __future__ import annotations
 

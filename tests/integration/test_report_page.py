@@ -59,7 +59,7 @@ def test_a_selected_row_shows_its_nearest_rows_by_name(page: Page) -> None:
     figure.locator("[data-row='1']").hover(force=True)
     assert figure.locator(".tip").inner_text() == "row 1 · red"
     figure.locator("[data-row='1']").click(force=True)
-    # Rows are [i, i * i, 1], so the cosines with row 1 are those of row 2, row 3 and row 0.
+    # Rows are [i, i * i, 1], so by the cosine the rows nearest to row 1 are row 2, row 3 and row 0.
     lines = figure.locator(".nearest li").all_inner_texts()
     assert lines == [
         "row 2 · <img src=x onerror=alert(1)> cosine 0.882",

@@ -1,4 +1,4 @@
-"""The short form of loadtest.store_faults: each fault has its state and text, and the old version serves on."""
+"""A short run of loadtest.store_faults: each fault has its state and text, and the server still serves version 1."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from loadtest import store_faults
 from tests.integration.s3_server import S3Server
 from tests.integration.store_proxy import StoreProxy
 
-# A fault of listings, of a read, of bytes, and of an upload; all others take the same way.
+# One fault each of listings, of reads, of bytes, and of uploads; other faults use the same code.
 CHOSEN = ("html_list", "throttled", "short", "flipped", "torn")
 
 

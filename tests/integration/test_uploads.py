@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(
 URI = f"s3://{BUCKET}/toy"
 MANIFEST = MANIFEST_FILE.as_posix()
 MARKER = "saved_model.pb"
-# More than one part of an object, as the client writes it.
+# Size of an object that the client writes in more than one part.
 FILLER_BYTES = 20 << 20
 
 
@@ -137,7 +137,7 @@ def test_compact_writes_the_next_version_into_the_store(
     assert f"uploaded: {URI}/8, " in out
     assert s3.contents("toy/8/")[MARKER] == (version / MARKER).read_bytes()
     assert list((tmp_path / "temporary").iterdir()) == []
-    # A number that is taken is refused before anything is written.
+    # An existing version number is refused before anything is written.
     assert main(["compact", str(version), "--out", URI, "--version", "8"]) == 1
     assert f"{URI}/8 exists; a version is never overwritten" in capsys.readouterr().err
 
@@ -156,7 +156,7 @@ def test_a_version_that_can_not_be_sent_is_kept_with_the_command_that_goes_on(
     assert written(proxy) == [f"1/{MARKER}"]
     assert main(["demo", "--if_missing", "--out", URI]) == 0
     assert capsys.readouterr().out.endswith(f"{URI} holds version 1: nothing to do\n")
-    # If the version was not made, nothing is left.
+    # If the command fails before it has made a version, no temporary folder is left.
     shutil.rmtree(tmp_path / "temporary")
     (tmp_path / "temporary").mkdir()
     drop(version, 2, b"no delta")
@@ -173,7 +173,7 @@ def test_a_number_of_another_version_is_refused(
     assert main(["upload", str(version), "--out", URI]) == 1
     assert f"{URI}/3 is another version; a version is never overwritten" in capsys.readouterr().err
 
-    # The same where the other manifest is written between this upload's listing and its own manifest.
+    # The upload also fails if the other manifest is written after this upload's listing, and before its own manifest.
     def race(method: str, path: str, query: dict[str, list[str]]) -> Fault | None:
         if method == "PUT" and path.endswith(MANIFEST):
             proxy.rule = None

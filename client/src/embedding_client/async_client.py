@@ -134,7 +134,7 @@ class AsyncEmbeddingClient:
         label: str | None = None,
         timeout_s: float | None = None,
     ) -> Neighbors:
-        """Finds nearest rows of a table; arguments and errors are those of EmbeddingClient.neighbors."""
+        """Finds nearest rows of a table; takes the arguments and raises the errors of EmbeddingClient.neighbors."""
         search = {
             "ids": ids,
             "keys": keys,

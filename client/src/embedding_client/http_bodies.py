@@ -40,7 +40,7 @@ def rows_body(ids: Array) -> bytes:
 
 
 def neighbors_body(search: Mapping[str, Array]) -> bytes:
-    """Encodes the JSON body of a `tables/T:neighbors` request; the inputs are those of the gRPC signature."""
+    """Encodes the JSON body of a `tables/T:neighbors` request; takes the inputs of the gRPC signature "neighbors"."""
     document: dict[str, Any] = {}
     chosen: dict[str, Any] = {}
     for name, array in search.items():

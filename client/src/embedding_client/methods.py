@@ -84,7 +84,8 @@ class Methods:
         """Checks the arguments of neighbors() and returns its flow; raises InvalidRequest.
 
         Args:
-          search: the inputs of the signature "neighbors" by name, without the table; None for those that are not given.
+          search: the inputs of the signature "neighbors" by name, without the table; None for inputs that are not
+          given.
         """
         given = {name: value for name, value in search.items() if value is not None}
         if len(given.keys() & {"ids", "keys", "vectors"}) != 1:

@@ -10,7 +10,7 @@ import { RowPanel } from "../row";
 
 const COMPUTING_MS = 500;
 const HOT_POLL_MS = 5000;
-// As many hot rows as the server tells.
+// Maximal number of hot rows to ask for; the server sends no more.
 const HOT_ROWS = 2000;
 
 /** Loads a document that the server computes in the background; waits for it. */
@@ -187,7 +187,7 @@ function Canvas(props: { points: Points; chosen: number; onChoose: (id: number) 
   );
 }
 
-/** What the colours of the map show, as loaded. note: said below the map. */
+/** The loaded values that the colours of the map show. note: text below the map. */
 interface Colors {
   layer: Layer;
   note: string;

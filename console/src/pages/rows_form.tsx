@@ -83,7 +83,7 @@ export function RowsForm(props: {
   const features = table?.features ?? [];
   const chosenBy = by === "id" || features.includes(by.slice(4)) ? by : "id";
   const latest = models.find((one) => one.name === choice.model)?.versions.find((one) => one.state === "AVAILABLE")?.version;
-  // The version that the question names is the version that changes, also if another one becomes the latest meanwhile.
+  // The request names the version of the question, because another version may become the latest meanwhile.
   const version = choice.version || String(latest ?? "");
   const dim = table?.embedding_dim ?? 0;
   const changed = tried(() => {

@@ -218,7 +218,7 @@ impl Connection {
         self.large_refused.load(Relaxed)
     }
 
-    /// Counts a large request as accepted, although its body has not arrived; dropping the returned value ends this.
+    /// Counts an accepted large request whose body has not arrived, until the caller drops the returned value.
     #[must_use]
     pub fn expect_body(self: &Arc<Self>) -> Arriving {
         self.arriving.fetch_add(1, Relaxed);

@@ -236,7 +236,7 @@ impl<T> FairQueue<T> {
     }
 
     /// Judges a request that finds `waiting` other requests, and whose turn comes after runs of `before` nanoseconds.
-    /// `held` is how many of the other requests are of the request's model, address and connection.
+    /// `held` has three counts: how many of these have the request's model, address, and connection.
     fn admit(
         &self,
         ask: &Ask,

@@ -132,7 +132,7 @@ impl<T> Node<T> {
         self.children.get(name).map(|(_, node)| node)
     }
 
-    /// Returns how many requests of the path's model wait, of its address, and of its connection.
+    /// Returns three counts: how many requests wait of the path's model, of the path's address, and of its connection.
     pub fn held(&self, path: &Path) -> impl Iterator<Item = usize> {
         let mut node = Some(self);
         path.iter().map(move |name| {

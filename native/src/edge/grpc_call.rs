@@ -45,7 +45,7 @@ pub struct Incoming {
     pub begun: Instant,
     // Counts the bytes of the body that were read, and of its inflated form, against the limit on bytes in flight.
     pub hold: Hold,
-    // Counts large headers, which the call holds until its answer begins.
+    // A call keeps its headers in memory until its answer begins, so large headers count against a limit.
     heads: Option<[OwnedSemaphorePermit; 2]>,
     // Large work, while its message is read.
     pub announcement: Option<(Announcement, Arriving)>,
@@ -78,7 +78,7 @@ impl Incoming {
     /// Counts the call's headers, if they are large, against the limits on the headers of open calls.
     ///
     /// # Errors
-    /// The connection, or all connections together, have too many bytes of headers already.
+    /// The open calls of the connection, or of all connections together, already have too many bytes of headers.
     pub fn hold_head(&mut self) -> Result<(), Status> {
         let size: usize = self.head.headers.iter().map(|(name, value)| name.as_str().len() + value.len()).sum();
         if size < LARGE_HEAD_BYTES {

@@ -1,5 +1,5 @@
-//! Removes from a gRPC call's metadata what the reference server can not parse. grpcio would fail such a call with
-//! INTERNAL, and log an error for each, although the fault is the client's.
+//! Removes metadata that the reference server can not parse from a gRPC call. For such metadata, grpcio would fail the
+//! call with INTERNAL and log an error, although the fault is the client's.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ const LONGEST: Duration = Duration::from_secs(30 * 24 * 3600);
 /// reads and that grpcio may fail to parse.
 ///
 /// # Errors
-/// The call's deadline is malformed, or its compression is none that gRPC defines.
+/// The call's deadline is malformed, or gRPC does not define the call's compression.
 pub fn sanitize(headers: &mut HeaderMap) -> Result<(), Status> {
     if let Some(value) = headers.get("grpc-timeout") {
         let Some(timeout) = grpc_message::timeout(value.as_bytes()) else {
@@ -44,8 +44,8 @@ fn refused(code: Code, text: &str) -> Status {
     Status { code, text: text.into(), may_retry: false }
 }
 
-/// Says whether a name is one that gRPC reserves and the reference server does not need, or that of binary metadata,
-/// which no handler reads.
+/// Says whether the reference server does not need the metadata of a name: gRPC reserves the name, or the metadata is
+/// binary, which no handler reads.
 fn is_of_no_use(name: &str) -> bool {
     let is_needed = ["grpc-timeout", "grpc-encoding", "grpc-accept-encoding"].contains(&name);
     name.starts_with("grpc-") && !is_needed || name.ends_with("-bin") || name.starts_with("lb-")

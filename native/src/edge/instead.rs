@@ -8,7 +8,7 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use crate::plan::Instead;
 
 const STALE_ROWS: HeaderName = HeaderName::from_static("x-stale-rows");
-/// As Python's `quote(table, safe="")`.
+/// Percent-encodes a table's name, as Python's `quote(table, safe="")` does.
 const ESCAPED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'_').remove(b'-').remove(b'.').remove(b'~');
 const DEFAULT_ROWS: HeaderName = HeaderName::from_static("x-default-rows");
 

@@ -95,7 +95,7 @@ impl Pool {
         Ok(pool)
     }
 
-    /// Queues a job, which must not panic, in the place of its announcement. A pool that is closed drops the job.
+    /// Queues a job in place of its announcement. The job must not panic. A closed pool drops the job.
     ///
     /// # Errors
     /// [`Refusal`].
@@ -106,13 +106,13 @@ impl Pool {
         job: impl FnOnce(Result<Duration, Refusal>) -> bool + Send + 'static,
     ) -> Result<Ticket, Refusal> {
         let mut state = self.inner.lock();
-        // Both steps are under one lock: a request that is announced in between would find a place too many.
+        // Both steps run under one lock: a request that is announced in between would find one free place too many.
         if let Some(announcement) = &announcement {
             state.queue.withdraw(&announcement.ask, announcement.id);
         }
         let id = if state.is_closed { u64::MAX } else { state.queue.push(&ask, Instant::now(), Box::new(job))? };
         drop(state);
-        // Its drop takes the lock.
+        // Dropping an announcement takes the lock.
         drop(announcement);
         self.inner.has_job.notify_one();
         Ok(Ticket { inner: Arc::clone(&self.inner), ask, id })

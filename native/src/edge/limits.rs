@@ -12,11 +12,11 @@ pub const WRITE_BUDGET: usize = 512 << 10;
 pub const BACKED_UP_BYTES: usize = 256 << 10;
 /// Refusals on all gRPC connections together take at most about 1 part in this many of the connection threads' time.
 pub const REFUSAL_SHARE: u32 = 20;
-/// The headers of an open gRPC call are counted from this size on.
+/// The server counts the headers of an open gRPC call if they have at least this size.
 pub const LARGE_HEAD_BYTES: usize = 4 << 10;
-/// Maximal size of the counted headers of one connection's open gRPC calls, and of those of all connections together.
+/// Maximal size of the counted headers of one connection's open gRPC calls.
 pub const HEAD_BYTES_A_CONNECTION: usize = 512 << 10;
-/// See [`HEAD_BYTES_A_CONNECTION`].
+/// Maximal size of the counted headers of the open gRPC calls of all connections together.
 pub const ALL_HEAD_BYTES: usize = 32 << 20;
 /// A request with more bytes never runs on the thread of its connection, but on the pool for large work.
 pub const INLINE_BYTES: usize = 64 << 10;

@@ -1,5 +1,5 @@
-//! Narrows the HTTP/2 windows of a connection whose large requests are refused, so that the client sends less of a request
-//! before it learns of the refusal.
+//! Narrows the HTTP/2 windows of a connection whose large requests are refused, so that the client sends less of a
+//! request before the client learns of the refusal.
 
 use std::time::{Duration, Instant};
 
@@ -7,12 +7,12 @@ use super::connection::Connection;
 
 /// Number of bytes of one request that a client may send before the server has read them.
 pub const STREAM_WINDOW: u32 = 1 << 20;
-/// The same, while large requests of the connection are refused: one DATA frame of the default size.
+/// This number while the server refuses the connection's large requests: one DATA frame of the default size.
 const NARROW_WINDOW: u32 = 16 << 10;
-/// The windows are wide again after this time without a refusal.
+/// The server widens the windows again after this time without a refusal.
 const CALM: Duration = Duration::from_secs(1);
 
-/// The windows of one connection. Its task alone uses it.
+/// The windows of one connection. Only the connection's task uses this struct.
 #[derive(Debug, Default)]
 pub struct RequestWindow {
     // Large requests of the connection that were refused, as of the last turn.

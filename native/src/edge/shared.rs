@@ -231,8 +231,8 @@ impl Shared {
     /// Calls a form on a thread for large work, or on one that may wait for other machines. Dropping the future removes
     /// the work from the queue.
     ///
-    /// `why` is the reason why a thread of connections does not run the form; `announcement` has kept a place in the queue
-    /// for large work.
+    /// `why`: the reason why a thread of connections does not run the form. `announcement`: the place that the request
+    /// already has in the queue for large work.
     ///
     /// # Errors
     /// [`NotRun`].

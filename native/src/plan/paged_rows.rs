@@ -1,4 +1,4 @@
-//! Reads the rows of a request's features that are not in memory, from tables that are larger than memory.
+//! Reads rows of a request from the disk if they are not in memory, for tables that are larger than memory.
 
 use super::features::FeatureInputs;
 use super::servable::{Servable, Signature};

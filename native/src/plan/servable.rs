@@ -228,7 +228,7 @@ unsafe impl Sync for SharedParts {}
 /// `Arc` is dropped.
 #[derive(Debug)]
 pub struct Servable {
-    /// For each table its pages, if it is larger than memory; empty if no table is. Dropped before the tables' memory.
+    /// The pages of each table that is larger than memory; empty if no table is. Rust drops them before `_owner`.
     paged_tables: Arc<[Option<Arc<PagedTable>>]>,
     shared: Arc<SharedParts>,
     tables: Vec<Table>,
@@ -320,7 +320,7 @@ impl Servable {
         // SAFETY: the caller promises that the table's addresses fulfil the conditions of `Table::new`.
         let tables: Vec<_> = pairs.map(|(table, at)| unsafe { table_at(table, at.0, at.1) }).collect();
         let remote_tables = Arc::clone(&self.remote_tables);
-        // A table with changed rows lies in a private map: its pages can not be dropped without those rows.
+        // A table with changed rows lies in a private map: dropping a page would lose the changed rows in that page.
         let pairs = self.paged_tables.iter().zip(self.tables.iter().zip(&tables));
         let paged_tables = pairs.map(|(paged, (before, now))| paged.clone().filter(|_| before.is_at(now))).collect();
         let shared = Arc::clone(&self.shared);

@@ -28,7 +28,7 @@ pub enum Effort<'a> {
     Small,
     /// Any amount of work, because the thread belongs to the pool for large work.
     Any,
-    /// Any amount of work, and waiting for disks and other machines.
+    /// The thread may do any amount of work, and may wait for disks and other machines.
     Wait(&'a Waiting),
 }
 
@@ -50,14 +50,14 @@ pub struct Failure {
     pub text: String,
 }
 
-/// Rows of one table that an answer has in place of rows that could not be read.
+/// The numbers of cached rows and default rows of one table in an answer, in place of rows that could not be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Instead {
     /// The table's name.
     pub table: String,
-    /// Distinct rows of the cache, perhaps older than those in the cluster.
+    /// Distinct rows from the cache, which may be older than the cluster's rows.
     pub stale_rows: usize,
-    /// Distinct rows that were answered by the feature's default row.
+    /// Distinct rows in whose place the answer has the feature's default row.
     pub default_rows: usize,
 }
 

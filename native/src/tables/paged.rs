@@ -6,11 +6,12 @@
 //! for all missing pages of the lookup together, page by page, so that the disk reads them at the same time and reads
 //! nothing behind them.
 //!
-//! All paged tables share one bound. Beyond it, a clock hand goes over the pages: it drops a page whose count is 1, and
-//! takes one off any higher count. So pages stay that many lookups use, and a page that one lookup used leaves.
+//! All paged tables share one bound on their pages in memory. Beyond the bound, a clock hand goes over the pages: it
+//! drops a page whose count is 1, and subtracts 1 from any higher count. So pages that many lookups use stay, and a
+//! page that only one lookup used is dropped.
 //!
-//! The kernel may drop pages too, if the machine or the control group runs out of memory. A thread compares the bytes with
-//! mincore(2), a part of them every quarter of a second.
+//! The kernel may drop pages too, if the machine or the control group runs out of memory. A thread finds these pages
+//! with mincore(2), and checks a part of all pages every quarter of a second.
 //!
 //! Source: madvise(2), mincore(2), posix_fadvise(2) and mm/madvise.c, mm/readahead.c (Linux 6.18); Nicola, Dan and Dias,
 //! Analysis of the Generalized Clock Buffer Replacement Scheme for Database Transaction Processing (1992).
@@ -25,19 +26,19 @@ use serde::{Deserialize, Serialize};
 
 use super::table::{Ints, Policy};
 
-/// The highest count of a page. The clock hand drops an unused page after as many rounds.
+/// The highest count of a page. The clock hand drops an unused page after at most this many rounds.
 const MOST_USES: u8 = 4;
-/// Pages that the kernel is asked for together.
+/// Maximal number of pages for which a thread asks the kernel at a time (a batch).
 const BATCH_PAGES: usize = 256;
-/// A batch waits while so many pages are being read, unless it is small. More would not make the disk faster, and the
-/// threads that read them would take the processors from the threads of connections.
+/// A large batch waits while this many pages are being read. More reads would not make the disk faster, and the reading
+/// threads would take the processors from the threads of connections.
 const PAGES_IN_FLIGHT: usize = 256;
-/// Batches of fewer pages do not wait for others, so that a lookup of few rows does not queue behind large ones.
+/// A batch of fewer pages does not wait, so that a lookup of few rows does not queue behind large lookups.
 const LARGE_BATCH: usize = 16;
-/// A thread that makes room drops up to this share of the bound more, so that few reads have to make room.
+/// A thread that must drop pages drops up to one part in this many of the bound more, so that few reads drop pages.
 const SPARE_SHARE: usize = 256;
 const AUDIT_EVERY: Duration = Duration::from_millis(250);
-/// Pages that one mincore(2) checks, most pages of one audit, and most bytes that one audit looks at.
+/// Number of pages in one call of mincore(2); maximal numbers of pages, and of bytes of counts, in one audit.
 const AUDIT_CHUNK: usize = 1024;
 const AUDITED_PAGES: usize = 16 * AUDIT_CHUNK;
 const AUDITED_BYTES: usize = 4 << 20;
@@ -87,7 +88,7 @@ struct Clock {
     ranges: Vec<Weak<PagedRange>>,
     hand: Place,
     audited: Place,
-    /// Whether the thread that audits was started.
+    /// Whether the audit thread was started.
     is_audited: bool,
 }
 
@@ -114,14 +115,14 @@ pub struct Pager {
 struct PagedRange {
     /// Address of the first page.
     first: usize,
-    /// Row 0 begins so many bytes behind the first page's begin.
+    /// Number of bytes from the beginning of the first page to row 0.
     skip: usize,
     stride: usize,
     page_bytes: usize,
     /// For each page 0, or how often it was used.
     uses: Box<[AtomicU8]>,
     file: OwnedFd,
-    /// Where the first page lies in the file.
+    /// Offset of the first page in the file.
     offset: usize,
     /// Whether the range is still mapped. The pager holds this lock while it drops or checks pages, because another map
     /// may get the addresses later.
@@ -199,7 +200,7 @@ impl Pager {
         }
         // SAFETY: the descriptor is new, so no other code owns it.
         let file = unsafe { OwnedFd::from_raw_fd(copied) };
-        // Memory of zeros takes no page before it is written to.
+        // The kernel allocates pages of zeroed memory only when a thread writes to them.
         let zeros = Box::into_raw(vec![0_u8; num_pages].into_boxed_slice());
         // SAFETY: an AtomicU8 has the size and the alignment of a u8.
         let uses = unsafe { Box::from_raw(zeros as *mut [AtomicU8]) };
@@ -225,7 +226,7 @@ impl Pager {
     }
 
     fn lock(&self) -> MutexGuard<'_, Clock> {
-        // A clock stays usable after a panic of another thread.
+        // The clock stays valid if another thread panics while it holds the lock.
         self.clock.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -282,7 +283,7 @@ impl Pager {
         }
     }
 
-    /// Corrects the bytes of some pages that the kernel has dropped.
+    /// Checks some pages, and sets the bytes of pages that the kernel has dropped to 0.
     pub(super) fn audit(&self) {
         let mut clock = self.lock();
         let ranges: Vec<_> = clock.ranges.iter().filter_map(Weak::upgrade).collect();
@@ -316,8 +317,8 @@ impl Pager {
 }
 
 impl Clock {
-    /// Moves the hand on until it has chosen so many pages, whose bytes are then 0, or until it finds no more. The pages
-    /// of one element are in the order of their addresses.
+    /// Moves the hand until it has chosen the given number of pages, or finds no more. Sets the bytes of chosen pages
+    /// to 0. Returns chosen pages by range, in the order of their addresses.
     fn choose(&mut self, num_pages: usize) -> Vec<(Arc<PagedRange>, Vec<usize>)> {
         let ranges: Vec<_> = self.ranges.iter().map(Weak::upgrade).collect();
         let total: usize = ranges.iter().flatten().map(|range| range.uses.len()).sum();
@@ -374,7 +375,7 @@ impl PagedRange {
         let uses = &self.uses[page];
         let count = uses.load(Relaxed);
         if count > 0 && count < MOST_USES {
-            // Not a plain store: the clock hand may have dropped the page meanwhile.
+            // Compare and exchange, not a store: the clock hand may have dropped the page meanwhile.
             let _ = uses.compare_exchange(count, count + 1, Relaxed, Relaxed);
         }
         count > 0

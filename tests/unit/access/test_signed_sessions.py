@@ -1,4 +1,4 @@
-"""Sessions in signed cookies: which cookies are good, on which servers, and until when."""
+"""Sessions in signed cookies: which cookies are valid, on which servers, and until when."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_replica_with_the_secret_knows_the_session(clock: Clock) -> None:
 def test_a_replica_with_another_secret_does_not(clock: Clock) -> None:
     cookie, _ = server(clock).open(TOKEN)
     assert server(clock, SECRETS[1]).find(cookie) is None
-    # An older secret is still good; the newest one signs.
+    # Cookies that an older secret signed are still valid; the first secret signs new cookies.
     both = server(clock, SECRETS[1], SECRETS[0])
     assert both.find(cookie) is not None
     assert server(clock, SECRETS[1]).find(both.open(TOKEN)[0]) is not None

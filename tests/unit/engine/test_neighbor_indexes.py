@@ -1,4 +1,4 @@
-"""Searches by an index: beside changes of rows, beside other versions, and where an index is of no use."""
+"""Searches by an index: with changed rows, with several versions, and where an index would be of no use."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _usual_priority(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def write_large(folder: Path, seed: int) -> np.ndarray:
-    """Writes a version whose table "user" has ROWS rows of two numbers; returns them too."""
+    """Writes a version whose table "user" has ROWS rows of two numbers; returns these rows."""
     rows = np.random.default_rng(seed).normal(size=(ROWS, 2)).astype(np.float32)
 
     def edit(manifest: dict[str, Any]) -> None:
@@ -82,7 +82,7 @@ def test_an_index_answers_after_the_first_search_and_reads_fewer_rows(tmp_path: 
     assert find(engine, exact=True).recall is None
     assert find(engine, allowed=Named(ids=np.arange(50))).rows_scanned == 50
     assert find(engine, k=101).recall is None
-    # What the index names is not enough, because most of it is denied.
+    # The search excludes most of the rows that the index names, so too few are left.
     denied = Named(ids=np.argsort(np.square(rows - 1).sum(axis=1))[: ROWS // 2])
     assert find(engine, denied=denied).ids.tolist() == find(engine, denied=denied, exact=True).ids.tolist()
 

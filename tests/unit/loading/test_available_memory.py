@@ -98,7 +98,7 @@ def test_this_system_says_something() -> None:
             },
             5000,
         ),
-        # Version 1 writes a number beyond all memory for no limit.
+        # Version 1 of control groups shows "no limit" as a number larger than any memory.
         (
             {
                 "proc/meminfo": MEMINFO,

@@ -107,7 +107,7 @@ def test_other_bytes_of_the_table_get_an_index_of_their_own(tmp_path: Path) -> N
     after = Restarted(tmp_path)
     assert after.was_built and find(after.engine).ids.tolist() == [nearest(rows)]
     (new,) = {path for path in (tmp_path / "kept").rglob("*.rows")} - {old}
-    # A copy of the old file under the new name is not taken either.
+    # The server also ignores a copy of the old file under the new file's name.
     new.write_bytes(old.read_bytes())
     assert Restarted(tmp_path).was_built
 

@@ -1,4 +1,4 @@
-"""Listings of a mirror: how often, and what an empty one takes away: nothing."""
+"""Listings of a mirror: how often it lists, and that an empty listing removes no version."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from service.stores.object_store import StoreError
 
 
 class Listing:
-    """Names of folders in the place of an ObjectStore."""
+    """Replaces an ObjectStore: lists folders by names that a test sets."""
 
     uri = "s3://bucket/m"
 
@@ -31,7 +31,7 @@ class Listing:
 
 
 class Clock:
-    """A clock that stands."""
+    """A clock whose time a test sets."""
 
     now_s = 0.0
 

@@ -12,7 +12,7 @@ use super::topology::Topology;
 
 /// Sizes the cache before the first row is known.
 const TYPICAL_ROW_BYTES: usize = 256;
-/// Rows that are read together while the cache is filled.
+/// Number of rows in one read while the server fills the cache.
 const FILLED_TOGETHER: usize = 1000;
 
 #[derive(Default)]
@@ -72,7 +72,7 @@ impl Clusters {
         self.named(model, version, table).for_each(|one| one.forget(rows));
     }
 
-    /// Notes that the changes of a table were heard.
+    /// Notes that the server has read all changes of a table.
     pub fn heard(&self, model: &str, version: i64, table: &str) {
         self.named(model, version, table).for_each(|one| one.heard());
     }
@@ -84,20 +84,21 @@ impl Clusters {
         opened.tables.get(&(tag.to_owned(), version)).and_then(Weak::upgrade)
     }
 
-    /// Asks each cluster for its map of slots: a replica that became a primary answers reads as before, so no read would
-    /// tell. Waits for the nodes, each cluster's longest time for a read at most.
+    /// Asks each cluster for its map of slots. Reads do not show an old map, because a replica that became a primary
+    /// answers them as before. Waits for the nodes, each cluster's longest time for a read at most.
     pub fn refresh(&self) {
         let opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
         let topologies: Vec<_> = opened.topologies.values().filter_map(Weak::upgrade).collect();
         drop(opened);
         for topology in topologies {
-            // Reads that need the map say why it can not be had.
+            // The error is dropped: a later read that needs the map returns its own.
             let _ = topology.refresh(Instant::now() + topology.address.timeout(), true);
         }
     }
 
-    /// Reads rows of an open table into the cache, the first ones first, until `deadline`; numbers that are no rows are
-    /// left out. Returns how many rows the cache got or had. 0 for a table that is not open, and without a cache.
+    /// Reads rows of an open table into the cache, in the order of `rows`, until `deadline`; leaves out numbers that
+    /// are
+    /// no rows. Returns how many rows the cache then has; 0 if the table is not open, or there is no cache.
     #[must_use]
     pub fn fill(&self, tag: &str, version: i64, rows: &[u64], deadline: Instant) -> usize {
         let Some(table) = self.table(tag, version).filter(|table| table.has_cache()) else { return 0 };

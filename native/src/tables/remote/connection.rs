@@ -61,7 +61,7 @@ pub(super) struct Connection {
     end: usize,
     /// Whether an earlier read used the connection.
     pub(super) is_reused: bool,
-    /// Answers that come before those to the next commands: of a read that another node answered first.
+    /// Number of answers to skip before the next commands' answers: another node answered their read first.
     pub(super) owed: usize,
 }
 
@@ -186,7 +186,7 @@ impl Connection {
         self.stream.socket()
     }
 
-    /// Reads the answers that nobody waits for any more.
+    /// Reads and drops the answers that the node still owes to earlier reads.
     ///
     /// # Errors
     /// As `row`.
@@ -285,7 +285,7 @@ fn told(error: io::Error) -> io::Error {
     }
 }
 
-/// The error of an answer that did not come in time.
+/// Returns the error for an answer that did not come in time.
 pub(super) fn late() -> io::Error {
     io::Error::new(ErrorKind::TimedOut, "timed out")
 }

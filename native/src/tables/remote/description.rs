@@ -25,7 +25,7 @@ pub struct Address {
     pub timeout_ms: u64,
     /// Longest time to wait for one node before another is asked.
     pub node_timeout_ms: u64,
-    /// Reads of a hundred that may be asked of a second node because the first is slow; 0 for none.
+    /// How many of a hundred reads the server may also send to a second node, because the first is slow; 0: none.
     pub hedge_percent: u32,
 }
 
@@ -65,7 +65,7 @@ pub struct RemoteDescription {
     pub default_rows: Vec<(usize, Vec<u8>)>,
     /// Whether a cached row is read in place of a row that can not be read.
     pub serves_stale: bool,
-    /// For how long cached rows hold after the changes of the table were heard last; None: nobody follows the changes,
-    /// and cached rows always hold.
+    /// For how long cached rows are valid after the server last read the table's changes. None: the server does not
+    /// follow the changes, and cached rows are always valid.
     pub fresh_ms: Option<u64>,
 }

@@ -1,4 +1,4 @@
-//! Decides when a read is also asked of a second node: after the time within which its node gave 95 of the last 100
+//! Decides when a read is also sent to a second node: after the time within which its node gave 95 of 100 recent
 //! answers, and only for a share of all reads.
 
 use std::os::fd::AsRawFd;
@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 
 use super::connection::Connection;
 
-/// Answers of a node that are remembered; the fewest that make a time; and after how many the time is found anew.
+/// Number of kept times of a node's answers; how many times `slow` needs; after how many more it is computed again.
 const SAMPLES: usize = 128;
 const LEAST: usize = 32;
 const EVERY: usize = 16;
-/// Second reads that can be saved up.
+/// Maximal number of second reads that a cluster's budget can save up.
 const MOST_SAVED: u32 = 50;
 
 /// How long the last answers of one node took, each from the commands to its first byte.
@@ -46,11 +46,11 @@ impl Times {
     }
 }
 
-/// The second reads that a cluster is still to be asked for: each read adds a share of one. Concurrency: any thread.
+/// Budget of second reads of a cluster: each read adds `percent` hundredths of a second read. Concurrency: any thread.
 #[derive(Debug)]
 pub(super) struct Budget {
     percent: u32,
-    /// In hundredths of a read.
+    /// Saved second reads, in hundredths of a read.
     saved: AtomicU32,
 }
 
@@ -64,20 +64,20 @@ impl Budget {
         self.percent > 0
     }
 
-    /// Notes a read of one node.
+    /// Adds the share of one read of a node to the budget.
     pub(super) fn earn(&self) {
         let add = |saved: u32| (saved < MOST_SAVED * 100).then_some(saved + self.percent);
         let _ = self.saved.fetch_update(Relaxed, Relaxed, add);
     }
 
-    /// Takes one second read; says whether there was one.
+    /// Takes one second read from the budget; says whether the budget had one.
     pub(super) fn take(&self) -> bool {
         self.saved.fetch_update(Relaxed, Relaxed, |saved| saved.checked_sub(100)).is_ok()
     }
 }
 
-/// Waits until one of the connections has bytes to read or is broken, or until `until`; says for each whether it is so.
-/// `until` is rounded up to milliseconds.
+/// Waits until a connection has bytes to read or is broken, or until `until`; says which connections these are. `until`
+/// is rounded up to milliseconds.
 pub(super) fn wait(connections: &[&Connection], until: Instant) -> Vec<bool> {
     let left = until.saturating_duration_since(Instant::now());
     let millis = i32::try_from(left.as_micros().div_ceil(1000)).unwrap_or(i32::MAX);
@@ -89,7 +89,7 @@ pub(super) fn wait(connections: &[&Connection], until: Instant) -> Vec<bool> {
     let mut sockets: Vec<libc::pollfd> = connections.iter().map(asked).collect();
     // SAFETY: `sockets` has that many elements, and its sockets are open for the length of the call.
     let count = unsafe { libc::poll(sockets.as_mut_ptr(), sockets.len() as libc::nfds_t, millis) };
-    // After an error, a signal for instance, no element is filled in.
+    // After an error, such as an interruption by a signal, poll(2) has filled in no element.
     sockets.iter().map(|socket| count > 0 && socket.revents != 0).collect()
 }
 

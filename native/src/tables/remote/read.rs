@@ -1,9 +1,10 @@
 //! Reads rows of one or more tables of one cluster at the same time.
 //!
-//! A read asks the primaries, all at once. Where one is down, slow, or lacks a key, its rows are asked of another node of
-//! the same slot. An answer of any other size than a row's is never taken for a row. A connection that broke or was
-//! given up is closed, so that no later read gets its answers; only answers that another node gave first are skipped later. The reference is service/remote/row_reader.py, which asks
-//! no second node while the first is only slow.
+//! A read asks all primaries at once. If a primary is down, slow, or lacks a key, the read asks another node of the
+//! same slot for its rows. Only an answer with the size of a row counts as a row. The read closes a connection that
+//! broke or on which a read was given up, so that no later read gets its answers. If another node answered first, the
+//! connection stays open, and its next read skips the late answers. The reference is service/remote/row_reader.py,
+//! which asks no second node while the first is only slow.
 
 use std::collections::HashMap;
 use std::io;
@@ -37,7 +38,7 @@ pub struct Want<'t> {
     pub rows: Vec<u8>,
     /// Positions in `ids` whose rows were not read yet; after the read, could not be read.
     pub left: Vec<u32>,
-    /// Rows that could not be read and were taken from the cache.
+    /// Number of rows that could not be read and were taken from the cache.
     pub num_stale: usize,
     /// Changes of rows that the table had seen when the read began.
     changes: u64,
@@ -100,7 +101,7 @@ fn read_cluster(topology: &Topology, wants: &mut [Want<'_>], items: Vec<Item>, d
     let until = begun + topology.address.timeout();
     let mut until = deadline.map_or(until, |deadline| deadline.min(until));
     if items.iter().any(|item| wants[item.want as usize].table.serves_stale) {
-        // Time is left to answer with cached rows.
+        // Keeps a part of the time to answer with cached rows.
         until -= until.saturating_duration_since(begun) / 4;
     }
     let mut sizes = vec![0_usize; wants.len()];
@@ -154,9 +155,9 @@ struct Asked {
     group: Group,
     connection: Connection,
     at: Instant,
-    /// When the node is given up.
+    /// Time at which the read gives the node up.
     until: Instant,
-    /// When a second node is asked; None: never, or one was asked.
+    /// Time at which the read asks a second node; None: never, or it has asked one.
     hedge_at: Option<Instant>,
     second: Option<(Node, Connection)>,
 }
@@ -185,7 +186,7 @@ struct Task<'a, 'w> {
     /// Rows that a node which gives its slots away sent elsewhere.
     asking: HashMap<Item, Node>,
     retries: u64,
-    /// Second nodes that were asked, and that gave the rows.
+    /// Number of second nodes that were asked, and number of these that gave the rows.
     hedges: u64,
     hedge_wins: u64,
     why: String,
@@ -221,7 +222,7 @@ impl Task<'_, '_> {
 
     fn refresh(&mut self) {
         let is_patient = self.left.iter().any(|item| !self.has_stale(*item));
-        // While the cache has the rows, they wait for the map no longer than for a node.
+        // If the cache has the rows, the read waits for the map no longer than for a node.
         let until = if is_patient { self.until } else { self.node_until() };
         if let Err(why) = self.topology.refresh(until, is_patient) {
             self.why = why;
@@ -357,7 +358,7 @@ impl Task<'_, '_> {
     /// Leaves the rows after the first `read` to the second node, if it was asked, or to the next round.
     fn go_on(&mut self, one: Asked, read: usize, asked: &mut Vec<Asked>) {
         if read > 0 || one.second.is_none() {
-            // The answers of a second node would be for all rows, and some of them were judged.
+            // A second node would answer for all rows of the group, but this read has already handled some of them.
             self.left.extend_from_slice(&one.group.items[read..]);
             return;
         }

@@ -35,7 +35,7 @@ pub struct TableCounts {
     pub errors: u64,
     /// Rows in whose place a default row was read.
     pub default_rows: u64,
-    /// Rows that could not be read and were taken from the cache.
+    /// Number of rows that could not be read and were taken from the cache.
     pub stale_rows: u64,
     /// Reads of a node that were also asked of a second node.
     pub hedges: u64,
@@ -84,10 +84,10 @@ pub struct RemoteTable {
     has_old_default_rows: AtomicBool,
     /// Whether a cached row is read in place of a row that can not be read.
     pub(super) serves_stale: bool,
-    /// For how long cached rows hold after the changes were heard; None: always.
+    /// For how long cached rows are valid after the server last read the table's changes; None: always.
     fresh: Option<Duration>,
     opened: Instant,
-    /// When the changes were heard last, in milliseconds after `opened`.
+    /// When the server last read the table's changes, in milliseconds after `opened`.
     heard_ms: AtomicU64,
     /// The slot of each shard.
     slots: Vec<u16>,
@@ -193,19 +193,19 @@ impl RemoteTable {
         self.counters.default_rows.fetch_add(count as u64, Relaxed);
     }
 
-    /// Notes that the changes of the table were heard: cached rows hold for a while.
+    /// Notes that the server has read the table's changes: cached rows are valid for a while.
     pub(super) fn heard(&self) {
         self.heard_ms.store(u64::try_from(self.opened.elapsed().as_millis()).unwrap_or(u64::MAX), Relaxed);
     }
 
-    /// Says whether the changes of the table were heard a moment ago, so that no cached row is older than that.
+    /// Says whether the server read the table's changes a moment ago, so that no cached row is older than this moment.
     fn is_followed(&self) -> bool {
         let since = || self.opened.elapsed().saturating_sub(Duration::from_millis(self.heard_ms.load(Relaxed)));
         self.fresh.is_none_or(|fresh| since() < fresh)
     }
 
-    /// Copies row `ids[i]` to piece `i` of `rows` if the cache has that row and cached rows hold; returns the positions
-    /// of all others.
+    /// Copies row `ids[i]` to piece `i` of `rows` if the cache has that row and cached rows are valid; returns the
+    /// positions of all other ids.
     pub(super) fn read_cached(&self, ids: &[u64], rows: &mut [u8]) -> Vec<u32> {
         let Some(cache) = self.cache.as_ref().filter(|_| self.is_followed()) else {
             return (0..ids.len() as u32).collect();
@@ -215,8 +215,8 @@ impl RemoteTable {
         found.enumerate().filter(|(_, is_there)| !is_there).map(|(position, _)| position as u32).collect()
     }
 
-    /// Copies rows from the cache that could not be read, even if their changes are not heard now. `left` has their
-    /// positions in `ids`; afterwards those that the cache lacks too. Returns how many rows were copied.
+    /// Copies rows that could not be read from the cache, whatever their age. `left` has their positions in `ids`;
+    /// after the call it has only the positions of rows that the cache lacks. Returns how many rows were copied.
     pub(super) fn read_stale(&self, ids: &[u64], rows: &mut [u8], left: &mut Vec<u32>) -> usize {
         let Some(cache) = self.cache.as_ref().filter(|_| self.serves_stale) else { return 0 };
         let before = left.len();

@@ -20,7 +20,7 @@ const NUM_SLOTS: usize = 16384;
 const BREAK: Duration = Duration::from_millis(500);
 /// The map of slots is asked for at most this often.
 const REFRESH: Duration = Duration::from_millis(100);
-/// A connection on which a node owes more answers than this is closed.
+/// The server closes a connection on which a node owes more answers than this.
 const MOST_OWED: usize = 1 << 14;
 /// Idle connections that are kept for each node.
 const IDLE_CONNECTIONS: usize = 64;
@@ -78,7 +78,7 @@ pub(super) struct Topology {
     pub(super) budget: Budget,
 }
 
-/// When the map was read last, and when no node told it.
+/// When the map was read last, and when no node sent it.
 #[derive(Default)]
 struct Asked {
     at: Option<Instant>,
@@ -155,7 +155,7 @@ impl Topology {
         idle.map_or_else(|| Connection::open(node, &self.address, until), Ok)
     }
 
-    /// Keeps a connection whose answers were all read, or on which the node owes answers of which none was begun.
+    /// Keeps a connection if all its answers were read, or if no byte of the answers that the node owes was read.
     pub(super) fn give_back(&self, node: &Node, mut connection: Connection) {
         if !connection.is_idle() || connection.owed > MOST_OWED {
             return;
@@ -164,7 +164,7 @@ impl Topology {
         let mut idle = lock(&self.idle);
         let kept = idle.entry(node.clone()).or_default();
         if kept.len() < IDLE_CONNECTIONS {
-            // The last one is taken first.
+            // The next read takes the last connection, so one with owed answers goes to the front.
             let place = if connection.owed > 0 { 0 } else { kept.len() };
             kept.insert(place, connection);
         }
@@ -191,8 +191,8 @@ impl Topology {
         lock(&self.times).get(node).and_then(Times::slow)
     }
 
-    /// Asks the nodes for the map of slots, unless another thread does so, or did so a moment ago. `is_patient`: also if
-    /// no node told it a moment ago.
+    /// Asks the nodes for the map of slots, unless another thread does so, or did so a moment ago. `is_patient`: asks
+    /// even if no node sent the map a moment ago.
     ///
     /// # Errors
     /// Why no node tells the map.

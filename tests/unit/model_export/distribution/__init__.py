@@ -1,1 +1,1 @@
-"""Tests of model_export/demo."""
+"""Tests of model_export/distribution."""

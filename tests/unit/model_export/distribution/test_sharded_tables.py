@@ -1,4 +1,4 @@
-"""Sharded tables: first values, lookups and updates are those of one table, whatever the shards."""
+"""Sharded tables: first values, lookups and updates equal those of a table that is not sharded."""
 
 from __future__ import annotations
 
