@@ -7,14 +7,15 @@ be allowed to read its keys.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from service.engine.engine import Engine, ModelDescription
 from service.engine.inference import CLASSIFY_METHOD, REGRESS_METHOD
+from service.engine.table_view import vocabularies_of
 from service.errors import ServiceError
 from service.http.json_schema import Json
-from service.types import ModelRef, SignatureSpec, TensorSpec
+from service.types import ModelRef, SignatureSpec, TableInfo, TensorSpec
 from service.wire.oip_tensors import datatype_name
 
 # Most signatures for which the page /docs shows an example; more examples would hide the rest of the page.
@@ -36,12 +37,14 @@ def add_examples(document: Json, engine: Engine) -> None:
         _ROUTES["neighbors"]: {"of the first row": {"value": {"ids": [0], "k": 3}}} if tables else {},
     }
     values = {"model": description.name, "version": description.version, "to": description.version}
-    values |= {"table": tables[0]} if tables else {}
+    values |= {"table": tables[0].name} if tables else {}
+    with_keys = {"table": info.name for info in reversed(tables) if vocabularies_of(description, info)}
     for path, methods in document["paths"].items():
+        examples_of = values | with_keys if path.endswith(":keys") else values
         for operation in methods.values():
             for parameter in operation.get("parameters", ()):
-                if parameter["name"] in values:
-                    parameter["example"] = values[parameter["name"]]
+                if parameter["name"] in examples_of:
+                    parameter["example"] = examples_of[parameter["name"]]
         for suffix, examples in requests.items():
             if path.endswith(suffix):
                 methods["post"]["requestBody"]["content"]["application/json"]["examples"] = examples
@@ -49,12 +52,12 @@ def add_examples(document: Json, engine: Engine) -> None:
                 del methods["post"]["responses"]["200"]["content"]["application/json"]["examples"]
 
 
-def _served(engine: Engine) -> tuple[ModelDescription, list[str]] | None:
-    """Returns the first model that can answer and that the caller may see, with the names of its tables."""
+def _served(engine: Engine) -> tuple[ModelDescription, Sequence[TableInfo]] | None:
+    """Returns the first model that can answer and that the caller may see, with its tables."""
     for name in engine.models():
         try:
             ref = ModelRef(name)
-            return engine.describe(ref), [table.name for table in engine.tables(ref)]
+            return engine.describe(ref), engine.tables(ref)
         except ServiceError:
             continue
     return None

@@ -241,9 +241,8 @@ def test_a_map_shows_drift_and_groups_of_keys(console: Watched) -> None:
     box(page, "Colour").select_option("drift")
     page.get_by_text("How far each row turned since version 1").wait_for()
     browsing.wait_for(page, "/1 − cosine 0/.test(document.querySelector('div.ramp div.ramp')?.innerText)")
-    browsing.wait_for(page, DRAWN)
     # The background, rows that did not turn, and row 7.
-    assert page.locator("canvas[role=application]").evaluate(COLORS) == 3
+    browsing.wait_for(page, f"({COLORS})(document.querySelector('canvas[role=application]')) === 3")
     assert box(page, "Since version").locator("option").all_inner_texts() == ["1"]
     box(page, "Table").select_option("tag")
     box(page, "Colour").select_option("key")
