@@ -38,9 +38,9 @@ def add_examples(document: Json, engine: Engine) -> None:
     }
     values = {"model": description.name, "version": description.version, "to": description.version}
     values |= {"table": tables[0].name} if tables else {}
-    with_keys = {"table": info.name for info in reversed(tables) if vocabularies_of(description, info)}
+    keyed = [info.name for info in tables if vocabularies_of(description, info)]
     for path, methods in document["paths"].items():
-        examples_of = values | with_keys if path.endswith(":keys") else values
+        examples_of = values | {"table": keyed[0]} if keyed and path.endswith(":keys") else values
         for operation in methods.values():
             for parameter in operation.get("parameters", ()):
                 if parameter["name"] in examples_of:
