@@ -90,6 +90,6 @@ def watched(browser: Browser, base: str, *, scheme: str = "light", size: str = "
     seen.page.on("request", lambda request: None if request.url.startswith((base, "data:")) else note(request.url))
     try:
         yield seen
-        assert seen.faults == []
+        assert not seen.faults, seen.faults
     finally:
         context.close()

@@ -233,7 +233,8 @@ def test_a_map_of_a_million_rows_is_sampled_and_chosen_from(console: Watched) ->
 
 # Counts the different colours in a canvas.
 COLORS = "c => new Set(new Uint32Array(c.getContext('2d').getImageData(0, 0, c.width, c.height).data.buffer)).size"
-DRAWN = "document.querySelector('canvas[role=application]')?.dataset.drawMs !== undefined"
+# Whether the map is drawn in the colours of the named values.
+SHOWS = "document.querySelector('canvas[role=application]')?.dataset.shows === '{}'"
 
 
 def test_a_map_shows_drift_and_groups_of_keys(console: Watched) -> None:
@@ -241,8 +242,9 @@ def test_a_map_shows_drift_and_groups_of_keys(console: Watched) -> None:
     box(page, "Colour").select_option("drift")
     page.get_by_text("How far each row turned since version 1").wait_for()
     browsing.wait_for(page, "/1 − cosine 0/.test(document.querySelector('div.ramp div.ramp')?.innerText)")
+    browsing.wait_for(page, SHOWS.format("1 − cosine"))
     # The background, rows that did not turn, and row 7.
-    browsing.wait_for(page, f"({COLORS})(document.querySelector('canvas[role=application]')) === 3")
+    assert page.locator("canvas[role=application]").evaluate(COLORS) == 3
     assert box(page, "Since version").locator("option").all_inner_texts() == ["1"]
     box(page, "Table").select_option("tag")
     box(page, "Colour").select_option("key")
@@ -319,7 +321,7 @@ def test_hot_rows_show_while_lookups_come(console: Watched, server: ServerProces
     until(is_hot)
     console.open(PAIR_MAP.format("user", "traffic"))
     page.get_by_text("hottest rows are on the map").wait_for()
-    browsing.wait_for(page, DRAWN)
+    browsing.wait_for(page, SHOWS.format("lookups"))
     assert page.locator("canvas[role=application]").evaluate(COLORS) >= 3
 
 

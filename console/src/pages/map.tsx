@@ -75,6 +75,7 @@ function Canvas(props: { points: Points; chosen: number; onChoose: (id: number) 
       const begin = performance.now();
       points.draw(context, view.current, chosen, getComputedStyle(document.body).color);
       element.dataset["drawMs"] = (performance.now() - begin).toFixed(1);
+      element.dataset["shows"] = points.layer.name;
     });
   };
   useEffect(draw);
