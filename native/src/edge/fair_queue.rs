@@ -203,7 +203,7 @@ impl<T> FairQueue<T> {
         Ok(id)
     }
 
-    /// Ends the announcement of a request, which is then queued, or never will be.
+    /// Removes the announcement of a request: the request takes its place in the queue now, or never will.
     pub fn withdraw(&mut self, ask: &Ask, id: u64) {
         self.coming.remove(&ask.path, id);
     }

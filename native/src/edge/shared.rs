@@ -42,7 +42,7 @@ pub const TRACE_ID_HEADER: &str = "x-embedding-server-trace-id";
 pub const SEAL_HEADER: &str = "x-embedding-server-seal";
 /// Threads that wait for rows of clusters. They start with the first request for such rows.
 const WAITING_THREADS: usize = 64;
-/// Names of more bytes than this are not sent: gRPC metadata may have 8 KiB in total.
+/// Names in a client certificate are not forwarded if they have more bytes than this: grpcio takes 8 KiB of metadata.
 const MAX_NAMES_BYTES: usize = 4096;
 
 /// The parts of the network server that all connections share.
@@ -208,8 +208,8 @@ impl Shared {
         // A panic can leave no data half-changed, because a handler only reads a servable.
         match catch_unwind(AssertUnwindSafe(|| form(&*self.dispatch, &call))) {
             Ok(Ok(answered)) => {
-                // The bytes count before the connection's task gets them. That task does not look at finished calls while
-                // its socket is full, so other threads would meanwhile make the answers of all other calls.
+                // An answer's bytes count as unread from here on. The connection's task looks at no finished call while
+                // its socket is full, so the pool's threads would meanwhile make the answers of all its other calls.
                 let debt = Debt::new(connection, &self.account, answered.servable.model(), answered.body.len());
                 Ok(Made { answered, debt, took: started.elapsed() })
             }
@@ -273,7 +273,7 @@ impl Shared {
         let (shared, connection, model) = (Arc::clone(self), Arc::clone(connection), Arc::clone(&ask.path[0]));
         let job = move |told: Result<Duration, Refusal>| {
             let not_run = match told {
-                // The client disconnected while the work waited.
+                // The client disconnected while its request waited for a thread.
                 _ if sender.is_closed() => return false,
                 Err(refusal) => NotRun::Refused(refusal),
                 Ok(_) if connection.is_full() => NotRun::Unread,
