@@ -42,19 +42,22 @@ class ClusterTask:
     index: int
 
     @staticmethod
-    def parse(text: str | None, distribution: str) -> ClusterTask:
+    def parse(text: str | None, distribution: str, asker: str | None = None) -> ClusterTask:
         """Reads the value of TF_CONFIG for "multi_worker" or "parameter_server".
+
+        Args:
+          asker: who needs TF_CONFIG, for the message; None: the flag --distribution.
 
         Raises:
           ExportError: the value is missing or does not fit the distribution; the message lists all faults and shows an
             example.
         """
         if not text:
-            raise ExportError(_message(distribution, ["the environment variable is not set"]))
+            raise ExportError(_message(distribution, asker, ["the environment variable is not set"]))
         try:
             data = json.loads(text)
         except ValueError as error:
-            raise ExportError(_message(distribution, [f"it is not JSON: {error}"])) from error
+            raise ExportError(_message(distribution, asker, [f"it is not JSON: {error}"])) from error
         cluster, faults = _cluster(data, distribution)
         kind, index = _task(data)
         if kind not in _TASKS[distribution]:
@@ -62,7 +65,7 @@ class ClusterTask:
         elif type(index) is not int or not 0 <= index < len(cluster.get(kind, ())):
             faults.append(f"task.index is {index!r}, but cluster.{kind} lists {len(cluster.get(kind, ()))} addresses")
         if faults:
-            raise ExportError(_message(distribution, faults))
+            raise ExportError(_message(distribution, asker, faults))
         return ClusterTask(cluster, kind, index)
 
     @property
@@ -74,6 +77,21 @@ class ClusterTask:
     def number_of_workers(self) -> int:
         """Number of processes that compute gradients if all tasks train: the chief and the workers."""
         return len(self.cluster.get("chief", ())) + len(self.cluster.get("worker", ()))
+
+    @property
+    def number_among_workers(self) -> int:
+        """Number of this process among those that compute gradients: 0 is the chief, if there is one."""
+        return self.index + (len(self.cluster.get("chief", ())) if self.kind == "worker" else 0)
+
+
+def lists_parameter_servers(text: str | None) -> bool:
+    """Says whether a value of TF_CONFIG makes this process a part of a cluster with parameter servers."""
+    try:
+        data = json.loads(text or "{}")
+    except ValueError:
+        return False
+    cluster = data.get("cluster") if isinstance(data, dict) else None
+    return isinstance(cluster, dict) and bool(cluster.get("ps")) and _task(data)[0] != "evaluator"
 
 
 def number_of_processes(text: str | None) -> int:
@@ -124,9 +142,10 @@ def _is_address(text: Any) -> bool:
     return bool(host) and port.isdecimal() and 0 < int(port) < 65536
 
 
-def _message(distribution: str, faults: list[str]) -> str:
+def _message(distribution: str, asker: str | None, faults: list[str]) -> str:
     listed = "".join(f"\n  {fault}" for fault in faults)
+    asker = asker or f"--distribution={distribution}"
     return (
-        f"--distribution={distribution} needs TF_CONFIG, the same cluster and a task of its own in each process:"
+        f"{asker} needs TF_CONFIG, the same cluster and a task of its own in each process:"
         f"{listed}\nfor example TF_CONFIG='{_EXAMPLES[distribution]}'"
     )

@@ -32,11 +32,12 @@ def named_failures(task: ClusterTask) -> Iterator[None]:
                 f"{task.kind} {task.index} can not listen on port {address.rpartition(':')[2]} of its address "
                 f"{address} in TF_CONFIG: another process uses it"
             ) from error
-        if not isinstance(error, _LOST) and not any(word in text.lower() for word in _WORDS):
+        is_own = isinstance(error, tf.errors.InvalidArgumentError)
+        if is_own or not isinstance(error, _LOST) and not any(word in text.lower() for word in _WORDS):
             raise
         lines = [line.strip() for line in text.splitlines() if any(word in line.lower() for word in _WORDS)]
         raise ExportError(
             f"{task.kind} {task.index} lost another process of the cluster ({(lines or [type(error).__name__])[0]}); "
-            "start every process that has ended again with the same command: the training resumes after its last "
-            "finished epoch"
+            "start every process that has ended again with the same command: the training resumes from its newest "
+            "checkpoint"
         ) from error

@@ -6,6 +6,7 @@ Source: tensorflow_estimator/python/estimator/tpu/_tpu_estimator_embedding.py, s
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from model_export.estimator.embedding_tables import TableRecorder
@@ -34,7 +35,7 @@ def with_activations(spec: EmbeddingConfigSpec, features: Any, recorder: TableRe
     assert spec.feature_to_config_dict and spec.table_to_config_dict  # callers check this
     tables = {}
     for name, config in spec.table_to_config_dict.items():
-        tables[name] = recorder.add(name, create_table(name, config))
+        tables[name] = recorder.create(name, partial(create_table, name, config))
     given = {name: tensor for name, tensor in features.items() if name not in spec.feature_to_config_dict}
     vectors: dict[str, Any] = {}
     for name, feature in spec.feature_to_config_dict.items():

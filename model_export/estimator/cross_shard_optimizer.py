@@ -115,4 +115,4 @@ def _check(wrapper: Any, state: _Unwrapping) -> None:
     if not state.is_logged:
         state.is_logged = True
         inside = type(wrapper._opt).__name__
-        _LOGGER.warning("CrossShardOptimizer is not needed here: one replica trains, with the %s inside it", inside)
+        _LOGGER.warning("CrossShardOptimizer is not needed here: the estimator trains with the %s inside it", inside)

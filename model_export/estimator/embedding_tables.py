@@ -16,6 +16,7 @@ from model_export.columns.names import safe_name
 from model_export.spec.embedding_config_spec import EmbeddingConfigSpec
 from model_export.tensorflow_setup import tf
 from model_export.training.table_optimizers import TrainedTable
+from model_export.training.table_parts import name_of, number_of_rows, parts_of, split_variable
 
 ANCHOR = "embedding_tables_anchor"
 
@@ -42,33 +43,40 @@ class TableRecorder:
     Args:
       spec: None means that there are no tables.
       keeps_from_optimizer: whether tables are hidden from the trainable variables while recording.
+      parts: the number of variables into which each table is split; a table of fewer rows gets one for each row.
     """
 
-    def __init__(self, spec: EmbeddingConfigSpec | None, *, keeps_from_optimizer: bool) -> None:
-        self._spec = spec
+    def __init__(self, spec: EmbeddingConfigSpec | None, *, keeps_from_optimizer: bool, parts: int = 1) -> None:
+        self._spec, self._parts = spec, parts
         self._keeps = keeps_from_optimizer and spec is not None
         self._columns = {} if spec is None else {table_key(column): column for column in embedding_columns(spec)}
         self._found: dict[str, list[Any]] = {}
+        self._configured: str | None = None
         self._anchor: Any = None
+        self._anchor_value: Any = None
 
     @contextmanager
     def recording(self) -> Iterator[None]:
         """Records the table variables that are created while the `with` block runs."""
         if self._keeps:
             self._anchor = _anchor()
+            # Lookups run on the device of their table, where the anchor can not be read.
+            self._anchor_value = self._anchor.read_value()
         with tf.compat.v1.variable_creator_scope(self._create):
             yield
         if self._keeps:
             self._give_back()
 
-    def add(self, key: str, variable: Any) -> Any:
-        """Records a variable that the caller created for a table of table_to_config_dict; returns the variable."""
-        self._found[key] = [variable]
-        self._prepare(variable)
-        return variable
+    def create(self, key: str, create: Callable[[], Any]) -> Any:
+        """Records the one variable that `create` creates, as a table of table_to_config_dict; returns the variable."""
+        self._configured = key
+        try:
+            return create()
+        finally:
+            self._configured = None
 
     def variables(self) -> Mapping[str, Any]:
-        """Returns each recorded table's variable, by the table's name.
+        """Returns each recorded table's variable, or the PartitionedVariable of its parts, by the table's name.
 
         Raises:
           ValueError: model_fn did not use a table's columns, or used them in several layers, each with its own
@@ -83,31 +91,43 @@ class TableRecorder:
         for key, variables in self._found.items():
             if len(variables) > 1:
                 raise ValueError(
-                    f"model_fn created the table {key!r} more than once, as {[v.op.name for v in variables]}; use its "
+                    f"model_fn created the table {key!r} more than once, as {[name_of(v) for v in variables]}; use its "
                     "feature columns in one layer, or shared_embedding_columns"
                 )
         return {key: variables[0] for key, variables in self._found.items()}
 
     def trained_tables(self) -> list[TrainedTable]:
-        """Returns every table, by name, with its variable and optimizer; raises ValueError as variables() does."""
+        """Returns every table, by name, with its variable and optimizer; each part of a split table is an own entry.
+
+        Raises:
+          ValueError: as variables().
+        """
+        return [
+            self._trained(key, part)
+            for key, variable in sorted(self.variables().items())
+            for part in parts_of(variable)
+        ]
+
+    def _trained(self, key: str, variable: Any) -> TrainedTable:
         assert self._spec is not None  # callers check this
-        trained = []
-        for key, variable in sorted(self.variables().items()):
-            if self._spec.table_to_config_dict:
-                trained.append(TrainedTable.of_config(self._spec, self._spec.table_to_config_dict[key], variable))
-            else:
-                parameters = self._spec.optimization_parameters
-                assert parameters is not None  # EmbeddingConfigSpec checks this
-                rate = _learning_rate_fn(self._columns[key])
-                trained.append(TrainedTable(variable, parameters, learning_rate_fn=rate))
-        return trained
+        if self._spec.table_to_config_dict:
+            return TrainedTable.of_config(self._spec, self._spec.table_to_config_dict[key], variable)
+        parameters = self._spec.optimization_parameters
+        assert parameters is not None  # EmbeddingConfigSpec checks this
+        return TrainedTable(variable, parameters, learning_rate_fn=_learning_rate_fn(self._columns[key]))
 
     def _create(self, next_creator: Callable[..., Any], **arguments: Any) -> Any:
-        variable = next_creator(**arguments)
-        key = next((key for key, column in self._columns.items() if _is_table_of(variable.op.name, column)), None)
-        if key is not None:
-            self._found.setdefault(key, []).append(variable)
-            self._prepare(variable)
+        name = tf.compat.v1.get_default_graph().unique_name(arguments["name"] or "Variable", mark_as_used=False)
+        key = self._configured
+        if key is None:
+            key = next((key for key, column in self._columns.items() if _is_table_of(name, column)), None)
+        if key is None:
+            return next_creator(**arguments)
+        parts = min(self._parts, number_of_rows(arguments))
+        variable = next_creator(**arguments) if parts == 1 else split_variable(next_creator, arguments, parts)
+        self._found.setdefault(key, []).append(variable)
+        for part in parts_of(variable):
+            self._prepare(part)
         return variable
 
     def _prepare(self, variable: Any) -> None:
@@ -117,7 +137,7 @@ class TableRecorder:
         # Without any other variable than tables, an optimizer would refuse to minimize. So every lookup also depends on
         # one number, the anchor, whose gradient is zero; TPUEstimator had dummy variables for the same reason.
         read = variable.sparse_read
-        variable.sparse_read = lambda *args, **named: _tied(read(*args, **named), self._anchor.read_value())
+        variable.sparse_read = lambda *args, **named: _tied(read(*args, **named), self._anchor_value)
 
     def _give_back(self) -> None:
         v1 = tf.compat.v1
@@ -129,8 +149,9 @@ class TableRecorder:
             v1.add_to_collection(keys.LOCAL_VARIABLES, slot)
         for variables in self._found.values():
             for variable in variables:
-                v1.add_to_collection(keys.TRAINABLE_VARIABLES, variable)
-                del variable.sparse_read
+                for part in parts_of(variable):
+                    v1.add_to_collection(keys.TRAINABLE_VARIABLES, part)
+                    del part.sparse_read
 
 
 @tf.custom_gradient  # type: ignore[untyped-decorator]

@@ -9,15 +9,20 @@ import copy
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from model_export.distribution.cluster import number_of_processes
+from model_export.distribution.failures import named_failures
 from model_export.estimator import checkpoints, session_evaluation, session_prediction, session_training
 from model_export.estimator.call_arguments import check_model_fn
+from model_export.estimator.mirrored_workers import MirroredWorkers
 from model_export.estimator.model_graph import Model
 from model_export.estimator.modes import ExportSavedModelApiVersion, ModeKeys
+from model_export.estimator.parameter_servers import ParameterServers
 from model_export.estimator.run_config import InputPipelineConfig, RunConfig, check_positive_integer
+from model_export.estimator.training_processes import OneProcess
 from model_export.estimator.warm_start import warm_start_settings
 from model_export.spec.embedding_config_spec import EmbeddingConfigSpec
 from model_export.tensorflow_setup import tf, tf_config
@@ -81,6 +86,7 @@ class EmbeddingEstimator:
             ModeKeys.EVAL: ("eval_batch_size", eval_batch_size),
             ModeKeys.PREDICT: ("predict_batch_size", predict_batch_size),
         }
+        _check_shares(config, train_batch_size, embedding_config_spec)
         if use_tpu:
             _check_for_tpu(config, dict(sizes.values()), embedding_config_spec)
         check_model_fn(model_fn)
@@ -95,6 +101,8 @@ class EmbeddingEstimator:
             batch_sizes={mode: size for mode, (_, size) in sizes.items() if size is not None},
         )
         self._warm_start = warm_start_settings(warm_start_from)
+        # Whether this process has taken part in a training in several processes.
+        self._is_used = False
         self._export_to_tpu, self._export_to_cpu = export_to_tpu, export_to_cpu
         self._api_version = _api_version(export_saved_model_api_version)
 
@@ -159,15 +167,12 @@ class EmbeddingEstimator:
 
         Raises:
           ValueError: steps and max_steps are both given, or one is not positive. Or TF_CONFIG lists several processes,
-            which would all write into model_dir.
+            but neither parameter servers nor RunConfig's train_distribute says how they train together; or a training
+            in several processes is started a second time.
           TypeError: a hook or listener is of another type.
           NanLossDuringTrainingError: the loss is NaN.
+          ExportError: another process of the training is lost.
         """
-        if number_of_processes(tf_config()) > 1:
-            raise ValueError(
-                "TF_CONFIG lists several processes, but an EmbeddingEstimator trains in one: unset TF_CONFIG, and "
-                "start one process (docs/distributed-training.md)"
-            )
         if steps is not None and max_steps is not None:
             raise ValueError("Can not provide both steps and max_steps.")
         for name, number in (("steps", steps), ("max_steps", max_steps)):
@@ -179,18 +184,24 @@ class EmbeddingEstimator:
             tf.compat.v1.train.CheckpointSaverListener,
             "saving_listeners must be a list of CheckpointSaverListener",
         )
-        if max_steps is not None and checkpoints.global_step(self.latest_checkpoint()) >= max_steps:
-            return self
+        is_done = max_steps is not None and checkpoints.global_step(self.latest_checkpoint()) >= max_steps
         if steps is not None or max_steps is not None:
             hooks.append(tf.compat.v1.train.StopAtStepHook(steps, max_steps))
-        session_training.train(
-            self._model,
-            input_fn,
-            model_dir=self.model_dir,
-            hooks=hooks,
-            saving_listeners=listeners,
-            warm_start_settings=self._warm_start,
-        )
+        with self._training_processes() as processes:
+            if isinstance(processes, ParameterServers) and self._config.task_type == "ps":
+                processes.serve()
+                return self
+            if not is_done:
+                session_training.train(
+                    self._model,
+                    input_fn,
+                    model_dir=self.model_dir,
+                    hooks=hooks,
+                    saving_listeners=listeners,
+                    warm_start_settings=self._warm_start,
+                    processes=processes,
+                )
+            processes.finish()
         return self
 
     def evaluate(
@@ -287,6 +298,28 @@ class EmbeddingEstimator:
             mode=experimental_mode,
         )
 
+    @contextmanager
+    def _training_processes(self) -> Iterator[OneProcess]:
+        config = self._config
+        if config.task is None:
+            if number_of_processes(tf_config()) > 1:
+                raise ValueError(
+                    "TF_CONFIG lists several processes. Set RunConfig's train_distribute to a "
+                    "tf.distribute.MultiWorkerMirroredStrategy, list parameter servers (ps), or unset TF_CONFIG and "
+                    "start one process (docs/distributed-training.md)"
+                )
+            yield OneProcess(config)
+            return
+        if self._is_used:
+            raise ValueError(
+                "a training in several processes can be started once in a process: start the processes again to train "
+                "on from the newest checkpoint"
+            )
+        self._is_used = True
+        with named_failures(config.task):
+            kind = ParameterServers if config.distribution == "parameter_server" else MirroredWorkers
+            yield kind(config, config.task)
+
     def latest_checkpoint(self) -> str | None:
         """Returns the path of the newest checkpoint, without ".index"; None if there is no checkpoint."""
         return checkpoints.latest_checkpoint(self.model_dir)
@@ -302,6 +335,14 @@ class EmbeddingEstimator:
     def eval_dir(self, name: str | None = None) -> str:
         """Returns the folder for the summaries of an evaluation with this name."""
         return os.path.join(self.model_dir, f"eval_{name}" if name else "eval")
+
+
+def _check_shares(config: RunConfig, train_batch_size: int | None, spec: EmbeddingConfigSpec | None) -> None:
+    workers = config.workers_of_a_step
+    if isinstance(train_batch_size, int) and train_batch_size % workers:
+        raise ValueError(f"train_batch_size {train_batch_size} can not be divided among {workers} workers")
+    if config.task is not None and getattr(spec, "pipeline_execution_with_tensor_core", False):
+        raise ValueError("pipeline_execution_with_tensor_core is for a training in one process: set it to False")
 
 
 def _check_for_tpu(config: RunConfig, sizes: Mapping[str, Any], embedding: EmbeddingConfigSpec | None) -> None:

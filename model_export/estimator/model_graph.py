@@ -14,6 +14,7 @@ from model_export.estimator.embedding_tables import TableRecorder
 from model_export.estimator.estimator_spec import EstimatorSpec
 from model_export.estimator.modes import ModeKeys
 from model_export.estimator.run_config import RunConfig
+from model_export.estimator.training_processes import OneProcess
 from model_export.spec.embedding_config_spec import EmbeddingConfigSpec
 from model_export.tensorflow_setup import tf
 from model_export.training.table_optimizers import TableTraining, train_tables
@@ -36,7 +37,9 @@ class Model:
         """Returns a copy of params for model_fn or input_fn, with batch_size and, unless use_tpu is None, use_tpu."""
         params = copy.deepcopy(dict(self.params))
         if not is_export and mode in self.batch_sizes:
-            params["batch_size"] = self.batch_sizes[mode]
+            # Workers that make each step together share its batch.
+            shares = self.config.workers_of_a_step if mode == ModeKeys.TRAIN else 1
+            params["batch_size"] = self.batch_sizes[mode] // shares
         if use_tpu is not None:
             params["use_tpu"] = use_tpu
         return params
@@ -59,16 +62,27 @@ class ModelGraph:
 
 
 def build_model_graph(
-    model: Model, features: Any, labels: Any, mode: str, *, is_export: bool = False, use_tpu: bool = False
+    model: Model,
+    features: Any,
+    labels: Any,
+    mode: str,
+    *,
+    is_export: bool = False,
+    use_tpu: bool = False,
+    processes: OneProcess | None = None,
 ) -> ModelGraph:
     """Calls model_fn in the current graph, which must have a global step, and adds the training of its tables.
+
+    Args:
+      processes: of a training; None: this process alone.
 
     Raises:
       ValueError: model_fn returned no EstimatorSpec, or did not create the tables of the EmbeddingConfigSpec.
     """
     embedding = model.embedding
-    recorder = TableRecorder(embedding, keeps_from_optimizer=mode == ModeKeys.TRAIN)
-    with recorder.recording():
+    processes = processes or OneProcess(model.config)
+    recorder = TableRecorder(embedding, keeps_from_optimizer=mode == ModeKeys.TRAIN, parts=processes.parts)
+    with recorder.recording(), processes.averaging():
         features = model_features(model, features, recorder)
         spec = call_model(model, features, labels, mode, is_export=is_export, use_tpu=use_tpu)
     if embedding is None:
@@ -79,7 +93,7 @@ def build_model_graph(
     # The ops that update tables run after the ops that read them, because the gradients depend on the loss. But nothing
     # orders a read of the global step before train_op, which increments it, so the step is fed.
     step = tf.compat.v1.placeholder_with_default(tf.compat.v1.train.get_global_step().read_value(), [])
-    gradients = tf.gradients(spec.loss, [table.variable for table in tables])
+    gradients = processes.joined(tf.gradients(spec.loss, [table.variable for table in tables]))
     training = train_tables(embedding, tables, gradients, step)
     return ModelGraph(spec, recorder.variables(), tf.group(spec.train_op, training.train), training, step)
 

@@ -1,7 +1,8 @@
 """RunConfig and TPUConfig, with the same arguments as TPUEstimator's classes of these names.
 
-Everything runs in one process on the CPU. Settings for a TPU or a cluster are checked and kept for model_fn to read,
-but have no effect; settings that would change the result are refused.
+Training runs on CPUs, in one process or in several (docs/distributed-training.md); all else runs in one process. Other
+settings for a TPU or a cluster are checked and kept for model_fn to read, but have no effect; settings that would
+change the result are refused.
 
 Source: tensorflow_estimator/python/estimator/run_config.py and tpu/tpu_config.py at 2.15.
 """
@@ -17,7 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from model_export.tensorflow_setup import tf
+from model_export.distribution.cluster import ClusterTask, Distribution, lists_parameter_servers
+from model_export.tensorflow_setup import tf, tf_config
 
 _UNSET: Any = object()
 _LOOP = re.compile(r"[1-9]\d*[smh]?")
@@ -107,12 +109,16 @@ class RunConfig:
       keep_checkpoint_every_n_hours, device_fn, session_creation_timeout_secs, checkpoint_save_graph_def: as in
         tf.compat.v1.train.Saver and MonitoredTrainingSession.
       tpu_config: TPUConfig.
-      master, evaluation_master, cluster, train_distribute, eval_distribute, experimental_distribute: settings of a
-        cluster; refused unless they mean this process.
+      train_distribute: a tf.distribute.MultiWorkerMirroredStrategy, or a
+        tf.compat.v1.distribute.experimental.ParameterServerStrategy; None means the latter if TF_CONFIG lists
+        parameter servers ("ps"), and else a training in this process.
+      master, evaluation_master, cluster, eval_distribute, experimental_distribute: settings of a cluster; refused
+        unless they mean this process.
       protocol, experimental_max_worker_delay_secs: settings of a cluster; without effect.
 
     Raises:
       ValueError: TensorFlow refuses the value too, or a setting asks for a cluster.
+      ExportError: TF_CONFIG does not fit train_distribute.
     """
 
     _FIELDS = (
@@ -175,17 +181,46 @@ class RunConfig:
         self.checkpoint_save_graph_def = checkpoint_save_graph_def
         self._check()
 
-    # Attributes that model_fn may read. Training is a single process, which is its own chief.
-    is_chief = True
-    task_type = "worker"
-    task_id = 0
-    num_ps_replicas = 0
-    num_worker_replicas = 1
-    cluster_spec = None
+        self.distribution = self._distribution()
+        self.task = self._task()
+        # The other attributes are for input_fn and model_fn. A training in one process is its own chief.
+        cluster = {} if self.task is None else dict(self.task.cluster)
+        self.cluster_spec = tf.train.ClusterSpec({kind: list(addresses) for kind, addresses in cluster.items()})
+        self.is_chief = self.task is None or self.task.is_chief
+        self.task_type, self.task_id = ("worker", 0) if self.task is None else (self.task.kind, self.task.index)
+        self.num_ps_replicas = len(cluster.get("ps", ()))
+        self.num_worker_replicas = 1 if self.task is None else self.task.number_of_workers
+        self.global_id_in_cluster = 0 if self.task is None else self.task.number_among_workers
 
     def replace(self, **changes: Any) -> RunConfig:
         """Returns a copy with other values; a change of one checkpoint interval leaves the other interval set."""
-        return RunConfig(**{name: copy.copy(getattr(self, name)) for name in self._FIELDS} | changes)
+        same = {name: getattr(self, name) for name in self._FIELDS}
+        # A copied strategy would not be the strategy of its own replicas.
+        copied = {name: value if name == "train_distribute" else copy.copy(value) for name, value in same.items()}
+        return RunConfig(**copied | changes)
+
+    @property
+    def workers_of_a_step(self) -> int:
+        """The number of workers that share the batch of a training step."""
+        return self.num_worker_replicas if self.distribution == "multi_worker" else 1
+
+    def _distribution(self) -> Distribution:
+        strategy = self.train_distribute
+        if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+            return "multi_worker"
+        if isinstance(strategy, tf.compat.v1.distribute.experimental.ParameterServerStrategy):
+            return "parameter_server"
+        if strategy is not None:
+            raise ValueError(
+                "train_distribute must be a tf.distribute.MultiWorkerMirroredStrategy or a "
+                f"tf.compat.v1.distribute.experimental.ParameterServerStrategy, got {type(strategy)}"
+            )
+        return "parameter_server" if lists_parameter_servers(tf_config()) else "none"
+
+    def _task(self) -> ClusterTask | None:
+        if self.distribution == "none":
+            return None
+        return ClusterTask.parse(tf_config(), self.distribution, f"EmbeddingEstimator ({self.distribution})")
 
     def _check(self) -> None:
         if self.save_checkpoints_steps is not None and self.save_checkpoints_secs is not None:
@@ -194,12 +229,12 @@ class RunConfig:
             raise ValueError(f"tpu_config must be a TPUConfig, got {type(self.tpu_config)}")
         for name in ("master", "evaluation_master"):
             if getattr(self, name) not in ("", "local"):
-                raise ValueError(f"{name} is {getattr(self, name)!r}: training runs in this process only")
-        for name in ("cluster", "train_distribute", "eval_distribute", "experimental_distribute"):
+                raise ValueError(f"{name} is {getattr(self, name)!r}: sessions run in this process only")
+        for name in ("cluster", "eval_distribute", "experimental_distribute"):
             if getattr(self, name) is not None:
                 raise ValueError(
-                    f"{name} is set: training runs in this process only; `model-export train --distribution` trains in "
-                    "several (docs/distributed-training.md)"
+                    f"{name} is set: TF_CONFIG and train_distribute name the processes of a training "
+                    "(docs/distributed-training.md)"
                 )
         if self.model_dir == "":
             raise ValueError("model_dir should be non-empty")

@@ -15,6 +15,7 @@ from model_export.estimator.model_graph import Model, ModelGraph, build_model_gr
 from model_export.estimator.modes import ModeKeys
 from model_export.estimator.run_config import RunConfig
 from model_export.estimator.step_rate import StepRateHook
+from model_export.estimator.training_processes import OneProcess
 from model_export.estimator.warm_start import WarmStartSettings, warm_start
 from model_export.tensorflow_setup import tf
 
@@ -29,6 +30,7 @@ def train(
     hooks: Sequence[Any],
     saving_listeners: Sequence[Any],
     warm_start_settings: WarmStartSettings | None,
+    processes: OneProcess,
 ) -> float | None:
     """Trains, starting at the newest checkpoint of model_dir, until a hook requests a stop or the input ends.
 
@@ -37,8 +39,9 @@ def train(
     """
     v1 = tf.compat.v1
     config = model.config
-    checkpoints.remove_unfinished(model_dir)
-    with tf.Graph().as_default() as graph, graph.device(config.device_fn):
+    if processes.is_chief:
+        checkpoints.remove_unfinished(model_dir)
+    with tf.Graph().as_default() as graph, graph.device(config.device_fn), processes.placing():
         tf.compat.v1.set_random_seed(config.tf_random_seed)
         step = v1.train.create_global_step(graph)
         with tf.device("/cpu:0"):
@@ -47,7 +50,7 @@ def train(
             )
             features, labels, input_hooks = features_and_labels(result)
         seen = dict(features) if isinstance(features, dict) else {}
-        built = build_model_graph(model, features, labels, ModeKeys.TRAIN)
+        built = build_model_graph(model, features, labels, ModeKeys.TRAIN, processes=processes)
         spec = built.spec
         if warm_start_settings is not None and checkpoints.latest_checkpoint(model_dir) is None:
             warm_start(warm_start_settings)
@@ -55,13 +58,14 @@ def train(
         _add_saver(scaffold, config)
         _add_loss_summary(spec.loss)
         all_hooks = [
+            *processes.hooks(),
             *input_hooks,
             *hooks,
             v1.train.NanTensorHook(spec.loss),
             *_log_hooks(spec.loss, step, config),
             *spec.training_hooks,
             *_host_call_hooks(spec),
-            *statistics_hooks(model.embedding, seen),
+            *(statistics_hooks(model.embedding, seen) if processes.is_chief else ()),
         ]
         savers = [hook for hook in all_hooks if isinstance(hook, v1.train.CheckpointSaverHook)]
         chief_hooks = _step_rate_hooks(model_dir, config)
@@ -80,24 +84,28 @@ def train(
             for saver in savers:
                 _listeners(saver).insert(0, _Flush(built.training.flush))
             all_hooks.append(_TableSteps(built))
-        with v1.train.MonitoredTrainingSession(
-            checkpoint_dir=model_dir,
-            scaffold=scaffold,
-            hooks=all_hooks,
-            chief_only_hooks=chief_hooks,
+        arguments = {
+            "checkpoint_dir": model_dir,
+            "scaffold": scaffold,
+            "hooks": all_hooks,
+            "chief_only_hooks": chief_hooks if processes.is_chief else (),
             # The session adds no saver hook of its own, because that hook would not call the saving listeners.
-            save_checkpoint_secs=0,
-            save_summaries_steps=config.save_summary_steps,
-            config=config.session_config,
-            max_wait_secs=config.session_creation_timeout_secs,
+            "save_checkpoint_secs": 0,
+            "save_summaries_steps": config.save_summary_steps,
+            "max_wait_secs": config.session_creation_timeout_secs,
             # StepRateHook replaces the step counter of the session, so the session logs no step counts.
-            log_step_count_steps=None,
-            save_graph_def=config.checkpoint_save_graph_def,
-        ) as session:
-            loss = None
-            fetches = [built.train_op, spec.loss]
-            while not session.should_stop():
-                _, loss = session.run(fetches)
+            "log_step_count_steps": None,
+            "save_graph_def": config.checkpoint_save_graph_def,
+            **processes.session_arguments(),
+        }
+        loss = None
+        with v1.train.MonitoredTrainingSession(**arguments) as session:
+            try:
+                while not session.should_stop():
+                    _, loss = session.run([built.train_op, spec.loss])
+            except tf.errors.OutOfRangeError:
+                _LOGGER.debug("the input of the training has ended")
+            processes.finish_steps()
     if loss is None:
         _LOGGER.warning("training made no step: the input is empty, or the steps are done")
     return None if loss is None else float(loss)

@@ -97,7 +97,9 @@ def train_tables(
         def update(
             gradient: RowGradient, rate: Any, *, table: TrainedTable = table, state: tuple[Any, ...] = slots[name]
         ) -> Any:
-            return apply_gradient(table.parameters, table.variable, state, gradient, rate, spec.clipping_limit)
+            # On the device that has the table's rows, so that only the gradient is sent there.
+            with tf.device(table.variable.device):
+                return apply_gradient(table.parameters, table.variable, state, gradient, rate, spec.clipping_limit)
 
         rows = RowGradient.of(gradient, table.variable).scaled(multiplier)
         if spec.pipeline_execution_with_tensor_core:

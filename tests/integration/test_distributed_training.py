@@ -1,4 +1,7 @@
-"""Training in several real processes on loopback: both strategies, a worker that is killed, and a wrong TF_CONFIG."""
+"""Training in several real processes on loopback: both strategies, a worker that is killed, and a wrong TF_CONFIG.
+
+`model-export train` and EmbeddingEstimator are trained in this way.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,6 +21,8 @@ import pytest
 pytestmark = [pytest.mark.tf, pytest.mark.slow]
 
 TRAIN = (sys.executable, "-m", "model_export", "train", "--dataset=synthetic", "--batch_size=200")
+ESTIMATOR = (sys.executable, "-m", "tests.integration.estimator_process")
+STEPS = "200"
 # Longest time of a process, far more than a loaded machine needs; a hanging process is killed.
 PATIENCE_S = 300
 
@@ -34,10 +39,10 @@ def free_addresses(number: int) -> list[str]:
 class Cluster:
     """The processes of one training, by "kind:index"."""
 
-    def __init__(self, distribution: str, sizes: Mapping[str, int], run: Path, epochs: int) -> None:
+    def __init__(self, sizes: Mapping[str, int], command: Sequence[str]) -> None:
         addresses = iter(free_addresses(sum(sizes.values())))
         self.tasks = {kind: [next(addresses) for _ in range(size)] for kind, size in sizes.items()}
-        self.command = (*TRAIN, f"--distribution={distribution}", f"--run={run}", f"--epochs={epochs}")
+        self.command = command
         self.processes: dict[str, subprocess.Popen[str]] = {}
 
     def start(self, name: str) -> None:
@@ -64,9 +69,9 @@ class Cluster:
 
 
 @contextmanager
-def started(distribution: str, sizes: Mapping[str, int], run: Path, epochs: int) -> Iterator[Cluster]:
+def started(sizes: Mapping[str, int], *command: object) -> Iterator[Cluster]:
     """Starts all processes of a cluster; kills the ones that still run at the end."""
-    cluster = Cluster(distribution, sizes, run, epochs)
+    cluster = Cluster(sizes, tuple(map(str, command)))
     try:
         for kind, size in sizes.items():
             for index in range(size):
@@ -108,7 +113,8 @@ def test_tables_in_shards_train_as_in_one_process_though_a_worker_is_killed(sing
     from service.artifact.bundle import read_bundle
 
     run = tmp_path / "run"
-    with started("parameter_server", {"chief": 1, "worker": 1, "ps": 2}, run, 3) as cluster:
+    command = (*TRAIN, "--distribution=parameter_server", "--epochs=3", "--run", run)
+    with started({"chief": 1, "worker": 1, "ps": 2}, *command) as cluster:
         wait_for(run / "run.json", cluster, "chief:0")
         cluster.kill("worker:0")
         cluster.start("worker:0")
@@ -124,7 +130,7 @@ def test_tables_in_shards_train_as_in_one_process_though_a_worker_is_killed(sing
 
 def test_workers_that_step_together_resume_after_one_is_killed(single: list[Any], tmp_path: Path) -> None:
     run = tmp_path / "run"
-    with started("multi_worker", {"worker": 2}, run, 3) as cluster:
+    with started({"worker": 2}, *TRAIN, "--distribution=multi_worker", "--epochs=3", "--run", run) as cluster:
         wait_for(run / "checkpoints/checkpoint", cluster, "worker:0")
         cluster.kill("worker:1")
         status, output = cluster.end("worker:0")
@@ -137,6 +143,47 @@ def test_workers_that_step_together_resume_after_one_is_killed(single: list[Any]
             assert status == 0, output
     assert history(run)[0] == first[0]
     assert history(run) == pytest.approx(single, abs=0.003)
+
+
+def rmse(output: str) -> float:
+    """Returns the held-out RMSE that the chief of an estimator's training printed."""
+    return float(output.rpartition("rmse ")[2].split()[0])
+
+
+@pytest.fixture(scope="module")
+def single_estimator(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, float]:
+    """The model_dir and the held-out RMSE of an estimator's training in one process."""
+    folder = tmp_path_factory.mktemp("estimator")
+    environment = {name: value for name, value in os.environ.items() if name != "TF_CONFIG"}
+    ended = subprocess.run([*ESTIMATOR, folder, STEPS], env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    return folder, rmse(ended.stdout)
+
+
+def test_an_estimators_workers_step_together_and_resume(single_estimator: tuple[Path, float], tmp_path: Path) -> None:
+    with started({"worker": 2}, *ESTIMATOR, tmp_path, STEPS, "--mirrored") as cluster:
+        wait_for(tmp_path / "model.ckpt-50.index", cluster, "worker:0")
+        cluster.kill("worker:1")
+        status, output = cluster.end("worker:0")
+        assert status and "start every process that has ended again" in output, output
+        for name in ("worker:0", "worker:1"):
+            cluster.start(name)
+        for name in ("worker:1", "worker:0"):
+            status, output = cluster.end(name)
+            assert status == 0, output
+    assert rmse(output) == pytest.approx(single_estimator[1], abs=0.003)
+
+
+def test_an_estimators_tables_lie_in_parts_on_parameter_servers(
+    single_estimator: tuple[Path, float], tmp_path: Path
+) -> None:
+    with started({"chief": 1, "worker": 1, "ps": 2}, *ESTIMATOR, tmp_path, STEPS) as cluster:
+        wait_for(tmp_path / "model.ckpt-0.index", cluster, "chief:0")
+        cluster.kill("worker:0")
+        cluster.start("worker:0")
+        for name in ("worker:0", "ps:1", "ps:0", "chief:0"):
+            status, output = cluster.end(name)
+            assert status == 0, output
+    assert rmse(output) == pytest.approx(single_estimator[1], abs=0.003)
 
 
 def test_a_missing_tf_config_is_refused(tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ def test_the_log_says_so_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) 
     with caplog.at_level(logging.WARNING):
         values_after(tmp_path, wrapped)
     said = [record.getMessage() for record in caplog.records if "CrossShardOptimizer" in record.getMessage()]
-    assert said == ["CrossShardOptimizer is not needed here: one replica trains, with the MomentumOptimizer inside it"]
+    assert said == ["CrossShardOptimizer is not needed here: the estimator trains with the MomentumOptimizer inside it"]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,204 @@
+"""A training under MultiWorkerMirroredStrategy: each worker holds all variables, and all workers step together.
+
+Each worker runs its own TensorFlow 1 session. Its graph calls Python functions that exchange gradients with the other
+workers: TensorFlow's strategy transports them, outside of the session. All workers add the gradients up in the same
+order, so their variables stay equal to the bit.
+"""
+
+from __future__ import annotations
+
+import threading
+import zlib
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from model_export.distribution.cluster import ClusterTask
+from model_export.estimator.run_config import RunConfig
+from model_export.estimator.training_processes import OneProcess
+from model_export.tensorflow_setup import tf
+from service.types import Array
+
+_OPTIMIZER = tf.compat.v1.train.Optimizer
+
+
+class WorkerExchange:
+    """Exchange of arrays between the workers of a strategy.
+
+    All workers must call the same methods in the same order; every call waits for all workers. Concurrency: one caller
+    at a time.
+    """
+
+    def __init__(self, strategy: Any) -> None:
+        self._strategy = strategy
+        self._functions: dict[tuple[int, Any], Any] = {}
+        # The callers' threads build or run TensorFlow 1 graphs; in a thread of its own, TensorFlow runs eagerly.
+        self._thread = ThreadPoolExecutor(1, "worker-exchange")
+
+    def of_all(self, arrays: Sequence[Array]) -> list[list[Array]]:
+        """Sends arrays to all workers; returns the arrays of each worker, by worker.
+
+        The arrays of different workers may differ in their first dimension only.
+
+        Raises:
+          StopIteration: a worker has left; TensorFlow turns this into OutOfRangeError, which ends a training.
+        """
+        counts = np.array([len(array) for array in arrays], np.int64)
+        payload = b"".join([counts.tobytes(), *(np.ascontiguousarray(array).tobytes() for array in arrays)])
+        heads = self._gathered(np.array([0, len(payload)], np.int64))
+        if heads[:, 0].any():
+            raise StopIteration("another worker has ended the training")
+        # The strategy makes a function for each length, so lengths are rounded up to powers of two.
+        padded = np.zeros(1 << (int(heads[:, 1].max()) - 1).bit_length(), np.uint8)
+        padded[: len(payload)] = np.frombuffer(payload, np.uint8)
+        return [_arrays(row.tobytes(), arrays) for row in self._gathered(padded.view(np.int32))]
+
+    def leave(self) -> None:
+        """Tells the other workers, in place of the next of_all(), that this worker makes no further step."""
+        self._gathered(np.array([1, 0], np.int64))
+
+    def _gathered(self, array: Array) -> Array:
+        return self._thread.submit(self._gather, array).result()
+
+    def _gather(self, array: Array) -> Any:
+        key = (len(array), array.dtype)
+        if key not in self._functions:
+            strategy = self._strategy
+
+            def gather(part: Any) -> Any:
+                return tf.distribute.get_replica_context().all_gather(part[tf.newaxis], axis=0)
+
+            signature = [tf.TensorSpec(array.shape, array.dtype)]
+            self._functions[key] = tf.function(lambda part: strategy.run(gather, (part,)), signature)
+        return self._functions[key](tf.constant(array)).numpy()
+
+
+def _arrays(data: bytes, like: Sequence[Array]) -> list[Array]:
+    counts = np.frombuffer(data, np.int64, len(like))
+    found, at = [], counts.nbytes
+    for array, count in zip(like, counts, strict=True):
+        shape = (int(count), *array.shape[1:])
+        found.append(np.frombuffer(data, array.dtype, int(np.prod(shape)), at).reshape(shape))
+        at += found[-1].nbytes
+    return found
+
+
+class MirroredWorkers(OneProcess):
+    """The part of one worker in a training whose steps all workers make together."""
+
+    def __init__(self, config: RunConfig, task: ClusterTask) -> None:
+        super().__init__(config)
+        self._exchange = WorkerExchange(config.train_distribute)
+        self._workers = task.number_of_workers
+        self.is_chief = task.is_chief
+        self._averaged: list[Any] = []
+
+    @contextmanager
+    def averaging(self) -> Iterator[None]:
+        """Replaces apply_gradients of TensorFlow 1 optimizers for this thread; see OneProcess.
+
+        Raises:
+          ValueError: the block applied no gradients by such an optimizer.
+        """
+        original, thread = _OPTIMIZER.apply_gradients, threading.get_ident()
+
+        def apply_gradients(optimizer: Any, grads_and_vars: Any, *args: Any, **named: Any) -> Any:
+            if threading.get_ident() == thread:
+                grads_and_vars = self._mean(list(grads_and_vars))
+            return original(optimizer, grads_and_vars, *args, **named)
+
+        _OPTIMIZER.apply_gradients = apply_gradients
+        try:
+            yield
+        finally:
+            _OPTIMIZER.apply_gradients = original
+        if not self._averaged:
+            raise ValueError(
+                "model_fn applied no gradients by a tf.compat.v1.train.Optimizer; with train_distribute="
+                "MultiWorkerMirroredStrategy, only such an optimizer gets the mean gradient of all workers"
+            )
+
+    def joined(self, gradients: Sequence[Any]) -> Sequence[Any]:
+        """Joins the rows and gradients of all workers, divided by the number of workers; see OneProcess."""
+        given = [gradient for gradient in gradients if gradient is not None]
+        if not given:
+            return gradients
+        flat = []
+        for gradient in given:
+            is_rows = isinstance(gradient, tf.IndexedSlices)
+            rows = gradient.indices if is_rows else tf.range(tf.shape(gradient)[0])
+            flat += [tf.cast(rows, tf.int64), gradient.values if is_rows else gradient]
+        # Every worker must make its two exchanges of a step in the same order.
+        with tf.control_dependencies(self._averaged):
+            results = tf.numpy_function(self._joined, flat, [tensor.dtype for tensor in flat])
+        pairs = iter(zip(flat[1::2], results[::2], results[1::2], strict=True))
+        joined = []
+        for gradient in gradients:
+            if gradient is not None:
+                before, rows, values = next(pairs)
+                rows.set_shape([None])
+                values.set_shape([None, *before.shape[1:]])
+                gradient = tf.IndexedSlices(values, rows)
+            joined.append(gradient)
+        return joined
+
+    def session_arguments(self) -> dict[str, Any]:
+        """Returns config and, unless this is the chief, arguments that turn summaries off; see OneProcess."""
+        arguments = super().session_arguments()
+        return arguments if self.is_chief else {**arguments, "save_summaries_steps": None, "save_summaries_secs": None}
+
+    def hooks(self) -> list[Any]:
+        """Returns the hook that gives all workers the chief's values before the first step; see OneProcess."""
+        return [_SameStart(self._exchange, is_chief=self.is_chief)]
+
+    def finish_steps(self) -> None:
+        """Tells the other workers that this worker makes no further step, so that they end, too."""
+        self._exchange.leave()
+
+    def _mean(self, grads_and_vars: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+        given = [tf.convert_to_tensor(gradient) for gradient, _ in grads_and_vars if gradient is not None]
+        results = tf.numpy_function(self._means, given, [tensor.dtype for tensor in given])
+        self._averaged += results
+        for mean, tensor in zip(results, given, strict=True):
+            mean.set_shape(tensor.shape)
+        left = iter(results)
+        return [(None if gradient is None else next(left), variable) for gradient, variable in grads_and_vars]
+
+    def _means(self, *gradients: Array) -> list[Array]:
+        found = self._exchange.of_all([gradient.reshape(1, -1) for gradient in gradients])
+        means = []
+        for number, gradient in enumerate(gradients):
+            total = sum((worker[number] for worker in found[1:]), start=found[0][number])
+            means.append((total / np.asarray(self._workers, gradient.dtype)).reshape(gradient.shape))
+        return means
+
+    def _joined(self, *arrays: Array) -> list[Array]:
+        found = self._exchange.of_all(arrays)
+        joined = [np.concatenate(parts) for parts in zip(*found, strict=True)]
+        return [part / part.dtype.type(self._workers) if number % 2 else part for number, part in enumerate(joined)]
+
+
+class _SameStart(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
+    """A hook that copies the chief's variables to the workers whose variables differ, once the session is made."""
+
+    def __init__(self, exchange: WorkerExchange, *, is_chief: bool) -> None:
+        self._exchange, self._is_chief = exchange, is_chief
+        self._variables: list[Any] = []
+
+    def begin(self) -> None:
+        self._variables = tf.compat.v1.global_variables()
+
+    def after_create_session(self, session: Any, coord: Any) -> None:
+        checksums = [zlib.crc32(np.ascontiguousarray(session.run(variable))) for variable in self._variables]
+        found = self._exchange.of_all([np.array([[self._is_chief, *checksums]], np.int64)])
+        workers = np.concatenate([rows for (rows,) in found])
+        is_same = (workers == workers[workers[:, 0] == 1][0]).all(axis=0)[1:]
+        for variable, same in zip(self._variables, is_same, strict=True):
+            if not same:
+                value = session.run(variable)
+                sent = value.reshape(-1) if self._is_chief else value.reshape(-1)[:0]
+                of_chief = np.concatenate([flat for (flat,) in self._exchange.of_all([sent])])
+                variable.load(of_chief.reshape(value.shape), session)

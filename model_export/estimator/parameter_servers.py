@@ -1,0 +1,112 @@
+"""A training with parameter servers: they hold all variables, and the chief and each worker train at their own pace.
+
+Each process builds the same TensorFlow 1 graph and runs it in a session of its own. Every table is split into one part
+for each parameter server.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from typing import Any
+
+from model_export.distribution.cluster import ClusterTask
+from model_export.estimator.run_config import RunConfig
+from model_export.estimator.training_processes import OneProcess
+from model_export.tensorflow_setup import tf
+
+_LOGGER = logging.getLogger(__name__)
+_POLL_S = 0.1
+_LOG_S = 30.0
+
+
+class ParameterServers(OneProcess):
+    """The part of one process in a training with parameter servers; starts TensorFlow's server of this process."""
+
+    def __init__(self, config: RunConfig, task: ClusterTask) -> None:
+        super().__init__(config)
+        self._task = task
+        self._spec = tf.train.ClusterSpec({kind: list(addresses) for kind, addresses in task.cluster.items()})
+        self._server = tf.distribute.Server(self._spec, job_name=task.kind, task_index=task.index, protocol="grpc")
+        self._marks = _EndMarks(self._server.target, task)
+        self.is_chief = task.is_chief
+        self.parts = len(task.cluster["ps"])
+
+    def placing(self) -> AbstractContextManager[None]:
+        """Places variables on the parameter servers by turns, and all else on this process; see OneProcess."""
+        setter = tf.compat.v1.train.replica_device_setter(worker_device=self._device(), cluster=self._spec)
+        device: AbstractContextManager[None] = tf.compat.v1.device(setter)
+        return device
+
+    def session_arguments(self) -> dict[str, Any]:
+        """Returns master, is_chief and config; see OneProcess."""
+        config = tf.compat.v1.ConfigProto()
+        if self._config.session_config is not None:
+            config.CopyFrom(self._config.session_config)
+        if not config.device_filters:
+            # So that no session of this process waits for another worker.
+            config.device_filters.extend(["/job:ps", self._device()])
+        return {"config": config, "master": self._server.target, "is_chief": self.is_chief}
+
+    def finish_steps(self) -> None:
+        """In the chief, waits for all workers, so that the last checkpoint has all their steps."""
+        if self.is_chief:
+            self._marks.wait_for(self._names("worker"))
+
+    def finish(self) -> None:
+        """Tells the chief and the parameter servers that this process has ended its part."""
+        self._marks.put()
+
+    def serve(self) -> None:
+        """Serves this parameter server's variables until the chief and all workers have ended."""
+        self._marks.wait_for([*self._names("chief"), *self._names("worker")])
+        if self._task.index:
+            self._marks.put()
+        else:
+            # The other parameter servers read the marks from this process.
+            self._marks.wait_for(self._names("ps")[1:])
+
+    def _device(self) -> str:
+        return f"/job:{self._task.kind}/task:{self._task.index}"
+
+    def _names(self, kind: str) -> list[str]:
+        return [f"{kind}_{index}" for index in range(len(self._task.cluster.get(kind, ())))]
+
+
+class _EndMarks:
+    """Marks of the processes that have ended their part: one queue for each process, on parameter server 0."""
+
+    def __init__(self, target: str, task: ClusterTask) -> None:
+        self._own = f"{task.kind}_{task.index}"
+        self._graph = tf.Graph()
+        self._sizes, self._target = {}, target
+        with self._graph.as_default(), tf.device("/job:ps/task:0"):
+            for kind, addresses in task.cluster.items():
+                for index in range(len(addresses)):
+                    name = f"{kind}_{index}"
+                    queue = tf.queue.FIFOQueue(1, tf.bool, [()], shared_name=f"ended_{name}")
+                    self._sizes[name] = queue.size()
+                    if name == self._own:
+                        self._put = queue.enqueue(True)
+        filters = ["/job:ps/task:0", f"/job:{task.kind}/task:{task.index}"]
+        self._config = tf.compat.v1.ConfigProto(device_filters=filters)
+
+    def put(self) -> None:
+        """Marks that this process has ended; a second mark of a process that was started again changes nothing."""
+        with tf.compat.v1.Session(self._target, self._graph, self._config) as session:
+            if not session.run(self._sizes[self._own]):
+                session.run(self._put)
+
+    def wait_for(self, names: Iterable[str]) -> None:
+        """Waits until all these processes have ended, and logs the missing ones every 30 seconds."""
+        missing, log_s = list(names), time.monotonic() + _LOG_S
+        with tf.compat.v1.Session(self._target, self._graph, self._config) as session:
+            while missing:
+                sizes = session.run({name: self._sizes[name] for name in missing})
+                missing = [name for name, size in sizes.items() if not size]
+                if missing and time.monotonic() >= log_s:
+                    _LOGGER.info("waiting for the end of %s", ", ".join(missing))
+                    log_s += _LOG_S
+                time.sleep(_POLL_S if missing else 0)

@@ -1,0 +1,49 @@
+"""The processes of a training, and the part of this process: here, a training in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from model_export.estimator.run_config import RunConfig
+
+
+class OneProcess:
+    """A training in this process alone; subclasses are trainings in several processes.
+
+    is_chief: whether this process writes checkpoints and summaries.
+    parts: number of variables into which each table is split.
+    """
+
+    is_chief = True
+    parts = 1
+
+    def __init__(self, config: RunConfig) -> None:
+        self._config = config
+
+    def placing(self) -> AbstractContextManager[None]:
+        """Returns a context manager; its `with` block must add the variables and operations of the training graph."""
+        return nullcontext()
+
+    def averaging(self) -> AbstractContextManager[None]:
+        """Returns a context manager: optimizers that model_fn calls in its block apply the mean of all workers."""
+        return nullcontext()
+
+    def joined(self, gradients: Sequence[Any]) -> Sequence[Any]:
+        """Returns the tables' gradients of all workers together; None, for a table without a gradient, stays None."""
+        return gradients
+
+    def session_arguments(self) -> dict[str, Any]:
+        """Returns the arguments of MonitoredTrainingSession that depend on the processes."""
+        return {"config": self._config.session_config}
+
+    def hooks(self) -> list[Any]:
+        """Returns the SessionRunHooks that a training in these processes needs."""
+        return []
+
+    def finish_steps(self) -> None:
+        """Ends the steps of this process; call it while the session still is open, before the last checkpoint."""
+
+    def finish(self) -> None:
+        """Ends this process's part of the training, after the last checkpoint."""
