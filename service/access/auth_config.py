@@ -103,7 +103,7 @@ class AuthFile:
             return
         if config == self._current:
             if self._complaint:
-                # An invalid file was replaced by the content that is in force already.
+                # The invalid --auth_config file was replaced by a file with the same content as the one in force.
                 self._complaint = ""
                 self._counter.accepted()
             return
