@@ -103,7 +103,7 @@ class ConfigFile:
         logger.info("model config applied", extra={"path": str(self._path)})
 
     def reload_now(self, reload: Callable[[Sequence[ModelConfig]], None]) -> Models:
-        """Calls reload() with the models in --model_config_file, even if its text is old; returns these models.
+        """Reloads the models in --model_config_file, even if the file has not changed; returns these models.
 
         Concurrency: any thread.
 
@@ -127,8 +127,8 @@ class ConfigFile:
             try:
                 self.poll_once(reload)
             except Exception:
-                # An error must not end this thread: without it, changes of the file would have no effect, and nobody
-                # would notice.
+                # An error must not end this thread: without the thread, changes of --model_config_file would have no
+                # effect, and nobody would notice.
                 logger.exception("polling failed", extra={"path": str(self._path)})
 
     def _read_bytes(self) -> bytes:
