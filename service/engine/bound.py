@@ -120,7 +120,8 @@ class Bound:
         arrays, self._rows = checked(self.spec, inputs)
         check_outputs(self.spec, arrays, output_filter)
         if self._rows * self.spec.row_bytes > self._services.max_response_bytes:
-            # Answers have a limit of their own, because a request's row of two bytes can ask for kilobytes.
+            # The size of answers has a limit of its own, because two bytes of a request can ask for a row of several
+            # kilobytes in the answer.
             raise PayloadTooLarge(
                 f"The answer would hold {self._rows} rows of {self.spec.row_bytes} bytes, this server's limit is "
                 f"{self._services.max_response_bytes} bytes; send fewer rows per request."

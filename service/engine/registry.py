@@ -283,8 +283,8 @@ class Registry:
         """
         with self._write:
             old = self._snapshot.get(name, _Model())
-            # Loaded versions of a removed model with the same name stay in the snapshot: its watcher is about to unload
-            # them.
+            # Loaded versions of a removed model with the same name stay in the registry's snapshot: the removed model's
+            # watcher is about to unload them.
             live = {v: s for v, s in old.statuses.items() if s.state is not State.END}
             is_tried = bool(old.available)
             new = _Model(live, old.available, old.early, old.spoilt, is_configured=is_configured, is_tried=is_tried)
@@ -367,7 +367,8 @@ class Registry:
 
     def publish(self, servable: Servable) -> None:
         """Lets requests reach a loaded servable, and then reports its version as AVAILABLE."""
-        # The model's early lookups are read without a lock: after the load, only this thread changes them.
+        # The lookups that the model answers during a load are read without a lock: after the load, only this thread
+        # changes them.
         early = self._snapshot[servable.name].early
         self._move(servable.name, VersionStatus(servable.version, State.AVAILABLE), Holder(servable, early))
         if early is not None:
@@ -376,7 +377,7 @@ class Registry:
     def fail(self, name: str, version: int, error: ServiceError, *, poll_s: float = 0.005) -> None:
         """Sets the state END of a version whose load failed; status shows the error until the next attempt.
 
-        Blocks until no request holds the version's early lookups.
+        Blocks until no request uses the lookups that the version answered during the load.
         """
         self._hide_lookups(name, version, poll_s)
         self._move(name, VersionStatus(version, State.END, error.code, error.message))
@@ -407,7 +408,7 @@ class Registry:
           because: the error that status shows for the version until the next attempt.
         """
         holder = self._move(name, VersionStatus(version, State.UNLOADING))
-        assert holder is not None  # an AVAILABLE version always has a holder
+        assert holder is not None  # each AVAILABLE version has a holder, which counts its leases
         holder.retire()
         while holder.num_leases:
             time.sleep(poll_s)

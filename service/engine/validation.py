@@ -54,8 +54,8 @@ def checked(spec: SignatureSpec, inputs: Tensors) -> tuple[dict[str, Array], int
 
 def _num_rows(spec: SignatureSpec, name: str, array: Array) -> int:
     if spec.kind == "lookup" and array.ndim == 2 and (spec.inputs[name].shape or (None, 1))[1] is None:
-        # For ids of shape [B, K] with an open K, row_bytes is the size of one id's vector, so each id counts as a row
-        # here.
+        # If a lookup's ids have the shape [B, K] with an unknown K, spec.row_bytes is the size of one id's vector, so
+        # each id counts as one row.
         return array.size
     return array.shape[0] if array.ndim else 1
 
