@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from service.graph.flat_graph import FlatGraph
 
-# Ops that can compute each row independently. An op's axes and shapes decide whether it does; loading.tower_batching
-# tests this by running rows together and separately.
+# Ops that can compute each row of a batch independently. An op's axes and shapes decide whether it does;
+# loading.tower_batching tests this by running rows together and separately.
 _OPS = frozenset(
     """
     Const Placeholder VarHandleOp ReadVariableOp VariableV2 Identity NoOp StopGradient

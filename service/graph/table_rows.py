@@ -1,4 +1,4 @@
-"""Computes the rows of mapped tables, one by one or combined, that are fed to a tower in place of its lookups."""
+"""Computes the rows that are fed to a graph in place of its lookups: rows of mapped tables, single or combined."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from service.types import Array, Table, Tensors, Vocabulary
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A claim by the manifest, to be proven: this feature's lookup on a mapped table equals a tensor of the graph.
+    """A claim by the manifest that must be proven: a feature's lookup in a mapped table equals a tensor of the graph.
 
     is_described: the manifest describes the feature for this signature, so engine.validation has refused ids without a
       row.
@@ -88,7 +88,7 @@ class InputRows:
 
 @dataclass(frozen=True, slots=True)
 class ComputedRows:
-    """A source of rows: the table row of each id that the graph computes itself, from Examples or keys.
+    """A source of rows: the table row of each id that the graph itself computes, from tf.Examples or from keys.
 
     tensor: the graph's tensor of the ids.
     row_shape: as in InputRows.
@@ -121,7 +121,7 @@ def numpy_dtype(table: Table) -> np.dtype[Any]:
 
 
 def rows_of(ids: Array, table: Table) -> Array:
-    """Returns the [..., D] stored rows of [...] ids; raises InvalidRequest with the text of TensorFlow's gather."""
+    """Returns the stored rows of a table's ids, [..., D]; raises InvalidRequest with TensorFlow's text for a gather."""
     flat = np.ascontiguousarray(ids, np.int64).reshape(-1)
     try:
         return table.stored_rows(flat).reshape(*ids.shape, table.info.embedding_dim)
