@@ -29,7 +29,10 @@ _MAX_TOKEN_BYTES = 4096
 
 
 class Session(NamedTuple):
-    """One browser that is signed in. ends_s: on the clock of Sessions. csrf: value that CSRF_HEADER must have."""
+    """One browser that is signed in to the console.
+
+    ends_s: on the clock of Sessions. csrf: value that CSRF_HEADER must have.
+    """
 
     token_digest: bytes
     csrf: str

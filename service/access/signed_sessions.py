@@ -142,8 +142,8 @@ class SignedSessions(Sessions):
         return None
 
     def _digests_now(self) -> tuple[dict[bytes, bytes], ...]:
-        # Read the generation before the list: if the list is replaced in between, the next request indexes the new
-        # list.
+        # The generation is read before the list of callers: if the list is replaced in between, the next request
+        # indexes the new list.
         generation = self._callers.generation
         if self._digests[0] != generation:
             digests = [digest for caller in self._callers.listed for digest in caller.digests]
