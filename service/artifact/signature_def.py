@@ -120,7 +120,7 @@ def _is_sparse_matrix(info: Any) -> bool:
 
 def _read_sparse_matrix(name: str, info: Any) -> dict[str, TensorSpec]:
     # A sparse input becomes two inputs, values and row splits: requests can not hold sparse tensors, so clients send
-    # ragged ids. The folder graph converts them.
+    # ragged ids, which service.graph converts.
     values = TensorSpec(
         name=name + VALUES_SUFFIX,
         dtype=dtypes.dtype_name(info.dtype),

@@ -45,7 +45,7 @@ _VALUE_FIELDS: dict[int, str] = {
 _COMPLEX64, _COMPLEX128, _BOOL = 8, 18, 10
 # DataType numbers of float16 and bfloat16, whose bits TensorProto stores in the low half of an integer.
 _HALVES = (19, 14)
-# DataType numbers whose field values numpy converts directly, which is faster for a short list.
+# DataType numbers whose TensorProto values numpy converts directly from a list, which is faster for few values.
 _PLAIN = frozenset({1, 2, 3, 9, 10, 22, 23})
 _FEW_VALUES = 64
 # DataType number -> number of the packed field whose encoded bytes equal the array's bytes: float_val, double_val,

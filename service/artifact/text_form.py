@@ -52,8 +52,8 @@ def declared_class(full_name: str, messages: Mapping[str, Sequence[Field]]) -> M
     Args:
       messages: message name without its package -> the message's fields.
     """
-    # The import is here and not at the top: descriptor_pb2 takes 7 ms of the start, and most servers have no file with
-    # such a message.
+    # The import is here and not at the top: descriptor_pb2 takes 7 ms of the start, and most servers read no file whose
+    # message is declared here.
     from google.protobuf import descriptor_pb2
 
     kinds = descriptor_pb2.FieldDescriptorProto
