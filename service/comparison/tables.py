@@ -13,7 +13,8 @@ from service.comparison.matching import NO_ROW, Matching
 from service.types import Array, Table
 
 NUM_NEIGHBOURS = 10
-# A rotation is fitted for tables with this many common rows per dimension: below, it would fit the noise.
+# Two versions of a table are aligned by a rotation only if they share this many rows per dimension: a rotation of fewer
+# rows would fit noise.
 ROWS_PER_DIM = 4
 _FIRST = 10
 _IDS_AT_A_TIME = 1 << 16
@@ -74,7 +75,7 @@ def pair_rows(matching: Matching, budget: Budget) -> RowPairs:
 
 
 def drift_of(old: Table, new: Table, pairs: RowPairs, matching: Matching) -> Drift:
-    """Compares the numbers of the paired rows of two tables of the same D."""
+    """Compares the vectors of the paired rows of two tables with the same D."""
     count = len(pairs.old_ids)
     rotations = _rotations(old, new, pairs.old_ids, pairs.new_ids)
     is_aligned = rotations is not None
@@ -216,7 +217,7 @@ def _typical_norm(table: Table, ids: Array) -> float:
 
 
 def _halves(part: slice) -> Array:
-    # The pairs of rows belong to the two halves by turns.
+    # The pairs of rows belong alternately to the halves 0 and 1.
     return np.arange(part.start, part.stop) % 2
 
 
