@@ -67,7 +67,10 @@ class ConfigFile:
         self._turn = threading.Lock()
 
     def read(self) -> Models:
-        """Reads the first list of models from the file; an empty file means no models. Raises InvalidRequest."""
+        """Reads the server's first list of models from --model_config_file; an empty file means no models.
+
+        Raises InvalidRequest.
+        """
         data = self._read_bytes()
         models = self._parse(data) or ()
         self._applied = data
