@@ -30,7 +30,7 @@ class Follower:
         self._is_stopped = False
 
     def wake(self) -> None:
-        """Makes the follower's thread look for new deltas now and not at the next scan."""
+        """Wakes the thread in run(), so that it looks for new deltas now and not at the next scan."""
         self._news.set()
 
     def stop(self) -> None:

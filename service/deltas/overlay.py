@@ -56,12 +56,14 @@ class Side:
 
     @property
     def is_free(self) -> bool:
-        """Whether no request reads this side of the tables, and no later request can."""
+        """Whether no request reads this copy of the tables, and no later request can."""
         return self.holder is None or self.holder.is_free
 
 
 class Overlay:
-    """The two sides (copies with deltas) of one version's tables. Concurrency: one caller at a time.
+    """The two copies ("sides") of one version's tables, to which deltas are written in turn.
+
+    Concurrency: one caller at a time.
 
     rows: number of rows that deltas have changed since the version was loaded.
     """
@@ -82,7 +84,7 @@ class Overlay:
         self.rows = 0
 
     def prepare(self, *, may_open: bool) -> Side | None:
-        """Returns a copy of the tables ("side") that no request reads, to write deltas to; None if there is none yet.
+        """Returns a copy of the tables ("side") to write deltas to; None as long as requests read all copies.
 
         Args:
           may_open: whether a further side may be opened then.
@@ -105,7 +107,10 @@ class Overlay:
         return side
 
     def write(self, side: Side, deltas: Sequence[Ordered]) -> None:
-        """Writes deltas to a side from prepare(), after it has copied to this side the newer rows of the other side."""
+        """Writes deltas to a copy of the tables, which prepare() has returned.
+
+        Before the deltas, it copies the rows that are newer in the tables that requests read.
+        """
         if self._shown is not None:
             for name, ids in side.behind.items():
                 side.tables[name].copy(np.concatenate(ids), self._shown.tables[name])
