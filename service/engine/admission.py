@@ -150,12 +150,12 @@ class Reservation:
         self._size += size
 
     def add_user(self) -> None:
-        """Counts one more user (such as a thread) of the reserved bytes, which the last user's end releases."""
+        """Counts one more user of the reserved bytes, such as a thread; they stay reserved until no user is left."""
         with self._lock:
             self._users += 1
 
     def drop_user(self) -> None:
-        """Counts one user (such as a thread) of the reserved bytes less; the last user's end releases the bytes."""
+        """Counts one user of the reserved bytes less; when the last user is gone, the bytes are released."""
         with self._lock:
             self._users -= 1
             is_last = self._users == 0

@@ -44,21 +44,26 @@ from service.types import (
 
 # Type of ModelSet.reload: replaces the list of models before a deadline (on the engine's clock; None: no deadline).
 Reload = Callable[[Sequence[ModelConfig], float | None], None]
-# Points a model's label to a version, or removes it for None: ModelLists.set_label of process.model_lists.
+# Type of a function that points a model's label to a version, or removes the label for None: ModelLists.set_label of
+# process.model_lists.
 SetLabel = Callable[[str, str, int | None], None]
-# Makes a model serve only the given version; None ends this. ModelLists.pin of process.model_lists implements it.
+# Type of a function that makes a model serve only the given version; None ends this. ModelLists.pin of
+# process.model_lists implements it.
 Pin = Callable[[str, int | None], None]
 
 
 class Comparisons(Protocol):
-    """Compares two versions of a model; loading.version_diffs implements it. Concurrency: any thread."""
+    """The interface of an object that compares two versions of a model, such as loading.version_diffs.
+
+    Concurrency: any thread.
+    """
 
     def of_request(self, model: str, old: int, new: int) -> Mapping[str, Any]:
-        """Compares two versions as Engine.diff does."""
+        """Compares two versions of a model, as Engine.diff does."""
         ...
 
     def rows_of_request(self, model: str, table: str, old: int, new: int, ids: Array) -> tuple[Array, bool]:
-        """Compares single rows of a table as Engine.drift does."""
+        """Compares single rows of a table in two versions, as Engine.drift does."""
         ...
 
 
@@ -343,7 +348,8 @@ class Engine:
             with self._registry.lease(ref, lambda early: True) as servable:
                 return SIGNATURE not in servable.signatures
         except ServiceError:
-            # The client then gets the error of neighbors(), which leases the model too.
+            # The error is not raised here: neighbors(), which is called next, leases the model too, and raises the
+            # error to the client.
             return True
 
     def may_wait(self, ref: ModelRef, table_name: str) -> bool:
@@ -355,7 +361,7 @@ class Engine:
             with self._registry.lease(ref, lambda early: True) as servable:
                 return table_name in servable.remote_tables
         except ServiceError:
-            # table_rows(), which is called next, raises the same error to the client.
+            # The error is not raised here: table_rows(), which is called next, raises it to the client.
             return False
 
     def upsert(self, ref: ModelRef, table_name: str, upsert: Upsert) -> UpsertReceipt:

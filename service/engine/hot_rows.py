@@ -72,7 +72,7 @@ class HotRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TableTraffic:
-    """The traffic of one table since its version was loaded.
+    """The counts of lookups of one table since its version was loaded, with its hottest rows.
 
     lookups: estimated number of ids that were looked up in the table and have a row. distinct: estimated number of
     different rows in the sample: no more than that of all looked-up rows.

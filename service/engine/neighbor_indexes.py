@@ -18,11 +18,12 @@ from service.types import Array, ModelRef
 
 logger = logging.getLogger(__name__)
 
-# A table with more rows gets no index: building the index would take hours, and 8 bytes of memory for each row.
+# A table with more rows gets no index for nearest rows: building the index would take hours, and 8 bytes of memory for
+# each row.
 MAX_ROWS = 100_000_000
 
-# Builds the index of a table, as build_index in service.tables.row_index. Arguments: reads rows by ids; compares all
-# rows; raises if the index is not wanted any more; number of rows; metric.
+# Type of a function that builds the index of a table, as build_index in service.tables.row_index. Arguments: reads rows
+# by ids; compares all rows; raises if the index is not wanted any more; number of rows; metric.
 BuildIndex = Callable[
     [Callable[[Array], Array], Callable[[RowSearch], Nearest], Callable[[], None], int, Metric], "RowIndex | None"
 ]
@@ -149,8 +150,8 @@ class NeighborIndexes:
                 return kept
             index = self._build(read, search, go_on, num_rows, name.metric)
             if index is not None and self._files is not None:
-                # changed_rows() is called after the build: so the index has, of each row that is not in `changed`, the
-                # value in the table's file.
+                # changed_rows() is called after the build, so the index has the values of the table's file for all rows
+                # that are not in `changed`.
                 with held() as table:
                     changed = table.changed_rows()
                 self._files.keep(name, index, changed)

@@ -101,8 +101,8 @@ class Registry:
         self._snapshot: Mapping[str, _Model] = {}
         self._write = threading.Lock()
         self._is_draining = False
-        # Returns why a model can not answer although a version is AVAILABLE (the cluster of a remote table is down),
-        # else "".
+        # Type of a function that returns why a model can not answer although a version is AVAILABLE (the cluster of a
+        # remote table is down), else "".
         self.problem_beside: Callable[[str], str] = lambda model: ""
 
     def lease(self, ref: ModelRef, is_enough: IsEnough = _is_never_enough) -> Lease:
@@ -458,7 +458,8 @@ class Registry:
             if holder is not None:
                 available = dict(sorted({**available, status.version: holder}.items(), reverse=True))
             statuses = {**model.statuses, status.version: status}
-            # The early lookups of a version end in the same step in which the version becomes AVAILABLE.
+            # The lookups that a version answers while it loads end in the same step in which the version becomes
+            # AVAILABLE.
             early = None if available else model.early
             is_tried = model.is_tried or status.state is State.AVAILABLE or status.code != "OK"
             self._snapshot = {
@@ -472,7 +473,11 @@ class Registry:
 
 
 def _answering(model: _Model) -> list[Holder]:
-    """Returns the holders that requests can reach: of AVAILABLE versions, latest first, else of early lookups."""
+    """Returns the holders that requests can reach.
+
+    These are the holders of AVAILABLE versions, latest first; if there are none, the holder of a version that answers
+    lookups while it loads.
+    """
     return list(model.available.values()) or ([model.early] if model.early is not None else [])
 
 

@@ -105,7 +105,7 @@ class ModelWatcher:
         self._arrivals: dict[int, VersionArrival] = {}
         self._failures: dict[int, _Failure] = {}
         # Damaged version -> the fingerprint of its folder when the damage was found; the version is loaded again when
-        # this changes.
+        # the folder's fingerprint changes.
         self._damaged: dict[int, Fingerprint] = {}
         self._problem = ""
         # Loads (by version) and folder scans (by path) that were given up after their timeout and may still hang.
@@ -149,7 +149,8 @@ class ModelWatcher:
             try:
                 due_s = self.poll_once()
             except Exception:
-                # An error must not end this thread: without it, no new version of the model would ever be served.
+                # An error must not end this thread: without the thread, no new version of the model would ever be
+                # served.
                 logger.exception("polling failed", extra={"model": self._name})
             with self._ending:
                 if self._config is None and not (self._loaded or self._announced or self._failures):

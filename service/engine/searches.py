@@ -103,7 +103,7 @@ def _nearest_by_index(table: SearchedTable, search: RowSearch, index: RowIndex) 
 
 
 def _vectors(table: SearchedTable, query: NeighborQuery, keys: TableKeys, max_queries: int) -> tuple[Array, Array]:
-    """Returns the [Q, D] float32 queries, and the [Q] int64 row that may not be each query's neighbour; -1: none."""
+    """Returns the queries, [Q, D] float32, and the row that each query leaves out of its answer, [Q]; -1: none."""
     info = table.info
     if (query.vectors is None) == (not query.rows.is_given):
         raise InputMismatch('A search has one of "ids", "keys" and "vectors".')

@@ -75,7 +75,7 @@ class NativeServable(Protocol):
         ...
 
     def hot_rows(self, table: str, most: int) -> SampledRows | None:
-        """Returns the hottest rows of a table; None if the core does not sample its ids."""
+        """Returns the hottest rows of a table; None if the native core does not sample the table's ids."""
         ...
 
     def on_tables(self, tables: Mapping[str, Any]) -> NativeServable:
@@ -151,10 +151,10 @@ class Servable:
         return sums_of_counts(self.table_counts(), self.native.table_counts() if self.native is not None else {})
 
     def traffic(self, table: str, most: int, *, has_keys: bool = True) -> TableTraffic | None:
-        """Returns the traffic of a table with its hottest rows; None if the ids of the table are not sampled.
+        """Returns the counts of lookups of a table with its hottest rows; None if the ids of the table are not sampled.
 
         Args:
-          has_keys: whether the rows have their keys.
+          has_keys: whether the result has the keys of the rows.
         """
         native = self.native
         found = native.hot_rows(table, most) if native is not None else None

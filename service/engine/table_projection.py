@@ -114,7 +114,7 @@ def _finite(rows: Array) -> Array:
 
 
 class KeptMaps(Generic[T]):
-    """The maps of tables that were computed, one at a time in a thread of low priority. Concurrency: any thread."""
+    """A cache of tables' maps, which a thread of low priority computes one at a time. Concurrency: any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -153,7 +153,7 @@ def _raise_predict_names(spec: SignatureSpec, inputs: Mapping[str, object]) -> N
 
 
 def _json_names(spec: SignatureSpec, missing: list[str]) -> str:
-    """Returns a sentence for errors on missing ragged inputs: the name that JSON requests have for them; "" if none."""
+    """Returns a sentence for error texts: which name in JSON stands for missing ragged inputs; "" for other inputs."""
     ragged = [names for names in spec.ragged_names if names.values in missing and names.row_splits in missing]
     told = [f'"{names.feature}" stands for {names.values} and {names.row_splits}' for names in ragged]
     return f" In JSON, {', '.join(told)}." if told else ""
