@@ -17,7 +17,10 @@ _NEEDS_THREADS = frozenset({"Switch", "RefSwitch", "Merge", "RefMerge", "Enter",
 
 
 class DenseSession(NamedTuple):
-    """An open session of a dense graph. graph: its tf.Graph, which knows the shapes of its tensors."""
+    """An open session of a dense graph (without embedding tables).
+
+    graph: the session's tf.Graph, which knows the shapes of its tensors.
+    """
 
     session: GraphSession
     graph: Any

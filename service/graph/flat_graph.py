@@ -34,7 +34,7 @@ class FlatGraph:
             node.input.extend(inputs)
 
     def resolved(self, tensor: str) -> str:
-        """Returns the tensor of the flat graph that replaces a given tensor of the original graph."""
+        """Returns the tensor that replaces a tensor of the original graph after function calls were inlined."""
         tensor = canonical(tensor)
         while tensor in self._aliases:
             tensor = self._aliases[tensor]
@@ -81,7 +81,7 @@ def node_of(reference: str) -> str:
 
 
 def flatten(graph_def: Any, roots: Iterable[str]) -> FlatGraph:
-    """Returns a flat graph of the nodes that the roots need, with function calls inlined; the GraphDef is not changed.
+    """Returns a graph of the nodes that the roots need, with function calls inlined; the GraphDef is not changed.
 
     Args:
       graph_def: a GraphDef of TensorFlow's.

@@ -63,7 +63,8 @@ def joined_rows(
 def _first_met(
     flat: FlatGraph, ends: Iterable[str], values: _Values, given: frozenset[str], follow: Callable[[str], bool]
 ) -> dict[str, JoinedRows]:
-    # The search goes back from the tensors that the session runs, and stops at each tensor that holds only joined rows.
+    # The search goes back from the tensors that the session runs, and stops at each tensor that only joins looked-up
+    # rows.
     found: dict[str, JoinedRows] = {}
     seen: set[str] = set()
     todo = list(ends)
@@ -150,8 +151,8 @@ class _Values:
         return sizes if len(sizes) == len(others) else None
 
     def _is_batch(self, tensor: str, parts: tuple[str, ...]) -> bool:
-        # The batch size must come from tf.shape(x)[0] of a tensor x that joins the same sources: other sources may have
-        # another number of rows.
+        # A Reshape's batch size must come from tf.shape(x)[0] of a tensor x that joins rows of the same lookups: other
+        # lookups may have another number of rows.
         flat = self._flat
         node = flat.nodes[node_of(tensor)]
         if node.op != "StridedSlice" or not node.attr["shrink_axis_mask"].i & 1:

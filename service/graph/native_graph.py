@@ -22,7 +22,7 @@ def native_tower(
     plan_of: Callable[[SignatureSpec, RowSource], FeaturePlan | None],
     batch_rows: int,
 ) -> NativeGraph | PythonOnly:
-    """Returns the description of a cut signature's graph for the native core, or the reason why only Python can run it.
+    """Returns the description of a cut signature's remaining graph for the native core, or why only Python can run it.
 
     Args:
       plan_of: returns the lookup that gives a source's float32 rows; None if no single lookup does.

@@ -77,8 +77,8 @@ def is_same_sum(feature: LookupFeature, inputs: Tensors, wanted: Array, found: A
         norm_error = 0.0
     if feature.combiner is None:
         return bool((np.abs(found - wanted) <= norm_error).all())
-    # The splits are cut to the answer's rows, because empty rows at the end may be missing (trailing_empty_rows is
-    # "cut").
+    # The row splits are cut to the number of the answer's rows, because the answer may lack empty rows at the end
+    # (trailing_empty_rows is "cut").
     splits = inputs[feature.row_splits or ""][: len(wanted) + 1]
     lengths = np.diff(splits)
     weights = inputs.get(feature.weights or "", np.empty(0))

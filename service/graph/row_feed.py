@@ -23,7 +23,10 @@ _Shape = tuple[int, ...]
 
 
 class _Copied(NamedTuple):
-    """A source whose rows are copied into a block unchanged. id_shape: shape of the ids for one row; None: unknown."""
+    """A source of rows that are copied into an array unchanged.
+
+    id_shape: shape of the ids for one row; None: unknown.
+    """
 
     source: RowSource
     block: int
@@ -31,7 +34,7 @@ class _Copied(NamedTuple):
 
 
 class _Combined(NamedTuple):
-    """A source whose rows a kernel combines, and the columns of a float32 block that get the combined rows."""
+    """A source of rows that a kernel combines, and the columns of a float32 array that get the combined rows."""
 
     source: RowSource
     block: int
@@ -58,7 +61,9 @@ class _Layout(NamedTuple):
 
 
 class RowFeed:
-    """Looks up the rows of a request, and writes them into the arrays that the tower is fed. Concurrency: any thread.
+    """Looks up the rows of a request, and writes them into the arrays that replace lookups in a graph's run.
+
+    Concurrency: any thread.
 
     blocks: for each block, the sources whose rows it joins; each fed tensor has the bytes of one block.
     tensors: names of the fed tensors, in the order of joined().
@@ -102,8 +107,8 @@ class RowFeed:
             return None
         out = self._writer.write(ids, layout.blocks)
         if isinstance(out, int):
-            # out is the number of a source with an id that has no row: rows() of this source raises an InvalidRequest
-            # that names the id.
+            # out is the number of a source of rows with an id that has no row: rows() of this source raises an
+            # InvalidRequest that names the id.
             self._copied[out].source.rows(inputs, computed)
             return None
         for rows, one, view in zip(combined, self._combined, layout.combined, strict=True):
@@ -123,7 +128,7 @@ class RowFeed:
         return source.row_shape or (source.table.info.embedding_dim,)
 
     def _add(self, number: int, parts: Sequence[str]) -> list[BlockPart | int]:
-        """Returns, for each source whose rows a block joins, the part that tells RowBlocks how to write them."""
+        """Returns, for each source of rows that a fed array joins, its BlockPart or its width in bytes."""
         block: list[BlockPart | int] = []
         column = 0
         for name in parts:

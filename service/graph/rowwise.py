@@ -1,4 +1,4 @@
-"""Checks whether a tower computes each row independently, so that requests may share one run."""
+"""Checks whether a graph behind its lookups computes each row independently, so that requests may share one run."""
 
 from __future__ import annotations
 
@@ -21,5 +21,5 @@ _OPS = frozenset(
 
 
 def is_rowwise(flat: FlatGraph, nodes: set[str]) -> bool:
-    """Says whether all given nodes have ops that can compute each row independently."""
+    """Says whether all given nodes have ops that can compute each row of a batch independently."""
     return all(flat.nodes[name].op in _OPS for name in nodes)

@@ -54,7 +54,7 @@ class CutSignature:
 
 
 class TowerBackend:
-    """The backend that runs signatures which were cut into lookups and a tower. Concurrency: any thread."""
+    """The backend that runs signatures whose lookups were cut out of their graphs. Concurrency: any thread."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class TowerBackend:
 
     @property
     def session_number(self) -> int | None:
-        """The number by which the native core knows the tower's session; None: the session is not in the core."""
+        """The number by which the native core knows the session; None: the session is not in the core."""
         return self._session.number
 
     def sparse_inputs(self, signature_name: str) -> Mapping[str, SparseNames]:

@@ -75,7 +75,7 @@ def open_tower(
     threads: int,
     inter_op_threads: int | None = None,
 ) -> TowerBackend | None:
-    """Cuts the given signatures and opens a session for their towers; returns None if no signature can be cut.
+    """Cuts the given signatures, and opens a session for the rest of their graphs; returns None if none can be cut.
 
     Args:
       threads, inter_op_threads: as in open_savedmodel.
@@ -248,7 +248,7 @@ def _cut(
 
 
 def _carried(candidate: _Candidate, left: set[str], before: set[str]) -> frozenset[str]:
-    """Returns the tensors that the run which computes ids derives from the request, and that the tower needs too."""
+    """Returns the tensors that the run for ids computes from the request and that the second run of a graph needs."""
     nodes = candidate.flat.nodes
     from_request = {name for name in before if nodes[name].op != "Placeholder" and _sees_request(candidate, name)}
     return frozenset(
@@ -291,7 +291,7 @@ def _source(
 
 
 def _row_shape(ids: tuple[int | None, ...] | None, dim: int) -> tuple[int, ...] | None:
-    """Returns the shape of the table rows for one row of ids; None if the graph leaves its length open."""
+    """Returns the shape of the table rows for one row of ids; None if the size of a row of ids is open."""
     if not ids or None in ids[1:]:
         return None
     return (*(size or 0 for size in ids[1:]), dim)
