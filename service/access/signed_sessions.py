@@ -22,7 +22,7 @@ from typing import NamedTuple
 from service.access.callers import Callers, Grant
 from service.access.sessions import SESSION_S, Session, Sessions
 
-# Fewest characters of a secret: nobody can guess a random text of 32 characters.
+# Minimum length of a secret: nobody can guess a random text of 32 characters.
 MIN_SECRET_CHARS = 32
 # Maximal number of sessions, closed before their end, whose cookies this server remembers and refuses.
 MAX_CLOSED = 100_000
