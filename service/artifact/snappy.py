@@ -74,8 +74,8 @@ def _literal_size(data: bytes, code: int, position: int) -> tuple[int, int]:
 def _copy(out: bytearray, offset: int, size: int) -> None:
     if not 0 < offset <= len(out):
         raise ValueError(f"snappy: a copy from {offset} bytes before, of {len(out)}")
-    # A copy may be longer than its offset: then it reads bytes that it has just written, and the bytes from `start`
-    # repeat.
+    # A snappy copy may be longer than its offset: then it reads bytes that it has just written, and the bytes from
+    # `start` repeat.
     start = len(out) - offset
     piece = out[start : start + size]
     out += (piece * (size // len(piece) + 1))[:size]
