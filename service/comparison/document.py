@@ -68,7 +68,7 @@ class Drift:
 
 @dataclass(frozen=True, slots=True)
 class Neighbours:
-    """The overlap of the nearest neighbours (by cosine) of some rows in both versions.
+    """The overlap of the nearest neighbours (by cosine) of some rows in both versions of a table.
 
     k: neighbours of a row. queries: number of rows whose neighbours were searched, the hottest rows if is_hottest is
     True, else a sample. pool: number of common rows among which neighbours were searched.

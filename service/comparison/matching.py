@@ -13,7 +13,8 @@ from service.tables.vocabulary import KeyIndex, OpenedVocabulary
 from service.types import Array
 
 NO_ROW = -1
-# A vocabulary without buckets and without a row for unknown keys: unknown keys get NO_ROW.
+# Arguments of a search for keys in a vocabulary: without hash buckets and without a row for unknown keys, an unknown
+# key gets NO_ROW.
 _ONLY_KEYS = (0, NO_ROW, 0)
 
 

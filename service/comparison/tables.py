@@ -131,7 +131,7 @@ def row_cosines(old: Table, new: Table, matching: Matching, new_ids: Array) -> t
 def neighbours_of(
     old: Table, new: Table, pairs: RowPairs, matching: Matching, budget: Budget, hottest: Array | None
 ) -> Neighbours | None:
-    """Compares the nearest neighbours of some rows in both versions; None for fewer than 20 common rows.
+    """Compares the nearest neighbours of some rows in both versions of a table; None for fewer than 20 common rows.
 
     Args:
       hottest: [n] int64 ids of the old version's hottest rows, the hottest first; None: a sample of rows is taken.
@@ -163,7 +163,7 @@ def neighbours_of(
 
 
 class _Found:
-    """Counts the rows that are added, and keeps the names (keys or ids) of the first ten."""
+    """Counts the rows that are passed to add(), and keeps the names (keys or ids) of the first ten."""
 
     def __init__(self, matching: Matching, *, is_new: bool) -> None:
         self._matching, self._is_new = matching, is_new

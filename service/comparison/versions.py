@@ -33,7 +33,7 @@ class OpenedVersion:
     files: GuardedFiles
 
     def check(self) -> None:
-        """Raises DataLoss if a file changed since it was opened."""
+        """Raises DataLoss if a file of the version's tables has changed since it was opened."""
         if why := self.files.look():
             raise DataLoss(why)
 
