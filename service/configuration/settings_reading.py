@@ -127,7 +127,7 @@ def _flag_names() -> list[str]:
 
 @cache
 def _parser() -> argparse.ArgumentParser:
-    # The parser is cached, because the command line is parsed three times at a start.
+    # The parser of the command line is cached, because the command line is parsed three times at a start.
     parser = argparse.ArgumentParser(
         prog="embedding-server",
         usage="%(prog)s --model_base_path=FOLDER [--FLAG=VALUE ...]",
