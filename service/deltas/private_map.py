@@ -39,7 +39,7 @@ class OverlaidTable:
         self.scales = scales
 
     def write(self, ids: Array, numbers: Array, scales: Array | None) -> None:
-        """Writes rows, in the dtype that the table stores, to the given ids: [N] int64, none twice."""
+        """Overwrites the rows of the given ids, [N] int64 without repeats, by rows in the table's stored dtype."""
         self._note(ids)
         self.octets[ids] = np.ascontiguousarray(numbers).view(np.uint8).reshape(len(ids), -1)
         if scales is not None:

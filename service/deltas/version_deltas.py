@@ -201,7 +201,7 @@ class VersionDeltas:
 
         if table in target.remote:
             return upsert_remote(target, table, make, self._highest)
-        assert self._journal is not None  # without a journal, upsert() has refused the request above
+        assert self._journal is not None  # without --delta_journal_dir, the upsert was refused above
         delta = self._journal.append(make, self._highest + 1)
         if self._is_closed:
             # The version was closed meanwhile: the upsert is on disk, and is applied when the version is loaded again.
