@@ -154,7 +154,8 @@ class Bound:
         outputs = wanted_outputs(self.spec, method_name)
         backend = self._servable.backend(self.spec)
         if self.spec.kind == "lookup":
-            # Lookups refuse the strings here: a graph itself refuses strings for an integer input, but kernels do not.
+            # A lookup refuses serialized tf.Examples here: a graph would refuse strings for an integer input itself,
+            # but the lookup kernels do not.
             raise InputMismatch("Expects arg[0] to be int64 but string is provided")
         self._rows = examples.size
         self._reserve(examples.size, examples.size * self.spec.row_bytes)

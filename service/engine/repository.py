@@ -98,7 +98,7 @@ class ModelWatcher:
         self._is_over = False
         self._loaded: set[int] = set()
         self._paths: dict[int, Path] = {}
-        # The folder of each version that the last scan found, for readers in other threads.
+        # Version -> folder, as the last scan found them; other threads read this mapping.
         self.folders: Mapping[int, Path] = {}
         self._announced: set[int] = set()
         self._source: tuple[str, VersionSource] | None = None

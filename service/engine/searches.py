@@ -206,7 +206,7 @@ class Searches:
         return found
 
     def rows_scanned(self) -> Mapping[str, int]:
-        """Returns the number of rows that searches were compared with, by model."""
+        """Returns model -> number of rows with which searches have compared their queries."""
         totals: Counter[str] = Counter()
         for (_, model), count in self._scanned.copy().items():
             totals[model] += count

@@ -38,7 +38,7 @@ class Files(Protocol):
         ...
 
     def close(self) -> None:
-        """Frees the files' memory and closes their descriptors; blocks."""
+        """Frees the memory of the mapped table files, and closes their descriptors; blocks."""
         ...
 
 
