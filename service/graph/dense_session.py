@@ -60,8 +60,8 @@ class DenseGraph:
                 inputs = [i for i in node.input if not i.startswith("^") or (follow(i) and node_of(i) in needed)]
                 del node.input[:]
                 node.input.extend(inputs)
-                # The attribute "_class" is removed: it may name a node that is left out, and only matters for placement
-                # on several machines.
+                # A node's attribute "_class" is removed: it may name a node that is left out, and only matters if a
+                # graph is placed on several machines.
                 node.attr.pop("_class", None)
             self._nodes.setdefault(name, node)
 

@@ -113,7 +113,7 @@ def _ids(feature: LookupFeature, size: int, constants: Constants, random: np.ran
 
 
 def _keys(keys: Array, constants: Constants, random: np.random.Generator) -> Array:
-    """Returns all keys of a vocabulary and some unknown keys, in random order."""
+    """Returns the keys for a probe request: all keys of a vocabulary and some unknown keys, in random order."""
     if keys.dtype.kind == "i":
         near = {n + d for n in (0, *constants.integers) for d in (-1, 0, 1)}
         others = [*near, *(keys[:50] + 1).tolist(), *random.integers(-(2**62), 2**62, 60).tolist()]

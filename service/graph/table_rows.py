@@ -78,7 +78,7 @@ class InputRows:
     row_shape: tuple[int, ...] | None
 
     def ids(self, inputs: Tensors, computed: Mapping[str, Array]) -> Array:
-        """Returns the ids in the request's input; the array may have any shape."""
+        """Returns the ids in one input of the request; the array may have any shape."""
         return inputs[self.input_name]
 
     def rows(self, inputs: Tensors, computed: Mapping[str, Array]) -> Array:
@@ -103,7 +103,7 @@ class ComputedRows:
         return computed[self.tensor]
 
     def rows(self, inputs: Tensors, computed: Mapping[str, Array]) -> Array:
-        """Returns the table rows of the computed ids, [..., D] in the table's dtype; raises InvalidRequest."""
+        """Returns the table's rows of the ids that the graph has computed, [..., D]; raises InvalidRequest."""
         return rows_of(computed[self.tensor], self.table)
 
 
