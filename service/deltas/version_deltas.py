@@ -146,7 +146,8 @@ class VersionDeltas:
                     if not self._pending:
                         continue
                     side = self._overlay.prepare(may_open=True)
-                    assert side is not None  # before the version is published, no request reads a copy of its tables
+                    # before the version is published, no request reads its tables, so there is a free copy
+                    assert side is not None
                     self._overlay.write(side, self._pending)
                     self._note_applied()
                 for changes in self._target.remote.values():

@@ -232,7 +232,7 @@ class Registry:
         model = self._snapshot[name]
         if model.available:
             return self.problem_beside(name)
-        # Versions that were unloaded without an error are left out: their status does not explain why the model can not
+        # Versions that were unloaded without an error are skipped: their status does not explain why the model can not
         # answer.
         told = [s for s in model.statuses.values() if (s.state, s.code) != (State.END, "OK")]
         if model.problem and not told:

@@ -92,7 +92,7 @@ def is_same_sum(feature: LookupFeature, inputs: Tensors, wanted: Array, found: A
 
 
 def random_request(spec: SignatureSpec, rows: int, random: np.random.Generator) -> dict[str, Array]:
-    """Returns a request with random inputs; its ids are within the table if the signature names the ids' table."""
+    """Returns a request with random inputs; ids have rows in their table if the signature names the table."""
     return {name: np.array(array) for name, array in spec.defaults.items()} | _filled(spec, {}, rows, random)
 
 

@@ -34,7 +34,7 @@ class _Copied(NamedTuple):
 
 
 class _Combined(NamedTuple):
-    """A source of rows that a kernel combines, and the columns of a float32 array that get the combined rows."""
+    """A source of rows that a kernel combines, and the columns of a float32 array to which the rows are written."""
 
     source: RowSource
     block: int

@@ -66,7 +66,7 @@ class SavedModelBackend:
         except self._error_type as error:
             raise translated(error) from error
         except UnicodeDecodeError as error:
-            # TensorFlow's error text quotes bytes of the request, which need not be UTF-8: these are replaced.
+            # TensorFlow's error text quotes bytes of the request; bytes that are not valid UTF-8 are replaced.
             raise InvalidRequest(first_line(error.object.decode(errors="replace"))) from error
         return {name: np.asarray(results[name]) for name in outputs}
 
