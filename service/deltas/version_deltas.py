@@ -146,7 +146,7 @@ class VersionDeltas:
                     if not self._pending:
                         continue
                     side = self._overlay.prepare(may_open=True)
-                    # before the version is published, no request reads its tables, so there is a free copy
+                    # Before the version is published, no request reads its tables, so there is a free copy.
                     assert side is not None
                     self._overlay.write(side, self._pending)
                     self._note_applied()
