@@ -68,7 +68,7 @@ class Calls(Protocol):
     """The client's methods as flows (generators of Calls), for gRPC or HTTP. Concurrency: any thread."""
 
     def lookup(self, ids: Mapping[str, Ids], outputs: Sequence[str], at: Where, signature: str) -> Flow[Outputs]:
-        """Returns the generator of Calls of a lookup of ids; its result is the combined embeddings by output name."""
+        """Returns the generator of Calls that looks up ids; its result is the combined embeddings by output name."""
         ...
 
     def predict(self, inputs: Mapping[str, Array], outputs: Sequence[str], at: Where, signature: str) -> Flow[Outputs]:

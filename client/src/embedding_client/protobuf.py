@@ -129,7 +129,7 @@ def map_entry(data: Buffer) -> tuple[str, Buffer]:
 
 
 def text(data: Buffer) -> str:
-    """Returns the string of a field; raises ValueError if it is no UTF-8."""
+    """Decodes the bytes of a protobuf string field; raises ValueError if the bytes are not UTF-8."""
     return bytes(data).decode()
 
 
