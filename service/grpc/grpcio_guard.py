@@ -34,7 +34,7 @@ class ContextGuard:
         """Returns the grant of the caller of a gRPC call; ends the call if the caller is unknown."""
         headers = headers_of(context)
         values = [value for name, value in headers if name == b"authorization"]
-        # The type is Any, because grpcio's type stubs allow only one value for each key, and there can be several.
+        # auth_context has the type Any, because a key can have several values, and grpcio's type stubs allow only one.
         auth_context: Any = context.auth_context()
         try:
             names = names_of_auth_context(auth_context) | self._forwarding.read(headers).names

@@ -13,7 +13,7 @@ from service.wire.predict_proto import PredictRequest, decode_inputs, encode_res
 
 
 def is_search(engine: Engine, request: PredictRequest) -> bool:
-    """Says whether a Predict request is a search; not if its model has a signature "neighbors" of its own."""
+    """Says whether a Predict request is a search for nearest rows; False if its model has a signature "neighbors"."""
     return request.signature_name == SIGNATURE and engine.searches_by_signature(request.ref)
 
 
