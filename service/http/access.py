@@ -23,7 +23,8 @@ _OPEN_PATHS: Mapping[str, Part] = {
     **dict.fromkeys(("/docs", "/openapi.json"), "docs"),
     **dict.fromkeys(("/", "/console", "/console/session"), "console"),
 }
-# Paths below these are open with the part, too: they hold files that are the same on every server.
+# Folder of HTTP paths -> the part of --auth_config that opens all paths below the folder. These paths serve static
+# files, which are the same on every server.
 _OPEN_FOLDERS: Mapping[str, Part] = {"/docs-assets/": "docs", "/console/static/": "console"}
 _NAMES = "certificate_names"
 _CSRF = CSRF_HEADER.lower().encode()

@@ -115,7 +115,8 @@ def create_http_app(
     add_lookup_routes(app, engine, calls, max_table_rows, strict_json=strict_json)
     add_neighbor_routes(app, engine, calls, strict_json=strict_json)
     add_hot_rows_route(app, engine)
-    # This route comes before the one for a version's status, which matches its paths too.
+    # The route that compares versions is added before the status route, whose pattern also matches paths like
+    # /versions/1:diff.
     add_diff_route(app, engine)
     add_tfs_routes(app, engine, calls, strict_json=strict_json)
     close_table_views = add_table_view_routes(app, engine)

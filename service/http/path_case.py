@@ -34,7 +34,8 @@ class PathCaseMiddleware:
             path = raw.partition(b"?")[0].decode("latin-1")
             scope = {**scope, "path": path, IS_ENCODED: True}
         if path != path.lower():
-            # Most paths that get here are not changed by lowered(): their upper case is in model names, which keep it.
+            # lowered() returns most of these paths unchanged: only a model's name has upper case, and lowered() keeps
+            # it.
             scope = {**scope, "path": lowered(path)}
         await self._app(scope, receive, send)
 
