@@ -322,5 +322,6 @@ class Mirror:
         return self._jittered(min(_FIRST_WAIT_S * 2 ** (attempts - 1), _MAX_WAIT_S, max(self.poll_s, _FIRST_WAIT_S)))
 
     def _jittered(self, wait_s: float) -> float:
-        # The wait is changed at random, so that many servers of one bucket do not send requests at the same moment.
+        # Each wait is made up to 20 % shorter or longer at random, so that the servers that read one bucket do not all
+        # send their requests at the same moment.
         return wait_s * random.uniform(0.8, 1.2)
