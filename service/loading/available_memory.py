@@ -44,7 +44,7 @@ def memory_limit_bytes(root: Path = Path("/")) -> int | None:
 
 
 def _groups(root: Path) -> Iterator[tuple[Path, str, str, str]]:
-    """Yields the folders of this process's memory control groups and of their parents, with names of their files."""
+    """Yields the folder of each memory control group of this process and of its parents, with names of files in it."""
     for line in _lines(root / "proc/self/cgroup"):
         number, controllers, path = line.split(":", 2)
         if number == "0":

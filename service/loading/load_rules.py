@@ -149,7 +149,7 @@ def residency_of(settings: Settings) -> Residency:
     """
     pages = settings.table_pages
     if pages == "auto":
-        # "auto" means huge pages here if --table_prefault reads every page anyway.
+        # --table_pages=auto asks for huge pages before the load only if --table_prefault reads every page anyway.
         pages = "huge" if settings.table_prefault else "normal"
     return Residency(
         is_prefaulted=settings.table_prefault,

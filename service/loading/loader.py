@@ -63,12 +63,12 @@ FillCaches = Callable[[Servable, Path], None]
 
 
 def no_hot_rows(model: str, version: int) -> Mapping[str, Array]:
-    """Returns no hot rows."""
+    """Returns an empty dict: the hot rows of a server that keeps no files of hot rows."""
     return {}
 
 
 def fill_nothing(servable: Servable, path: Path) -> None:
-    """Does nothing: the default for fill_caches."""
+    """Does nothing, in place of filling the cache of remote tables' rows, on a server without such tables."""
 
 
 class CompileNative(Protocol):
@@ -160,8 +160,8 @@ class ServableLoader:
             if why := servable.files.look():
                 raise DataLoss(why)
         except ServiceError:
-            # Requests may still use the early lookups of this version. That is safe: close() leaves the maps, whose
-            # freed pages are read again.
+            # Requests may still use this version's lookups, which are served before its graphs are opened. close()
+            # keeps the tables mapped, and the kernel reads freed pages again, so these requests stay safe.
             servable.close()
             raise
         return servable
@@ -202,8 +202,8 @@ class ServableLoader:
             graph = self._graph_opening().whole(path, signatures)
             return Servable(name, version, signatures, dict.fromkeys(signatures, graph)), None
         if self.tags != SERVE_TAGS:
-            # Entries of missing signatures are left out: the manifest describes the MetaGraph with tag "serve", and the
-            # chosen one may have fewer signatures over the same tables.
+            # The manifest describes the MetaGraph with the tag "serve". The MetaGraph that the settings choose may have
+            # fewer signatures over the same tables, so the manifest's entries of missing signatures are left out.
             described = {name: entry for name, entry in manifest.signatures.items() if name in signatures}
             manifest = replace(manifest, signatures=described)
         remote = self.open_remote(name, version, path, manifest) if self.open_remote is not None else {}
@@ -270,7 +270,8 @@ class ServableLoader:
         return self.graph_signatures != "off" and importlib.util.find_spec("tensorflow") is not None
 
     def _graph_opening(self) -> GraphOpening:
-        # The import is here and not at the top, because early lookups are answered before graph_opening is needed.
+        # The import is here and not at the top, because lookups of a version are already answered while graph_opening
+        # is imported to open its graphs.
         from service.loading.graph_opening import GraphOpening
 
         return GraphOpening(
@@ -279,7 +280,7 @@ class ServableLoader:
             self.graph_threads,
             self.inter_op_threads,
             self.has_towers,
-            # With --enable_batching (`batching`), towers do not batch by themselves.
+            # With --enable_batching (`batching`), Batchers batch the runs of towers, so towers themselves do not.
             self.tower_batch_rows if self.batching is None else 0,
         )
 
@@ -288,7 +289,8 @@ def _native_graphs(servable: Servable, lookups: OpenedLookups | None) -> Mapping
     """Returns signature -> graph for the native core; empty if the version has only lookup signatures."""
     if lookups is not None and all(backend is lookups.backend for backend in servable.backends.values()):
         return {}
-    # The import is here and not at the top, because early lookups are answered before native_graphs is needed.
+    # The import is here and not at the top, because lookups of a version are already answered while native_graphs is
+    # imported.
     from service.loading.native_graphs import native_graphs
 
     return native_graphs(servable)

@@ -40,7 +40,7 @@ class NeighborIndexFiles:
         self._version_folder = version_folder
 
     def load(self, name: IndexName, num_rows: int) -> RowLists | None:
-        """Returns the index in a table's file; None: there is no file, or it does not fit the table."""
+        """Reads a table's nearest-row index from its file; None if the file is missing or does not fit the table."""
         try:
             path, identity = self._place(name)
             if not path.exists():
@@ -51,7 +51,7 @@ class NeighborIndexFiles:
             return None
 
     def keep(self, name: IndexName, index: RowIndex, changed: Array) -> None:
-        """Writes a table's file, which readers see whole or not at all. Logs why the file can not be written."""
+        """Writes a table's nearest-row index to a file, which readers see whole or not at all; logs a failed write."""
         if not isinstance(index, RowLists):
             raise TypeError(f"an index of type {type(index).__name__} has no file format")
         extra = name._asdict()

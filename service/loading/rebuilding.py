@@ -92,11 +92,12 @@ def _copied(servable: Servable, lookups: OpenedLookups) -> tuple[str, ...]:
 
 
 def _on_tables(backend: Backend, tables: Mapping[str, MappedTable]) -> Backend:
-    """Returns a backend for other tables: a tower is copied to read its rows from them.
+    """Returns a copy of a tower that reads its rows from other tables.
 
-    Any other graph's backend is returned unchanged, because the graph has a copy of the tables.
+    Any other backend is returned unchanged, because its graph has a copy of the tables.
     """
-    # The import is here and not at the top, because a version with lookups alone does not need these modules.
+    # The imports are here and not at the top, because a version that has only lookups does not need the modules of
+    # graphs.
     from service.graph.tower import TowerBackend
     from service.loading.towers import tower_on_tables
 

@@ -73,7 +73,7 @@ class TowerBatcher(Batcher):
 
     @property
     def backend(self) -> Backend:
-        """The wrapped backend, which runs the batches."""
+        """The tower's backend, to which this batcher passes each batch."""
         return self._backend
 
     def close(self) -> None:

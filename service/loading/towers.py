@@ -33,7 +33,8 @@ def open_towers(
     inter_op_threads: int | None = None,
 ) -> TowerBackend | None:
     """Cuts the given signatures into lookups and towers, and opens the towers; None if no signature can be cut."""
-    # Only float32 remote tables can be cut out; a graph with another dtype reads the table from the version's own file.
+    # A graph can be cut from a remote table only if the table is float32. With another dtype, the graph reads the table
+    # from the version's own file.
     fed = {name: table for name, table in lookups.remote.items() if table.info.dtype == "float32"}
     tables: dict[str, MappedTable | RemoteTable] = {**lookups.tables, **fed}
     claims = {name: _claims(artifact, spec, manifest, lookups) for name, spec in signatures.items()}
@@ -135,14 +136,14 @@ def _moved(source: RowSource, tables: Mapping[str, MappedTable]) -> RowSource:
 
 
 def native_plan(spec: SignatureSpec, source: RowSource) -> FeaturePlan | None:
-    """Returns a plan by which the native core computes a source's float32 rows;
+    """Returns a plan by which the native core computes the float32 rows that a tower reads from one source.
 
     None if that needs more than one lookup.
     """
     table = source.table
     if isinstance(table, RemoteTable):
         return None
-    assert isinstance(table, MappedTable)  # open_towers() passes only mapped and remote tables
+    assert isinstance(table, MappedTable)  # because open_towers() passes only mapped and remote tables
     if isinstance(source, FeatureRows):
         lookup = source.claim.lookup
         assert isinstance(lookup, FeatureLookup)  # _claims() makes every claim's lookup a FeatureLookup
@@ -153,5 +154,5 @@ def native_plan(spec: SignatureSpec, source: RowSource) -> FeaturePlan | None:
     if isinstance(source, ComputedRows):
         return FeaturePlan(LookupFeature(source.tensor), table, None, ids_rank=None)
     sizes = spec.inputs[source.input_name].shape
-    # None for ids of rank 0 or of unknown rank, which have no number of rows.
+    # There is no plan for ids of rank 0 or of unknown rank, because such ids have no rows to count.
     return FeaturePlan(LookupFeature(source.input_name), table, None, ids_rank=len(sizes)) if sizes else None
