@@ -163,7 +163,7 @@ class _Writer:
 
     @property
     def key_tables(self) -> tuple[str, ...]:
-        """The name of the table whose rows a vocabulary's keys stand for, one for each described vocabulary."""
+        """For each vocabulary in the description: the name of the table whose rows its keys stand for."""
         return tuple(self._key_tables[id(one)] for one in self._vocabularies)
 
     @property
@@ -172,17 +172,17 @@ class _Writer:
         return (*(self._tables[name] for name in self._table_numbers), *self._vocabularies)
 
     def tables(self) -> list[dict[str, Any]]:
-        """Returns the description's JSON list of tables."""
+        """Returns the JSON list of tables in the description of a servable for the native core."""
         return [_table(self._tables[name], self._paged_files) for name in self._table_numbers]
 
     def vocabularies(self) -> list[dict[str, Any]]:
-        """Returns the description's JSON list of vocabularies."""
+        """Returns the JSON list of vocabularies in the description of a servable for the native core."""
         return [_vocabulary(one) for one in self._vocabularies]
 
     def signature(
         self, spec: SignatureSpec, plan: SignaturePlan, ordered: Sequence[tuple[str, FeaturePlan]]
     ) -> dict[str, Any]:
-        """Returns the description's JSON of one lookup signature. ordered: its features by their numbers."""
+        """Returns the description's JSON of one lookup signature. ordered: its features, sorted by their numbers."""
         inputs = {name: number for number, name in enumerate(spec.inputs)}
         numbers = {name: number for number, (name, _) in enumerate(ordered)}
         return {
