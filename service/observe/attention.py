@@ -31,7 +31,7 @@ class ReadFiles:
 
 
 class Notice(NamedTuple):
-    """One thing that needs attention. model: "" for the whole server. alert: the Prometheus rule on it, or ""."""
+    """A problem on the status page. model: "" for the whole server. alert: the name of its Prometheus alert, or ""."""
 
     model: str
     message: str

@@ -87,7 +87,7 @@ class ModelLog:
         self._put([examples], lambda: make(subject, metadata()))
 
     def counts(self) -> LogCounts:
-        """Returns how many chosen requests were written to the log and dropped so far."""
+        """Returns how many of the requests that were sampled for the log were written and how many were dropped."""
         return LogCounts(self._written, self._dropped, self._is_disabled)
 
     def stop(self, timeout_s: float) -> None:

@@ -46,8 +46,8 @@ def native_lines_in_log() -> Iterator[None]:
     handlers = [handler for handler in logging.getLogger().handlers if isinstance(handler, logging.StreamHandler)]
     log = open(standard_error, "w", buffering=1, encoding="utf-8", errors="backslashreplace")
     streams = [handler.setStream(log) for handler in handlers]
-    # Python's logging must not report failed writes: it reports on standard error, so that each report would be a new
-    # record.
+    # Python's logging reports a failed write of the log on standard error, which leads to the log here: each report
+    # would be a new record, whose write may fail too. So these reports are off.
     raises, logging.raiseExceptions = logging.raiseExceptions, False
     thread.start()
     try:
