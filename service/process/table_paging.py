@@ -38,5 +38,5 @@ class TablePaging:
             self.compile = partial(compile_native, clusters=clusters.core, pager=self._pages.core)
 
     def lines(self) -> list[str]:
-        """Returns the lines of metrics; none if no page was read."""
+        """Returns the lines of metrics on pages of tables larger than memory; none if no page was read."""
         return [] if self._pages is None else page_lines(self._pages.counts())
