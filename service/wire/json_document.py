@@ -37,7 +37,8 @@ def bound_tokens(body: bytes) -> None:
     Raises:
       PayloadTooLarge: more than MAX_KEYS colons, or more than MAX_LISTS lists and objects.
     """
-    # Colons and brackets are counted, also in strings: this takes only a few percent of the parser's time.
+    # Keys, lists and objects are estimated by counting colons and brackets, even those inside strings: this takes only
+    # a few percent of the parser's time.
     if len(body) <= MAX_KEYS:
         return
     if body.count(b":") > MAX_KEYS:
