@@ -27,7 +27,7 @@ class ErrorReply(Exception):
 
     @property
     def kind(self) -> str:
-        """The first word of the error's text, such as MOVED, which names the kind of error."""
+        """The first word of a node's error reply, such as MOVED, which names the kind of error."""
         return str(self.args[0]).partition(" ")[0]
 
 
@@ -108,7 +108,7 @@ class RowConnection:
             got += received
 
     def replies(self, count: int, end_s: float) -> list[Reply]:
-        """Returns the node's next replies as a list; raises OSError as values() does."""
+        """Returns the node's next replies as a list; raises OSError if the connection fails or end_s passes."""
         return self._one_by_one(count, end_s)
 
     def _one_by_one(self, count: int, end_s: float) -> list[Reply]:
@@ -147,7 +147,8 @@ class RowConnection:
         self._socket.close()
 
     def __del__(self) -> None:
-        # Closes the connections of a reader that was never closed, because its version failed to load.
+        # If a version fails to load, nobody calls close(): the socket is closed here, when its reader is
+        # garbage-collected.
         if hasattr(self, "_socket"):
             self._socket.close()
 

@@ -100,7 +100,7 @@ class RowReader:
                 self.counts.stale_rows += number
 
     def commands(self, blocks: Array, rows: Array) -> list[bytes]:
-        """Returns one encoded command for each pair of a block and a row in it, which reads this row."""
+        """Encodes a Valkey command for each row to read, given the row's block and its position in the block."""
         head, tails, shards = self._head, self._tails, blocks % self.layout.num_shards
         return [
             head + b"%04x}%08x" % (shard, block) + tails[row]
@@ -148,9 +148,10 @@ class _Task:
         self._end_s = end_s
         self._blocks, self._places = np.divmod(ids, reader.layout.block_rows)
         self._slots = reader.layout.slots[self._blocks % reader.layout.num_shards]
-        # Position of an id -> the nodes that replied without the row of this id.
+        # Position of an id in the request -> the nodes that were asked for its row and do not have it.
         self._lacking: dict[int, set[Node]] = {}
-        # Position of an id -> the node that must be asked for its row next, as an ASK reply said while the slot moves.
+        # Position of an id in the request -> the node that an ASK reply named for its row, because the hash slot is
+        # being moved to that node.
         self._asking: dict[int, Node] = {}
         self.left = np.arange(ids.shape[0])
         self.retries = 0
@@ -191,7 +192,7 @@ class _Task:
         return False
 
     def _round(self) -> bool:
-        """Asks one node for each unread row; returns whether the map of slots must be read again."""
+        """Asks one node for each unread row; returns whether the map of hash slots to nodes must be read again."""
         groups, needs_map = self._groups()
         sent = []
         for (node, asks), positions in groups.items():
@@ -223,7 +224,10 @@ class _Task:
         return needs_map
 
     def _groups(self) -> tuple[dict[tuple[Node, bool], Array], bool]:
-        """Returns (node, whether an ASK reply named it) -> positions to ask for; and whether the map is outdated."""
+        """Groups the unread rows by the node to ask; also returns whether the map of hash slots is outdated.
+
+        A key is (node, whether an ASK reply named the node); its value: positions of the rows' ids in the request.
+        """
         topology, needs_map = self._reader.topology, False
         if not self._lacking and not self._asking:
             # All rows of a slot are asked of the same node, so that the node is looked up once for each slot.
@@ -273,7 +277,8 @@ class _Task:
     def _failed(self, node: Node, error: OSError) -> bool:
         self.why = f"{node[0]}:{node[1]}: {error}"
         if isinstance(error, _Stale):
-            # The node is asked again, on a new connection.
+            # The node closed an idle connection, which is no fault of the node. The next round asks the node again on a
+            # new connection.
             self._reader.drop_idle(node)
             return False
         self._reader.topology.failed(node)
@@ -304,5 +309,5 @@ class _Task:
 
 
 def _of_connection(connection: RowConnection, error: OSError) -> OSError:
-    """Returns the error of a connection, or a _Stale where the connection broke that was idle before."""
+    """Returns an error of a connection, as a _Stale if the node may have closed the connection while it was idle."""
     return _Stale(*error.args) if connection.was_idle and not isinstance(error, TimeoutError) else error

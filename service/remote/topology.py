@@ -14,8 +14,8 @@ from service.remote.address import StoreAddress
 from service.remote.clients import Node, node_client
 from service.remote.layout import NUM_SLOTS
 
-# Seconds for which a node that failed is asked only if there is no other (_BREAK_S), and least seconds between two
-# reads of the map (_REFRESH_S).
+# _BREAK_S: for how many seconds after a node's failure other nodes are asked before it. _REFRESH_S: shortest time in
+# seconds between two reads of the map of hash slots to nodes.
 _BREAK_S = 0.5
 _REFRESH_S = 0.1
 # Seconds for which a node that failed the regular check look() is avoided: until the next check.
@@ -27,7 +27,7 @@ class Unreachable(Exception):
 
 
 class _Map(NamedTuple):
-    """The map from slots to nodes.
+    """The map from a cluster's hash slots to nodes.
 
     holders: tuples of nodes, each with the primary first. by_slot: slot -> index into holders, -1 for no node. failed:
     nodes that the other nodes have marked as failed.
@@ -58,7 +58,7 @@ class Topology:
         self._asked_s = float("-inf")
 
     def nodes(self, slot: int) -> tuple[Node, ...]:
-        """Returns a slot's nodes in the order to ask them: recently failed ones last, the primary before replicas."""
+        """Returns the nodes to ask for a hash slot, in order: the primary, its replicas, then recently failed nodes."""
         place = self._map.by_slot[slot]
         if place < 0:
             return ()
@@ -103,7 +103,7 @@ class Topology:
         return ""
 
     def status(self) -> list[NodeStatus]:
-        """Returns the status of each known node."""
+        """Returns the status of each known node of the cluster."""
         places = Counter(self._map.by_slot)
         slots: Counter[Node] = Counter()
         primaries = {nodes[0] for nodes in self._map.holders}
