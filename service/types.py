@@ -181,8 +181,8 @@ class SignatureSpec:
 def _row_bytes(tensor: TensorSpec, kind: SignatureKind) -> int:
     sizes = (tensor.shape or ())[1:]
     itemsize = tensor.numpy_dtype.itemsize if tensor.numpy_dtype else 0
-    # An open size of a lookup's output counts as 1, because engine.validation multiplies row_bytes by the number of
-    # ids.
+    # If a size of a lookup's output is unknown (None), it counts as 1 here, because engine.validation multiplies
+    # row_bytes by the number of ids.
     unknown = 1 if kind == "lookup" else 0
     return itemsize * math.prod(unknown if size is None else size for size in sizes)
 

@@ -39,7 +39,7 @@ _DONT_NEED, _HUGE_PAGE, _POPULATE_READ = 4, 14, 22
 # The flags of sync_file_range that write bytes to disk and wait: WAIT_BEFORE, WRITE and WAIT_AFTER.
 _WRITE_BACK = 7
 _ATTEMPTS = 3
-# Number of chunks after which the work ends if none of them became huge.
+# If none of the first _FIRST chunks of a version's files became a huge page, no further chunks are tried.
 _FIRST = 4
 # The work ends if the median time to read a chunk, over _TRIAL chunks, is above _SLOW_S (slower than 200 MB/s): lookups
 # would wait for the slow disk.
@@ -135,8 +135,8 @@ class HugePages:
         self._check_going_on(files)
         try:
             reading = files.reading(path)
-            # The `with` block keeps the file mapped: if it were unmapped meanwhile, the advice could reach other memory
-            # at the same address.
+            # The `with` block keeps the file mapped. If the file were unmapped here, madvise() could change other
+            # memory that got the same address.
             with reading as (descriptor, address):
                 if address % HUGE_BYTES:
                     raise _GivenUp(f"file {path} is mapped to no multiple of {HUGE_BYTES} bytes by this file system")
@@ -175,7 +175,7 @@ class HugePages:
                 self._sleep(_LOOK_S)
                 self._check_going_on(files)
             except OSError:
-                # The error means that the file system has no locks: the work goes on without one.
+                # flock() raises OSError if the file system has no locks: the work goes on without a lock.
                 return
 
     def _make_chunk(self, chunk: _Chunk, was_there: bool, table: PageTable, work: _Work) -> None:
@@ -200,10 +200,11 @@ class HugePages:
         self._judge(work)
 
     def _read_again(self, chunk: _Chunk, table: PageTable) -> tuple[bool, float]:
-        """Drops a chunk's pages and reads it again; returns whether it is huge, and the seconds of the last read."""
+        """Reads a chunk of a file again, into a huge page; returns whether this worked, and the seconds of the read."""
         seconds = 0.0
         for attempt in range(_ATTEMPTS):
-            # Later attempts write the bytes to disk first, because the page cache does not drop unwritten bytes.
+            # All attempts but the first write the chunk to disk before they drop its pages, because the page cache does
+            # not drop unwritten pages.
             chunk.drop(is_written_back=attempt > 0)
             started_s = self._clock()
             chunk.populate()

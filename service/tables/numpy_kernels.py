@@ -55,10 +55,12 @@ _STORED = (np.float32, np.float16, np.uint16, np.int8, np.int8)
 _COMBINER_BITS = 3
 # Largest sum of ones in float32: from 2**24 on, adding 1 does not change the sum.
 _MOST_ONES = 1 << 24
-# Columns that a packet (SIMD register) adds at once, and least ids of a row for which the order FOUR_LANES uses lanes.
+# _PACKET: number of columns that one SIMD instruction adds. _LEAST_FOR_LANES: smallest number of ids in a row whose
+# vectors the order FOUR_LANES adds in four lanes; vectors of shorter rows are added one by one.
 _PACKET, _LEAST_FOR_LANES = 8, 16
 
-# Type of a function from positions of terms to these terms, [N, D] float32, which _sums() adds up for each row.
+# Type of a function that takes the positions of N ids and returns their vectors, [N, D] float32, which _sums() adds up
+# for each row.
 _Terms = Callable[[Array], Array]
 
 

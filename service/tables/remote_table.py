@@ -109,7 +109,7 @@ class RemoteTable:
         return self._small(distinct, None).rows(places)
 
     def changed_rows(self) -> Array:
-        """Raises Unimplemented, as nearest() does."""
+        """Raises Unimplemented: only searches need the changed rows, and remote tables are not searched."""
         raise self._unsearched()
 
     def nearest(self, search: RowSearch) -> Nearest:
@@ -123,7 +123,7 @@ class RemoteTable:
         )
 
     def stored_rows(self, ids: Array) -> Array:
-        """Reads [N, D] rows of [N] int64 ids as they are stored; raises IdOutOfRange, and as rows_of_request does."""
+        """Reads [N, D] rows of [N] int64 ids in the stored dtype; raises IdOutOfRange, and as rows_of_request does."""
         self._check(ids)
         distinct, places = np.unique(ids, return_inverse=True)
         return self._small(distinct, 0).stored_rows(places)

@@ -166,7 +166,8 @@ def _warm(hot: Iterable[tuple[str, Array]], tables: Mapping[str, MappedTable], a
     num_rows = 0
     for name, rows in hot:
         table = tables.get(name)
-        # A list with a row beyond the table is skipped whole: it may be of another table with this name.
+        # If a row number in a list of hot rows is beyond the table, the whole list is skipped: it is probably of
+        # another table with the same name.
         if table is None or not rows.size or rows[-1] >= table.info.vocabulary_size:
             continue
         row_bytes = table.weights.strides[0]

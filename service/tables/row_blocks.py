@@ -20,7 +20,7 @@ _AS_STORED = ("float32", "float16", "bfloat16", "float64")
 
 
 class BlockPart(NamedTuple):
-    """The part of a block that holds rows of one table, one row for each id.
+    """The columns of a block that hold rows of one table, copied there for the ids of one input.
 
     policy, default_row: for an id outside [0, V), as in manifest.LookupFeature.
     per_row: K if the ids are [B, K]; 1 if they are [B], or if the part is a block of its own.
@@ -39,7 +39,7 @@ class BlockPart(NamedTuple):
 
 
 class BlockLayout(NamedTuple):
-    """The places of all blocks in the buffer, for given numbers of rows. begins: offset of each block's first byte."""
+    """The byte ranges of all blocks in one buffer, given the blocks' numbers of rows. begins: offsets of the blocks."""
 
     rows: tuple[int, ...]
     begins: tuple[int, ...]
@@ -47,7 +47,7 @@ class BlockLayout(NamedTuple):
 
 
 class _Place(NamedTuple):
-    """The place of a part: the number of its block, and the part's byte range in each row of the block."""
+    """The place of one table's rows: the number of the block, and the byte range within each row of the block."""
 
     part: BlockPart
     block: int
@@ -73,7 +73,7 @@ class RowBlocks:
 
     @staticmethod
     def takes(table: MappedTable) -> bool:
-        """Says whether a table's rows can be copied into blocks: only rows without a scale can."""
+        """Says whether a table's rows can be copied into blocks: not if they are int8 or int4, which have scales."""
         return table.info.dtype in _AS_STORED
 
     def lay_out(self, rows: Sequence[int]) -> BlockLayout:
@@ -86,7 +86,7 @@ class RowBlocks:
         return BlockLayout(tuple(rows), tuple(begins), end)
 
     def write(self, ids: Sequence[Array], layout: BlockLayout) -> Array | int:
-        """Copies the rows of ids into blocks; returns the buffer, or the number of the first part with an unknown id.
+        """Copies table rows into blocks; returns their buffer, or the number of the first part with an unknown id.
 
         Args:
           ids: the ids of each part in the order of the blocks, integers of any shape, K for each row of the block.

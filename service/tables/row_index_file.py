@@ -18,14 +18,14 @@ from service.tables.row_index import Lists, RowLists
 from service.types import Array
 
 MAGIC = b"ROWINDEX"
-# Readers refuse a file of a newer format.
+# Number of the file format; decode() refuses a file with another number.
 FORMAT_VERSION = 1
 _LENGTH = struct.Struct("<I")
 _NUMBERS = ("longest", "probes", "recall", "seconds")
 
 
 def encode(index: RowLists, changed: Array, identity: Mapping[str, Any]) -> bytes:
-    """Returns the bytes of a file.
+    """Encodes a nearest-row index as the bytes of a file.
 
     Args:
       changed: [N] int64, rows that differed from the table's file when the index was built; searches with the decoded

@@ -55,7 +55,8 @@ class RowPool:
     def __init__(self, threads: int, least_bytes: int) -> None:
         self._threads = threads
         self._least_bytes = least_bytes
-        # The pool starts a thread only when a lookup needs one.
+        # ThreadPoolExecutor starts its threads only when work is submitted, so the pool has none before the first large
+        # lookup.
         self._pool = ThreadPoolExecutor(threads - 1, "lookup")
 
     def __call__(self, part: Part, rows: int, row_splits: Array | None, num_bytes: int) -> int:

@@ -34,7 +34,7 @@ class SmallTable(NamedTuple):
 
     @property
     def place(self) -> tuple[int, int, int, int, int]:
-        """The small table as the kernels' arguments (dtype, addresses, sizes); valid while this object lives."""
+        """The table's dtype, addresses and sizes, as arguments for the kernels; valid while this object lives."""
         return kernels.FLOAT32, self.vectors.ctypes.data, 0, *self.vectors.shape
 
 

@@ -53,7 +53,7 @@ class Strangers:
         self._by_thread: dict[int, int] = {}
 
     def add(self, count: int) -> None:
-        """Adds unknown keys to the count of the calling thread."""
+        """Adds a number of keys that the vocabulary lacks to the count of the calling thread."""
         thread = get_ident()
         self._by_thread[thread] = self._by_thread.get(thread, 0) + count
 
@@ -109,7 +109,7 @@ class StringVocabulary:
 
     @property
     def has_keys(self) -> bool:
-        """Whether the vocabulary knows its keys; a hashed one does not."""
+        """Whether the vocabulary has a list of its keys; one that only hashes keys to OOV buckets has none."""
         return not self._is_hashed
 
     def keys_of(self, ids: Array) -> Array:
@@ -166,7 +166,7 @@ class IntegerVocabulary:
 
     @property
     def has_keys(self) -> bool:
-        """Whether the integer vocabulary knows its keys, as StringVocabulary.has_keys."""
+        """Whether the integer vocabulary has a list of its keys; one that only hashes keys has none."""
         return not self._is_hashed
 
     def keys_of(self, ids: Array) -> Array:
@@ -258,7 +258,7 @@ def _map(path: Path, guarded: GuardedFiles) -> Array:
         if path.stat().st_size == 0:
             return np.empty(0, np.uint8)
         return np.frombuffer(guarded.map(path), np.uint8)
-    except (OSError, ValueError) as error:  # ValueError: opening raises it for an impossible file name
+    except (OSError, ValueError) as error:  # stat() and open() raise ValueError for an impossible file name
         raise ArtifactError(f"cannot read vocabulary {str(path)!r}: {error}") from error
 
 
