@@ -15,7 +15,7 @@ import numpy as np
 
 from embedding_client.types import Array
 
-# The bytes of a message or of a field. A field of a memoryview is a view of the message, not a copy.
+# Type of the bytes of a protobuf message or field. A field that is read from a memoryview is a view of it, not a copy.
 Buffer: TypeAlias = bytes | memoryview
 
 VARINT, BYTES = 0, 2
@@ -145,7 +145,7 @@ def as_int(value: int | Buffer) -> int:
 
 
 def as_bytes(value: int | Buffer) -> Buffer:
-    """Returns the bytes of a field; raises ValueError if it is a varint."""
+    """Returns the bytes of a protobuf field; raises ValueError if the field is a varint."""
     if isinstance(value, int):
         raise ValueError("a field that is bytes holds a number")
     return value
