@@ -40,8 +40,9 @@ _READ_ENTRIES = 500
 # changed.
 _MOST_IDS = 4096
 
-# Lua script that writes the rows of one change into blocks. KEYS: the hash `orders`, then the blocks. ARGV: the
-# change's order, each block's size, then for each row: its block's position in KEYS, its offset, its id, its bytes.
+# Lua script for Valkey that writes the changed rows of a table into the table's blocks. KEYS: the hash `orders`, then
+# the blocks. ARGV: the change's order, each block's size, then for each row: its block's position in KEYS, its offset,
+# its id, its bytes.
 _WRITE = """
 for i = 2, #KEYS do
   if redis.call('STRLEN', KEYS[i]) ~= tonumber(ARGV[i]) then
@@ -57,8 +58,8 @@ for i = #KEYS + 1, #ARGV, 4 do
 end
 return 1
 """
-# Lua script that returns the next number of an upsert. KEYS: the table's record, the last number. ARGV: the record that
-# a complete table has, a number that is in use.
+# Lua script for Valkey that returns the number of a table's next upsert. KEYS: the table's record, the last number.
+# ARGV: the record that a complete table has, a number that is in use.
 _NEXT = """
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then
   return redis.error_reply('NOTWHOLE the version is not in the cluster any more')
@@ -67,17 +68,17 @@ local last = math.max(tonumber(redis.call('GET', KEYS[2]) or 0), tonumber(ARGV[2
 redis.call('SET', KEYS[2], string.format('%.0f', last))
 return string.format('%.0f', last)
 """
-# Lua script that stores an upsert before its rows are written. KEYS: the table's record, the hash `held`. ARGV: the
-# record that a complete table has, the upsert's number, the upsert's bytes.
+# Lua script for Valkey that stores an upsert, before its rows are written into the table's blocks. KEYS: the table's
+# record, the hash `held`. ARGV: the record that a complete table has, the upsert's number, the upsert's bytes.
 _HOLD = """
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then
   return redis.error_reply('NOTWHOLE the version is not in the cluster any more')
 end
 return redis.call('HSET', KEYS[2], ARGV[2], ARGV[3])
 """
-# Lua script that announces a written change to all servers. KEYS: the stream `changes`, the last number, the hash
-# `held` or `files`. ARGV: the change's number, its ids or '', the entries to keep, 'release' or 'file' or '', a file's
-# checksum.
+# Lua script for Valkey that tells all servers which rows were changed. KEYS: the stream `changes`, the last number, the
+# hash `held` or `files`. ARGV: the change's number, its ids or '', the entries to keep, 'release' or 'file' or '', a
+# file's checksum.
 _TELL = """
 local last = redis.call('XREVRANGE', KEYS[1], '+', '-', 'COUNT', 1)[1]
 local number = last and string.match(last[1], '^%d+') or '0'

@@ -153,7 +153,7 @@ class TableLayout:
 
 
 def layout_of_record(text: str) -> TableLayout | None:
-    """Parses a record's JSON; returns its layout, None if the record is of another version of this software."""
+    """Returns the layout of a table from its JSON record; None if another version of this software wrote it."""
     data = json.loads(text)
     if data.pop("layout", None) != LAYOUT:
         return None
@@ -174,7 +174,7 @@ class Pointer:
 
     @staticmethod
     def of(text: str | None) -> Pointer:
-        """Parses the JSON of a pointer; returns an empty pointer for None."""
+        """Parses the JSON record that lists a table's fingerprints in a cluster; returns an empty one for None."""
         if text is None:
             return Pointer()
         data = json.loads(text)
@@ -182,7 +182,7 @@ class Pointer:
 
     @property
     def text(self) -> str:
-        """The JSON text of this pointer."""
+        """The JSON text of this list of a table's fingerprints, as the cluster stores it."""
         return json.dumps({"layout": LAYOUT, "fingerprints": self.fingerprints, "others": self.others})
 
 

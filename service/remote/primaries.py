@@ -19,8 +19,8 @@ _PAUSE_S = 0.05
 _BATCH = 64
 # Longest time in milliseconds to wait, after each pipeline of writes, for replicas to have the writes.
 _COPY_MS = 200
-# Errors that another try may end: the map of slots is old, the node becomes a replica or is not ready, or it waits for
-# replicas before it takes writes.
+# Valkey's errors after which a command is tried again: the map of hash slots is outdated, the node becomes a replica or
+# is not ready, or it accepts no writes before replicas have joined.
 _PASSING = (
     redis.exceptions.AskError,
     redis.exceptions.TryAgainError,
@@ -42,7 +42,7 @@ class Command(NamedTuple):
 
 
 class Primaries:
-    """The primaries of one cluster, or a single server. Concurrency: any thread."""
+    """The clients of one cluster's primaries, or of a single Valkey or Redis server. Concurrency: any thread."""
 
     def __init__(self, address: StoreAddress, topology: Topology) -> None:
         self._address = address
@@ -105,7 +105,8 @@ class Primaries:
                             answers[place] = answer
                         elif isinstance(answer, _PASSING) or str(answer).startswith("NOREPLICAS"):
                             why = f"{node[0]}:{node[1]}: {answer}"
-                            # A MovedError is an AskError too; for it the map is asked for again.
+                            # redis-py's MovedError is a subclass of AskError; after a MovedError the map of hash slots
+                            # is read again.
                             if type(answer) is redis.exceptions.AskError:
                                 asking[place] = (answer.host or node[0], answer.port)
                         else:
@@ -120,7 +121,7 @@ class Primaries:
     def _ask(
         self, node: Node, commands: Iterable[Command], asks: bool, has_copies: bool, is_read: bool, end_s: float
     ) -> tuple[list[Any], bool]:
-        """Returns the answers of one node, errors included, and whether its replicas have what was written."""
+        """Returns a Valkey node's replies to commands, errors included, and whether its replicas have the writes."""
         if end_s <= time.monotonic():
             raise TimeoutError("timed out")
         # A pipeline uses one connection, so the command WAIT at its end waits for the replication of its own writes.

@@ -28,7 +28,8 @@ from service.types import Array
 _MOST_COMMANDS = 4096
 _PAUSE_S = 0.01
 _IDLE_CONNECTIONS = 32
-# Kinds of error replies that may vanish at the next attempt: the map of slots is outdated, or a node is not ready yet.
+# Kinds of Valkey's error replies that may vanish at the next attempt: the map of hash slots is outdated, or a node is
+# not ready yet.
 _PASSING = frozenset({"MOVED", "ASK", "CLUSTERDOWN", "LOADING", "TRYAGAIN", "MASTERDOWN"})
 
 
@@ -177,7 +178,7 @@ class _Task:
             first = False
 
     def _is_hopeless(self) -> bool:
-        """Says whether an unread row can not be read from any node: all nodes of its slot are down or lack the key."""
+        """Says whether no node has an unread row: all nodes of the row's hash slot are down or lack its key."""
         topology = self._reader.topology
         for position in self.left.tolist():
             if position in self._asking:
@@ -230,7 +231,8 @@ class _Task:
         """
         topology, needs_map = self._reader.topology, False
         if not self._lacking and not self._asking:
-            # All rows of a slot are asked of the same node, so that the node is looked up once for each slot.
+            # All rows of a hash slot are read from the same node, so that the node is looked up once for each hash
+            # slot.
             slots, inverse = np.unique(self._slots[self.left], return_inverse=True)
             numbers: dict[Node, int] = {}
             of_slot = []
@@ -286,7 +288,7 @@ class _Task:
         return True
 
     def _judged(self, node: Node, positions: Array, replies: Sequence[Reply]) -> tuple[Array, bool]:
-        """Stores the rows among a node's replies; returns their positions, and whether the map of slots may be old."""
+        """Stores rows from a node's replies; returns their positions, and whether the map of hash slots may be old."""
         read, is_old = [], False
         for position, reply in zip(positions.tolist(), replies, strict=True):
             if isinstance(reply, ErrorReply):

@@ -23,7 +23,7 @@ _LOOK_BREAK_S = 2.0
 
 
 class Unreachable(Exception):
-    """No node of a cluster could be asked for the map of slots; the text says why."""
+    """No node of a cluster returned the map of hash slots to nodes; the exception's text says why."""
 
 
 class _Map(NamedTuple):
@@ -39,7 +39,7 @@ class _Map(NamedTuple):
 
 
 class NodeStatus(NamedTuple):
-    """The status of one node. num_slots: slots that it holds; 0 for a node that the others hold for dead."""
+    """The status of one cluster node. num_slots: its hash slots; 0 if the other nodes have marked it as failed."""
 
     node: str
     is_primary: bool
@@ -66,7 +66,7 @@ class Topology:
         return tuple(sorted(nodes, key=self.is_down)) if self._down else nodes
 
     def primary(self, slot: int) -> Node | None:
-        """Returns a slot's primary, whether it answers or not; None if no node of the slot is known."""
+        """Returns the primary of a hash slot, whether it answers or not; None if no node of the hash slot is known."""
         place = self._map.by_slot[slot]
         return None if place < 0 else self._map.holders[place][0]
 
@@ -92,7 +92,7 @@ class Topology:
         return list(dict.fromkeys([node for nodes in self._map.holders for node in nodes] + list(self.address.nodes)))
 
     def uncovered(self) -> str:
-        """Returns one line on slots whose nodes have all failed lately; "" if there are none."""
+        """Returns one line on hash slots whose nodes have all failed lately; "" if there are none."""
         failed = f"; dead: {_named(self._map.failed)}" if self._map.failed else ""
         if -1 in self._map.by_slot:
             return f"{self._map.by_slot.count(-1)} slots of {self.address} have no node{failed}"
@@ -117,7 +117,7 @@ class Topology:
         ]
 
     def look(self) -> str:
-        """Reads the map again and pings each node; returns one line on slots without a node that answers, else ""."""
+        """Reads the map of hash slots and pings each node; returns "", or a line on hash slots without a live node."""
         try:
             self.refresh(time.monotonic() + self.address.timeout_s)
         except Unreachable as error:
@@ -132,7 +132,7 @@ class Topology:
         return self.uncovered()
 
     def refresh(self, end_s: float) -> None:
-        """Reads the map of slots from any node, unless it is fresh; raises Unreachable if no node answers."""
+        """Reads the map of hash slots from any node, unless the map is fresh; raises Unreachable if no node answers."""
         with self._changing:
             if time.monotonic() < self._asked_s + _REFRESH_S:
                 return
