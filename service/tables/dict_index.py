@@ -21,8 +21,8 @@ from service.types import Array
 
 OK = -1
 NO_EMPTY_KEY = -1
-# A kernel returns count * STRANGER + position; STRANGER is larger than the number of keys in any request, so that both
-# can be told apart.
+# Factor by which find_strings() and find_integers() return two numbers in one: number of unknown keys * STRANGER +
+# position of the first one. It is larger than the number of keys in any request.
 STRANGER = 1 << 32
 
 _NEWLINE = 10

@@ -70,7 +70,7 @@ class _Opened:
 
 
 class GuardedFiles:
-    """A version's mapped files, with a mark for damage. Concurrency: map by one caller at a time, the rest any thread.
+    """A version's mapped files, with a mark for damage. Concurrency: map() by one caller at a time, else any thread.
 
     mark: one word, other than 0 once the bytes of a file may differ from the opened bytes.
     is_verified: all bytes with a checksum fit their checksums. is_verification_due: that check is still to be done,
@@ -120,7 +120,7 @@ class GuardedFiles:
         raise LookupError(f"no file is mapped at {address:#x}")
 
     def look(self) -> str:
-        """Checks the mapped files for damage, and sets the mark if there is any; returns the damage, else ""."""
+        """Returns how a mapped file was damaged since it was opened, and marks the version; returns "" if none was."""
         if not self.mark[0]:
             for opened in self._opened.values():
                 found = os.fstat(opened.descriptor)

@@ -1,4 +1,4 @@
-"""Finds nearest rows with numpy: for float64 tables, for servers without the native core, and as its reference."""
+"""Finds nearest rows with numpy: for float64 tables, for servers without the native core, and for tests of the core."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class FeaturePlan:
 
     @property
     def is_one_kernel(self) -> bool:
-        """Whether one kernel call computes the lookup of a request without empty rows, for which there are policies."""
+        """Whether one kernel call computes the lookup, unless the request has empty rows and a policy treats them."""
         feature = self.feature
         treats_rows_apart = feature.on_empty_row != "zeros" or feature.trailing_empty_rows != "keep"
         return (

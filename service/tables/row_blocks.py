@@ -20,7 +20,7 @@ _AS_STORED = ("float32", "float16", "bfloat16", "float64")
 
 
 class BlockPart(NamedTuple):
-    """The columns of a block that hold rows of one table, copied there for the ids of one input.
+    """The columns of a block (rows of several tables side by side) that hold rows of one table.
 
     policy, default_row: for an id outside [0, V), as in manifest.LookupFeature.
     per_row: K if the ids are [B, K]; 1 if they are [B], or if the part is a block of its own.
@@ -77,7 +77,7 @@ class RowBlocks:
         return table.info.dtype in _AS_STORED
 
     def lay_out(self, rows: Sequence[int]) -> BlockLayout:
-        """Returns the places of all blocks in the buffer, if the blocks have the given numbers of rows."""
+        """Computes the byte ranges of all blocks in one buffer from the blocks' numbers of rows."""
         begins, end = [], 0
         for count, pitch in zip(rows, self._pitches, strict=True):
             begins.append(end)

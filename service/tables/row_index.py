@@ -35,7 +35,7 @@ _NUM_QUERIES = 256
 _SORTED_ROWS = 1 << 20
 # Number of rows to compare with all queries at a time; this takes some seconds at most.
 _COMPARED_ROWS = 1 << 18
-# Longest time of one comparison, in seconds.
+# Longest time in seconds of one comparison of rows with queries while an index is built.
 _PATIENCE_S = 600.0
 _NO_IDS = np.empty(0, np.int64)
 
@@ -154,7 +154,7 @@ def _members(lists: Array, count: int) -> tuple[Array, Array]:
     free = starts[:-1].copy()
     for at in range(0, len(lists), _SORTED_ROWS):
         block = lists[at : at + _SORTED_ROWS]
-        # A stable sort keeps the rows of a list in ascending order.
+        # The sort must be stable, because each list of the index has its rows in ascending order.
         order = np.argsort(block, kind="stable")
         ordered, sizes = block[order], np.bincount(block, minlength=count)
         firsts = np.cumsum(sizes) - sizes
@@ -214,7 +214,7 @@ class _Space:
         return _Space(metric, longest)
 
     def rows(self, rows: Array) -> Array:
-        """Converts [N, D] rows to [N, E] float32 vectors of this space."""
+        """Converts [N, D] rows of the table to [N, E] float32 vectors, which are compared with the lists' centres."""
         rows = _finite(rows)
         if self.wanted == "cosine":
             return _unit(rows)
@@ -224,7 +224,7 @@ class _Space:
         return rows
 
     def queries(self, queries: Array) -> Array:
-        """Converts [Q, D] queries to [Q, E] float32 vectors of this space."""
+        """Converts [Q, D] queries to [Q, E] float32 vectors, which are compared with the lists' centres."""
         if self.wanted == "cosine":
             return _unit(queries)
         if self.wanted == "dot":

@@ -81,7 +81,8 @@ def decode(data: bytes, identity: Mapping[str, Any], num_rows: int) -> RowLists:
 
 
 def _check(lists: Lists) -> None:
-    # Another program may have written the file. No search may read beyond an array, or name a row twice.
+    # The arrays of an index's file are checked, because another program may have written the file: no search may read
+    # beyond an array, or find a row twice.
     count, rows = len(lists.centres), len(lists.members)
     is_listed = np.zeros(rows, bool)
     inside = (lists.members >= 0) & (lists.members < rows)

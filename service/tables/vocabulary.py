@@ -17,7 +17,7 @@ from service.tables import key_index
 from service.tables.guarded_files import GuardedFiles
 from service.types import Array
 
-# The row number that the index writes for a key without a row; a lookup drops it, as it does any id below 0.
+# The row number that a vocabulary's index writes for a key without a row; a lookup drops it, as any id below 0.
 _NO_ROW = -1
 _NO_BYTES = np.empty(0, np.uint8)
 
@@ -153,7 +153,7 @@ class IntegerVocabulary:
         self.strangers = Strangers()
 
     def ids_of(self, keys: Array, input_name: str) -> Array:
-        """Maps int64 or int32 keys to int64 row ids of the same shape; unknown keys as in StringVocabulary."""
+        """Maps int64 or int32 keys to int64 row ids of the same shape; treats unknown keys as StringVocabulary does."""
         sent = np.ascontiguousarray(keys, np.int64).reshape(-1)
         ids = np.empty(sent.shape, np.int64)
         found = key_index.find_integers(self._keys, self._slots, sent, *self._oov, ids)
@@ -258,7 +258,7 @@ def _map(path: Path, guarded: GuardedFiles) -> Array:
         if path.stat().st_size == 0:
             return np.empty(0, np.uint8)
         return np.frombuffer(guarded.map(path), np.uint8)
-    except (OSError, ValueError) as error:  # stat() and open() raise ValueError for an impossible file name
+    except (OSError, ValueError) as error:  # stat() and open() raise ValueError for an impossible file name.
         raise ArtifactError(f"cannot read vocabulary {str(path)!r}: {error}") from error
 
 
