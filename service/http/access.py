@@ -16,8 +16,8 @@ from service.errors import PermissionDenied, Unauthenticated
 from service.http.errors import service_error_response
 from service.native.forwarded import NO_FORWARDING, Forwarding
 
-# HTTP paths that --auth_config may open to requests without credentials -> the name of the part there. The engine still
-# hides what the caller may not see, so a request that gets in here under another path gains nothing.
+# HTTP paths that --auth_config may open to requests without credentials -> name of the part of the API in that file.
+# The engine still hides what the caller may not see, so a request that gets in here under another path gains nothing.
 _OPEN_PATHS: Mapping[str, Part] = {
     **dict.fromkeys(("/healthz", "/readyz", "/v2", "/v2/health/live", "/v2/health/ready"), "health"),
     **dict.fromkeys(("/docs", "/openapi.json"), "docs"),

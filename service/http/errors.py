@@ -16,8 +16,8 @@ from service.errors import ServiceError
 
 logger = logging.getLogger(__name__)
 
-# The table lists every error class, and does not use base classes' entries, so that each new class gets its status by
-# decision; a test checks this.
+# HTTP status of each error class. A class does not inherit the status of its base class, so that somebody decides about
+# each new class; a test checks that every class is listed.
 HTTP_STATUS: Mapping[type[ServiceError], int] = {
     errors.ServiceError: 500,
     errors.InvalidRequest: 400,

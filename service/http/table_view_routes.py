@@ -121,7 +121,8 @@ def _mapped(engine: Engine, ref: ModelRef, table: str) -> tuple[ModelRef, int, i
     ref = ModelRef(ref.name, version)
     if engine.may_wait(ref, table):
         raise InvalidRequest(f'Table "{table}" is read from a cluster, so it has no map.')
-    # Reading one row raises an error if the caller has no right to read rows: a map in the cache must not bypass this.
+    # Reading one row raises an error if the caller has no right to read rows. A cached 2-D map of the table must not
+    # bypass this check.
     page = read_page(engine, ref, table, 0, 1)
     (info,) = (info for info in engine.tables(ref) if info.name == table)
     return ref, version, page.total, info
