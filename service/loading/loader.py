@@ -57,7 +57,7 @@ class OpenRemote(Protocol):
     ) -> Mapping[str, RemoteTable]: ...
 
 
-# Returns the hot rows of a model's version: table -> [n] int64 ids.
+# Type of a function that returns the hot rows of a model's version: table -> [n] int64 ids.
 HotRows = Callable[[str, int], Mapping[str, Array]]
 FillCaches = Callable[[Servable, Path], None]
 

@@ -1,4 +1,4 @@
-"""Keeps the indexes of tables in files, so that a server that starts again need not build them.
+"""Keeps the nearest-row indexes of tables in files, so that a server that starts again need not build them.
 
 A file `<folder>/<model>/<version>-<metric>-<hash>.rows` has the index of one table. The hash is computed from the
 version's manifest, which has the checksums of its tables, and from the table's name. A model's name is percent-encoded.
@@ -29,7 +29,9 @@ _MAX_CHANGED_SHARE = 0.01
 
 
 class NeighborIndexFiles:
-    """The files of one folder; implements engine.neighbor_indexes.IndexFiles. Concurrency: one caller at a time.
+    """The files of nearest-row indexes in one folder; implements engine.neighbor_indexes.IndexFiles.
+
+    Concurrency: one caller at a time.
 
     Args:
       version_folder: returns the folder of a version of a model.

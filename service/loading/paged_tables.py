@@ -21,7 +21,7 @@ _SHARE = 0.7
 
 @dataclass(frozen=True, slots=True)
 class PagedTables:
-    """The rule by which the native core reads the pages of a version's tables itself. Concurrency: any thread.
+    """The rule that decides whether the native core reads pages of a version's tables itself. Concurrency: any thread.
 
     rule: "on" and "off" decide for all versions; "auto": the tables of a version are paged if the tables of all loaded
       versions together exceed max_bytes.
@@ -51,7 +51,7 @@ def mapped_bytes(tables: Mapping[str, object]) -> int:
 
 
 def paged_tables(settings: Settings, other_bytes: Callable[[], int], root: Path = Path("/")) -> PagedTables:
-    """Returns the rule of the settings. root: the folder above /proc and /sys."""
+    """Makes the rule by which tables larger than memory are paged, from the settings. root: has /proc and /sys."""
     limit = memory_limit_bytes(root)
     max_bytes = settings.paged_tables_mib << 20
     rule = settings.paged_tables

@@ -44,7 +44,7 @@ def open_towers(
 
 
 def _claims(artifact: Path, spec: SignatureSpec, manifest: Manifest, lookups: OpenedLookups) -> list[Claim]:
-    """Returns a claim for each feature whose lookup a signature's graph may contain; the cut must prove the claims.
+    """Returns a claim for each feature that a signature's graph may look up; cutting the graph must prove each claim.
 
     A feature's lookup is described by the signature's own manifest entry, else by the entry of a lookup signature.
     """
@@ -143,7 +143,7 @@ def native_plan(spec: SignatureSpec, source: RowSource) -> FeaturePlan | None:
     table = source.table
     if isinstance(table, RemoteTable):
         return None
-    assert isinstance(table, MappedTable)  # because open_towers() passes only mapped and remote tables
+    assert isinstance(table, MappedTable)  # open_towers() passes no tables but mapped and remote ones.
     if isinstance(source, FeatureRows):
         lookup = source.claim.lookup
         assert isinstance(lookup, FeatureLookup)  # _claims() makes every claim's lookup a FeatureLookup
