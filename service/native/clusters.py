@@ -14,7 +14,7 @@ from service.types import Array
 
 
 class Clusters:
-    """The clusters that the native core reads. Concurrency: any thread.
+    """The Valkey and Redis clusters from which the native core reads rows. Concurrency: any thread.
 
     Args:
       cache_bytes: the most bytes of rows that are cached; 0: none.
@@ -70,5 +70,5 @@ class Clusters:
 
 
 def remote_counts(clusters: Clusters | None, of_reference: Mapping[Subject, ReadCounts]) -> RemoteCounts:
-    """Returns the counts of all reads; clusters: None where there is no core."""
+    """Returns the counts of all reads from remote tables. clusters: None without the native core."""
     return RemoteCounts(of_reference) if clusters is None else clusters.counts(of_reference)
