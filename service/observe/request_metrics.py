@@ -155,13 +155,13 @@ class RequestCounter:
         cell.merge(more)
 
     def add_failures(self, subject: Subject, code: str, count: int) -> None:
-        """Adds failures that a CountsElsewhere counted; one caller at a time."""
+        """Adds failed requests that the native core counted; one caller at a time."""
         self._failures.setdefault((0, subject, code), [0])[0] += count
 
     def _failed(self, subject: Subject, error: BaseException) -> None:
         code: str = error.code if isinstance(error, ServiceError) else "INTERNAL"
         if not isinstance(error, Exception):
-            code = "CANCELLED"  # asyncio cancelled the request's task, because the client disconnected
+            code = "CANCELLED"  # The client disconnected, so asyncio cancelled the request's task.
         self._failures.setdefault((get_ident(), subject, code), [0])[0] += 1
         if self._notes is not None:
             self._notes.failed(subject, error, code)
