@@ -16,7 +16,7 @@ from service.observe.page_metrics import page_lines
 
 
 class TablePaging:
-    """The paging of tables by the native core. Concurrency: any thread.
+    """The parts by which the native core reads pages of tables larger than memory. Concurrency: any thread.
 
     Args:
       clusters: the clusters of the core; None: there is no core, so no table is paged.

@@ -46,7 +46,7 @@ class _Job:
 
 @dataclass(slots=True)
 class Counts:
-    """Counts of one mirror. read_bytes: bytes that were read from objects."""
+    """Counts of what one model's mirror did in its object store. read_bytes: bytes that were read from objects."""
 
     read_bytes: int = 0
     listings: int = 0

@@ -69,7 +69,7 @@ def decode_search(inputs: Tensors) -> tuple[str, NeighborQuery]:
 
 
 def encode_answer(answer: NeighborAnswer, output_filter: tuple[str, ...] = ()) -> dict[str, Array]:
-    """Returns the outputs: ids [Q, k] int64, scores [Q, k] float32, and keys [Q, k] strings if there are keys.
+    """Returns a search's outputs: ids [Q, k] int64, scores [Q, k] float32, and keys [Q, k] strings if there are keys.
 
     After a query's last neighbour come the id -1, the score NaN and an empty key. Integer keys are decimal text.
 
