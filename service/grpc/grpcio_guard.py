@@ -56,7 +56,7 @@ class CallerTable(grpc.GenericRpcHandler):
         self._make = make
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[bytes, bytes] | None:
-        """Returns the handler of a gRPC method to grpcio;
+        """Returns the handler of a gRPC method for grpcio.
 
         None for health and reflection, which have handlers of their own.
         """

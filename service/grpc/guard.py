@@ -78,5 +78,5 @@ def shown_service(grant: Grant, service: str) -> str:
 
     For a model that the caller may not see, this is a name that no service ever has.
     """
-    # "/" before the name makes it a name that no model can have, because model names hold no slashes.
+    # A name that begins with "/" is the name of no model, because model names hold no slashes.
     return service if sees(grant, service) else f"/{service}"

@@ -84,7 +84,7 @@ class Calls(Protocol):
         ...
 
     def neighbors(self, search: Mapping[str, Array], at: Where) -> Flow[Neighbors]:
-        """Returns a generator that yields the Calls of a search for nearest rows.
+        """Returns the generator of Calls that searches a table for nearest rows.
 
         Args:
           search: the inputs of the gRPC signature "neighbors", by name.
