@@ -23,7 +23,8 @@ from service.types import Array
 logger = logging.getLogger(__name__)
 
 _WRITE_EVERY_S = 60.0
-# A file has at most MAX_HOT_ROWS lines for each table; a longer one is not this program's.
+# Largest size in bytes of a file of hot rows that is read. The server writes at most MAX_HOT_ROWS lines for each table,
+# so another program wrote a larger file.
 _MAX_FILE_BYTES = 64 << 20
 
 

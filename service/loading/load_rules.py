@@ -130,7 +130,7 @@ def delta_rules(settings: Settings, wake: Callable[[], None]) -> DeltaRules | No
 
 
 def journal_pruning(settings: Settings) -> JournalPruning | None:
-    """Returns the JournalPruning, which removes journals of versions that are gone;
+    """Returns the JournalPruning, which removes journals of versions that are gone.
 
     None if the server keeps no journals.
     """

@@ -215,8 +215,8 @@ class ServableLoader:
         pages, residency = self.pages, self.residency
         if self.paged_tables is not None and self.paged_tables.applies_to(path, lookups.tables):
             lookups = replace(lookups, is_paged=True)
-            # The kernel must read only the page of a row. Huge pages are not used: one hot row would keep 2 MB in
-            # memory.
+            # For tables larger than memory, the kernel must read only the page of a row. With huge pages, one hot row
+            # would keep 2 MB in memory.
             pages, residency = None, Residency(advice="random", is_warmed=residency.is_warmed)
         # Pages are made huge before tables are verified, so that the checksums are compared with the pages that were
         # read again.
@@ -257,8 +257,8 @@ class ServableLoader:
         if not servable.backends:
             return servable
         if self.deltas is not None and self.deltas.may_have(servable.name, servable.version, path):
-            # A version with deltas shows no early lookups: deltas are applied after the load, and lookups would return
-            # outdated rows before.
+            # A version with deltas answers no lookups before its load ends, because deltas are applied only then, and
+            # lookups would return outdated rows before.
             return servable
         servable = replace(servable, is_loading=True)
         if self.compile_native is not None:

@@ -24,7 +24,8 @@ from service.types import Array
 
 logger = logging.getLogger(__name__)
 
-# If a larger share of the table was changed, the index is not kept: each search would compare all changed rows.
+# If a larger share of a table's rows was changed, its nearest-row index is not written to a file, because each search
+# with the index would compare all changed rows.
 _MAX_CHANGED_SHARE = 0.01
 
 
@@ -86,5 +87,5 @@ class NeighborIndexFiles:
 
 
 def indexing_of(folder: str, version_folder: Callable[[str, int], Path]) -> Indexing:
-    """Returns how indexes are built, and kept in a folder; if the folder is "", indexes are not kept."""
+    """Returns how nearest-row indexes are built and kept in files of a folder; "" as the folder: none is kept."""
     return Indexing(build_index, NeighborIndexFiles(Path(folder).absolute(), version_folder) if folder else None)

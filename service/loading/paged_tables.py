@@ -14,8 +14,8 @@ from service.tables.table import MappedTable
 
 logger = logging.getLogger(__name__)
 
-# Share of the memory limit that pages of paged tables may take. The rest is for the server itself (measured: 150 MB,
-# with TensorFlow 600 MB), and for the page cache of other files that the server reads.
+# Share of the process's memory limit that pages of tables larger than memory may take. The rest is for the server
+# itself (measured: 150 MB, with TensorFlow 600 MB), and for the page cache of other files that the server reads.
 _SHARE = 0.7
 
 

@@ -76,7 +76,7 @@ def _replay(servable: Servable, log: Any, iterations: int, cold: frozenset[str])
     if kind is None:
         return False
     request = getattr(log, kind).request
-    # The record's model name is replaced, because it may be missing or another model's.
+    # The model's name in a warm-up record is replaced, because the name may be missing or another model's.
     for message in request.tasks if kind == "multi_inference_log" else [request]:
         message.model_spec.name = servable.name
     data = request.SerializeToString()

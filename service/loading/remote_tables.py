@@ -205,7 +205,7 @@ class RemoteTables:
         self._on_change()
 
     def watch(self, stop: threading.Event) -> None:
-        """Checks the clusters each second until stop is set; the threads start with the first remote table."""
+        """Starts to check the clusters each second until stop is set, when the first remote table is opened."""
         self._stop = stop
         if self._topologies:
             self._start()

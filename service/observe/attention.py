@@ -20,7 +20,7 @@ CERTIFICATE_S = 14 * 86_400
 
 @dataclass(frozen=True, slots=True)
 class ReadFiles:
-    """The state of the files that the server reads again while it runs.
+    """The state of certificates and of the --auth_config file, which the server reads again while it runs.
 
     certificate_ends_s: port -> when its first certificate ends, in seconds since 1970. is_auth_current: False: the
     present --auth_config file was refused, and an older one is in force.

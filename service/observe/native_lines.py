@@ -55,7 +55,8 @@ def native_lines_in_log() -> Iterator[None]:
     finally:
         sys.stderr.flush()
         os.dup2(standard_error, 2)
-        # The wait is limited: a child process may keep the socket open, so that the thread does not end.
+        # The wait for the thread's end is limited: a child process may keep the socket open from which the thread
+        # reads.
         thread.join(_END_S)
         _keep_last_words(-1, -1)
         reader.close()

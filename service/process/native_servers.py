@@ -79,7 +79,7 @@ class NativeServers:
         self._folder = tempfile.TemporaryDirectory(prefix="embedding-server-", ignore_cleanup_errors=True)
         self._upstreams = {wire: Path(self._folder.name) / wire for wire in ("http", "grpc")}
         self._engine, self._access, self._http_parts = engine, access, http_parts
-        # complete() creates the reference gRPC server, the reference HTTP server and the task that serves HTTP.
+        # These are None until complete() creates the reference gRPC server, the reference HTTP server and its task.
         self._grpc: GrpcServer | None = None
         self._http: HttpServer | None = None
         self._serving: asyncio.Task[None] | None = None
@@ -160,8 +160,8 @@ class NativeServers:
 
     def set_serving(self, is_serving: bool) -> None:
         """Updates the statuses that health checks return, of the server and of its models. Concurrency: any thread."""
-        # Before complete() there is no gRPC server to update. When the gRPC server starts, it reads the statuses from
-        # the engine.
+        # If the reference gRPC server has not started yet, there are no statuses to update: when it starts, it reads
+        # them from the engine.
         if (grpc := self._grpc) is not None:
             grpc.set_serving(is_serving)
             self._publish_health()
