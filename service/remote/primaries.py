@@ -61,7 +61,7 @@ class Primaries:
         return self._run(commands, end_s, has_copies=False)[0]
 
     def read(self, commands: Sequence[Command], end_s: float) -> list[Any]:
-        """Returns the answers to commands that read; a replica is asked if the primary failed lately. Raises as run."""
+        """Runs Valkey commands that read, on a replica if the primary failed lately; returns and raises as run does."""
         return self._run(commands, end_s, has_copies=False, is_read=True)[0]
 
     def write(self, commands: Sequence[Command], end_s: float) -> bool:
@@ -151,7 +151,7 @@ class Primaries:
             client = self._clients.get((node, is_read))
             if client is None:
                 timeout_s = self._address.node_timeout_s if is_read else self._address.timeout_s
-                # The new client signs in to the node with the password that the password file has now.
+                # The new redis-py client authenticates with the password that is in the password file now.
                 client = self._clients[node, is_read] = node_client(self._address, node, timeout_s, is_text=False)
             return client
 

@@ -13,7 +13,7 @@ FRESH_S = 2.0
 
 
 class RowCache(Protocol):
-    """The cache of rows. Concurrency: any thread.
+    """The native core's cache of rows of remote tables. Concurrency: any thread.
 
     holds_rows: whether the cache has space for rows.
     """

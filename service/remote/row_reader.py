@@ -141,7 +141,7 @@ class RowReader:
 
 
 class _Task:
-    """One read of rows, in rounds until all rows are read or the deadline passes. left: positions of unread ids."""
+    """A read of remote rows, in rounds until all rows are read or the deadline passes. left: unread positions."""
 
     def __init__(self, reader: RowReader, ids: Array, rows: Array, end_s: float) -> None:
         self._reader = reader

@@ -18,7 +18,7 @@ from service.remote.layout import NUM_SLOTS
 # seconds between two reads of the map of hash slots to nodes.
 _BREAK_S = 0.5
 _REFRESH_S = 0.1
-# Seconds for which a node that failed the regular check look() is avoided: until the next check.
+# Seconds for which other nodes are asked before a node that failed the regular check look(): until the next check.
 _LOOK_BREAK_S = 2.0
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from service.errors import ArtifactError
 
-# Bytes of the disk that are always left free, whatever the limit of the cache is.
+# Bytes that fetched versions always leave free on the disk of the cache folder, whatever the limit of the folder is.
 _SPARE_BYTES = 64 << 20
 
 
@@ -85,7 +85,7 @@ class Cache:
     def _make_room(self, missing: Callable[[], int], what: str) -> None:
         if self._has_room(missing):
             return
-        # Without enough space, the folders of models that are not served any more are removed.
+        # If the cache folder lacks space, the folders of models that are not served any more are removed from it.
         for path in self.folder.iterdir():
             if path.is_dir() and path not in self._used:
                 shutil.rmtree(path, ignore_errors=True)

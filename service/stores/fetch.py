@@ -25,7 +25,7 @@ from service.stores.cache import Cache
 from service.stores.object_store import ObjectStore, StoredObject
 
 RECORD = ".fetched.json"
-# Type of the record of a listing: path of an object -> its size and tag.
+# Type of the record of the objects from which a version's folder was fetched: path of an object -> its size and ETag.
 Record = dict[str, list[int | str]]
 _PART_BYTES = 8 << 20
 # Number of parts of an object that are fetched at the same time; at most this many fetched parts are in memory.

@@ -64,7 +64,7 @@ class Arrival:
 
     @property
     def seen(self) -> Fingerprint:
-        """Fingerprint of the version's local folder, which changes when files are fetched."""
+        """A value computed from the version's local folder, which changes when files are fetched into the folder."""
         return fingerprint(self.folder)
 
     def is_complete(self) -> bool:
@@ -100,7 +100,8 @@ class Mirror:
         self._settling: dict[int, tuple[Sequence[StoredObject], float]] = {}
         self._turn = threading.Lock()
         self._list_failures = 0
-        # Folders with these names are left from removals during which an earlier process ended: they are removed now.
+        # If an earlier process ended while it removed a version's folder, the renamed folder is left; it is removed
+        # now.
         for left in [*self.folder.glob(".removed-*"), *self.folder.glob(".outdated-*")]:
             shutil.rmtree(left, ignore_errors=True)
 
