@@ -44,7 +44,8 @@ _FIRST = 4
 # No more pages are made huge if the median time to read a chunk, over _TRIAL chunks, is above _SLOW_S (slower than 200
 # MB/s): lookups would wait for the slow disk.
 _TRIAL, _SLOW_S = 12, 0.010
-# Seconds between two chunks, in which other threads get the interpreter's lock and the kernel's lock on the memory map.
+# Pause in seconds after each chunk of a file that is made a huge page, in which other threads get the interpreter's
+# lock and the kernel's lock on the memory map.
 _BREAK_S = 0.0005
 _LOOK_S, _PATIENCE_S, _PROGRESS_S = 0.05, 600.0, 5.0
 

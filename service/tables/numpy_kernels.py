@@ -51,7 +51,7 @@ NO_ROW, REFUSED = -1, -2
 
 # numpy dtypes of stored rows, in the order of the table dtypes' numbers; a byte of INT4 has two numbers.
 _STORED = (np.float32, np.float16, np.uint16, np.int8, np.int8)
-# Mask that gets the combiner out of a number that also has the order of additions.
+# Mask that gets the combiner's number out of the sum of a combiner's number and the number of an order of additions.
 _COMBINER_BITS = 3
 # Largest sum of ones in float32: from 2**24 on, adding 1 does not change the sum.
 _MOST_ONES = 1 << 24

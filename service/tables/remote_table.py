@@ -103,7 +103,7 @@ class RemoteTable:
         )
 
     def rows(self, ids: Array) -> Array:
-        """Reads [N, D] float32 rows of [N] int64 ids; raises IdOutOfRange, and as rows_of_request does."""
+        """Reads [N, D] float32 rows of [N] int64 ids; raises IdOutOfRange, TableUnreachable, DeadlineExceeded."""
         self._check(ids)
         distinct, places = np.unique(ids, return_inverse=True)
         return self._small(distinct, None).rows(places)
@@ -123,7 +123,7 @@ class RemoteTable:
         )
 
     def stored_rows(self, ids: Array) -> Array:
-        """Reads [N, D] rows of [N] int64 ids in the stored dtype; raises IdOutOfRange, and as rows_of_request does."""
+        """Reads [N, D] rows of [N] int64 ids in the table's stored dtype; raises the errors of rows()."""
         self._check(ids)
         distinct, places = np.unique(ids, return_inverse=True)
         return self._small(distinct, 0).stored_rows(places)

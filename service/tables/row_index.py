@@ -20,10 +20,10 @@ from service.engine.neighbors import Metric, Nearest, RowSearch
 from service.tables.table import MappedTable
 from service.types import Array, TableInfo
 
-# The share of the ten nearest rows that the index must find. Searches read as many lists as this share needs.
+# The share of the ten nearest rows that a search with an index must find. Searches read as many lists as this needs.
 RECALL = 0.95
 RECALL_K = 10
-# An index is of no use if a search would read more than this share of the lists.
+# A nearest-row index is not built if searches would have to read more than this share of its lists.
 _MAX_SHARE = 0.25
 _MAX_LISTS = 8192
 # The lists' centres are computed from this many sampled rows for each list of the index, and by this many iterations of

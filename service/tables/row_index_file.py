@@ -18,7 +18,7 @@ from service.tables.row_index import Lists, RowLists
 from service.types import Array
 
 MAGIC = b"ROWINDEX"
-# Number of the file format; decode() refuses a file with another number.
+# Number of the format of a nearest-row index's file; decode() refuses a file with another number.
 FORMAT_VERSION = 1
 _LENGTH = struct.Struct("<I")
 _NUMBERS = ("longest", "probes", "recall", "seconds")

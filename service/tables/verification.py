@@ -140,7 +140,7 @@ class Verifier:
             self._thread.start()
 
     def stop(self) -> None:
-        """Ends the verification that runs, and all verifications that wait."""
+        """Ends the verification of tables that runs, and all verifications that wait."""
         self._is_stopped = True
 
     def _run(self) -> None:
@@ -170,7 +170,8 @@ def _chunks(offset: int, nbytes: int) -> Iterator[tuple[int, int]]:
 def _read(descriptor: int, address: int, offset: int, memory: mmap.mmap, size: int) -> int:
     """Reads bytes of a file without leaving pages in the page cache that were not there; returns how many were read."""
     begin = offset & -mmap.PAGESIZE
-    # The range to drop is extended to whole pages, because posix_fadvise does not drop a part of a page.
+    # The range of the file that is dropped from the page cache is extended to whole pages, because posix_fadvise() does
+    # not drop a part of a page.
     num_pages = -(-(offset + size - begin) // mmap.PAGESIZE)
     pages = np.zeros(num_pages, np.uint8)
     # If the user lacks the right to know, mincore() reports all pages as being in the page cache, and no page is

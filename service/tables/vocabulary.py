@@ -127,7 +127,7 @@ class StringVocabulary:
         return KeyIndex(self._data, self._starts, self._slots, *self._oov, empty_id, self._refuses, self._is_hashed)
 
     def key_of(self, row: int) -> bytes | None:
-        """Returns the string of a row; None for a row without one, such as an OOV row."""
+        """Returns the string key that stands for a row; None for a row without a key, such as an OOV row."""
         line = row - self._oov[0]
         return self._key(line) if 0 <= line < self._starts.size - 1 else None
 
