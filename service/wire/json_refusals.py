@@ -20,7 +20,8 @@ from service.errors import InvalidRequest, MalformedPayload, ServiceError, Unimp
 from service.types import SignatureSpec
 from service.wire.json_text import json_type, shown
 
-# Deepest nesting of lists that is searched for faults; no graph takes deeper ones, which the decoder refuses by itself.
+# Deepest nesting of JSON lists in which the first fault is searched for. No graph has inputs of a higher rank, and the
+# decoder refuses deeper lists by itself.
 _MAX_DEPTH = 200
 # Largest number of rows of a refused JSON body in which the first fault is searched for, to report it in TensorFlow
 # Serving's words; searching more rows would delay other requests by seconds.

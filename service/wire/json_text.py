@@ -160,7 +160,7 @@ class _Scanner:
     """A scanner of JSON text that finds the first fault; it does not recurse, so that deep nesting is safe."""
 
     def __init__(self, text: bytes) -> None:
-        # The text is cut at the first zero byte, because rapidjson takes it for the end of the text.
+        # The JSON text is cut at its first zero byte, because rapidjson reads only up to a zero byte.
         self._text = text.partition(b"\0")[0]
         self._at = 3 if text.startswith(b"\xef\xbb\xbf") else 0
         # The closing brackets that the open arrays and objects need, innermost last.
@@ -179,7 +179,7 @@ class _Scanner:
         """Scans one value, or the opening bracket of an array or object; returns whether the value is complete."""
         token = self._peek()
         if token == b"[":
-            # Several opening brackets in a row are scanned at once; only the last of them can open an empty array.
+            # Several "[" in a row are scanned at once; only the array that the last "[" opens can be empty.
             length = _OPENING.match(self._text, self._at).end() - self._at  # type: ignore[union-attr]
             self._at += length
             self._stack += b"]" * (length - 1)
