@@ -43,8 +43,8 @@ def _is_ready(settings: Settings) -> bool:
     try:
         connection.connect()
         if file and _wants_certificate(file):
-            # A completed TLS handshake counts as ready here: the server wants a client certificate, and the check has
-            # none.
+            # If the server wants a client certificate, which the health check has not, a completed TLS handshake counts
+            # as ready.
             return True
         connection.request("GET", "/readyz")
         return connection.getresponse().status == 200

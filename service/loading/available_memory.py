@@ -62,7 +62,7 @@ def _groups(root: Path) -> Iterator[tuple[Path, str, str, str]]:
 
 
 def _number(file: Path) -> int | None:
-    # A text that is no number means no limit: the limit file of a control group then says "max".
+    # If a control group has no limit, its limit file says "max" in place of a number.
     lines = _lines(file)
     return int(lines[0]) if lines and lines[0].isdigit() else None
 

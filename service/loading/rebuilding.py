@@ -32,8 +32,8 @@ def with_deltas(
     if manifest is None or not (lookups.tables or lookups.remote):
         return servable
     manifest = lookups.fitting(manifest)
-    # Private maps are not locked, as this would copy them whole; locks on the version's own maps keep the shared pages
-    # in memory.
+    # The private maps, which have the changed rows, are not locked in memory, because that would copy them whole. Locks
+    # on the version's own maps keep the shared pages in memory.
     residency = replace(residency, lock="off", bytes_per_s=0.0)
 
     def rebuilt(tables: Mapping[str, MappedTable]) -> Servable:

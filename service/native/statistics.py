@@ -135,8 +135,8 @@ class NativeStatistics:
             found[subject, kind] = numbers
             before = self._known.get((subject, kind))
             if before is None or sum(numbers.counts) < sum(before.counts):
-                # The numbers have become smaller: the native core has dropped this subject since the last collect(),
-                # and counts from 0 again.
+                # If the native core's counts of a subject became smaller, the core has dropped the subject since the
+                # last collect(), and counts from 0 again.
                 before = _Numbers(0, 0.0, [0] * len(numbers.counts), 0.0, [0] * len(numbers.run_counts))
             if numbers.counts != before.counts:
                 self._requests.add(subject, _successes(kind, numbers, before))

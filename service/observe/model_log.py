@@ -144,8 +144,8 @@ class ModelLog:
         except OSError as error:
             self._dropped += 1
             self._is_disabled = True
-            # The error is logged only once, because the request log then stays disabled until a restart or a change of
-            # the model's logging_config.
+            # A failed write of a request log is reported only once, because the request log stays disabled until a
+            # restart or a change of the model's logging_config.
             logger.error(
                 "request log is disabled",
                 extra={"model": self._model, "reason": f"{error.strerror}: {error.filename or 'its file'}"},

@@ -35,8 +35,8 @@ def native_lines_in_log() -> Iterator[None]:
     """
     sys.stderr.flush()
     standard_error = os.dup(2)
-    # Sockets are used and not a pipe, because the thread can peek at a socket's bytes and leave them there until they
-    # are logged.
+    # Standard error leads to a socket and not to a pipe, because the thread that logs its lines can peek at a socket's
+    # bytes, and leave them there until they are logged.
     reader, writer = socket.socketpair()
     writer.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
     os.dup2(writer.fileno(), 2)

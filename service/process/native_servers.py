@@ -79,7 +79,7 @@ class NativeServers:
         self._folder = tempfile.TemporaryDirectory(prefix="embedding-server-", ignore_cleanup_errors=True)
         self._upstreams = {wire: Path(self._folder.name) / wire for wire in ("http", "grpc")}
         self._engine, self._access, self._http_parts = engine, access, http_parts
-        # These are None until complete() creates the reference gRPC server, the reference HTTP server and its task.
+        # complete() creates the reference gRPC server, the reference HTTP server, and the task that runs the latter.
         self._grpc: GrpcServer | None = None
         self._http: HttpServer | None = None
         self._serving: asyncio.Task[None] | None = None

@@ -174,8 +174,8 @@ def _map_of(shards: Sequence[dict[str, Any]] | None, asked: Node, has_tls: bool)
     by_slot = [-1] * NUM_SLOTS
     for shard in shards:
         nodes = [_as_dict(node) for node in shard["nodes"]]
-        # A primary that was just killed may still be listed: its health is "online" until the other nodes agree that it
-        # is down.
+        # A primary that was just killed may still be in a Valkey cluster's list of nodes with the health "online",
+        # until the other nodes agree that it is down.
         alive = [node for node in nodes if node["health"] != "fail"]
         alive.sort(key=lambda node: node["role"] != "master")
         failed += [_place(node, asked, has_tls) for node in nodes if node["health"] == "fail"]

@@ -38,7 +38,8 @@ class Cache:
         self.folder = folder
         self._max_bytes = max_bytes
         folder.mkdir(parents=True, exist_ok=True)
-        # The lock file stays open, because its lock ends when it is closed, at the latest with the process.
+        # The lock file of the cache folder stays open, because its lock ends when it is closed, at the latest when the
+        # process ends.
         self._lock_file = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)

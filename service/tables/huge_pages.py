@@ -181,8 +181,8 @@ class HugePages:
 
     def _make_chunk(self, chunk: _Chunk, was_there: bool, table: PageTable, work: _Work) -> None:
         chunk.advise()
-        # The first chunks are read even if they are not in memory, to measure the disk: chunks that are only advised
-        # would make lookups wait for a slow disk.
+        # The first chunks of a file are read even if they are not in memory, to measure the disk's speed: chunks that
+        # are not read now would make lookups wait for a slow disk.
         if not was_there and not self._is_whole and len(work.seconds) >= _TRIAL:
             work.advised_bytes += HUGE_BYTES
             return
@@ -192,7 +192,7 @@ class HugePages:
         if not is_huge:
             is_huge, seconds = self._read_again(chunk, table)
         elif was_there:
-            # The chunk is huge already, because another process or an earlier load made it so.
+            # The chunk of the file is a huge page already: another process or an earlier load made it one.
             work.huge_bytes += HUGE_BYTES
             return
         work.seconds.append(seconds)
@@ -270,7 +270,8 @@ class _Chunk:
         if is_written_back:
             _libc.sync_file_range(self.descriptor, self.offset, HUGE_BYTES, _WRITE_BACK)
         _libc.madvise(self.address, HUGE_BYTES, _DONT_NEED)
-        # An error is ignored here: if the file system can not drop pages, the chunk just does not become huge.
+        # If the file system can not drop pages from the page cache, the error is ignored: the chunk of the file just
+        # does not become a huge page.
         with suppress(OSError):
             os.posix_fadvise(self.descriptor, self.offset, HUGE_BYTES, os.POSIX_FADV_DONTNEED)
 

@@ -176,7 +176,7 @@ def _warm(hot: Iterable[tuple[str, Array]], tables: Mapping[str, MappedTable], a
         for page, size in _runs(table.weights.ctypes.data + rows * row_bytes, row_bytes):
             _libc.madvise(page, size, _WILL_NEED)
         octets = _octets(table.weights.ctypes.data, table.weights.nbytes)
-        # The first and the last byte of each row are read, because a row may lie in two pages.
+        # Reading the first and the last byte of each hot row loads its pages into memory; a row may lie in two pages.
         int(octets[rows * row_bytes].sum())
         int(octets[(rows + 1) * row_bytes - 1].sum())
         num_rows += rows.size

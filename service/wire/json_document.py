@@ -68,9 +68,9 @@ def parse_object(body: bytes, *, strict: bool = False) -> dict[str, Any]:
         document = _parse_slowly(body, strict=strict)
     if type(document) is not dict:
         raise MalformedPayload(f"JSON Value: {shown(document)} Is not object")
-    # Repeated keys are looked for in the text, because orjson silently keeps only the last of them. Each key costs one
-    # colon, and other colons are in strings only, so that equal counts prove that no key came twice, at the price of
-    # one memchr pass.
+    # Repeated keys of a JSON object are looked for in the text, because orjson silently keeps only the last of them.
+    # Each key costs one colon, and other colons are in strings only, so that equal counts prove that no key came twice,
+    # at the price of one memchr pass.
     if body.count(b":") != _count_keys(document) + body.count(b'"b64"'):
         _parse_slowly(body)
     return document

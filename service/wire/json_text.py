@@ -109,8 +109,8 @@ class _Writer:
 def _scalar(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
-    # Larger integers are shortened: rapidjson does not read them as integers, and Python refuses to write very long
-    # ones.
+    # Error texts show integers of more than 64 bits as "...": rapidjson does not read them as integers, and Python
+    # refuses to write very long ones.
     return str(value) if -(2**64) < value < 2**64 else "..."
 
 

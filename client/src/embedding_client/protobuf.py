@@ -103,7 +103,7 @@ def int_field(data: Buffer, number: int) -> int:
     found = 0
     for key, value in fields(data):
         if key == number:
-            # If a message has a field several times, the last value counts.
+            # If a protobuf message has a field several times, the last value counts.
             found = as_int(value)
     return found
 
