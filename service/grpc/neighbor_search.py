@@ -18,7 +18,7 @@ def is_search(engine: Engine, request: PredictRequest) -> bool:
 
 
 def search(engine: Engine, request: PredictRequest, call: Call, *, as_content: bool) -> bytes:
-    """Returns the PredictResponse of a search, which runs in a thread for searches. Blocks.
+    """Searches for nearest rows, in a thread for searches, and returns the result as a PredictResponse. Blocks.
 
     Args:
       as_content: True puts the values into tensor_content, False into the `*_val` fields.

@@ -1,4 +1,4 @@
-"""Adds the routes that show a table to people: pages of rows, one row by id or key, and the table's map."""
+"""Adds the routes that show a table to people: pages of rows, one row by id or key, and a 2-D map of the rows."""
 
 from __future__ import annotations
 

@@ -243,7 +243,7 @@ class RemoteTables:
 
 
 def _reading_again(reader: RowReader, defaults: dict[int, Array]) -> Listener:
-    """Returns a listener that reads changed default rows again; rows that can not be read now stay as they are."""
+    """Returns a listener that reads changed default rows from the cluster again; keeps rows that it can not read."""
     import numpy as np
 
     def listen(ids: Array | None) -> None:

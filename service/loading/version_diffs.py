@@ -47,7 +47,7 @@ class VersionDiffs:
         return {"model": model, **self._compare(model, old, new, folders).to_json()}
 
     def rows_of_request(self, model: str, table: str, old: int, new: int, ids: Array) -> tuple[Array, bool]:
-        """Compares single rows of a table in two versions as Engine.drift does; raises NotFound, or as compare_rows."""
+        """Compares single rows of a table in two versions, for Engine.drift; raises NotFound, and as compare_rows."""
         folders = self._folder(model, old), self._folder(model, new)
         mapped = {one.version: _mapped(one) for one in self._versions(model)}
         with self._one_at_a_time:
@@ -125,7 +125,7 @@ def _refuse_drifted(found: VersionDiff, served: int, max_drift: float) -> None:
 
 
 def _mapped(servable: Servable) -> dict[str, Any]:
-    """Returns the tables that can be read without another machine."""
+    """Returns the tables of a loaded version that are mapped from files, and not remote."""
     return {name: table for name, table in servable.tables.items() if name not in servable.remote_tables}
 
 

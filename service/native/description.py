@@ -58,7 +58,7 @@ class Described:
         return (*self.keep, tuple(tables[name] for name in self.tables))
 
     def table_counts(self, counts: Iterable[FeatureCounts], strangers: Iterable[int]) -> dict[str, TableCounts]:
-        """Adds up the native core's counts of features to table -> counts of reads.
+        """Adds up the native core's counts of features to counts of tables: table -> counts of reads.
 
         Args:
           counts: the core's counts of each feature since the servable was compiled.
@@ -158,7 +158,7 @@ class _Writer:
 
     @property
     def table_names(self) -> tuple[str, ...]:
-        """The names of the tables that the described signatures read, in the order of their numbers."""
+        """The names of the tables that signatures in the description read, in the order of the tables' numbers."""
         return tuple(self._table_numbers)
 
     @property

@@ -64,7 +64,7 @@ class RoutePublisher:
             server.set_routes(self._routes)
 
     def detach(self) -> None:
-        """Withdraws all routes from the server, after it has answered its last request."""
+        """Withdraws all routes from the native core's server, after it has answered its last request."""
         with self._lock:
             if self._server is not None:
                 self._server.set_routes([])

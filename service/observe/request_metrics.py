@@ -167,7 +167,7 @@ class RequestCounter:
             self._notes.failed(subject, error, code)
 
     def read(self) -> tuple[Requests, Requests]:
-        """Returns the counts of versions that are still served, and the counts of all versions since the start.
+        """Returns the counts of requests for versions that are served now, and those for all versions since the start.
 
         In the counts of all versions, a subject's version is None, and its signature is the signature's kind, or "" for
         failures.

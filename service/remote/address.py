@@ -105,7 +105,7 @@ class StoreAddress:
         raise OSError(f"password_file {self.password_file} is empty")
 
     def __str__(self) -> str:
-        """Returns the addresses of the nodes, for log lines and error texts."""
+        """Returns the hosts and ports of the cluster's nodes, without a password, for log lines and error texts."""
         return ",".join(f"{host}:{port}" for host, port in self.nodes)
 
 

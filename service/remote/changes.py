@@ -294,7 +294,7 @@ def _number_of(entries: Any) -> int:
 
 
 def _octets(rows: Array, dtype: str) -> Array:
-    """Returns [N, row_bytes] uint8: rows as blocks have them, a scale behind the numbers of an int8 or int4 row."""
+    """Encodes rows as [N, row_bytes] uint8, as a cluster stores them: an int8 or int4 row has its scale at its end."""
     numbers, scales = rounded(np.ascontiguousarray(rows, np.float32), dtype)
     parts = [numbers] if scales is None else [numbers, scales.astype("<f4")]
     return np.concatenate([np.ascontiguousarray(part).view(np.uint8).reshape(len(rows), -1) for part in parts], axis=1)

@@ -125,7 +125,7 @@ class TableLayout:
         return np.array([slot_of(f"{self.tag}{shard:04x}}}") for shard in range(self.num_shards)], np.int64)
 
     def key(self, block: int) -> str:
-        """Returns the key under which a block of rows is stored."""
+        """Returns the Valkey key under which a block of the table's rows is stored."""
         return f"{self.tag}{block % self.num_shards:04x}}}{block:08x}"
 
     def rows(self, block: int) -> tuple[int, int]:
@@ -134,7 +134,7 @@ class TableLayout:
         return begin, min(begin + self.block_rows, self.vocabulary_size)
 
     def record_text(self, *, is_whole: bool) -> str:
-        """Returns the JSON text of the record that describes this layout."""
+        """Returns the JSON text of the record by which a cluster describes the layout of this table."""
         return json.dumps({"layout": LAYOUT, "is_whole": is_whole, **asdict(self)})
 
     def check_record(self, text: str | None, pointer: str | None) -> None:

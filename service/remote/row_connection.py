@@ -23,7 +23,7 @@ _MOST_LINE_BYTES = 4096
 
 
 class ErrorReply(Exception):
-    """An error reply of a node; the exception's argument is the text of the reply."""
+    """An error reply of a Valkey or Redis node; the exception's argument is the text of the reply."""
 
     @property
     def kind(self) -> str:
@@ -73,7 +73,7 @@ class RowConnection:
             raise
 
     def send(self, commands: Sequence[bytes], end_s: float) -> None:
-        """Sends encoded commands to the node in one piece; raises OSError."""
+        """Sends encoded commands to the cluster node in one piece; raises OSError."""
         if commands:
             self._socket.settimeout(_left(end_s))
             self._socket.sendall(b"".join(commands))
@@ -143,7 +143,7 @@ class RowConnection:
         self._rest += received
 
     def close(self) -> None:
-        """Closes the connection; replies that were not read yet are lost."""
+        """Closes the connection to the cluster node; replies that were not read yet are lost."""
         self._socket.close()
 
     def __del__(self) -> None:

@@ -45,7 +45,7 @@ class Found(NamedTuple):
 
 
 class _Stale(ConnectionError):
-    """An idle connection was closed meanwhile: by a restart, or because the user's password changed."""
+    """A cluster node closed a connection while it was idle: the node restarted, or the user's password changed."""
 
 
 class RowReader:
@@ -109,7 +109,7 @@ class RowReader:
         ]
 
     def connection(self, node: Node, end_s: float) -> RowConnection:
-        """Returns an idle connection to a node, or opens one; raises OSError."""
+        """Returns an idle connection to a cluster node, or opens one; raises OSError."""
         with self._changing:
             if self._idle[node]:
                 connection = self._idle[node].pop()
@@ -128,14 +128,14 @@ class RowReader:
         connection.close()
 
     def drop_idle(self, node: Node) -> None:
-        """Closes all idle connections to a node, which has failed and may have been restarted."""
+        """Closes all idle connections to a cluster node, which has failed and may have been restarted."""
         with self._changing:
             idle = self._idle.pop(node, [])
         for connection in idle:
             connection.close()
 
     def close(self) -> None:
-        """Closes the idle connections to all nodes."""
+        """Closes the idle connections to all nodes of the cluster."""
         for node in list(self._idle):
             self.drop_idle(node)
 

@@ -71,7 +71,7 @@ class Topology:
         return None if place < 0 else self._map.holders[place][0]
 
     def num_replicas(self, node: Node) -> int:
-        """Returns how many replicas of a primary are known."""
+        """Returns how many replicas of a primary node are known."""
         return max((len(nodes) - 1 for nodes in self._map.holders if nodes[0] == node), default=0)
 
     def is_down(self, node: Node) -> bool:

@@ -69,12 +69,12 @@ def parse_integers(data: Array, starts: Array, keys: Array) -> int:
 
 
 def index_strings(data: Array, starts: Array, index: Index) -> int:
-    """Fills an empty index with lines of a vocabulary file; returns OK, or the number of the first repeated line."""
+    """Fills a vocabulary's empty index with its file's lines; returns OK, or the first repeated line's number."""
     return _fill(index, _lines(data, starts))
 
 
 def index_integers(keys: Array, index: Index) -> int:
-    """Fills an empty index with integer keys; returns OK, or the position of the first repeated key."""
+    """Fills a vocabulary's empty index with integer keys; returns OK, or the position of the first repeated key."""
     return _fill(index, keys.tolist())
 
 

@@ -151,7 +151,7 @@ class GuardedFiles:
             os.close(descriptor)
 
     def close(self, sleep: Callable[[float], None] = time.sleep) -> None:
-        """Frees the memory of all maps, a slice at a time; a later read loads pages from the file again. Blocks.
+        """Frees the memory of all mapped files, a slice at a time; a later read loads pages from a file again. Blocks.
 
         Each map is unmapped with the last array that views its memory; unmapping is quick after close().
         """

@@ -74,7 +74,7 @@ class RemoteTable:
 
     @property
     def serves_stale(self) -> bool:
-        """Whether a cached row is read in place of a row that can not be read."""
+        """Whether lookups read an old row from the cache in place of a row that the cluster can not return."""
         return self._cached is not None
 
     def rows_of_request(self, feature: LookupFeature, ids: Array) -> RequestRows:

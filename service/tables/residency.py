@@ -73,7 +73,7 @@ class Residency:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """Prepares the memory pages of tables. Blocks; any thread.
+        """Reads, locks or advises the kernel on the memory pages of tables, as the settings say. Blocks; any thread.
 
         Args:
           hot: table -> ids of rows that are read into memory.

@@ -33,7 +33,7 @@ class BlockPart(NamedTuple):
 
     @property
     def row_bytes(self) -> int:
-        """Number of bytes that this part has in each row of its block."""
+        """Number of bytes that rows of this table have in each row of the block."""
         size: int = self.table.row_bytes * self.per_row
         return size
 

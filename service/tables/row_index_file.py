@@ -1,4 +1,4 @@
-"""Encodes an index of rows as the bytes of a file, and decodes such bytes.
+"""Encodes a nearest-row index of a table as the bytes of a file, and decodes such bytes.
 
 Little-endian: MAGIC, the length of a JSON header as uint32, the header, and the arrays centres [L, E] float32, starts
 [L + 1] int64, members [V] int32, loose [N] int32; then the masked CRC-32C of all bytes before it as uint32.

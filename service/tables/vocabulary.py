@@ -59,7 +59,7 @@ class Strangers:
 
     @property
     def total(self) -> int:
-        """Number of unknown keys that all threads counted."""
+        """Number of keys, counted by all threads, that clients sent and the vocabulary lacks."""
         return sum(self._by_thread.copy().values())
 
 
@@ -175,11 +175,11 @@ class IntegerVocabulary:
 
     @property
     def index(self) -> KeyIndex:
-        """The arrays of the integer vocabulary, for the native core, as in StringVocabulary.index."""
+        """The arrays by which the native core finds the row of an integer key."""
         return KeyIndex(_NO_BYTES, self._keys, self._slots, *self._oov, None, self._refuses, self._is_hashed)
 
     def key_of(self, row: int) -> int | None:
-        """Returns the integer key of a row; None for a row without one."""
+        """Returns the integer key that stands for a row; None for a row without a key."""
         line = row - self._oov[0]
         return int(self._keys[line]) if 0 <= line < self._keys.size else None
 
