@@ -152,8 +152,9 @@ def create_http_app(
 
 async def _on_service_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ServiceError)
-    # Clearing these attributes breaks a reference cycle between the error and FastAPI's frames, which keep the
-    # request's body. Else each refusal would keep a megabyte or so until the garbage collector runs.
+    # The error's traceback, context and cause are cleared to break a reference cycle between the error and FastAPI's
+    # frames, which keep the request's body. Else each refusal would keep a megabyte or so until the garbage collector
+    # runs.
     error.__traceback__ = error.__context__ = error.__cause__ = None
     return service_error_response(error, request.scope["request_id"])
 

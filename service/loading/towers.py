@@ -130,7 +130,7 @@ def _moved(source: RowSource, tables: Mapping[str, MappedTable]) -> RowSource:
     if not isinstance(source, FeatureRows):
         return replace(source, table=table)
     lookup = source.claim.lookup
-    assert isinstance(lookup, FeatureLookup)  # _claims() makes every claim's lookup a FeatureLookup
+    assert isinstance(lookup, FeatureLookup)  # Every claim that _claims() makes has a FeatureLookup.
     moved = replace(lookup, plan=lookup.plan.on_tables(tables))
     return replace(source, table=table, claim=replace(source.claim, lookup=moved))
 
@@ -143,10 +143,10 @@ def native_plan(spec: SignatureSpec, source: RowSource) -> FeaturePlan | None:
     table = source.table
     if isinstance(table, RemoteTable):
         return None
-    assert isinstance(table, MappedTable)  # open_towers() passes no tables but mapped and remote ones.
+    assert isinstance(table, MappedTable)  # open_towers() passes only mapped and remote tables to this function.
     if isinstance(source, FeatureRows):
         lookup = source.claim.lookup
-        assert isinstance(lookup, FeatureLookup)  # _claims() makes every claim's lookup a FeatureLookup
+        assert isinstance(lookup, FeatureLookup)  # Every claim that _claims() makes has a FeatureLookup.
         plan = lookup.plan.features[lookup.name]
         return plan if source.claim.vocabulary is None and plan.is_one_kernel else None
     if table.info.dtype != "float32":

@@ -120,7 +120,7 @@ class RowReader:
         return RowConnection(node, self.address, end_s)
 
     def give_back(self, node: Node, connection: RowConnection) -> None:
-        """Keeps a connection for later reads; all its replies must have been read."""
+        """Keeps an idle connection to a cluster node for later reads; all its replies must have been read."""
         with self._changing:
             if len(self._idle[node]) < _IDLE_CONNECTIONS:
                 self._idle[node].append(connection)

@@ -183,7 +183,8 @@ def _choose_probes(index: RowLists, queries: Array, true: list[set[int]]) -> boo
     """
     total = sum(len(one) for one in true)
     while index.probes <= index.num_lists * _MAX_SHARE:
-        # Searches compare all candidates exactly, so a search finds a true nearest row if the row is a candidate.
+        # A search compares its queries exactly with all rows of the lists that it reads. So it finds a true nearest row
+        # if the row is in these lists.
         named = index.candidates(queries)
         hits = sum(len(one & set(rows.tolist())) for one, rows in zip(true, named, strict=True))
         index.recall = hits / total if total else 0.0
