@@ -154,7 +154,7 @@ class NativeServers:
         return edge
 
     def _collect(self) -> None:
-        assert self._statistics is not None  # _open_edge() sets _statistics before it starts the thread of _collect().
+        assert self._statistics is not None  # open() calls _open_edge(), which sets it, before it starts this thread.
         while not self._stop_collecting.wait(_COLLECT_S):
             self._statistics.collect()
 
