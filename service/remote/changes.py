@@ -29,8 +29,8 @@ logger = logging.getLogger(__name__)
 # Longest time in seconds for writing one change to the cluster, and for reading which changes other servers made.
 _WRITE_S = 5.0
 _LOOK_S = 1.0
-# If an upsert stays in the Valkey hash `held` for this many seconds, any server finishes it, because the server that put
-# it there has probably ended.
+# If an upsert stays in the Valkey hash `held` for this many seconds, any server finishes it, because the server that
+# put it there has probably ended.
 _HELD_S = 1.0
 # Number of entries that the stream of changed rows in Valkey keeps, and that a server reads at a time. A server that
 # missed an entry drops all cached rows.
