@@ -31,7 +31,7 @@ class ContextGuard:
         self._refusals = Refusals()
 
     def grant(self, path: str, context: grpc.ServicerContext) -> Grant:
-        """Returns the grant of the caller of a gRPC call; ends the call if the caller is unknown."""
+        """Returns the rights (the grant) of a gRPC call's caller; ends the call if the caller is unknown."""
         headers = headers_of(context)
         values = [value for name, value in headers if name == b"authorization"]
         # auth_context has the type Any, because a key can have several values, and grpcio's type stubs allow only one.

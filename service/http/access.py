@@ -31,7 +31,7 @@ _CSRF = CSRF_HEADER.lower().encode()
 
 
 class AccessMiddleware:
-    """ASGI middleware: runs requests with the caller's grant, or refuses them. Concurrency: event loop only.
+    """ASGI middleware: runs requests with the caller's rights (a grant), or refuses them. Concurrency: event loop only.
 
     Args:
       metrics_paths: paths of the metrics.
@@ -56,7 +56,7 @@ class AccessMiddleware:
             self._open_paths[path] = "metrics"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Authenticates the caller of a request, and runs the application with the caller's grant."""
+        """Authenticates the caller of a request, and runs the application with the caller's rights (the grant)."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

@@ -145,7 +145,7 @@ class ServableLoader:
         check_tree(path)
         check_saved_model_config(path)
         servable, lookups = self._open(name, version, path)
-        # Warm-up skips signatures of a lazy graph: the graph shall be opened by a client's first request.
+        # With --graph_signatures=lazy, a client's first request opens a graph, so the warm-up skips its signatures.
         cold = self._graph_names(servable) if self.graph_signatures == "lazy" else frozenset()
         try:
             if self.batching is not None:
@@ -280,7 +280,8 @@ class ServableLoader:
             self.graph_threads,
             self.inter_op_threads,
             self.has_towers,
-            # With --enable_batching (`batching`), Batchers batch the runs of towers, so towers themselves do not.
+            # With --enable_batching (`batching`), Batchers batch all graph runs, so that no further batcher is needed
+            # for graphs without their lookups (towers).
             self.tower_batch_rows if self.batching is None else 0,
         )
 

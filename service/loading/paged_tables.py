@@ -34,7 +34,7 @@ class PagedTables:
     other_bytes: Callable[[], int] = lambda: 0
 
     def applies_to(self, path: Path, tables: Mapping[str, MappedTable]) -> bool:
-        """Says whether the tables of the version in a folder are paged, and logs it if they are."""
+        """Says whether the native core reads pages of a version's tables itself, and logs it if so."""
         num_bytes = mapped_bytes(tables)
         other = self.other_bytes()
         if self.rule == "off" or not num_bytes or (self.rule == "auto" and num_bytes + other <= self.max_bytes):
@@ -51,7 +51,7 @@ def mapped_bytes(tables: Mapping[str, object]) -> int:
 
 
 def paged_tables(settings: Settings, other_bytes: Callable[[], int], root: Path = Path("/")) -> PagedTables:
-    """Makes the rule by which tables larger than memory are paged, from the settings. root: has /proc and /sys."""
+    """Makes, from the settings, the rule by which the native core reads tables' pages. root: has /proc and /sys."""
     limit = memory_limit_bytes(root)
     max_bytes = settings.paged_tables_mib << 20
     rule = settings.paged_tables

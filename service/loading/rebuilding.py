@@ -64,7 +64,7 @@ def on_tables(servable: Servable, lookups: OpenedLookups, tables: Mapping[str, M
     Both servables add to the same counts of reads, and only one of them is closed.
     """
     moved = replace(lookups, tables=tables, backend=lookups.backend.on_tables(tables))
-    # Backends are keyed by identity, so that signatures of one graph still share one tower.
+    # Each backend is rebuilt once (id() is the key), so that signatures which shared a backend share the new one.
     graphs = {id(backend): backend for backend in servable.backends.values() if backend is not lookups.backend}
     places = {key: _on_tables(backend, tables) for key, backend in graphs.items()} | {
         id(lookups.backend): moved.backend
@@ -92,7 +92,7 @@ def _copied(servable: Servable, lookups: OpenedLookups) -> tuple[str, ...]:
 
 
 def _on_tables(backend: Backend, tables: Mapping[str, MappedTable]) -> Backend:
-    """Returns a copy of a tower that reads its rows from other tables.
+    """Returns a copy of a tower (a graph without its lookups) that reads rows from other tables.
 
     Any other backend is returned unchanged, because its graph has a copy of the tables.
     """

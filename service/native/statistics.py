@@ -25,7 +25,7 @@ _APART = ("subjects", "slow", "refused", "failed", "waited", "held")
 
 
 class _Numbers(NamedTuple):
-    """The native core's numbers for one subject (labels): sums of rows and seconds, and histograms of request times."""
+    """The native core's numbers for one set of labels: sums of rows and seconds, and histograms of request times."""
 
     rows: int
     seconds: float
@@ -135,8 +135,8 @@ class NativeStatistics:
             found[subject, kind] = numbers
             before = self._known.get((subject, kind))
             if before is None or sum(numbers.counts) < sum(before.counts):
-                # If the native core's counts of a subject became smaller, the core has dropped the subject since the
-                # last collect(), and counts from 0 again.
+                # If the native core's counts for a set of labels became smaller, the core has dropped these counts
+                # since the last collect(), and counts from 0 again.
                 before = _Numbers(0, 0.0, [0] * len(numbers.counts), 0.0, [0] * len(numbers.run_counts))
             if numbers.counts != before.counts:
                 self._requests.add(subject, _successes(kind, numbers, before))

@@ -199,7 +199,7 @@ class FeaturePlan:
 
 
 class OutputPlan(NamedTuple):
-    """The plan of one output of a lookup: the features in it and its rank.
+    """The plan of one output of a lookup signature: which features' vectors it holds, and its rank.
 
     parts: the features whose vectors the output holds side by side.
     rank: rank of the output; None: the rank of its features' vectors.

@@ -39,12 +39,12 @@ def in_one_piece(part: Part, rows: int, row_splits: Array | None, num_bytes: int
 
 
 def row_runner(threads: int) -> RowRunner:
-    """Returns a RowRunner that runs each lookup in at most so many threads."""
+    """Returns the function that runs each lookup's kernel, in at most the given number of threads."""
     return in_one_piece if threads == 1 else RowPool(threads, _LEAST_BYTES)
 
 
 class RowPool:
-    """A RowRunner that splits large lookups between the calling thread and a pool of threads. Concurrency: any thread.
+    """A RowRunner that splits a large lookup between the calling thread and a pool of threads. Concurrency: any thread.
 
     Args:
       threads: how many threads work on one lookup, with the calling thread.
