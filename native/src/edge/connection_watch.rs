@@ -9,8 +9,8 @@ use super::limits::Limits;
 /// Time in which a client that floods the server may still read the error before the server closes its connection.
 const LAST_WORD: Duration = Duration::from_secs(1);
 
-/// A pair of the number of bytes that a client had read, and the time; it is renewed when the client has read enough
-/// since.
+/// The number of bytes that the client had read at a point in time, with that time. Once the client has read enough
+/// more bytes, the current number and time replace the pair.
 #[derive(Debug, Default)]
 struct Progress(Option<(u64, Instant)>);
 
@@ -41,7 +41,7 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// Starts to watch a connection.
+    /// Creates the sweeper's record of a new connection.
     #[must_use]
     pub fn new(is_http: bool, now: Instant) -> Self {
         Watch { is_http, begun: now, writing: Progress::default(), idle: None, ending: None }

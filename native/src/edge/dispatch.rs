@@ -68,7 +68,7 @@ pub struct Target<'a> {
     pub model: &'a str,
     /// The model's version that the path names.
     pub version: Version<'a>,
-    /// Name of the table that the path of [`Method::Rows`] names; else "".
+    /// Name of the table in the path of a [`Method::Rows`] request; "" for other methods.
     pub table: &'a str,
     /// Number of bytes of JSON before the binary tensors, if a header of an [`Method::Infer`] request gives it.
     pub json_length: Option<usize>,

@@ -15,10 +15,10 @@ const WINDOW_UPDATE: u8 = 8;
 const END_STREAM: u8 = 1;
 const ACK: u8 = 1;
 
-/// The points with which a connection starts, and the maximum that it can have. Each frame without progress of a
-/// request costs at least 1 point.
+/// HTTP/2 frames that carry no part of a request cost a connection points: this is the number of points at the start,
+/// and the maximum. Each such frame costs at least 1 point, and a connection without points is closed.
 const ALLOWANCE: u32 = 4096;
-/// Points that a connection regains each second.
+/// Number of points that a connection regains each second.
 const PER_SECOND: u32 = 100;
 /// Points that a connection regains for each request, because its client may send `WINDOW_UPDATE`, `PING` and similar
 /// frames with it.
@@ -30,7 +30,8 @@ const PING_COST: u32 = 4;
 const SETTINGS_COST: u32 = 16;
 /// A DATA frame of fewer bytes is tiny, unless it ends its stream.
 const TINY_BYTES: usize = 64;
-/// An `RST_STREAM` for one of this many newest requests costs 1 point more than the request gave back.
+/// An `RST_STREAM` for one of this many newest requests costs 1 point more than the connection regained for the
+/// request.
 const RECENT_STREAMS: u32 = 64;
 
 /// The type of HTTP/2 frame with which a client floods the server.
@@ -57,7 +58,8 @@ impl Flood {
     }
 }
 
-/// The number of points that one connection has left, and the position of its received bytes within the current frame.
+/// Counts the frames of one connection: the points that the connection has left, and how much of the current frame has
+/// arrived.
 #[derive(Debug)]
 pub struct FrameMeter {
     preface_left: usize,
@@ -67,7 +69,8 @@ pub struct FrameMeter {
     left: u32,
     refilled: Instant,
     last_stream: u32,
-    // Bytes of request bodies and answers since the connection last regained a point; always fewer than PROGRESS_BYTES.
+    // Number of body and answer bytes since the connection last regained a point for such bytes; always below
+    // PROGRESS_BYTES.
     progress: usize,
 }
 
@@ -108,7 +111,7 @@ impl FrameMeter {
         let mut frames = 0;
         loop {
             let skipped = data.len().min(self.preface_left + self.payload_left);
-            // At most one of preface_left and payload_left is more than 0.
+            // `preface_left` and `payload_left` are not both above 0, so `skipped` is subtracted from one of them.
             self.preface_left -= skipped.min(self.preface_left);
             self.payload_left -= skipped.min(self.payload_left);
             data = &data[skipped..];
@@ -129,7 +132,7 @@ impl FrameMeter {
         }
     }
 
-    /// Subtracts or adds the points for the frame whose 9-byte header is now complete.
+    /// Subtracts or adds points for a frame, as soon as all 9 bytes of its header have arrived in `head`.
     fn frame(&mut self) -> Result<(), Flood> {
         let [a, b, c, kind, flags, stream @ ..] = self.head;
         let size = u32::from_be_bytes([0, a, b, c]) as usize;

@@ -100,7 +100,7 @@ pub fn trailers() -> HeaderMap {
 }
 
 impl Status {
-    /// Returns the trailers that carry this status.
+    /// Returns the HTTP/2 trailers with this gRPC status: code, message and request id.
     #[must_use]
     pub fn trailers(&self, request_id: Option<&str>) -> HeaderMap {
         let mut trailers = HeaderMap::with_capacity(4);

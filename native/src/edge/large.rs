@@ -106,13 +106,14 @@ impl Pool {
         job: impl FnOnce(Result<Duration, Refusal>) -> bool + Send + 'static,
     ) -> Result<Ticket, Refusal> {
         let mut state = self.inner.lock();
-        // Both steps run under one lock: a request that is announced in between would find one free place too many.
+        // The announcement is withdrawn and the job is queued under one lock: otherwise another request could be
+        // announced in between, and the queue would count one free place too many.
         if let Some(announcement) = &announcement {
             state.queue.withdraw(&announcement.ask, announcement.id);
         }
         let id = if state.is_closed { u64::MAX } else { state.queue.push(&ask, Instant::now(), Box::new(job))? };
         drop(state);
-        // Dropping an announcement takes the lock.
+        // The drop of an announcement locks the queue, so `state` is dropped first.
         drop(announcement);
         self.inner.has_job.notify_one();
         Ok(Ticket { inner: Arc::clone(&self.inner), ask, id })

@@ -97,7 +97,7 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// Limits of a queue before so many slots.
+    /// Returns the limits of a queue for `slots` slots.
     #[must_use]
     pub fn queue(&self, slots: usize) -> fair_queue::Limits {
         fair_queue::Limits { slots, queued: self.max_queued_requests, wait: self.max_queue }

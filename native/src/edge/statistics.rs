@@ -88,7 +88,7 @@ pub struct Statistics {
     wait_limits_s: Vec<f64>,
     // The maps stay small, because only configured models have names. Only refused and large requests use the locks.
     refused: Mutex<HashMap<(String, &'static str), u64>>,
-    // By method, model and code.
+    // Number of requests that failed because rows of a cluster could not be read, by method, model and code.
     failed: Mutex<HashMap<(Method, String, &'static str), u64>>,
     waited: Mutex<HashMap<Arc<str>, Waits>>,
 }
@@ -344,13 +344,14 @@ impl Statistics {
             .into_iter()
             .partition(|(subject, _)| subject.model == model && subject.version == version);
         *cells = joined(kept);
-        // At its next request, every thread drops its old cells and creates new ones.
+        // The new generation makes every thread replace its cells at its next request.
         self.generation.fetch_add(1, Relaxed);
         subjects(&gone)
     }
 }
 
-/// Adds up the cells of threads that have ended, one sum for each subject. Only this list still refers to such cells.
+/// Adds up the cells of threads that have ended, one sum for each subject. A cell belongs to such a thread if only this
+/// list still refers to the cell.
 fn joined(cells: Vec<(Subject, Arc<Cell>)>) -> Vec<(Subject, Arc<Cell>)> {
     let (left, mut kept): (Vec<_>, Vec<_>) = cells.into_iter().partition(|(_, cell)| Arc::strong_count(cell) == 1);
     let mut sums: HashMap<Subject, Arc<Cell>> = HashMap::new();
@@ -472,7 +473,7 @@ mod tests {
         assert_eq!((&*snapshot.slow[0].request_id, snapshot.slow[0].rows), ("id", 2));
         let gone = statistics.retire("m", 2);
         assert_eq!((gone.len(), gone[0].counts[2]), (1, 3));
-        // The call of retire() has added up the cells of the ended threads in one cell.
+        // retire() has replaced the cells of the ended threads by one cell with their sum.
         assert_eq!(lock(&statistics.cells).len(), 1);
         count(&statistics, &one, Duration::from_millis(1));
         let left = statistics.snapshot().subjects;
