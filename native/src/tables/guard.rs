@@ -253,7 +253,7 @@ mod tests {
         map.file.set_len(PAGE as u64).unwrap();
         assert_eq!((map.read(0), flag.load(Ordering::SeqCst)), (1, 0));
         assert_eq!((map.read(2 * PAGE + 5), flag.load(Ordering::SeqCst)), (0, 1));
-        // The handler also maps zeros over those pages that are still in the file.
+        // The SIGBUS handler has mapped zeros over all pages of the file, also over those that the file still has.
         assert_eq!(map.read(0), 0);
         assert_eq!((other.read(2 * PAGE), other_flag.load(Ordering::SeqCst)), (1, 0));
         remove(index);

@@ -117,7 +117,7 @@ impl Lanes for Plain {
 
     #[inline(always)]
     unsafe fn totals(all: [Self; LANES]) -> Self {
-        // Adds in the order of the AVX2 implementation.
+        // The additions are in the same order as in the AVX2 implementation, so that both give the same sum.
         Self::each(|i| {
             let x = all[i].0;
             ((x[0] + x[1]) + (x[2] + x[3])) + ((x[4] + x[5]) + (x[6] + x[7]))
@@ -247,7 +247,7 @@ mod avx2 {
 
         #[inline(always)]
         unsafe fn times_plus(self, other: Self, sum: Self) -> Self {
-            // SAFETY: the caller promises FMA.
+            // SAFETY: the caller promises that the processor has FMA.
             Avx2(unsafe { _mm256_fmadd_ps(self.0, other.0, sum.0) })
         }
 
@@ -257,7 +257,8 @@ mod avx2 {
             Avx2(unsafe {
                 let first = _mm256_hadd_ps(_mm256_hadd_ps(all[0].0, all[1].0), _mm256_hadd_ps(all[2].0, all[3].0));
                 let last = _mm256_hadd_ps(_mm256_hadd_ps(all[4].0, all[5].0), _mm256_hadd_ps(all[6].0, all[7].0));
-                // Each half holds the sums of four numbers of four values; the halves of one value are added.
+                // The low half of `first` has the sums of the low four numbers of `all[0]` to `all[3]`, the high half
+                // those of the high four; `last` has those of `all[4]` to `all[7]`. Low and high sums are added.
                 let low = _mm256_permute2f128_ps::<0x20>(first, last);
                 _mm256_add_ps(low, _mm256_permute2f128_ps::<0x31>(first, last))
             })

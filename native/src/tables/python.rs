@@ -260,8 +260,8 @@ fn sequence(
     Ok(code(py.detach(|| table.sequence(ids, splits, length, policy, out))))
 }
 
-/// Writes the ids and scores of the nearest rows to row `q` of `ids` and `scores`, and -1 and NaN after the last.
-/// Returns false if the search took longer than `seconds`.
+/// Writes the ids and scores of the rows nearest to query `q` to row `q` of `ids` and `scores`; fills the rest of the
+/// row with -1 and NaN. Returns false if the search took longer than `seconds`.
 #[pyfunction]
 fn neighbors(
     py: Python<'_>,

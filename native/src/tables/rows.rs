@@ -298,7 +298,7 @@ pub(super) struct Terms {
 }
 
 impl Terms {
-    /// Returns `count` of these terms: the term at position `start`, and every `stride`-th term after it.
+    /// Returns `count` terms of this sum: the term at position `start`, and every `stride`-th term after it.
     ///
     /// # Safety
     /// These terms have a stride of 1 and hold all of the returned terms.
@@ -336,7 +336,7 @@ impl Terms {
 pub(super) struct SumTarget {
     /// Address of column 0.
     pub(super) at: *mut u8,
-    /// Whether the sum is added to the float32 numbers at `at`; else it replaces them.
+    /// Whether the sum is added to the float32 numbers at `at`; if not, it replaces these numbers.
     pub(super) adds: bool,
 }
 

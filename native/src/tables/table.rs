@@ -61,7 +61,7 @@ pub enum Combiner {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Summation {
-    /// Adds one vector after the other.
+    /// Adds the vectors one after the other, in the order of the ids.
     InOrder,
     /// Sums each block of eight vectors, then adds the sums of the blocks, as `tf.sparse.segment_sum` does.
     BlocksOf8,
@@ -87,7 +87,7 @@ impl<'a> Ints<'a> {
         Ints(unsafe { std::slice::from_raw_parts(numbers.as_ptr().cast(), numbers.len() * 8) })
     }
 
-    /// Returns the number of integers.
+    /// Returns the number of integers in the array.
     #[must_use]
     pub fn len(self) -> usize {
         self.0.len() / 8
@@ -265,7 +265,7 @@ pub struct Policy {
     pub default_row: usize,
 }
 
-/// The policy refuses an id.
+/// The error for an id outside the table that the policy refuses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Refused;
 
@@ -321,7 +321,7 @@ pub struct Table {
 
 // SAFETY: threads only read the table's memory, and the caller of `new` keeps the memory mapped.
 unsafe impl Send for Table {}
-// SAFETY: as for Send, threads only read the table's memory.
+// SAFETY: shared use by several threads is safe, because threads only read the table's memory.
 unsafe impl Sync for Table {}
 
 impl Table {
@@ -341,7 +341,7 @@ impl Table {
         Table { dtype, vocabulary_size, embedding_dim, rows, scales }
     }
 
-    /// Says whether another table has its rows and scales at the same addresses.
+    /// Says whether the other table has its rows and scales at the same addresses as this table.
     #[must_use]
     pub fn is_at(&self, other: &Table) -> bool {
         self.rows == other.rows && self.scales == other.scales

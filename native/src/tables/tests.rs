@@ -251,7 +251,8 @@ fn every_half_is_the_same_to_all_processors() {
             table.run_on(processor, Gather { table: TableView::new(table, policy), ids: Ints::of(&ids), out })
         });
         for (bits, number) in (0..=u16::MAX).zip(got.unwrap().0) {
-            // The bits of NaN are equal, too, because each implementation makes a signalling NaN quiet.
+            // The test also compares the bits of NaN, because each implementation turns a signalling NaN into the same
+            // quiet NaN.
             assert_eq!(number.to_bits(), widened(bits).to_bits());
         }
     }

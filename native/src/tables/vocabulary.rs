@@ -40,7 +40,7 @@ pub struct Vocabulary {
 
 // SAFETY: threads only read the vocabulary's memory, and the caller of `new` keeps the memory mapped.
 unsafe impl Send for Vocabulary {}
-// SAFETY: as for Send: threads only read the memory.
+// SAFETY: shared use by several threads is safe, because threads only read the vocabulary's memory.
 unsafe impl Sync for Vocabulary {}
 
 impl Vocabulary {

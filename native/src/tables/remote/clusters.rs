@@ -10,15 +10,16 @@ use super::read::{Want, read};
 use super::remote_table::{RemoteTable, TableCounts};
 use super::topology::Topology;
 
-/// Sizes the cache before the first row is known.
+/// Expected size of a row, for a cache that is created before the first table is opened.
 const TYPICAL_ROW_BYTES: usize = 256;
-/// Number of rows in one read while the server fills the cache.
+/// Number of rows that the server reads together when it fills the cache in advance.
 const FILLED_TOGETHER: usize = 1000;
 
 #[derive(Default)]
 struct Opened {
     topologies: HashMap<Address, Weak<Topology>>,
-    /// By the tag of the table's keys, which holds model, table and fingerprint, and by the version's number.
+    /// Open tables, by two names: the tag with which the table's keys begin (model, table and fingerprint), and the
+    /// version.
     tables: HashMap<(String, i64), Weak<RemoteTable>>,
 }
 
@@ -91,14 +92,13 @@ impl Clusters {
         let topologies: Vec<_> = opened.topologies.values().filter_map(Weak::upgrade).collect();
         drop(opened);
         for topology in topologies {
-            // The error is dropped: a later read that needs the map returns its own.
+            // An error is ignored here, because a later read that needs the slot map reports its own error.
             let _ = topology.refresh(Instant::now() + topology.address.timeout(), true);
         }
     }
 
     /// Reads rows of an open table into the cache, in the order of `rows`, until `deadline`; leaves out numbers that
-    /// are
-    /// no rows. Returns how many rows the cache then has; 0 if the table is not open, or there is no cache.
+    /// are no rows. Returns how many rows the cache then has; 0 if the table is not open, or there is no cache.
     #[must_use]
     pub fn fill(&self, tag: &str, version: i64, rows: &[u64], deadline: Instant) -> usize {
         let Some(table) = self.table(tag, version).filter(|table| table.has_cache()) else { return 0 };
@@ -129,13 +129,13 @@ impl Clusters {
         opened.tables.values().filter_map(Weak::upgrade).collect()
     }
 
-    /// Returns the counts of each open table, in no order.
+    /// Returns the read counts of each open table, in any order.
     #[must_use]
     pub fn counts(&self) -> Vec<TableCounts> {
         self.tables().iter().map(|table| table.counts()).collect()
     }
 
-    /// Returns the counts of the cache; None if there is none.
+    /// Returns the counts of the row cache; None if the server has no row cache.
     #[must_use]
     pub fn cache_counts(&self) -> Option<CacheCounts> {
         self.cache.as_ref().map(|cache| cache.counts())

@@ -1,4 +1,4 @@
-//! Compares the search for neighbours with its definition.
+//! Compares the fast search for neighbours with a slow search, which follows the definition in float64.
 
 #![allow(clippy::cast_precision_loss, reason = "the sizes of these tests are small")]
 
@@ -45,14 +45,14 @@ fn are_close(found: &[Vec<Neighbor>], expected: &[Vec<(i64, f64)>], numbers: &Nu
     let all = Search { k: usize::MAX, ..*search };
     let places = (0..numbers.size).flat_map(|row| (0..numbers.dim).map(move |column| (row, column)));
     let largest = 8.0 + places.map(|(row, column)| f64::from(numbers.get(row, column).abs())).fold(0.0, f64::max);
-    // Bound on the rounding error of a sum of D float32 products, whose factors are at most `largest`.
+    // The tolerance bounds the rounding error of a sum of D float32 products whose factors are at most `largest`.
     let tolerance =
         if search.metric == Metric::Cosine { 1e-4 } else { 1e-5 + 1e-6 * numbers.dim as f64 * largest * largest };
     found.len() == expected.len()
         && slow_neighbors(numbers, &all).iter().zip(found).zip(expected).all(|((scores, found), expected)| {
             let score_of = |id: i64| scores.iter().find(|scored| scored.0 == id).map_or(f64::NAN, |scored| scored.1);
             let is_close = |a: f64, b: f64| (a - b).abs() <= tolerance;
-            // Rows whose scores differ by less than a rounding may swap their places.
+            // Rows whose scores differ by less than the tolerance may be in either order.
             found.len() == expected.len()
                 && found.iter().zip(expected).all(|(found, expected)| {
                     is_close(f64::from(found.score), expected.1) && is_close(score_of(found.id), expected.1)
@@ -90,7 +90,7 @@ proptest! {
         let raw = Unaligned::new(&numbers.raw);
         let scales: Vec<u8> = numbers.scales.iter().flat_map(|scale| scale.to_le_bytes()).collect();
         let scales = Unaligned::new(&scales);
-        // SAFETY: the rows and the scales live until the test is over.
+        // SAFETY: the arrays of rows and scales live until the test ends.
         let table = unsafe {
             let scales_at = scales.bytes().as_ptr().cast();
             Table::new(numbers.dtype, numbers.size, numbers.dim, raw.bytes().as_ptr(), scales_at)

@@ -41,9 +41,9 @@ impl Rows {
         rows
     }
 
-    /// Drops all pages, as the kernel does if memory is short.
+    /// Drops all pages of the file from memory, as the kernel does if memory is short.
     fn drop_all(&self) {
-        // SAFETY: the map is shared and read-only.
+        // SAFETY: the memory map of the test file is shared and read-only.
         unsafe {
             libc::madvise(self.at as *mut libc::c_void, self.size, libc::MADV_DONTNEED);
             libc::madvise(self.at as *mut libc::c_void, self.size, libc::MADV_RANDOM);
@@ -52,14 +52,14 @@ impl Rows {
     }
 
     fn number(&self, row: usize) -> usize {
-        // SAFETY: the row lies in the mapped file.
+        // SAFETY: the row lies within the test's mapped file.
         unsafe { ((self.at + 100 + row * STRIDE) as *const usize).read_unaligned() }
     }
 
-    /// Returns how many pages are in memory.
+    /// Returns the number of the file's pages that are in memory.
     fn resident(&self) -> usize {
         let mut found = vec![0_u8; self.size.div_ceil(4096)];
-        // SAFETY: `found` has a byte for each page.
+        // SAFETY: `found` has a byte for each page of the file.
         assert_eq!(unsafe { libc::mincore(self.at as *mut libc::c_void, self.size, found.as_mut_ptr()) }, 0);
         found.iter().filter(|&&page| page & 1 == 1).count()
     }
@@ -91,7 +91,8 @@ fn a_row_is_there_after_it_was_read_and_nothing_behind_it_is_read() {
     let pager = Pager::new(1 << 30);
     let table = rows.open(&pager);
     assert_eq!(rows.resident(), 0);
-    // Row 8 lies in bytes 8100 to 9100, and so in the second and the third page; row 1000 in one page.
+    // Row 8 lies in bytes 8100 to 9100 of the file, so in its second and third page of 4096 bytes; row 1000 lies in one
+    // page.
     let ids = [8, 1000, 8, -1, 1 << 40];
     assert!(!table.has_rows(Ints::of(&ids), ERROR));
     read(&table, &ids);
@@ -119,7 +120,7 @@ fn the_bound_is_kept_and_rows_that_are_read_often_stay() {
     let rows = Rows::new("paged-bound");
     let pager = Pager::new(200 * 4096);
     let table = rows.open(&pager);
-    // Every 16th of the first 640 rows: 40 rows in at most 80 pages.
+    // The ids are every 16th of the first 640 rows: 40 rows, which lie in at most 80 pages.
     let hot: Vec<i64> = (0..40).map(|n| n * 16).collect();
     let mut num_hot_there = 0;
     for round in 0..300 {
@@ -157,7 +158,7 @@ fn pages_that_the_kernel_dropped_are_found() {
     read(&table, &ids);
     let held = pager.counts().bytes;
     rows.drop_all();
-    // The pager's own thread audits, too.
+    // The pager's own thread may have audited the pages before this call.
     pager.audit();
     let counts = pager.counts();
     assert_eq!((counts.bytes, counts.losses * 4096), (0, held));
