@@ -288,7 +288,7 @@ impl Lookup {
         tensors
     }
 
-    /// Computes the expected numbers of each of the three outputs.
+    /// Computes the numbers that the three outputs of the test signature must have.
     pub fn vectors(&self) -> [Vec<f32>; 3] {
         let row = |id: &i64, dim: usize, number: fn(i64, usize) -> f32| {
             (0..dim).map(|column| number(*id, column)).collect::<Vec<_>>()

@@ -115,13 +115,14 @@ pub fn read_tensor<'a>(message: &'a [u8], allowance: &mut Allowance) -> Result<T
                 return Err(Declined::Unusual);
             }
             if dtype == DataType::Bool && content.iter().any(|&byte| byte > 1) {
-                // Any nonzero byte means true.
+                // In `tensor_content` of a boolean tensor, any nonzero byte means true.
                 Data::Bytes(content.iter().map(|&byte| u8::from(byte != 0)).collect())
             } else {
                 Data::Raw(content)
             }
         }
-        // If a tensor has both, the reference server uses `tensor_content`, but also parses the typed values.
+        // Of a tensor with both `tensor_content` and typed values, the reference server uses `tensor_content`, but it
+        // also parses the typed values.
         (_, [_, ..], _) => return Err(Declined::Unusual),
         _ => {
             if proto.num_pieces > 0 && proto.field != field_of_values(dtype) {
@@ -317,13 +318,13 @@ fn of_dtype<'a>(mut numbers: Vec<i64>, dtype: DataType) -> Data<'a> {
 enum Values {
     /// An empty tensor, which is encoded without any field.
     None,
-    /// Values that are encoded as their bytes in memory: the field's number and their size.
+    /// Values whose encoding is their bytes in memory: the number of the field, and the size of the bytes.
     Raw(u32, usize),
     /// Values that are encoded as packed varints: the field's number and the varints.
     Packed(u32, Vec<u8>),
     /// Strings, each encoded as one field `string_val`.
     Strings,
-    /// Strings in the field `tensor_content`: the size of that field.
+    /// Strings that are joined in the field `tensor_content`; holds the size of that field's bytes.
     JoinedStrings(usize),
 }
 
@@ -336,8 +337,8 @@ pub struct MessageLayout {
 }
 
 impl MessageLayout {
-    /// Computes the sizes of the message for output `index`. If the values are varints, looks them up and encodes
-    /// them, because their size depends on the values.
+    /// Computes the sizes of the `TensorProto` of output `index`. Values that are encoded as varints are looked up and
+    /// encoded here, because their size depends on the values.
     ///
     /// # Errors
     /// As [`Work::fill`].

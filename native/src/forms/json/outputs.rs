@@ -42,7 +42,7 @@ pub fn check_body(effort: Effort<'_>, body: &[u8]) -> Result<(), Declined> {
     Ok(())
 }
 
-/// Checks that a thread of this effort may write `count` numbers.
+/// Checks that the thread may write `count` numbers as JSON: a thread that serves connections writes only few.
 ///
 /// # Errors
 /// [`Declined::TooLarge`].
