@@ -16,11 +16,11 @@ use crate::tables::table::{Dtype, Ints, OnBadId, Policy, Table};
 
 /// The distinct rows that one feature of a request reads.
 pub(super) struct RemoteRows {
-    /// The rows; their memory is in `_rows` and `_scales`.
+    /// A small table of these rows, whose memory is in `_rows` and `_scales`.
     pub(super) table: Table,
     /// How many ids lie outside the remote table and read another row.
     pub(super) num_read_instead: usize,
-    /// Rows of the cache, and default rows, in place of rows that could not be read.
+    /// Number of cached rows, and number of default rows, that replace rows which could not be read.
     num_stale: usize,
     num_default: usize,
     /// For each id of the request the row of `table`; -1 for a dropped id.
@@ -151,8 +151,8 @@ fn distinct(ids: Ints<'_>, policy: Policy, size: usize) -> Result<Distinct, Decl
     Ok(found)
 }
 
-/// Puts the default row in the place of rows that could not be read; returns the rows and their number. None: the table
-/// has no default row of this number.
+/// Replaces rows that could not be read by the default row; returns all rows and their number. Returns None if the
+/// table has no default row with this number.
 fn with_default_rows(mut want: Want<'_>, default_row: usize) -> Option<(Vec<u8>, usize)> {
     if !want.left.is_empty() {
         let row = want.table.default_row(default_row)?;

@@ -22,11 +22,11 @@ use crate::tables::vocabulary::Vocabulary;
 /// the reverse, except for `Unread`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InputRole {
-    /// Data that no feature reads, but only the graph.
+    /// The input feeds the graph only; no feature reads it.
     Unread,
     /// Ids of a feature.
     Ids,
-    /// Row splits or weights of a feature.
+    /// The input has the row splits or the weights of a feature.
     SplitsOrWeights,
 }
 
@@ -54,7 +54,8 @@ pub struct InputPlan {
     pub bounds: (i64, i64),
 }
 
-/// The rows of a feature that must have at least one id; a request without it is forwarded to the reference server.
+/// Says which rows of a feature must have at least one id. If such a row of a request has none, the request is
+/// forwarded to the reference server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NeedsIds {
     /// No row.
@@ -68,7 +69,7 @@ pub enum NeedsIds {
 /// The way in which table rows become the vectors of a feature.
 #[derive(Clone, Copy, Debug)]
 pub enum LookupKind {
-    /// The vector of each id is its table row.
+    /// Each id gives one vector, its table row.
     Gather {
         /// Rank of the ids: 1 for shape `[B]`, 2 for `[B, K]`; None for any rank but 0.
         ids_rank: Option<usize>,
@@ -99,7 +100,7 @@ pub struct FeaturePlan {
     pub lookup: LookupKind,
     /// The policy of the lookup for an id outside the table.
     pub policy: Policy,
-    /// The rows of the feature that must have at least one id.
+    /// Says which rows of ids must not be empty.
     pub needs_ids: NeedsIds,
 }
 
@@ -232,7 +233,8 @@ pub struct Servable {
     paged_tables: Arc<[Option<Arc<PagedTable>>]>,
     shared: Arc<SharedParts>,
     tables: Vec<Table>,
-    /// For each table the same table in a cluster, if it lies in one; empty if all tables are mapped.
+    /// For each table, the object that reads its rows from a cluster; None for a mapped table. Empty if all tables are
+    /// mapped.
     remote_tables: Arc<[Option<Arc<RemoteTable>>]>,
     /// Owns the memory of the tables.
     _owner: Option<MemoryOwner>,
@@ -353,7 +355,7 @@ impl Servable {
         !self.paged_tables.is_empty()
     }
 
-    /// Returns the pages of a table; None if the table is not larger than memory.
+    /// Returns the object that reads the pages of a table; None for a table that is not larger than memory.
     #[must_use]
     pub fn paged_table(&self, table: usize) -> Option<&PagedTable> {
         self.paged_tables.get(table)?.as_deref()
@@ -435,7 +437,7 @@ impl Servable {
         &self.shared.vocabularies
     }
 
-    /// Returns the counts of ids, by signature and feature.
+    /// Returns the counts of ids that lookups have had, by signature and feature.
     #[must_use]
     pub fn counts(&self) -> &[Vec<Counts>] {
         &self.shared.counts

@@ -32,12 +32,13 @@ pub enum Effort<'a> {
     Wait(&'a Waiting),
 }
 
-/// The wait of one request for rows of clusters.
+/// Limits how long one request waits for rows of Valkey or Redis clusters, and stores the failure if they can not be
+/// read.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Waiting {
-    /// When the request must be answered; None: no limit but the clusters' own.
+    /// The time by which the request must be answered; None if only the time limits of the clusters apply.
     pub deadline: Option<Instant>,
-    /// Why the request ended with [`Declined::NoRows`].
+    /// The reason why rows could not be read, if the request ended with [`Declined::NoRows`].
     pub failure: OnceCell<Failure>,
 }
 
@@ -46,7 +47,7 @@ pub struct Waiting {
 pub struct Failure {
     /// Whether the request's deadline has passed.
     pub is_late: bool,
-    /// A sentence for the client.
+    /// The error text for the client, one sentence.
     pub text: String,
 }
 
@@ -55,9 +56,9 @@ pub struct Failure {
 pub struct Instead {
     /// The table's name.
     pub table: String,
-    /// Distinct rows from the cache, which may be older than the cluster's rows.
+    /// Number of distinct rows that are from the cache, and may be older than the rows in the cluster.
     pub stale_rows: usize,
-    /// Distinct rows in whose place the answer has the feature's default row.
+    /// Number of distinct rows that the answer replaces by the feature's default row.
     pub default_rows: usize,
 }
 
@@ -87,7 +88,7 @@ enum Content<'r> {
         sent: SmallVec<[Option<FeatureInputs<'r>>; 8]>,
         /// For each feature, the number of its ids that lie outside the table; None before the feature was looked up.
         missing: SmallVec<[Option<usize>; 8]>,
-        /// For each feature the rows that were read from a cluster; empty if no feature reads one.
+        /// For each feature, its rows that were read from a cluster; empty if no feature has its table in a cluster.
         remote: Vec<Option<RemoteRows>>,
     },
     Predict(Vec<GraphOutput>),
