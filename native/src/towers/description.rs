@@ -32,7 +32,7 @@ pub struct ComputingDescription {
     /// Names of the id tensors that the first run fetches, in the order of their indexes, which follow the indexes of
     /// the signature's inputs.
     pub ids: Vec<String>,
-    /// Names of other tensors that the first run fetches and the second run is fed.
+    /// Names of tensors, other than ids, that the first run of the graph fetches and that are fed to the second run.
     pub carried: Vec<String>,
 }
 
@@ -44,7 +44,7 @@ pub struct FedRows {
     pub tensor: String,
     /// The features whose vectors the tensor is fed, in the order of their columns.
     pub parts: Vec<FedPart>,
-    /// Shape of one row of the tensor; None if there is a single feature, whose shape depends on the request.
+    /// Shape of one row of the tensor; None if a single feature fills the tensor and its shape depends on the request.
     pub shape: Option<Vec<usize>>,
 }
 

@@ -99,7 +99,7 @@ pub struct GraphCall {
 
 #[pymethods]
 impl GraphCall {
-    /// Runs this part of the graph, and returns the fetched tensors.
+    /// Runs the part of the graph for which this callable was prepared, and returns the tensors that it fetches.
     ///
     /// Args:
     /// feeds: for each fed tensor its dtype as a number of `types.proto`, its shape, and its numbers as contiguous

@@ -111,7 +111,7 @@ impl Session {
             return Err(GraphError { code: 8, message: "TensorFlow made no graph".into() });
         };
         let number = LAST_NUMBER.fetch_add(1, Ordering::Relaxed) + 1;
-        // After this line, dropping `session` frees the graph.
+        // From here on `session` owns the graph: dropping `session` frees it.
         let mut session = Session { number, api, graph, raw: None };
         // SAFETY: TensorFlow copies the bytes of graph and config; this block frees all objects that it creates.
         unsafe {

@@ -238,7 +238,7 @@ impl plan::Graph for Tower {
         inputs: &Inputs<'_>,
         wanted: &[usize],
     ) -> Result<Vec<GraphOutput>, Declined> {
-        // Sorted, so that one callable serves requests for the same outputs in any order.
+        // The output indexes are sorted, so that requests for the same outputs in another order use the same callable.
         let mut sorted: OutputIndexes = wanted.iter().copied().collect();
         sorted.sort_unstable();
         let callable = self.callable(&sorted)?;
