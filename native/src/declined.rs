@@ -39,7 +39,7 @@ pub enum Declined {
 }
 
 impl Declined {
-    /// Says whether a thread of a pool may run the request.
+    /// Says whether a thread of a pool may run the request that a thread of connections declined.
     #[must_use]
     pub fn is_for_a_pool(self) -> bool {
         matches!(self, Declined::TooLarge | Declined::Waits)

@@ -104,7 +104,7 @@ impl Servable {
 /// The hot rows of a table, as `Servable::hot_rows` returns them.
 type HotRows = (u64, u64, u64, u64, Vec<(i64, u64)>);
 
-/// The clusters that hold tables of one server. Concurrency: any thread.
+/// The Valkey and Redis clusters in which tables of this server lie. Concurrency: any thread.
 #[pyclass(frozen, module = "service._native")]
 pub struct Clusters {
     inner: remote::Clusters,
@@ -166,7 +166,7 @@ impl Clusters {
         (PyBytes::new(py, &bytes), has_row)
     }
 
-    /// Returns the counts of each table, and those of the cache or null, as JSON text.
+    /// Returns JSON text with the read counts of each remote table, and with the counts of the row cache or null.
     fn counts(&self) -> PyResult<String> {
         serde_json::to_string(&(self.inner.counts(), self.inner.cache_counts())).map_err(value_error)
     }
@@ -180,7 +180,7 @@ pub struct Pager {
 
 #[pymethods]
 impl Pager {
-    /// `max_bytes`: the most bytes of pages that stay in memory.
+    /// Creates a pager; `max_bytes` is the maximal number of bytes of pages that stay in memory.
     #[new]
     fn new(max_bytes: u64) -> Self {
         Pager { inner: paged::Pager::new(max_bytes) }

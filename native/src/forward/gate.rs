@@ -23,7 +23,7 @@ pub enum Lane {
     Stream,
 }
 
-/// The queues of one wire, HTTP or gRPC: one for the work lane and one for the control lane.
+/// The queues for forwarded requests of one wire, HTTP or gRPC: one for predicts and lookups, one for control requests.
 pub struct Gates {
     work: Gate,
     control: Gate,
