@@ -27,9 +27,9 @@ pub struct Servable {
 
 #[pymethods]
 impl Servable {
-    /// Compiles a description, JSON of service/native/description.py. `keep` owns the memory at the description's
-    /// addresses; it is released after the last request. `clusters` opens the tables that lie in clusters, `pager` reads
-    /// those that are larger than memory.
+    /// Compiles the JSON description of a model version, which service/native/description.py writes. `keep` owns the
+    /// memory at the description's addresses; it is released after the last request. `clusters` opens the tables that
+    /// lie in clusters, `pager` reads those that are larger than memory.
     #[new]
     #[pyo3(signature = (description, keep, clusters = None, pager = None))]
     fn new(
@@ -124,19 +124,19 @@ impl Clusters {
         self.inner.forget(model, version, table, rows.as_deref());
     }
 
-    /// Notes that the server has read all changes of a table, so that the table's cached rows are valid for a while.
+    /// Records that the server has just read all changes of a table, so that the table's cached rows are valid for a
+    /// while.
     fn heard(&self, model: &str, version: i64, table: &str) {
         self.inner.heard(model, version, table);
     }
 
-    /// Asks each cluster for its map of slots.
+    /// Asks each cluster for its slot map, which says which nodes hold which slots.
     fn refresh(&self, py: Python<'_>) {
         py.detach(|| self.inner.refresh());
     }
 
     /// Reads rows of a table into the cache, in the order of `rows`, for at most `seconds`; returns how many of the
-    /// rows
-    /// the cache then has. `tag`: the beginning of the table's keys.
+    /// rows the cache then has. `tag`: the beginning of the table's keys.
     #[allow(clippy::needless_pass_by_value, reason = "pyo3 passes a list by value")]
     fn fill(&self, py: Python<'_>, tag: &str, version: i64, rows: Vec<u64>, seconds: f64) -> usize {
         let deadline = Instant::now() + Duration::from_secs_f64(seconds.clamp(0.0, 3600.0));
@@ -186,7 +186,7 @@ impl Pager {
         Pager { inner: paged::Pager::new(max_bytes) }
     }
 
-    /// Returns the counts of all tables together, as JSON text.
+    /// Returns the counts of page reads and drops of all paged tables together, as JSON text.
     fn counts(&self) -> PyResult<String> {
         serde_json::to_string(&self.inner.counts()).map_err(value_error)
     }
@@ -310,7 +310,7 @@ impl Server {
         drop(models);
         if let Some(server) = self.inner.load_full() {
             // The change of routes runs without the interpreter lock, because it may drop the last reference to a
-            // servable, which takes the lock to release `keep`.
+            // servable, and that drop takes the interpreter lock to release `keep`.
             py.detach(|| server.set_routes(routes));
         }
     }
@@ -383,7 +383,8 @@ impl Server {
         py.detach(|| {
             if let Some(server) = &server {
                 self.last.store(Some(Arc::new(server.statistics())));
-                // Another thread may still use the server in `drain`, so the drop below may not be the last one.
+                // A thread in `drain` may still have a reference to the server, so the drop below may not end the
+                // server.
                 server.cut();
             }
             drop(server);

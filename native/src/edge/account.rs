@@ -31,7 +31,7 @@ pub struct Account {
 }
 
 impl Account {
-    /// Returns an account with no bytes held; `limit` is the number of bytes that may be held.
+    /// Creates the counters of the bytes that requests and answers hold, at 0; together they may hold `limit` bytes.
     #[must_use]
     pub fn new(limit: usize) -> Arc<Self> {
         Arc::new(Account { limit, held: AtomicUsize::new(0), groups: Mutex::default() })
@@ -49,7 +49,7 @@ impl Account {
         self.limit
     }
 
-    /// Returns true if all bytes of the limit are held, so that no request may hold more.
+    /// Returns true if requests and answers hold as many bytes as the limit allows, so that no request may hold more.
     #[must_use]
     #[inline]
     pub fn is_full(&self) -> bool {

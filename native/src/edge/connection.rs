@@ -417,7 +417,7 @@ pub struct Owed {
 }
 
 impl Owed {
-    /// Joins an answer's bytes to the count of them, so that both are dropped together.
+    /// Combines the bytes of an answer with the value that counts them as not sent, so that both are dropped together.
     #[must_use]
     pub fn new(data: Bytes, debt: Debt) -> Self {
         Owed { data, _debt: debt }

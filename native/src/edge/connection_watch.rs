@@ -1,4 +1,4 @@
-//! Decides, by regular looks at a connection's counters, whether the connection is idle, stalled or flooding.
+//! Decides, by regular checks of a connection's counters, whether the connection is idle, stalled or flooding.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
@@ -28,7 +28,7 @@ impl Progress {
     }
 }
 
-/// Times and counts of one connection that the sweeper of connections keeps from one look to the next.
+/// Times and counts of one connection that the sweeper of connections keeps from one check to the next.
 #[derive(Debug)]
 pub struct Watch {
     is_http: bool,

@@ -62,7 +62,7 @@ impl Method {
 /// The target of an HTTP request, as its path and headers name it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Target<'a> {
-    /// The method that the path names.
+    /// The API method, such as predict, that the request's path names.
     pub method: Method,
     /// Name of the model that the path names.
     pub model: &'a str,

@@ -70,7 +70,7 @@ pub enum Refusal {
 }
 
 impl Refusal {
-    /// Returns the name that the metrics use for the reason.
+    /// Returns the name that the metrics use for the reason of a refusal.
     #[must_use]
     pub fn reason(self) -> &'static str {
         match self {
@@ -217,7 +217,7 @@ impl<T> FairQueue<T> {
         Waiting { id, value, class: class_of(ask.bytes), cost, expected, since: now, deadline: ask.deadline }
     }
 
-    /// Returns the wait before a request if the runs before it take `nanos` together.
+    /// Returns how long a request waits if the runs before it take `nanos` together and the slots share these runs.
     fn scaled(&self, nanos: u64) -> Duration {
         Duration::from_nanos(nanos / self.limits.slots.max(1) as u64)
     }

@@ -109,7 +109,7 @@ impl<T> Node<T> {
         Some((request, name))
     }
 
-    /// Takes out a request of a path by its number.
+    /// Removes the request with this number from the queue of its connection, which `path` names.
     pub fn remove(&mut self, path: &[Arc<str>], id: u64) -> Option<Waiting<T>> {
         let removed = match path.split_first() {
             None => {
@@ -145,8 +145,9 @@ impl<T> Node<T> {
         })
     }
 
-    /// Returns the expected run time of all requests that run before a further request, in nanoseconds. Because
-    /// children take turns, each other child runs at most as long as the request's own child and the request together.
+    /// Returns the expected run time of all waiting requests that would run before a new request, in nanoseconds.
+    /// Because children take turns, each other child runs at most as long as the request's own child and the request
+    /// together.
     pub fn before(&self, path: &[Arc<str>], cost: u64) -> u64 {
         let Some((name, rest)) = path.split_first() else {
             return self.cost;

@@ -58,8 +58,8 @@ impl Flood {
     }
 }
 
-/// Counts the frames of one connection: the points that the connection has left, and how much of the current frame has
-/// arrived.
+/// Limits floods of HTTP/2 frames on one connection: holds the points that the connection has left, and how much of the
+/// current frame has arrived.
 #[derive(Debug)]
 pub struct FrameMeter {
     preface_left: usize,
@@ -75,7 +75,7 @@ pub struct FrameMeter {
 }
 
 impl FrameMeter {
-    /// Returns a meter for a new connection, before its first byte.
+    /// Returns the frame counter of a new connection that has received no byte yet.
     #[must_use]
     pub fn new(now: Instant) -> Self {
         FrameMeter {
@@ -180,8 +180,8 @@ impl FrameMeter {
 
     fn spend(&mut self, cost: u32, flood: Flood) -> Result<(), Flood> {
         if self.left < cost {
-            // The meter reads the clock only here, when points run out, so that well-behaved connections never cause a
-            // clock read.
+            // The clock is read only here, when a connection has too few points left, so that well-behaved connections
+            // never cause a clock read.
             let now = Instant::now();
             let seconds = now.duration_since(self.refilled).as_secs();
             if seconds > 0 {

@@ -94,7 +94,7 @@ pub async fn serve<S: AsyncRead + AsyncWrite + Unpin>(stream: S, connection: Arc
     .await;
 }
 
-/// A call that is not answered yet.
+/// The future that answers one gRPC call of the connection.
 type PendingCall = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// The task of one connection. All calls of the connection run in this task, so that a connection with many calls gets no
@@ -108,7 +108,8 @@ struct Task<'s, S> {
     batch: VecDeque<(Request<RecvStream>, SendResponse<Payload>)>,
     calls: FuturesUnordered<PendingCall>,
     window: RequestWindow,
-    // Number of requests that the connection's current turn has begun, and of waiting calls that it has ended.
+    // Number of requests that the task has begun in its current turn, plus the number of waiting calls that it has
+    // ended.
     num_begun: u32,
     is_draining: bool,
     is_ending: bool,
@@ -222,7 +223,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Task<'_, S> {
     }
 }
 
-/// Answers a small request at once, or returns a call that answers it.
+/// Answers a small request at once, or returns a future that answers the request.
 fn begin(
     shared: &Arc<Shared>,
     connection: &Arc<Connection>,
@@ -283,7 +284,8 @@ fn begin(
                         refuse(&incoming, respond, &status);
                         return None;
                     }
-                    // The request is refused here without a call, because a call would cost more than the refusal.
+                    // A large request is refused here, before a future for its call is created, because the future
+                    // would cost more than the refusal.
                     if declined == Declined::TooLarge
                         && let Some(data) = &first
                         && let Err(status) = incoming.announce(data, data.len())

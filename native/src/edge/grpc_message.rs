@@ -118,7 +118,7 @@ impl Status {
         trailers
     }
 
-    /// Returns the headers of an answer that has no body and carries this status.
+    /// Returns the headers of an answer without a body; the headers have this gRPC status.
     #[must_use]
     pub fn head(&self, request_id: Option<&str>) -> Response<()> {
         let mut head = Response::new(());

@@ -429,7 +429,7 @@ impl Exchange {
         refusal
     }
 
-    /// Returns the byte counters for a request.
+    /// Returns the counters of the bytes that this connection's requests to the request's model hold.
     fn shares(&self, head: &Parts) -> Arc<Shares> {
         self.connection.shares(&self.shared.account, model(&self.shared, head))
     }

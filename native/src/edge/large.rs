@@ -64,7 +64,7 @@ impl Drop for Ticket {
     }
 }
 
-/// A job whose request is being read. Dropping the announcement withdraws it.
+/// A job that is announced to the queue while its request is still being read. Dropping this value withdraws the job.
 pub struct Announcement {
     inner: Arc<Inner>,
     ask: Ask,

@@ -45,7 +45,7 @@ impl Pauses {
     }
 }
 
-/// The pause of one connection; only the connection's task uses this struct.
+/// Pauses the reading of one connection after refusals; only the connection's task uses this struct.
 pub struct RefusalPause<'s> {
     pauses: &'s Pauses,
     connection: Arc<Connection>,
@@ -63,7 +63,7 @@ impl<'s> RefusalPause<'s> {
         RefusalPause { pauses, connection, refused: 0, owed: Duration::ZERO, timer: None }
     }
 
-    /// Ends the pause if its time is over; else the task is woken then.
+    /// Ends the pause if its time is over; if not, a timer wakes the connection's task at that time.
     pub fn poll_end(&mut self, cx: &mut Context<'_>) {
         if let Some(timer) = &mut self.timer
             && timer.as_mut().poll(cx).is_ready()

@@ -14,7 +14,7 @@ const NARROW_WINDOW: u32 = 16 << 10;
 /// again.
 const CALM: Duration = Duration::from_secs(1);
 
-/// The windows of one connection. Only the connection's task uses this struct.
+/// The HTTP/2 windows for request bodies of one connection. Only the connection's task uses this struct.
 #[derive(Debug, Default)]
 pub struct RequestWindow {
     // Number of large requests of the connection that the server had refused by the end of the last turn.
@@ -24,9 +24,9 @@ pub struct RequestWindow {
 }
 
 impl RequestWindow {
-    /// Narrows or widens the windows if that is due: calls `resize` with the new size, and returns whether `resize`
-    /// returned true. If it returned false, because the client has not acknowledged the last change, the next turn
-    /// calls it again.
+    /// Narrows or widens the HTTP/2 windows if that is due: calls `resize` with the new size, and returns whether
+    /// `resize` returned true. If it returned false, because the client has not acknowledged the last change, the next
+    /// turn calls it again.
     #[must_use]
     pub fn after_turn(&mut self, connection: &Connection, now: Instant, resize: impl FnOnce(u32) -> bool) -> bool {
         let refused = connection.large_refused();

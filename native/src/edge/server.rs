@@ -430,7 +430,8 @@ fn listen(listen: Listen) -> io::Result<Listener> {
     Ok(Listener::Tcp(TcpListener::from_std(socket)?))
 }
 
-/// Accepts connections until the server drains; then accepts only the connections that already wait in the system.
+/// Accepts connections until the server drains; then accepts only the connections that already wait in the system's
+/// queue.
 async fn accept(hub: Arc<Hub>, wire: Wire, listener: Listener) {
     let mut stop = hub.stop.subscribe();
     let mut left = BACKLOG;

@@ -209,9 +209,9 @@ impl Shared {
         // A panic can leave no data half-changed, because a handler only reads a servable.
         match catch_unwind(AssertUnwindSafe(|| form(&*self.dispatch, &call))) {
             Ok(Ok(answered)) => {
-                // The answer's bytes count as unread as soon as the form has made them. The connection's task looks at
-                // no finished call while its socket is full, so the pool's threads would meanwhile make the answers of
-                // all its other calls.
+                // The answer's bytes count as unread as soon as the handler (form) has made them. The connection's task
+                // looks at no finished call while its socket is full, so the pool's threads would meanwhile make the
+                // answers of all its other calls.
                 let debt = Debt::new(connection, &self.account, answered.servable.model(), answered.body.len());
                 Ok(Made { answered, debt, took: started.elapsed() })
             }
@@ -259,7 +259,7 @@ impl Shared {
         self.call_in(pool, ask, None, connection, terms, form).await
     }
 
-    /// Runs the handler of a wire format (form) on a thread of this pool.
+    /// Runs the handler of a wire format (form) on a thread of the given pool.
     async fn call_in(
         self: &Arc<Self>,
         pool: &Pool,
@@ -284,8 +284,8 @@ impl Shared {
                     let waiting = Waiting { deadline, ..Waiting::default() };
                     let effort = if may_wait { Effort::Wait(&waiting) } else { Effort::Any };
                     let outcome = shared.call(effort, &connection, &terms, form);
-                    // The job drops these references before it sends the answer, so that this thread neither keeps the
-                    // async runtime alive nor is the last to drop it.
+                    // The references are dropped before the answer is sent, so that this thread neither keeps the async
+                    // runtime alive nor is the last to drop the runtime.
                     drop((shared, connection));
                     let _ = sender.send(Ok(outcome));
                     return true;

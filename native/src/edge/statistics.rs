@@ -31,7 +31,8 @@ struct Subject {
     model: String,
 }
 
-/// The counters of one thread for one [`Subject`]. Only that thread writes them.
+/// The counters of one thread for the requests with one method, model, version and signature. Only that thread writes
+/// them.
 struct Cell {
     signature_name: String,
     kind: &'static str,

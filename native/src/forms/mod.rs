@@ -75,7 +75,7 @@ pub struct Answered {
     pub body: Bytes,
     /// B, the number of rows of the request.
     pub rows: usize,
-    /// The servable that answered; its version can not be unloaded before this is dropped.
+    /// The servable that answered; its version can not be unloaded before this reference is dropped.
     pub servable: Arc<Servable>,
     /// Index of the signature in `servable.signatures()`.
     pub signature: usize,

@@ -33,7 +33,7 @@ pub enum Value<'a> {
     Varint(u64),
     /// A fixed64, sfixed64 or double, in little-endian bytes.
     Fixed64(&'a [u8; 8]),
-    /// A string, bytes, a message or packed numbers.
+    /// The bytes of a length-delimited field: a string, bytes, a message or packed numbers.
     Delimited(&'a [u8]),
     /// A fixed32, sfixed32 or float, in little-endian bytes.
     Fixed32(&'a [u8; 4]),

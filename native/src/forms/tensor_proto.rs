@@ -36,8 +36,8 @@ pub struct Allowance {
 }
 
 impl Allowance {
-    /// Returns the allowance of a request of `num_bytes` bytes: at least as many elements, because an element that is
-    /// sent takes at least one byte.
+    /// Returns how many elements the tensors of a request of `num_bytes` bytes may have: at least one for each byte,
+    /// because an element that is sent takes at least one byte.
     #[must_use]
     pub fn of_request(num_bytes: usize) -> Self {
         Allowance { elements: num_bytes.max(MAX_REPEATS_OF_REFERENCE), repeats: MAX_REPEATS }
@@ -134,7 +134,7 @@ pub fn read_tensor<'a>(message: &'a [u8], allowance: &mut Allowance) -> Result<T
     Ok(Tensor { dtype, dims, data })
 }
 
-/// Returns the number of the typed field for values of a dtype.
+/// Returns the number of the `TensorProto` field, such as `int_val`, that has the values of a dtype.
 fn field_of_values(dtype: DataType) -> u32 {
     match dtype {
         DataType::Float32 => 5,

@@ -49,7 +49,7 @@ impl Gates {
         }
     }
 
-    /// Returns how many requests wait in both queues.
+    /// Returns how many requests wait to be forwarded, in the queues of both lanes together.
     #[must_use]
     pub fn num_waiting(&self) -> usize {
         self.work.0.lock().num_waiting() + self.control.0.lock().num_waiting()

@@ -18,7 +18,7 @@ use crate::tables::table::{Dtype, Ints, OnBadId, Policy, Table};
 pub(super) struct RemoteRows {
     /// A small table of these rows, whose memory is in `_rows` and `_scales`.
     pub(super) table: Table,
-    /// How many ids lie outside the remote table and read another row.
+    /// Number of ids that lie outside the remote table and read another row in its place.
     pub(super) num_read_instead: usize,
     /// Number of cached rows, and number of default rows, that replace rows which could not be read.
     num_stale: usize,
@@ -33,7 +33,7 @@ impl RemoteRows {
     /// The policy of a lookup in `table`.
     pub(super) const POLICY: Policy = Policy { on_bad_id: OnBadId::DropNegative, default_row: 0 };
 
-    /// Returns the ids of the lookup in `table`.
+    /// Returns the ids with which the request's lookup reads the small table `table`.
     pub(super) fn ids(&self) -> Ints<'_> {
         Ints::of(&self.places)
     }

@@ -222,7 +222,8 @@ pub struct SharedParts {
 
 // SAFETY: threads only read the word at `damage_flag`, atomically, and `_owner` keeps it in memory.
 unsafe impl Send for SharedParts {}
-// SAFETY: as for Send, threads only read the word at `damage_flag`, and read it atomically.
+// SAFETY: shared use by several threads is safe, because threads only read the word at `damage_flag`, and read it
+// atomically.
 unsafe impl Sync for SharedParts {}
 
 /// One published version of a model. Each request that uses it holds an `Arc`; Python unmaps the tables after the last
@@ -376,7 +377,7 @@ impl Servable {
         Servable { remote_tables, ..self }
     }
 
-    /// Returns a table in its cluster, and V, its number of rows; None for a mapped table.
+    /// Returns the object that reads a table's rows from a cluster, and V, its number of rows; None for a mapped table.
     #[must_use]
     pub fn remote_table(&self, table: usize) -> Option<(&RemoteTable, usize)> {
         let remote = self.remote_tables.get(table)?.as_deref()?;

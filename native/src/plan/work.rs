@@ -23,10 +23,10 @@ const SMALL_BYTES: usize = 512 << 10;
 /// The amount of work that the calling thread may do for one request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effort<'a> {
-    /// Some tens of microseconds, because the thread also serves connections; larger requests end with
+    /// The thread may work for some tens of microseconds, because it also serves connections; larger requests end with
     /// [`Declined::TooLarge`].
     Small,
-    /// Any amount of work, because the thread belongs to the pool for large work.
+    /// The thread may do any amount of work, because it belongs to the pool for large work.
     Any,
     /// The thread may do any amount of work, and may wait for disks and other machines.
     Wait(&'a Waiting),
@@ -69,7 +69,7 @@ pub struct OutputShape {
     pub output: usize,
     /// Dtype of the output.
     pub dtype: DataType,
-    /// Sizes of the output.
+    /// Sizes of the output's dimensions.
     pub dims: Dims,
 }
 

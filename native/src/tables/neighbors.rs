@@ -284,7 +284,8 @@ impl Kernel for Scan<'_> {
                     // SAFETY: each group has eight rows of `width` numbers.
                     let squares = unsafe { sums::<L, Square>(rows.add(group * LANES * row_bytes), rows, width) };
                     for (factor, square) in factors[group * LANES..].iter_mut().zip(squares) {
-                        // A NaN stays in the product, and a row of zeros gets the score 0.
+                        // A row of zeros gets the factor 0 and so the score 0; in a row with a NaN, the score stays
+                        // NaN.
                         *factor = if square > 0.0 { 1.0 / square.sqrt() } else { 0.0 };
                     }
                 }
@@ -373,11 +374,11 @@ trait Term {
     unsafe fn add<L: Lanes>(row: L, query: *const u8, sum: L) -> L;
 }
 
-/// The product of the row's and the query's number.
+/// A term: the row's number in a column times the query's number there.
 struct Product;
-/// The square of the difference between row and query; the query's numbers are already negated.
+/// A term: the square of the difference between row and query in a column; the query's numbers are already negated.
 struct Distance;
-/// The square of the row's number.
+/// A term: the square of the row's number in a column.
 struct Square;
 
 impl Term for Product {

@@ -59,7 +59,7 @@ pub struct RangeDescription {
     pub map_at: usize,
 }
 
-/// Sums over all paged tables of the server.
+/// Counts of the reads and drops of pages, for all paged tables of the server together.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct PageCounts {
     /// Number of looked-up ids whose row was not in memory.

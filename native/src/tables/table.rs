@@ -109,7 +109,7 @@ impl<'a> Ints<'a> {
         i64::from_le_bytes(self.0[i * 8..i * 8 + 8].try_into().expect("eight bytes"))
     }
 
-    /// Returns the integers from position `start` to `end`.
+    /// Returns the part of the array from position `start` to `end`.
     #[must_use]
     pub fn slice(self, start: usize, end: usize) -> Ints<'a> {
         Ints(&self.0[start * 8..end * 8])

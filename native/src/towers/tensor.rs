@@ -21,7 +21,7 @@ pub struct AlignedBuffer {
 
 // SAFETY: an aligned buffer owns plain bytes, which any thread may own.
 unsafe impl Send for AlignedBuffer {}
-// SAFETY: as for Send; in addition, no code writes to the bytes while several threads share them.
+// SAFETY: shared use is safe, because no code writes to the bytes while several threads share them.
 unsafe impl Sync for AlignedBuffer {}
 
 impl AlignedBuffer {
@@ -47,7 +47,7 @@ impl AlignedBuffer {
         AlignedBuffer::concatenated(&[bytes])
     }
 
-    /// Allocates a buffer with a copy of these parts, one after the other.
+    /// Allocates a buffer with a copy of all `parts`, one after the other.
     #[must_use]
     pub fn concatenated(parts: &[&[u8]]) -> Self {
         let buffer = AlignedBuffer::new(parts.iter().map(|part| part.len()).sum());
@@ -109,7 +109,7 @@ pub struct Tensor {
 
 // SAFETY: TensorFlow counts references atomically, and nothing writes to the memory of a tensor.
 unsafe impl Send for Tensor {}
-// SAFETY: as for Send; in addition, no code writes to the bytes while several threads share them.
+// SAFETY: shared use is safe, because no code writes to the bytes while several threads share them.
 unsafe impl Sync for Tensor {}
 
 impl Tensor {
@@ -193,8 +193,8 @@ impl Tensor {
         if self.dtype() == STRING {
             return &[];
         }
-        // SAFETY: TensorFlow keeps so many bytes at this address until the tensor is deleted, and no code writes to
-        // them.
+        // SAFETY: TensorFlow keeps `len` bytes at the address `start` until the tensor is deleted, and no code writes
+        // to them.
         unsafe {
             let start = (self.api.tensor_data)(self.raw()).cast::<u8>();
             let len = (self.api.tensor_byte_size)(self.raw());

@@ -265,8 +265,8 @@ impl plan::Graph for Tower {
     }
 }
 
-/// Returns the number of rows of the tensors; None if they differ in it, or if one can not be in a batch: a scalar, or
-/// a tensor of strings.
+/// Returns the number of rows that all these tensors have; None if their numbers differ, or if a tensor can not be in a
+/// batch: a scalar, or a tensor of strings.
 fn rows_of(feeds: &[Tensor]) -> Option<usize> {
     let mut rows = None;
     for tensor in feeds {

@@ -29,7 +29,7 @@ pub enum Leaves<'a> {
 }
 
 impl Leaves<'_> {
-    /// Returns the number of leaves.
+    /// Returns the number of leaves, which are the elements that are no lists.
     #[must_use]
     pub fn len(&self) -> usize {
         match self {

@@ -90,7 +90,7 @@ impl Cache {
         self.rows.remove(&key(table, row));
     }
 
-    /// Removes the rows of a table.
+    /// Removes all rows of a table from the cache.
     pub(super) fn remove_table(&self, table: u64) {
         self.rows.retain(|key, _| key >> ROW_BITS != table);
     }

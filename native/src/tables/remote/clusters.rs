@@ -23,14 +23,15 @@ struct Opened {
     tables: HashMap<(String, i64), Weak<RemoteTable>>,
 }
 
-/// All clusters of one server. Versions that read one cluster share its connections. Concurrency: any thread.
+/// All Valkey and Redis clusters of which one server reads rows. Model versions that read one cluster share its
+/// connections. Concurrency: any thread.
 pub struct Clusters {
     opened: Mutex<Opened>,
     cache: Option<Arc<Cache>>,
 }
 
 impl Clusters {
-    /// Starts without a cluster; `cache_bytes`: the most bytes of rows that are cached, 0 for none.
+    /// Creates the list of clusters, still empty, and a row cache of at most `cache_bytes` bytes; 0 for no cache.
     #[must_use]
     pub fn new(cache_bytes: u64) -> Self {
         let cache = (cache_bytes > 0).then(|| Arc::new(Cache::new(cache_bytes, TYPICAL_ROW_BYTES)));
@@ -73,7 +74,7 @@ impl Clusters {
         self.named(model, version, table).for_each(|one| one.forget(rows));
     }
 
-    /// Notes that the server has read all changes of a table.
+    /// Records that the server has just read all changes of a table.
     pub fn heard(&self, model: &str, version: i64, table: &str) {
         self.named(model, version, table).for_each(|one| one.heard());
     }
@@ -85,8 +86,8 @@ impl Clusters {
         opened.tables.get(&(tag.to_owned(), version)).and_then(Weak::upgrade)
     }
 
-    /// Asks each cluster for its map of slots. Reads do not show an old map, because a replica that became a primary
-    /// answers them as before. Waits for the nodes, each cluster's longest time for a read at most.
+    /// Asks each cluster for its slot map. Reads alone do not notice an outdated map, because a replica that became a
+    /// primary answers them as before. Waits for the nodes, each cluster's longest time for a read at most.
     pub fn refresh(&self) {
         let opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
         let topologies: Vec<_> = opened.topologies.values().filter_map(Weak::upgrade).collect();

@@ -284,7 +284,7 @@ fn other(error: impl std::error::Error + Send + Sync + 'static) -> io::Error {
     io::Error::other(error)
 }
 
-/// Replaces the system's time-out errors by the error text that the reference has.
+/// Replaces the system's time-out errors by the error text that the reader in Python has.
 fn told(error: io::Error) -> io::Error {
     match error.kind() {
         ErrorKind::WouldBlock | ErrorKind::TimedOut => late(),

@@ -66,7 +66,7 @@ impl Budget {
         self.percent > 0
     }
 
-    /// Adds the share of a hedged read that one read of a node earns.
+    /// Adds to the budget the part of a hedged read that one read of a node earns.
     pub(super) fn earn(&self) {
         let add = |saved: u32| (saved < MOST_SAVED * 100).then_some(saved + self.percent);
         let _ = self.saved.fetch_update(Relaxed, Relaxed, add);

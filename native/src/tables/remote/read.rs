@@ -62,8 +62,8 @@ struct Item {
     position: u32,
 }
 
-/// Reads the rows that the cache lacked from their clusters. Afterwards `Want::left` has the positions of the rows that
-/// could not be read, and the returned text is the reason.
+/// Reads rows that the cache lacked, each from its table's cluster. Afterwards `Want::left` has the positions of the
+/// rows that could not be read, and the returned text is the reason.
 ///
 /// `deadline` is the request's; the address of each cluster has a limit of its own.
 pub fn read(wants: &mut [Want<'_>], deadline: Option<Instant>) -> String {
@@ -143,7 +143,7 @@ fn read_cluster(topology: &Topology, wants: &mut [Want<'_>], items: Vec<Item>, d
 /// Rows that one node is asked for, with one command for each row.
 struct Group {
     node: Node,
-    /// Whether the node's slot is just moving here: the slot's present node named this one in an ASK error.
+    /// Whether the slot of these rows is moving to this node: the slot's present node named this node in an ASK error.
     asks: bool,
     /// Whether the node is the primary: a replica may lack the last changes, so its rows are not cached.
     is_primary: bool,
@@ -167,7 +167,8 @@ impl Asked {
         std::iter::once(&self.connection).chain(self.second.iter().map(|(_, connection)| connection))
     }
 
-    /// Returns the group as asked of the second node alone, because the first failed; None if no second node was asked.
+    /// Returns the group with the second node as its only node, because the first node failed; None if no second node
+    /// was asked.
     fn of_second(self, until: Instant) -> Option<Self> {
         let (node, connection) = self.second?;
         let group = Group { node, is_primary: false, ..self.group };
@@ -175,7 +176,7 @@ impl Asked {
     }
 }
 
-/// A read of rows of one cluster.
+/// The state of one read, which gets rows of one or more tables from one cluster.
 struct Task<'a, 'w> {
     topology: &'a Topology,
     wants: &'a mut [Want<'w>],
@@ -395,8 +396,8 @@ impl Task<'_, '_> {
         }
     }
 
-    /// Reads the answers of the second node. If one has no row, returns the group, which then waits for the first node
-    /// alone.
+    /// Reads the answers of the second node. If one of the answers has no row, returns the group, which then waits for
+    /// the first node alone.
     fn hear_second(&mut self, mut one: Asked, now: Instant) -> Option<Asked> {
         let (node, mut connection) = one.second.take()?;
         if !self.has_all(&one.group.items, &mut connection) {
@@ -434,8 +435,8 @@ impl Task<'_, '_> {
         let map = self.topology.map();
         let mut groups: Vec<Group> = Vec::new();
         let mut of_node: HashMap<(Node, bool), usize> = HashMap::new();
-        // For each element of the map's `holders`, the group of its node, so that further rows of its slots need no
-        // choice of a node.
+        // For each element of the slot map's `holders`, the group of the node that was chosen there, so that the choice
+        // is made once.
         let mut of_holder: Vec<Option<usize>> = vec![None; map.holders.len()];
         let mut needs_map = false;
         for item in std::mem::take(&mut self.left) {

@@ -115,7 +115,7 @@ impl Drop for RemoteTable {
 }
 
 impl RemoteTable {
-    /// Opens a table; `rows` is V, its number of rows.
+    /// Prepares the reads of a table from its cluster; `rows` is V, the table's number of rows.
     pub(super) fn new(
         subject: (String, i64, String),
         description: &RemoteDescription,

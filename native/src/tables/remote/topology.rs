@@ -23,7 +23,7 @@ const BREAK: Duration = Duration::from_millis(500);
 const REFRESH: Duration = Duration::from_millis(100);
 /// The server closes a connection on which a node owes more answers than this.
 const MOST_OWED: usize = 1 << 14;
-/// Idle connections that are kept for each node.
+/// Maximal number of idle connections that are kept for each node.
 const IDLE_CONNECTIONS: usize = 64;
 
 /// Host and port of one node.
@@ -179,7 +179,7 @@ impl Topology {
         drop(closed);
     }
 
-    /// Notes how long a node's answer took.
+    /// Records how long a node took to answer.
     pub(super) fn took(&self, node: &Node, time: Duration) {
         let mut times = lock(&self.times);
         if let Some(of_node) = times.get_mut(node) {
