@@ -40,7 +40,8 @@ impl Servable {
     ) -> PyResult<Self> {
         let description: Description =
             serde_json::from_str(description).map_err(|error| PyValueError::new_err(error.to_string()))?;
-        // SAFETY: service/native/description.py writes only addresses of arrays that `keep` owns.
+        // SAFETY: all addresses in a description of service/native/description.py point to arrays that `keep` owns, and
+        // the servable owns `keep`.
         let compiled =
             unsafe { plan::Servable::compile(description, MemoryOwner(Box::new(keep)), &crate::towers::open) };
         let mut compiled = compiled.map_err(PyValueError::new_err)?;
@@ -60,7 +61,7 @@ impl Servable {
         if addresses.len() != self.inner.tables().len() {
             return Err(PyValueError::new_err("one pair of addresses for each table"));
         }
-        // SAFETY: as in `new`, `keep` owns the arrays at all addresses.
+        // SAFETY: all `addresses` point to arrays that `keep` owns, and the new servable owns `keep`.
         let moved = unsafe { self.inner.on_tables(&addresses, MemoryOwner(Box::new(keep))) };
         Ok(Servable { inner: Arc::new(moved) })
     }
@@ -567,7 +568,8 @@ impl ServerConfig {
 fn listen(one: Listener) -> Listen {
     match one {
         Listener::Path(path) => Listen::Path(path),
-        // SAFETY: service/native/edge.py detached the descriptor, so no other code owns it.
+        // SAFETY: service/native/edge.py detached the socket from its Python object, so no other code owns the file
+        // descriptor.
         Listener::Fd(fd) => Listen::Bound(unsafe { std::net::TcpListener::from_raw_fd(fd) }),
     }
 }

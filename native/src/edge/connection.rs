@@ -400,7 +400,7 @@ impl Debt {
         Debt { connection: Arc::clone(connection), size, _hold: hold }
     }
 
-    /// Counts bytes of the answer as sent.
+    /// Records that `size` more bytes of the answer were sent.
     #[inline]
     pub fn pay(&mut self, size: usize) {
         let size = size.min(self.size);

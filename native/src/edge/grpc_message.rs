@@ -30,7 +30,7 @@ pub fn whole(data: &[u8]) -> Option<&[u8]> {
     (prefix[0] == 0 && length(*prefix) == message.len()).then_some(message)
 }
 
-/// Returns the message length in a prefix.
+/// Returns the length of a gRPC message, from its five-byte prefix.
 #[must_use]
 pub fn length(prefix: [u8; PREFIX_BYTES]) -> usize {
     u32::from_be_bytes([prefix[1], prefix[2], prefix[3], prefix[4]]) as usize
@@ -128,7 +128,8 @@ impl Status {
     }
 }
 
-/// The data of an answer: a message after its prefix, or bytes that are sent as they are.
+/// The data of a gRPC answer: a message, before which its five-byte prefix is sent, or other bytes, such as forwarded
+/// ones, before which no prefix is sent.
 #[derive(Debug)]
 pub struct Payload {
     prefix: [u8; PREFIX_BYTES],

@@ -186,8 +186,8 @@ fn work(inner: &Inner) {
 
 #[cfg(target_os = "linux")]
 fn lower_priority() {
-    // On Linux each thread has its own nice value; the id 0 stands for the calling thread.
-    // SAFETY: `setpriority` gets numbers only.
+    // On Linux each thread has its own nice value; the id 0 stands for the calling thread. SAFETY: `setpriority` takes
+    // numbers only and accesses no memory of this process.
     let _ = unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, NICENESS) };
 }
 

@@ -204,7 +204,8 @@ impl<S: AsyncRead + Unpin> AsyncRead for Socket<S> {
         let mut part = buffer.take(most);
         let read = Pin::new(&mut me.stream).poll_read(cx, &mut part);
         let size = part.filled().len();
-        // SAFETY: `part` is the unfilled part of `buffer`, and its first `size` bytes have been filled.
+        // SAFETY: the code above has filled the first `size` bytes of `part`, the unfilled part of `buffer`, so
+        // `buffer` may count them as filled.
         unsafe { buffer.assume_init(size) };
         buffer.advance(size);
         if read.is_pending() {

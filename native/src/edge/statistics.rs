@@ -416,7 +416,7 @@ mod tests {
         });
         let description = serde_json::from_value(description).unwrap();
         let no_graph = |_: &serde_json::Value| Err(String::new());
-        // SAFETY: the description has no memory addresses.
+        // SAFETY: the test's description has no memory addresses, so compiling it reads no foreign memory.
         let servable = unsafe { Servable::compile(description, MemoryOwner(Box::new(())), &no_graph) };
         Answered {
             body: bytes::Bytes::new(),

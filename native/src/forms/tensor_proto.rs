@@ -426,7 +426,8 @@ fn fill(work: &mut Work<'_, '_>, index: usize, num_bytes: usize, to: &mut Vec<u8
     to.reserve(num_bytes);
     let buffer: &mut [MaybeUninit<u8>] = to.spare_capacity_mut().get_mut(..num_bytes).ok_or(Declined::OverLimit)?;
     work.fill(index, buffer)?;
-    // SAFETY: the buffer has `num_bytes` reserved bytes, and Work::fill has written them.
+    // SAFETY: `to` has `num_bytes` reserved bytes, and Work::fill has written them, so the vector may grow by this
+    // length.
     unsafe { to.set_len(to.len() + num_bytes) };
     Ok(())
 }

@@ -220,7 +220,8 @@ pub struct SharedParts {
     _owner: MemoryOwner,
 }
 
-// SAFETY: threads only read the word at `damage_flag`, atomically, and `_owner` keeps it in memory.
+// SAFETY: any thread may own the value, because threads read the word at `damage_flag` atomically, and `_owner` keeps
+// that word in memory.
 unsafe impl Send for SharedParts {}
 // SAFETY: shared use by several threads is safe, because threads only read the word at `damage_flag`, and read it
 // atomically.
@@ -273,8 +274,8 @@ impl Servable {
                 let data = (v.data.0 as *const u8, v.data.1);
                 let keys = (v.keys.0 as *const i64, v.keys.1);
                 let slots = (v.slots.0 as *const i32, v.slots.1);
-                // SAFETY: the caller promises that the vocabulary's addresses fulfil the conditions of
-                // `Vocabulary::new`.
+                // SAFETY: the caller promises that the addresses of each vocabulary in the description fulfil the
+                // conditions of `Vocabulary::new`.
                 unsafe { Vocabulary::new(v.has_strings, data, keys, slots, v.rows) }
             })
             .collect();
@@ -282,7 +283,8 @@ impl Servable {
         let unknown_keys = vocabularies.iter().map(|_| AtomicU64::new(0)).collect();
         let sampled = tables.iter().filter(|_| has_hot_rows);
         let hot_rows = sampled.map(|table| HotRows::new(table.vocabulary_size)).collect();
-        // SAFETY: the caller promises that the table's addresses fulfil the conditions of `Table::new`.
+        // SAFETY: the caller promises that the addresses of each table's rows and scales fulfil the conditions of
+        // `Table::new`.
         let mapped = tables.iter().map(|table| unsafe { table_at(table, table.rows_at, table.scales_at) }).collect();
         let damage_flag = damage_flag_at as *const AtomicU64;
         let has_serving_default = has_serving_default || signatures.iter().any(|one| one.name == "serving_default");
@@ -320,7 +322,8 @@ impl Servable {
     pub unsafe fn on_tables(&self, addresses: &[(usize, usize)], owner: MemoryOwner) -> Self {
         assert_eq!(addresses.len(), self.tables.len());
         let pairs = self.shared.tables.iter().zip(addresses);
-        // SAFETY: the caller promises that the table's addresses fulfil the conditions of `Table::new`.
+        // SAFETY: the caller promises that the addresses of each table's rows and scales fulfil the conditions of
+        // `Table::new`.
         let tables: Vec<_> = pairs.map(|(table, at)| unsafe { table_at(table, at.0, at.1) }).collect();
         let remote_tables = Arc::clone(&self.remote_tables);
         // A table with changed rows lies in a private map: dropping a page would lose the changed rows in that page.
@@ -342,7 +345,8 @@ impl Servable {
             if table.paged.is_empty() {
                 return Ok(None);
             }
-            // SAFETY: the caller of `compile` promised that the table's addresses stay mapped, from shared maps.
+            // SAFETY: the caller of `compile` promised that the rows stay mapped, in shared read-only maps, as
+            // `Pager::open` requires.
             unsafe { pager.open(table.vocabulary_size, &table.paged) }.map(|table| Some(Arc::new(table)))
         };
         let paged_tables = self.shared.tables.iter().map(open).collect::<io::Result<_>>()?;
@@ -467,7 +471,7 @@ impl Servable {
     /// Says whether a mapped file of the servable is damaged. Call this after the last read of a row.
     #[must_use]
     pub fn is_damaged(&self) -> bool {
-        // SAFETY: `_owner` keeps the damage word in memory, if `damage_flag` is not null.
+        // SAFETY: if `damage_flag` is not null, it points to a word that `_owner` keeps in memory.
         !self.shared.damage_flag.is_null() && unsafe { (*self.shared.damage_flag).load(Ordering::Acquire) != 0 }
     }
 }
@@ -476,7 +480,7 @@ unsafe fn table_at(table: &TableDescription, rows: usize, scales: usize) -> Tabl
     let TableDescription { dtype, embedding_dim, .. } = *table;
     // No row of a remote table is in memory, so a kernel must refuse every id.
     let vocabulary_size = if table.remote.is_some() { 0 } else { table.vocabulary_size };
-    // SAFETY: the caller promises the conditions of `Table::new`.
+    // SAFETY: the caller promises that the two addresses fulfil the conditions of `Table::new`.
     unsafe { Table::new(dtype, vocabulary_size, embedding_dim, rows as *const u8, scales as *const f32) }
 }
 

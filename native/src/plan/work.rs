@@ -200,7 +200,8 @@ impl<'s, 'r> Work<'s, 'r> {
                 if from.len() != to.len() {
                     return Err(Declined::Graph);
                 }
-                // SAFETY: both slices have the same length, and a MaybeUninit<u8> has the layout of a u8.
+                // SAFETY: the copied slice and its target have the same length, and a MaybeUninit<u8> has the layout of
+                // a u8.
                 unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to.as_mut_ptr().cast(), from.len()) };
                 Ok(())
             }
@@ -317,6 +318,6 @@ fn lookup_outputs(
         dims.iter().try_fold(4_usize, |size, dim| size.checked_mul(*dim)).ok_or(Declined::OverLimit)?;
         shapes.push(OutputShape { output: index, dtype: output.dtype, dims });
     }
-    // If no output is left, the request is forwarded, because the reference server has the error text.
+    // If the request has the features of no output, it is forwarded, because the reference server has the error text.
     if shapes.is_empty() { Err(Declined::Unfit) } else { Ok(shapes) }
 }

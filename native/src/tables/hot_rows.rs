@@ -47,7 +47,7 @@ pub struct HotRows {
     sketch: Mutex<Sketch>,
 }
 
-/// A drawn id, and how many ids of lookups it counts for.
+/// An id that was drawn for the sample, and the number of looked-up ids for which it counts.
 #[derive(Clone, Copy, Debug)]
 struct Drawn {
     id: i64,

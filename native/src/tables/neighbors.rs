@@ -281,7 +281,7 @@ impl Kernel for Scan<'_> {
             let groups = count.div_ceil(LANES);
             if search.metric == Metric::Cosine {
                 for group in 0..groups {
-                    // SAFETY: each group has eight rows of `width` numbers.
+                    // SAFETY: `sums` may read eight rows of `width` float32 here, because each group has as many.
                     let squares = unsafe { sums::<L, Square>(rows.add(group * LANES * row_bytes), rows, width) };
                     for (factor, square) in factors[group * LANES..].iter_mut().zip(squares) {
                         // A row of zeros gets the factor 0 and so the score 0; in a row with a NaN, the score stays
@@ -294,7 +294,8 @@ impl Kernel for Scan<'_> {
                 let numbers = queries.numbers[query * width..].as_ptr().cast::<u8>();
                 for group in 0..groups {
                     let first = group * LANES;
-                    // SAFETY: each group has eight rows of `width` numbers, and a query has `width` numbers.
+                    // SAFETY: `sums` may read eight rows and one query of `width` float32 each here: each group and
+                    // each query has as many.
                     let mut scores = unsafe {
                         let rows = rows.add(first * row_bytes);
                         match search.metric {
@@ -363,7 +364,7 @@ unsafe fn copy_rows<L: Lanes, S: Stored>(
                 ids[place]
             }
         };
-        // SAFETY: the caller promises that the row lies in the table and that `to` has space for D numbers.
+        // SAFETY: the caller promises that the copied row lies in the table, and that `to` has space for its D float32.
         unsafe { table.copy::<L, S>(id, to.as_mut_ptr().cast()) };
     }
 }
@@ -384,7 +385,8 @@ struct Square;
 impl Term for Product {
     #[inline(always)]
     unsafe fn add<L: Lanes>(row: L, query: *const u8, sum: L) -> L {
-        // SAFETY: the caller promises the instructions of `L`, and eight numbers at `query`.
+        // SAFETY: the caller promises that the processor has the instruction set of `L`, and that eight float32 at
+        // `query` may be read.
         unsafe { row.times_plus(L::float32(query), sum) }
     }
 }
@@ -392,7 +394,8 @@ impl Term for Product {
 impl Term for Distance {
     #[inline(always)]
     unsafe fn add<L: Lanes>(row: L, query: *const u8, sum: L) -> L {
-        // SAFETY: the caller promises the instructions of `L`, and eight numbers at `query`.
+        // SAFETY: the caller promises that the processor has the instruction set of `L`, and that eight float32 at
+        // `query` may be read.
         unsafe {
             let difference = row.plus(L::float32(query));
             difference.times_plus(difference, sum)
@@ -403,7 +406,7 @@ impl Term for Distance {
 impl Term for Square {
     #[inline(always)]
     unsafe fn add<L: Lanes>(row: L, _query: *const u8, sum: L) -> L {
-        // SAFETY: the caller promises the instructions of `L`.
+        // SAFETY: the caller promises that the processor has the instruction set of `L`.
         unsafe { row.times_plus(row, sum) }
     }
 }
@@ -416,7 +419,7 @@ impl Term for Square {
 #[inline(always)]
 unsafe fn sums<L: Lanes, T: Term>(rows: *const u8, query: *const u8, width: usize) -> [f32; LANES] {
     let row_bytes = width * size_of::<f32>();
-    // SAFETY: the loop ends at column `width`; the caller promises the other conditions.
+    // SAFETY: the loop reads only the columns below `width`, which the caller promises for the rows and the query.
     unsafe {
         let mut sums = [L::zero(); LANES];
         let mut at = 0;

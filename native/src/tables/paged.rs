@@ -147,7 +147,7 @@ impl Pager {
     /// Returns a pager that keeps at most `max_bytes` of pages in memory.
     #[must_use]
     pub fn new(max_bytes: u64) -> Arc<Self> {
-        // SAFETY: `sysconf` gets a number only.
+        // SAFETY: `sysconf` takes a number only and accesses no memory of this process.
         let page_bytes = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096);
         let max_pages = usize::try_from(max_bytes).unwrap_or(usize::MAX) / page_bytes;
         Arc::new(Pager {
@@ -197,16 +197,16 @@ impl Pager {
         let RangeDescription { at, stride, fd, map_at } = range;
         let first = at / self.page_bytes * self.page_bytes;
         let num_pages = (at + rows * stride - first).div_ceil(self.page_bytes);
-        // SAFETY: `fcntl` gets numbers only.
+        // SAFETY: with F_DUPFD_CLOEXEC, `fcntl` takes numbers only and accesses no memory of this process.
         let copied = unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, 0) };
         if copied < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: the descriptor is new, so no other code owns it.
+        // SAFETY: `fcntl` has just created this file descriptor, so no other code owns it.
         let file = unsafe { OwnedFd::from_raw_fd(copied) };
         // The kernel allocates pages of zeroed memory only when a thread writes to them.
         let zeros = Box::into_raw(vec![0_u8; num_pages].into_boxed_slice());
-        // SAFETY: an AtomicU8 has the size and the alignment of a u8.
+        // SAFETY: the boxed slice of u8 may become one of AtomicU8, which has the same size and alignment.
         let uses = unsafe { Box::from_raw(zeros as *mut [AtomicU8]) };
         let (skip, offset) = (at - first, first - map_at);
         let pager = Arc::clone(self);
@@ -249,13 +249,13 @@ impl Pager {
         }
         for run in runs(pages) {
             let (range, page) = run[0];
-            // SAFETY: the pages belong to a table whose file is still mapped.
+            // SAFETY: `madvise` gets addresses of pages that belong to a table whose file is still mapped.
             unsafe { libc::madvise(range.address(page), run.len() * self.page_bytes, libc::MADV_WILLNEED) };
         }
         let mut num_known = 0;
         for &(range, page) in pages {
-            // SAFETY: the page belongs to a table whose file is mapped; if the file is damaged, the guard handles the
-            // SIGBUS.
+            // SAFETY: the page that is read belongs to a table whose file is mapped; if the file is damaged, the guard
+            // handles the SIGBUS.
             unsafe { range.address(page).cast::<u8>().read_volatile() };
             // If another thread has read the same page meanwhile, that thread has counted the page.
             num_known += usize::from(range.uses[page].compare_exchange(0, 1, Relaxed, Relaxed).is_err());
@@ -396,7 +396,8 @@ impl PagedRange {
         }
         let num_bytes = num_pages * self.page_bytes;
         let offset = self.offset + page * self.page_bytes;
-        // SAFETY: the map is shared and read-only, so that a later read gets the same bytes from the file.
+        // SAFETY: dropping pages loses no data: the map is shared and read-only, so a later read gets the same bytes
+        // from the file.
         unsafe {
             libc::madvise(self.address(page), num_bytes, libc::MADV_DONTNEED);
             let (offset, num_bytes) = (offset as libc::off_t, num_bytes as libc::off_t);
@@ -411,7 +412,7 @@ impl PagedRange {
             return 0;
         }
         let mut found = [0_u8; AUDIT_CHUNK];
-        // SAFETY: `found` has one byte for each of the at most AUDIT_CHUNK pages of this call.
+        // SAFETY: mincore writes one byte for each of the at most AUDIT_CHUNK pages, and `found` has as many.
         let result = unsafe { libc::mincore(self.address(from), (to - from) * self.page_bytes, found.as_mut_ptr()) };
         if result != 0 {
             return 0;

@@ -83,7 +83,8 @@ impl<'a> Ints<'a> {
     /// Wraps a slice of int64 numbers as little-endian bytes.
     #[must_use]
     pub fn of(numbers: &'a [i64]) -> Self {
-        // SAFETY: an i64 is eight initialised bytes, and bytes need no alignment.
+        // SAFETY: a slice of i64 may be read as bytes: each i64 is eight initialised bytes, and bytes need no
+        // alignment.
         Ints(unsafe { std::slice::from_raw_parts(numbers.as_ptr().cast(), numbers.len() * 8) })
     }
 
@@ -196,7 +197,7 @@ pub struct OutputRows<'a> {
     lives: PhantomData<&'a mut [u8]>,
 }
 
-// SAFETY: an `OutputRows` is a mutable borrow of plain bytes, which any thread may hold.
+// SAFETY: an `OutputRows` may move to another thread, because it is a mutable borrow of plain bytes.
 unsafe impl Send for OutputRows<'_> {}
 
 impl<'a> OutputRows<'a> {
@@ -215,7 +216,7 @@ impl<'a> OutputRows<'a> {
     ) -> Self {
         assert!(width <= stride || rows <= 1);
         assert!(rows == 0 || skip + (rows - 1) * stride + width <= memory.len());
-        // SAFETY: the assertion says that `skip` lies in `memory`; if `rows` is 0, nothing uses the pointer.
+        // SAFETY: the assertion above checks that byte `skip` lies in `memory`; if there are no rows, the offset is 0.
         let start = unsafe { memory.as_mut_ptr().cast::<u8>().add(if rows == 0 { 0 } else { skip }) };
         OutputRows { start, stride, width, rows, lives: PhantomData }
     }
@@ -239,7 +240,7 @@ impl<'a> OutputRows<'a> {
     #[inline(always)]
     pub fn row(&mut self, r: usize) -> *mut u8 {
         assert!(r < self.rows);
-        // SAFETY: new() has checked that all rows lie in the borrowed memory.
+        // SAFETY: new() has checked that all rows lie in the borrowed memory, so row `r` does.
         unsafe { self.start.add(r * self.stride) }
     }
 }
@@ -319,7 +320,8 @@ pub struct Table {
     pub(super) scales: *const f32,
 }
 
-// SAFETY: threads only read the table's memory, and the caller of `new` keeps the memory mapped.
+// SAFETY: a table may move to another thread, because threads only read its memory, and the caller of `new` keeps the
+// memory mapped.
 unsafe impl Send for Table {}
 // SAFETY: shared use by several threads is safe, because threads only read the table's memory.
 unsafe impl Sync for Table {}
@@ -434,8 +436,8 @@ impl Table {
 
     /// Runs a kernel; `processor` is [`Processor::Any`] or the result of [`Processor::best`].
     pub(super) fn run_on(&self, processor: Processor, kernel: impl Kernel) -> LookupResult {
-        // SAFETY: the processor has the instructions of the kernel, and the caller of `new` passed rows of
-        // `self.dtype`.
+        // SAFETY: the processor has the instructions for which the kernel is compiled, and the caller of `new` passed
+        // rows of `self.dtype`.
         unsafe { processor.run(self.dtype, kernel) }
     }
 }

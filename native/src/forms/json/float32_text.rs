@@ -131,11 +131,13 @@ pub fn write_row<const SIZE: usize>(
         }
         for &decimal in &decimals[..block.len()] {
             debug_assert!(out.capacity() - length >= MAX_BYTES);
-            // SAFETY: the capacity has MAX_BYTES bytes for each number, and no earlier number wrote more.
+            // SAFETY: `out` has space for MAX_BYTES bytes for each number, and no earlier number wrote more, so this
+            // number's text fits.
             length += unsafe { write(decimal, non_finite, out.as_mut_ptr().add(length)) };
         }
     }
-    // SAFETY: each number initialised its bytes, within the capacity. The last byte is a comma, which is left out.
+    // SAFETY: the texts of the numbers have initialised `length` bytes, within the capacity of `out`. The last byte, a
+    // comma, is left out.
     unsafe { out.set_len(length - 1) };
 }
 
@@ -247,7 +249,8 @@ unsafe fn write_rare(number: f32, non_finite: NonFinite, at: *mut u8) -> usize {
     let text =
         if number.is_finite() { buffer.format_finite(number).as_bytes() } else { non_finite.text(number.into()) };
     assert!(text.len() < MAX_BYTES, "a float32 takes at most 16 characters");
-    // SAFETY: the text and the comma are at most MAX_BYTES bytes.
+    // SAFETY: the copied text and the comma have at most MAX_BYTES bytes together, and the caller promises space for
+    // them at `at`.
     unsafe {
         at.copy_from_nonoverlapping(text.as_ptr(), text.len());
         at.add(text.len()).write(b',');
@@ -263,7 +266,7 @@ mod tests {
 
     use super::*;
 
-    /// Returns the text that zmij writes.
+    /// Returns the text that the crate zmij writes for a float.
     fn plain(number: f32, out: &mut Vec<u8>) {
         if number.is_finite() {
             out.extend_from_slice(zmij::Buffer::new().format_finite(number).as_bytes());
@@ -316,7 +319,8 @@ mod tests {
         let mut used = 0;
         for number in of_all_exponents().into_iter().chain(widest) {
             let mut buffer = [UNTOUCHED; 2 * MAX_BYTES];
-            // SAFETY: `buffer` has twice MAX_BYTES bytes.
+            // SAFETY: `buffer` has twice MAX_BYTES bytes, so the test can write a number of at most MAX_BYTES bytes
+            // there.
             let length = unsafe { write(nine_digits(number), NonFinite::Tokens, buffer.as_mut_ptr()) };
             assert!(length <= MAX_BYTES, "{number:e}");
             assert_eq!(buffer[length - 1], b',', "{number:e}");

@@ -89,7 +89,7 @@ pub(super) fn wait(connections: &[&Connection], until: Instant) -> Vec<bool> {
         revents: 0,
     };
     let mut sockets: Vec<libc::pollfd> = connections.iter().map(asked).collect();
-    // SAFETY: the length that is passed is that of `sockets`, and its sockets are open for the length of the call.
+    // SAFETY: poll(2) gets the length of `sockets`, and the sockets in the list stay open for the length of the call.
     let count = unsafe { libc::poll(sockets.as_mut_ptr(), sockets.len() as libc::nfds_t, millis) };
     // After an error, such as an interruption by a signal, poll(2) has filled in no element.
     sockets.iter().map(|socket| count > 0 && socket.revents != 0).collect()

@@ -90,7 +90,7 @@ proptest! {
         let raw = Unaligned::new(&numbers.raw);
         let scales: Vec<u8> = numbers.scales.iter().flat_map(|scale| scale.to_le_bytes()).collect();
         let scales = Unaligned::new(&scales);
-        // SAFETY: the arrays of rows and scales live until the test ends.
+        // SAFETY: the arrays of rows and scales that the table reads live until the test ends.
         let table = unsafe {
             let scales_at = scales.bytes().as_ptr().cast();
             Table::new(numbers.dtype, numbers.size, numbers.dim, raw.bytes().as_ptr(), scales_at)
@@ -107,7 +107,7 @@ fn equal_scores_are_ordered_by_id_whatever_the_number_of_threads() {
     let size = 100_000;
     // Rows 0, 1, 2 repeat, so each score occurs thousands of times.
     let raw: Vec<u8> = (0..size).flat_map(|id| ((id % 3) as f32).to_le_bytes()).collect();
-    // SAFETY: `raw` has `size` rows of one float32, and lives as long as the table.
+    // SAFETY: the test's array `raw` has `size` rows of one float32, and lives as long as the table that reads it.
     let table = unsafe { Table::new(Dtype::Float32, size, 1, raw.as_ptr(), std::ptr::null()) };
     let search = Search {
         queries: &[1.0, -1.0],
@@ -131,7 +131,7 @@ fn equal_scores_are_ordered_by_id_whatever_the_number_of_threads() {
 fn rows_with_nan_are_no_neighbors_and_rows_of_zeros_have_the_cosine_0() {
     let numbers = [f32::NAN, 1.0, 0.0, 0.0, f32::INFINITY, 1.0, -3.0, 4.0];
     let raw: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
-    // SAFETY: `raw` has four rows of two float32, and lives as long as the table.
+    // SAFETY: the test's array `raw` has four rows of two float32, and lives as long as the table that reads it.
     let table = unsafe { Table::new(Dtype::Float32, 4, 2, raw.as_ptr(), std::ptr::null()) };
     let found = |metric| {
         let search = Search { queries: &[3.0, -4.0], own: &[-1], k: 9, metric, listed: None, denied: &[], until: None };

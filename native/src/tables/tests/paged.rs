@@ -33,7 +33,8 @@ impl Rows {
         File::options().write(true).open(&path).unwrap().sync_all().unwrap();
         std::fs::remove_file(&path).unwrap();
         let (size, fd) = (octets.len(), file.into_raw_fd());
-        // SAFETY: the system chooses a free address for the new map.
+        // SAFETY: the new memory map replaces no other map, because mmap gets no address and the kernel chooses a free
+        // one.
         let at = unsafe { libc::mmap(null_mut(), size, libc::PROT_READ, libc::MAP_SHARED, fd, 0) };
         assert_ne!(at, libc::MAP_FAILED);
         let rows = Rows { at: at as usize, size, fd };
@@ -43,7 +44,7 @@ impl Rows {
 
     /// Drops all pages of the file from memory, as the kernel does if memory is short.
     fn drop_all(&self) {
-        // SAFETY: the memory map of the test file is shared and read-only.
+        // SAFETY: dropping pages loses no data, because the memory map of the test file is shared and read-only.
         unsafe {
             libc::madvise(self.at as *mut libc::c_void, self.size, libc::MADV_DONTNEED);
             libc::madvise(self.at as *mut libc::c_void, self.size, libc::MADV_RANDOM);
@@ -52,28 +53,28 @@ impl Rows {
     }
 
     fn number(&self, row: usize) -> usize {
-        // SAFETY: the row lies within the test's mapped file.
+        // SAFETY: the number that is read lies within the test's mapped file.
         unsafe { ((self.at + 100 + row * STRIDE) as *const usize).read_unaligned() }
     }
 
     /// Returns the number of the file's pages that are in memory.
     fn resident(&self) -> usize {
         let mut found = vec![0_u8; self.size.div_ceil(4096)];
-        // SAFETY: `found` has a byte for each page of the file.
+        // SAFETY: mincore writes one byte for each page of the map, and `found` has as many.
         assert_eq!(unsafe { libc::mincore(self.at as *mut libc::c_void, self.size, found.as_mut_ptr()) }, 0);
         found.iter().filter(|&&page| page & 1 == 1).count()
     }
 
     fn open(&self, pager: &Arc<Pager>) -> PagedTable {
         let range = RangeDescription { at: self.at + 100, stride: STRIDE, fd: self.fd, map_at: self.at };
-        // SAFETY: in every test the map outlives the table.
+        // SAFETY: in every test, the file stays mapped for longer than the paged table that reads it lives.
         unsafe { pager.open(ROWS, &[range]) }.unwrap()
     }
 }
 
 impl Drop for Rows {
     fn drop(&mut self) {
-        // SAFETY: no code reads the memory map of the file after these rows, which own the map, are dropped.
+        // SAFETY: `Rows` owns the memory map and the file descriptor, and no code uses them after its drop.
         unsafe {
             libc::munmap(self.at as *mut libc::c_void, self.size);
             libc::close(self.fd);
