@@ -119,7 +119,8 @@ impl Clusters {
         Clusters { inner: remote::Clusters::new(cache_bytes) }
     }
 
-    /// Removes rows of a table from the cache that have changed in its cluster; None: all rows of the table.
+    /// Removes rows of a table from the row cache, because they have changed in the table's cluster; None: all rows of
+    /// the table.
     #[allow(clippy::needless_pass_by_value, reason = "pyo3 passes a list by value")]
     fn forget(&self, model: &str, version: i64, table: &str, rows: Option<Vec<u64>>) {
         self.inner.forget(model, version, table, rows.as_deref());
@@ -131,7 +132,7 @@ impl Clusters {
         self.inner.heard(model, version, table);
     }
 
-    /// Asks each cluster for its slot map, which says which nodes hold which slots.
+    /// Asks each Valkey or Redis cluster for its slot map, which says which nodes hold which slots.
     fn refresh(&self, py: Python<'_>) {
         py.detach(|| self.inner.refresh());
     }

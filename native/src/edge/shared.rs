@@ -40,7 +40,8 @@ pub const TRACE_ID_HEADER: &str = "x-embedding-server-trace-id";
 /// Header that proves to the reference server that the core wrote the other headers, because clients may also connect
 /// to the reference server directly.
 pub const SEAL_HEADER: &str = "x-embedding-server-seal";
-/// Threads that wait for rows of clusters. They start with the first request for such rows.
+/// Threads for requests that wait for rows of Valkey or Redis clusters. They start with the first request for such
+/// rows.
 const WAITING_THREADS: usize = 64;
 /// Names in a client certificate are not forwarded if they have more bytes than this: grpcio takes 8 KiB of metadata.
 const MAX_NAMES_BYTES: usize = 4096;
@@ -314,7 +315,8 @@ impl Shared {
         self.large.num_waiting() + waiting.map_or(0, Pool::num_waiting)
     }
 
-    /// Counts a request that failed because rows of a cluster could not be read, and returns the error for its client.
+    /// Counts a request that failed because rows of a Valkey or Redis cluster could not be read, and returns the error
+    /// for its client.
     #[must_use]
     pub fn no_rows(&self, method: Method, model: &str, failure: Failure) -> Status {
         let (code, name) = if failure.is_late {

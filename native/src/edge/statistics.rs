@@ -89,7 +89,8 @@ pub struct Statistics {
     wait_limits_s: Vec<f64>,
     // The maps stay small, because only configured models have names. Only refused and large requests use the locks.
     refused: Mutex<HashMap<(String, &'static str), u64>>,
-    // Number of requests that failed because rows of a cluster could not be read, by method, model and code.
+    // Number of requests that failed because rows of a Valkey or Redis cluster could not be read, by method, model and
+    // code.
     failed: Mutex<HashMap<(Method, String, &'static str), u64>>,
     waited: Mutex<HashMap<Arc<str>, Waits>>,
 }

@@ -34,7 +34,7 @@ pub struct Description {
     pub damage_flag_at: usize,
 }
 
-/// One table, in mapped memory or in a cluster.
+/// The description of one table, whose rows lie in mapped memory or in a Valkey or Redis cluster.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TableDescription {
@@ -46,7 +46,7 @@ pub struct TableDescription {
     pub vocabulary_size: usize,
     /// D, the number of columns of the table.
     pub embedding_dim: usize,
-    /// Address of row 0; 0 for a table in a cluster.
+    /// Address of row 0 in memory; 0 for a table whose rows lie in a Valkey or Redis cluster.
     pub rows_at: usize,
     /// Address of V float32 numbers, the scales of the table's rows; 0 if the dtype has no scales.
     pub scales_at: usize,

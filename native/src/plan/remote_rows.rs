@@ -1,4 +1,4 @@
-//! Reads the rows of a request's features from clusters, into small tables of their own.
+//! Reads the rows that a request's features need from Valkey or Redis clusters into small tables, one for each feature.
 //!
 //! The kernels then work on a small table as they do on a mapped one, in the same order, so answers agree to the bit.
 //! The reference is `service/tables/remote_table.py`.
@@ -39,7 +39,7 @@ impl RemoteRows {
     }
 }
 
-/// Says whether a feature of the request reads a table in a cluster.
+/// Says whether a feature of the request reads a table whose rows lie in a Valkey or Redis cluster.
 pub(super) fn reads_any(servable: &Servable, plan: &Signature, sent: &[Option<FeatureInputs<'_>>]) -> bool {
     let mut features = plan.features.iter().zip(sent);
     features.any(|(feature, sent)| sent.is_some() && servable.remote_table(feature.table).is_some())

@@ -235,8 +235,8 @@ pub struct Servable {
     paged_tables: Arc<[Option<Arc<PagedTable>>]>,
     shared: Arc<SharedParts>,
     tables: Vec<Table>,
-    /// For each table, the object that reads its rows from a cluster; None for a mapped table. Empty if all tables are
-    /// mapped.
+    /// For each table, the object that reads its rows from a Valkey or Redis cluster; None for a mapped table. Empty if
+    /// all tables are mapped.
     remote_tables: Arc<[Option<Arc<RemoteTable>>]>,
     /// Owns the memory of the tables.
     _owner: Option<MemoryOwner>,
@@ -366,7 +366,7 @@ impl Servable {
         self.paged_tables.get(table)?.as_deref()
     }
 
-    /// Opens the tables that lie in clusters. Until then every id of such a table is refused.
+    /// Opens the tables that lie in Valkey or Redis clusters. Until then, a lookup refuses every id of such a table.
     #[must_use]
     pub fn with_clusters(self, clusters: &Clusters) -> Self {
         let SharedParts { model, version, tables, .. } = &*self.shared;
@@ -381,7 +381,8 @@ impl Servable {
         Servable { remote_tables, ..self }
     }
 
-    /// Returns the object that reads a table's rows from a cluster, and V, its number of rows; None for a mapped table.
+    /// Returns the object that reads a table's rows from a Valkey or Redis cluster, and V, its number of rows; None for
+    /// a mapped table.
     #[must_use]
     pub fn remote_table(&self, table: usize) -> Option<(&RemoteTable, usize)> {
         let remote = self.remote_tables.get(table)?.as_deref()?;

@@ -36,13 +36,14 @@ pub enum Effort<'a> {
 /// read.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Waiting {
-    /// The time by which the request must be answered; None if only the time limits of the clusters apply.
+    /// The time by which the request must be answered; None if only the time limits of the Valkey or Redis clusters
+    /// apply.
     pub deadline: Option<Instant>,
     /// The reason why rows could not be read, if the request ended with [`Declined::NoRows`].
     pub failure: OnceCell<Failure>,
 }
 
-/// Why rows of a cluster could not be read.
+/// The reason why rows of a Valkey or Redis cluster could not be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
     /// Whether the request's deadline has passed.
@@ -56,7 +57,8 @@ pub struct Failure {
 pub struct Instead {
     /// The table's name.
     pub table: String,
-    /// Number of distinct rows that are from the cache, and may be older than the rows in the cluster.
+    /// Number of distinct rows of the answer that are from the row cache, and may be older than the rows in the
+    /// cluster.
     pub stale_rows: usize,
     /// Number of distinct rows that the answer replaces by the feature's default row.
     pub default_rows: usize,
@@ -88,7 +90,8 @@ enum Content<'r> {
         sent: SmallVec<[Option<FeatureInputs<'r>>; 8]>,
         /// For each feature, the number of its ids that lie outside the table; None before the feature was looked up.
         missing: SmallVec<[Option<usize>; 8]>,
-        /// For each feature, its rows that were read from a cluster; empty if no feature has its table in a cluster.
+        /// For each feature, its rows that were read from a Valkey or Redis cluster; empty if no feature has its table
+        /// in a cluster.
         remote: Vec<Option<RemoteRows>>,
     },
     Predict(Vec<GraphOutput>),

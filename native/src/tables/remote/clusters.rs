@@ -1,4 +1,4 @@
-//! The clusters of one server, and the tables that its versions read there.
+//! The Valkey and Redis clusters of one server, and the tables that its model versions read there.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -31,7 +31,8 @@ pub struct Clusters {
 }
 
 impl Clusters {
-    /// Creates the list of clusters, still empty, and a row cache of at most `cache_bytes` bytes; 0 for no cache.
+    /// Creates the list of Valkey and Redis clusters, still empty, and a row cache of at most `cache_bytes` bytes; 0
+    /// for no cache.
     #[must_use]
     pub fn new(cache_bytes: u64) -> Self {
         let cache = (cache_bytes > 0).then(|| Arc::new(Cache::new(cache_bytes, TYPICAL_ROW_BYTES)));
@@ -69,7 +70,8 @@ impl Clusters {
         new
     }
 
-    /// Removes rows of a table from the cache that have changed in its cluster; None: all rows of the table.
+    /// Removes rows of a table from the row cache, because they have changed in the table's cluster; None: all rows of
+    /// the table.
     pub fn forget(&self, model: &str, version: i64, table: &str, rows: Option<&[u64]>) {
         self.named(model, version, table).for_each(|one| one.forget(rows));
     }
@@ -86,8 +88,9 @@ impl Clusters {
         opened.tables.get(&(tag.to_owned(), version)).and_then(Weak::upgrade)
     }
 
-    /// Asks each cluster for its slot map. Reads alone do not notice an outdated map, because a replica that became a
-    /// primary answers them as before. Waits for the nodes, each cluster's longest time for a read at most.
+    /// Asks each Valkey or Redis cluster for its slot map. Reads alone do not notice an outdated map, because a replica
+    /// that became a primary answers them as before. Waits for the nodes, each cluster's longest time for a read at
+    /// most.
     pub fn refresh(&self) {
         let opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
         let topologies: Vec<_> = opened.topologies.values().filter_map(Weak::upgrade).collect();

@@ -1,4 +1,5 @@
-//! Describes a cluster, and the keys of a table there; `service/native/description.py` writes both as JSON.
+//! Describes a Valkey or Redis cluster, and the keys under which a table's blocks lie there;
+//! `service/native/description.py` writes both as JSON.
 
 use std::time::Duration;
 
@@ -11,7 +12,7 @@ use serde::Deserialize;
 pub struct Address {
     /// Host and port of some nodes of the cluster; these nodes name the other nodes.
     pub nodes: Vec<(String, u16)>,
-    /// Whether connections to the cluster's nodes use TLS.
+    /// Whether the server's connections to the cluster's nodes use TLS.
     pub has_tls: bool,
     /// Path of the CA certificates, in PEM, that sign the nodes' certificates; empty for the system's CA certificates.
     pub ca_file: String,

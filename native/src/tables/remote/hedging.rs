@@ -47,8 +47,8 @@ impl Times {
     }
 }
 
-/// Limits the hedged reads of a cluster, which are also sent to a second node: each read adds `percent` hundredths of a
-/// hedged read to the budget. Concurrency: any thread.
+/// Limits hedged reads of a cluster (reads that are also sent to a second node): each read adds `percent` hundredths of
+/// a hedged read to the budget. Concurrency: any thread.
 #[derive(Debug)]
 pub(super) struct Budget {
     percent: u32,

@@ -1,4 +1,4 @@
-//! Reads rows of one or more tables of one cluster at the same time.
+//! Reads rows of one or more tables from one Valkey or Redis cluster, all at the same time.
 //!
 //! A read asks all primaries at once. If a primary is down, slow, or lacks a key, the read asks another node of the
 //! same slot for its rows. Only an answer with the size of a row counts as a row. The read closes a connection that

@@ -1,5 +1,5 @@
-//! One table of one version whose rows lie in a cluster: the commands that read the rows, and the counts of these
-//! reads.
+//! One table of one model version whose rows lie in a Valkey or Redis cluster: the commands that read the rows, and the
+//! counts of these reads.
 
 use std::sync::Arc;
 use std::sync::atomic::{
@@ -24,11 +24,11 @@ pub struct TableCounts {
     pub version: i64,
     /// Name of the table.
     pub table: String,
-    /// Number of reads of the table's rows from the cluster.
+    /// Number of reads of the table's rows from the Valkey or Redis cluster.
     pub reads: u64,
-    /// Number of rows that were read from the cluster.
+    /// Number of rows of the table that were read from the Valkey or Redis cluster.
     pub rows: u64,
-    /// Number of bytes of the rows that were read from the cluster.
+    /// Number of bytes of the table's rows that were read from the Valkey or Redis cluster.
     pub bytes: u64,
     /// Number of times that a read asked nodes again, because it had not got all rows.
     pub retries: u64,
@@ -66,7 +66,7 @@ pub(super) struct Counters {
     pub(super) cache_misses: AtomicU64,
 }
 
-/// One `[V, D]` table of one version in a cluster. Concurrency: any thread.
+/// One `[V, D]` table of one model version, whose rows lie in a Valkey or Redis cluster. Concurrency: any thread.
 pub struct RemoteTable {
     /// Name of the model, number of the version, and name of the table.
     pub(super) subject: (String, i64, String),
@@ -81,7 +81,7 @@ pub struct RemoteTable {
     row_bytes: usize,
     block_rows: usize,
     default_rows: Vec<(usize, Vec<u8>)>,
-    /// Whether a default row has changed in the cluster since its bytes were copied.
+    /// Whether a default row has changed in the Valkey or Redis cluster since its bytes were copied to this server.
     has_old_default_rows: AtomicBool,
     /// Whether a cached row, however old, may replace a row that can not be read.
     pub(super) serves_stale: bool,
@@ -115,7 +115,7 @@ impl Drop for RemoteTable {
 }
 
 impl RemoteTable {
-    /// Prepares the reads of a table from its cluster; `rows` is V, the table's number of rows.
+    /// Prepares the reads of a table's rows from a Valkey or Redis cluster; `rows` is V, the table's number of rows.
     pub(super) fn new(
         subject: (String, i64, String),
         description: &RemoteDescription,
@@ -170,7 +170,7 @@ impl RemoteTable {
         self.row_bytes
     }
 
-    /// Says whether the server caches rows of clusters.
+    /// Says whether the server has a cache for rows that it reads from Valkey or Redis clusters.
     #[must_use]
     pub fn has_cache(&self) -> bool {
         self.cache.is_some()
@@ -183,14 +183,14 @@ impl RemoteTable {
         self.default_rows.iter().find(|(number, _)| *number == row).map(|(_, bytes)| &**bytes)
     }
 
-    /// Says whether a default row has changed in the cluster since its bytes were copied. Then the reference server, which
-    /// reads default rows again, answers a request that needs a default row.
+    /// Says whether a default row has changed in the Valkey or Redis cluster since its bytes were copied to this
+    /// server. Then the reference server, which reads default rows again, answers a request that needs a default row.
     #[must_use]
     pub fn has_old_default_rows(&self) -> bool {
         self.has_old_default_rows.load(Relaxed)
     }
 
-    /// Counts rows in whose place a default row was read.
+    /// Counts rows that were replaced by a default row, because they could not be read.
     pub fn count_default_rows(&self, count: usize) {
         self.counters.default_rows.fetch_add(count as u64, Relaxed);
     }
@@ -270,7 +270,8 @@ impl RemoteTable {
         }
     }
 
-    /// Removes rows from the cache that have changed in the cluster; None: all rows of the table.
+    /// Removes rows of the table from the row cache, because they have changed in the cluster; None: all rows of the
+    /// table.
     pub(super) fn forget(&self, ids: Option<&[u64]>) {
         let mut defaults = self.default_rows.iter().map(|(number, _)| *number as u64);
         if ids.is_none_or(|ids| defaults.any(|number| ids.contains(&number))) {

@@ -1,5 +1,5 @@
-//! The nodes of one cluster: which nodes hold which slots, which nodes failed a moment ago, and idle connections to
-//! nodes.
+//! The nodes of one Valkey or Redis cluster: which nodes hold which slots, which nodes failed a moment ago, and idle
+//! connections to nodes.
 
 use std::collections::HashMap;
 use std::io::{self, ErrorKind};
