@@ -15,23 +15,26 @@ const WINDOW_UPDATE: u8 = 8;
 const END_STREAM: u8 = 1;
 const ACK: u8 = 1;
 
-/// HTTP/2 frames that carry no part of a request cost a connection points: this is the number of points at the start,
-/// and the maximum. Each such frame costs at least 1 point, and a connection without points is closed.
+/// A connection has a frame budget: HTTP/2 frames that carry no part of a request cost points of it. This is the number
+/// of points at the start, and the maximum. Each such frame costs at least 1 point, and a connection without points is
+/// closed.
 const ALLOWANCE: u32 = 4096;
-/// Number of points that a connection regains each second.
+/// Number of points of its frame budget that a connection regains each second.
 const PER_SECOND: u32 = 100;
-/// Points that a connection regains for each request, because its client may send `WINDOW_UPDATE`, `PING` and similar
-/// frames with it.
+/// Points of its frame budget that a connection regains for each request, because its client may send `WINDOW_UPDATE`,
+/// `PING` and similar frames with it.
 const REQUEST: u32 = 8;
-/// A connection regains 1 point for this many bytes of request bodies that it sends, or of answers that it reads.
+/// A connection regains 1 point of its frame budget for this many bytes of request bodies that it sends, or of answers
+/// that it reads.
 const PROGRESS_BYTES: usize = 1 << 10;
-/// Points that a PING or SETTINGS frame costs: the server answers each PING, and updates all streams for a SETTINGS.
+/// Points of the frame budget that a PING or SETTINGS frame costs: the server answers each PING, and updates all
+/// streams for a SETTINGS.
 const PING_COST: u32 = 4;
 const SETTINGS_COST: u32 = 16;
-/// A DATA frame of fewer bytes is tiny, unless it ends its stream.
+/// A DATA frame of fewer bytes is tiny and costs 1 point of the frame budget, unless the frame ends its stream.
 const TINY_BYTES: usize = 64;
-/// An `RST_STREAM` for one of this many newest requests costs 1 point more than the connection regained for the
-/// request.
+/// An `RST_STREAM` for one of this many newest requests costs 1 point of the frame budget more than the connection
+/// regained for the request.
 const RECENT_STREAMS: u32 = 64;
 
 /// The type of HTTP/2 frame with which a client floods the server.
@@ -58,8 +61,8 @@ impl Flood {
     }
 }
 
-/// Limits floods of HTTP/2 frames on one connection: holds the points that the connection has left, and how much of the
-/// current frame has arrived.
+/// Limits floods of HTTP/2 frames on one connection: has the points that are left of the connection's frame budget, and
+/// how much of the current frame has arrived.
 #[derive(Debug)]
 pub struct FrameMeter {
     preface_left: usize,
@@ -69,8 +72,8 @@ pub struct FrameMeter {
     left: u32,
     refilled: Instant,
     last_stream: u32,
-    // Number of body and answer bytes since the connection last regained a point for such bytes; always below
-    // PROGRESS_BYTES.
+    // Number of body and answer bytes since the connection last regained a point of its frame budget for such bytes;
+    // below PROGRESS_BYTES.
     progress: usize,
 }
 
@@ -97,7 +100,8 @@ impl FrameMeter {
         self.payload_left
     }
 
-    /// Counts bytes of answers that the client read; the connection regains 1 point for each `PROGRESS_BYTES` of them.
+    /// Counts bytes of answers that the client read; the connection regains 1 point of its frame budget for each
+    /// `PROGRESS_BYTES` of them.
     #[inline]
     pub fn note_written(&mut self, size: usize) {
         self.give_back_for(size);
@@ -132,7 +136,8 @@ impl FrameMeter {
         }
     }
 
-    /// Subtracts or adds points for a frame, as soon as all 9 bytes of its header have arrived in `head`.
+    /// Subtracts or adds points of the frame budget for a frame, as soon as all 9 bytes of its header have arrived in
+    /// `head`.
     fn frame(&mut self) -> Result<(), Flood> {
         let [a, b, c, kind, flags, stream @ ..] = self.head;
         let size = u32::from_be_bytes([0, a, b, c]) as usize;
@@ -155,7 +160,8 @@ impl FrameMeter {
             }
             RST_STREAM => self.spend(1, Flood::Reset),
             SETTINGS if flags & ACK == 0 => {
-                // A SETTINGS frame with many values costs more points than a short one.
+                // A SETTINGS frame with many values costs more points of the connection's frame budget than a short
+                // one.
                 let values = u32::try_from(size / 6 / 16).unwrap_or(u32::MAX);
                 self.spend(SETTINGS_COST.saturating_add(values), Flood::Settings)
             }
@@ -180,8 +186,8 @@ impl FrameMeter {
 
     fn spend(&mut self, cost: u32, flood: Flood) -> Result<(), Flood> {
         if self.left < cost {
-            // The clock is read only here, when a connection has too few points left, so that well-behaved connections
-            // never cause a clock read.
+            // The clock is read only here, when a connection has too few points left of its frame budget, so that
+            // well-behaved connections never cause a clock read.
             let now = Instant::now();
             let seconds = now.duration_since(self.refilled).as_secs();
             if seconds > 0 {
