@@ -520,7 +520,7 @@ mod tests {
         };
         assert_eq!(next(20), Some(Refusal::Late));
         assert_eq!(next(500), Some(Refusal::Waited(Duration::from_millis(500))));
-        // The last request waited as long, but it may still run, because no other request waits behind it.
+        // The last request has waited for 500 ms, too, but it may still run, because no other request waits behind it.
         assert_eq!(next(500), None);
     }
 

@@ -16,7 +16,8 @@ pub struct Pace {
     least: u64,
     // Number of bytes of the request body that arrived since the time `since`.
     received: u64,
-    // None until the server first has to wait for the client; until then the clock is not read for this body.
+    // The start of the current interval; None until the server first has to wait for the client, so that the clock is
+    // not read before.
     since: Option<Instant>,
     timer: Option<Pin<Box<Sleep>>>,
 }

@@ -57,7 +57,8 @@ impl Cell {
 }
 
 struct Own {
-    // The number of the `Statistics` object to which the cells belong, because tests have several such objects.
+    // The number of the `Statistics` object to which the thread's counters belong, because tests have several such
+    // objects.
     of: usize,
     generation: u64,
     cells: Vec<(Subject, Arc<Cell>)>,
@@ -346,14 +347,14 @@ impl Statistics {
             .into_iter()
             .partition(|(subject, _)| subject.model == model && subject.version == version);
         *cells = joined(kept);
-        // The new generation makes every thread replace its cells at its next request.
+        // The new generation number makes every thread replace its counters (cells) at its next request.
         self.generation.fetch_add(1, Relaxed);
         subjects(&gone)
     }
 }
 
-/// Adds up the cells of threads that have ended, one sum for each subject. A cell belongs to such a thread if only this
-/// list still refers to the cell.
+/// Adds up the counters (cells) of threads that have ended, one sum for each subject. A cell belongs to such a thread
+/// if only this list still refers to the cell.
 fn joined(cells: Vec<(Subject, Arc<Cell>)>) -> Vec<(Subject, Arc<Cell>)> {
     let (left, mut kept): (Vec<_>, Vec<_>) = cells.into_iter().partition(|(_, cell)| Arc::strong_count(cell) == 1);
     let mut sums: HashMap<Subject, Arc<Cell>> = HashMap::new();
@@ -475,7 +476,7 @@ mod tests {
         assert_eq!((&*snapshot.slow[0].request_id, snapshot.slow[0].rows), ("id", 2));
         let gone = statistics.retire("m", 2);
         assert_eq!((gone.len(), gone[0].counts[2]), (1, 3));
-        // retire() has replaced the cells of the ended threads by one cell with their sum.
+        // retire() has replaced the counters (cells) of the ended threads by one cell with their sums.
         assert_eq!(lock(&statistics.cells).len(), 1);
         count(&statistics, &one, Duration::from_millis(1));
         let left = statistics.snapshot().subjects;

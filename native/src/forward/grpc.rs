@@ -196,7 +196,8 @@ async fn download(response: Response<RecvStream>, mut respond: SendResponse<Payl
             true
         }
         StreamEnded::Source(None) => {
-            // The head is already sent, so only the trailers can tell the client that the reference server was lost.
+            // The head of the answer is already sent, so only the trailers can tell the client that the reference
+            // server was lost.
             let _ = client.send_trailers(no_upstream().trailers(None));
             false
         }

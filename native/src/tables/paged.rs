@@ -347,8 +347,8 @@ impl Clock {
                 }
                 steps -= 1;
                 let count = uses.load(Relaxed);
-                // A lookup may count a use of the page at the same time. Then the exchange fails, and the page stays in
-                // memory for this round.
+                // A lookup may count a use of the page at the same time. Then this compare-exchange of the use count
+                // fails, and the page stays in memory for this round.
                 if count > 0 && uses.compare_exchange(count, count - 1, Relaxed, Relaxed).is_ok() && count == 1 {
                     pages.push(self.hand.page);
                     left -= 1;
@@ -381,8 +381,8 @@ impl PagedRange {
         let uses = &self.uses[page];
         let count = uses.load(Relaxed);
         if count > 0 && count < MOST_USES {
-            // The exchange fails if the clock hand has changed the count meanwhile, so a dropped page keeps the count
-            // 0.
+            // The compare-exchange of the page's use count fails if the clock hand has changed the count meanwhile, so
+            // a dropped page keeps the count 0.
             let _ = uses.compare_exchange(count, count + 1, Relaxed, Relaxed);
         }
         count > 0

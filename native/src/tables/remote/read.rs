@@ -101,7 +101,7 @@ fn read_cluster(topology: &Topology, wants: &mut [Want<'_>], items: Vec<Item>, d
     let until = begun + topology.address.timeout();
     let mut until = deadline.map_or(until, |deadline| deadline.min(until));
     if items.iter().any(|item| wants[item.want as usize].table.serves_stale) {
-        // A quarter of the time is kept for an answer with cached rows.
+        // The last quarter of the time is kept for answering with cached rows.
         until -= until.saturating_duration_since(begun) / 4;
     }
     let mut sizes = vec![0_usize; wants.len()];
@@ -435,8 +435,8 @@ impl Task<'_, '_> {
         let map = self.topology.map();
         let mut groups: Vec<Group> = Vec::new();
         let mut of_node: HashMap<(Node, bool), usize> = HashMap::new();
-        // For each element of the slot map's `holders`, the group of the node that was chosen there, so that the choice
-        // is made once.
+        // For each set of nodes in the slot map (`holders`), the group of the node that was chosen from the set, so
+        // that the choice is made once.
         let mut of_holder: Vec<Option<usize>> = vec![None; map.holders.len()];
         let mut needs_map = false;
         for item in std::mem::take(&mut self.left) {

@@ -264,7 +264,8 @@ impl RemoteTable {
         {
             cache.offer(self.serial, id, row);
             if self.changes() != changes {
-                // The row may have changed after the first comparison and before it was in the cache.
+                // The row may have changed after the first comparison of the count of changes, before this code added
+                // the row to the cache.
                 cache.remove(self.serial, id);
             }
         }
