@@ -16,7 +16,7 @@ use std::sync::{Mutex, PoisonError};
 
 use super::table::Ints;
 
-/// Of lookups with few ids, one id of this many is drawn on average.
+/// In lookups with few ids, one id of this many is drawn on average.
 const SAMPLE_EVERY: u32 = 32;
 /// Approximate number of ids that are drawn of a lookup with more than `SAMPLE_EVERY * DRAWS` ids.
 const DRAWS: u32 = 4;
