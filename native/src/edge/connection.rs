@@ -388,8 +388,8 @@ pub struct Debt {
 }
 
 impl Debt {
-    /// Counts an answer of this size for the connection and, if it is large, for the model. This count may pass the
-    /// limits, because the server checks the limits before it starts a request.
+    /// Counts an answer of `size` bytes as not sent: for the connection and, if the answer is large, for the model.
+    /// This count may pass the limits, because the server checks the limits before it starts a request.
     #[must_use]
     pub fn new(connection: &Arc<Connection>, account: &Arc<Account>, model: &str, size: usize) -> Self {
         connection.owe(size);

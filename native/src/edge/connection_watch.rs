@@ -9,8 +9,8 @@ use super::limits::Limits;
 /// Time in which a client that floods the server may still read the error before the server closes its connection.
 const LAST_WORD: Duration = Duration::from_secs(1);
 
-/// The number of bytes that the client had read at a point in time, with that time. Once the client has read enough
-/// more bytes, the current number and time replace the pair.
+/// The client's progress: how many bytes the client had read at a point in time, and that time. Once the client has
+/// read enough more bytes, the current number and time replace the pair.
 #[derive(Debug, Default)]
 struct Progress(Option<(u64, Instant)>);
 

@@ -10,8 +10,8 @@ use super::fair_queue::{Ask, FairQueue, Limits, Refusal, Run};
 /// The nice value of the pool's threads, so that the system prefers the threads that serve connections.
 const NICENESS: i32 = 5;
 
-/// A function that does one piece of large work and returns whether it ran. Its argument is the time that the work
-/// waited in the queue, or the reason why it must not run any more.
+/// A function that does one piece of large work and returns whether the work was done. Its argument is the time that
+/// the work waited in the queue, or the reason why it must not run any more.
 type Job = Box<dyn FnOnce(Result<Duration, Refusal>) -> bool + Send>;
 
 struct State {

@@ -37,8 +37,8 @@ impl Pauses {
         Pauses { threads: u32::try_from(threads).unwrap_or(u32::MAX).max(1), count: AtomicUsize::new(0) }
     }
 
-    /// Returns how long a connection pauses for refusals that took the time `spent`. All paused connections share the
-    /// time for refusals, so each pauses longer when there are more of them.
+    /// Returns for how long the server does not read a connection, after refusals of its requests that took the time
+    /// `spent`. All paused connections share the time for refusals, so each pauses longer when there are more of them.
     fn length(&self, spent: Duration) -> Duration {
         let connections = u32::try_from(self.count.load(Relaxed)).unwrap_or(u32::MAX).saturating_add(1);
         (spent.saturating_mul(REFUSAL_SHARE).saturating_mul(connections) / self.threads).min(MOST)

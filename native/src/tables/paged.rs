@@ -30,8 +30,8 @@ use super::table::{Ints, Policy};
 const MOST_USES: u8 = 4;
 /// Maximal number of pages for which a thread asks the kernel at a time (a batch).
 const BATCH_PAGES: usize = 256;
-/// A large batch waits while threads are reading at least this many pages. More reads would not make the disk faster,
-/// and the reading threads would take the processors from the threads of connections.
+/// A large batch of pages is not read while threads are reading at least this many other pages. More reads would not
+/// make the disk faster, and the reading threads would take the processors from the threads of connections.
 const PAGES_IN_FLIGHT: usize = 256;
 /// A batch of fewer pages does not wait, so that a lookup of few rows does not queue behind large lookups.
 const LARGE_BATCH: usize = 16;
