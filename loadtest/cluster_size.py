@@ -29,8 +29,8 @@ class Figure:
 
 NODE_BYTES = Figure(262, "bytes", "Memory of a node for a row", "Figures, remote_reads")
 NODE_US = Figure(1.35, "us", "CPU of a node for a row, 1,000 ids a request", "ADR 0046, Blocks")
-SERVER_US = Figure(0.57, "us", "CPU of a server for a row, 1,000 ids a request, no cache", "W2 and W3 on six nodes")
-LINK_BYTES = Figure(374, "bytes", "Bytes between nodes and servers for a row", "W2 and W3 on six nodes")
+SERVER_US = Figure(0.39, "us", "CPU of a server for a row, 1,000 ids a request, no cache", "W2 and W3 on six nodes")
+LINK_BYTES = Figure(358, "bytes", "Bytes between nodes and servers for a row", "W2 and W3 on six nodes")
 DISK_ROWS = Figure(73_149, "rows/s", "Cold rows that one disk gave", "Tables larger than memory, 0 % hot")
 DISK_US = Figure(17.37, "us", "CPU of a server for a cold row", "Tables larger than memory, 0 % hot")
 FIGURES = (NODE_BYTES, NODE_US, SERVER_US, LINK_BYTES, DISK_ROWS, DISK_US)

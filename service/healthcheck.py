@@ -34,8 +34,8 @@ def _is_ready(settings: Settings) -> bool:
     connection = http.client.HTTPConnection(host, port, timeout=_TIMEOUT_S)
     file = settings.rest_api_ssl_config_file
     if file:
-        # The server's certificate is not verified: the check connects to the loopback address, which the certificate
-        # need not name.
+        # The health check does not verify the server's certificate, because it connects to the loopback address, which
+        # the certificate need not name.
         context = ssl.create_default_context()
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
@@ -43,8 +43,8 @@ def _is_ready(settings: Settings) -> bool:
     try:
         connection.connect()
         if file and _wants_certificate(file):
-            # A completed TLS handshake counts as ready here: the server wants a client certificate, and the check has
-            # none.
+            # If the server wants a client certificate, which the health check has not, a completed TLS handshake counts
+            # as ready.
             return True
         connection.request("GET", "/readyz")
         return connection.getresponse().status == 200

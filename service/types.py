@@ -166,7 +166,8 @@ class SignatureSpec:
     has_joined_outputs: bool = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        # Derived fields are computed once here and not on use, because every request needs them.
+        # The fields that follow from the inputs and outputs are computed once for a signature, because every request
+        # needs them.
         required = frozenset(name for name, tensor in self.inputs.items() if not tensor.is_optional)
         parts = {name for names in self.ragged_names for name in names[1:]}
         defaults = {name: tensor.default for name, tensor in self.inputs.items() if tensor.default is not None}
@@ -181,8 +182,8 @@ class SignatureSpec:
 def _row_bytes(tensor: TensorSpec, kind: SignatureKind) -> int:
     sizes = (tensor.shape or ())[1:]
     itemsize = tensor.numpy_dtype.itemsize if tensor.numpy_dtype else 0
-    # An open size of a lookup's output counts as 1, because engine.validation multiplies row_bytes by the number of
-    # ids.
+    # If a size of a lookup's output is unknown (None), it counts as 1 here, because engine.validation multiplies
+    # row_bytes by the number of ids.
     unknown = 1 if kind == "lookup" else 0
     return itemsize * math.prod(unknown if size is None else size for size in sizes)
 
@@ -209,7 +210,7 @@ def ragged_features(input_names: Mapping[str, object]) -> tuple[RaggedNames, ...
     )
 
 
-# Dtype of a table -> numpy dtype in which the table's file is read. A bfloat16 is the upper half of a float32, for
+# Dtype of a table -> numpy dtype of the numbers in the table's file. A bfloat16 is the upper half of a float32, for
 # which numpy has no dtype; an int8 or int4 is multiplied by the float32 scale of its row. Two int4 share a byte.
 TABLE_DTYPES: Mapping[str, str] = {
     "float32": "<f4",

@@ -11,10 +11,10 @@ pub enum Declined {
     /// The request takes too long for a thread that serves connections. The server tries it again, with
     /// [`crate::plan::Effort::Any`], on the thread pool for large work.
     TooLarge,
-    /// The request reads rows of a cluster, or rows that must be read from the disk. The edge runs it again, with
-    /// [`crate::plan::Effort::Wait`], on the thread pool for requests that wait.
+    /// The request needs rows that must be read from a Valkey or Redis cluster, or from the disk. The edge runs it
+    /// again, with [`crate::plan::Effort::Wait`], on the thread pool for requests that wait.
     Waits,
-    /// Rows of a cluster could not be read; [`crate::plan::Waiting::failure`] says why.
+    /// Rows of a Valkey or Redis cluster could not be read; [`crate::plan::Waiting::failure`] says why.
     NoRows,
     /// The bytes are not valid, or use a feature of the wire format that only the reference servers read.
     Unusual,
@@ -39,7 +39,7 @@ pub enum Declined {
 }
 
 impl Declined {
-    /// Says whether a thread of a pool may run the request.
+    /// Says whether a thread of a pool may run the request that a thread of connections declined.
     #[must_use]
     pub fn is_for_a_pool(self) -> bool {
         matches!(self, Declined::TooLarge | Declined::Waits)

@@ -19,7 +19,7 @@ static STANDARD_ERROR: AtomicI32 = AtomicI32::new(-1);
 pub fn keep(lines: i32, standard_error: i32) -> io::Result<()> {
     LINES.store(lines, Ordering::SeqCst);
     STANDARD_ERROR.store(standard_error, Ordering::SeqCst);
-    // SAFETY: the handler is a function of the type that `signal` asks for.
+    // SAFETY: `on_abort`, which is installed as the handler of SIGABRT, has the type that `signal` requires.
     let before = unsafe { libc::signal(libc::SIGABRT, on_abort as *const () as libc::sighandler_t) };
     if before == libc::SIG_ERR { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
@@ -27,7 +27,8 @@ pub fn keep(lines: i32, standard_error: i32) -> io::Result<()> {
 extern "C" fn on_abort(number: libc::c_int) {
     let (lines, standard_error) = (LINES.load(Ordering::SeqCst), STANDARD_ERROR.load(Ordering::SeqCst));
     let mut bytes = [0_u8; 4096];
-    // SAFETY: the handler calls only functions that signal-safety(7) lists, on a buffer of its own.
+    // SAFETY: the signal handler calls only functions that signal-safety(7) allows in a handler, and they use only its
+    // own buffer.
     unsafe {
         // The descriptor becomes non-blocking, because a read of an empty socket would otherwise wait for ever.
         libc::fcntl(lines, libc::F_SETFL, libc::O_NONBLOCK);
@@ -55,7 +56,7 @@ mod tests {
 
     fn pipe() -> (File, File) {
         let mut ends = [0; 2];
-        // SAFETY: the system writes two new descriptors, which no other code owns.
+        // SAFETY: pipe(2) writes two new file descriptors to `ends`, which no other code owns.
         unsafe {
             assert_eq!(libc::pipe(ends.as_mut_ptr()), 0);
             (File::from_raw_fd(ends[0]), File::from_raw_fd(ends[1]))
@@ -67,7 +68,7 @@ mod tests {
         let (reader, mut writer) = pipe();
         let (mut said, standard_error) = pipe();
         writer.write_all(b"Check failed: 1 == 2").unwrap();
-        // SAFETY: the child process only installs the handler and aborts.
+        // SAFETY: after the fork, the child process only installs the SIGABRT handler and aborts.
         let child = unsafe { libc::fork() };
         if child == 0 {
             keep(reader.as_raw_fd(), standard_error.as_raw_fd()).unwrap();
@@ -77,7 +78,7 @@ mod tests {
         let mut text = String::new();
         said.read_to_string(&mut text).unwrap();
         let mut status = 0;
-        // SAFETY: `child` is a child process of this process.
+        // SAFETY: waitpid(2) gets the id of a child process of this test, and writes only to `status`.
         assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
         assert_eq!(text, "Check failed: 1 == 2");
         assert!(libc::WIFSIGNALED(status) && libc::WTERMSIG(status) == libc::SIGABRT);

@@ -27,9 +27,9 @@ pub struct Servable {
 
 #[pymethods]
 impl Servable {
-    /// Compiles a description, JSON of service/native/description.py. `keep` owns the memory at the description's
-    /// addresses; it is released after the last request. `clusters` opens the tables that lie in clusters, `pager` reads
-    /// those that are larger than memory.
+    /// Compiles the JSON description of a model version, which service/native/description.py writes. `keep` owns the
+    /// memory at the description's addresses; it is released after the last request. `clusters` opens the tables that
+    /// lie in clusters, `pager` reads those that are larger than memory.
     #[new]
     #[pyo3(signature = (description, keep, clusters = None, pager = None))]
     fn new(
@@ -40,7 +40,8 @@ impl Servable {
     ) -> PyResult<Self> {
         let description: Description =
             serde_json::from_str(description).map_err(|error| PyValueError::new_err(error.to_string()))?;
-        // SAFETY: service/native/description.py writes only addresses of arrays that `keep` owns.
+        // SAFETY: all addresses in a description of service/native/description.py point to arrays that `keep` owns, and
+        // the servable owns `keep`.
         let compiled =
             unsafe { plan::Servable::compile(description, MemoryOwner(Box::new(keep)), &crate::towers::open) };
         let mut compiled = compiled.map_err(PyValueError::new_err)?;
@@ -60,7 +61,7 @@ impl Servable {
         if addresses.len() != self.inner.tables().len() {
             return Err(PyValueError::new_err("one pair of addresses for each table"));
         }
-        // SAFETY: as in `new`, `keep` owns the arrays at all addresses.
+        // SAFETY: all `addresses` point to arrays that `keep` owns, and the new servable owns `keep`.
         let moved = unsafe { self.inner.on_tables(&addresses, MemoryOwner(Box::new(keep))) };
         Ok(Servable { inner: Arc::new(moved) })
     }
@@ -104,7 +105,7 @@ impl Servable {
 /// The hot rows of a table, as `Servable::hot_rows` returns them.
 type HotRows = (u64, u64, u64, u64, Vec<(i64, u64)>);
 
-/// The clusters that hold tables of one server. Concurrency: any thread.
+/// The Valkey and Redis clusters in which tables of this server lie. Concurrency: any thread.
 #[pyclass(frozen, module = "service._native")]
 pub struct Clusters {
     inner: remote::Clusters,
@@ -118,25 +119,26 @@ impl Clusters {
         Clusters { inner: remote::Clusters::new(cache_bytes) }
     }
 
-    /// Removes rows of a table from the cache that have changed in its cluster; None: all rows of the table.
+    /// Removes rows of a table from the row cache, because they have changed in the table's cluster; None: all rows of
+    /// the table.
     #[allow(clippy::needless_pass_by_value, reason = "pyo3 passes a list by value")]
     fn forget(&self, model: &str, version: i64, table: &str, rows: Option<Vec<u64>>) {
         self.inner.forget(model, version, table, rows.as_deref());
     }
 
-    /// Notes that the server has read all changes of a table, so that the table's cached rows are valid for a while.
+    /// Records that the server has just read all changes of a table, so that the table's cached rows are valid for a
+    /// while.
     fn heard(&self, model: &str, version: i64, table: &str) {
         self.inner.heard(model, version, table);
     }
 
-    /// Asks each cluster for its map of slots.
+    /// Asks each Valkey or Redis cluster for its slot map, which says which nodes hold which slots.
     fn refresh(&self, py: Python<'_>) {
         py.detach(|| self.inner.refresh());
     }
 
     /// Reads rows of a table into the cache, in the order of `rows`, for at most `seconds`; returns how many of the
-    /// rows
-    /// the cache then has. `tag`: the beginning of the table's keys.
+    /// rows the cache then has. `tag`: the beginning of the table's keys.
     #[allow(clippy::needless_pass_by_value, reason = "pyo3 passes a list by value")]
     fn fill(&self, py: Python<'_>, tag: &str, version: i64, rows: Vec<u64>, seconds: f64) -> usize {
         let deadline = Instant::now() + Duration::from_secs_f64(seconds.clamp(0.0, 3600.0));
@@ -166,7 +168,7 @@ impl Clusters {
         (PyBytes::new(py, &bytes), has_row)
     }
 
-    /// Returns the counts of each table, and those of the cache or null, as JSON text.
+    /// Returns JSON text with the read counts of each remote table, and with the counts of the row cache or null.
     fn counts(&self) -> PyResult<String> {
         serde_json::to_string(&(self.inner.counts(), self.inner.cache_counts())).map_err(value_error)
     }
@@ -180,13 +182,13 @@ pub struct Pager {
 
 #[pymethods]
 impl Pager {
-    /// `max_bytes`: the most bytes of pages that stay in memory.
+    /// Creates a pager; `max_bytes` is the maximal number of bytes of pages that stay in memory.
     #[new]
     fn new(max_bytes: u64) -> Self {
         Pager { inner: paged::Pager::new(max_bytes) }
     }
 
-    /// Returns the counts of all tables together, as JSON text.
+    /// Returns the counts of page reads and drops of all paged tables together, as JSON text.
     fn counts(&self) -> PyResult<String> {
         serde_json::to_string(&self.inner.counts()).map_err(value_error)
     }
@@ -310,7 +312,7 @@ impl Server {
         drop(models);
         if let Some(server) = self.inner.load_full() {
             // The change of routes runs without the interpreter lock, because it may drop the last reference to a
-            // servable, which takes the lock to release `keep`.
+            // servable, and that drop takes the interpreter lock to release `keep`.
             py.detach(|| server.set_routes(routes));
         }
     }
@@ -383,7 +385,8 @@ impl Server {
         py.detach(|| {
             if let Some(server) = &server {
                 self.last.store(Some(Arc::new(server.statistics())));
-                // Another thread may still use the server in `drain`, so the drop below may not be the last one.
+                // A thread in `drain` may still have a reference to the server, so the drop below may not end the
+                // server.
                 server.cut();
             }
             drop(server);
@@ -566,7 +569,8 @@ impl ServerConfig {
 fn listen(one: Listener) -> Listen {
     match one {
         Listener::Path(path) => Listen::Path(path),
-        // SAFETY: service/native/edge.py detached the descriptor, so no other code owns it.
+        // SAFETY: service/native/edge.py detached the socket from its Python object, so no other code owns the file
+        // descriptor.
         Listener::Fd(fd) => Listen::Bound(unsafe { std::net::TcpListener::from_raw_fd(fd) }),
     }
 }

@@ -29,7 +29,7 @@ class Counters(Protocol):
 
     @property
     def requests(self) -> Observer:
-        """The counter of requests."""
+        """The observer that adds finished requests to the metrics."""
         ...
 
     @property

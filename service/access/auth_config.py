@@ -89,8 +89,8 @@ class AuthFile:
         The fault of an invalid file is logged once, and the callers stay as they are.
         """
         try:
-            # The file is read at each poll, because its mtime and size do not show every change; reading takes
-            # microseconds.
+            # The --auth_config file is read at each poll, because its mtime and size do not show every change; reading
+            # it takes microseconds.
             config = read_auth_config(self._path)
         except AuthConfigError as error:
             if str(error) != self._complaint:
@@ -103,7 +103,7 @@ class AuthFile:
             return
         if config == self._current:
             if self._complaint:
-                # An invalid file was replaced by the content that is in force already.
+                # The invalid --auth_config file was replaced by a file with the same content as the one in force.
                 self._complaint = ""
                 self._counter.accepted()
             return
@@ -118,8 +118,8 @@ class AuthFile:
             try:
                 self.poll_once()
             except Exception:
-                # An error must not end this thread: without it, tokens that are removed from the --auth_config file
-                # would stay valid.
+                # An error must not end this thread: without the thread, tokens that are removed from the --auth_config
+                # file would stay valid.
                 logger.exception("polling failed", extra={"path": str(self._path)})
 
 

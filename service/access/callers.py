@@ -15,16 +15,17 @@ from typing import Any, Literal, TypeVar, get_args
 
 from service.errors import PermissionDenied, Unauthenticated
 
-# Rights of a caller on a model: "predict" allows to run signatures and to read rows of tables; "metadata" allows to see
-# the model, its versions, signatures and tables; "admin" allows to change rows of its tables and, if held on all
-# models, the list of models.
+# Rights of a caller on a model. "predict": run signatures and read rows of tables. "metadata": see the model, its
+# versions, signatures and tables. "admin": change rows of its tables; a caller with this right on all models may also
+# change the list of models.
 Right = Literal["predict", "metadata", "admin"]
 RIGHTS: tuple[Right, ...] = get_args(Right)
 # Parts of the server that --auth_config may open to requests without credentials: see docs/security.md.
 Part = Literal["health", "reflection", "docs", "console", "metrics"]
 PARTS: tuple[Part, ...] = get_args(Part)
 _NONE: frozenset[Right] = frozenset()
-# Most entries of the cache from a token's digest to its caller, which saves the comparison with all callers' digests.
+# Maximum number of entries in the cache of a token's digest -> its caller, which saves comparing a token with the
+# tokens of all callers.
 _MAX_SEEN = 4096
 _SCHEME = b"bearer "
 _MAX_TOKEN_BYTES = 4096
@@ -81,7 +82,7 @@ class Grant:
             raise PermissionDenied(f'Caller "{self.name}" needs the right "{right}" on all models for this request.')
 
     def keep(self, key: str, make: Callable[[], T]) -> T:
-        """Returns the object that make() made for this caller and key, from a cache if there is one.
+        """Returns the object that make() has made for this caller and key; calls make() if there is none yet.
 
         make() is called once for each key, and the cache lives as long as the grant.
         """
@@ -153,7 +154,7 @@ class Callers:
         return grant
 
     def of_digest(self, digest: bytes) -> Grant | None:
-        """Returns the grant of the caller that has a token with this SHA-256 now; None: no caller has it any more."""
+        """Returns the grant (rights) of the caller that has a token with this SHA-256 now; None if no caller has it."""
         return self._known.of_digest(digest)
 
     @contextmanager
@@ -166,7 +167,7 @@ class Callers:
             self.current.reset(token)
 
     def require_everywhere(self, right: Right, part: Part | None = None) -> None:
-        """Raises PermissionDenied unless the current caller has the right on all models, or the part is open to all."""
+        """Raises PermissionDenied unless the caller has the right on all models, or the part is open to everybody."""
         if part is None or not self.is_open(part):
             self.current.get().require_everywhere(right)
 

@@ -1,4 +1,4 @@
-"""Wraps the engine with checks of the caller's rights: a model without any right looks as if it did not exist.
+"""Wraps the engine with checks of rights: a caller without any right on a model is told that there is no such model.
 
 All routes and methods get this object in place of the engine, so none of them has to check rights or can forget to.
 """
@@ -36,15 +36,15 @@ class GuardedEngine(Engine):
       grant: returns the grant of the current caller.
     """
 
-    # Engine.__init__ is not called: an Engine method that this class does not override then fails for lack of
-    # attributes, and can not skip the check of rights.
+    # Engine.__init__ is not called on purpose: an Engine method that this class does not override then fails for lack
+    # of attributes, and can not skip the check of rights.
     def __init__(self, engine: Engine, absent: Engine, grant: Callable[[], Grant]) -> None:
         self._engine = engine
         self._absent = absent
         self._grant = grant
 
     def of(self, grant: Grant) -> GuardedEngine:
-        """Returns a guarded engine that checks the rights of the given caller, whatever the current caller is."""
+        """Returns an engine that checks the rights of the given caller, not those of the current request's caller."""
         return GuardedEngine(self._engine, self._absent, lambda: grant)
 
     def _for(self, model: str, right: Right) -> Engine:
@@ -99,7 +99,7 @@ class GuardedEngine(Engine):
         return engine.bind(ref, signature_name, call, **options)
 
     def reject(self, error: ServiceError, call: Call, *, model: str = "") -> None:
-        """Counts a request that failed before it was bound, as Engine.reject does.
+        """Counts a request that failed before its signature was found, as Engine.reject does.
 
         If the caller can not see the model, the request is counted as one for an unknown model.
         """
@@ -143,12 +143,12 @@ class GuardedEngine(Engine):
         return engine.neighbors(ref, table_name, query, call)
 
     def searches_by_signature(self, ref: ModelRef) -> bool:
-        """Says whether a signature means a search, as Engine does; of a hidden model it always does."""
+        """Says whether the signature "neighbors" means a search; says yes for a model that the caller may not see."""
         return not self._grant().rights(ref.name) or self._engine.searches_by_signature(ref)
 
     @property
     def searches(self) -> Searches:  # type: ignore[override]
-        """The searches of the whole server."""
+        """The object that runs all of the server's searches for nearest rows."""
         return self._engine.searches
 
     def may_wait(self, ref: ModelRef, table_name: str) -> bool:

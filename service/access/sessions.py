@@ -21,15 +21,18 @@ from service.errors import PermissionDenied, Unauthenticated
 COOKIE = "embedding_console"
 # Header with the session's CSRF token, which every request that is not a read needs.
 CSRF_HEADER = "X-Console-Csrf"
-# Most sessions that are open; one more ends the oldest one.
+# Maximum number of open console sessions; one more session ends the oldest one.
 MAX_SESSIONS = 1000
-# Seconds after which a session ends.
+# Seconds from the start of a console session to its end.
 SESSION_S = 43_200
 _MAX_TOKEN_BYTES = 4096
 
 
 class Session(NamedTuple):
-    """One browser that is signed in. ends_s: on the clock of Sessions. csrf: value that CSRF_HEADER must have."""
+    """One browser that is signed in to the console.
+
+    ends_s: on the clock of Sessions. csrf: value that CSRF_HEADER must have.
+    """
 
     token_digest: bytes
     csrf: str

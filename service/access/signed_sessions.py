@@ -22,12 +22,13 @@ from typing import NamedTuple
 from service.access.callers import Callers, Grant
 from service.access.sessions import SESSION_S, Session, Sessions
 
-# Fewest characters of a secret: nobody can guess a random text of 32 characters.
+# Minimum length of a secret: nobody can guess a random text of 32 characters.
 MIN_SECRET_CHARS = 32
 # Maximal number of sessions, closed before their end, whose cookies this server remembers and refuses.
 MAX_CLOSED = 100_000
 _MAX_FILE_BYTES = 64 << 10
-# Version of the format, end in seconds since 1970, random number, fingerprint of the token.
+# Content of a session's cookie, before its signature: version of this format, end of the session in seconds since 1970,
+# random number, fingerprint of the caller's token.
 _BODY = struct.Struct(">BQ16s32s")
 _FORMAT = 1
 _MAC_BYTES = 32
@@ -81,8 +82,8 @@ class SignedSessions(Sessions):
         self._closing = threading.Lock()
         # Random number of a closed session -> when the session ends, oldest first.
         self._closed: dict[bytes, float] = {}
-        # Generation of the list of callers, and for each key a dict: fingerprint of a token of the list -> the token's
-        # digest.
+        # The generation of the list of callers, and for that list a dict for each signing key: fingerprint of a token
+        # -> the token's SHA-256.
         self._digests: tuple[int, tuple[dict[bytes, bytes], ...]] = (-1, ())
 
     def open(self, token: str) -> tuple[str, Session]:
@@ -141,8 +142,8 @@ class SignedSessions(Sessions):
         return None
 
     def _digests_now(self) -> tuple[dict[bytes, bytes], ...]:
-        # Read the generation before the list: if the list is replaced in between, the next request indexes the new
-        # list.
+        # The generation is read before the list of callers: if the list is replaced in between, the next request
+        # indexes the new list.
         generation = self._callers.generation
         if self._digests[0] != generation:
             digests = [digest for caller in self._callers.listed for digest in caller.digests]

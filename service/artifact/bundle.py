@@ -69,7 +69,10 @@ class BundleEntry:
 
 
 class BundleSlice(NamedTuple):
-    """One slice of a tensor. start: index of its first element in the tensor; entry.shape: the slice's sizes."""
+    """One slice of a tensor in a checkpoint.
+
+    start: index of the slice's first element in the tensor. entry.shape: the sizes of the slice.
+    """
 
     start: tuple[int, ...]
     entry: BundleEntry

@@ -33,9 +33,9 @@ def fingerprint(folder: Path) -> Fingerprint:
                 found = os.stat(path)
             except OSError:
                 continue
-            # The fingerprint has the ctime and not the mtime, because copying tools give a copy the mtime of its
-            # original. It has the inode too, because two files written within one tick of the clock have the same
-            # ctime.
+            # A folder's fingerprint has the ctime of its files and not their mtime, because copying tools give a copy
+            # the mtime of its original. It has the inode too, because two files written within one tick of the clock
+            # have the same ctime.
             entries.add((os.path.relpath(path, folder), found.st_ino, found.st_size, found.st_ctime_ns))
             newest_ns = max(newest_ns, found.st_ctime_ns)
     return Fingerprint(frozenset(entries), newest_ns / 1e9)
@@ -73,9 +73,9 @@ class Arrival:
         self._clock = clock
         self.seen = fingerprint(folder)
         self._since_s = clock()
-        # The wall clock is compared with the files' change times only here, so that a folder that was copied long ago
-        # is complete at once. Later calls use the monotonic clock, so that a jump of the wall clock can not make an
-        # unfinished copy look old.
+        # Only the first look at a version's folder compares the wall clock with the files' change times, so that a
+        # folder that was copied long ago is complete at once. Later calls use the monotonic clock, so that a jump of
+        # the wall clock can not make an unfinished copy look old.
         self._is_old = wall_clock() - self.seen.changed_at_s >= settle_s
 
     def is_complete(self) -> bool:

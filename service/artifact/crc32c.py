@@ -41,7 +41,7 @@ def numpy_crc32c(address: int, num_bytes: int, before: int) -> int:
 
 
 def _added(states: Array, lanes: Array) -> Array:
-    """Returns the [N] CRC states that follow when each of N states reads the L bytes of its lane; lanes: [N, L]."""
+    """Returns the [N] states of N CRCs after each has read the L bytes of its own lane; lanes: [N, L]."""
     table = _table()
     for octets in lanes.T:
         states = table[(states ^ octets) & 255] ^ states >> 8
@@ -59,11 +59,12 @@ def _table() -> Array:
 
 @cache
 def _shifted_past_a_lane() -> Array:
-    """Returns, for each of the 32 checksums with a single bit set, the checksum after a lane of zeros, [32] uint32."""
+    """Returns, for each checksum with a single bit set, the checksum after a lane (piece) of zero bytes, [32]."""
     return _added(np.uint32(1) << np.arange(32, dtype=np.uint32), np.zeros((32, _LANE_BYTES), np.uint8))
 
 
-# The native core's function is preferred: it is faster, and releases the interpreter lock while it computes.
+# The native core's crc32c is preferred over numpy's: it is faster, and releases Python's interpreter lock while it
+# computes.
 crc32c = NATIVE_TABLES.crc32c if NATIVE_TABLES else numpy_crc32c
 
 

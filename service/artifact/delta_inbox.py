@@ -18,8 +18,8 @@ _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # O_NONBLOCK keeps open() from waiting for a writer if the path is a named pipe.
 _FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
-# Files that were read before are checked for changes only in every 25th call of read(): there may be thousands of such
-# files, and they hardly ever change.
+# A delta file that was read before is checked for changes only in every 25th call of read(): a folder may hold
+# thousands of delta files, which hardly ever change.
 _LOOK_AGAIN_EVERY = 25
 
 # Inode, size and change times of a delta file, kept to see later whether the file has changed.

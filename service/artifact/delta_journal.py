@@ -115,8 +115,8 @@ class Journal:
                             raise JournalUnavailable(
                                 "The journal of upserts is held by another process; nothing changed."
                             )
-                        # deltas.journal_pruning removes a journal only while it holds this lock: so the file may have
-                        # been removed since _open(), but can not be removed from now on.
+                        # deltas.journal_pruning removes a journal file only while it holds this lock: the file may have
+                        # been removed before this process got the lock, but not after that.
                         if not self._is_replaced():
                             self._catch_up()
                             return self._write(*make(max(self._last + 1, at_least)))
@@ -192,8 +192,8 @@ class Journal:
         except FileNotFoundError:
             return True
         mine = os.fstat(self._descriptor)
-        # A journal that was cut short is read again from its start; deltas with known sequence numbers are then
-        # skipped.
+        # A journal file that is shorter than the part that was read of it was truncated: it is read again from its
+        # start, and deltas with known sequence numbers are skipped.
         return (named.st_dev, named.st_ino) != (mine.st_dev, mine.st_ino) or mine.st_size < self._end
 
     def _close(self) -> None:

@@ -179,7 +179,7 @@ class LookupFeature:
 
     @property
     def needs_format_4(self) -> bool:
-        """Whether the entry uses a field that format 3 of the manifest does not have."""
+        """Whether the feature's entry uses a field or a value that format 3 of the manifest does not have."""
         plain = (None, "zeros", "keep", "in_order")
         is_plain = (self.max_norm, self.on_empty_row, self.trailing_empty_rows, self.summation) == plain
         return not is_plain or self.on_bad_id == "wrap"

@@ -37,7 +37,8 @@ def _unsigned(value: int) -> bytes:
 
 
 def _signed(value: int) -> bytes:
-    # A signed number that is encoded in n bytes has n header bits, one sign bit, and 7 n - 1 bits of the number.
+    # TensorFlow's ordered code encodes a signed number in n bytes as n header bits, one sign bit and 7 n - 1 bits of
+    # the number.
     size = (value if value >= 0 else ~value).bit_length() // 7 + 1
     if size > len(_HEADERS):
         raise ValueError(f"a slice has the number {value}")

@@ -50,9 +50,9 @@ def _files_of(descriptor_set: bytes) -> Iterator[bytes]:
     """
     position = 0
     while position < len(descriptor_set):
-        # position + 1 skips the tag of field 1, which is one byte before each file of the descriptor set.
+        # Before each file of the descriptor set is the tag of field 1, which is one byte: position + 1 skips it.
         size, start = length_prefix(descriptor_set, position + 1)
-        assert size is not None  # the descriptor set ships with the package, so it is not cut off
+        assert size is not None  # the descriptor set is part of this package, so it is not cut off
         position = start + size
         yield descriptor_set[start:position]
 

@@ -77,7 +77,7 @@ def _to_bfloat16(rows: Array) -> Array:
 
 def _scales(rows: Array, steps: int) -> Array:
     largest = np.abs(rows).max(axis=1, keepdims=True)
-    # Scales are at least the smallest normal float32: a smaller scale has few significant bits, and the rounding error
-    # could then exceed half a step.
+    # The scale of an int8 or int4 row is at least the smallest normal float32: a smaller scale has few significant
+    # bits, and the rounding error could then exceed half a step.
     scales: Array = np.maximum(largest / np.float32(steps), _SMALLEST_SCALE)
     return np.where(largest > 0, scales, np.float32(0)).astype(np.float32)

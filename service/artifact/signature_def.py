@@ -120,7 +120,7 @@ def _is_sparse_matrix(info: Any) -> bool:
 
 def _read_sparse_matrix(name: str, info: Any) -> dict[str, TensorSpec]:
     # A sparse input becomes two inputs, values and row splits: requests can not hold sparse tensors, so clients send
-    # ragged ids. The folder graph converts them.
+    # ragged ids, which service.graph converts.
     values = TensorSpec(
         name=name + VALUES_SUFFIX,
         dtype=dtypes.dtype_name(info.dtype),
@@ -137,8 +137,8 @@ def _read_tensor(name: str, info: Any) -> TensorSpec:
         name=name,
         dtype=dtypes.dtype_name(info.dtype),
         shape=None if shape.unknown_rank else tuple(None if dim.size < 0 else dim.size for dim in shape.dim),
-        # info.name is empty for other sparse or composite tensors, which have several tensor names; such an input can
-        # not be fed.
+        # A TensorInfo's name is empty for other sparse or composite tensors, which have several tensor names; such an
+        # input can not be fed.
         tensor_name=info.name,
     )
 

@@ -39,7 +39,7 @@ class OutputRule:
 
 @dataclass(frozen=True, slots=True)
 class LookupRules:
-    """The rules of a lookup signature: output -> the rule that it must fit, and feature -> the rank of its ids."""
+    """The rules of a lookup signature: output -> its features, shape and dtype; feature -> the rank of its ids."""
 
     outputs: Mapping[str, OutputRule]
     ids_ranks: Mapping[str, int]
@@ -140,8 +140,9 @@ def lookup_rules(spec: SignatureSpec, entry: SignatureEntry, manifest: Manifest)
 def _rule(
     spec: SignatureSpec, entry: SignatureEntry, manifest: Manifest, output: str, parts: tuple[str, ...]
 ) -> OutputRule:
-    # The output gets the shape from the manifest: answers have it, and the limit on answer bytes is computed from it.
-    # So a size that the graph leaves open is filled in, and a size that differs from the graph's is refused.
+    # The output gets the shape that the manifest says, because answers have this shape, and because the limit on answer
+    # bytes is computed from it. So a size that the graph leaves open is filled in, and a size that differs from the
+    # graph's is refused.
     found = spec.outputs.get(output)
     if found is None:
         raise ArtifactError(f"signature {spec.name!r} has no output {output!r}, which its manifest names")
@@ -262,7 +263,8 @@ def _ragged_names(spec: SignatureSpec, entry: SignatureEntry) -> tuple[RaggedNam
     names = []
     for (ids, row_splits, weights), features in found.items():
         if weights is None and any(other[:2] == (ids, row_splits) and other[2] for other in found):
-            # The entry of another feature, which reads the same ids with weights, covers this feature too.
+            # Another feature reads the same ids with weights, and its entry already makes engine.validation check this
+            # feature's row splits.
             continue
         name = _json_name(spec, features, ids, row_splits)
         unsent = name + WEIGHTS_SUFFIX if name + WEIGHTS_SUFFIX not in spec.inputs else ""

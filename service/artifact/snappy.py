@@ -61,8 +61,8 @@ def _length(data: bytes) -> tuple[int, int]:
 
 
 def _literal_size(data: bytes, code: int, position: int) -> tuple[int, int]:
-    # A literal's size up to 60 is in the tag byte itself; for longer literals the codes 60 to 63 say that the size is
-    # in the next one to four bytes.
+    # Snappy keeps the size of a literal of up to 60 bytes in the tag byte; for longer literals, the codes 60 to 63 say
+    # that the size is in the next one to four bytes.
     if code < 60:
         return code + 1, position
     width = code - 59
@@ -74,8 +74,8 @@ def _literal_size(data: bytes, code: int, position: int) -> tuple[int, int]:
 def _copy(out: bytearray, offset: int, size: int) -> None:
     if not 0 < offset <= len(out):
         raise ValueError(f"snappy: a copy from {offset} bytes before, of {len(out)}")
-    # A copy may be longer than its offset: then it reads bytes that it has just written, and the bytes from `start`
-    # repeat.
+    # A snappy copy may be longer than its offset: then it reads bytes that it has just written, and the bytes from
+    # `start` repeat.
     start = len(out) - offset
     piece = out[start : start + size]
     out += (piece * (size // len(piece) + 1))[:size]

@@ -64,7 +64,7 @@ def _block_handle(data: bytes, position: int) -> tuple[tuple[int, int], int]:
 
 
 def _block(data: bytes, offset: int, size: int) -> bytes:
-    # Behind each block there are one byte of compression type and four bytes of checksum.
+    # In the table file, one byte of compression type and four bytes of checksum follow each block.
     kind = data[offset + size]
     block = data[offset : offset + size]
     if kind == _SNAPPY:
@@ -75,8 +75,8 @@ def _block(data: bytes, offset: int, size: int) -> bytes:
 
 
 def _block_records(block: bytes) -> Iterator[tuple[bytes, bytes]]:
-    # Each record stores only the part of its key that differs from the key before; an array of restart offsets and its
-    # count end the block.
+    # Each record of a block stores only the part of its key that differs from the previous record's key; an array of
+    # restart offsets and its length end the block.
     (num_restarts,) = struct.unpack_from("<I", block, len(block) - 4)
     end = len(block) - 4 * (num_restarts + 1)
     position, key = 0, b""

@@ -22,7 +22,7 @@ class TextFormError(Exception):
 
 
 class Field(NamedTuple):
-    """The declaration of one protobuf field, for a message that declared_class() declares.
+    """The declaration of one protobuf field: declared_class() makes a message class from such declarations.
 
     kind: "string", "bool" or "int64", or the full name of a message, such as "google.protobuf.Int64Value".
     """
@@ -52,8 +52,8 @@ def declared_class(full_name: str, messages: Mapping[str, Sequence[Field]]) -> M
     Args:
       messages: message name without its package -> the message's fields.
     """
-    # The import is here and not at the top: descriptor_pb2 takes 7 ms of the start, and most servers have no file with
-    # such a message.
+    # The import is here and not at the top: descriptor_pb2 takes 7 ms of the start, and most servers read no file whose
+    # message is declared here.
     from google.protobuf import descriptor_pb2
 
     kinds = descriptor_pb2.FieldDescriptorProto
@@ -91,7 +91,7 @@ def extended_class(full_name: str, message: str, fields: Sequence[Field]) -> Mes
     package, _, name = full_name.rpartition(".")
     file = descriptor_pb2.FileDescriptorProto()
     message_class(full_name).DESCRIPTOR.file.CopyToProto(file)
-    # The copy needs a package of its own, for a pool has each name once.
+    # The copied messages need a package of their own, because a descriptor pool accepts each full name only once.
     file.name, file.package = f"embedding_server/extended_{name}.proto", "embedding_server"
     own = tuple(f".{package}.{declared.name}" for declared in file.message_type)
     for declared in file.message_type:

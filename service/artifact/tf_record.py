@@ -17,7 +17,7 @@ from service.errors import ArtifactError
 # Path, within a version's folder, of the file with recorded requests that the server replays before it serves the
 # version.
 WARMUP_PATH = "assets.extra/tf_serving_warmup_requests"
-# Most records of a warm-up file; TensorFlow Serving refuses a version with more.
+# Maximum number of records in a warm-up file; TensorFlow Serving refuses to load a version with more.
 MAX_WARMUP_RECORDS = 1000
 
 _HEADER = struct.Struct("<QI")

@@ -18,14 +18,15 @@ from service.errors import ArtifactError
 
 TPU_TAG = "tpu"
 
-# Numbers of int32 and string in the DataType enum of tensorflow/core/framework/types.proto.
+# DataType numbers of int32 and string, from tensorflow/core/framework/types.proto.
 _DT_INT32, _DT_STRING = 3, 7
 
 # Prefixes of node attributes to remove: TensorFlow's TPU rewrite adds them. "_XlaMustCompile" (jit_compile) stays,
 # because XLA compiles for CPUs too.
 _MARKS = ("_tpu", "_xla", "_pivot_for_cluster")
 
-# Op that copies its input when there is one replica or partition -> the op's attribute with their number.
+# TPU op that copies its input if there is only one replica or partition -> the op's attribute that holds the number of
+# replicas or partitions.
 _PASS_THROUGH = {
     "TPUReplicatedInput": "N",
     "TPUReplicatedOutput": "num_replicas",
@@ -137,7 +138,8 @@ def _lower_node(node: Any) -> str | None:
         _to_source(node, "Const", _DT_INT32).int_val.append(0)
         return "output"
     elif node.op == "TPUCompilationResult":
-        # The node becomes a constant with an empty CompilationResultProto, which means that the compilation succeeded.
+        # A node of the op TPUCompilationResult becomes a constant, an empty CompilationResultProto, which means that
+        # the compilation succeeded.
         _to_source(node, "Const", _DT_STRING).string_val.append(b"")
         return "output"
     return None
@@ -147,8 +149,8 @@ def _lower_call(node: Any) -> None:
     arguments = [reference for reference in node.input if not reference.startswith("^")]
     if len(arguments) != len(node.attr["Tin"].list.type) + 1:
         raise ArtifactError(f"node {node.name!r}: TPUPartitionedCall has no input for its device ordinal")
-    # The last data input, the number of the TPU core, is removed: the plain call StatefulPartitionedCall has no such
-    # input.
+    # The last data input of a TPUPartitionedCall, the number of a TPU core, is removed: the op StatefulPartitionedCall
+    # has no such input.
     del node.input[len(arguments) - 1]
     node.op = "StatefulPartitionedCall"
     _drop_attributes(node.attr, lambda name: name in ("Tin", "Tout", "f") or name.startswith("_"))

@@ -1,1 +1,4 @@
-"""Compares two versions of a model: rows, and the geometry of tables. Reads folders of versions, knows no wire."""
+"""Compares the tables of two versions of a model, row by row and by the distances between rows.
+
+Reads version folders, and knows nothing of HTTP and gRPC.
+"""

@@ -29,14 +29,14 @@ class Alignment:
         self._sums = np.zeros((2, dim, dim))
 
     def add(self, old: Array, new: Array, halves: Array) -> None:
-        """Adds pairs of rows: old, new [n, D] finite float64; halves [n], 0 or 1."""
+        """Adds pairs of an old and a new row: [n, D], finite float64. halves: [n], the half (0 or 1) of each pair."""
         weighted = [_limited(rows, norm) for rows, norm in zip((old, new), self._typical, strict=True)]
         for half in (0, 1):
             mine = halves == half
             self._sums[half] += weighted[0][mine].T @ weighted[1][mine]
 
     def rotations(self) -> Array:
-        """Returns [2, D, D]: the orthogonal matrix R for each half, for which `old @ R` lies nearest to `new`.
+        """Returns, for each half, the orthogonal matrix R that brings `old @ R` nearest to `new` in the other half.
 
         >>> fit = Alignment(2, (1.0, 1.0))
         >>> old = np.array([[1.0, 0.0], [0.0, 1.0]])

@@ -25,7 +25,7 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """A set of rows: their number, and the keys (ids without a vocabulary) of the first ten."""
+    """A set of rows: their number, and the keys of the first ten rows (the ids, if the table has no vocabulary)."""
 
     count: int = 0
     first: tuple[str, ...] = ()
@@ -33,7 +33,7 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class DriftedRow:
-    """A row that has drifted. cosine: None if a number of the row is not finite."""
+    """A row whose old and new vectors differ in direction. cosine: None if a number of the row is not finite."""
 
     name: str
     old_id: int
@@ -43,7 +43,7 @@ class DriftedRow:
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """The differences between the numbers of the rows that both versions have.
+    """How much the vectors of rows differ between two versions, for the rows that both versions have.
 
     rows: number of compared rows: all common rows, or a sample of them.
     is_aligned: rows are compared after the rotation that fits them best; False for a table with too few rows to fit a
@@ -68,7 +68,7 @@ class Drift:
 
 @dataclass(frozen=True, slots=True)
 class Neighbours:
-    """The overlap of the nearest neighbours (by cosine) of some rows in both versions.
+    """The overlap of the nearest neighbours (by cosine) of some rows in both versions of a table.
 
     k: neighbours of a row. queries: number of rows whose neighbours were searched, the hottest rows if is_hottest is
     True, else a sample. pool: number of common rows among which neighbours were searched.
@@ -85,7 +85,7 @@ class Neighbours:
 
 @dataclass(frozen=True, slots=True)
 class TableDiff:
-    """The comparison of one table.
+    """The comparison of one table between two versions of a model.
 
     matched_by: "key": rows of equal keys belong together; "id": rows of equal ids.
     added, removed: rows that only the new or the old version has. moved: rows of a key that have another id now.
@@ -128,7 +128,7 @@ class OutputDiff:
 
 @dataclass(frozen=True, slots=True)
 class VersionDiff:
-    """The comparison of two versions.
+    """The comparison of two versions of a model.
 
     tables: the tables of both versions. added_tables, removed_tables: names of tables that only one version has.
     predictions: None if recorded requests were not run.
@@ -144,7 +144,7 @@ class VersionDiff:
 
     @property
     def drift_percent(self) -> float | None:
-        """Largest share of drifted rows of any table that a rotation was fitted for; None if there is no such table."""
+        """Largest percentage of drifted rows among the tables with a fitted rotation; None if no table has one."""
         judged = [table.drift.percent for table in self.tables if table.drift is not None and table.drift.is_aligned]
         return max(judged, default=None)
 

@@ -13,14 +13,15 @@ from service.tables.vocabulary import KeyIndex, OpenedVocabulary
 from service.types import Array
 
 NO_ROW = -1
-# A vocabulary without buckets and without a row for unknown keys: unknown keys get NO_ROW.
+# Arguments of a search for keys in a vocabulary: without hash buckets and without a row for unknown keys, an unknown
+# key gets NO_ROW.
 _ONLY_KEYS = (0, NO_ROW, 0)
 
 
 class Matching(Protocol):
-    """Pairs the rows of two versions of a table. Concurrency: any thread.
+    """Pairs the rows of a table's old version with the same rows of its new version. Concurrency: any thread.
 
-    old, new: the rows that can be paired: [first id, id behind the last).
+    old, new: the ids of the rows that can be paired, in each version.
     """
 
     @property
@@ -44,26 +45,26 @@ class Matching(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ById:
-    """The Matching of tables without a common vocabulary: equal ids belong together."""
+    """The Matching (pairs of rows) of tables without a common vocabulary: equal ids make a pair."""
 
     old: range
     new: range
 
     def new_ids(self, old_ids: Array) -> Array:
-        """Returns the ids that the new table has as well."""
+        """Returns the given old ids, with NO_ROW in place of each id that the new table lacks."""
         return np.where(old_ids < self.new.stop, old_ids, NO_ROW)
 
     def old_ids(self, new_ids: Array) -> Array:
-        """Returns the ids that the old table has as well."""
+        """Returns the given new ids, with NO_ROW in place of each id that the old table lacks."""
         return np.where(new_ids < self.old.stop, new_ids, NO_ROW)
 
     def name(self, id: int, *, is_new: bool) -> str:
-        """Returns the id as text."""
+        """Returns the id as text, because the rows have no keys."""
         return str(id)
 
 
 class ByKey:
-    """The Matching of tables whose vocabularies have keys of one type: equal keys belong together."""
+    """The Matching (pairs of rows) of tables whose vocabularies have keys of one type: equal keys make a pair."""
 
     def __init__(self, old: OpenedVocabulary, new: OpenedVocabulary) -> None:
         self._old, self._new = old.index, new.index
@@ -71,15 +72,15 @@ class ByKey:
         self.old, self.new = _rows(self._old, self._has_strings), _rows(self._new, self._has_strings)
 
     def new_ids(self, old_ids: Array) -> Array:
-        """Returns the rows of the old rows' keys in the new version."""
+        """Returns the ids that rows with the keys of the given old rows have in the new version."""
         return self._translated(old_ids, self._old, self._new)
 
     def old_ids(self, new_ids: Array) -> Array:
-        """Returns the rows of the new rows' keys in the old version."""
+        """Returns the ids that rows with the keys of the given new rows have in the old version."""
         return self._translated(new_ids, self._new, self._old)
 
     def name(self, id: int, *, is_new: bool) -> str:
-        """Returns the key of a row."""
+        """Returns the row's key in the vocabulary of its version."""
         index = self._new if is_new else self._old
         line = id - index.first_id
         if not self._has_strings:

@@ -13,20 +13,22 @@ from service.comparison.matching import NO_ROW, Matching
 from service.types import Array, Table
 
 NUM_NEIGHBOURS = 10
-# A rotation is fitted for tables with this many common rows per dimension: below, it would fit the noise.
+# Two versions of a table are aligned by a rotation only if they share this many rows per dimension: a rotation of fewer
+# rows would fit noise.
 ROWS_PER_DIM = 4
 _FIRST = 10
 _IDS_AT_A_TIME = 1 << 16
 _CHUNK_BYTES = 4 << 20
 _NUM_TYPICAL = 4096
 _COSINE_EDGES = np.round(np.linspace(-1, 1, 21), 1)
-# From 1/8 to 8, four bins for each doubling; a ratio of 1 is in the middle of its bin.
+# Edges of the bins for norm ratios, from 1/8 to 8: four bins for each doubling, and a ratio of 1 is in the middle of
+# its bin.
 _RATIO_EDGES = 2.0 ** (np.arange(-12.5, 13) / 4)
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """The bounds of a comparison.
+    """Limits on the work that a comparison of two versions may do.
 
     rows: most rows of a table that are compared, drawn at random from a larger table.
     queries: most rows whose neighbours are searched. pool: most rows among which they are searched.
@@ -40,7 +42,7 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class RowPairs:
-    """The common rows of a table: all of them are counted, some are compared.
+    """The result of pairing the rows of two versions of a table: numbers of rows, and the ids of the pairs to compare.
 
     added, removed, moved: as in TableDiff. common: number of rows in both versions.
     old_ids, new_ids: [n] int64, ids of the rows to compare in both versions, by ascending old id.
@@ -55,7 +57,7 @@ class RowPairs:
 
 
 def pair_rows(matching: Matching, budget: Budget) -> RowPairs:
-    """Counts the added, removed and moved rows, and draws the rows to compare."""
+    """Counts the rows that a table's new version adds, removes or moves, and draws at random the rows to compare."""
     removed, moved, common = _Found(matching, is_new=False), _Found(matching, is_new=True), 0
     for ids in _id_chunks(matching.old):
         found = matching.new_ids(ids)
@@ -73,7 +75,7 @@ def pair_rows(matching: Matching, budget: Budget) -> RowPairs:
 
 
 def drift_of(old: Table, new: Table, pairs: RowPairs, matching: Matching) -> Drift:
-    """Compares the numbers of the paired rows of two tables of the same D."""
+    """Compares the vectors of the paired rows of two tables with the same D."""
     count = len(pairs.old_ids)
     rotations = _rotations(old, new, pairs.old_ids, pairs.new_ids)
     is_aligned = rotations is not None
@@ -104,7 +106,7 @@ def drift_of(old: Table, new: Table, pairs: RowPairs, matching: Matching) -> Dri
 
 
 def row_cosines(old: Table, new: Table, matching: Matching, new_ids: Array) -> tuple[Array, bool]:
-    """Compares single rows of two tables of the same D, as drift_of compares all rows.
+    """Compares single rows of two tables with vectors of the same size D, as drift_of does for all rows.
 
     Args:
       new_ids: [n] int64 ids of the new table.
@@ -129,7 +131,7 @@ def row_cosines(old: Table, new: Table, matching: Matching, new_ids: Array) -> t
 def neighbours_of(
     old: Table, new: Table, pairs: RowPairs, matching: Matching, budget: Budget, hottest: Array | None
 ) -> Neighbours | None:
-    """Compares the nearest neighbours of some rows in both versions; None for fewer than 20 common rows.
+    """Compares the nearest neighbours of some rows in both versions of a table; None for fewer than 20 common rows.
 
     Args:
       hottest: [n] int64 ids of the old version's hottest rows, the hottest first; None: a sample of rows is taken.
@@ -161,7 +163,7 @@ def neighbours_of(
 
 
 class _Found:
-    """Collects the number of some rows and the names of the first ten."""
+    """Counts the rows that are passed to add(), and keeps the names (keys or ids) of the first ten."""
 
     def __init__(self, matching: Matching, *, is_new: bool) -> None:
         self._matching, self._is_new = matching, is_new
@@ -178,7 +180,7 @@ class _Found:
 
 
 def _rotations(old: Table, new: Table, old_ids: Array, new_ids: Array) -> Array | None:
-    """Fits a rotation for each half of the pairs; returns None for too few pairs."""
+    """Fits a rotation for each half of the pairs of old and new rows; returns None if there are too few pairs."""
     if len(old_ids) < ROWS_PER_DIM * old.info.embedding_dim:
         return None
     sample = slice(None, None, max(1, len(old_ids) // _NUM_TYPICAL))
@@ -196,7 +198,8 @@ def _aligned_cosines(part: slice, before: Array, after: Array, rotations: Array 
     with np.errstate(invalid="ignore", over="ignore"):
         turned = np.where(_halves(part)[:, None] == 0, before @ rotations[0], before @ rotations[1])
         found = cosines(turned, after)
-    # Rows without a direction (zeros, NaN) that stayed the same are equal in any coordinate system.
+    # A row of zeros or NaN has no direction that a rotation could change: if it is the same in both versions, its
+    # cosine counts as 1.
     lengths = norms(before)
     found[_same(before, after) & ~(np.isfinite(lengths) & (lengths > 0))] = 1.0
     return found
@@ -214,7 +217,7 @@ def _typical_norm(table: Table, ids: Array) -> float:
 
 
 def _halves(part: slice) -> Array:
-    # Neighbouring pairs belong to different halves.
+    # The pairs of rows belong alternately to the halves 0 and 1.
     return np.arange(part.start, part.stop) % 2
 
 
@@ -226,7 +229,7 @@ def _chunks(old: Table, new: Table, old_ids: Array, new_ids: Array) -> Iterator[
 
 
 def _nearest(table: Table, queries: Array, pool: Array) -> Array:
-    """Returns [n, k] positions in the pool of the nearest rows to each query, which is not its own neighbour."""
+    """Returns the [n, k] positions in the pool of the rows nearest to each query row, without the query row itself."""
     wanted = _unit(table.rows(queries))
     best_score = np.full((len(queries), 0), -np.inf, np.float32)
     best = np.empty((len(queries), 0), np.int64)
@@ -246,7 +249,7 @@ def _nearest(table: Table, queries: Array, pool: Array) -> Array:
 
 
 def _unit(rows: Array) -> Array:
-    # A row that is zero or not finite is nobody's neighbour: its scores are 0.
+    # A row of zeros, or with NaN or infinity, becomes zeros here: its cosine with any other row is then 0.
     lengths = norms(rows.astype(np.float64))[:, None]
     usable = np.isfinite(lengths) & (lengths > 0)
     return np.divide(rows, lengths, out=np.zeros_like(rows), where=np.broadcast_to(usable, rows.shape))

@@ -33,7 +33,7 @@ class OpenedVersion:
     files: GuardedFiles
 
     def check(self) -> None:
-        """Raises DataLoss if a file changed since it was opened."""
+        """Raises DataLoss if a file of the version's tables has changed since it was opened."""
         if why := self.files.look():
             raise DataLoss(why)
 
@@ -104,7 +104,9 @@ def compare_rows(
     *,
     served: tuple[Mapping[str, Table], Mapping[str, Table]] = (MappingProxyType({}), MappingProxyType({})),
 ) -> tuple[Array, bool]:
-    """Compares single rows of a table in two version folders, as row_cosines does. Blocks; any thread.
+    """Compares single rows of a table in two version folders, as row_cosines does for opened tables.
+
+    Blocks; any thread.
 
     Args:
       new_ids: [n] int64 ids of the new version.

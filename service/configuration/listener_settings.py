@@ -141,7 +141,7 @@ class ListenerSettings(ServerSettings):
 
     @property
     def slow_request_s(self) -> float:
-        """Seconds from which on a request is logged as slow; infinity: no request is."""
+        """Seconds after which a request is logged as slow; infinity if no request is to be logged as slow."""
         return self.slow_request_ms / 1e3 or math.inf
 
     @property

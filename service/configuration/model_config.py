@@ -67,7 +67,10 @@ class ConfigFile:
         self._turn = threading.Lock()
 
     def read(self) -> Models:
-        """Reads the first list of models from the file; an empty file means no models. Raises InvalidRequest."""
+        """Reads the server's first list of models from --model_config_file; an empty file means no models.
+
+        Raises InvalidRequest.
+        """
         data = self._read_bytes()
         models = self._parse(data) or ()
         self._applied = data
@@ -103,7 +106,7 @@ class ConfigFile:
         logger.info("model config applied", extra={"path": str(self._path)})
 
     def reload_now(self, reload: Callable[[Sequence[ModelConfig]], None]) -> Models:
-        """Calls reload() with the models in --model_config_file, even if its text is old; returns these models.
+        """Reloads the models in --model_config_file, even if the file has not changed; returns these models.
 
         Concurrency: any thread.
 
@@ -127,8 +130,8 @@ class ConfigFile:
             try:
                 self.poll_once(reload)
             except Exception:
-                # An error must not end this thread: without it, changes of the file would have no effect, and nobody
-                # would notice.
+                # An error must not end this thread: without the thread, changes of --model_config_file would have no
+                # effect, and nobody would notice.
                 logger.exception("polling failed", extra={"path": str(self._path)})
 
     def _read_bytes(self) -> bytes:

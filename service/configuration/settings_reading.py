@@ -1,4 +1,7 @@
-"""Reads the settings from flags, else EMB_ variables, else defaults. No other file reads environment variables."""
+"""Reads each setting from its flag, else from the variable EMB_<NAME>, else takes its default.
+
+No other file of the server reads environment variables.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +74,7 @@ def _read(arguments: Sequence[str], environ: Mapping[str, str]) -> tuple[Setting
 
 
 def flags_without_effect(arguments: Sequence[str]) -> dict[str, str]:
-    """Returns flag of tensorflow_model_server -> what this server does instead, for given flags without effect here."""
+    """Returns flag -> what this server does instead, for given flags of tensorflow_model_server without effect here."""
     foreign, _ = _foreign_values(_flags(arguments)[0])
     return {name: why for name, why in foreign.items() if not FOREIGN_FLAGS[name].is_refused}
 
@@ -124,7 +127,7 @@ def _flag_names() -> list[str]:
 
 @cache
 def _parser() -> argparse.ArgumentParser:
-    # The parser is cached, because the command line is parsed three times at a start.
+    # The parser of the command line is cached, because the command line is parsed three times at a start.
     parser = argparse.ArgumentParser(
         prog="embedding-server",
         usage="%(prog)s --model_base_path=FOLDER [--FLAG=VALUE ...]",

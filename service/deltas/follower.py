@@ -11,7 +11,8 @@ from service.engine.servable import Holder
 
 logger = logging.getLogger(__name__)
 
-# Seconds until the next attempt to apply deltas, if requests still hold the copy of the tables that is to be written.
+# Seconds until the next attempt to apply deltas, if requests still read the copy of the tables to which the deltas must
+# be written.
 _AGAIN_S = 0.005
 
 
@@ -29,11 +30,11 @@ class Follower:
         self._is_stopped = False
 
     def wake(self) -> None:
-        """Makes the follower's thread look for new deltas now and not at the next scan."""
+        """Wakes the thread in run(), so that it looks for new deltas now and not at the next scan."""
         self._news.set()
 
     def stop(self) -> None:
-        """Ends the follower's thread once it has applied the deltas that it is working on."""
+        """Makes run() end once it has applied the deltas that it is working on."""
         self._is_stopped = True
         self._news.set()
 

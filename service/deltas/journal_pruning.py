@@ -106,8 +106,8 @@ class JournalPruning:
             # The journal can not be opened: another process has removed it already, or this process may not read it.
             return
         try:
-            # A writer must hold the same lock, so no process appends to the journal between the check below and the
-            # removal.
+            # Each writer of the journal takes the same file lock, so no process appends to the journal between the
+            # check and the removal.
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             opened = _Journal.of(journal.name, os.fstat(descriptor))
             if journal == opened == _Journal.of(journal.name, os.stat(path, follow_symlinks=False)):

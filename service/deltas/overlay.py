@@ -22,11 +22,11 @@ from service.engine.servable import Holder, Servable
 from service.tables.table import MappedTable
 from service.types import Array
 
-# Most further sides (copies of the tables) that are kept, beside the two in use, because long requests still read them;
-# each costs a copy of every page that was written to.
+# Maximum number of copies of the tables that are kept, beside the two in use, only because long requests still read
+# them; each costs a copy of every page that was written to.
 MAX_LOST = 3
 
-# Type of a function that builds the version's servable on the tables of a side.
+# Type of a function that builds a version's servable on one copy of the version's tables.
 Rebuild = Callable[[Mapping[str, MappedTable]], Servable]
 
 
@@ -56,33 +56,35 @@ class Side:
 
     @property
     def is_free(self) -> bool:
-        """Whether no request reads this side of the tables, and no later request can."""
+        """Whether no request reads this copy of the tables, and no later request can."""
         return self.holder is None or self.holder.is_free
 
 
 class Overlay:
-    """The two sides (copies with deltas) of one version's tables. Concurrency: one caller at a time.
+    """The two copies ("sides") of one version's tables, to which deltas are written in turn.
+
+    Concurrency: one caller at a time.
 
     rows: number of rows that deltas have changed since the version was loaded.
     """
 
     def __init__(self, maps: PrivateMaps, base: Mapping[str, MappedTable], rebuild: Rebuild) -> None:
         self._maps = maps
-        # The version's own mapped tables stay open, because their page locks also keep the shared pages of the sides in
-        # memory.
+        # The version's original mapped tables stay open, because they lock pages in memory that the copies of the
+        # tables share.
         self._base = base
         self._rebuild = rebuild
         self._shown: Side | None = None
         self._spare: Side | None = None
         self._lost: list[Side] = []
-        # Table -> [V] array with the order of the delta that last wrote each row. The kernel allocates only the pages
-        # of the array that are written to.
+        # Table -> [V] array with the number (order) of the delta that last wrote each row. The kernel allocates only
+        # the pages of the array that are written to.
         self._orders: dict[str, Array] = {}
         self._overlaid: dict[str, list[Array]] = {}
         self.rows = 0
 
     def prepare(self, *, may_open: bool) -> Side | None:
-        """Returns a side (copy of the tables) to write deltas to; None if requests still read the spare side.
+        """Returns a copy of the tables ("side") to write deltas to; None as long as requests read all copies.
 
         Args:
           may_open: whether a further side may be opened then.
@@ -105,7 +107,10 @@ class Overlay:
         return side
 
     def write(self, side: Side, deltas: Sequence[Ordered]) -> None:
-        """Writes deltas to a side from prepare(), after it has copied to this side the newer rows of the other side."""
+        """Writes deltas to a copy of the tables, which prepare() has returned.
+
+        Before the deltas, it copies the rows that are newer in the tables that requests read.
+        """
         if self._shown is not None:
             for name, ids in side.behind.items():
                 side.tables[name].copy(np.concatenate(ids), self._shown.tables[name])
@@ -114,26 +119,29 @@ class Overlay:
             self._write(side, one.order, one.delta)
 
     def show(self, side: Side, holder: Holder | None) -> None:
-        """Notes that new requests read this side from now on. holder: the holder of the servable on this side."""
+        """Notes that new requests read this copy of the tables from now on.
+
+        holder: counts the leases on the copy's servable; None: it is not published yet.
+        """
         side.holder = holder
         self._spare, self._shown = self._shown, side
 
     def shown_by(self, holder: Holder) -> None:
-        """Sets the holder of the side that requests read, if show() had none as the servable was not published yet."""
+        """Sets the holder of the copy of the tables that requests read, if show() was called without a holder."""
         if self._shown is not None and self._shown.holder is None:
             self._shown.holder = holder
 
     def order_of(self, table: str, row: int) -> int:
-        """Returns the order of the delta that wrote a row last; 0 if none did. Concurrency: any thread."""
+        """Returns the number (order) of the delta that wrote a row last; 0 if no delta did. Concurrency: any thread."""
         orders = self._orders.get(table)
         return 0 if orders is None or not 0 <= row < orders.size else int(orders[row])
 
     def close(self) -> None:
-        """Drops the references to all sides; a side's memory is freed when the last request that reads it ends."""
+        """Drops the references to all copies of the tables; the last request that reads a copy frees its memory."""
         self._shown = self._spare = None
         self._lost = []
-        # These two attributes refer to the version, which refers to this overlay: the reference cycle would keep the
-        # memory.
+        # _rebuild and _base refer to the version, which refers to this overlay: such a reference cycle would keep the
+        # memory of the tables.
         del self._rebuild, self._base
         self._maps.close()
 
@@ -146,7 +154,8 @@ class Overlay:
         if not ids.size:
             return
         side.tables[name].write(ids, *rounded(delta.rows[counts], side.tables[name].table.info.dtype))
-        # The rows' order is stored only after the rows are written, so that a failed write is tried again.
+        # The delta's number is stored for its rows only after the rows are written, so that a failed write is tried
+        # again.
         orders[ids] = order
         new = delta.ids[before == 0]
         if new.size:

@@ -39,7 +39,7 @@ class OverlaidTable:
         self.scales = scales
 
     def write(self, ids: Array, numbers: Array, scales: Array | None) -> None:
-        """Writes rows, in the dtype that the table stores, to the given ids: [N] int64, none twice."""
+        """Overwrites the rows of the given ids, [N] int64 without repeats, by rows in the table's stored dtype."""
         self._note(ids)
         self.octets[ids] = np.ascontiguousarray(numbers).view(np.uint8).reshape(len(ids), -1)
         if scales is not None:
@@ -54,7 +54,7 @@ class OverlaidTable:
 
     def _note(self, ids: Array) -> None:
         if self.table.changed is None:
-            # The kernel allocates only the pages that are written to.
+            # The kernel allocates only the pages of this array that are written to.
             self.table.changed = np.zeros(self.table.info.vocabulary_size, bool)
         self.table.changed[ids] = True
 
@@ -90,7 +90,7 @@ class PrivateMaps:
         self._finalizer()
 
     def open(self, tables: Mapping[str, MappedTable]) -> dict[str, OverlaidTable]:
-        """Returns new private maps of the tables; raises OSError or ValueError if the system refuses to map a file."""
+        """Returns new copy-on-write memory maps of the tables; raises OSError or ValueError if mapping a file fails."""
         maps = {file: map_privately(descriptor, self._guarded) for file, descriptor in self._descriptors.items()}
         opened = {}
         for name, table in tables.items():

@@ -19,7 +19,7 @@ def upsert_remote(target: Target, table: str, make: Callable[[int], tuple[Delta,
     Raises:
       TableUnreachable: the cluster takes no writes now.
     """
-    # Imported here and not at the top: redis-py is an optional extra.
+    # service.remote is imported here and not at the top: redis-py, which it needs, is an optional extra.
     from service.remote.primaries import Refused
     from service.remote.topology import Unreachable
 

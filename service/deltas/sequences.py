@@ -14,8 +14,8 @@ class Sequences:
     """
 
     def __init__(self) -> None:
-        # _starts and _ends hold the first and the last number of each range, ascending; between two ranges a number is
-        # missing.
+        # The set is kept as ranges of consecutive numbers: _starts has the first number of each range and _ends the
+        # last one, both ascending.
         self._starts: list[int] = []
         self._ends: list[int] = []
         self._count = 0
@@ -42,7 +42,7 @@ class Sequences:
 
     @property
     def last(self) -> int:
-        """The highest sequence number in the set; 0 if the set is empty."""
+        """The highest sequence number in the set of deltas; 0 if the set is empty."""
         return self._ends[-1] if self._ends else 0
 
     @property

@@ -30,21 +30,21 @@ from service.tables.table_keys import TableKeys
 from service.types import TableInfo
 
 if TYPE_CHECKING:
-    # At run time it is imported only where a table is remote: redis-py is an optional extra.
+    # service.remote is imported at run time only if a table is remote, because redis-py is an optional extra.
     from service.remote.changes import TableChanges
 
 logger = logging.getLogger(__name__)
 
 # Bytes of deltas that are read and applied in one step; the next step follows without a pause.
 _BATCH_BYTES = 64 << 20
-# Seconds for which old requests may keep the spare side (copy of the tables) from being written, before a third side is
+# Seconds for which requests that still read the spare copy of the tables may delay writes to it, before a third copy is
 # opened.
 _PATIENCE_S = 0.25
 # Longest time, in seconds, that the request of an upsert waits until lookups are answered with the new rows.
 _SHOWN_S = 1.0
-# origin() tells when a delta was applied: the times of this many of the newest deltas are kept.
+# Maximum number of deltas whose times are kept: origin() knows the times of the newest deltas only.
 _MAX_TIMES = 100_000
-# Number of the newest applied deltas that the status page names.
+# Maximum number of applied deltas, the newest ones, that the status page lists.
 _MAX_RECENT = 20
 
 # Type of Registry.replace in engine.registry: publishes the given servable in place of a holder's, and returns the new
@@ -54,7 +54,7 @@ Replace = Callable[[Holder, Servable], Holder | None]
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The description of the model version that deltas change.
+    """The model version that deltas change, with its tables.
 
     tables: the mapped and the remote tables. keys: table -> keys of its rows, for tables with vocabularies.
     copied: signatures that answer from a copy of the tables. remote: table -> its changes, for tables in clusters.
@@ -73,7 +73,7 @@ class Target:
 class _Refusals:
     """Logs and counts refused deltas.
 
-    A class of its own, so that the inbox and the journal need no reference to VersionDeltas.
+    The readers of delta files and of the journal call this object, so that they need no reference to VersionDeltas.
     """
 
     def __init__(self, target: Target) -> None:
@@ -123,7 +123,7 @@ class VersionDeltas:
         # Sequence number -> checksum of its delta file: the file may be written again unchanged, but another delta with
         # the same number is refused.
         self._checksums: dict[int, int] = {}
-        # Order of a delta -> when it was made, in microseconds since 1970.
+        # Number (order) of a delta -> the time at which the delta was made, in microseconds since 1970.
         self._made_us: dict[int, int] = {}
         self._highest = self._last_journaled = 0
         self._pending: list[Ordered] = []
@@ -135,7 +135,7 @@ class VersionDeltas:
         self._has_failed = self._is_closed = False
 
     def at_load(self, servable: Servable) -> Servable:
-        """Returns the servable on tables with all present deltas; called before the version is published.
+        """Returns the servable on tables with all deltas found so far; called before the version is published.
 
         Deltas that can not be read now are left to catch_up(); the status shows their lag.
         """
@@ -146,7 +146,8 @@ class VersionDeltas:
                     if not self._pending:
                         continue
                     side = self._overlay.prepare(may_open=True)
-                    assert side is not None  # no request can hold a copy of the tables before the version is published
+                    # Before the version is published, no request reads its tables, so there is a free copy.
+                    assert side is not None
                     self._overlay.write(side, self._pending)
                     self._note_applied()
                 for changes in self._target.remote.values():
@@ -201,7 +202,7 @@ class VersionDeltas:
 
         if table in target.remote:
             return upsert_remote(target, table, make, self._highest)
-        assert self._journal is not None  # as the check above has it
+        assert self._journal is not None  # without --delta_journal_dir, the upsert was refused above
         delta = self._journal.append(make, self._highest + 1)
         if self._is_closed:
             # The version was closed meanwhile: the upsert is on disk, and is applied when the version is loaded again.
@@ -252,7 +253,7 @@ class VersionDeltas:
                 self._journal.close()
 
     def _read(self) -> bool:
-        """Reads some new deltas; returns whether it found any: then the next call may find more."""
+        """Reads the next new deltas; returns False if there are none, and True if the next call may find more."""
         found = 0
         for delta in self._journal.read(_BATCH_BYTES) if self._journal is not None else ():
             found += 1

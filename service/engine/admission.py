@@ -100,7 +100,7 @@ class Admission:
             self._rows -= rows
             self._bytes -= size
             if not held.rows and not held.bytes:
-                # The entry is removed so that _held stays small, even if ever new models are served.
+                # The model's entry is removed from _held, which would grow with each new model otherwise.
                 del self._held[model]
 
     def held(self) -> Mapping[str, Held]:
@@ -150,12 +150,12 @@ class Reservation:
         self._size += size
 
     def add_user(self) -> None:
-        """Counts one more user of the reserved bytes, such as a thread that reads them."""
+        """Counts one more user of the reserved bytes, such as a thread; they stay reserved until no user is left."""
         with self._lock:
             self._users += 1
 
     def drop_user(self) -> None:
-        """Counts one user less of the reserved bytes; after the last user the reservation ends."""
+        """Counts one user of the reserved bytes less; when the last user is gone, the bytes are released."""
         with self._lock:
             self._users -= 1
             is_last = self._users == 0

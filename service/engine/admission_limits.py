@@ -1,4 +1,4 @@
-"""Declares the limits on requests in flight, the part of them that one model may use, and the observer of refusals."""
+"""Declares limits on requests in flight, the share of a limit that one model may use, and the observer of refusals."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class NeighborLimits:
-    """The limits on searches.
+    """The limits on searches for nearest rows.
 
     k: most neighbours of a query. queries: most queries of a request. threads: searches that run at a time, and most
     threads of one search. index_rows: tables of at least this many rows get an index; 0: no table does.
@@ -55,7 +55,7 @@ class AdmissionObserver(Protocol):
         ...
 
     def waited(self, model: str, seconds: float) -> None:
-        """Counts the time that a request waited for a thread."""
+        """Counts the time for which a request waited until a thread was free."""
         ...
 
 
@@ -66,7 +66,7 @@ class Unobserved:
         """Ignores a refused request."""
 
     def waited(self, model: str, seconds: float) -> None:
-        """Ignores the time that a request waited."""
+        """Ignores the time for which a request waited until a thread was free."""
 
 
 def has_share(mine: int, free: int) -> bool:

@@ -17,9 +17,10 @@ from service.engine.model_config import ModelConfig, is_in_store
 from service.engine.version_policy import wanted_versions
 
 SAVED_MODEL = "saved_model.pb"
-# Most folder entries that are read to suggest a better base path: the folder may be large, and is read at each poll.
+# Maximum number of a folder's entries that are read to suggest a better base path: the folder may be large, and is read
+# at each poll.
 _MAX_ENTRIES = 100
-# Most folders that one suggestion ("did you mean ...?") names.
+# Maximum number of folders that one suggestion ("did you mean ...?") for a base path names.
 _MAX_NAMED = 3
 # Pattern of a URI in a base path. --model_base_path was made absolute before, so a URI may look like
 # /current/folder/gs:/bucket/model.

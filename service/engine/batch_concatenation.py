@@ -45,8 +45,8 @@ def group(spec: SignatureSpec, inputs: Tensors, *, pads: bool) -> Hashable:
         array = inputs[name]
         inner: object = array.ndim if pads and array.size else array.shape[1:]
         kinds.append((name, array.dtype.str, inner))
-    # Requests with an empty weights input (weight 1 for every id) are a group of their own: in a batch with weighted
-    # requests their ids would get no weights.
+    # Requests with an empty weights input (weight 1 for every id) form a group of their own: in a batch with weighted
+    # requests, their ids would have no weights.
     unweighted = tuple(names.weights for names in _sent(spec, inputs) if _is_unweighted(names, inputs))
     return tuple(kinds), unweighted
 

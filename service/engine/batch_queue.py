@@ -55,7 +55,7 @@ class Task:
 
     @property
     def rows(self) -> int:
-        """The number of the request's rows in this task."""
+        """The number of the request's rows that this task runs; a task is a request's part in one batch."""
         return self.end - self.begin
 
 
@@ -96,7 +96,7 @@ class BatchQueue:
         return len(self._batches)
 
     def runs_at_once(self, rows: int) -> bool:
-        """Says whether a request of so many rows may run at once: no batch waits, and the request is a ready batch."""
+        """Says whether a request may run at once: no batch waits, and the request's rows alone make a ready batch."""
         full = self._parameters.batch_rows
         return not self._batches and (rows == full or (rows < full and self._parameters.batch_timeout_micros == 0))
 
@@ -184,7 +184,7 @@ class BatchQueue:
                     f"{len(self._batches)} batches enqueued and max_enqueued_batches is {most}"
                 )
             return
-        # If the group has no open batch, the new batch that this request would begin is counted as waiting too.
+        # If the request's group has no open batch, the request opens a new batch, which counts as a waiting batch too.
         waiting, begun = (len(self._batches), last.rows) if last is not None else (len(self._batches) + 1, 0)
         capacity = max(0, (most - waiting) * full + full - begun)
         if call.rows > capacity:

@@ -59,7 +59,7 @@ class Scheduler:
         self._is_stopped = False
 
     def begin_alone(self, queue: BatchQueue, rows: int) -> bool:
-        """Counts a request as a running batch if it need not wait; the caller then runs it in its own thread.
+        """Counts a request as a running batch if it may run at once; the calling thread then runs the request.
 
         Returns:
           Whether the request may run now; if so, the caller calls end_alone after the run.
@@ -74,7 +74,7 @@ class Scheduler:
             return is_alone
 
     def end_alone(self) -> None:
-        """Ends the count of a running batch that begin_alone() began, so that the next batch may run."""
+        """Ends the run of a request that begin_alone() counted as a running batch, so that the next batch may run."""
         with self._lock:
             self._num_running -= 1
             self._wake_one()
@@ -135,7 +135,7 @@ class Scheduler:
         return any(queue.is_ready(now_s) for queue in self._waiting)
 
     def _next_batch(self) -> tuple[BatchQueue, list[Task]] | None:
-        """Removes the next ready batch from its queue and counts it as running; late tasks are dropped."""
+        """Removes the next ready batch from its queue and counts it as running; drops tasks with a past deadline."""
         now_s = self.clock()
         num_tries = len(self._waiting) if self._has_room() else 0
         for _ in range(num_tries):
@@ -215,7 +215,7 @@ class Scheduler:
                     self._lock.acquire()
 
     def _sleep(self) -> None:
-        """Waits until a queue changes or a batch must run; only one sleeping thread has a timeout."""
+        """Waits until a queue changes or a batch must run; waits without a timeout if another thread wakes as early."""
         due_s = min((queue.due_s for queue in self._waiting), default=math.inf) if self._has_room() else math.inf
         timeout_s = None
         if due_s < self._watched_s:

@@ -64,7 +64,7 @@ class BatchingParameters:
         return self.allowed_batch_sizes[place] if place < len(self.allowed_batch_sizes) else rows
 
     def check(self) -> None:
-        """Checks the parameters; raises InvalidRequest, with TensorFlow Serving's text, if a value can not be used."""
+        """Checks the batching parameters; raises InvalidRequest, with TensorFlow Serving's text, for a wrong value."""
         if self.max_batch_size < 1:
             raise InvalidRequest(f"input_batch_size_limit must be positive; was {self.max_batch_size}")
         if self.batch_timeout_micros < 0:

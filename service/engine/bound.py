@@ -120,7 +120,8 @@ class Bound:
         arrays, self._rows = checked(self.spec, inputs)
         check_outputs(self.spec, arrays, output_filter)
         if self._rows * self.spec.row_bytes > self._services.max_response_bytes:
-            # Answers have a limit of their own, because a request's row of two bytes can ask for kilobytes.
+            # The size of answers has a limit of its own, because two bytes of a request can ask for a row of several
+            # kilobytes in the answer.
             raise PayloadTooLarge(
                 f"The answer would hold {self._rows} rows of {self.spec.row_bytes} bytes, this server's limit is "
                 f"{self._services.max_response_bytes} bytes; send fewer rows per request."
@@ -153,7 +154,8 @@ class Bound:
         outputs = wanted_outputs(self.spec, method_name)
         backend = self._servable.backend(self.spec)
         if self.spec.kind == "lookup":
-            # Lookups refuse the strings here: a graph itself refuses strings for an integer input, but kernels do not.
+            # A lookup refuses serialized tf.Examples here: a graph would refuse strings for an integer input itself,
+            # but the lookup kernels do not.
             raise InputMismatch("Expects arg[0] to be int64 but string is provided")
         self._rows = examples.size
         self._reserve(examples.size, examples.size * self.spec.row_bytes)

@@ -41,7 +41,10 @@ class UpsertReceipt(NamedTuple):
 
 
 class RowOrigin(NamedTuple):
-    """The delta that wrote a row last. time_s: when the delta was made, since 1970; None: longer ago than is kept."""
+    """The delta that wrote a row last.
+
+    time_s: when the delta was made, in seconds since 1970; None: too long ago to be remembered.
+    """
 
     sequence: int
     time_s: float | None

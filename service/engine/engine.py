@@ -44,21 +44,26 @@ from service.types import (
 
 # Type of ModelSet.reload: replaces the list of models before a deadline (on the engine's clock; None: no deadline).
 Reload = Callable[[Sequence[ModelConfig], float | None], None]
-# Points a model's label to a version, or removes it for None: ModelLists.set_label of process.model_lists.
+# Type of a function that points a model's label to a version, or removes the label for None: ModelLists.set_label of
+# process.model_lists.
 SetLabel = Callable[[str, str, int | None], None]
-# Makes a model serve only the given version; None ends this. ModelLists.pin of process.model_lists implements it.
+# Type of a function that makes a model serve only the given version; None ends this. ModelLists.pin of
+# process.model_lists implements it.
 Pin = Callable[[str, int | None], None]
 
 
 class Comparisons(Protocol):
-    """Compares two versions of a model; loading.version_diffs implements it. Concurrency: any thread."""
+    """The interface of an object that compares two versions of a model, such as loading.version_diffs.
+
+    Concurrency: any thread.
+    """
 
     def of_request(self, model: str, old: int, new: int) -> Mapping[str, Any]:
-        """Compares two versions as Engine.diff does."""
+        """Compares two versions of a model, as Engine.diff does."""
         ...
 
     def rows_of_request(self, model: str, table: str, old: int, new: int, ids: Array) -> tuple[Array, bool]:
-        """Compares single rows of a table as Engine.drift does."""
+        """Compares single rows of a table in two versions, as Engine.drift does."""
         ...
 
 
@@ -217,7 +222,9 @@ class Engine:
         self._set_label(model, label, version)
 
     def pin(self, model: str, version: int | None) -> None:
-        """Makes a model serve one version only, such as an older one; None serves the listed versions again. Blocks.
+        """Makes a model serve only one version, such as an older one; None serves the versions of its policy again.
+
+        Blocks.
 
         After this method returns, the server loads the version, and then unloads the other versions.
 
@@ -275,7 +282,7 @@ class Engine:
             return None if servable.deltas is None else servable.deltas.origin(table_name, row)
 
     def traffic(self, ref: ModelRef, table_name: str, most: int) -> TableTraffic:
-        """Returns the traffic of a table with its `most` hottest rows.
+        """Returns the counts of lookups of a table ("traffic"), with the given number of its hottest rows.
 
         Raises:
           ModelNotFound, VersionNotFound, LabelNotFound, NotReady: as bind does.
@@ -307,7 +314,7 @@ class Engine:
         except ServiceError as error:
             self.reject(error, call, model=ref.name)
             raise
-        # The lease is held until the search is counted, so that rows and keys are those of one version.
+        # One lease is held for the whole search, so that the rows and their keys are read from the same version.
         with lease as servable:
             started_s = self.clock()
             rows, failure = 0, None
@@ -333,27 +340,28 @@ class Engine:
             raise servable.data_loss()
 
     def searches_by_signature(self, ref: ModelRef) -> bool:
-        """Says whether the signature "neighbors" of a request means a search.
+        """Says whether a request for the signature "neighbors" is a search for nearest rows.
 
-        A SavedModel's own signature of that name comes first.
+        It is not if the model's SavedModel has a signature of that name.
         """
         try:
             with self._registry.lease(ref, lambda early: True) as servable:
                 return SIGNATURE not in servable.signatures
         except ServiceError:
-            # neighbors() says what is wrong.
+            # The error is not raised here: neighbors(), which is called next, leases the model too, and raises the
+            # error to the client.
             return True
 
     def may_wait(self, ref: ModelRef, table_name: str) -> bool:
-        """Says whether a table is remote, so that reading it waits for another machine;
+        """Says whether a table is remote, so that reading it waits for another machine.
 
-        False if there is no such table or model.
+        Returns False if there is no such table or model.
         """
         try:
             with self._registry.lease(ref, lambda early: True) as servable:
                 return table_name in servable.remote_tables
         except ServiceError:
-            # table_rows(), which is called next, raises this error to the client.
+            # The error is not raised here: table_rows(), which is called next, raises it to the client.
             return False
 
     def upsert(self, ref: ModelRef, table_name: str, upsert: Upsert) -> UpsertReceipt:
@@ -365,8 +373,8 @@ class Engine:
         """
         with self._registry.lease(ref) as servable:
             deltas = servable.deltas
-        # The lease on the servable has ended before the upsert: a lease would keep new rows from being written to the
-        # tables.
+        # The request's lease on the servable ends before the upsert: an upsert waits for a copy of the tables on which
+        # no request has a lease.
         if deltas is None:
             raise DeltaRefused(f'Rows of version {servable.version} of model "{ref.name}" can not be changed.')
         return deltas.upsert(table_name, upsert)

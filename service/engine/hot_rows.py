@@ -11,7 +11,7 @@ MAX_HOT_ROWS = 2000
 
 
 class SampledRows(NamedTuple):
-    """The hot rows of one table in the sample of the native core.
+    """The hottest rows of one table, estimated from the native core's sample of looked-up ids.
 
     samples: number of ids in the sample that have a row. lookups: estimated number of ids of lookups that have a row.
     distinct: number of different rows in the sample, estimated with an error of some 2 per cent.
@@ -37,7 +37,7 @@ class FeatureIds(NamedTuple):
     default_ids: int = 0
 
     def plus(self, other: FeatureIds) -> FeatureIds:
-        """Returns the sums of both counts."""
+        """Returns new counts: the sums of these counts and the other ones, for the same feature."""
         return FeatureIds(*(a + b for a, b in zip(self, other, strict=True)))
 
 
@@ -46,7 +46,7 @@ FeatureCounts = Mapping[str, Mapping[str, FeatureIds]]
 
 
 def summed(*counts: FeatureCounts) -> dict[str, dict[str, FeatureIds]]:
-    """Adds up counts from several sources, feature by feature.
+    """Adds up counts of ids from several sources, for each table and each feature.
 
     >>> one = {"film": {"film_id": FeatureIds(3, 1)}}
     >>> summed(one, one)["film"]["film_id"]
@@ -72,7 +72,7 @@ class HotRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TableTraffic:
-    """The traffic of one table since its version was loaded.
+    """The counts of lookups of one table since its version was loaded, with its hottest rows.
 
     lookups: estimated number of ids that were looked up in the table and have a row. distinct: estimated number of
     different rows in the sample: no more than that of all looked-up rows.
@@ -92,12 +92,12 @@ class TableTraffic:
     features: Mapping[str, FeatureIds] = field(default_factory=dict)
 
     def top_share(self, count: int) -> float:
-        """Returns the share of the lookups that the hottest rows have."""
+        """Returns the share of a table's lookups that read one of its `count` hottest rows."""
         return min(sum(row.share for row in self.rows[:count]), 1.0)
 
 
 def hot_rows_of(sampled: SampledRows, key_of: Callable[[int], str | int | None]) -> tuple[HotRow, ...]:
-    """Returns the hot rows of a sample, with keys and estimates for all lookups."""
+    """Returns the hot rows of a sample, each with its key and its estimated share of all lookups."""
     return tuple(
         HotRow(row, key_of(row), count, round(min(count / sampled.lookups, 1.0), 6)) for row, count in sampled.rows
     )

@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 Kind = Literal["stale", "default"]
 
-# Kind -> table -> number of distinct rows.
+# Kind of replacement ("stale" or "default") -> table -> number of distinct rows that were replaced.
 Noted = dict[Kind, dict[str, int]]
 
 _NOTED: ContextVar[Noted | None] = ContextVar("instead", default=None)
@@ -21,7 +21,7 @@ _NOTED: ContextVar[Noted | None] = ContextVar("instead", default=None)
 
 @contextmanager
 def noting() -> Iterator[Noted]:
-    """Yields the counts of one request; note() adds to these counts within the block."""
+    """Yields one request's counts of stale and default rows, to which note() adds while the block runs."""
     noted: Noted = {}
     before = _NOTED.set(noted)
     try:
@@ -31,7 +31,7 @@ def noting() -> Iterator[Noted]:
 
 
 def note(kind: Kind, table: str, rows: int) -> None:
-    """Adds to the counts of the current request; does nothing in a batch of several requests, which has no context."""
+    """Adds to the current request's counts of stale or default rows; does nothing in a batch of several requests."""
     noted = _NOTED.get()
     if noted is not None and rows:
         of_kind = noted.setdefault(kind, {})

@@ -6,7 +6,7 @@ import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-# Requests come first: the thread runs on processors that no request needs.
+# Niceness of a low-priority thread: threads that answer requests get the processors first.
 _NICENESS = 15
 
 

@@ -31,10 +31,11 @@ from service.types import State
 
 logger = logging.getLogger(__name__)
 
-# Most removed models whose status is still reported; TensorFlow Serving reports all of them.
+# Maximum number of removed models whose status is still reported; TensorFlow Serving reports all of them.
 _MAX_REMOVED = 100
 _LOOK_AGAIN_S = 0.02
-# Most seconds that a refused reload waits for its new models to unload; a load that runs goes on after them.
+# Maximum time, in seconds, that a refused reload waits until its new models are unloaded; a load that is running goes
+# on after that time.
 _TAKE_BACK_S = 1.0
 
 
@@ -68,7 +69,8 @@ class ModelSet:
         self._on_change = on_change
         self._on_commit = on_commit
         self._changing = threading.Lock()
-        # Allows one running and one waiting reload: each blocks a thread that other requests need as well.
+        # Allows one running and one waiting reload of the list of models: each blocks a thread that other requests need
+        # as well.
         self._reloads = threading.BoundedSemaphore(2)
         # Lock of code that drops a refused model: without it, a model of the same name from the next reload could be
         # dropped.
@@ -82,7 +84,7 @@ class ModelSet:
 
     @property
     def configs(self) -> tuple[ModelConfig, ...]:
-        """The list of models in force."""
+        """The configurations of the models that are served now."""
         return tuple(self._configs.values())
 
     def check(self, configs: Sequence[ModelConfig]) -> None:
@@ -182,7 +184,7 @@ class ModelSet:
         return registry.is_available(name) or registry.shows_lookups(name) or bool(self._failure(name))
 
     def drain(self) -> None:
-        """Makes running and waiting reloads end, so that they do not delay a shutdown."""
+        """Makes running and waiting reloads of the list of models end, so that they do not delay a shutdown."""
         self._is_stopped = True
 
     def stop(self, timeout_s: float | None = None) -> list[str]:
@@ -223,7 +225,8 @@ class ModelSet:
     def _commit(self, configs: Sequence[ModelConfig]) -> None:
         old, self._configs = self._configs, {config.name: config for config in configs}
         for config in configs:
-            # A reload has started the watchers of its new models before this commit.
+            # A reload starts the watchers of its new models before it calls _commit(); for the server's first list of
+            # models, they are started here.
             if not self._is_watched(config):
                 self._watch(config)
         self._on_commit(configs)

@@ -18,20 +18,21 @@ from service.types import Array, ModelRef
 
 logger = logging.getLogger(__name__)
 
-# A table with more rows gets no index: building the index would take hours, and 8 bytes of memory for each row.
+# A table with more rows gets no index for nearest rows: building the index would take hours, and 8 bytes of memory for
+# each row.
 MAX_ROWS = 100_000_000
 
-# Builds the index of a table, as build_index in service.tables.row_index. Arguments: reads rows by ids; compares all
-# rows; raises if the index is not wanted any more; number of rows; metric.
+# Type of a function that builds the index of a table, as build_index in service.tables.row_index. Arguments: reads rows
+# by ids; compares all rows; raises if the index is not wanted any more; number of rows; metric.
 BuildIndex = Callable[
     [Callable[[Array], Array], Callable[[RowSearch], Nearest], Callable[[], None], int, Metric], "RowIndex | None"
 ]
-# Makes a lease on the servable of a version.
+# Type of a function that leases the servable of a model's version.
 LeaseVersion = Callable[[ModelRef], AbstractContextManager[Servable]]
 
 
 class IndexName(NamedTuple):
-    """The table, its version and the metric of an index."""
+    """The name of an index of nearest rows: the model, its version, the table and the metric."""
 
     model: str
     version: int
@@ -40,10 +41,13 @@ class IndexName(NamedTuple):
 
 
 class IndexFiles(Protocol):
-    """Keeps indexes over a restart. Concurrency: one caller at a time."""
+    """Keeps indexes in files, so that a restarted server need not build them again.
+
+    Concurrency: one caller at a time.
+    """
 
     def load(self, name: IndexName, num_rows: int) -> RowIndex | None:
-        """Returns the kept index of a table with num_rows rows; None: none is kept, or it does not fit the table."""
+        """Loads a table's index from its file; None if there is no file, or it does not fit a table of that size."""
         ...
 
     def keep(self, name: IndexName, index: RowIndex, changed: Array) -> None:
@@ -69,7 +73,7 @@ class NeighborIndexes:
     """
 
     def __init__(self, indexing: Indexing | None, lease: LeaseVersion, least_rows: int) -> None:
-        """Keeps indexes of tables with at least `least_rows` rows; 0, or indexing=None: of no table."""
+        """Keeps indexes of tables with at least `least_rows` rows; none if least_rows is 0 or indexing is None."""
         self._build = None if indexing is None else indexing.build
         self._files = None if indexing is None else indexing.files
         self._lease = lease
@@ -80,13 +84,13 @@ class NeighborIndexes:
         self._kept: WeakKeyDictionary[Files, dict[IndexName, Future[RowIndex | None]]] = WeakKeyDictionary()
 
     def of(self, servable: Servable, table: SearchedTable, metric: Metric) -> RowIndex | None:
-        """Returns the index of a table; None: there is none, or not yet."""
+        """Returns the index of a table for a metric; None if there is no index, or if it is not built yet."""
         name = IndexName(servable.name, servable.version, table.info.name, metric)
         future = self._kept.get(servable.files, {}).get(name) if self._is_wanted(servable, table) else None
         return future.result() if future is not None and future.done() and not future.cancelled() else None
 
     def want(self, servable: Servable, table: SearchedTable, metric: Metric) -> None:
-        """Starts to load or build a missing index, unless an earlier call has tried to."""
+        """Starts to load or build the index of a table, unless an earlier call for the same index has done so."""
         if not self._is_wanted(servable, table):
             return
         name = IndexName(servable.name, servable.version, table.info.name, metric)
@@ -98,14 +102,14 @@ class NeighborIndexes:
             kept[name] = self._thread.submit(self._built, name, id(servable.files), table.info.vocabulary_size)
 
     def all(self) -> Mapping[IndexName, RowIndex]:
-        """Returns the indexes that are built."""
+        """Returns all indexes whose build is complete."""
         with self._lock:
             futures = [item for kept in list(self._kept.values()) for item in kept.items()]
         done = {name: future.result() for name, future in futures if future.done() and not future.cancelled()}
         return {name: index for name, index in done.items() if index is not None}
 
     def close(self) -> None:
-        """Ends the thread; an index that is being built is given up at its next block of rows."""
+        """Ends the thread that builds indexes; it gives up an unfinished index before its next block of rows."""
         with self._lock:
             self._is_closed = True
             if self._thread is not None:
@@ -146,7 +150,8 @@ class NeighborIndexes:
                 return kept
             index = self._build(read, search, go_on, num_rows, name.metric)
             if index is not None and self._files is not None:
-                # If a row changes later, the index has its value of the table's file, or the row is in `changed`.
+                # changed_rows() is called after the build, so the index has the values of the table's file for all rows
+                # that are not in `changed`.
                 with held() as table:
                     changed = table.changed_rows()
                 self._files.keep(name, index, changed)
@@ -154,7 +159,7 @@ class NeighborIndexes:
             logger.info("index of nearest rows is given up", extra=extra | {"reason": str(error)})
             return None
         except Exception:
-            # Searches go on without an index.
+            # A failed build is only logged, because a search without an index compares all rows.
             logger.exception("index of nearest rows could not be built", extra=extra)
             return None
         if index is None:

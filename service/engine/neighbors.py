@@ -10,7 +10,8 @@ from service.types import Array, Table
 
 # The signature that gRPC clients name for a search, and the name of searches in metrics.
 SIGNATURE = "neighbors"
-# dot, cosine: larger is nearer. l2: the squared Euclidean distance, smaller is nearer.
+# Metrics of a search. dot, cosine: a larger score is nearer. l2, the squared Euclidean distance: a smaller score is
+# nearer.
 Metric = Literal["dot", "cosine", "l2"]
 METRICS: tuple[Metric, ...] = get_args(Metric)
 DEFAULT_K = 10
@@ -26,7 +27,7 @@ class Named:
 
     @property
     def size(self) -> int:
-        """Number of ids and keys."""
+        """Number of rows that the request names, by id or by key."""
         return sum(0 if one is None else int(one.shape[0]) for one in (self.ids, self.keys))
 
     @property
@@ -59,7 +60,7 @@ class NeighborQuery:
 
 @dataclass(frozen=True, slots=True)
 class RowSearch:
-    """A search as a table runs it.
+    """The arguments of a search for nearest rows in one table.
 
     queries: [Q, D] float32. own: [Q] int64, the row that is no neighbour of a query; -1 for none.
     allowed: [N] int64, the only rows that may be neighbours; None: all. denied: [M] int64. Both ascend.
@@ -87,7 +88,7 @@ class Nearest(NamedTuple):
 
 
 class NeighborAnswer(NamedTuple):
-    """The answer to a search.
+    """The answer to a search for nearest rows.
 
     ids, scores: as in Nearest. keys: [Q, k] object (bytes, int, or None for a row without a key); None: the table has
     no vocabulary, or several and the request names none.
@@ -122,7 +123,7 @@ class RowIndex(Protocol):
 
 
 class SearchedTable(Table, Protocol):
-    """A table that can be searched. Concurrency: any thread."""
+    """A table that can be searched for the rows nearest to a query. Concurrency: any thread."""
 
     def changed_rows(self) -> Array:
         """Returns the [N] int64 ids, ascending, of rows that deltas have changed since the version was loaded."""
@@ -151,5 +152,5 @@ class TableKeys(Protocol):
         ...
 
     def keys_of(self, ids: Array, feature: str) -> Array | None:
-        """Returns keys of ids of any shape, as in NeighborAnswer; raises InputMismatch for an unknown feature."""
+        """Returns the keys of ids of any shape, as NeighborAnswer.keys; raises InputMismatch for an unknown feature."""
         ...

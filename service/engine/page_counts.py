@@ -1,4 +1,4 @@
-"""Declares the counts of the pages of tables that are larger than memory."""
+"""Declares the counts of page reads and page drops, for tables that are larger than memory."""
 
 from __future__ import annotations
 

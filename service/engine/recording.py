@@ -26,10 +26,10 @@ class Draw:
         self._source = source
 
     def is_chosen(self) -> bool:
-        """Says whether the current request is to be recorded."""
+        """Says whether the current request is to be recorded in the model's request log."""
         drawn = request_context.draws.get().log
-        # A forwarded request has a number that the native core compared with the rate already, so that core and Python
-        # choose the same requests.
+        # The native core draws a number for a request that it forwards to Python. Both compare it with the rate, so
+        # that they choose the same requests.
         return (self._source() if drawn is None else drawn) < self.rate
 
 

@@ -101,8 +101,8 @@ class Registry:
         self._snapshot: Mapping[str, _Model] = {}
         self._write = threading.Lock()
         self._is_draining = False
-        # Returns why a model can not answer although a version is AVAILABLE (the cluster of a remote table is down),
-        # else "".
+        # Type of a function that returns why a model can not answer although a version is AVAILABLE (the cluster of a
+        # remote table is down), else "".
         self.problem_beside: Callable[[str], str] = lambda model: ""
 
     def lease(self, ref: ModelRef, is_enough: IsEnough = _is_never_enough) -> Lease:
@@ -232,7 +232,7 @@ class Registry:
         model = self._snapshot[name]
         if model.available:
             return self.problem_beside(name)
-        # Versions that were unloaded without an error are left out: their status does not explain why the model can not
+        # Versions that were unloaded without an error are skipped: their status does not explain why the model can not
         # answer.
         told = [s for s in model.statuses.values() if (s.state, s.code) != (State.END, "OK")]
         if model.problem and not told:
@@ -283,8 +283,8 @@ class Registry:
         """
         with self._write:
             old = self._snapshot.get(name, _Model())
-            # Loaded versions of a removed model with the same name stay in the snapshot: its watcher is about to unload
-            # them.
+            # Loaded versions of a removed model with the same name stay in the registry's snapshot: the removed model's
+            # watcher is about to unload them.
             live = {v: s for v, s in old.statuses.items() if s.state is not State.END}
             is_tried = bool(old.available)
             new = _Model(live, old.available, old.early, old.spoilt, is_configured=is_configured, is_tried=is_tried)
@@ -367,7 +367,8 @@ class Registry:
 
     def publish(self, servable: Servable) -> None:
         """Lets requests reach a loaded servable, and then reports its version as AVAILABLE."""
-        # The model's early lookups are read without a lock: after the load, only this thread changes them.
+        # The lookups that the model answers during a load are read without a lock: after the load, only this thread
+        # changes them.
         early = self._snapshot[servable.name].early
         self._move(servable.name, VersionStatus(servable.version, State.AVAILABLE), Holder(servable, early))
         if early is not None:
@@ -376,7 +377,7 @@ class Registry:
     def fail(self, name: str, version: int, error: ServiceError, *, poll_s: float = 0.005) -> None:
         """Sets the state END of a version whose load failed; status shows the error until the next attempt.
 
-        Blocks until no request holds the version's early lookups.
+        Blocks until no request uses the lookups that the version answered during the load.
         """
         self._hide_lookups(name, version, poll_s)
         self._move(name, VersionStatus(version, State.END, error.code, error.message))
@@ -407,7 +408,7 @@ class Registry:
           because: the error that status shows for the version until the next attempt.
         """
         holder = self._move(name, VersionStatus(version, State.UNLOADING))
-        assert holder is not None  # an AVAILABLE version always has a holder
+        assert holder is not None  # each AVAILABLE version has a holder, which counts its leases
         holder.retire()
         while holder.num_leases:
             time.sleep(poll_s)
@@ -457,7 +458,8 @@ class Registry:
             if holder is not None:
                 available = dict(sorted({**available, status.version: holder}.items(), reverse=True))
             statuses = {**model.statuses, status.version: status}
-            # The early lookups of a version end in the same step in which the version becomes AVAILABLE.
+            # The lookups that a version answers while it loads end in the same step in which the version becomes
+            # AVAILABLE.
             early = None if available else model.early
             is_tried = model.is_tried or status.state is State.AVAILABLE or status.code != "OK"
             self._snapshot = {
@@ -471,7 +473,11 @@ class Registry:
 
 
 def _answering(model: _Model) -> list[Holder]:
-    """Returns the holders that requests can reach: of AVAILABLE versions, latest first, else of early lookups."""
+    """Returns the holders that requests can reach.
+
+    These are the holders of AVAILABLE versions, latest first; if there are none, the holder of a version that answers
+    lookups while it loads.
+    """
     return list(model.available.values()) or ([model.early] if model.early is not None else [])
 
 

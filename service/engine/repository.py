@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 Load = Callable[[str, int, Path], Servable]
 
-# Most unloaded versions that a model's status still lists, as TensorFlow Serving lists them too.
+# Maximum number of unloaded versions that a model's status still lists, as TensorFlow Serving lists them too.
 _MAX_ENDED = 32
 
 
@@ -93,20 +93,19 @@ class ModelWatcher:
         self._rules = rules
         self._wake = wake or threading.Event()
         self._is_stopped = False
-        # Lock of run() when it ends the thread, and of configure() when it sets a config, so that no config reaches a
-        # thread that has ended.
+        # Lock without which configure() could set a config just after run() has decided to end the watcher's thread.
         self._ending = threading.Lock()
         self._is_over = False
         self._loaded: set[int] = set()
         self._paths: dict[int, Path] = {}
-        # The folder of each version that the last scan found, for readers in other threads.
+        # Version -> folder, as the last scan found them; other threads read this mapping.
         self.folders: Mapping[int, Path] = {}
         self._announced: set[int] = set()
         self._source: tuple[str, VersionSource] | None = None
         self._arrivals: dict[int, VersionArrival] = {}
         self._failures: dict[int, _Failure] = {}
         # Damaged version -> the fingerprint of its folder when the damage was found; the version is loaded again when
-        # this changes.
+        # the folder's fingerprint changes.
         self._damaged: dict[int, Fingerprint] = {}
         self._problem = ""
         # Loads (by version) and folder scans (by path) that were given up after their timeout and may still hang.
@@ -129,7 +128,7 @@ class ModelWatcher:
         return True
 
     def look_again(self) -> None:
-        """Wakes the watcher's thread, so that it scans the folder now and not at the next interval."""
+        """Wakes the watcher's thread, so that it scans the model's folder now and not at the next interval."""
         self._wake.set()
 
     def stop(self) -> None:
@@ -150,7 +149,8 @@ class ModelWatcher:
             try:
                 due_s = self.poll_once()
             except Exception:
-                # An error must not end this thread: without it, no new version of the model would ever be served.
+                # An error must not end this thread: without the thread, no new version of the model would ever be
+                # served.
                 logger.exception("polling failed", extra={"model": self._name})
             with self._ending:
                 if self._config is None and not (self._loaded or self._announced or self._failures):
@@ -226,8 +226,8 @@ class ModelWatcher:
             if rules.open_store is not None and is_in_store(base_path):
                 source = rules.open_store(self._name, base_path, self.look_again)
             self._source = base_path, source
-            # The watchers of the former base path's versions are dropped: the new base path's versions get new
-            # watchers.
+            # Objects that watch version folders of the former base path are dropped: versions in the new base path get
+            # new ones.
             self._arrivals.clear()
         return self._source[1]
 
@@ -241,8 +241,7 @@ class ModelWatcher:
         try:
             found = self.folders = self._within_time(Path(base_path), source.find)
         except TimeoutError as error:
-            # source.unreadable() is not called for the reason here: it would read the folder too, and would hang as
-            # well.
+            # source.unreadable() is not asked for the reason: it would read the same folder, and would hang as well.
             self._set_problem(f"cannot read its folder {base_path}: {error.strerror}")
         except OSError as error:
             self._set_problem(source.unreadable(error))
@@ -286,7 +285,7 @@ class ModelWatcher:
         arrival = self._arrivals.get(version)
         try:
             if arrival is None or arrival.folder != path:
-                assert self._source is not None  # the version was found in this source
+                assert self._source is not None  # the scan found the version in self._source
                 new = partial(self._source[1].arrival, version, path)
                 arrival = self._arrivals[version] = self._within_time(path, new)
             if not self._within_time(path, arrival.is_complete):
@@ -303,7 +302,7 @@ class ModelWatcher:
             return True
         if arrival.seen != failure.seen:
             # The folder has changed since the failure (the copy was not complete, or somebody mended it): the version
-            # is loaded at once, and may be retried as often as a new one.
+            # is loaded at once, and may be retried as often as a new version.
             failure.attempts = 0
             return True
         return failure.attempts <= self._rules.max_retries and self._rules.clock() >= failure.retry_at_s
@@ -347,7 +346,7 @@ class ModelWatcher:
             ) from None
 
     def _late(self, servable: Servable | None) -> None:
-        """Closes the servable of a load that ended after its timeout, and wakes the watcher to load it again."""
+        """Closes the servable of a load that ended after its timeout, so that the watcher loads the version again."""
         if servable is not None:
             servable.close()
         self._wake.set()
@@ -409,5 +408,5 @@ class ModelWatcher:
                 waits.append(rules.settle_s)
             elif failure.attempts <= rules.max_retries:
                 waits.append(failure.retry_at_s - rules.clock())
-        # At least 0.01 s is returned, because run() ignores a wait of 0.
+        # The returned wait is at least 0.01 s, because the watcher's run() ignores a wait of 0.
         return max(min(waits), 0.01) if waits else None

@@ -28,7 +28,7 @@ from service.engine.workers import Workers
 from service.errors import IdsTooMany, InputMismatch
 from service.types import Array, TableInfo
 
-# Most ids and keys of one filter.
+# Maximum number of ids and keys in one filter of a search.
 MAX_FILTER_IDS = 1_000_000
 # An index finds the ten nearest rows well. Searches for many more neighbours compare all rows.
 MAX_INDEXED_K = 100
@@ -67,7 +67,8 @@ def find_neighbors(
     denied = _row_numbers(info, query.denied, query.feature, keys)
     if allowed is not None:
         allowed = np.setdiff1d(allowed, denied, assume_unique=True)
-    # An answer is never wider than the table, so that a large k takes no memory.
+    # A query has no more neighbours than the table has rows, so a large k does not make the server allocate large
+    # arrays.
     k = min(query.k, info.vocabulary_size)
     search = RowSearch(queries, own, k, query.metric, allowed, denied, seconds, threads)
     if index is None:
@@ -80,7 +81,7 @@ def find_neighbors(
 
 
 def _nearest_by_index(table: SearchedTable, search: RowSearch, index: RowIndex) -> tuple[Nearest, int]:
-    """Compares the rows that an index names, and all changed rows; also returns the number of compared rows.
+    """Compares queries with the rows that an index names and with all changed rows; also counts the compared rows.
 
     If a query finds fewer than k rows in this way, the query is compared with all rows.
     """
@@ -102,7 +103,7 @@ def _nearest_by_index(table: SearchedTable, search: RowSearch, index: RowIndex) 
 
 
 def _vectors(table: SearchedTable, query: NeighborQuery, keys: TableKeys, max_queries: int) -> tuple[Array, Array]:
-    """Returns the [Q, D] float32 queries, and the [Q] int64 rows that are left out of their neighbours."""
+    """Returns the queries, [Q, D] float32, and the row that each query leaves out of its answer, [Q]; -1: none."""
     info = table.info
     if (query.vectors is None) == (not query.rows.is_given):
         raise InputMismatch('A search has one of "ids", "keys" and "vectors".')
@@ -144,7 +145,7 @@ def _row_numbers(info: TableInfo, named: Named, feature: str, keys: TableKeys) -
 
 
 class _NoKeys:
-    """The TableKeys of a table without a vocabulary."""
+    """A null object for the keys of a table without a vocabulary: it refuses requests that send keys."""
 
     def __init__(self, table: str) -> None:
         self._table = table
@@ -157,7 +158,7 @@ class _NoKeys:
 
 
 class Searches:
-    """The searches of all tables, which run in a pool of their own. Concurrency: any thread.
+    """The object that runs all searches for nearest rows, in a thread pool of its own. Concurrency: any thread.
 
     pool: runs the searches, so that no thread that answers lookups waits for one.
     """
@@ -174,22 +175,22 @@ class Searches:
         self._limits = limits
         self._clock = clock
         self.pool = Workers(limits.threads, name="neighbors", admission=admission, clock=clock)
-        # The number of running searches, counted as the leases of a Holder are: without a lock.
+        # One entry for each running search: the length of the deque is the number of searches, and needs no lock.
         self._running: deque[None] = deque()
         self._scanned: dict[tuple[int, str], int] = {}
 
     def find(
         self, servable: Servable, table: SearchedTable, query: NeighborQuery, deadline_s: float | None
     ) -> NeighborAnswer:
-        """Runs a search in the calling thread; raises as find_neighbors does.
+        """Runs a search for nearest rows in the calling thread; raises as find_neighbors does.
 
         Args:
-          deadline_s: on the engine's clock; None: MAX_SEARCH_S from now.
+          deadline_s: the latest end, on the engine's clock; None: MAX_SEARCH_S seconds from now.
         """
         seconds = MAX_SEARCH_S if deadline_s is None else min(deadline_s - self._clock(), MAX_SEARCH_S)
         self._running.append(None)
         try:
-            # A search that runs alone gets all threads.
+            # A search that runs alone gets all threads of the pool; searches that run at the same time share them.
             threads = max(self._limits.threads // len(self._running), 1)
             may_use_index = not (query.exact or query.allowed.is_given or query.k > MAX_INDEXED_K)
             index = self.indexes.of(servable, table, query.metric) if may_use_index else None
@@ -205,7 +206,7 @@ class Searches:
         return found
 
     def rows_scanned(self) -> Mapping[str, int]:
-        """Returns the number of rows that searches were compared with, by model."""
+        """Returns model -> number of rows with which searches have compared their queries."""
         totals: Counter[str] = Counter()
         for (_, model), count in self._scanned.copy().items():
             totals[model] += count

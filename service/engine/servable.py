@@ -38,7 +38,7 @@ class Files(Protocol):
         ...
 
     def close(self) -> None:
-        """Frees the files' memory and closes their descriptors; blocks."""
+        """Frees the memory of the mapped table files, and closes their descriptors; blocks."""
         ...
 
 
@@ -71,11 +71,11 @@ class NativeServable(Protocol):
         ...
 
     def feature_counts(self) -> FeatureCounts:
-        """Returns the core's counts of the ids of each feature so far."""
+        """Returns the native core's counts of the ids in requests so far, by table and feature."""
         ...
 
     def hot_rows(self, table: str, most: int) -> SampledRows | None:
-        """Returns the hottest rows of a table; None if the core does not sample its ids."""
+        """Returns the hottest rows of a table; None if the native core does not sample the table's ids."""
         ...
 
     def on_tables(self, tables: Mapping[str, Any]) -> NativeServable:
@@ -151,10 +151,10 @@ class Servable:
         return sums_of_counts(self.table_counts(), self.native.table_counts() if self.native is not None else {})
 
     def traffic(self, table: str, most: int, *, has_keys: bool = True) -> TableTraffic | None:
-        """Returns the traffic of a table with its hottest rows; None if the ids of the table are not sampled.
+        """Returns the counts of lookups of a table with its hottest rows; None if the ids of the table are not sampled.
 
         Args:
-          has_keys: whether the rows have their keys.
+          has_keys: whether the result has the keys of the rows.
         """
         native = self.native
         found = native.hot_rows(table, most) if native is not None else None
@@ -181,7 +181,7 @@ class Servable:
         return key.decode(errors="backslashreplace") if isinstance(key, bytes) else key
 
     def data_loss(self) -> DataLoss:
-        """Returns the error to answer a request with if its answer was read from damaged files."""
+        """Returns the error for a request whose answer was read from damaged table files."""
         return DataLoss(f'The files of version {self.version} of model "{self.name}" were damaged while it was served.')
 
     def close(self) -> None:
@@ -276,8 +276,8 @@ class Holder:
         While the native core has a route to the servable, that route counts as one lease.
         """
         holders = (self, *self._before)
-        # Native servables are counted once each, because two holders may share one: deltas alternate between two sets
-        # of tables.
+        # A native servable that two holders share is counted once: deltas alternate between two copies of the tables,
+        # so two holders may share one.
         natives = {id(holder.servable.native): holder for holder in holders}
         return sum(len(holder._leases) for holder in holders) + sum(
             holder._native_holders() for holder in natives.values()
@@ -286,7 +286,7 @@ class Holder:
     @property
     def num_requests(self) -> int:
         """Number of requests that use the published servable now."""
-        # The native core's route to the servable counts as a lease, but it is not a request.
+        # The native core's route to the servable is one of the leases, but it is no request.
         routed = min(self._native_holders(), 1)
         return self.num_leases - routed
 

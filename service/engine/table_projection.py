@@ -18,23 +18,24 @@ from service.engine.low_priority import low_priority_thread
 from service.errors import Overloaded, ServiceError
 from service.types import Array
 
-# Most rows that the picture of a table (the console's map) shows; of a larger table, a sample is drawn.
+# Maximum number of rows in a table's map (its picture in the console); of a larger table, a random sample is drawn.
 MAX_POINTS = 100_000
-# Most maps that are kept, and most that wait: each holds some MB.
+# Maximum number of maps that are kept, and of maps that wait to be computed: each map takes some MB.
 MAX_MAPS = 8
-# Most numbers of the rows that the components are computed from: 16 MiB as float32.
+# Maximum number of float32 numbers (16 MiB) in the rows from which the axes of a map are computed: a sample of the
+# rows, if they have more.
 _MAX_FIT_NUMBERS = 4 << 20
-# Rows that are read at a time; between two blocks the version may be unloaded.
+# Number of rows that are read at a time; between two reads the version may be unloaded.
 _BLOCK_ROWS = 4096
 _NUM_VECTORS, _NUM_ITERATIONS = 8, 24
 
-# Reads [N, D] float32 rows by [N] int64 ids.
+# Type of a function that reads a table: takes [N] int64 ids, returns their [N, D] float32 rows.
 Read = Callable[[Array], Array]
 T = TypeVar("T")
 
 
 class Projection(NamedTuple):
-    """Points of a table's map.
+    """The points of a table's two-dimensional map, one for each row that is drawn.
 
     ids: [P] int64, ascending. places: [P, 2] float32. norms: [P] float32, Euclidean length of each row.
     explained: shares of the rows' variance along both axes; zeros if all rows are equal.
@@ -74,7 +75,7 @@ def project(read: Read, num_rows: int, *, max_points: int = MAX_POINTS) -> Proje
 
 
 def ids_on_map(num_rows: int, *, max_points: int = MAX_POINTS) -> Array:
-    """Returns the [P] int64 ids of the rows that project() places, in its order.
+    """Returns the [P] int64 ids of the rows that project() places on the map, in the same order.
 
     >>> ids_on_map(3).tolist(), len(ids_on_map(10, max_points=4))
     ([0, 1, 2], 4)
@@ -97,7 +98,7 @@ def _components(centred: Array, random: np.random.Generator) -> tuple[Array, tup
     small = centred @ basis
     _, lengths, turned = np.linalg.svd(small, full_matrices=False)
     axes = (turned @ basis.T)[:2]
-    # Each axis points to where its largest weight is positive, so that two runs draw the same map.
+    # The sign of each axis is chosen so that its largest weight is positive: then two computations draw the same map.
     axes *= np.where(axes[np.arange(len(axes)), np.abs(axes).argmax(axis=1)] < 0, -1, 1)[:, None]
     total = float(np.square(centred, dtype=np.float64).sum())
     shares = [float(length) ** 2 / total if total else 0.0 for length in (*lengths[:2], 0.0, 0.0)]
@@ -113,16 +114,18 @@ def _finite(rows: Array) -> Array:
 
 
 class KeptMaps(Generic[T]):
-    """The maps of tables that were computed, one at a time in a thread of low priority. Concurrency: any thread."""
+    """A cache of tables' maps, which a thread of low priority computes one at a time. Concurrency: any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # Key -> the object that the map was made of, and the map; the map asked for last is the last one.
+        # Key -> the object from which a map was computed, and the map; the most recently used map is the last one.
         self._kept: dict[Hashable, tuple[object, Future[T]]] = {}
         self._thread = low_priority_thread("table-map")
 
     def get(self, key: Hashable, of: object, make: Callable[[], T]) -> T | None:
-        """Returns a map; None while it is computed, which this starts in the context of its first caller.
+        """Returns a map, or None while it is computed.
+
+        The first call for a map starts the computation, with the context variables of its caller.
 
         Args:
           of: the object that the map is made of; another object of the same key replaces the map.
@@ -151,5 +154,5 @@ class KeptMaps(Generic[T]):
             raise
 
     def close(self) -> None:
-        """Ends the thread after the map that it computes now."""
+        """Ends the thread that computes maps, after the map that it is computing."""
         self._thread.shutdown(wait=False, cancel_futures=True)

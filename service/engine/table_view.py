@@ -12,7 +12,7 @@ from service.engine.engine import Engine, ModelDescription
 from service.errors import IdOutOfRange, InvalidRequest, TableNotFound
 from service.types import Array, ModelRef, TableInfo, Vocabulary
 
-# Most rows of one page.
+# Maximum number of rows on one page of a table.
 MAX_PAGE_ROWS = 1000
 
 Key = bytes | int
@@ -32,7 +32,7 @@ class Page(NamedTuple):
 
 
 class Row(NamedTuple):
-    """One row of a table.
+    """One row of a table as the console shows it: its keys, its numbers and its origin.
 
     keys: feature -> the row's key in the feature's vocabulary, or None. is_known: the asked key is in the vocabulary,
     and did not lead to a row for unknown keys. values: [D] float32. origin: the delta that wrote the row last.
@@ -48,7 +48,7 @@ class Row(NamedTuple):
 
 
 def read_page(engine: Engine, ref: ModelRef, table: str, start: int, count: int) -> Page:
-    """Reads consecutive rows of a table; raises as Engine.table_rows does, and InvalidRequest."""
+    """Reads consecutive rows of a table; raises InvalidRequest for a wrong range, else as Engine.table_rows does."""
     if start < 0 or not 0 < count <= MAX_PAGE_ROWS:
         raise InvalidRequest(f"start must be 0 or more, and count from 1 to {MAX_PAGE_ROWS}.")
     ref, info, vocabularies = _found(engine, ref, table)
@@ -99,7 +99,8 @@ def read_keys(engine: Engine, ref: ModelRef, table: str, ids: Array) -> list[Key
 
 def _found(engine: Engine, ref: ModelRef, table: str) -> tuple[ModelRef, TableInfo, Mapping[str, Vocabulary]]:
     description = engine.describe(ref)
-    # One version answers all parts, also where another one becomes the latest in between.
+    # The version of the first answer is named in all further reads, so that all of them use one version, even if a
+    # newer version becomes AVAILABLE in between.
     ref = ModelRef(ref.name, description.version)
     infos = {info.name: info for info in engine.tables(ref)}
     if table not in infos:

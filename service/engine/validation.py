@@ -54,8 +54,8 @@ def checked(spec: SignatureSpec, inputs: Tensors) -> tuple[dict[str, Array], int
 
 def _num_rows(spec: SignatureSpec, name: str, array: Array) -> int:
     if spec.kind == "lookup" and array.ndim == 2 and (spec.inputs[name].shape or (None, 1))[1] is None:
-        # For ids of shape [B, K] with an open K, row_bytes is the size of one id's vector, so each id counts as a row
-        # here.
+        # If a lookup's ids have the shape [B, K] with an unknown K, spec.row_bytes is the size of one id's vector, so
+        # each id counts as one row.
         return array.size
     return array.shape[0] if array.ndim else 1
 
@@ -153,7 +153,7 @@ def _raise_predict_names(spec: SignatureSpec, inputs: Mapping[str, object]) -> N
 
 
 def _json_names(spec: SignatureSpec, missing: list[str]) -> str:
-    """Returns a sentence for errors on missing ragged inputs: the name that JSON requests have for them; "" if none."""
+    """Returns a sentence for error texts: which name in JSON stands for missing ragged inputs; "" for other inputs."""
     ragged = [names for names in spec.ragged_names if names.values in missing and names.row_splits in missing]
     told = [f'"{names.feature}" stands for {names.values} and {names.row_splits}' for names in ragged]
     return f" In JSON, {', '.join(told)}." if told else ""

@@ -36,7 +36,7 @@ class VersionSource(Protocol):
         """Returns version -> local folder, also for versions whose files are not there yet; raises OSError."""
 
     def unreadable(self, error: OSError) -> str:
-        """Returns one line that explains the error which find() raised."""
+        """Returns one line for people that explains an OSError which find() raised."""
 
     def unserved(self, found: Collection[int]) -> str:
         """Returns one line that says why the base path has no version that the model's policy wants."""
@@ -77,7 +77,7 @@ class Folder:
         return base_paths.unreadable(self._base_path, error)
 
     def unserved(self, found: Collection[int]) -> str:
-        """Returns one line that says why the folder has no version that the model's policy wants."""
+        """Returns one line that says why the mounted folder has no version that the model's policy wants."""
         return base_paths.unserved(self._base_path, found)
 
     def arrival(self, version: int, path: Path) -> VersionArrival:

@@ -23,8 +23,8 @@ from service.errors import DeadlineExceeded, NotReady, Overloaded, ServiceError
 # the function must only raise or answer the error.
 Work = Callable[[ServiceError | None], Any]
 
-# Constants of the moving average of a model's run times: the newest run has the weight 1 / _NEWEST, and counts as at
-# most twice the average plus _MOST_S, because a single run may wait for a graph to load.
+# A model's average run time is a moving average, in which the newest run has the weight 1 / _NEWEST. The newest run
+# counts as at most twice the average plus _MOST_S, because a single run may wait for a graph to load.
 _NEWEST = 4
 _MOST_S = 1e-3
 # A job is dropped once it has waited this many times limits.wait_s, the longest expected wait with which jobs are
@@ -151,8 +151,7 @@ class Workers:
         return None
 
     def _expected_wait_s(self, num_mine: int) -> float:
-        # Models take turns, so before this job ends each other model runs at most as many jobs as this job's model
-        # does.
+        # Models take turns: before a job ends, each other model runs at most as many jobs as the job's own model does.
         turns = num_mine + 1
         means = self._means
         total_s = sum(min(len(jobs), turns) * means.get(model, 0.0) for model, jobs in self._waiting.items())
@@ -213,8 +212,8 @@ class Workers:
                 if job.set_running_or_notify_cancel():
                     self._do(job)
         finally:
-            # The thread is removed even if it ended because memory ran out, so that the next submit() can start another
-            # thread.
+            # The pool forgets a thread even if the thread ended for lack of memory, so that the next submit() can start
+            # another one.
             with self._lock:
                 self._started.remove(threading.current_thread())
 
@@ -236,7 +235,7 @@ class Workers:
         if job.deadline_s is not None and now_s >= job.deadline_s:
             self._observer.refused(job.model, "deadline")
             return DeadlineExceeded("The deadline passed while the request waited for a thread.")
-        # A job may have waited far longer than was expected when it was admitted, because run times vary: then it is
+        # Run times vary, so a job may have waited far longer than was expected when it was admitted: such a job is
         # dropped.
         if waited_s > _PATIENCE * self._limits.wait_s and self._num_waiting:
             self._observer.refused(job.model, "wait")

@@ -17,7 +17,10 @@ _NEEDS_THREADS = frozenset({"Switch", "RefSwitch", "Merge", "RefMerge", "Enter",
 
 
 class DenseSession(NamedTuple):
-    """An open session of a dense graph. graph: its tf.Graph, which knows the shapes of its tensors."""
+    """An open session of a dense graph (without embedding tables).
+
+    graph: the session's tf.Graph, which knows the shapes of its tensors.
+    """
 
     session: GraphSession
     graph: Any
@@ -57,15 +60,15 @@ class DenseGraph:
                 inputs = [i for i in node.input if not i.startswith("^") or (follow(i) and node_of(i) in needed)]
                 del node.input[:]
                 node.input.extend(inputs)
-                # The attribute "_class" is removed: it may name a node that is left out, and only matters for placement
-                # on several machines.
+                # A node's attribute "_class" is removed: it may name a node that is left out, and only matters if a
+                # graph is placed on several machines.
                 node.attr.pop("_class", None)
             self._nodes.setdefault(name, node)
 
     def open(self, artifact: Path, saved: Mapping[str, Saved], *, threads: int, inter_op_threads: int) -> DenseSession:
-        """Opens a session over the added nodes and restores their variables.
+        """Opens a TensorFlow session over the nodes that add() has collected, and restores their variables.
 
-        Raises NotProven if a node reads an embedding table.
+        Raises NotProven if one of the nodes reads an embedding table.
         """
         program, graph = self._program(artifact, saved, threads=threads, inter_op_threads=inter_op_threads)
         return DenseSession(open_session(program, graph), graph)
@@ -95,8 +98,9 @@ class DenseGraph:
         restored = add_restore(graph_def, saved, variables, str(artifact / "variables" / "variables"))
         config = v1.ConfigProto(intra_op_parallelism_threads=threads, inter_op_parallelism_threads=inter_op_threads)
         if not any(node.op in _NEEDS_THREADS for node in graph_def.node):
-            # SINGLE_THREADED_EXECUTOR runs nodes one by one in the caller's thread. Measured with 128 rows and layers
-            # of 160, 256 and 1 columns: 173 us a run, against 219 us with the default executor.
+            # TensorFlow's SINGLE_THREADED_EXECUTOR runs the nodes of a graph one by one in the thread of the caller.
+            # Measured with 128 rows and layers of 160, 256 and 1 columns: 173 us a run, against 219 us with the default
+            # executor.
             config.experimental.executor_type = "SINGLE_THREADED_EXECUTOR"
         graph = tf.Graph()
         with graph.as_default():

@@ -15,8 +15,8 @@ from service.graph.table_reads import TableRead
 from service.graph.table_rows import Claim, rows_of
 from service.types import Array, SignatureSpec, Table, Tensors
 
-# Most numbers of a constant between a feature's inputs and its lookup. A larger constant may be a map of ids, whose
-# effect the probe requests could miss.
+# Maximum number of elements in a constant between a feature's inputs and its lookup. A larger constant may map ids to
+# other ids, which the probe requests could miss.
 _MOST_NUMBERS = 8
 _VOCABULARIES = frozenset({"HashTableV2", "LookupTableFindV2", "LookupTableSizeV2"})
 
@@ -32,7 +32,9 @@ def find_lookup(
     session: GraphSession,
     feed: Callable[[Tensors], dict[str, Array]],
 ) -> tuple[str, bool] | None:
-    """Returns the last candidate tensor that equals a feature's lookup on probes, and whether it does bit by bit.
+    """Returns the last candidate tensor that equals a feature's lookup on all probes, and whether it does bit by bit.
+
+    Returns None if no candidate equals the lookup.
 
     Returns None if no candidate equals the lookup.
 
@@ -66,7 +68,9 @@ def find_lookup(
 
 
 def _constants(flat: FlatGraph, tensor: str, read: TableRead, *, has_keys: bool) -> Constants | None:
-    """Returns the values of all constants from which, with a feature's inputs, the graph computes a tensor.
+    """Returns the constants that the graph uses when it computes a tensor from a feature's inputs.
+
+    Returns None if anything but arithmetic lies between the inputs and the tensor.
 
     None if other nodes than arithmetic lie between them.
 

@@ -34,7 +34,7 @@ class FlatGraph:
             node.input.extend(inputs)
 
     def resolved(self, tensor: str) -> str:
-        """Returns the tensor of the flat graph that replaces a given tensor of the original graph."""
+        """Returns the tensor that replaces a tensor of the original graph after function calls were inlined."""
         tensor = canonical(tensor)
         while tensor in self._aliases:
             tensor = self._aliases[tensor]
@@ -81,7 +81,7 @@ def node_of(reference: str) -> str:
 
 
 def flatten(graph_def: Any, roots: Iterable[str]) -> FlatGraph:
-    """Returns a flat graph of the nodes that the roots need, with function calls inlined; the GraphDef is not changed.
+    """Returns a graph of the nodes that the roots need, with function calls inlined; the GraphDef is not changed.
 
     Args:
       graph_def: a GraphDef of TensorFlow's.
@@ -128,8 +128,8 @@ def _body(call: Any, function: Any, aliases: dict[str, str]) -> Iterator[Any]:
     def flat(reference: str) -> str:
         if reference.startswith("^"):
             return f"^{prefix}{reference[1:]}"
-        # In a function, an input is named "argument" or "node:output name:number"; in a graph, "node:number" counts
-        # over all outputs of the node.
+        # A node of a TensorFlow function names its inputs as "argument" or "node:output name:number". A node of a flat
+        # graph names them as "node:number", where number counts all output tensors of the node.
         name, _, output = reference.partition(":")
         if name not in outputs or not output:
             return f"{prefix}{name}:0"
@@ -148,14 +148,14 @@ def _body(call: Any, function: Any, aliases: dict[str, str]) -> Iterator[Any]:
             raise ArtifactError(f"function {function.signature.name!r} is generic in its types")
         node.name = prefix + node.name
         del node.input[:]
-        # Nodes of the function without inputs get the control inputs of the call, so that they run after the same
-        # nodes.
+        # Nodes of a function that have no inputs get the control inputs of the call, so that they run after the nodes
+        # for which the call waits.
         node.input.extend([flat(i) for i in original.input] or controls)
         yield node
 
 
 def _output_numbers(node: Any) -> dict[str, int]:
-    """Returns output name of a node's op -> the output's first number among all output tensors of the node."""
+    """Returns each output name of a node's op -> the index of its first tensor among all output tensors of the node."""
     from tensorflow.python.framework import op_def_registry
 
     op = op_def_registry.get(node.op)

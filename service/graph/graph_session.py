@@ -132,7 +132,7 @@ class CoreSession:
         return [found[tensor] if tensor in found else feed[tensor] for tensor in fetch]
 
     def close(self) -> None:
-        """Releases the session's variables; they are freed when the last request that runs in the core ends."""
+        """Closes the session; its variables are freed when the last request that runs in the native core ends."""
         self._session.close()
 
 
@@ -216,7 +216,8 @@ def _array(tensor: _native.GraphTensor) -> Array:
         _dtypes[tensor.dtype] = np.dtype(tf.as_dtype(tensor.dtype).as_numpy_dtype)
     dtype = _dtypes[tensor.dtype]
     if dtype.kind == "O":
-        # The None at the end, which is cut off again, makes numpy choose dtype object and not fixed-size strings.
+        # Without the None at the end, which is cut off again, np.array() would make fixed-size strings and not Python
+        # objects of a list of bytes.
         return np.array([*tensor.strings(), None], object)[:-1].reshape(tensor.shape)
     if 0 in tensor.shape:
         return np.empty(tensor.shape, dtype)
@@ -225,6 +226,7 @@ def _array(tensor: _native.GraphTensor) -> Array:
     return made
 
 
-# Caches of numpy dtype -> DataType number and of the opposite; TensorFlow's own conversion takes 2 us.
+# Caches of numpy dtype -> DataType number and of DataType number -> numpy dtype; TensorFlow's own conversion takes 2
+# us.
 _numbers: dict[Any, int] = {}
 _dtypes: dict[int, np.dtype[Any]] = {}

@@ -16,7 +16,7 @@ from service.graph.restoring import saved_tensors
 
 
 def repair_handles(meta_graph: Any, artifact: Path) -> int:
-    """Replaces, in place, each variable handle that is not restored by the restored handle of the same variable.
+    """Replaces, in place, variable handles that no checkpoint restores by restored handles of the same variables.
 
     Args:
       meta_graph: a MetaGraphDef.

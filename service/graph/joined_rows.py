@@ -1,4 +1,4 @@
-"""Finds tensors of a graph that only join or reshape looked-up rows, so that a run can be fed these tensors directly.
+"""Finds tensors that only join or reshape looked-up rows: a run can be fed these tensors in place of the lookups.
 
 A tensor has a value here if each of its rows consists of the bytes of some sources' rows, one behind the other.
 Flatten, Squeeze and Reshape keep those bytes; so do concatenations and stacks along the first axis behind the batch.
@@ -14,7 +14,7 @@ from service.graph.flat_graph import FlatGraph, node_of
 
 
 class JoinedRows(NamedTuple):
-    """The content of a fed tensor: looked-up rows of one or several sources side by side.
+    """The content of a fed tensor: the looked-up rows of one lookup, or of several lookups side by side.
 
     parts: the sources in their order.
     shape: shape of one row; None where it differs from request to request, which only a tensor of one source allows.
@@ -33,7 +33,7 @@ def joined_rows(
     given: frozenset[str] = frozenset(),
     follow: Callable[[str], bool] = bool,
 ) -> dict[str, JoinedRows]:
-    """Returns the fewest tensors that can be fed in place of all sources; each source is in only one of them.
+    """Returns the fewest tensors that can be fed in place of all lookups; the rows of each lookup are in one of them.
 
     Args:
       ends: the tensors, and the nodes as "^name", that a session runs.
@@ -48,8 +48,8 @@ def joined_rows(
         values = _Values(flat, sources, barred)
         found = _first_met(flat, ends, values, given, follow)
         blocks = {value.parts for value in found.values()}
-        # If two tensors would hold the same source, neither is fed: the source is fed by itself, and the graph joins
-        # the rows.
+        # If two tensors would hold the rows of one lookup, neither tensor is fed: the rows are fed alone, and the graph
+        # joins them.
         overlapping = {
             tensor
             for tensor, value in found.items()
@@ -63,7 +63,8 @@ def joined_rows(
 def _first_met(
     flat: FlatGraph, ends: Iterable[str], values: _Values, given: frozenset[str], follow: Callable[[str], bool]
 ) -> dict[str, JoinedRows]:
-    # The search goes back from the graph's ends, and stops at tensors that are known to hold joined rows.
+    # The search goes back from the tensors that the session runs, and stops at each tensor that only joins looked-up
+    # rows.
     found: dict[str, JoinedRows] = {}
     seen: set[str] = set()
     todo = list(ends)
@@ -81,7 +82,8 @@ def _first_met(
 
 
 class _Values:
-    # _Values finds which rows a tensor joins (its JoinedRows), and caches this for each tensor.
+    # _Values finds the lookups whose rows a tensor holds side by side (its JoinedRows), and caches the result for each
+    # tensor.
 
     def __init__(self, flat: FlatGraph, sources: Mapping[str, tuple[int, ...] | None], barred: Collection[str]) -> None:
         self._flat = flat
@@ -93,7 +95,7 @@ class _Values:
         if tensor in self._sources:
             return JoinedRows((tensor,), self._sources[tensor])
         if tensor not in self._known:
-            # None is cached first, as the value of a tensor in a loop of the graph.
+            # A tensor in a loop of the graph depends on itself: the None that is cached first ends the recursion.
             self._known[tensor] = None
             found = None if tensor in self._barred else self._worked_out(tensor)
             self._known[tensor] = None if found is None or len(set(found.parts)) < len(found.parts) else found
@@ -107,9 +109,9 @@ class _Values:
         return work_out(self, node, self._flat.data_inputs(node.name))
 
     def shaped(self, tensors: Iterable[str]) -> list[tuple[tuple[str, ...], tuple[int, ...]]] | None:
-        """Returns the joined sources and the row shape of each tensor;
+        """Returns, for each tensor, the sources whose rows the tensor joins, and the shape of its rows.
 
-        None if one of the tensors does not hold joined rows.
+        Returns None if one of the tensors does not hold joined rows.
         """
         found = []
         for tensor in tensors:
@@ -129,9 +131,9 @@ class _Values:
         return [int(number) for number in tf.make_ndarray(node.attr["value"].tensor).reshape(-1)]
 
     def sizes(self, tensor: str, parts: tuple[str, ...]) -> list[int] | None:
-        """Returns the target sizes of a Reshape without the batch size, which must be the first one.
+        """Returns the target sizes of a Reshape without its first size, the batch size.
 
-        Returns None if the first size is not the batch size of these parts.
+        Returns None if the first size is not the batch size of the given sources.
         """
         numbers = self.numbers(tensor)
         if numbers is not None:
@@ -144,12 +146,13 @@ class _Values:
             return None
         behind = [self.numbers(other) for other in others]
         sizes = [number for numbers in behind for number in numbers or ()]
-        # One of these sizes may be -1 (open), because the batch size is computed: _reshaped() finds it from the width
-        # of a row.
+        # One of a Reshape's sizes may be -1, which TensorFlow computes, because the batch size is no constant:
+        # _reshaped() computes the size from the width of a row.
         return sizes if len(sizes) == len(others) else None
 
     def _is_batch(self, tensor: str, parts: tuple[str, ...]) -> bool:
-        # The tensor must be tf.shape(x)[0] of an x with the same parts: other sources may have another number of rows.
+        # A Reshape's batch size must come from tf.shape(x)[0] of a tensor x that joins rows of the same lookups: other
+        # lookups may have another number of rows.
         flat = self._flat
         node = flat.nodes[node_of(tensor)]
         if node.op != "StridedSlice" or not node.attr["shrink_axis_mask"].i & 1:
@@ -224,8 +227,8 @@ def _stacked(values: _Values, node: Any, inputs: list[str]) -> JoinedRows | None
 
 
 def _lie_side_by_side(shapes: Collection[tuple[int, ...]], place: int) -> bool:
-    # Rows lie side by side only if all sizes between the batch axis and the joined axis are 1. Along the batch axis
-    # they would lie below each other, and behind a larger axis they would alternate.
+    # Looked-up rows lie side by side in a joined tensor only if all sizes between the batch axis and the joined axis
+    # are 1. Along the batch axis they would lie below each other, and behind a larger axis they would alternate.
     return place >= 0 and all(len(shape) >= place and math.prod(shape[:place]) == 1 for shape in shapes)
 
 

@@ -35,12 +35,13 @@ class LazyBackend:
         try:
             return self._open_backend()
         except ArtifactError as error:
-            # The cause's text stays in the log: it names folders of this server, which clients must not see.
+            # The text of the error's cause is logged and not sent: it names folders of this server, which clients must
+            # not see.
             raise BackendFailure(
                 "The graph of this signature can not be loaded; the server's log has the cause."
             ) from error
 
     def close(self) -> None:
-        """Closes the real backend if it was opened."""
+        """Closes the wrapped backend, if a run has opened it."""
         if self._backend is not None:
             self._backend.close()

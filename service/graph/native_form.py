@@ -1,4 +1,4 @@
-"""Declares the description of a predict signature's graph for the native core, without opening graphs."""
+"""Declares the form in which the native core gets the description of a predict signature's graph; opens no graph."""
 
 from __future__ import annotations
 
@@ -25,6 +25,6 @@ class NativeGraph:
 
 @dataclass(frozen=True, slots=True)
 class PythonOnly:
-    """The mark of a predict signature that the native core can not run. reason: why, in one line."""
+    """A result that says that the native core can not run a signature's graph. reason: why, in one line."""
 
     reason: str

@@ -22,7 +22,7 @@ def native_tower(
     plan_of: Callable[[SignatureSpec, RowSource], FeaturePlan | None],
     batch_rows: int,
 ) -> NativeGraph | PythonOnly:
-    """Returns the description of a cut signature's graph for the native core, or the reason why only Python can run it.
+    """Returns the description of a cut signature's remaining graph for the native core, or why only Python can run it.
 
     Args:
       plan_of: returns the lookup that gives a source's float32 rows; None if no single lookup does.
@@ -70,7 +70,7 @@ def native_tower(
 
 
 def native_savedmodel(backend: SavedModelBackend, spec: SignatureSpec) -> NativeGraph | PythonOnly:
-    """Returns the description of an uncut signature's graph for the native core, or why only Python can run it."""
+    """Returns the description of a signature's whole graph for the native core, or why only Python can run it."""
     if backend.has_sparse_inputs(spec.name):
         return PythonOnly("its graph has sparse inputs")
     if any(spec.ragged_names):
@@ -97,7 +97,7 @@ def _fed_inputs(spec: SignatureSpec, fed: frozenset[str]) -> list[dict[str, Any]
 
 
 def _graph(spec: SignatureSpec, graph: NativeGraph, fed: frozenset[str]) -> NativeGraph | PythonOnly:
-    """Returns the given description, or the reason why the native core can not feed or fetch one of its tensors."""
+    """Returns the given description of a graph, or the reason why the native core can not run the graph."""
     if graph.document["session"] is None:
         return PythonOnly("its graph is open in Python's session, for the native core can not open it")
     if optional := [tensor.name for tensor in spec.inputs.values() if tensor.tensor_name in fed and tensor.is_optional]:

@@ -1,4 +1,4 @@
-"""Makes probe requests on which different lookups of a feature give different answers, and compares such answers.
+"""Makes probe requests, on which two different lookups give different rows, and compares the rows of two lookups.
 
 Two computations of a feature that agree on these requests are taken for the same. The requests' rows are random, so
 that any other sum of them would differ. Their ids and weights include each number that the graph compares ids or
@@ -22,7 +22,7 @@ _MOST_IDS = 400
 
 @dataclass(frozen=True, slots=True)
 class Constants:
-    """The numbers in constants of a part of a graph, integers and floating-point numbers apart."""
+    """The numbers that the constants in a part of a graph hold: integers, and floating-point numbers."""
 
     integers: tuple[int, ...]
     floats: tuple[float, ...]
@@ -69,20 +69,21 @@ def is_same_sum(feature: LookupFeature, inputs: Tensors, wanted: Array, found: A
     if not wanted.size or not np.array_equal(np.isnan(found), is_nan):
         return not wanted.size
     if feature.max_norm is not None:
-        # The error bound for max_norm: a norm is a rounded sum of D squares, and each number of the vector is divided
-        # by it.
+        # The error bound of a lookup with max_norm: a norm is a rounded sum of D squares, and each number of the vector
+        # is divided by this norm.
         largest = float(np.abs(wanted[~is_nan]).max(initial=0)) + feature.max_norm
         norm_error = (wanted.shape[-1] + 4) * np.finfo(np.float32).eps * largest
     else:
         norm_error = 0.0
     if feature.combiner is None:
         return bool((np.abs(found - wanted) <= norm_error).all())
-    # The splits are cut to the answer's rows, because empty rows at the end may be missing (trailing_empty_rows is
-    # "cut").
+    # The row splits are cut to the number of the answer's rows, because the answer may lack empty rows at the end
+    # (trailing_empty_rows is "cut").
     splits = inputs[feature.row_splits or ""][: len(wanted) + 1]
     lengths = np.diff(splits)
     weights = inputs.get(feature.weights or "", np.empty(0))
-    # The error bound is doubled: a mean divides its rounding error by the sum of its weights, which may be 1/2.
+    # The bound on the rounding error is doubled: a mean divides its rounding error by the sum of its weights, which may
+    # be 1/2.
     sizes = np.add.reduceat(np.append(np.abs(weights), 0), splits[:-1]) * 2 if weights.size else 2.0 * lengths
     sizes = sizes[: len(wanted)]
     sums = np.maximum(sizes, 1.0) * max(float(np.abs(wanted[~is_nan]).max(initial=0)), 1e-30)
@@ -91,7 +92,7 @@ def is_same_sum(feature: LookupFeature, inputs: Tensors, wanted: Array, found: A
 
 
 def random_request(spec: SignatureSpec, rows: int, random: np.random.Generator) -> dict[str, Array]:
-    """Returns a request with random inputs; ids are within their tables if the signature names these."""
+    """Returns a request with random inputs; ids have rows in their table if the signature names the table."""
     return {name: np.array(array) for name, array in spec.defaults.items()} | _filled(spec, {}, rows, random)
 
 
@@ -112,14 +113,15 @@ def _ids(feature: LookupFeature, size: int, constants: Constants, random: np.ran
 
 
 def _keys(keys: Array, constants: Constants, random: np.random.Generator) -> Array:
-    """Returns all keys of a vocabulary and some unknown keys, in random order."""
+    """Returns the keys for a probe request: all keys of a vocabulary and some unknown keys, in random order."""
     if keys.dtype.kind == "i":
         near = {n + d for n in (0, *constants.integers) for d in (-1, 0, 1)}
         others = [*near, *(keys[:50] + 1).tolist(), *random.integers(-(2**62), 2**62, 60).tolist()]
         return random.permutation(np.concatenate([keys, np.array(others, np.int64)]))
     texts = [b"", b" ", b"0", b"-1", b"\xc3\xa4", *(f"{n:x}".encode() for n in random.integers(0, 2**62, 60).tolist())]
     for key in keys[:50].tolist():
-        # These variants show a graph that trims keys or ignores their case: it would treat them as the same key.
+        # A graph that trims keys or ignores their case takes these variants for the same key, which the vocabulary does
+        # not do: so the graph's rows differ from the lookup's.
         texts += [key.upper(), key.lower(), key + b" ", b" " + key, key + b"\0"]
     return random.permutation(np.array([*keys.tolist(), *texts, None], object)[:-1])
 

@@ -1,4 +1,4 @@
-"""Makes the arrays that are fed to a tower in place of its lookups; rows that the graph would join share one array."""
+"""Makes the arrays that replace a graph's lookups in a run; rows that the graph would concatenate share one array."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from service.tables.row_blocks import BlockLayout, BlockPart, RowBlocks
 from service.tables.table import MappedTable
 from service.types import Array, Tensors
 
-# Most cached buffer layouts, one for each combination of request shapes: clients choose the shapes, and must not fill
-# the memory.
+# Maximum number of cached buffer layouts, one for each combination of request shapes: clients choose the shapes, and
+# must not fill the memory.
 _MOST_LAYOUTS = 256
 _FLOAT_BYTES = 4
 
@@ -23,7 +23,10 @@ _Shape = tuple[int, ...]
 
 
 class _Copied(NamedTuple):
-    """A source whose rows are copied unchanged. id_shape: shape of the ids for one row of the block; None: unknown."""
+    """A source of rows that are copied into an array unchanged.
+
+    id_shape: shape of the ids for one row; None: unknown.
+    """
 
     source: RowSource
     block: int
@@ -31,7 +34,7 @@ class _Copied(NamedTuple):
 
 
 class _Combined(NamedTuple):
-    """A source whose rows a kernel combines, and the columns of a float32 block that get the combined rows."""
+    """A source of rows that a kernel combines, and the columns of a float32 array to which the rows are written."""
 
     source: RowSource
     block: int
@@ -39,7 +42,7 @@ class _Combined(NamedTuple):
 
 
 class _View(NamedTuple):
-    """The place of a fed array in the shared buffer: its first byte, its shape and its dtype."""
+    """The place of a fed array in the buffer that several fed arrays share: its first byte, its shape and its dtype."""
 
     begin: int
     shape: _Shape
@@ -47,7 +50,7 @@ class _View(NamedTuple):
 
 
 class _Layout(NamedTuple):
-    """The places of all looked-up rows in the shared buffer, for requests with the same shapes.
+    """The layout of the buffer that holds all fed arrays, for requests with the same shapes.
 
     views: one per fed tensor whose block is written. combined: the places of the combined sources.
     """
@@ -58,7 +61,9 @@ class _Layout(NamedTuple):
 
 
 class RowFeed:
-    """Looks up the rows of a request, and writes them into the arrays that the tower is fed. Concurrency: any thread.
+    """Looks up the rows of a request, and writes them into the arrays that replace lookups in a graph's run.
+
+    Concurrency: any thread.
 
     blocks: for each block, the sources whose rows it joins; each fed tensor has the bytes of one block.
     tensors: names of the fed tensors, in the order of joined().
@@ -70,7 +75,8 @@ class RowFeed:
 
     def __init__(self, sources: Mapping[str, RowSource], fed: Mapping[str, JoinedRows]) -> None:
         self._sources = sources
-        # The array of a single combined source is fed as the kernel returns it; RowBlocks makes all other arrays.
+        # An array with the combined rows of only one lookup is fed as the kernel returns it; RowBlocks writes all other
+        # arrays.
         alone = {name: value for name, value in fed.items() if _is_alone(sources, value.parts)}
         written = {name: value for name, value in fed.items() if name not in alone}
         self.tensors = (*written, *alone)
@@ -85,7 +91,7 @@ class RowFeed:
         self._layouts: dict[tuple[_Shape, ...], _Layout | None] = {}
 
     def joined(self, inputs: Tensors, computed: Mapping[str, Array]) -> list[Array] | None:
-        """Returns the arrays to feed; None if a request's shapes contradict each other, which the graph must refuse.
+        """Returns the arrays to feed; None if a request's shapes contradict each other, which the graph itself refuses.
 
         Args:
           computed: tensor of the graph -> the ids in it.
@@ -101,8 +107,8 @@ class RowFeed:
             return None
         out = self._writer.write(ids, layout.blocks)
         if isinstance(out, int):
-            # out is the number of a source with an id that has no row: this call of rows() raises InvalidRequest with
-            # the id.
+            # out is the number of a source of rows with an id that has no row: rows() of this source raises an
+            # InvalidRequest that names the id.
             self._copied[out].source.rows(inputs, computed)
             return None
         for rows, one, view in zip(combined, self._combined, layout.combined, strict=True):
@@ -114,7 +120,7 @@ class RowFeed:
         return arrays
 
     def apart(self, inputs: Tensors, computed: Mapping[str, Array]) -> list[Array]:
-        """Returns the looked-up rows of each source as an array of its own, not joined; raises InvalidRequest."""
+        """Returns the looked-up rows of each lookup as one array, not joined with other rows; raises InvalidRequest."""
         return [source.rows(inputs, computed) for source in self._sources.values()]
 
     def _row_shape(self, name: str) -> _Shape:
@@ -122,7 +128,7 @@ class RowFeed:
         return source.row_shape or (source.table.info.embedding_dim,)
 
     def _add(self, number: int, parts: Sequence[str]) -> list[BlockPart | int]:
-        """Returns the sources of one block as the parts that RowBlocks takes."""
+        """Returns, for each source of rows that a fed array joins, its BlockPart or its width in bytes."""
         block: list[BlockPart | int] = []
         column = 0
         for name in parts:
@@ -180,7 +186,7 @@ def _is_copied(source: RowSource) -> bool:
 
 
 def _part(source: RowSource, per_row: int) -> BlockPart:
-    assert isinstance(source.table, MappedTable)  # _is_copied() found that the table is mapped
+    assert isinstance(source.table, MappedTable)  # _is_copied() is True only for a source with a MappedTable
     if not isinstance(source, FeatureRows):
         return BlockPart(source.table, per_row=per_row)
     feature = source.claim.feature

@@ -1,11 +1,11 @@
-"""Checks whether a tower computes each row independently, so that requests may share one run."""
+"""Checks whether a graph behind its lookups computes each row independently, so that requests may share one run."""
 
 from __future__ import annotations
 
 from service.graph.flat_graph import FlatGraph
 
-# Ops that can compute each row independently. An op's axes and shapes decide whether it does; loading.tower_batching
-# tests this by running rows together and separately.
+# Ops that can compute each row of a batch independently. An op's axes and shapes decide whether it does;
+# loading.tower_batching tests this by running rows together and separately.
 _OPS = frozenset(
     """
     Const Placeholder VarHandleOp ReadVariableOp VariableV2 Identity NoOp StopGradient
@@ -21,5 +21,5 @@ _OPS = frozenset(
 
 
 def is_rowwise(flat: FlatGraph, nodes: set[str]) -> bool:
-    """Says whether all given nodes have ops that can compute each row independently."""
+    """Says whether all given nodes have ops that can compute each row of a batch independently."""
     return all(flat.nodes[name].op in _OPS for name in nodes)

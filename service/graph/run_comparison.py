@@ -10,7 +10,7 @@ from statistics import median
 from time import perf_counter
 from typing import TypeVar
 
-# Seconds that one turn of measuring lasts: many times the interpreter's switch interval of 5 ms.
+# Seconds that one measurement of a function lasts: many times 5 ms, after which Python's interpreter switches threads.
 _TURN_S = 0.06
 
 Name = TypeVar("Name", bound=Hashable)
@@ -19,9 +19,9 @@ Request = TypeVar("Request")
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Median numbers of requests per second. cut: with looked-up rows that are fed to the rest of the graph.
+    """Median requests per second of both forms of a signature.
 
-    whole: with the whole graph in TensorFlow.
+    cut: looked-up rows are fed to the rest of the graph. whole: TensorFlow runs the whole graph.
     """
 
     cut: float
@@ -41,7 +41,7 @@ def compare_runs(
     threads: int = 8,
     turns: int = 9,
 ) -> dict[Name, Rates]:
-    """Measures the request rates of the functions cut and whole on each request, in alternating turns.
+    """Measures how many requests per second cut() and whole() answer, in alternating turns, for each given request.
 
     Args:
       cut, whole: functions that answer a request, either from bytes to bytes as a server does, or by a backend alone.
@@ -76,7 +76,7 @@ class _Callers:
         self._runs = max(1, int(3 * _TURN_S / self._seconds(3)))
 
     def rate(self) -> float:
-        """Runs one turn of measuring; returns the number of requests per second."""
+        """Lets each thread run the request again and again for a moment; returns the number of requests per second."""
         return self._threads * self._runs / self._seconds(self._runs)
 
     def _seconds(self, runs: int) -> float:

@@ -66,7 +66,7 @@ class SavedModelBackend:
         except self._error_type as error:
             raise translated(error) from error
         except UnicodeDecodeError as error:
-            # TensorFlow's error text quotes bytes of the request, which need not be UTF-8: these are replaced.
+            # TensorFlow's error text quotes bytes of the request; bytes that are not valid UTF-8 are replaced.
             raise InvalidRequest(first_line(error.object.decode(errors="replace"))) from error
         return {name: np.asarray(results[name]) for name in outputs}
 
@@ -204,8 +204,8 @@ def translated(error: Exception) -> ServiceError:
         return Unimplemented(_text(error))
     mismatch = _MISMATCH.match(str(error))
     if mismatch:
-        # The error text is the one that clients of TensorFlow Serving see; the callables used here word this error
-        # differently.
+        # TensorFlow Serving's clients see this error text; the callables by which this server runs graphs word the
+        # error differently.
         sent, wanted, position = mismatch.groups()
         return InvalidRequest(f"Expects arg[{position}] to be {wanted} but {sent} is provided")
     if type(error).__name__ in _CLIENT_ERRORS:

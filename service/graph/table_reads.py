@@ -1,4 +1,4 @@
-"""Finds the gathers by which a signature's graph reads mapped tables, and the tensors that their rows must pass."""
+"""Finds the gather ops by which a graph reads mapped tables, and the tensors through which all their rows pass."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _PURE_READS = frozenset(
     }
 )
 _WRITES = ("Assign", "Scatter", "ResourceScatter", "ResourceApply", "ResourceSparseApply", "LookupTableInsert")
-# Most tensors behind a gather that are examined: a combined lookup has about a dozen nodes, and later nodes belong to
-# the tower.
+# Maximum number of tensors that are examined behind a gather op: a combined lookup has about a dozen nodes, and later
+# nodes are dense layers.
 _MOST_BOTTLENECKS = 24
 # Error text by which a check of tf.RaggedTensor.from_row_splits is recognised; such checks need not run, because
 # engine.validation has checked the row splits before.
@@ -35,7 +35,7 @@ class NotProven(Exception):
 
 
 def has_effect(flat: FlatGraph, checked: frozenset[str]) -> Callable[[str], bool]:
-    """Returns a function that says whether the node of a control input "^node" must run for its effects.
+    """Returns a function that says whether the node of a control input "^node" must run for its side effects.
 
     Reads need not run; nor need a check of row splits that engine.validation has made already.
 
@@ -54,9 +54,9 @@ def has_effect(flat: FlatGraph, checked: frozenset[str]) -> Callable[[str], bool
 
 
 def needed_nodes(flat: FlatGraph, roots: Iterable[str], follow: Callable[[str], bool]) -> set[str]:
-    """Returns the nodes that the roots need, and the effects of inlined calls.
+    """Returns all nodes on which the given tensors and the side effects of inlined function calls depend.
 
-    Raises NotProven if a node writes a variable.
+    Raises NotProven if one of the nodes writes a variable.
     """
     effects = [f"^{name}" for name in flat.calls]
     needed = flat.ancestors([*roots, *effects], follow=follow)
@@ -66,7 +66,7 @@ def needed_nodes(flat: FlatGraph, roots: Iterable[str], follow: Callable[[str], 
 
 
 def table_reads(flat: FlatGraph, needed: set[str], tables: Mapping[str, str]) -> list[TableRead]:
-    """Returns all gathers by which the needed nodes read tables.
+    """Returns all gather ops by which the given nodes of a graph read rows of embedding tables.
 
     Args:
       tables: node of the variable -> table.
@@ -163,7 +163,7 @@ def _has_effect(flat: FlatGraph, name: str, checked: frozenset[str], follows: Ca
 
 
 def acts(flat: FlatGraph, name: str, checked: frozenset[str]) -> bool:
-    """Says whether a node must run for an effect, such as a failing check; engine.validation's checks do not count."""
+    """Says whether a node must run for a side effect, such as a failing check that engine.validation does not make."""
     node = flat.nodes[name]
     if node.op in _PURE_READS or not _is_stateful(node):
         return False

@@ -1,4 +1,4 @@
-"""Computes the rows of mapped tables, one by one or combined, that are fed to a tower in place of its lookups."""
+"""Computes the rows that are fed to a graph in place of its lookups: rows of mapped tables, single or combined."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from service.types import Array, Table, Tensors, Vocabulary
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A claim by the manifest, to be proven: this feature's lookup on a mapped table equals a tensor of the graph.
+    """A claim by the manifest that must be proven: a feature's lookup in a mapped table equals a tensor of the graph.
 
     is_described: the manifest describes the feature for this signature, so engine.validation has refused ids without a
       row.
@@ -78,7 +78,7 @@ class InputRows:
     row_shape: tuple[int, ...] | None
 
     def ids(self, inputs: Tensors, computed: Mapping[str, Array]) -> Array:
-        """Returns the ids in the request's input; the array may have any shape."""
+        """Returns the ids in one input of the request; the array may have any shape."""
         return inputs[self.input_name]
 
     def rows(self, inputs: Tensors, computed: Mapping[str, Array]) -> Array:
@@ -88,7 +88,7 @@ class InputRows:
 
 @dataclass(frozen=True, slots=True)
 class ComputedRows:
-    """A source of rows: the table row of each id that the graph computes itself, from Examples or keys.
+    """A source of rows: the table row of each id that the graph itself computes, from tf.Examples or from keys.
 
     tensor: the graph's tensor of the ids.
     row_shape: as in InputRows.
@@ -103,7 +103,7 @@ class ComputedRows:
         return computed[self.tensor]
 
     def rows(self, inputs: Tensors, computed: Mapping[str, Array]) -> Array:
-        """Returns the table rows of the computed ids, [..., D] in the table's dtype; raises InvalidRequest."""
+        """Returns the table's rows of the ids that the graph has computed, [..., D]; raises InvalidRequest."""
         return rows_of(computed[self.tensor], self.table)
 
 
@@ -121,7 +121,7 @@ def numpy_dtype(table: Table) -> np.dtype[Any]:
 
 
 def rows_of(ids: Array, table: Table) -> Array:
-    """Returns the [..., D] stored rows of [...] ids; raises InvalidRequest with the text of TensorFlow's gather."""
+    """Returns the stored rows of a table's ids, [..., D]; raises InvalidRequest with TensorFlow's text for a gather."""
     flat = np.ascontiguousarray(ids, np.int64).reshape(-1)
     try:
         return table.stored_rows(flat).reshape(*ids.shape, table.info.embedding_dim)

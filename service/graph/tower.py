@@ -54,7 +54,7 @@ class CutSignature:
 
 
 class TowerBackend:
-    """The backend that runs signatures which were cut into lookups and a tower. Concurrency: any thread."""
+    """The backend that runs signatures whose lookups were cut out of their graphs. Concurrency: any thread."""
 
     def __init__(
         self,
@@ -70,8 +70,8 @@ class TowerBackend:
         self._error_type = error_type
         self._rows = {name: RowFeed(cut.sources, cut.fed) for name, cut in cuts.items()}
         self._callables: dict[tuple[str, tuple[str, ...]], _Calls] = {}
-        # Functions that run a signature with each source of rows fed as a separate array; made at the first request
-        # whose shapes do not allow joined arrays.
+        # Functions that run a signature with the rows of each lookup fed as an array of their own. Such a function is
+        # made at the first request whose shapes do not allow to join the rows of several lookups in one array.
         self._calls_apart: dict[tuple[str, tuple[str, ...]], _Call] = {}
         self._compile = threading.Lock()
 
@@ -82,7 +82,7 @@ class TowerBackend:
 
     @property
     def session_number(self) -> int | None:
-        """The number by which the native core knows the tower's session; None: the session is not in the core."""
+        """The number by which the native core knows the session; None: the session is not in the core."""
         return self._session.number
 
     def sparse_inputs(self, signature_name: str) -> Mapping[str, SparseNames]:
@@ -90,10 +90,10 @@ class TowerBackend:
         return self._sparse.get(signature_name, {})
 
     def with_cuts(self, cuts: Mapping[str, CutSignature]) -> TowerBackend:
-        """Returns a backend on the same session that takes its rows from other sources; closing one closes both."""
+        """Returns a TowerBackend on the same session that reads rows from other tables; closing one closes both."""
         made = TowerBackend(self._session, cuts, self._sparse, error_type=self._error_type)
-        # Both backends share the functions that run parts of the graph, because these do not depend on the sources of
-        # rows.
+        # The new backend shares this backend's functions that run parts of the graph, because these functions do not
+        # depend on the tables.
         made._callables, made._calls_apart, made._compile = self._callables, self._calls_apart, self._compile
         return made
 
@@ -154,13 +154,14 @@ class TowerBackend:
         fetch: Sequence[str],
         effects: Sequence[str] = (),
     ) -> _Call:
-        """Returns a function that runs a part of the graph on a request's inputs and arrays for further fed tensors."""
+        """Returns a function that runs a part of the graph on a request's inputs and arrays for the `fed` tensors."""
         feed, names = request_feed(spec, self.sparse_inputs(spec.name), inputs)
         call = self._session.call([*fed, *names], fetch, effects)
         return lambda request, *arrays: call(*arrays, *feed(request))
 
 
-# Type of a function that takes a request's inputs and arrays for the other fed tensors, and returns the fetched arrays.
+# Type of a function that runs a part of a graph: takes a request's inputs and the arrays for other fed tensors, such as
+# looked-up rows; returns the fetched arrays.
 _Call = Callable[..., list[Array]]
 
 

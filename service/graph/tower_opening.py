@@ -55,7 +55,7 @@ class MappedTables:
 
 @dataclass(slots=True)
 class _Candidate:
-    """A signature that is being cut into lookups and a tower. outputs: output name -> tensor."""
+    """A signature that is being cut into lookups and a tower (the rest of its graph). outputs: name -> tensor."""
 
     spec: SignatureSpec
     flat: FlatGraph
@@ -75,7 +75,7 @@ def open_tower(
     threads: int,
     inter_op_threads: int | None = None,
 ) -> TowerBackend | None:
-    """Cuts the given signatures and opens a session for their towers; returns None if no signature can be cut.
+    """Cuts the given signatures, and opens a session for the rest of their graphs; returns None if none can be cut.
 
     Args:
       threads, inter_op_threads: as in open_savedmodel.
@@ -91,7 +91,8 @@ def open_tower(
         meta_graph = SavedModelLoader(str(artifact)).get_meta_graph_def_from_tags(tags)
         repair_handles(meta_graph, artifact)
         saved = saved_tensors(meta_graph)
-        # Parts of partitioned variables are left out: their row numbers are not the row numbers of the table.
+        # A variable that is one part of a partitioned variable is left out: its row numbers are not the row numbers of
+        # the whole table.
         handles = {h: mapped.keys[one.key] for h, one in saved.items() if one.key in mapped.keys and not one.part}
         candidates = _candidates(artifact, meta_graph, signatures, handles, mapped)
         if not any(candidate.reads for candidate in candidates):
@@ -109,8 +110,8 @@ def open_tower(
         logger.info("the whole graph is run", extra={"path": str(artifact), "reason": str(error)})
         return None
     except Exception as error:
-        # No error is raised, because only speed is lost: TensorFlow runs the whole graph, whose loader reports a fault
-        # of the model.
+        # A failed cut raises no error, because only speed is lost: TensorFlow then runs the whole graph. If the model
+        # itself has a fault, the load of the whole graph raises an error.
         logger.warning("the whole graph is run", extra={"path": str(artifact), "reason": str(error)})
         return None
     try:
@@ -153,7 +154,8 @@ def _candidate(meta_graph: Any, spec: SignatureSpec, handles: Mapping[str, str],
     reads = table_reads(flat, needed, handles)
     for read in reads:
         if (dtype := mapped.tables[read.table].info.dtype) not in _FED_DTYPES:
-            # An int8 table can not be cut out: its scales are a variable of the graph, which deltas would not change.
+            # A read of an int8 table can not be cut out of the graph: the table's scales are a variable of the graph,
+            # which deltas would not change.
             raise NotProven(f"table {read.table!r} is of {dtype}")
     effects = tuple(sorted(name for name in needed if acts(flat, name, checked)))
     given = {read.rows for read in reads}
@@ -180,7 +182,7 @@ def _passed_on(flat: FlatGraph, needed: set[str], tensor: str, name: str, spec: 
 
 
 def _left(candidate: _Candidate) -> set[str]:
-    """Returns the nodes that do not depend on rows of tables: nodes that compute ids; and the nodes of the tower."""
+    """Returns the nodes that remain when a graph's reads of tables are cut out: they compute ids, or the outputs."""
     flat = candidate.flat
     given = {node_of(read.rows) for read in candidate.reads}
     cut = frozenset(read.rows for read in candidate.reads)
@@ -200,7 +202,8 @@ def _cut(
     known = {operation.name for operation in opened.graph.get_operations()}
 
     def feed(request: Tensors) -> dict[str, Array]:
-        # Inputs that no node reads are left out, because the session's graph does not have them.
+        # Inputs that no node of the dense graph reads are left out, because the session's graph has no placeholders for
+        # them.
         fed = dict(zip(names, to_feed(request), strict=True))
         return {tensor: array for tensor, array in fed.items() if node_of(tensor) in known}
 
@@ -245,7 +248,7 @@ def _cut(
 
 
 def _carried(candidate: _Candidate, left: set[str], before: set[str]) -> frozenset[str]:
-    """Returns the tensors that the run for ids computes from the request and that the tower needs too."""
+    """Returns the tensors that the run for ids computes from the request and that the second run of a graph needs."""
     nodes = candidate.flat.nodes
     from_request = {name for name in before if nodes[name].op != "Placeholder" and _sees_request(candidate, name)}
     return frozenset(
@@ -288,7 +291,7 @@ def _source(
 
 
 def _row_shape(ids: tuple[int | None, ...] | None, dim: int) -> tuple[int, ...] | None:
-    """Returns the shape of the table rows for one row of ids; None if the ids' shape is open in the graph."""
+    """Returns the shape of the table rows for one row of ids; None if the size of a row of ids is open."""
     if not ids or None in ids[1:]:
         return None
     return (*(size or 0 for size in ids[1:]), dim)
@@ -304,6 +307,6 @@ def _may_stand_for(claim: Claim, spec: SignatureSpec, direct: str | None) -> boo
         return False
     if claim.is_described or feature.on_bad_id in ("drop", "default_row", "clamp"):
         return True
-    # The error of the graph for an id without a row shows the ids that the gather op reads. It shows the request's ids
-    # only if the gather reads the input itself, so that the lookup may replace it only then.
+    # The graph's error for an id without a row quotes the ids that its gather op reads. It shows the request's ids only
+    # if the gather reads the input itself, so that the lookup may replace it only then.
     return feature.on_bad_id == "error" and direct == feature.ids

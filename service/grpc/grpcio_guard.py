@@ -31,10 +31,10 @@ class ContextGuard:
         self._refusals = Refusals()
 
     def grant(self, path: str, context: grpc.ServicerContext) -> Grant:
-        """Returns the grant of the caller of a gRPC call; ends the call if the caller is unknown."""
+        """Returns the rights (the grant) of a gRPC call's caller; ends the call if the caller is unknown."""
         headers = headers_of(context)
         values = [value for name, value in headers if name == b"authorization"]
-        # The type is Any, because grpcio's type stubs allow only one value for each key, and there can be several.
+        # auth_context has the type Any, because a key can have several values, and grpcio's type stubs allow only one.
         auth_context: Any = context.auth_context()
         try:
             names = names_of_auth_context(auth_context) | self._forwarding.read(headers).names
@@ -56,7 +56,7 @@ class CallerTable(grpc.GenericRpcHandler):
         self._make = make
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[bytes, bytes] | None:
-        """Returns the handler of a gRPC method to grpcio;
+        """Returns the handler of a gRPC method for grpcio.
 
         None for health and reflection, which have handlers of their own.
         """

@@ -40,7 +40,8 @@ from service.wire.grpc_api import Handler
 from service.wire.model_name import first_model
 
 _INT32_MAX = 2**31 - 1
-# The native core takes 64 KB (`max_header_list_bytes`).
+# Twice the native core's limit on a request's headers (max_header_list_bytes, 64 KB), because the core adds headers to
+# the requests that it forwards.
 _MAX_METADATA_BYTES = 128 << 10
 _CONTEXT_KEYS = (request_context.REQUEST_ID, request_context.TRACEPARENT)
 
@@ -104,7 +105,8 @@ class GrpcServer:
             ],
             # grpcio itself refuses calls beyond this number with RESOURCE_EXHAUSTED.
             maximum_concurrent_rpcs=min(max_workers + engine.admission.limits.queued, _INT32_MAX),
-            # The dicts are merged so that each option is given once: of two values gRPC uses an arbitrary one.
+            # Merging the dicts of channel options gives each option once: of two values, gRPC would use an arbitrary
+            # one.
             options=list({**_options(max_message_bytes), **dict(channel_arguments)}.items()),
         )
 
@@ -156,7 +158,8 @@ def _options(max_message_bytes: int) -> dict[str, int | str]:
         # The limit on answers is TensorFlow Serving's; it is not max_message_bytes, as answers are larger than
         # requests.
         "grpc.max_send_message_length": _INT32_MAX,
-        # The native core judges a client's metadata, and adds its own headers: the same limit here would be too low.
+        # The gRPC server's limit on metadata is larger than the native core's, because the core adds headers to the
+        # requests that it forwards to this server.
         "grpc.max_metadata_size": _MAX_METADATA_BYTES,
         "grpc.absolute_max_metadata_size": _MAX_METADATA_BYTES,
         # SO_REUSEPORT is off: with it, a second server could listen on the same port, and each request would reach

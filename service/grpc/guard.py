@@ -31,7 +31,7 @@ class Guard:
     engine_of: Callable[[Grant], Engine]
 
     def grant(self, path: str, authorizations: Collection[bytes], names: Collection[str]) -> Grant:
-        """Returns the grant of the caller that sent a gRPC call; raises Unauthenticated.
+        """Returns the rights (the grant) of the caller that sent a gRPC call; raises Unauthenticated.
 
         Args:
           authorizations: all values of the metadata key "authorization".
@@ -78,5 +78,5 @@ def shown_service(grant: Grant, service: str) -> str:
 
     For a model that the caller may not see, this is a name that no service ever has.
     """
-    # "/" before the name makes it a name that no model can have, because model names hold no slashes.
+    # A name that begins with "/" is the name of no model, because model names hold no slashes.
     return service if sees(grant, service) else f"/{service}"

@@ -86,8 +86,8 @@ def _multi_inference(engine: Engine, data: bytes, deadline_s: float | None) -> b
             )
             wanted_outputs(bound.spec, task.method_name)
             tasks.append((task, bound))
-            # All later tasks name the version of the first task, so that they run on it even if a newer version is
-            # loaded meanwhile.
+            # All later tasks of a MultiInference request are given the version of the first task, so that they run on
+            # this version even if a newer one is loaded meanwhile.
             ref = ModelRef(ref.name, bound.version)
         if request.problem:
             raise InvalidRequest(request.problem)

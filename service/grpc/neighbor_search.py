@@ -13,12 +13,12 @@ from service.wire.predict_proto import PredictRequest, decode_inputs, encode_res
 
 
 def is_search(engine: Engine, request: PredictRequest) -> bool:
-    """Says whether a Predict request is a search; not if its model has a signature "neighbors" of its own."""
+    """Says whether a Predict request is a search for nearest rows; False if its model has a signature "neighbors"."""
     return request.signature_name == SIGNATURE and engine.searches_by_signature(request.ref)
 
 
 def search(engine: Engine, request: PredictRequest, call: Call, *, as_content: bool) -> bytes:
-    """Returns the PredictResponse of a search, which runs in a thread for searches. Blocks.
+    """Searches for nearest rows, in a thread for searches, and returns the result as a PredictResponse. Blocks.
 
     Args:
       as_content: True puts the values into tensor_content, False into the `*_val` fields.

@@ -21,7 +21,8 @@ SERVICES = (PREDICTION_SERVICE, MODEL_SERVICE, INFERENCE_SERVICE, health.SERVICE
 # Names for which health checks have a status: the server (""), its gRPC services, and TensorFlow Serving's names for
 # these.
 HEALTH_NAMES = ("", PREDICTION_SERVICE, MODEL_SERVICE, INFERENCE_SERVICE, "PredictionService", "ModelService")
-# Path of a known method that this server lacks -> the error text of its status UNIMPLEMENTED.
+# Path of a gRPC method that TensorFlow Serving or Triton has and this server lacks -> the text of its error
+# UNIMPLEMENTED.
 UNIMPLEMENTED: Mapping[str, str] = {**methods.UNIMPLEMENTED, **inference_v2_methods.UNIMPLEMENTED}
 
 # Metadata keys by which a request chooses its answer's form: tensors as "content" or "values", and "gzip" for

@@ -51,7 +51,7 @@ class Reflection:
         with self._lock:
             contexts = list(self._open)
         for context in contexts:
-            # Streams are cancelled without the lock, because cancel() may call _forget(), which needs the lock.
+            # The lock is not held here: cancelling a reflection stream may call _forget(), which acquires the lock.
             context.cancel()
 
     def close(self) -> None:

@@ -16,21 +16,22 @@ from service.errors import PermissionDenied, Unauthenticated
 from service.http.errors import service_error_response
 from service.native.forwarded import NO_FORWARDING, Forwarding
 
-# HTTP paths that --auth_config may open to requests without credentials -> the name of the part there. The engine still
-# hides what the caller may not see, so a request that gets in here under another path gains nothing.
+# HTTP paths that --auth_config may open to requests without credentials -> name of the part of the API in that file.
+# The engine still hides what the caller may not see, so a request that gets in here under another path gains nothing.
 _OPEN_PATHS: Mapping[str, Part] = {
     **dict.fromkeys(("/healthz", "/readyz", "/v2", "/v2/health/live", "/v2/health/ready"), "health"),
     **dict.fromkeys(("/docs", "/openapi.json"), "docs"),
     **dict.fromkeys(("/", "/console", "/console/session"), "console"),
 }
-# Paths below these are open with the part, too: they hold files that are the same on every server.
+# Folder of HTTP paths -> the part of --auth_config that opens all paths below the folder. These paths serve static
+# files, which are the same on every server.
 _OPEN_FOLDERS: Mapping[str, Part] = {"/docs-assets/": "docs", "/console/static/": "console"}
 _NAMES = "certificate_names"
 _CSRF = CSRF_HEADER.lower().encode()
 
 
 class AccessMiddleware:
-    """ASGI middleware: runs requests with the caller's grant, or refuses them. Concurrency: event loop only.
+    """ASGI middleware: runs requests with the caller's rights (a grant), or refuses them. Concurrency: event loop only.
 
     Args:
       metrics_paths: paths of the metrics.
@@ -55,7 +56,7 @@ class AccessMiddleware:
             self._open_paths[path] = "metrics"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Authenticates the caller of a request, and runs the application with the caller's grant."""
+        """Authenticates the caller of a request, and runs the application with the caller's rights (the grant)."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

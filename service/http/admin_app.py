@@ -76,7 +76,7 @@ def create_admin_app(
         """Points a label of a model to a version; the version null removes the label."""
         body = await read_body(request, _MAX_CONFIG_BYTES, Reservation(Admission(), ""))
         ref, version = model_ref(request), _version_of(body)
-        assert ref.label is not None  # the route's path has it
+        assert ref.label is not None  # The path of a request to this route always contains a label.
         await asyncio.to_thread(copy_context().run, engine.set_label, ref.name, ref.label, version)
         return Response(orjson.dumps({"label": ref.label, "version": version}), media_type="application/json")
 
@@ -123,7 +123,7 @@ class _OwnPagesMiddleware:
         self._csrf = csrf
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # Browsers add Origin to every POST, whatever page it comes from.
+        # Browsers add the header Origin to every POST, even to a POST from a page of this server.
         if scope["type"] == "http" and not self._may_send(scope):
             error = PermissionDenied("The admin routes answer no requests of web pages but the console's.")
             await service_error_response(error, scope["request_id"])(scope, receive, send)
@@ -140,7 +140,8 @@ class _OwnPagesMiddleware:
         expected = self._csrf
         if self._sessions is not None:
             if scope["path"] == SESSION_PATH and scope["method"] == "POST":
-                # A page that signs in has no session yet; the route itself wants a body that no other site's form has.
+                # A browser that signs in has no session yet, so it has no token to send. The route that opens a session
+                # accepts only a JSON body, which a form of another site can not send.
                 return True
             found = self._sessions.find(session_cookie(scope["headers"]))
             expected = "" if found is None else found[0].csrf

@@ -39,7 +39,7 @@ def add_admin_routes(
 
     async def metrics_text(request: Request) -> Response:
         """Returns the metrics in Prometheus' text format."""
-        # A thread makes the text, because the metrics of many models take too long for the event loop.
+        # A thread writes the text of the metrics: with many models, this would block the event loop for too long.
         data, content_type = await asyncio.to_thread(metrics)
         return Response(data, headers={"Content-Type": content_type})
 

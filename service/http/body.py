@@ -87,7 +87,7 @@ async def _read_compressed(request: Request, max_bytes: int, reservation: Reserv
             received += len(data)
             is_full = False
             while data or is_full:
-                # The decoder may return one byte more than the limit, so that a body above the limit is noticed.
+                # The decompressor may return one byte more than the limit, so that a body above the limit is noticed.
                 size = min(left + 1, _PIECE_BYTES)
                 piece = decoder.decompress(data, size)
                 left -= len(piece)
@@ -96,7 +96,7 @@ async def _read_compressed(request: Request, max_bytes: int, reservation: Reserv
                 _check_ratio(max_bytes - left, received)
                 reservation.grow(len(piece))
                 pieces.append(piece)
-                # A piece of the full size means that the decoder may have more output for the bytes that it was given.
+                # If the decompressor returned as many bytes as it may, it can have more output for the same input.
                 is_full = len(piece) == size
                 if is_full:
                     await asyncio.sleep(0)

@@ -37,7 +37,7 @@ _NUM_WAITING_THREADS = 32
 
 
 class Parsed(Protocol):
-    """A parsed request body, which has at least the signature's name."""
+    """A parsed body of a request to run a signature; every wire form has at least the signature's name."""
 
     @property
     def signature_name(self) -> str: ...

@@ -15,7 +15,7 @@ from service.errors import RouteNotFound
 from service.http.routing import add_route, raw_path
 
 PATH = "/console"
-# No inline scripts or styles, and nothing of other hosts.
+# The console's Content-Security-Policy forbids inline scripts, inline styles, and files of other hosts.
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -52,7 +52,7 @@ def add_console_files(app: FastAPI) -> None:
         return _answer(request, found)
 
     async def root(request: Request) -> Response:
-        # Other clients than browsers get the error that they got before there was a console.
+        # Only browsers are redirected from / to the console; all other clients get the error of an unknown path.
         if "text/html" not in request.headers.get("accept", ""):
             raise RouteNotFound(f"Not found: {raw_path(request)}")
         return RedirectResponse(PATH.lstrip("/"), headers={"Vary": "Accept"})

@@ -29,7 +29,7 @@ _MAX_BODY_BYTES = 16 << 10
 
 @dataclass(frozen=True, slots=True)
 class ConsoleSources:
-    """The console's data that no other route has.
+    """The functions and values from which the console's own routes make their answers.
 
     version: returns the server's version. labels: returns a model's labels. history: returns the last changes of state
     of a model's versions. has_tls: browsers may send the session's cookie over TLS only. is_admin: the application is
@@ -45,7 +45,7 @@ class ConsoleSources:
 
 
 def new_csrf() -> str:
-    """Returns a token for ConsoleSources.csrf."""
+    """Makes a random token, which protects the admin listener's routes from requests of other sites' pages (CSRF)."""
     return secrets.token_urlsafe(32)
 
 
@@ -79,7 +79,7 @@ def add_console_routes(
                 }
             )
         server = {"version": sources.version(), "is_ready": engine.is_ready, "is_draining": engine.is_draining}
-        # Which methods of tables and versions this server has, so that the page asks for no others.
+        # The names behind ":" in this server's routes, such as "neighbors": the console asks only for these.
         methods = sorted(
             {path.rpartition(":")[2] for route in app.routes if ":" in (path := getattr(route, "path", ""))}
         )
@@ -92,11 +92,11 @@ def add_console_routes(
         if found is not None:
             document |= {"caller": found[1].name, "csrf": found[0].csrf, "rights": sorted(found[1].everywhere)}
         elif callers is None:
-            # A page of another site whose name was pointed at this address must not get the token.
+            # A site may point its own host name at this address (DNS rebinding): its pages must not get the CSRF token.
             csrf = sources.csrf if is_plain_host(request.headers.get("host", "")) else ""
             document |= {"caller": None, "csrf": csrf, "rights": ["admin", "metadata", "predict"]}
         else:
-            # The caller may also be known by a client certificate, without a session of the console.
+            # Without a session, a client certificate may have identified the caller.
             grant = callers.current.get()
             document |= {"caller": grant.name or None, "csrf": "", "rights": sorted(grant.everywhere)}
         return _json(document)
@@ -104,7 +104,7 @@ def add_console_routes(
     async def sign_in(request: Request) -> Response:
         """Opens a session for the caller of a token."""
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-            # A form of another site can not send this type, so it can not sign a browser in.
+            # A form of another site can not send the type application/json, so it can not sign a browser in.
             raise MalformedPayload("Send the token as application/json.")
         body = await read_body(request, _MAX_BODY_BYTES, Reservation(Admission(), ""))
         try:

@@ -18,7 +18,7 @@ from service.http.diff_schemas import EXAMPLE
 from service.http.json_schema import INTEGER, ref
 from service.http.routing import add_route, model_ref, version_number
 
-# Comparisons run one at a time; a kept result needs a thread for a moment only.
+# Two threads suffice: one comparison of versions runs at a time, and the other thread returns results that are kept.
 _NUM_THREADS = 2
 _MAX_WAITING = 16
 _PATH = "/v1/models/{model}/versions/{version}"
@@ -36,12 +36,12 @@ def add_diff_route(app: FastAPI, engine: Engine) -> None:
         if not (to := request.query_params.get("to", "")):
             raise InvalidRequest("Name the version to compare with: versions/1:diff?to=2.")
         new, old = version_number(to), where.version
-        assert old is not None  # the path has a version
+        assert old is not None  # The path of a request to this route always contains a version.
         if waiting >= _MAX_WAITING:
             raise Overloaded(f"{_MAX_WAITING} comparisons of versions wait already; try again later.")
         waiting += 1
         try:
-            # The context has the caller's grant.
+            # copy_context() carries the caller's rights (the grant) to the thread that compares.
             run, loop = copy_context().run, asyncio.get_running_loop()
             found = await loop.run_in_executor(threads, run, engine.diff, where.name, old, new)
         finally:

@@ -16,8 +16,8 @@ from service.errors import ServiceError
 
 logger = logging.getLogger(__name__)
 
-# The table lists every error class, and does not use base classes' entries, so that each new class gets its status by
-# decision; a test checks this.
+# HTTP status of each error class. A class does not inherit the status of its base class, so that somebody decides about
+# each new class; a test checks that every class is listed.
 HTTP_STATUS: Mapping[type[ServiceError], int] = {
     errors.ServiceError: 500,
     errors.InvalidRequest: 400,
@@ -72,8 +72,8 @@ def _cut(text: str) -> str:
 
 def error_response(status: int, text: str, headers: Mapping[str, str] | None = None) -> Response:
     """Returns the HTTP response for an error, with the body {"error": text}."""
-    # The text is cleaned, because it may quote lone surrogates (half characters) of a request, which JSON text can not
-    # hold.
+    # An error text may quote lone surrogates (half characters) of a request. They are replaced, because JSON text can
+    # not hold them.
     body = orjson.dumps({"error": text.encode("utf-8", "replace").decode()})
     return Response(body, status, headers, media_type="application/json")
 

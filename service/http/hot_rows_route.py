@@ -32,12 +32,12 @@ _EXAMPLE: Json = {
 
 
 def add_hot_rows_route(app: FastAPI, engine: Engine) -> None:
-    """Adds the route of a table's hot rows."""
+    """Adds the HTTP route that lists the rows of a table that lookups read most."""
 
     async def hot(request: Request) -> Response:
         """Tells which rows of a table lookups read most."""
         where, table, most = model_ref(request), request.path_params["table"], _most(request)
-        # A thread: the sketch is sorted, and keys may be read from the disk.
+        # A thread gathers the hot rows: sorting their counts and reading keys from the disk would block the event loop.
         found = await asyncio.to_thread(copy_context().run, engine.traffic, where, table, most)
         return Response(orjson.dumps(_document(found)), media_type="application/json")
 

@@ -115,7 +115,8 @@ def create_http_app(
     add_lookup_routes(app, engine, calls, max_table_rows, strict_json=strict_json)
     add_neighbor_routes(app, engine, calls, strict_json=strict_json)
     add_hot_rows_route(app, engine)
-    # This route comes before the one for a version's status, which matches its paths too.
+    # The route that compares versions is added before the status route, whose pattern also matches paths like
+    # /versions/1:diff.
     add_diff_route(app, engine)
     add_tfs_routes(app, engine, calls, strict_json=strict_json)
     close_table_views = add_table_view_routes(app, engine)
@@ -151,8 +152,9 @@ def create_http_app(
 
 async def _on_service_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ServiceError)
-    # Clearing these attributes breaks a reference cycle between the error and FastAPI's frames, which keep the
-    # request's body. Else each refusal would keep a megabyte or so until the garbage collector runs.
+    # The error's traceback, context and cause are cleared to break a reference cycle between the error and FastAPI's
+    # frames, which keep the request's body. Else each refusal would keep a megabyte or so until the garbage collector
+    # runs.
     error.__traceback__ = error.__context__ = error.__cause__ = None
     return service_error_response(error, request.scope["request_id"])
 

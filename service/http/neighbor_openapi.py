@@ -7,7 +7,7 @@ from service.http.openapi import described
 
 
 def neighbors(path: str) -> Json:
-    """Describes POST /tables/{table}:neighbors."""
+    """Describes the route POST /tables/{table}:neighbors for the OpenAPI document."""
     examples = {
         "neighbours of a row": {"ids": [50], "k": 3, "metric": "cosine"},
         "of a vector, among some rows": {"vectors": [[0.1, -0.2]], "k": 2, "filter": {"ids": [1, 2, 3]}},

@@ -19,7 +19,7 @@ from service.wire.json_neighbors import decode_neighbors, encode_neighbors
 
 
 def add_neighbor_routes(app: FastAPI, engine: Engine, calls: Calls, *, strict_json: bool) -> None:
-    """Adds the route for searches.
+    """Adds the HTTP route that finds nearest rows.
 
     Args:
       strict_json: refuses bare NaN and Infinity in bodies, and writes null for them.

@@ -103,7 +103,7 @@ def add_open_inference_routes(app: FastAPI, engine: Engine, calls: Calls, *, str
         return _json({"live": True})
 
     async def ready(request: Request) -> Response:
-        """Says whether a load balancer shall send requests here; /readyz names models that can not answer."""
+        """Says whether a load balancer shall send requests to this server; /readyz says which models can not answer."""
         is_ready = engine.is_ready
         return _json({"ready": is_ready}, 200 if is_ready else 503)
 

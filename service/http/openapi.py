@@ -233,7 +233,7 @@ def described(
     is_computed: bool = False,
     query: Sequence[Json] = (),
 ) -> Json:
-    """Describes a route for another module, such as oip_openapi.
+    """Makes the OpenAPI description of one HTTP route from the route's name, texts, schemas and examples.
 
     Args:
       operation: the operation's name in generated clients.

@@ -34,7 +34,8 @@ class PathCaseMiddleware:
             path = raw.partition(b"?")[0].decode("latin-1")
             scope = {**scope, "path": path, IS_ENCODED: True}
         if path != path.lower():
-            # Most paths that get here are not changed by lowered(): their upper case is in model names, which keep it.
+            # In most paths with upper case, only the model's name has upper case. lowered() returns such a path
+            # unchanged.
             scope = {**scope, "path": lowered(path)}
         await self._app(scope, receive, send)
 

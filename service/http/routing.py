@@ -66,7 +66,7 @@ def model_ref(request: Request) -> ModelRef:
 
 
 def version_number(text: str) -> int:
-    """Returns the version that a text names; raises InvalidRequest."""
+    """Parses a version number in a request's path or query; raises InvalidRequest."""
     is_number = text.isascii() and text.isdigit()
     if not is_number or len(text) > 19 + text.count("0") or int(text) > _MAX_VERSION:
         raise InvalidRequest(f"Failed to convert version: {text} to numeric.")

@@ -1,4 +1,4 @@
-"""Adds the routes that show a table to people: pages of rows, one row by id or key, and the table's map."""
+"""Adds the routes that show a table to people: pages of rows, one row by id or key, and a 2-D map of the rows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from service.http.routing import add_route, model_ref, version_number
 from service.types import ModelRef, TableInfo
 from service.wire.json_table_view import encode_drift, encode_keys, encode_page, encode_projection, encode_row
 
-# Requests of this module that read at a time; each reads a thousand rows at most.
+# Largest number of requests for pages, rows and maps of tables that run at a time.
 MAX_READS = 4
 _DEFAULT_COUNT = 50
 
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 def add_table_view_routes(app: FastAPI, engine: Engine) -> Callable[[], None]:
-    """Adds the routes; returns a function that ends their thread."""
+    """Adds the routes for pages, rows and maps of tables; returns a function that ends the thread which makes maps."""
     reads = 0
     maps: KeptMaps[bytes] = KeptMaps()
 
@@ -59,19 +59,19 @@ def add_table_view_routes(app: FastAPI, engine: Engine) -> Callable[[], None]:
         return _answer(encode_row(await in_thread(work)))
 
     async def projection(request: Request) -> Response:
-        """Returns the map of a table, or 202 while it is computed."""
+        """Returns a map (a 2-D projection) of a table's rows, or status 202 while a thread computes the map."""
         work = partial(_projection, engine, maps, model_ref(request), request.path_params["table"])
         return _answer_or_wait(await in_thread(work))
 
     async def drift(request: Request) -> Response:
-        """Returns 1 - cosine to another version for each point of a table's map; 202 while a thread computes."""
+        """Returns how much each row on a table's 2-D map drifted from another version; 202 while a thread computes."""
         if not (older := request.query_params.get("from", "")):
             raise InvalidRequest("Name the version to compare with: versions/2/tables/T:drift?from=1.")
         work = partial(_drift, engine, maps, model_ref(request), request.path_params["table"], version_number(older))
         return _answer_or_wait(await in_thread(work))
 
     async def keys(request: Request) -> Response:
-        """Returns the key of each point of a table's map, or 202 while a thread reads the keys."""
+        """Returns the key of each row on a table's 2-D map, or status 202 while a thread reads the keys."""
         return _answer_or_wait(
             await in_thread(partial(_keys, engine, maps, model_ref(request), request.path_params["table"]))
         )
@@ -116,12 +116,13 @@ def _keys(engine: Engine, maps: KeptMaps[bytes], ref: ModelRef, table: str) -> b
 
 
 def _mapped(engine: Engine, ref: ModelRef, table: str) -> tuple[ModelRef, int, int, TableInfo]:
-    """Finds the version of a map, the rows of its table, and the table's description."""
+    """Returns, for a 2-D map of a table: the model version, the table's number of rows, and its description."""
     version = engine.describe(ref).version
     ref = ModelRef(ref.name, version)
     if engine.may_wait(ref, table):
         raise InvalidRequest(f'Table "{table}" is read from a cluster, so it has no map.')
-    # This read checks that the caller may read rows; a map that is kept must not be a way around it.
+    # Reading one row raises an error if the caller has no right to read rows. A cached 2-D map of the table must not
+    # bypass this check.
     page = read_page(engine, ref, table, 0, 1)
     (info,) = (info for info in engine.tables(ref) if info.name == table)
     return ref, version, page.total, info

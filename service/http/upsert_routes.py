@@ -30,8 +30,8 @@ def add_upsert_routes(app: FastAPI, engine: Engine, max_body_bytes: int) -> None
         # The body's bytes are not counted against the server's limits, as in the other admin routes.
         body = await read_body(request, max_body_bytes, Reservation(Admission(), ""))
         work = (engine, model_ref(request), request.path_params["table"], body)
-        # The request has no deadline, because its sender must learn whether the rows are on disk. The context has
-        # the caller's grant.
+        # An upsert has no deadline, because the client must learn whether the rows are on disk. copy_context() carries
+        # the caller's rights (the grant) to the thread.
         answer = await asyncio.get_running_loop().run_in_executor(threads, copy_context().run, _upsert, *work)
         return Response(answer, media_type="application/json")
 

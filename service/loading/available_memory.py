@@ -44,7 +44,7 @@ def memory_limit_bytes(root: Path = Path("/")) -> int | None:
 
 
 def _groups(root: Path) -> Iterator[tuple[Path, str, str, str]]:
-    """Yields the folders of this process's memory control groups and of their parents, with names of their files."""
+    """Yields the folder of each memory control group of this process and of its parents, with names of files in it."""
     for line in _lines(root / "proc/self/cgroup"):
         number, controllers, path = line.split(":", 2)
         if number == "0":
@@ -62,7 +62,7 @@ def _groups(root: Path) -> Iterator[tuple[Path, str, str, str]]:
 
 
 def _number(file: Path) -> int | None:
-    # A text that is no number means no limit: the limit file of a control group then says "max".
+    # If a control group has no limit, its limit file says "max" in place of a number.
     lines = _lines(file)
     return int(lines[0]) if lines and lines[0].isdigit() else None
 

@@ -18,7 +18,7 @@ from service.wire.batching_proto import parse_batching_text
 
 # Name of the file with one version's batching parameters, in the version's folder beside saved_model.pb.
 PER_MODEL_FILE = "batching_params.pbtxt"
-# The batching parameters that are used without a file; thread_pool_name is TensorFlow Serving's.
+# The batching parameters of a server without a file of them; the thread_pool_name is TensorFlow Serving's default.
 DEFAULT = BatchingParameters(thread_pool_name="model_server_batch_threads")
 
 logger = logging.getLogger(__name__)

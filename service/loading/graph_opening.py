@@ -1,4 +1,4 @@
-"""Opens the TensorFlow graphs of a version's signatures, cut into lookups and towers, or whole."""
+"""Opens the TensorFlow graphs of a version's signatures: whole, or without their lookups (a tower)."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ class GraphOpening:
         """Returns the backends of a version's graph signatures, and runs each once as warm-up; raises ArtifactError."""
         specs = {name: lookups.signatures[name] for name in names}
         if self.is_lazy:
-            # A lazy graph runs whole: it is not read before its first request, so it can not be cut into lookups and
-            # towers.
+            # A graph that a client's first request opens (a lazy graph) runs whole: its lookups are not taken out,
+            # because the graph is not read before that request.
             return dict.fromkeys(names, self.whole(path, lookups.signatures))
         backends: dict[str, Backend] = {}
         tower = None
@@ -70,8 +70,8 @@ class GraphOpening:
             )
         if whole := [name for name in names if name not in backends]:
             open_graph = partial(self._open_now, path, lookups.signatures)
-            # If only initialisers are left, the whole graph stays lazy: no client can call an initialiser, and the
-            # graph has all tables.
+            # If graphs without their lookups (towers) run all signatures but initialisers, the whole graph is not
+            # opened: it would load all tables, and no client can call an initialiser.
             is_needed = tower is None or any(not is_initialiser(specs[name]) for name in whole)
             try:
                 backends |= dict.fromkeys(whole, open_graph() if is_needed else LazyBackend(open_graph))
@@ -80,8 +80,8 @@ class GraphOpening:
                     if tower is not None:
                         tower.close()
                     raise
-                # The error only concerns signatures that do not fit their manifest entry; all others are served without
-                # the whole graph.
+                # Only signatures that contradict their manifest entry need the whole graph here. The version is served
+                # without them.
                 logger.warning("the graph can not be loaded", extra={"path": str(path), "reason": error.message})
         for backend in {id(backend): backend for backend in backends.values()}.values():
             warm_up(backend, {name: specs[name] for name in names if backends.get(name) is backend})

@@ -23,7 +23,8 @@ from service.types import Array
 logger = logging.getLogger(__name__)
 
 _WRITE_EVERY_S = 60.0
-# A file has at most MAX_HOT_ROWS lines for each table; a longer one is not this program's.
+# Largest size in bytes of a file of hot rows that is read. The server writes at most MAX_HOT_ROWS lines for each table,
+# so another program wrote a larger file.
 _MAX_FILE_BYTES = 64 << 20
 
 
@@ -39,7 +40,7 @@ class HotRowsFiles:
         self._loaded = loaded
 
     def watch(self, stop: threading.Event) -> None:
-        """Starts a thread that writes the files every minute until the event is set."""
+        """Starts a thread that writes the files of hot rows every minute until the event is set."""
 
         def run() -> None:
             while not stop.wait(_WRITE_EVERY_S):
@@ -49,14 +50,14 @@ class HotRowsFiles:
             threading.Thread(target=run, name="hot-rows", daemon=True).start()
 
     def write(self) -> None:
-        """Writes a file for each version that has answered lookups; logs a file that can not be written."""
+        """Writes a file of hot rows for each version that has answered lookups; logs a file that can not be written."""
         if self._folder is None:
             return
         for one in self._loaded():
             lines = list(_lines(one.servable))
             path = _path(self._folder, one.servable.name, one.servable.version)
             if not lines:
-                # The file of an earlier process stays: it is better than none.
+                # This process has not yet counted hot rows of the version, so the file of an earlier process is kept.
                 continue
             draft = path.with_suffix(".new")
             try:
@@ -87,7 +88,7 @@ class HotRowsFiles:
             return {}
 
     def newest(self, model: str, version: int) -> Mapping[str, Array]:
-        """Returns the hot rows of read(); if it has none, those of the newest older version that is AVAILABLE."""
+        """Returns the hot rows in the version's file; without it, those of the newest AVAILABLE older version."""
         if found := self.read(model, version):
             return found
         older = [one.servable for one in self._loaded() if one.servable.name == model]

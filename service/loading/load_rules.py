@@ -130,7 +130,7 @@ def delta_rules(settings: Settings, wake: Callable[[], None]) -> DeltaRules | No
 
 
 def journal_pruning(settings: Settings) -> JournalPruning | None:
-    """Returns the JournalPruning, which removes journals of versions that are gone;
+    """Returns the JournalPruning, which removes journals of versions that are gone.
 
     None if the server keeps no journals.
     """
@@ -149,7 +149,7 @@ def residency_of(settings: Settings) -> Residency:
     """
     pages = settings.table_pages
     if pages == "auto":
-        # "auto" means huge pages here if --table_prefault reads every page anyway.
+        # --table_pages=auto asks for huge pages before the load only if --table_prefault reads every page anyway.
         pages = "huge" if settings.table_prefault else "normal"
     return Residency(
         is_prefaulted=settings.table_prefault,

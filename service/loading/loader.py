@@ -57,18 +57,18 @@ class OpenRemote(Protocol):
     ) -> Mapping[str, RemoteTable]: ...
 
 
-# Returns the hot rows of a model's version: table -> [n] int64 ids.
+# Type of a function that returns the hot rows of a model's version: table -> [n] int64 ids.
 HotRows = Callable[[str, int], Mapping[str, Array]]
 FillCaches = Callable[[Servable, Path], None]
 
 
 def no_hot_rows(model: str, version: int) -> Mapping[str, Array]:
-    """Returns no hot rows."""
+    """Returns an empty dict: the hot rows of a server that keeps no files of hot rows."""
     return {}
 
 
 def fill_nothing(servable: Servable, path: Path) -> None:
-    """Does nothing: the default for fill_caches."""
+    """Does nothing, in place of filling the cache of remote tables' rows, on a server without such tables."""
 
 
 class CompileNative(Protocol):
@@ -145,7 +145,7 @@ class ServableLoader:
         check_tree(path)
         check_saved_model_config(path)
         servable, lookups = self._open(name, version, path)
-        # Warm-up skips signatures of a lazy graph: the graph shall be opened by a client's first request.
+        # With --graph_signatures=lazy, a client's first request opens a graph, so the warm-up skips its signatures.
         cold = self._graph_names(servable) if self.graph_signatures == "lazy" else frozenset()
         try:
             if self.batching is not None:
@@ -160,8 +160,8 @@ class ServableLoader:
             if why := servable.files.look():
                 raise DataLoss(why)
         except ServiceError:
-            # Requests may still use the early lookups of this version. That is safe: close() leaves the maps, whose
-            # freed pages are read again.
+            # Requests may still use this version's lookups, which are served before its graphs are opened. close()
+            # keeps the tables mapped, and the kernel reads freed pages again, so these requests stay safe.
             servable.close()
             raise
         return servable
@@ -202,8 +202,8 @@ class ServableLoader:
             graph = self._graph_opening().whole(path, signatures)
             return Servable(name, version, signatures, dict.fromkeys(signatures, graph)), None
         if self.tags != SERVE_TAGS:
-            # Entries of missing signatures are left out: the manifest describes the MetaGraph with tag "serve", and the
-            # chosen one may have fewer signatures over the same tables.
+            # The manifest describes the MetaGraph with the tag "serve". The MetaGraph that the settings choose may have
+            # fewer signatures over the same tables, so the manifest's entries of missing signatures are left out.
             described = {name: entry for name, entry in manifest.signatures.items() if name in signatures}
             manifest = replace(manifest, signatures=described)
         remote = self.open_remote(name, version, path, manifest) if self.open_remote is not None else {}
@@ -215,8 +215,8 @@ class ServableLoader:
         pages, residency = self.pages, self.residency
         if self.paged_tables is not None and self.paged_tables.applies_to(path, lookups.tables):
             lookups = replace(lookups, is_paged=True)
-            # The kernel must read only the page of a row. Huge pages are not used: one hot row would keep 2 MB in
-            # memory.
+            # For tables larger than memory, the kernel must read only the page of a row. With huge pages, one hot row
+            # would keep 2 MB in memory.
             pages, residency = None, Residency(advice="random", is_warmed=residency.is_warmed)
         # Pages are made huge before tables are verified, so that the checksums are compared with the pages that were
         # read again.
@@ -257,8 +257,8 @@ class ServableLoader:
         if not servable.backends:
             return servable
         if self.deltas is not None and self.deltas.may_have(servable.name, servable.version, path):
-            # A version with deltas shows no early lookups: deltas are applied after the load, and lookups would return
-            # outdated rows before.
+            # A version with deltas answers no lookups before its load ends, because deltas are applied only then, and
+            # lookups would return outdated rows before.
             return servable
         servable = replace(servable, is_loading=True)
         if self.compile_native is not None:
@@ -270,7 +270,8 @@ class ServableLoader:
         return self.graph_signatures != "off" and importlib.util.find_spec("tensorflow") is not None
 
     def _graph_opening(self) -> GraphOpening:
-        # The import is here and not at the top, because early lookups are answered before graph_opening is needed.
+        # The import is here and not at the top, because lookups of a version are already answered while graph_opening
+        # is imported to open its graphs.
         from service.loading.graph_opening import GraphOpening
 
         return GraphOpening(
@@ -279,7 +280,8 @@ class ServableLoader:
             self.graph_threads,
             self.inter_op_threads,
             self.has_towers,
-            # With --enable_batching (`batching`), towers do not batch by themselves.
+            # With --enable_batching (`batching`), Batchers batch all graph runs, so that no further batcher is needed
+            # for graphs without their lookups (towers).
             self.tower_batch_rows if self.batching is None else 0,
         )
 
@@ -288,7 +290,8 @@ def _native_graphs(servable: Servable, lookups: OpenedLookups | None) -> Mapping
     """Returns signature -> graph for the native core; empty if the version has only lookup signatures."""
     if lookups is not None and all(backend is lookups.backend for backend in servable.backends.values()):
         return {}
-    # The import is here and not at the top, because early lookups are answered before native_graphs is needed.
+    # The import is here and not at the top, because lookups of a version are already answered while native_graphs is
+    # imported.
     from service.loading.native_graphs import native_graphs
 
     return native_graphs(servable)

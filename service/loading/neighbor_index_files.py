@@ -1,4 +1,4 @@
-"""Keeps the indexes of tables in files, so that a server that starts again need not build them.
+"""Keeps the nearest-row indexes of tables in files, so that a server that starts again need not build them.
 
 A file `<folder>/<model>/<version>-<metric>-<hash>.rows` has the index of one table. The hash is computed from the
 version's manifest, which has the checksums of its tables, and from the table's name. A model's name is percent-encoded.
@@ -24,12 +24,15 @@ from service.types import Array
 
 logger = logging.getLogger(__name__)
 
-# If a larger share of the table was changed, the index is not kept: each search would compare all changed rows.
+# If a larger share of a table's rows was changed, its nearest-row index is not written to a file, because each search
+# with the index would compare all changed rows.
 _MAX_CHANGED_SHARE = 0.01
 
 
 class NeighborIndexFiles:
-    """The files of one folder; implements engine.neighbor_indexes.IndexFiles. Concurrency: one caller at a time.
+    """The files of nearest-row indexes in one folder; implements engine.neighbor_indexes.IndexFiles.
+
+    Concurrency: one caller at a time.
 
     Args:
       version_folder: returns the folder of a version of a model.
@@ -40,7 +43,7 @@ class NeighborIndexFiles:
         self._version_folder = version_folder
 
     def load(self, name: IndexName, num_rows: int) -> RowLists | None:
-        """Returns the index in a table's file; None: there is no file, or it does not fit the table."""
+        """Reads a table's nearest-row index from its file; None if the file is missing or does not fit the table."""
         try:
             path, identity = self._place(name)
             if not path.exists():
@@ -51,7 +54,7 @@ class NeighborIndexFiles:
             return None
 
     def keep(self, name: IndexName, index: RowIndex, changed: Array) -> None:
-        """Writes a table's file, which readers see whole or not at all. Logs why the file can not be written."""
+        """Writes a table's nearest-row index to a file, which readers see whole or not at all; logs a failed write."""
         if not isinstance(index, RowLists):
             raise TypeError(f"an index of type {type(index).__name__} has no file format")
         extra = name._asdict()
@@ -84,5 +87,5 @@ class NeighborIndexFiles:
 
 
 def indexing_of(folder: str, version_folder: Callable[[str, int], Path]) -> Indexing:
-    """Returns how indexes are built, and kept in a folder; if the folder is "", indexes are not kept."""
+    """Returns how nearest-row indexes are built and kept in files of a folder; "" as the folder: none is kept."""
     return Indexing(build_index, NeighborIndexFiles(Path(folder).absolute(), version_folder) if folder else None)

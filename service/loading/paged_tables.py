@@ -14,14 +14,14 @@ from service.tables.table import MappedTable
 
 logger = logging.getLogger(__name__)
 
-# Share of the memory limit that pages of paged tables may take. The rest is for the server itself (measured: 150 MB,
-# with TensorFlow 600 MB), and for the page cache of other files that the server reads.
+# Share of the process's memory limit that pages of tables larger than memory may take. The rest is for the server
+# itself (measured: 150 MB, with TensorFlow 600 MB), and for the page cache of other files that the server reads.
 _SHARE = 0.7
 
 
 @dataclass(frozen=True, slots=True)
 class PagedTables:
-    """The rule by which the native core reads the pages of a version's tables itself. Concurrency: any thread.
+    """The rule that decides whether the native core reads pages of a version's tables itself. Concurrency: any thread.
 
     rule: "on" and "off" decide for all versions; "auto": the tables of a version are paged if the tables of all loaded
       versions together exceed max_bytes.
@@ -34,7 +34,7 @@ class PagedTables:
     other_bytes: Callable[[], int] = lambda: 0
 
     def applies_to(self, path: Path, tables: Mapping[str, MappedTable]) -> bool:
-        """Says whether the tables of the version in a folder are paged, and logs it if they are."""
+        """Says whether the native core reads pages of a version's tables itself, and logs it if so."""
         num_bytes = mapped_bytes(tables)
         other = self.other_bytes()
         if self.rule == "off" or not num_bytes or (self.rule == "auto" and num_bytes + other <= self.max_bytes):
@@ -51,13 +51,13 @@ def mapped_bytes(tables: Mapping[str, object]) -> int:
 
 
 def paged_tables(settings: Settings, other_bytes: Callable[[], int], root: Path = Path("/")) -> PagedTables:
-    """Returns the rule of the settings. root: the folder above /proc and /sys."""
+    """Makes, from the settings, the rule by which the native core reads tables' pages. root: has /proc and /sys."""
     limit = memory_limit_bytes(root)
     max_bytes = settings.paged_tables_mib << 20
     rule = settings.paged_tables
     if not max_bytes:
         max_bytes = int(limit * _SHARE) if limit is not None else 1 << 62
     if rule == "auto" and (settings.table_prefault or settings.table_lock != "off"):
-        # These settings ask for all pages of the tables in memory.
+        # --table_prefault and --table_lock ask for all pages of the tables in memory.
         rule = "off"
     return PagedTables(rule, max_bytes, other_bytes)

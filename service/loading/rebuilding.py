@@ -32,8 +32,8 @@ def with_deltas(
     if manifest is None or not (lookups.tables or lookups.remote):
         return servable
     manifest = lookups.fitting(manifest)
-    # Private maps are not locked, as this would copy them whole; locks on the version's own maps keep the shared pages
-    # in memory.
+    # The private maps, which have the changed rows, are not locked in memory, because that would copy them whole. Locks
+    # on the version's own maps keep the shared pages in memory.
     residency = replace(residency, lock="off", bytes_per_s=0.0)
 
     def rebuilt(tables: Mapping[str, MappedTable]) -> Servable:
@@ -64,7 +64,7 @@ def on_tables(servable: Servable, lookups: OpenedLookups, tables: Mapping[str, M
     Both servables add to the same counts of reads, and only one of them is closed.
     """
     moved = replace(lookups, tables=tables, backend=lookups.backend.on_tables(tables))
-    # Backends are keyed by identity, so that signatures of one graph still share one tower.
+    # Each backend is rebuilt once (id() is the key), so that signatures which shared a backend share the new one.
     graphs = {id(backend): backend for backend in servable.backends.values() if backend is not lookups.backend}
     places = {key: _on_tables(backend, tables) for key, backend in graphs.items()} | {
         id(lookups.backend): moved.backend
@@ -92,11 +92,12 @@ def _copied(servable: Servable, lookups: OpenedLookups) -> tuple[str, ...]:
 
 
 def _on_tables(backend: Backend, tables: Mapping[str, MappedTable]) -> Backend:
-    """Returns a backend for other tables: a tower is copied to read its rows from them.
+    """Returns a copy of a tower (a graph without its lookups) that reads rows from other tables.
 
-    Any other graph's backend is returned unchanged, because the graph has a copy of the tables.
+    Any other backend is returned unchanged, because its graph has a copy of the tables.
     """
-    # The import is here and not at the top, because a version with lookups alone does not need these modules.
+    # The imports are here and not at the top, because a version that has only lookups does not need the modules of
+    # graphs.
     from service.graph.tower import TowerBackend
     from service.loading.towers import tower_on_tables
 

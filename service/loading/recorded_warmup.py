@@ -76,11 +76,11 @@ def _replay(servable: Servable, log: Any, iterations: int, cold: frozenset[str])
     if kind is None:
         return False
     request = getattr(log, kind).request
-    # The record's model name is replaced, because it may be missing or another model's.
+    # The model's name in a warm-up record is replaced, because the name may be missing or another model's.
     for message in request.tasks if kind == "multi_inference_log" else [request]:
         message.model_spec.name = servable.name
     data = request.SerializeToString()
-    # Records of the signatures in `cold`, which the warm-up does not run, are not checked either.
+    # The warm-up neither runs nor checks records of the signatures in `cold`, whose graphs are opened later.
     warm = servable.backends.keys() - cold
     runs = _predict_runs(servable, data, warm) if kind == "predict_log" else _example_runs(servable, kind, data, warm)
     for run in runs:

@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RemoteFilling:
-    """Fills the cache for versions that are being loaded. Concurrency: any thread.
+    """The filler of the cache of remote tables' rows, for versions that are being loaded. Concurrency: any thread.
 
     cache: None if there is no native core. seconds: longest time for one version; rows that are not read by then are
     left out.

@@ -27,14 +27,14 @@ class RemoteNames:
         self._tables: dict[str, frozenset[str]] = {}
 
     def configure(self, configs: Sequence[ModelConfig]) -> None:
-        """Takes the list of models; the parser of the list has checked the addresses."""
+        """Stores the addresses of remote tables in the list of models; the parser of the list has checked them."""
         listed = {config.name: remote_tables(";".join(config.remote_tables)) for config in configs}
         with self._changing:
             self._listed = listed
             self._tables = {model: tables for model, tables in self._tables.items() if model in listed}
 
     def addresses_of(self, model: str, tables: Collection[str]) -> dict[str, StoreAddress]:
-        """Returns the addresses of a version's remote tables. An address in the list of models goes before the flag's.
+        """Returns the addresses of a version's remote tables: from the list of models, else from --remote_tables.
 
         Raises:
           ArtifactError: a table is named that the model does not have, or that no model has.

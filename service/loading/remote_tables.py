@@ -70,7 +70,7 @@ class RemoteTables:
         self._primaries: dict[StoreAddress, Primaries] = {}
 
     def configure(self, configs: Sequence[ModelConfig]) -> None:
-        """Takes the list of models whose versions load from now on."""
+        """Stores the list of models; versions that are loaded later use its addresses of remote tables."""
         self._names.configure(configs)
 
     def open(self, model: str, version: int, artifact: Path, manifest: Manifest | None) -> dict[str, RemoteTable]:
@@ -89,7 +89,8 @@ class RemoteTables:
             for name, address in addresses.items()
         }
         if not self._looked_at >= set(addresses.values()):
-            # Before the version is AVAILABLE: a cluster that lacks slots makes the server not ready from the start.
+            # New clusters are checked before the version is AVAILABLE. If a cluster lacks nodes for some hash slots,
+            # the server is not ready from the version's first moment.
             self.look()
         self._start()
         return found
@@ -204,7 +205,7 @@ class RemoteTables:
         self._on_change()
 
     def watch(self, stop: threading.Event) -> None:
-        """Checks the clusters each second until stop is set; the threads start with the first remote table."""
+        """Starts to check the clusters each second until stop is set, when the first remote table is opened."""
         self._stop = stop
         if self._topologies:
             self._start()
@@ -230,19 +231,19 @@ class RemoteTables:
         threading.Thread(target=follow, name="remote-changes", daemon=True).start()
 
     def follow(self) -> None:
-        """Looks for rows that other servers changed, and writes changes that wait."""
+        """Reads which rows of remote tables other servers changed, and writes this server's waiting changes."""
         with self._changing:
             followed = list(self._changes)
         for changes in followed:
             try:
                 changes.follow()
             except Exception:
-                # The thread must go on: it is the only one, for all tables.
+                # One thread follows the changes of all remote tables, so an error of one table must not end the thread.
                 logger.exception("changes of a remote table can not be followed")
 
 
 def _reading_again(reader: RowReader, defaults: dict[int, Array]) -> Listener:
-    """Returns a listener that reads changed default rows again; rows that can not be read now stay as they are."""
+    """Returns a listener that reads changed default rows from the cluster again; keeps rows that it can not read."""
     import numpy as np
 
     def listen(ids: Array | None) -> None:
@@ -260,7 +261,7 @@ def _defaults(reader: RowReader, manifest: Manifest, table: str) -> dict[int, Ar
 
     features = [name for name, feature in manifest.features.items() if feature.table == table]
     lookups = [one for signature in manifest.signatures.values() for one in signature.features.items()]
-    # Row 0 is always among them: it is the default row of reads that belong to no feature.
+    # Row 0 is always read too: it is the default row of reads that belong to no feature.
     size = manifest.tables[table].vocabulary_size
     wanted = sorted({0, *(one.default_row for name, one in lookups if name in features and one.default_row < size)})
     found = reader.read(np.array(wanted, np.int64))

@@ -37,8 +37,8 @@ class TableVerification:
         Args:
           behind: waits for work that must be done before the verification in the thread.
         """
-        # "auto" verifies before the version answers only if another version answers meanwhile: else all requests would
-        # wait.
+        # --verify_tables=auto verifies a new version before it answers only if an older version answers meanwhile:
+        # otherwise all requests would wait.
         if self.rule == "before_available" or (self.rule == "auto" and self.is_served(model)):
             self.verifier.verify(files, stored)
             if why := files.look():

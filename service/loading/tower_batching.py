@@ -1,4 +1,4 @@
-"""Runs simultaneous requests for a tower in one batch, if the tower computes each row independently."""
+"""Runs simultaneous requests for a tower (a graph without its lookups) as one batch, if its rows are independent."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class TowerBatcher(Batcher):
 
     @property
     def backend(self) -> Backend:
-        """The wrapped backend, which runs the batches."""
+        """The backend that runs the graph, to which this batcher passes each batch."""
         return self._backend
 
     def close(self) -> None:
@@ -83,7 +83,7 @@ class TowerBatcher(Batcher):
 
 
 def batched(tower: TowerBackend, max_rows: int) -> dict[str, Backend]:
-    """Returns signature -> backend for a tower: a TowerBatcher if rows are independent, else the tower."""
+    """Returns signature -> backend: a TowerBatcher if the tower computes rows independently, else the tower itself."""
     found = {name: cut.spec for name, cut in tower.cuts.items() if cut.is_rowwise and _is_rowwise(tower, cut.spec)}
     backends: dict[str, Backend] = dict.fromkeys(tower.cuts, tower)
     if found:

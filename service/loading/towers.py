@@ -1,4 +1,4 @@
-"""Makes the claims that allow to cut a graph: each says that a feature's lookup equals some tensor of the graph."""
+"""Finds the lookups that can be taken out of a graph: claims that a feature's lookup equals a tensor of the graph."""
 
 from __future__ import annotations
 
@@ -32,8 +32,9 @@ def open_towers(
     threads: int,
     inter_op_threads: int | None = None,
 ) -> TowerBackend | None:
-    """Cuts the given signatures into lookups and towers, and opens the towers; None if no signature can be cut."""
-    # Only float32 remote tables can be cut out; a graph with another dtype reads the table from the version's own file.
+    """Takes the lookups out of signatures' graphs, and opens the rest (a tower); None if no lookup can be taken out."""
+    # A lookup of a remote table is taken out of a graph only if the table is float32. With another dtype, the graph
+    # itself reads the table, from the version's own file.
     fed = {name: table for name, table in lookups.remote.items() if table.info.dtype == "float32"}
     tables: dict[str, MappedTable | RemoteTable] = {**lookups.tables, **fed}
     claims = {name: _claims(artifact, spec, manifest, lookups) for name, spec in signatures.items()}
@@ -43,9 +44,10 @@ def open_towers(
 
 
 def _claims(artifact: Path, spec: SignatureSpec, manifest: Manifest, lookups: OpenedLookups) -> list[Claim]:
-    """Returns a claim for each feature whose lookup a signature's graph may contain; the cut must prove the claims.
+    """Returns, for each feature, the claim that a tensor of a signature's graph equals the feature's lookup.
 
     A feature's lookup is described by the signature's own manifest entry, else by the entry of a lookup signature.
+    service.graph checks each claim before it takes the lookup out of the graph.
     """
     entry = manifest.signatures.get(spec.name)
     described = dict.fromkeys(entry.features, spec.name) if entry is not None else {}
@@ -116,7 +118,7 @@ def _lookup(
 
 
 def tower_on_tables(tower: TowerBackend, tables: Mapping[str, MappedTable]) -> TowerBackend:
-    """Returns a tower with the same session that reads other tables of the same names and shapes."""
+    """Returns a copy of a tower, with the same session, that reads other tables of the same names and shapes."""
     cuts = {
         name: replace(cut, sources={tensor: _moved(source, tables) for tensor, source in cut.sources.items()})
         for name, cut in tower.cuts.items()
@@ -129,23 +131,23 @@ def _moved(source: RowSource, tables: Mapping[str, MappedTable]) -> RowSource:
     if not isinstance(source, FeatureRows):
         return replace(source, table=table)
     lookup = source.claim.lookup
-    assert isinstance(lookup, FeatureLookup)  # _claims() makes every claim's lookup a FeatureLookup
+    assert isinstance(lookup, FeatureLookup)  # Every claim that _claims() makes has a FeatureLookup.
     moved = replace(lookup, plan=lookup.plan.on_tables(tables))
     return replace(source, table=table, claim=replace(source.claim, lookup=moved))
 
 
 def native_plan(spec: SignatureSpec, source: RowSource) -> FeaturePlan | None:
-    """Returns a plan by which the native core computes a source's float32 rows;
+    """Returns a plan by which the native core computes the float32 rows for one input of a graph without its lookups.
 
     None if that needs more than one lookup.
     """
     table = source.table
     if isinstance(table, RemoteTable):
         return None
-    assert isinstance(table, MappedTable)  # open_towers() passes only mapped and remote tables
+    assert isinstance(table, MappedTable)  # open_towers() passes only mapped and remote tables to this function.
     if isinstance(source, FeatureRows):
         lookup = source.claim.lookup
-        assert isinstance(lookup, FeatureLookup)  # _claims() makes every claim's lookup a FeatureLookup
+        assert isinstance(lookup, FeatureLookup)  # Every claim that _claims() makes has a FeatureLookup.
         plan = lookup.plan.features[lookup.name]
         return plan if source.claim.vocabulary is None and plan.is_one_kernel else None
     if table.info.dtype != "float32":
@@ -153,5 +155,5 @@ def native_plan(spec: SignatureSpec, source: RowSource) -> FeaturePlan | None:
     if isinstance(source, ComputedRows):
         return FeaturePlan(LookupFeature(source.tensor), table, None, ids_rank=None)
     sizes = spec.inputs[source.input_name].shape
-    # None for ids of rank 0 or of unknown rank, which have no number of rows.
+    # There is no plan for ids of rank 0 or of unknown rank, because such ids have no rows to count.
     return FeaturePlan(LookupFeature(source.input_name), table, None, ids_rank=len(sizes)) if sizes else None

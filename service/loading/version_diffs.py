@@ -21,7 +21,7 @@ from service.types import Array
 
 logger = logging.getLogger(__name__)
 
-# A result has some kilobytes for each table.
+# Largest number of results of comparisons that are kept; each has some kilobytes for each table.
 _MAX_KEPT = 32
 
 
@@ -47,7 +47,7 @@ class VersionDiffs:
         return {"model": model, **self._compare(model, old, new, folders).to_json()}
 
     def rows_of_request(self, model: str, table: str, old: int, new: int, ids: Array) -> tuple[Array, bool]:
-        """Compares single rows of a table in two versions as Engine.drift does; raises NotFound, or as compare_rows."""
+        """Compares single rows of a table in two versions, for Engine.drift; raises NotFound, and as compare_rows."""
         folders = self._folder(model, old), self._folder(model, new)
         mapped = {one.version: _mapped(one) for one in self._versions(model)}
         with self._one_at_a_time:
@@ -67,7 +67,8 @@ class VersionDiffs:
         def load_if_near(model: str, version: int, path: Path) -> Servable:
             served = max(self._versions(model), key=lambda servable: servable.version, default=None)
             if served is not None and served.version < version:
-                # The comparison comes first: a version that is refused must not open graphs or read pages.
+                # The new version is compared before it is loaded, so that a version which drifted too far costs no
+                # load.
                 self._check(served, version, path, max_drift)
             return rules.load(model, version, path)
 
@@ -79,7 +80,8 @@ class VersionDiffs:
             folders = self._folder(model, served.version), path
             found = self._compare(model, served.version, version, folders)
         except ServiceError as error:
-            # Files of the new version that can not be read fail its load; those of the served one must not.
+            # If the served version's files can not be read, the new version loads without a comparison. If the new
+            # version's own files can not be read, its load fails anyway.
             extra = {"model": model, "version": version, "served": served.version, "reason": error.message}
             logger.warning("versions can not be compared: the new one is loaded", extra=extra)
         else:
@@ -123,7 +125,7 @@ def _refuse_drifted(found: VersionDiff, served: int, max_drift: float) -> None:
 
 
 def _mapped(servable: Servable) -> dict[str, Any]:
-    """Returns the tables that can be read without another machine."""
+    """Returns the tables of a loaded version that are mapped from files, and not remote."""
     return {name: table for name, table in servable.tables.items() if name not in servable.remote_tables}
 
 

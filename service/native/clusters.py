@@ -14,14 +14,14 @@ from service.types import Array
 
 
 class Clusters:
-    """The clusters that the native core reads. Concurrency: any thread.
+    """The Valkey and Redis clusters from which the native core reads rows. Concurrency: any thread.
 
     Args:
       cache_bytes: the most bytes of rows that are cached; 0: none.
     """
 
     def __init__(self, cache_bytes: int) -> None:
-        # Imported here and not at the top: the core may not be installed.
+        # service._native is imported here and not at the top, because the native core may not be installed.
         from service import _native
 
         self._cache_bytes = cache_bytes
@@ -29,7 +29,7 @@ class Clusters:
 
     @property
     def holds_rows(self) -> bool:
-        """Whether the cache has space for rows."""
+        """Whether the native core's cache may hold any rows of remote tables."""
         return self._cache_bytes > 0
 
     def forget(self, subject: Subject, ids: Array | None) -> None:
@@ -37,15 +37,18 @@ class Clusters:
         self.core.forget(*subject, None if ids is None else ids.tolist())
 
     def heard(self, subject: Subject) -> None:
-        """Notes that the server has read all changes of a table, so that its cached rows are valid for a while."""
+        """Extends the time for which cached rows of a table are valid: the server has read all changes of the table."""
         self.core.heard(*subject)
 
     def refresh(self) -> None:
-        """Asks each cluster for its map of slots; waits for the nodes."""
+        """Asks each Valkey or Redis cluster for its map of hash slots to nodes; blocks until the nodes reply."""
         self.core.refresh()
 
     def fill(self, layout: TableLayout, version: int, ids: Array, seconds: float) -> int:
-        """Reads the [N] int64 rows into the cache, in this order; returns how many the cache has after `seconds`."""
+        """Reads the rows of [N] int64 ids into the cache, in this order, for at most `seconds`.
+
+        Returns the number of these rows that are in the cache then.
+        """
         return self.core.fill(layout.tag, version, ids.tolist(), seconds)
 
     def rows(self, layout: TableLayout, version: int, ids: Array) -> tuple[Array, Array]:
@@ -55,7 +58,7 @@ class Clusters:
         return np.frombuffer(octets, np.uint8).reshape(ids.size, layout.row_bytes), np.array(has_row, bool)
 
     def counts(self, of_reference: Mapping[Subject, ReadCounts]) -> RemoteCounts:
-        """Returns the counts of the reference servers' reads with those of the core's."""
+        """Returns the sums of the reference servers' and the native core's counts of reads from remote tables."""
         found = dict(of_reference)
         tables, cache = json.loads(self.core.counts())
         for one in tables:
@@ -67,5 +70,5 @@ class Clusters:
 
 
 def remote_counts(clusters: Clusters | None, of_reference: Mapping[Subject, ReadCounts]) -> RemoteCounts:
-    """Returns the counts of all reads; clusters: None where there is no core."""
+    """Returns the counts of all reads from remote tables. clusters: None without the native core."""
     return RemoteCounts(of_reference) if clusters is None else clusters.counts(of_reference)

@@ -58,7 +58,7 @@ class Described:
         return (*self.keep, tuple(tables[name] for name in self.tables))
 
     def table_counts(self, counts: Iterable[FeatureCounts], strangers: Iterable[int]) -> dict[str, TableCounts]:
-        """Adds up the native core's counts of features to table -> counts of reads.
+        """Adds up the native core's counts of features to counts of tables: table -> counts of reads.
 
         Args:
           counts: the core's counts of each feature since the servable was compiled.
@@ -158,12 +158,12 @@ class _Writer:
 
     @property
     def table_names(self) -> tuple[str, ...]:
-        """The names of the tables that the described signatures read, in the order of their numbers."""
+        """The names of the tables that signatures in the description read, in the order of the tables' numbers."""
         return tuple(self._table_numbers)
 
     @property
     def key_tables(self) -> tuple[str, ...]:
-        """The name of the table whose rows a vocabulary's keys stand for, one for each described vocabulary."""
+        """For each vocabulary in the description: the name of the table whose rows its keys stand for."""
         return tuple(self._key_tables[id(one)] for one in self._vocabularies)
 
     @property
@@ -172,17 +172,17 @@ class _Writer:
         return (*(self._tables[name] for name in self._table_numbers), *self._vocabularies)
 
     def tables(self) -> list[dict[str, Any]]:
-        """Returns the description's JSON list of tables."""
+        """Returns the JSON list of tables in the description of a servable for the native core."""
         return [_table(self._tables[name], self._paged_files) for name in self._table_numbers]
 
     def vocabularies(self) -> list[dict[str, Any]]:
-        """Returns the description's JSON list of vocabularies."""
+        """Returns the JSON list of vocabularies in the description of a servable for the native core."""
         return [_vocabulary(one) for one in self._vocabularies]
 
     def signature(
         self, spec: SignatureSpec, plan: SignaturePlan, ordered: Sequence[tuple[str, FeaturePlan]]
     ) -> dict[str, Any]:
-        """Returns the description's JSON of one lookup signature. ordered: its features by their numbers."""
+        """Returns the description's JSON of one lookup signature. ordered: its features, sorted by their numbers."""
         inputs = {name: number for number, name in enumerate(spec.inputs)}
         numbers = {name: number for number, (name, _) in enumerate(ordered)}
         return {

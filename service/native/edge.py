@@ -143,8 +143,8 @@ def edge_config(settings: Settings, *, max_connections: int, max_table_rows: int
             "max_head_bytes": settings.rest_api_max_head_bytes,
             "max_queued_requests": settings.max_queued_requests,
             "max_queue_s": settings.max_queue_ms / 1e3,
-            # The native core forwards at most twice as many requests as Python runs at a time, so that a next request
-            # always waits there.
+            # The native core forwards at most twice as many requests as Python runs at a time, so that Python never has
+            # to wait for its next request.
             "max_forwarded": 2 * max(settings.grpc_max_threads, settings.graph_threads),
             "handshake_timeout_s": settings.tls_handshake_timeout_s,
             "head_timeout_s": settings.rest_api_head_timeout_s,

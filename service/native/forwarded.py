@@ -40,7 +40,7 @@ class Forwarding:
         self._seal = seal.encode()
 
     def read(self, headers: Iterable[tuple[bytes, bytes]]) -> CoreHeaders:
-        """Returns the values of the native core's headers; empty ones if the seal is wrong: a client made them up.
+        """Returns the values of the native core's headers; empty ones if the secret in the headers is not the core's.
 
         Args:
           headers: pairs of a name in lower case and a value.

@@ -41,12 +41,12 @@ class CompiledServable:
         return self.compiled.num_leases
 
     def table_counts(self) -> Mapping[str, TableCounts]:
-        """Returns table -> the native core's counts of reads so far, the earlier servable's included."""
+        """Returns table -> the native core's counts of reads, with those of the servable that this one replaced."""
         counts = self.described.table_counts(self.compiled.counts(), self.compiled.unknown_keys())
         return counts if self.earlier is None else sums_of_counts(counts, self.earlier.table_counts())
 
     def feature_counts(self) -> FeatureCounts:
-        """Returns the core's counts of the ids of each feature so far, with those of the earlier servable."""
+        """Returns the core's counts of the ids of each feature, with those of the servable that this one replaced."""
         counts = self.described.feature_counts(self.compiled.counts())
         return counts if self.earlier is None else summed(counts, self.earlier.feature_counts())
 

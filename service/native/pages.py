@@ -15,13 +15,13 @@ class Pages:
     """
 
     def __init__(self, max_bytes: int) -> None:
-        # Imported here and not at the top: the core may not be installed.
+        # service._native is imported here and not at the top, because the native core may not be installed.
         from service import _native
 
         self.core = _native.Pager(max_bytes)
 
     def counts(self) -> PageCounts:
-        """Returns the counts since the start of the server."""
+        """Returns the counts of reads and drops of tables' pages since the start of the server."""
         found = json.loads(self.core.counts())
         return PageCounts(
             rows=found["rows"],

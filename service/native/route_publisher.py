@@ -58,13 +58,13 @@ class RoutePublisher:
         return 0.0 if recorder is None else recorder.draw.rate
 
     def attach(self, server: TakesRoutes) -> None:
-        """Sets the server to publish to, and publishes the current routes to it at once."""
+        """Stores the native core's server as the receiver of routes, and sends it the current routes at once."""
         with self._lock:
             self._server = server
             server.set_routes(self._routes)
 
     def detach(self) -> None:
-        """Withdraws all routes from the server, after it has answered its last request."""
+        """Withdraws all routes from the native core's server, after it has answered its last request."""
         with self._lock:
             if self._server is not None:
                 self._server.set_routes([])

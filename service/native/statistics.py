@@ -25,7 +25,7 @@ _APART = ("subjects", "slow", "refused", "failed", "waited", "held")
 
 
 class _Numbers(NamedTuple):
-    """The native core's numbers for one subject (labels): sums of rows and seconds, and histograms of request times."""
+    """The native core's numbers for one set of labels: sums of rows and seconds, and histograms of request times."""
 
     rows: int
     seconds: float
@@ -128,15 +128,15 @@ class NativeStatistics:
             self._is_stopped = True
 
     def _add(self, subjects: list[Document]) -> dict[tuple[Subject, SignatureKind], _Numbers]:
-        """Adds the new requests of the given subjects to the request counter; returns subject -> its numbers."""
+        """Adds the native core's new counts to the request counter; returns the core's numbers by their labels."""
         found: dict[tuple[Subject, SignatureKind], _Numbers] = {}
         for one in subjects:
             subject, kind, numbers = _subject(one), one["kind"], _Numbers(*(one[name] for name in _Numbers._fields))
             found[subject, kind] = numbers
             before = self._known.get((subject, kind))
             if before is None or sum(numbers.counts) < sum(before.counts):
-                # The numbers have become smaller: the native core has dropped this subject since the last collect(),
-                # and counts from 0 again.
+                # If the native core's counts for a set of labels became smaller, the core has dropped these counts
+                # since the last collect(), and counts from 0 again.
                 before = _Numbers(0, 0.0, [0] * len(numbers.counts), 0.0, [0] * len(numbers.run_counts))
             if numbers.counts != before.counts:
                 self._requests.add(subject, _successes(kind, numbers, before))
@@ -184,7 +184,7 @@ class NativeStatistics:
                 self._events.waits_counted(model, _times(counts, before, seconds - seconds_before, QUEUE))
 
     def _new(self, document: Document, name: str) -> list[tuple[str, int]]:
-        """Returns a (label, total count) pair for each event since the last call; a label may come several times."""
+        """Returns a pair (label, total count) for each connection that the core newly dropped or failed to set up."""
         found = []
         for label, count in document[name]:
             before = self._counted.get((name, label), 0)

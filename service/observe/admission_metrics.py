@@ -91,7 +91,7 @@ class AdmissionCounter:
         return found
 
     def lines(self, held: Mapping[str, Held], limits: Limits | None) -> list[str]:
-        """Returns the lines of the admission metrics. held: bytes and rows in flight in Python; limits: on them."""
+        """Returns the lines of the admission metrics. held: bytes and rows in flight in Python; limits: on these."""
         lines: list[str] = []
         held = self.in_flight(held)
         gauges: tuple[tuple[str, str, Callable[[Held], int]], ...] = (

@@ -20,7 +20,7 @@ CERTIFICATE_S = 14 * 86_400
 
 @dataclass(frozen=True, slots=True)
 class ReadFiles:
-    """The state of the files that the server reads again while it runs.
+    """The state of certificates and of the --auth_config file, which the server reads again while it runs.
 
     certificate_ends_s: port -> when its first certificate ends, in seconds since 1970. is_auth_current: False: the
     present --auth_config file was refused, and an older one is in force.
@@ -31,7 +31,7 @@ class ReadFiles:
 
 
 class Notice(NamedTuple):
-    """One thing that needs attention. model: "" for the whole server. alert: the Prometheus rule on it, or ""."""
+    """A problem on the status page. model: "" for the whole server. alert: the name of its Prometheus alert, or ""."""
 
     model: str
     message: str

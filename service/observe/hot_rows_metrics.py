@@ -14,7 +14,7 @@ _TOPS = (1, 10, 100, 1000)
 
 
 def hot_rows_lines(loaded: Sequence[LoadedServable]) -> list[str]:
-    """Returns the families; none where no version samples its ids. Each table has five series."""
+    """Returns the lines of metrics on the rows that lookups read most; none if the server samples no ids."""
     found = [
         traffic
         for one in loaded

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-# Maximal number of lines of one logger and level at once, then per second. Otherwise, a client that sends bad requests
-# without pause would fill a disk with tens of megabytes of log a second.
+# Largest number of log lines that one logger may write at one level: in a burst, and then per second. Without these
+# limits, a client that sends bad requests without pause would fill a disk with tens of megabytes of log a second.
 LINES_AT_ONCE, LINES_PER_S = 500, 20
 
 
@@ -42,7 +42,7 @@ class LineLimit(logging.Filter):
         self._allowances: dict[tuple[str, int], _Allowance] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Says whether the log takes the line; adds the field `left_out` to the first line after dropped ones."""
+        """Says whether a log line is within the limits; adds `left_out` to the first line after dropped ones."""
         now_s = self._clock()
         with self._lock:
             known = self._allowances.setdefault((record.name, record.levelno), _Allowance(LINES_AT_ONCE, now_s))

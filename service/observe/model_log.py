@@ -87,7 +87,7 @@ class ModelLog:
         self._put([examples], lambda: make(subject, metadata()))
 
     def counts(self) -> LogCounts:
-        """Returns how many chosen requests were written to the log and dropped so far."""
+        """Returns how many of the requests that were sampled for the log were written and how many were dropped."""
         return LogCounts(self._written, self._dropped, self._is_disabled)
 
     def stop(self, timeout_s: float) -> None:
@@ -144,8 +144,8 @@ class ModelLog:
         except OSError as error:
             self._dropped += 1
             self._is_disabled = True
-            # The error is logged only once, because the request log then stays disabled until a restart or a change of
-            # the model's logging_config.
+            # A failed write of a request log is reported only once, because the request log stays disabled until a
+            # restart or a change of the model's logging_config.
             logger.error(
                 "request log is disabled",
                 extra={"model": self._model, "reason": f"{error.strerror}: {error.filename or 'its file'}"},

@@ -35,8 +35,8 @@ def native_lines_in_log() -> Iterator[None]:
     """
     sys.stderr.flush()
     standard_error = os.dup(2)
-    # Sockets are used and not a pipe, because the thread can peek at a socket's bytes and leave them there until they
-    # are logged.
+    # Standard error leads to a socket and not to a pipe, because the thread that logs its lines can peek at a socket's
+    # bytes, and leave them there until they are logged.
     reader, writer = socket.socketpair()
     writer.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
     os.dup2(writer.fileno(), 2)
@@ -46,8 +46,8 @@ def native_lines_in_log() -> Iterator[None]:
     handlers = [handler for handler in logging.getLogger().handlers if isinstance(handler, logging.StreamHandler)]
     log = open(standard_error, "w", buffering=1, encoding="utf-8", errors="backslashreplace")
     streams = [handler.setStream(log) for handler in handlers]
-    # Python's logging must not report failed writes: it reports on standard error, so that each report would be a new
-    # record.
+    # Python's logging reports a failed write of the log on standard error, which leads to the log here: each report
+    # would be a new record, whose write may fail too. So these reports are off.
     raises, logging.raiseExceptions = logging.raiseExceptions, False
     thread.start()
     try:
@@ -55,7 +55,8 @@ def native_lines_in_log() -> Iterator[None]:
     finally:
         sys.stderr.flush()
         os.dup2(standard_error, 2)
-        # The wait is limited: a child process may keep the socket open, so that the thread does not end.
+        # The wait for the thread's end is limited: a child process may keep the socket open from which the thread
+        # reads.
         thread.join(_END_S)
         _keep_last_words(-1, -1)
         reader.close()

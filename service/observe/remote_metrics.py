@@ -56,7 +56,7 @@ def remote_lines(found: RemoteCounts) -> list[str]:
 
 
 def remote_status(found: RemoteCounts) -> dict[str, Any]:
-    """Returns the counts for the status page; empty where no table is remote."""
+    """Returns the counts of reads from remote tables for the status page; an empty dict if no table is remote."""
     if not found.tables:
         return {}
     return {

@@ -40,11 +40,11 @@ class Successes:
 
     @property
     def count(self) -> int:
-        """Number of requests that these counts include."""
+        """Number of successful requests that were counted."""
         return sum(self.times.counts)
 
     def merge(self, other: Successes) -> None:
-        """Adds the counts of another Successes object to this one."""
+        """Adds another object's counts of successful requests to this object's counts."""
         self.rows += other.rows
         self.times.merge(other.times)
         self.run_times.merge(other.run_times)
@@ -71,7 +71,7 @@ class Requests:
         self.failures[subject, code] = self.failures.get((subject, code), 0) + count
 
 
-# Types of the keys under which counts are kept; their first part is the number of the counting thread.
+# Types of the keys of the counts of requests; a key's first part is the number of the thread that counts.
 _SuccessKey = tuple[int, Subject]
 _FailureKey = tuple[int, Subject, str]
 
@@ -123,7 +123,8 @@ class RequestCounter:
         self._failures: dict[_FailureKey, list[int]] = {}
         # Sums of the counts of versions that were unloaded, for the totals that read() returns.
         self._retired = Requests()
-        # Lock of read() and retire(), so that counts that move to _retired are read exactly once.
+        # read() and retire() hold this lock, so that read() sees the counts that retire() moves to _retired exactly
+        # once.
         self._lock = threading.Lock()
 
     def finished(self, request: Finished) -> None:
@@ -146,7 +147,7 @@ class RequestCounter:
 
     def add(self, subject: Subject, more: Successes) -> None:
         """Adds successful requests that the native core counted; one caller at a time."""
-        # These counts have the key 0 in place of a thread's number: no thread has this number.
+        # The native core's counts have the key 0 in place of a thread's number; no thread has the number 0.
         key = (0, subject)
         cell = self._successes.get(key)
         if cell is None:
@@ -154,19 +155,19 @@ class RequestCounter:
         cell.merge(more)
 
     def add_failures(self, subject: Subject, code: str, count: int) -> None:
-        """Adds failures that a CountsElsewhere counted; one caller at a time."""
+        """Adds failed requests that the native core counted; one caller at a time."""
         self._failures.setdefault((0, subject, code), [0])[0] += count
 
     def _failed(self, subject: Subject, error: BaseException) -> None:
         code: str = error.code if isinstance(error, ServiceError) else "INTERNAL"
         if not isinstance(error, Exception):
-            code = "CANCELLED"  # an asyncio cancellation, because the client disconnected
+            code = "CANCELLED"  # The client disconnected, so asyncio cancelled the request's task.
         self._failures.setdefault((get_ident(), subject, code), [0])[0] += 1
         if self._notes is not None:
             self._notes.failed(subject, error, code)
 
     def read(self) -> tuple[Requests, Requests]:
-        """Returns the counts of versions that are still served, and the counts of all versions since the start.
+        """Returns the counts of requests for versions that are served now, and those for all versions since the start.
 
         In the counts of all versions, a subject's version is None, and its signature is the signature's kind, or "" for
         failures.

@@ -83,7 +83,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_in(value: Any, values: frozenset[Any]) -> bool:
-    # Only strings and booleans are looked up as good or bad values: in Python 1 == True, but the count 1 is neither.
+    # Numbers are never shown as good or bad values: in Python 1 == True, so the count 1 would else count as True.
     return isinstance(value, str | bool) and value in values
 
 

@@ -10,9 +10,10 @@ from typing import Any
 
 from service.types import VersionStatus
 
-# Changes that are kept of each model, the newest; a model that reloads each minute shows its last half hour.
+# Number of newest state changes that are kept of each model. If a model loads a version each minute, these are the
+# changes of the last half hour.
 MAX_CHANGES = 200
-# Models whose changes are kept; beyond that the model that changed longest ago goes.
+# Number of models whose state changes are kept. If there are more, the model whose last change is oldest is dropped.
 MAX_MODELS = 1000
 
 
@@ -25,7 +26,7 @@ class VersionHistory:
         self._changes: dict[str, deque[dict[str, Any]]] = {}
 
     def note(self, model: str, status: VersionStatus) -> None:
-        """Notes a version's new state."""
+        """Adds a version's change of state to the history of its model."""
         change = {
             "at_s": round(self._wall_clock(), 3),
             "version": status.version,
@@ -40,6 +41,6 @@ class VersionHistory:
                 del self._changes[next(iter(self._changes))]
 
     def read(self, model: str) -> list[dict[str, Any]]:
-        """Returns a model's last changes, oldest first."""
+        """Returns the last state changes of a model's versions, oldest first."""
         with self._lock:
             return list(self._changes.get(model, ()))

@@ -17,7 +17,7 @@ LOAD_FAILURES = "embedding_server_version_load_failures"
 
 
 class VersionStates:
-    """The states of all versions, for metrics, with the number of failed loads.
+    """The state and the number of failed loads of each version of each model, for metrics.
 
     Concurrency: changed() by one caller at a time for each model, lines() by any thread.
     """

@@ -1,4 +1,4 @@
-"""Builds the admission of requests from the settings."""
+"""Builds the admission control, which limits the requests in flight, from the settings."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from service.observe.metrics import Metrics
 
 
 def create_admission(settings: Settings, metrics: Metrics) -> Admission:
-    """Returns the admission with the limits of the settings; it reports to the metrics."""
+    """Returns the admission control with the limits of the settings; it counts refused requests in the metrics."""
     limits = Limits(
         bytes=settings.max_bytes_in_flight,
         rows=settings.max_rows_in_flight,

@@ -256,8 +256,8 @@ class App:
         timeout_s = self._settings.first_loads_timeout_s
         started_s = time.monotonic()
         ports = None if timeout_s else await self._servers.open()
-        # complete() is called only after the first loads, because its imports would delay them by as much as loading
-        # some hundred tables.
+        # The reference servers start after the first models are loaded, because importing FastAPI and grpcio would
+        # delay the loads by as much as loading some hundred tables.
         if await self._have_settled(models, started_s + _FIRST_LOADS_S) and ports is None:
             ports = await self._servers.open()
         await self._servers.complete()
@@ -279,8 +279,8 @@ class App:
         if self._registry.show_lookups(servable):
             extra = {"model": servable.name, "version": servable.version}
             logger.info("lookups are answered while the version is LOADING", extra=extra)
-            # The load waits here for complete(): importing TensorFlow holds the interpreter's lock so long that health
-            # checks would have to wait.
+            # A load waits here until the reference servers have started: it imports TensorFlow next, which holds the
+            # interpreter's lock so long that health checks would have to wait.
             self._is_complete.wait(_COMPLETE_S)
 
     def _create_servers(self) -> PythonServers | NativeServers:

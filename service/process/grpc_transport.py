@@ -28,8 +28,8 @@ def create_grpc_server(settings: Settings, engine: Engine, tls: Wires, access: A
         address=f"{_bracketed(settings.host)}:{settings.port}",
         socket_path=settings.grpc_socket_path,
         channel_arguments=[
-            # The user's channel arguments follow this default: of two arguments with the same name, the last one
-            # counts.
+            # The user's gRPC channel arguments come after the server's own: of two arguments with the same name, the
+            # last one counts.
             ("grpc.server_handshake_timeout_ms", round(settings.tls_handshake_timeout_s * 1e3)),
             *settings.channel_arguments,
         ],

@@ -27,7 +27,7 @@ class Ports(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class HttpParts:
-    """The parts of the server that the HTTP servers use.
+    """The parts of the server, such as callers and metrics, from which the HTTP servers are built.
 
     access: the callers and their rights; None: everybody may do everything.
     metrics_paths: the paths that serve metrics, see monitoring_config.

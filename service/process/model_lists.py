@@ -75,7 +75,7 @@ class ModelLists:
         """
         before, one = self._find(model)
         if version is not None:
-            # A version without a folder would leave the model without any version.
+            # folder() raises an error if the version has no folder: pinning the model to it would unload all versions.
             self._models.folder(model, version)
             pinned = Specific(frozenset({version}))
             policy = self._policies_of(one)[0]

@@ -79,7 +79,7 @@ class NativeServers:
         self._folder = tempfile.TemporaryDirectory(prefix="embedding-server-", ignore_cleanup_errors=True)
         self._upstreams = {wire: Path(self._folder.name) / wire for wire in ("http", "grpc")}
         self._engine, self._access, self._http_parts = engine, access, http_parts
-        # complete() sets the next three attributes, which are None before.
+        # complete() creates the reference gRPC server, the reference HTTP server, and the task that runs the latter.
         self._grpc: GrpcServer | None = None
         self._http: HttpServer | None = None
         self._serving: asyncio.Task[None] | None = None
@@ -154,14 +154,14 @@ class NativeServers:
         return edge
 
     def _collect(self) -> None:
-        assert self._statistics is not None  # _open_edge() has set _statistics before this thread starts
+        assert self._statistics is not None  # open() calls _open_edge(), which sets it, before it starts this thread.
         while not self._stop_collecting.wait(_COLLECT_S):
             self._statistics.collect()
 
     def set_serving(self, is_serving: bool) -> None:
         """Updates the statuses that health checks return, of the server and of its models. Concurrency: any thread."""
-        # Before complete() there is no gRPC server, and nothing to update: the server takes the statuses from the
-        # engine at its start.
+        # If the reference gRPC server has not started yet, there are no statuses to update: when it starts, it reads
+        # them from the engine.
         if (grpc := self._grpc) is not None:
             grpc.set_serving(is_serving)
             self._publish_health()
@@ -171,8 +171,8 @@ class NativeServers:
         # replaces a newer one.
         with self._health_lock:
             if self._edge is not None and self._grpc is not None and self._is_health_open:
-                # is_whole: the native core can only answer that the server is ready without problems; it forwards all
-                # other health checks to Python.
+                # If is_whole is True, the native core answers health checks itself: the server is ready and has no
+                # problems. Otherwise the core forwards health checks to Python.
                 is_whole = self._engine.is_ready and not self._engine.problems()
                 self._edge.set_health(self._grpc.serving(), is_whole=is_whole)
 

@@ -62,7 +62,7 @@ class PythonServers:
         return Ports(self._http_port.number, grpc_number)
 
     async def complete(self) -> None:
-        """Does nothing, because open() has started both servers."""
+        """Does nothing, because open() has started both reference servers (HTTP and gRPC)."""
 
     def set_serving(self, is_serving: bool) -> None:
         """Updates the statuses that gRPC health checks return, of the server and of its models.

@@ -16,7 +16,7 @@ from service.observe.page_metrics import page_lines
 
 
 class TablePaging:
-    """The paging of tables by the native core. Concurrency: any thread.
+    """The parts by which the native core reads pages of tables larger than memory. Concurrency: any thread.
 
     Args:
       clusters: the clusters of the core; None: there is no core, so no table is paged.
@@ -38,5 +38,5 @@ class TablePaging:
             self.compile = partial(compile_native, clusters=clusters.core, pager=self._pages.core)
 
     def lines(self) -> list[str]:
-        """Returns the lines of metrics; none if no page was read."""
+        """Returns the lines of metrics on pages of tables larger than memory; none if no page was read."""
         return [] if self._pages is None else page_lines(self._pages.counts())

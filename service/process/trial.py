@@ -1,4 +1,4 @@
-"""Opens one version with cut and with whole graphs, and measures how many requests each answers per second."""
+"""Opens a version twice, with whole graphs and with lookups taken out of them, and measures both request rates."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ Answer = Callable[[bytes], bytes]
 
 
 class Trial:
-    """A version that is opened twice: with lookups cut from its graphs as the manifest says ("cut"), and with whole
-    graphs ("whole").
+    """A version that is opened twice: with lookups taken out of its graphs as the manifest says ("cut"), and with
+    whole graphs ("whole").
 
     Args:
       names: the signatures to open.
@@ -70,7 +70,7 @@ class Trial:
             self._towers.close()
 
     def can_cut(self, name: str) -> bool:
-        """Says whether a signature could be cut, so that it runs without its whole graph."""
+        """Says whether lookups could be taken out of a signature's graph, so that it runs without its whole graph."""
         return name in self._cut.backends
 
     def rates(self, name: str, requests: Mapping[int, Mapping[str, Array]], *, turns: int) -> dict[int, Rates]:
@@ -79,7 +79,7 @@ class Trial:
         return compare_runs(*self._answers, encoded, turns=turns)
 
     def outputs(self, name: str, request: Mapping[str, Array]) -> tuple[dict[str, Array], dict[str, Array]]:
-        """Runs one request on the cut and on the whole signature; returns the outputs of both.
+        """Runs one request with lookups taken out of its graph, and with the whole graph; returns the outputs of both.
 
         The outputs are {} if the signature refuses the request.
         """

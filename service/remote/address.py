@@ -17,11 +17,11 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 OnUnavailable = Literal["error", "default_row", "stale"]
 
 _DEFAULT_PORT = 6379
-# Reads of a password_file that is empty, and the pause between them.
+# Number of times that an empty password_file is read before an error, and the pause between two reads in seconds.
 _READS = 10
 _READ_AGAIN_S = 0.01
 _PLAIN, _TLS = ("valkey", "redis"), ("valkeys", "rediss")
-# The part of an address that has a password, as it stands in texts.
+# Pattern that finds a user name and password in the text of an address.
 _CREDENTIALS = re.compile(r"(?<=://)[^/?#;]*@")
 _OPTIONS = ("user", "password_file", "ca_file", "on_unavailable", "timeout_ms", "node_timeout_ms", "hedge_percent")
 
@@ -105,7 +105,7 @@ class StoreAddress:
         raise OSError(f"password_file {self.password_file} is empty")
 
     def __str__(self) -> str:
-        """Returns the addresses of the nodes, for log lines and error texts."""
+        """Returns the hosts and ports of the cluster's nodes, without a password, for log lines and error texts."""
         return ",".join(f"{host}:{port}" for host, port in self.nodes)
 
 
@@ -145,7 +145,7 @@ def _node(text: str, whole: str) -> tuple[str, int]:
 
 
 def _number(options: Mapping[str, str], name: str, default: int, expected: str, whole: str) -> int:
-    """Returns an option as a number; the text `expected` ends with its limits, such as "from 0 to 100"."""
+    """Returns an option of an address as a number within the limits that `expected` names, such as "from 0 to 100"."""
     text = options.get(name, str(default))
     first, last = (int(limit) for limit in expected.split(" from ")[1].split(" to "))
     if not (text.isascii() and text.isdigit() and first <= int(text) <= last):

@@ -26,18 +26,23 @@ from service.types import Array
 
 logger = logging.getLogger(__name__)
 
-# The longest time for the writes of one change, and for one look at the changes of others.
+# Longest time in seconds for writing one change to the cluster, and for reading which changes other servers made.
 _WRITE_S = 5.0
 _LOOK_S = 1.0
-# A held upsert is left to the server that took it for so long.
+# If an upsert stays in the Valkey hash `held` for this many seconds, any server finishes it, because the server that
+# put it there has probably ended.
 _HELD_S = 1.0
-# Entries of the stream that are kept, and that are read at a time. A server that misses one drops all cached rows.
+# Number of entries that the stream of changed rows in Valkey keeps, and that a server reads at a time. A server that
+# missed an entry drops all cached rows.
 _KEPT_ENTRIES = 1000
 _READ_ENTRIES = 500
-# An entry with more rows than this names none: all rows count as changed.
+# If a change has more rows than this, its entry in the stream names no rows, and all rows of the table count as
+# changed.
 _MOST_IDS = 4096
 
-# KEYS: orders, blocks. ARGV: order, the size of each block, then for each row: place of its block, offset, id, bytes.
+# Lua script for Valkey that writes the changed rows of a table into the table's blocks. KEYS: the hash `orders`, then
+# the blocks. ARGV: the change's order, each block's size, then for each row: its block's position in KEYS, its offset,
+# its id, its bytes.
 _WRITE = """
 for i = 2, #KEYS do
   if redis.call('STRLEN', KEYS[i]) ~= tonumber(ARGV[i]) then
@@ -53,7 +58,8 @@ for i = #KEYS + 1, #ARGV, 4 do
 end
 return 1
 """
-# KEYS: record, sequence. ARGV: the record of a whole table, a number that is in use.
+# Lua script for Valkey that returns the number of a table's next upsert. KEYS: the table's record, the last number.
+# ARGV: the record that a complete table has, a number that is in use.
 _NEXT = """
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then
   return redis.error_reply('NOTWHOLE the version is not in the cluster any more')
@@ -62,15 +68,17 @@ local last = math.max(tonumber(redis.call('GET', KEYS[2]) or 0), tonumber(ARGV[2
 redis.call('SET', KEYS[2], string.format('%.0f', last))
 return string.format('%.0f', last)
 """
-# KEYS: record, held. ARGV: the record of a whole table, number, the upsert.
+# Lua script for Valkey that stores an upsert, before its rows are written into the table's blocks. KEYS: the table's
+# record, the hash `held`. ARGV: the record that a complete table has, the upsert's number, the upsert's bytes.
 _HOLD = """
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then
   return redis.error_reply('NOTWHOLE the version is not in the cluster any more')
 end
 return redis.call('HSET', KEYS[2], ARGV[2], ARGV[3])
 """
-# KEYS: changes, sequence, then held or files. ARGV: number, ids or '', entries to keep, 'release', 'file' or '', and
-# the checksum of a file.
+# Lua script for Valkey that tells all servers which rows were changed. KEYS: the stream `changes`, the last number, the
+# hash `held` or `files`. ARGV: the change's number, its ids or '', the entries to keep, 'release' or 'file' or '', a
+# file's checksum.
 _TELL = """
 local last = redis.call('XREVRANGE', KEYS[1], '+', '-', 'COUNT', 1)[1]
 local number = last and string.match(last[1], '^%d+') or '0'
@@ -81,12 +89,13 @@ if ARGV[4] == 'file' then redis.call('HSET', KEYS[3], ARGV[1], ARGV[5]) end
 return 1
 """
 
-# Called with [N] int64 rows that changed; None: any row may have changed. Must not raise.
+# Type of a function that is called with the [N] int64 ids of changed rows, or with None if any row may have changed. It
+# must not raise.
 Listener = Callable[[Array | None], None]
 
 
 class TableChanges:
-    """The changes of one table of one version. Concurrency: any thread; calls block.
+    """The writer and follower of row changes in one version's table in a cluster. Concurrency: any thread; calls block.
 
     listeners: are told of changed rows, those that this server wrote included.
     on_heard: called each time that the follower has read all changes that a node has.
@@ -107,9 +116,9 @@ class TableChanges:
         self.on_heard: Callable[[], None] | None = None
         self.applied = 0
         self._following = threading.Lock()
-        # The number of the last entry of the stream that was told.
+        # Number of the last entry of the stream of changes that the listeners have been told of.
         self._told = 0
-        # Number of a held upsert -> when this server saw it first.
+        # Number of an unfinished upsert in the cluster -> time when this server saw it first.
         self._held: dict[str, float] = {}
         self._files: deque[tuple[Delta, Callable[[DeltaFault], None]]] = deque()
         self._trouble = ""
@@ -117,17 +126,17 @@ class TableChanges:
 
     @property
     def num_pending(self) -> int:
-        """How many deltas and upserts are known and not written yet."""
+        """Number of delta files and upserts whose rows this server knows to be not yet written to the cluster."""
         return len(self._files) + len(self._held)
 
     @property
     def lag_s(self) -> float:
-        """The seconds for which a change has waited, or for which changes can not be followed."""
+        """Seconds for which a change has waited to be written, or other servers' changes could not be read."""
         since_s = self._behind_since_s
         return 0.0 if since_s is None else max(time.monotonic() - since_s, 0.0)
 
     def begin(self, end_s: float) -> None:
-        """Notes which changes the blocks have already; raises Unreachable, Refused. Comes before any row is read."""
+        """Reads the number of the newest change in the cluster, before any row is read; raises Unreachable, Refused."""
         (newest,) = self._primaries.run([self._command("XREVRANGE", "changes", "+", "-", "COUNT", 1)], end_s)
         self._told = _number_of(newest)
 
@@ -154,11 +163,11 @@ class TableChanges:
         return delta, True
 
     def queue_file(self, delta: Delta, refused: Callable[[DeltaFault], None]) -> None:
-        """Leaves a delta of a file to follow(), which writes it unless another server has."""
+        """Queues the delta of a file; follow() writes its rows to the cluster, unless another server has done so."""
         self._files.append((delta, refused))
 
     def follow(self) -> None:
-        """Tells the listeners what other servers changed, writes queued files, and finishes upserts that were left."""
+        """Tells the listeners what other servers changed, writes queued files, and finishes ended servers' upserts."""
         with self._following:
             try:
                 self._look(time.monotonic() + _LOOK_S)
@@ -196,7 +205,7 @@ class TableChanges:
 
     def _hear(self, newest: int, entries: Any) -> None:
         if newest < self._told:
-            # The stream is gone: a node lost its memory.
+            # The stream of changes begins anew, because a node lost its data: any row may have changed.
             self._told = newest
             self._tell(None)
             return
@@ -261,7 +270,7 @@ class TableChanges:
         script = self._script(_TELL, notes, delta.sequence, told, _KEPT_ENTRIES, deed, delta.checksum)
         self._primaries.run([script], end_s)
         self.applied += 1
-        # Here at once; the other servers hear of it from the stream.
+        # This server's listeners are told at once; other servers read the change from the stream.
         self._tell(ids)
 
     def _tell(self, ids: Array | None) -> None:
@@ -280,12 +289,12 @@ class TableChanges:
 
 
 def _number_of(entries: Any) -> int:
-    """Returns the number of the first of some entries of a stream; 0 if there is none."""
+    """Returns the number of the first entry in a list of entries of a Valkey stream; 0 if the list is empty."""
     return int(entries[0][0].partition(b"-")[0]) if entries else 0
 
 
 def _octets(rows: Array, dtype: str) -> Array:
-    """Returns [N, row_bytes] uint8: rows as blocks have them, a scale behind the numbers of an int8 or int4 row."""
+    """Encodes rows as [N, row_bytes] uint8, as a cluster stores them: an int8 or int4 row has its scale at its end."""
     numbers, scales = rounded(np.ascontiguousarray(rows, np.float32), dtype)
     parts = [numbers] if scales is None else [numbers, scales.astype("<f4")]
     return np.concatenate([np.ascontiguousarray(part).view(np.uint8).reshape(len(rows), -1) for part in parts], axis=1)

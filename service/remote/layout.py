@@ -33,8 +33,9 @@ NUM_SLOTS = 16384
 _BLOCK_BYTES = 16384 - 256
 _MOST_SHARDS = 4096
 _FINGERPRINT_DIGITS = 16
-# sequence: the last number of an upsert. held: number -> upsert that is not in all blocks and replicas yet. files:
-# number -> checksum of each delta file that is written. changes: a stream of the rows that were changed last.
+# Suffixes of a table's keys in Valkey. sequence: the last upsert's number. held: hash of the upserts that are not in
+# all blocks and replicas yet. files: hash of the written delta files' checksums. changes: stream of the last changed
+# rows.
 NOTES = ("sequence", "held", "files", "changes")
 
 
@@ -97,7 +98,7 @@ class TableLayout:
 
     @cached_property
     def tag(self) -> str:
-        """The text with which the key of every block of this table begins."""
+        """The text with which the Valkey keys of all blocks of this table's rows begin."""
         return f"{{es:{_escaped(self.model)}/{_escaped(self.table)}/{self.fingerprint}/"
 
     @property
@@ -111,11 +112,11 @@ class TableLayout:
         return f"{{es:{_escaped(self.model)}/{_escaped(self.table)}}}pointer"
 
     def note(self, name: str) -> str:
-        """Returns the key of one of NOTES."""
+        """Returns the Valkey key with one of the suffixes NOTES, such as "changes", for this table."""
         return f"{self.record}/{name}"
 
     def orders(self, shard: int) -> str:
-        """Returns the key of the hash from changed rows of a shard to the order of their last change."""
+        """Returns the key of a shard's Valkey hash `orders`: changed row -> the order number of its last change."""
         return f"{self.tag}{shard:04x}}}orders"
 
     @cached_property
@@ -124,20 +125,24 @@ class TableLayout:
         return np.array([slot_of(f"{self.tag}{shard:04x}}}") for shard in range(self.num_shards)], np.int64)
 
     def key(self, block: int) -> str:
-        """Returns the key under which a block of rows is stored."""
+        """Returns the Valkey key under which a block of the table's rows is stored."""
         return f"{self.tag}{block % self.num_shards:04x}}}{block:08x}"
 
     def rows(self, block: int) -> tuple[int, int]:
-        """Returns the numbers of a block's first row and of the row behind its last."""
+        """Returns the range of rows that a block holds: the number of its first row, and of the row behind its last."""
         begin = block * self.block_rows
         return begin, min(begin + self.block_rows, self.vocabulary_size)
 
     def record_text(self, *, is_whole: bool) -> str:
-        """Returns the JSON text of the record that describes this layout."""
+        """Returns the JSON text of the record by which a cluster describes the layout of this table."""
         return json.dumps({"layout": LAYOUT, "is_whole": is_whole, **asdict(self)})
 
     def check_record(self, text: str | None, pointer: str | None) -> None:
-        """Raises ArtifactError unless record and pointer say that the cluster holds all rows of this table."""
+        """Raises ArtifactError unless two JSON texts read from a cluster say that it holds all rows of this table.
+
+        Args:
+          text: the value of the key `record`. pointer: the value of the key `pointer`. None: the key is missing.
+        """
         what = f"table {self.table!r} of model {self.model!r}, fingerprint {self.fingerprint},"
         if text is None:
             raise ArtifactError(f"{what} is not in the cluster; write it with `model-export push`")
@@ -148,7 +153,7 @@ class TableLayout:
 
 
 def layout_of_record(text: str) -> TableLayout | None:
-    """Parses a record's JSON; returns its layout, None if the record is of another version of this software."""
+    """Returns the layout of a table from its JSON record; None if another version of this software wrote it."""
     data = json.loads(text)
     if data.pop("layout", None) != LAYOUT:
         return None
@@ -169,7 +174,7 @@ class Pointer:
 
     @staticmethod
     def of(text: str | None) -> Pointer:
-        """Parses the JSON of a pointer; returns an empty pointer for None."""
+        """Parses the JSON record that lists a table's fingerprints in a cluster; returns an empty one for None."""
         if text is None:
             return Pointer()
         data = json.loads(text)
@@ -177,7 +182,7 @@ class Pointer:
 
     @property
     def text(self) -> str:
-        """The JSON text of this pointer."""
+        """The JSON text of this list of a table's fingerprints, as the cluster stores it."""
         return json.dumps({"layout": LAYOUT, "fingerprints": self.fingerprints, "others": self.others})
 
 

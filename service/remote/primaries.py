@@ -1,4 +1,4 @@
-"""Sends commands to the nodes of their slots, many at once, until each is answered or the time is over."""
+"""Sends Valkey commands to the nodes of their hash slots, many at once, and retries until a deadline."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from service.remote.clients import Node, node_client
 from service.remote.topology import Topology, Unreachable
 
 _PAUSE_S = 0.05
-# Commands that leave together.
+# Number of commands that are sent to a node in one pipeline.
 _BATCH = 64
-# The longest wait for replicas after each batch, in milliseconds.
+# Longest time in milliseconds to wait, after each pipeline of writes, for replicas to have the writes.
 _COPY_MS = 200
-# Errors that another try may end: the map of slots is old, the node becomes a replica or is not ready, or it waits for
-# replicas before it takes writes.
+# Valkey's errors after which a command is tried again: the map of hash slots is outdated, the node becomes a replica or
+# is not ready, or it accepts no writes before replicas have joined.
 _PASSING = (
     redis.exceptions.AskError,
     redis.exceptions.TryAgainError,
@@ -31,28 +31,28 @@ _PASSING = (
 
 
 class Refused(Exception):
-    """A node refuses a command, and would refuse it again; the text is the node's."""
+    """A Valkey node refused a command for good; the exception's text is the node's error text."""
 
 
 class Command(NamedTuple):
-    """A command for a node of a slot. It may run twice, so a second run must change nothing."""
+    """A Valkey command for a node of a hash slot. It may run twice, so a second run must change nothing."""
 
     slot: int
     words: tuple[bytes | str | int, ...]
 
 
 class Primaries:
-    """The primaries of one cluster, or a single server. Concurrency: any thread."""
+    """The clients of one cluster's primaries, or of a single Valkey or Redis server. Concurrency: any thread."""
 
     def __init__(self, address: StoreAddress, topology: Topology) -> None:
         self._address = address
         self._topology = topology
         self._changing = threading.Lock()
-        # Clients by node, and by whether the client only reads.
+        # (Node, whether the client only reads) -> redis-py client.
         self._clients: dict[tuple[Node, bool], Any] = {}
 
     def run(self, commands: Sequence[Command], end_s: float) -> list[Any]:
-        """Returns the answers to commands, in their order.
+        """Runs Valkey commands on the primaries of their hash slots; returns the replies in the order of the commands.
 
         Raises:
           Unreachable: not all were answered before end_s (time.monotonic).
@@ -61,11 +61,11 @@ class Primaries:
         return self._run(commands, end_s, has_copies=False)[0]
 
     def read(self, commands: Sequence[Command], end_s: float) -> list[Any]:
-        """Returns the answers to commands that read; a replica is asked if the primary failed lately. Raises as run."""
+        """Runs Valkey commands that read, on a replica if the primary failed lately; returns and raises as run does."""
         return self._run(commands, end_s, has_copies=False, is_read=True)[0]
 
     def write(self, commands: Sequence[Command], end_s: float) -> bool:
-        """Runs commands that write; returns whether all known replicas have the writes. Raises as run does."""
+        """Runs Valkey commands that write; returns whether all known replicas have the writes. Raises as run does."""
         return self._run(commands, end_s, has_copies=True)[1]
 
     def close(self) -> None:
@@ -105,7 +105,8 @@ class Primaries:
                             answers[place] = answer
                         elif isinstance(answer, _PASSING) or str(answer).startswith("NOREPLICAS"):
                             why = f"{node[0]}:{node[1]}: {answer}"
-                            # A MovedError is an AskError too; for it the map is asked for again.
+                            # redis-py's MovedError is a subclass of AskError; after a MovedError the map of hash slots
+                            # is read again.
                             if type(answer) is redis.exceptions.AskError:
                                 asking[place] = (answer.host or node[0], answer.port)
                         else:
@@ -120,14 +121,14 @@ class Primaries:
     def _ask(
         self, node: Node, commands: Iterable[Command], asks: bool, has_copies: bool, is_read: bool, end_s: float
     ) -> tuple[list[Any], bool]:
-        """Returns the answers of one node, errors included, and whether its replicas have what was written."""
+        """Returns a Valkey node's replies to commands, errors included, and whether its replicas have the writes."""
         if end_s <= time.monotonic():
             raise TimeoutError("timed out")
-        # A pipeline has one connection, so WAIT is about the writes before it.
+        # A pipeline uses one connection, so the command WAIT at its end waits for the replication of its own writes.
         with self._client(node, is_read).pipeline(transaction=False) as pipe:
             if is_read:
-                # Without READONLY a replica refers readers to its primary. A server without a cluster refuses READONLY:
-                # ignored.
+                # Without READONLY, a replica redirects reads to its primary. A server without cluster support refuses
+                # READONLY; this error is ignored.
                 pipe.execute_command("READONLY")
             for one in commands:
                 if asks:
@@ -150,7 +151,7 @@ class Primaries:
             client = self._clients.get((node, is_read))
             if client is None:
                 timeout_s = self._address.node_timeout_s if is_read else self._address.timeout_s
-                # The new client signs in to the node with the password that the password file has now.
+                # The new redis-py client authenticates with the password that is in the password file now.
                 client = self._clients[node, is_read] = node_client(self._address, node, timeout_s, is_text=False)
             return client
 

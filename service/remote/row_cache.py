@@ -13,7 +13,7 @@ FRESH_S = 2.0
 
 
 class RowCache(Protocol):
-    """The cache of rows. Concurrency: any thread.
+    """The native core's cache of rows of remote tables. Concurrency: any thread.
 
     holds_rows: whether the cache has space for rows.
     """
@@ -25,13 +25,16 @@ class RowCache(Protocol):
         """Removes [N] int64 changed rows of a table from the cache; None: all rows of the table. Must not raise."""
 
     def heard(self, subject: Subject) -> None:
-        """Notes that the server has read all changes of a table, so that cached rows are valid. Must not raise."""
+        """Extends the time for which cached rows of a table are valid: all its changes were read. Must not raise."""
 
     def refresh(self) -> None:
-        """Asks each cluster for its map of slots; waits for the nodes. Must not raise."""
+        """Asks each Valkey or Redis cluster for its map of hash slots to nodes; blocks. Must not raise."""
 
     def fill(self, layout: TableLayout, version: int, ids: Array, seconds: float) -> int:
-        """Reads the [N] int64 rows into the cache, in this order; returns how many the cache has after `seconds`."""
+        """Reads the rows of [N] int64 ids into the cache, in this order, for at most `seconds`.
+
+        Returns the number of these rows that are in the cache then.
+        """
 
     def rows(self, layout: TableLayout, version: int, ids: Array) -> tuple[Array, Array]:
         """Returns [N, row_bytes] uint8 rows of [N] int64 ids, of any age, and [N] bool, False for a row that the cache

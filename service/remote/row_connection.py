@@ -23,11 +23,11 @@ _MOST_LINE_BYTES = 4096
 
 
 class ErrorReply(Exception):
-    """An error reply of a node; the exception's argument is the text of the reply."""
+    """An error reply of a Valkey or Redis node; the exception's argument is the text of the reply."""
 
     @property
     def kind(self) -> str:
-        """The first word of the error's text, such as MOVED, which names the kind of error."""
+        """The first word of a node's error reply, such as MOVED, which names the kind of error."""
         return str(self.args[0]).partition(" ")[0]
 
 
@@ -73,7 +73,7 @@ class RowConnection:
             raise
 
     def send(self, commands: Sequence[bytes], end_s: float) -> None:
-        """Sends encoded commands to the node in one piece; raises OSError."""
+        """Sends encoded commands to the cluster node in one piece; raises OSError."""
         if commands:
             self._socket.settimeout(_left(end_s))
             self._socket.sendall(b"".join(commands))
@@ -108,7 +108,7 @@ class RowConnection:
             got += received
 
     def replies(self, count: int, end_s: float) -> list[Reply]:
-        """Returns the node's next replies as a list; raises OSError as values() does."""
+        """Returns the node's next replies as a list; raises OSError if the connection fails or end_s passes."""
         return self._one_by_one(count, end_s)
 
     def _one_by_one(self, count: int, end_s: float) -> list[Reply]:
@@ -143,11 +143,12 @@ class RowConnection:
         self._rest += received
 
     def close(self) -> None:
-        """Closes the connection; replies that were not read yet are lost."""
+        """Closes the connection to the cluster node; replies that were not read yet are lost."""
         self._socket.close()
 
     def __del__(self) -> None:
-        # Closes the connections of a reader that was never closed, because its version failed to load.
+        # If a version fails to load, nobody calls close(): the socket is closed here, when its reader is
+        # garbage-collected.
         if hasattr(self, "_socket"):
             self._socket.close()
 

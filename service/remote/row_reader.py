@@ -28,7 +28,8 @@ from service.types import Array
 _MOST_COMMANDS = 4096
 _PAUSE_S = 0.01
 _IDLE_CONNECTIONS = 32
-# Kinds of error replies that may vanish at the next attempt: the map of slots is outdated, or a node is not ready yet.
+# Kinds of Valkey's error replies that may vanish at the next attempt: the map of hash slots is outdated, or a node is
+# not ready yet.
 _PASSING = frozenset({"MOVED", "ASK", "CLUSTERDOWN", "LOADING", "TRYAGAIN", "MASTERDOWN"})
 
 
@@ -44,7 +45,7 @@ class Found(NamedTuple):
 
 
 class _Stale(ConnectionError):
-    """An idle connection was closed meanwhile: by a restart, or because the user's password changed."""
+    """A cluster node closed a connection while it was idle: the node restarted, or the user's password changed."""
 
 
 class RowReader:
@@ -100,7 +101,7 @@ class RowReader:
                 self.counts.stale_rows += number
 
     def commands(self, blocks: Array, rows: Array) -> list[bytes]:
-        """Returns one encoded command for each pair of a block and a row in it, which reads this row."""
+        """Encodes a Valkey command for each row to read, given the row's block and its position in the block."""
         head, tails, shards = self._head, self._tails, blocks % self.layout.num_shards
         return [
             head + b"%04x}%08x" % (shard, block) + tails[row]
@@ -108,7 +109,7 @@ class RowReader:
         ]
 
     def connection(self, node: Node, end_s: float) -> RowConnection:
-        """Returns an idle connection to a node, or opens one; raises OSError."""
+        """Returns an idle connection to a cluster node, or opens one; raises OSError."""
         with self._changing:
             if self._idle[node]:
                 connection = self._idle[node].pop()
@@ -119,7 +120,7 @@ class RowReader:
         return RowConnection(node, self.address, end_s)
 
     def give_back(self, node: Node, connection: RowConnection) -> None:
-        """Keeps a connection for later reads; all its replies must have been read."""
+        """Keeps an idle connection to a cluster node for later reads; all its replies must have been read."""
         with self._changing:
             if len(self._idle[node]) < _IDLE_CONNECTIONS:
                 self._idle[node].append(connection)
@@ -127,20 +128,20 @@ class RowReader:
         connection.close()
 
     def drop_idle(self, node: Node) -> None:
-        """Closes all idle connections to a node, which has failed and may have been restarted."""
+        """Closes all idle connections to a cluster node, which has failed and may have been restarted."""
         with self._changing:
             idle = self._idle.pop(node, [])
         for connection in idle:
             connection.close()
 
     def close(self) -> None:
-        """Closes the idle connections to all nodes."""
+        """Closes the idle connections to all nodes of the cluster."""
         for node in list(self._idle):
             self.drop_idle(node)
 
 
 class _Task:
-    """One read of rows, in rounds until all rows are read or the deadline passes. left: positions of unread ids."""
+    """A read of remote rows, in rounds until all rows are read or the deadline passes. left: unread positions."""
 
     def __init__(self, reader: RowReader, ids: Array, rows: Array, end_s: float) -> None:
         self._reader = reader
@@ -148,9 +149,10 @@ class _Task:
         self._end_s = end_s
         self._blocks, self._places = np.divmod(ids, reader.layout.block_rows)
         self._slots = reader.layout.slots[self._blocks % reader.layout.num_shards]
-        # Position of an id -> the nodes that replied without the row of this id.
+        # Position of an id in the request -> the nodes that were asked for its row and do not have it.
         self._lacking: dict[int, set[Node]] = {}
-        # Position of an id -> the node that must be asked for its row next, as an ASK reply said while the slot moves.
+        # Position of an id in the request -> the node that an ASK reply named for its row, because the hash slot is
+        # being moved to that node.
         self._asking: dict[int, Node] = {}
         self.left = np.arange(ids.shape[0])
         self.retries = 0
@@ -176,7 +178,7 @@ class _Task:
             first = False
 
     def _is_hopeless(self) -> bool:
-        """Says whether an unread row can not be read from any node: all nodes of its slot are down or lack the key."""
+        """Says whether no node has an unread row: all nodes of the row's hash slot are down or lack its key."""
         topology = self._reader.topology
         for position in self.left.tolist():
             if position in self._asking:
@@ -191,7 +193,7 @@ class _Task:
         return False
 
     def _round(self) -> bool:
-        """Asks one node for each unread row; returns whether the map of slots must be read again."""
+        """Asks one node for each unread row; returns whether the map of hash slots to nodes must be read again."""
         groups, needs_map = self._groups()
         sent = []
         for (node, asks), positions in groups.items():
@@ -223,10 +225,14 @@ class _Task:
         return needs_map
 
     def _groups(self) -> tuple[dict[tuple[Node, bool], Array], bool]:
-        """Returns (node, whether an ASK reply named it) -> positions to ask for; and whether the map is outdated."""
+        """Groups the unread rows by the node to ask; also returns whether the map of hash slots is outdated.
+
+        A key is (node, whether an ASK reply named the node); its value: positions of the rows' ids in the request.
+        """
         topology, needs_map = self._reader.topology, False
         if not self._lacking and not self._asking:
-            # All rows of a slot are asked of the same node, so that the node is looked up once for each slot.
+            # All rows of a hash slot are read from the same node, so that the node is looked up once for each hash
+            # slot.
             slots, inverse = np.unique(self._slots[self.left], return_inverse=True)
             numbers: dict[Node, int] = {}
             of_slot = []
@@ -273,7 +279,8 @@ class _Task:
     def _failed(self, node: Node, error: OSError) -> bool:
         self.why = f"{node[0]}:{node[1]}: {error}"
         if isinstance(error, _Stale):
-            # The node is asked again, on a new connection.
+            # The node closed an idle connection, which is no fault of the node. The next round asks the node again on a
+            # new connection.
             self._reader.drop_idle(node)
             return False
         self._reader.topology.failed(node)
@@ -281,7 +288,7 @@ class _Task:
         return True
 
     def _judged(self, node: Node, positions: Array, replies: Sequence[Reply]) -> tuple[Array, bool]:
-        """Stores the rows among a node's replies; returns their positions, and whether the map of slots may be old."""
+        """Stores rows from a node's replies; returns their positions, and whether the map of hash slots may be old."""
         read, is_old = [], False
         for position, reply in zip(positions.tolist(), replies, strict=True):
             if isinstance(reply, ErrorReply):
@@ -304,5 +311,5 @@ class _Task:
 
 
 def _of_connection(connection: RowConnection, error: OSError) -> OSError:
-    """Returns the error of a connection, or a _Stale where the connection broke that was idle before."""
+    """Returns an error of a connection, as a _Stale if the node may have closed the connection while it was idle."""
     return _Stale(*error.args) if connection.was_idle and not isinstance(error, TimeoutError) else error

@@ -14,20 +14,20 @@ from service.remote.address import StoreAddress
 from service.remote.clients import Node, node_client
 from service.remote.layout import NUM_SLOTS
 
-# Seconds for which a node that failed is asked only if there is no other (_BREAK_S), and least seconds between two
-# reads of the map (_REFRESH_S).
+# _BREAK_S: for how many seconds after a node's failure other nodes are asked before it. _REFRESH_S: shortest time in
+# seconds between two reads of the map of hash slots to nodes.
 _BREAK_S = 0.5
 _REFRESH_S = 0.1
-# Seconds for which a node that failed the regular check look() is avoided: until the next check.
+# Seconds for which other nodes are asked before a node that failed the regular check look(): until the next check.
 _LOOK_BREAK_S = 2.0
 
 
 class Unreachable(Exception):
-    """No node of a cluster could be asked for the map of slots; the text says why."""
+    """No node of a cluster returned the map of hash slots to nodes; the exception's text says why."""
 
 
 class _Map(NamedTuple):
-    """The map from slots to nodes.
+    """The map from a cluster's hash slots to nodes.
 
     holders: tuples of nodes, each with the primary first. by_slot: slot -> index into holders, -1 for no node. failed:
     nodes that the other nodes have marked as failed.
@@ -39,7 +39,7 @@ class _Map(NamedTuple):
 
 
 class NodeStatus(NamedTuple):
-    """The status of one node. num_slots: slots that it holds; 0 for a node that the others hold for dead."""
+    """The status of one cluster node. num_slots: its hash slots; 0 if the other nodes have marked it as failed."""
 
     node: str
     is_primary: bool
@@ -58,7 +58,7 @@ class Topology:
         self._asked_s = float("-inf")
 
     def nodes(self, slot: int) -> tuple[Node, ...]:
-        """Returns a slot's nodes in the order to ask them: recently failed ones last, the primary before replicas."""
+        """Returns the nodes to ask for a hash slot, in order: the primary, its replicas, then recently failed nodes."""
         place = self._map.by_slot[slot]
         if place < 0:
             return ()
@@ -66,12 +66,12 @@ class Topology:
         return tuple(sorted(nodes, key=self.is_down)) if self._down else nodes
 
     def primary(self, slot: int) -> Node | None:
-        """Returns a slot's primary, whether it answers or not; None if no node of the slot is known."""
+        """Returns the primary of a hash slot, whether it answers or not; None if no node of the hash slot is known."""
         place = self._map.by_slot[slot]
         return None if place < 0 else self._map.holders[place][0]
 
     def num_replicas(self, node: Node) -> int:
-        """Returns how many replicas of a primary are known."""
+        """Returns how many replicas of a primary node are known."""
         return max((len(nodes) - 1 for nodes in self._map.holders if nodes[0] == node), default=0)
 
     def is_down(self, node: Node) -> bool:
@@ -92,7 +92,7 @@ class Topology:
         return list(dict.fromkeys([node for nodes in self._map.holders for node in nodes] + list(self.address.nodes)))
 
     def uncovered(self) -> str:
-        """Returns one line on slots whose nodes have all failed lately; "" if there are none."""
+        """Returns one line on hash slots whose nodes have all failed lately; "" if there are none."""
         failed = f"; dead: {_named(self._map.failed)}" if self._map.failed else ""
         if -1 in self._map.by_slot:
             return f"{self._map.by_slot.count(-1)} slots of {self.address} have no node{failed}"
@@ -103,7 +103,7 @@ class Topology:
         return ""
 
     def status(self) -> list[NodeStatus]:
-        """Returns the status of each known node."""
+        """Returns the status of each known node of the cluster."""
         places = Counter(self._map.by_slot)
         slots: Counter[Node] = Counter()
         primaries = {nodes[0] for nodes in self._map.holders}
@@ -117,7 +117,7 @@ class Topology:
         ]
 
     def look(self) -> str:
-        """Reads the map again and pings each node; returns one line on slots without a node that answers, else ""."""
+        """Reads the map of hash slots and pings each node; returns "", or a line on hash slots without a live node."""
         try:
             self.refresh(time.monotonic() + self.address.timeout_s)
         except Unreachable as error:
@@ -132,7 +132,7 @@ class Topology:
         return self.uncovered()
 
     def refresh(self, end_s: float) -> None:
-        """Reads the map of slots from any node, unless it is fresh; raises Unreachable if no node answers."""
+        """Reads the map of hash slots from any node, unless the map is fresh; raises Unreachable if no node answers."""
         with self._changing:
             if time.monotonic() < self._asked_s + _REFRESH_S:
                 return
@@ -174,8 +174,8 @@ def _map_of(shards: Sequence[dict[str, Any]] | None, asked: Node, has_tls: bool)
     by_slot = [-1] * NUM_SLOTS
     for shard in shards:
         nodes = [_as_dict(node) for node in shard["nodes"]]
-        # A primary that was just killed may still be listed: its health is "online" until the other nodes agree that it
-        # is down.
+        # A primary that was just killed may still be in a Valkey cluster's list of nodes with the health "online",
+        # until the other nodes agree that it is down.
         alive = [node for node in nodes if node["health"] != "fail"]
         alive.sort(key=lambda node: node["role"] != "master")
         failed += [_place(node, asked, has_tls) for node in nodes if node["health"] == "fail"]

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from service.errors import ArtifactError
 
-# Bytes of the disk that are always left free, whatever the limit of the cache is.
+# Bytes that fetched versions always leave free on the disk of the cache folder, whatever the limit of the folder is.
 _SPARE_BYTES = 64 << 20
 
 
@@ -38,7 +38,8 @@ class Cache:
         self.folder = folder
         self._max_bytes = max_bytes
         folder.mkdir(parents=True, exist_ok=True)
-        # The lock file stays open, because its lock ends when it is closed, at the latest with the process.
+        # The lock file of the cache folder stays open, because its lock ends when it is closed, at the latest when the
+        # process ends.
         self._lock_file = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -85,7 +86,7 @@ class Cache:
     def _make_room(self, missing: Callable[[], int], what: str) -> None:
         if self._has_room(missing):
             return
-        # Without enough space, the folders of models that are not served any more are removed.
+        # If the cache folder lacks space, the folders of models that are not served any more are removed from it.
         for path in self.folder.iterdir():
             if path.is_dir() and path not in self._used:
                 shutil.rmtree(path, ignore_errors=True)

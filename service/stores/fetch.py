@@ -25,10 +25,10 @@ from service.stores.cache import Cache
 from service.stores.object_store import ObjectStore, StoredObject
 
 RECORD = ".fetched.json"
-# Type of the record of a listing: path of an object -> its size and tag.
+# Type of the record of the objects from which a version's folder was fetched: path of an object -> its size and ETag.
 Record = dict[str, list[int | str]]
 _PART_BYTES = 8 << 20
-# Number of parts of an object that are fetched at the same time, and most parts that are in memory.
+# Number of parts of an object that are fetched at the same time; at most this many fetched parts are in memory.
 _NUM_PARTS = 4
 _CHUNK_BYTES = 1 << 20
 _DELTA = re.compile(rf"{DELTAS_FOLDER}/[0-9]+\.delta")
@@ -36,9 +36,10 @@ _SAVED_MODELS = ("saved_model.pb", "saved_model.pbtxt")
 
 
 class Fetch:
-    """One attempt to fetch a version from an object store. Concurrency: bring() in one thread, the rest in any.
+    """One attempt to fetch a version from an object store.
 
     num_bytes: size of the version in the store; done_bytes: size of the fetched part. Both are 0 before the listing.
+    Concurrency: one thread calls bring(); any thread may read the attributes.
 
     Args:
       name: the version's folder below the store's URI.
@@ -121,10 +122,10 @@ class Fetch:
         try:
             manifest = Manifest.read(self._staging)
         except ArtifactError as error:
-            # The network may have changed the bytes, so the next attempt fetches the manifest again.
+            # The network may have damaged the manifest's bytes, so the next attempt fetches the manifest again.
             (self._staging / MANIFEST_PATH).unlink()
             raise ArtifactError(f"version {self._name} of {self._store.uri}: {error.message}") from error
-        assert manifest is not None  # _bring_object() has just fetched the manifest
+        assert manifest is not None  # _bring_object() has just fetched the manifest.
         if not manifest.files:
             return self._has_settled(objects)
         return all(path in by_path and by_path[path].num_bytes == size for path, size in manifest.files.items())
@@ -219,7 +220,7 @@ def _without_deltas(record: Record) -> Record:
 
 
 def read_record(folder: Path) -> Record | None:
-    """Returns path -> size and tag of the objects from which a folder was fetched; None if the folder has no record."""
+    """Reads a version folder's file RECORD: path -> size and ETag of each object fetched into it; None without it."""
     try:
         record = json.loads((folder / RECORD).read_bytes())
     except (OSError, ValueError):

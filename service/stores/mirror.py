@@ -46,7 +46,7 @@ class _Job:
 
 @dataclass(slots=True)
 class Counts:
-    """Counts of one mirror. read_bytes: bytes that were read from objects."""
+    """Counts of what one model's mirror did in its object store. read_bytes: bytes that were read from objects."""
 
     read_bytes: int = 0
     listings: int = 0
@@ -64,7 +64,7 @@ class Arrival:
 
     @property
     def seen(self) -> Fingerprint:
-        """Fingerprint of the version's local folder, which changes when files are fetched."""
+        """A value computed from the version's local folder, which changes when files are fetched into the folder."""
         return fingerprint(self.folder)
 
     def is_complete(self) -> bool:
@@ -100,7 +100,8 @@ class Mirror:
         self._settling: dict[int, tuple[Sequence[StoredObject], float]] = {}
         self._turn = threading.Lock()
         self._list_failures = 0
-        # Folders with these names are left from removals during which an earlier process ended: they are removed now.
+        # If an earlier process ended while it removed a version's folder, the renamed folder is left; it is removed
+        # now.
         for left in [*self.folder.glob(".removed-*"), *self.folder.glob(".outdated-*")]:
             shutil.rmtree(left, ignore_errors=True)
 
@@ -322,5 +323,6 @@ class Mirror:
         return self._jittered(min(_FIRST_WAIT_S * 2 ** (attempts - 1), _MAX_WAIT_S, max(self.poll_s, _FIRST_WAIT_S)))
 
     def _jittered(self, wait_s: float) -> float:
-        # The wait is changed at random, so that many servers of one bucket do not send requests at the same moment.
+        # Each wait is made up to 20 % shorter or longer at random, so that the servers that read one bucket do not all
+        # send their requests at the same moment.
         return wait_s * random.uniform(0.8, 1.2)

@@ -53,7 +53,7 @@ class LookupBackend:
         return LookupBackend(plans, self._vocabularies, self._remote)
 
     def run(self, signature_name: str, inputs: Tensors, outputs: tuple[str, ...]) -> dict[str, Array]:
-        """Runs a lookup signature; returns the named outputs whose features were sent, as SignaturePlan.run does."""
+        """Runs a lookup signature; returns those of the named outputs for which the request has all features."""
         return self._plans[signature_name].run(inputs, outputs)
 
     def table_counts(self) -> dict[str, TableCounts]:

@@ -21,8 +21,8 @@ from service.types import Array
 
 OK = -1
 NO_EMPTY_KEY = -1
-# A kernel returns count * STRANGER + position; STRANGER is larger than the number of keys in any request, so that both
-# can be told apart.
+# Factor by which find_strings() and find_integers() return two numbers in one: number of unknown keys * STRANGER +
+# position of the first one. It is larger than the number of keys in any request.
 STRANGER = 1 << 32
 
 _NEWLINE = 10
@@ -69,12 +69,12 @@ def parse_integers(data: Array, starts: Array, keys: Array) -> int:
 
 
 def index_strings(data: Array, starts: Array, index: Index) -> int:
-    """Fills an empty index with lines of a vocabulary file; returns OK, or the number of the first repeated line."""
+    """Fills a vocabulary's empty index with its file's lines; returns OK, or the first repeated line's number."""
     return _fill(index, _lines(data, starts))
 
 
 def index_integers(keys: Array, index: Index) -> int:
-    """Fills an empty index with integer keys; returns OK, or the position of the first repeated key."""
+    """Fills a vocabulary's empty index with integer keys; returns OK, or the position of the first repeated key."""
     return _fill(index, keys.tolist())
 
 

@@ -25,8 +25,8 @@ def fingerprint64(text: bytes) -> int:
         return _up_to_32(text)
     if len(text) <= 64:
         return _up_to_64(text)
-    # Longer texts are hashed in blocks of 64 bytes; the last block overlaps the block before, so that it ends where the
-    # text ends.
+    # Texts of more than 64 bytes are hashed in blocks of 64 bytes. The last block ends where the text ends, so it may
+    # overlap the block before it.
     x = (_SEED * _K2 + _fetch(text, 0)) & _MAX
     y = (_SEED * _K1 + 113) & _MAX
     z = _shift_mix(y * _K2 + 113) * _K2 & _MAX

@@ -1,4 +1,4 @@
-"""Maps the files of one version, and sets a mark if one of them is cut short, overwritten or unreadable later.
+"""Maps the files of one version, and marks the version as damaged if a file is cut short, overwritten or unreadable.
 
 The mark is one word of memory; each request that read from a map checks the mark before it answers. Three things set
 the mark: the native core's handler of bus errors, at once; `look`, if a file's size or time has changed; and the
@@ -24,8 +24,8 @@ from service.native_tables import NATIVE_TABLES
 logger = logging.getLogger(__name__)
 
 _DONT_NEED = 4
-# Bytes that close() frees at a time; in the pauses between, other threads can get the kernel's lock on the process's
-# memory map.
+# Bytes of mapped memory that close() frees at a time. It pauses after each piece, so that other threads can get the
+# kernel's lock on the process's memory map.
 _SLICE_BYTES = 64 << 20
 _BREAK_S = 0.001
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -42,10 +42,11 @@ class GuardedMap(mmap.mmap):
     _place: int | None = None
 
     def guard(self, mark: mmap.mmap) -> None:
-        """Registers the map with the native core's handler of bus errors, which sets the mark on damage."""
+        """Registers this map with the native core's handler of bus errors, which sets a version's mark for damage."""
         if NATIVE_TABLES is None:
             return
-        # The map keeps a reference to the mark's memory, so that it is not freed while the handler may write there.
+        # A reference keeps the memory of the version's mark for damage alive, because the handler of bus errors may
+        # write to it as long as this map exists.
         self._mark = mark
         address = np.frombuffer(self, np.uint8).ctypes.data
         self._place = NATIVE_TABLES.add_guard(address, len(self), np.frombuffer(mark, np.int64).ctypes.data)
@@ -53,8 +54,8 @@ class GuardedMap(mmap.mmap):
             logger.warning("too many mapped files: if this file is cut short, a read of it ends the process")
 
     def __del__(self) -> None:
-        # The handler forgets the map before the base class unmaps it, because other memory may get the same address
-        # afterwards.
+        # The handler of bus errors must forget the address range before the base class unmaps the file, because other
+        # memory may get the same addresses afterwards.
         if self._place is not None:
             NATIVE_TABLES.remove_guard(self._place)
 
@@ -69,7 +70,7 @@ class _Opened:
 
 
 class GuardedFiles:
-    """A version's mapped files, with a mark for damage. Concurrency: map by one caller at a time, the rest any thread.
+    """A version's mapped files, with a mark for damage. Concurrency: map() by one caller at a time, else any thread.
 
     mark: one word, other than 0 once the bytes of a file may differ from the opened bytes.
     is_verified: all bytes with a checksum fit their checksums. is_verification_due: that check is still to be done,
@@ -77,8 +78,8 @@ class GuardedFiles:
     """
 
     def __init__(self) -> None:
-        # The mark is in a memory page of its own, whose address does not change while the handler of bus errors may
-        # write to it.
+        # The version's mark for damage has a memory page of its own, so that its address does not change while the
+        # handler of bus errors may write to it.
         self._memory = mmap.mmap(-1, mmap.PAGESIZE)
         self.mark = memoryview(self._memory).cast("q")
         self._opened: dict[Path, _Opened] = {}
@@ -104,7 +105,7 @@ class GuardedFiles:
         return {path: opened.size for path, opened in self._opened.items()}
 
     def guard(self, mapped: GuardedMap) -> None:
-        """Connects another map of one of the files to this version's mark, which is then set if that map is damaged."""
+        """Makes damage to another map of one of the files count as damage to this version, too."""
         mapped.guard(self._memory)
 
     def place(self, address: int) -> tuple[int, int]:
@@ -119,7 +120,7 @@ class GuardedFiles:
         raise LookupError(f"no file is mapped at {address:#x}")
 
     def look(self) -> str:
-        """Checks the mapped files for damage, and sets the mark if there is any; returns the damage, else ""."""
+        """Returns how a mapped file was damaged since it was opened, and marks the version; returns "" if none was."""
         if not self.mark[0]:
             for opened in self._opened.values():
                 found = os.fstat(opened.descriptor)
@@ -132,7 +133,7 @@ class GuardedFiles:
         return ""
 
     def damaged(self, why: str) -> None:
-        """Sets the mark, so that the version counts as damaged; only the first reason is kept."""
+        """Marks the version as damaged; keeps the reason only of the first call."""
         self._why = self._why or why
         self.mark[0] = 1
 
@@ -140,8 +141,8 @@ class GuardedFiles:
     def reading(self, path: Path) -> Iterator[tuple[int, int]]:
         """Opens a mapped file again for plain reads; yields its descriptor and the address of its map."""
         opened = self._opened[path]
-        # A separate descriptor is opened, because the RANDOM advice below must not apply to the map. The /proc path
-        # leads to the mapped file even if it was renamed.
+        # A second descriptor is opened, so that the advice POSIX_FADV_RANDOM does not apply to the mapped one. The
+        # /proc path leads to the mapped file even if the file was renamed.
         descriptor = os.open(f"/proc/self/fd/{opened.descriptor}", os.O_RDONLY | os.O_CLOEXEC)
         try:
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
@@ -150,7 +151,7 @@ class GuardedFiles:
             os.close(descriptor)
 
     def close(self, sleep: Callable[[float], None] = time.sleep) -> None:
-        """Frees the memory of all maps, a slice at a time; a later read loads pages from the file again. Blocks.
+        """Frees the memory of all mapped files, a slice at a time; a later read loads pages from a file again. Blocks.
 
         Each map is unmapped with the last array that views its memory; unmapping is quick after close().
         """
@@ -167,6 +168,6 @@ class GuardedFiles:
         self._opened = {}
 
     def __del__(self) -> None:
-        # The descriptors may still be open: if the load of the version failed, close() was not called.
+        # If the load of the version failed, close() was not called, and the files' descriptors are still open.
         for opened in self._opened.values():
             os.close(opened.descriptor)

@@ -39,12 +39,13 @@ _DONT_NEED, _HUGE_PAGE, _POPULATE_READ = 4, 14, 22
 # The flags of sync_file_range that write bytes to disk and wait: WAIT_BEFORE, WRITE and WAIT_AFTER.
 _WRITE_BACK = 7
 _ATTEMPTS = 3
-# Number of chunks after which the work ends if none of them became huge.
+# If none of the first _FIRST chunks of a version's files became a huge page, no further chunks are tried.
 _FIRST = 4
-# The work ends if the median time to read a chunk, over _TRIAL chunks, is above _SLOW_S (slower than 200 MB/s): lookups
-# would wait for the slow disk.
+# No more pages are made huge if the median time to read a chunk, over _TRIAL chunks, is above _SLOW_S (slower than 200
+# MB/s): lookups would wait for the slow disk.
 _TRIAL, _SLOW_S = 12, 0.010
-# Seconds between two chunks, in which other threads get the interpreter's lock and the kernel's lock on the memory map.
+# Pause in seconds after each chunk of a file that is made a huge page, in which other threads get the interpreter's
+# lock and the kernel's lock on the memory map.
 _BREAK_S = 0.0005
 _LOOK_S, _PATIENCE_S, _PROGRESS_S = 0.05, 600.0, 5.0
 
@@ -135,8 +136,8 @@ class HugePages:
         self._check_going_on(files)
         try:
             reading = files.reading(path)
-            # The `with` block keeps the file mapped: if it were unmapped meanwhile, the advice could reach other memory
-            # at the same address.
+            # The `with` block keeps the file mapped. If the file were unmapped here, madvise() could change other
+            # memory that got the same address.
             with reading as (descriptor, address):
                 if address % HUGE_BYTES:
                     raise _GivenUp(f"file {path} is mapped to no multiple of {HUGE_BYTES} bytes by this file system")
@@ -175,13 +176,13 @@ class HugePages:
                 self._sleep(_LOOK_S)
                 self._check_going_on(files)
             except OSError:
-                # The error means that the file system has no locks: the work goes on without one.
+                # flock() raises OSError if the file system has no locks: the work goes on without a lock.
                 return
 
     def _make_chunk(self, chunk: _Chunk, was_there: bool, table: PageTable, work: _Work) -> None:
         chunk.advise()
-        # The first chunks are read even if they are not in memory, to measure the disk: chunks that are only advised
-        # would make lookups wait for a slow disk.
+        # The first chunks of a file are read even if they are not in memory, to measure the disk's speed: chunks that
+        # are not read now would make lookups wait for a slow disk.
         if not was_there and not self._is_whole and len(work.seconds) >= _TRIAL:
             work.advised_bytes += HUGE_BYTES
             return
@@ -191,7 +192,7 @@ class HugePages:
         if not is_huge:
             is_huge, seconds = self._read_again(chunk, table)
         elif was_there:
-            # The chunk is huge already, because another process or an earlier load made it so.
+            # The chunk of the file is a huge page already: another process or an earlier load made it one.
             work.huge_bytes += HUGE_BYTES
             return
         work.seconds.append(seconds)
@@ -200,10 +201,11 @@ class HugePages:
         self._judge(work)
 
     def _read_again(self, chunk: _Chunk, table: PageTable) -> tuple[bool, float]:
-        """Drops a chunk's pages and reads it again; returns whether it is huge, and the seconds of the last read."""
+        """Reads a chunk of a file again, into a huge page; returns whether this worked, and the seconds of the read."""
         seconds = 0.0
         for attempt in range(_ATTEMPTS):
-            # Later attempts write the bytes to disk first, because the page cache does not drop unwritten bytes.
+            # All attempts but the first write the chunk to disk before they drop its pages, because the page cache does
+            # not drop unwritten pages.
             chunk.drop(is_written_back=attempt > 0)
             started_s = self._clock()
             chunk.populate()
@@ -268,7 +270,8 @@ class _Chunk:
         if is_written_back:
             _libc.sync_file_range(self.descriptor, self.offset, HUGE_BYTES, _WRITE_BACK)
         _libc.madvise(self.address, HUGE_BYTES, _DONT_NEED)
-        # An error is ignored here: if the file system can not drop pages, the chunk just does not become huge.
+        # If the file system can not drop pages from the page cache, the error is ignored: the chunk of the file just
+        # does not become a huge page.
         with suppress(OSError):
             os.posix_fadvise(self.descriptor, self.offset, HUGE_BYTES, os.POSIX_FADV_DONTNEED)
 

@@ -12,7 +12,7 @@ SUM, MEAN, SQRTN = 0, 1, 2
 # Numbers for the order in which vectors are added; kernels take the sum of such a number and a combiner's.
 IN_ORDER, BLOCKS_OF_8, FOUR_LANES = 0, 4, 8
 ERROR, DROP, DROP_NEGATIVE, DEFAULT_ROW, CLAMP, WRAP = 0, 1, 2, 3, 4, 5
-# Metrics of a search for neighbours.
+# The kernels' numbers for the metrics by which a search finds nearest rows.
 DOT, COSINE, L2 = 0, 1, 2
 FLOAT32, FLOAT16, BFLOAT16, INT8, INT4 = 0, 1, 2, 3, 4
 
@@ -26,5 +26,5 @@ POLICIES = {
     "wrap": WRAP,
 }
 
-# Metrics by their names on the wire.
+# Name of a search's metric in requests -> the kernels' number for it.
 METRICS = {"dot": DOT, "cosine": COSINE, "l2": L2}

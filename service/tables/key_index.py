@@ -26,8 +26,8 @@ index_strings, find_strings = _chosen.index_strings, _chosen.find_strings
 
 
 def native_slots(size: int) -> Any:
-    """Returns an empty hash table of the native index, with slots for so many keys."""
-    # Between a third and two thirds of the slots stay empty, so that a search ends after one or two slots.
+    """Returns an empty hash table for the native core's index of a vocabulary with `size` keys."""
+    # Between a third and two thirds of the hash table's slots stay empty, so that finding a key takes one or two slots.
     return np.full(1 << (size * 3 // 2).bit_length(), EMPTY, np.int32)
 
 

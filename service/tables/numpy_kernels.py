@@ -51,14 +51,16 @@ NO_ROW, REFUSED = -1, -2
 
 # numpy dtypes of stored rows, in the order of the table dtypes' numbers; a byte of INT4 has two numbers.
 _STORED = (np.float32, np.float16, np.uint16, np.int8, np.int8)
-# Mask that gets the combiner out of a number that also has the order of additions.
+# Mask that gets the combiner's number out of the sum of a combiner's number and the number of an order of additions.
 _COMBINER_BITS = 3
 # Largest sum of ones in float32: from 2**24 on, adding 1 does not change the sum.
 _MOST_ONES = 1 << 24
-# Columns that a packet (SIMD register) adds at once, and least ids of a row for which the order FOUR_LANES uses lanes.
+# _PACKET: number of columns that one SIMD instruction adds. _LEAST_FOR_LANES: smallest number of ids in a row whose
+# vectors the order FOUR_LANES adds in four lanes; vectors of shorter rows are added one by one.
 _PACKET, _LEAST_FOR_LANES = 8, 16
 
-# Type of a function from positions of terms to these terms, [N, D] float32, which _sums() adds up for each row.
+# Type of a function that takes the positions of N ids and returns their vectors, [N, D] float32, which _sums() adds up
+# for each row.
 _Terms = Callable[[Array], Array]
 
 

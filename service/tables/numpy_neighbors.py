@@ -1,4 +1,4 @@
-"""Finds nearest rows with numpy: for float64 tables, for servers without the native core, and as its reference."""
+"""Finds nearest rows with numpy: for float64 tables, for servers without the native core, and for tests of the core."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from service.tables.kernel_codes import COSINE, L2
 from service.tables.numpy_kernels import StoredRows
 from service.types import Array
 
-# Rows that are compared at a time.
+# Number of rows of the table that are compared with the queries at a time.
 _CHUNK_ROWS = 4096
 
 
@@ -60,7 +60,7 @@ def nearest(
     ids: Array,
     scores: Array,
 ) -> bool:
-    """Does the same as neighbors() on rows that a function returns as [N, D] float32 for [N] row numbers."""
+    """Finds nearest rows as neighbors() does, among [N, D] float32 rows that the function `rows` reads by [N] ids."""
     until_s = time.monotonic() + seconds
     num_queries, k = ids.shape
     candidates = np.arange(vocabulary_size) if listed is None else listed
@@ -98,6 +98,6 @@ def _scores(rows: Array, queries: Array, metric: int) -> Array:
 
 def _unit(vectors: Array) -> Array:
     lengths = np.sqrt(np.square(vectors).sum(axis=1, keepdims=True))
-    # A NaN stays in the quotient, and a vector of zeros stays one.
+    # A vector of zeros is divided by 1, so it stays zero; a vector with a NaN keeps the NaN.
     found: Array = vectors / np.where(lengths > 0, lengths, np.float32(1))
     return found

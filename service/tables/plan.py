@@ -55,12 +55,12 @@ class FeaturePlan:
 
     @property
     def is_plain(self) -> bool:
-        """Whether `is_one_kernel` holds, and the ids are one per row or ragged, not [B, K]."""
+        """Whether one kernel call computes the lookup, and the ids have rank 1: one per row, or ragged."""
         return self.ids_rank == 1 and self.is_one_kernel
 
     @property
     def is_one_kernel(self) -> bool:
-        """Whether one kernel call computes the whole lookup, as long as no policy for empty rows applies."""
+        """Whether one kernel call computes the lookup, unless the request has empty rows and a policy treats them."""
         feature = self.feature
         treats_rows_apart = feature.on_empty_row != "zeros" or feature.trailing_empty_rows != "keep"
         return (
@@ -79,12 +79,12 @@ class FeaturePlan:
         return rows
 
     def read_counts(self, ids: int, missing: int) -> TableCounts:
-        """Returns the counts of a lookup with so many ids, of which `missing` have no row. Keys are not counted."""
+        """Returns the table's counts for a lookup of `ids` ids, `missing` of them without a row; counts no keys."""
         read = ids if self.feature.on_bad_id in _READ_INSTEAD else ids - missing
         return TableCounts(ids, missing, 0, max(read, 0) * self.table.row_bytes)
 
     def feature_ids(self, ids: int, missing: int) -> FeatureIds:
-        """Returns the counts by feature for a read of so many ids, of which so many have no row."""
+        """Returns the feature's counts for a lookup of `ids` ids, of which `missing` have no row."""
         return FeatureIds(ids, missing, missing if self.feature.on_bad_id in _READ_INSTEAD else 0)
 
     def run(self, inputs: Tensors, counts: Array) -> Array:
@@ -112,8 +112,8 @@ class FeaturePlan:
         num_vectors = ids.shape[0] if splits is None else rows
         out = np.empty((num_vectors, dim) if length is None else (rows, length, dim), self.dtype)
         missing = 0
-        # table and read are the kernels' inputs, which differ from self.table and ids for a remote table; errors name
-        # the ids that were sent.
+        # The kernels read `table` by the ids in `read`. For a remote table, these are a small table and positions in
+        # it; error texts name the ids that the client sent.
         table, read = self.table, ids
         if isinstance(table, RemoteTable):
             table, feature, read, missing = table.rows_of_request(feature, ids)
@@ -199,7 +199,7 @@ class FeaturePlan:
 
 
 class OutputPlan(NamedTuple):
-    """The plan of one output of a lookup: the features in it and its rank.
+    """The plan of one output of a lookup signature: which features' vectors it holds, and its rank.
 
     parts: the features whose vectors the output holds side by side.
     rank: rank of the output; None: the rank of its features' vectors.
@@ -253,7 +253,8 @@ class SignaturePlan:
     def _output(self, name: str, parts: list[Array], inputs: Tensors) -> Array:
         output = self.outputs[name]
         if output.rank == 2:
-            # The width of a flat row is computed, because reshape(0, -1) can not infer it if the answer has no rows.
+            # The width of a flattened row is computed here, because reshape(0, -1) can not infer it for an answer
+            # without rows.
             parts = [p if p.ndim == 2 else p.reshape(p.shape[0], math.prod(p.shape[1:])) for p in parts]
         if len(parts) == 1:
             return parts[0]
@@ -273,9 +274,9 @@ class SignaturePlan:
         return f'output "{name}" joins features that differ in their number of rows: {", ".join(told)}.'
 
     def on_tables(self, tables: Mapping[str, MappedTable]) -> SignaturePlan:
-        """Returns a plan that reads other tables of the same names and shapes; both add to the same counts.
+        """Returns a plan that reads other tables of the same names and shapes; both plans add to the same counts.
 
-        Tables without a replacement stay.
+        The plan keeps its own table where `tables` has none of that name.
         """
         moved = {
             name: replace(plan, table=tables.get(plan.table.info.name, plan.table))
@@ -296,11 +297,11 @@ class SignaturePlan:
         totals = sum(self._counts.copy().values(), np.zeros((len(self.features), 2), np.int64))
         for plan in self.features.values():
             ids, missing = totals[plan.position].tolist()
-            # The core names a feature by its ids input too.
+            # As in the native core's counts, a feature is named by its input of ids.
             yield plan.table.info.name, plan.feature.ids.removesuffix(VALUES_SUFFIX), plan.feature_ids(ids, missing)
 
     def counts(self) -> Iterator[tuple[str, TableCounts]]:
-        """Yields, for each feature, its table's name and its counts of reads so far; keys are not counted here."""
+        """Yields, for each feature, its table's name and its counts of reads; vocabularies count unknown keys."""
         totals = sum(self._counts.copy().values(), np.zeros((len(self.features), 2), np.int64))
         for plan in self.features.values():
             ids, missing = totals[plan.position].tolist()

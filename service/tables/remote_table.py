@@ -74,7 +74,7 @@ class RemoteTable:
 
     @property
     def serves_stale(self) -> bool:
-        """Whether a cached row is read in place of a row that can not be read."""
+        """Whether lookups read an old row from the cache in place of a row that the cluster can not return."""
         return self._cached is not None
 
     def rows_of_request(self, feature: LookupFeature, ids: Array) -> RequestRows:
@@ -103,13 +103,13 @@ class RemoteTable:
         )
 
     def rows(self, ids: Array) -> Array:
-        """Reads [N, D] float32 rows of [N] int64 ids; raises IdOutOfRange, and as rows_of_request does."""
+        """Reads [N, D] float32 rows of [N] int64 ids; raises IdOutOfRange, TableUnreachable, DeadlineExceeded."""
         self._check(ids)
         distinct, places = np.unique(ids, return_inverse=True)
         return self._small(distinct, None).rows(places)
 
     def changed_rows(self) -> Array:
-        """Raises Unimplemented, as nearest() does."""
+        """Raises Unimplemented: only searches need the changed rows, and remote tables are not searched."""
         raise self._unsearched()
 
     def nearest(self, search: RowSearch) -> Nearest:
@@ -123,7 +123,7 @@ class RemoteTable:
         )
 
     def stored_rows(self, ids: Array) -> Array:
-        """Reads [N, D] rows of [N] int64 ids as they are stored; raises IdOutOfRange, and as rows_of_request does."""
+        """Reads [N, D] rows of [N] int64 ids in the table's stored dtype; raises the errors of rows()."""
         self._check(ids)
         distinct, places = np.unique(ids, return_inverse=True)
         return self._small(distinct, 0).stored_rows(places)

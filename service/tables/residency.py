@@ -73,7 +73,7 @@ class Residency:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """Prepares the memory pages of tables. Blocks; any thread.
+        """Reads, locks or advises the kernel on the memory pages of tables, as the settings say. Blocks; any thread.
 
         Args:
           hot: table -> ids of rows that are read into memory.
@@ -166,7 +166,8 @@ def _warm(hot: Iterable[tuple[str, Array]], tables: Mapping[str, MappedTable], a
     num_rows = 0
     for name, rows in hot:
         table = tables.get(name)
-        # A list with a row beyond the table is skipped whole: it may be of another table with this name.
+        # If a row number in a list of hot rows is beyond the table, the whole list is skipped: it is probably of
+        # another table with the same name.
         if table is None or not rows.size or rows[-1] >= table.info.vocabulary_size:
             continue
         row_bytes = table.weights.strides[0]
@@ -175,7 +176,7 @@ def _warm(hot: Iterable[tuple[str, Array]], tables: Mapping[str, MappedTable], a
         for page, size in _runs(table.weights.ctypes.data + rows * row_bytes, row_bytes):
             _libc.madvise(page, size, _WILL_NEED)
         octets = _octets(table.weights.ctypes.data, table.weights.nbytes)
-        # The first and the last byte of each row are read, because a row may lie in two pages.
+        # Reading the first and the last byte of each hot row loads its pages into memory; a row may lie in two pages.
         int(octets[rows * row_bytes].sum())
         int(octets[(rows + 1) * row_bytes - 1].sum())
         num_rows += rows.size

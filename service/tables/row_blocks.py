@@ -20,7 +20,7 @@ _AS_STORED = ("float32", "float16", "bfloat16", "float64")
 
 
 class BlockPart(NamedTuple):
-    """The part of a block that holds rows of one table, one row for each id.
+    """The columns of a block (rows of several tables side by side) that hold rows of one table.
 
     policy, default_row: for an id outside [0, V), as in manifest.LookupFeature.
     per_row: K if the ids are [B, K]; 1 if they are [B], or if the part is a block of its own.
@@ -33,13 +33,13 @@ class BlockPart(NamedTuple):
 
     @property
     def row_bytes(self) -> int:
-        """Number of bytes that this part has in each row of its block."""
+        """Number of bytes that rows of this table have in each row of the block."""
         size: int = self.table.row_bytes * self.per_row
         return size
 
 
 class BlockLayout(NamedTuple):
-    """The places of all blocks in the buffer, for given numbers of rows. begins: offset of each block's first byte."""
+    """The byte ranges of all blocks in one buffer, given the blocks' numbers of rows. begins: offsets of the blocks."""
 
     rows: tuple[int, ...]
     begins: tuple[int, ...]
@@ -47,7 +47,7 @@ class BlockLayout(NamedTuple):
 
 
 class _Place(NamedTuple):
-    """The place of a part: the number of its block, and the part's byte range in each row of the block."""
+    """The place of one table's rows: the number of the block, and the byte range within each row of the block."""
 
     part: BlockPart
     block: int
@@ -73,11 +73,11 @@ class RowBlocks:
 
     @staticmethod
     def takes(table: MappedTable) -> bool:
-        """Says whether a table's rows can be copied into blocks: only rows without a scale can."""
+        """Says whether a table's rows can be copied into blocks: not if they are int8 or int4, which have scales."""
         return table.info.dtype in _AS_STORED
 
     def lay_out(self, rows: Sequence[int]) -> BlockLayout:
-        """Returns the places of all blocks in the buffer, if the blocks have the given numbers of rows."""
+        """Computes the byte ranges of all blocks in one buffer from the blocks' numbers of rows."""
         begins, end = [], 0
         for count, pitch in zip(rows, self._pitches, strict=True):
             begins.append(end)
@@ -86,7 +86,7 @@ class RowBlocks:
         return BlockLayout(tuple(rows), tuple(begins), end)
 
     def write(self, ids: Sequence[Array], layout: BlockLayout) -> Array | int:
-        """Copies the rows of ids into blocks; returns the buffer, or the number of the first part with an unknown id.
+        """Copies table rows into blocks; returns their buffer, or the number of the first part with an unknown id.
 
         Args:
           ids: the ids of each part in the order of the blocks, integers of any shape, K for each row of the block.

@@ -20,13 +20,14 @@ from service.engine.neighbors import Metric, Nearest, RowSearch
 from service.tables.table import MappedTable
 from service.types import Array, TableInfo
 
-# The share of the ten nearest rows that the index must find. Searches read as many lists as this share needs.
+# The share of the ten nearest rows that a search with an index must find. Searches read as many lists as this needs.
 RECALL = 0.95
 RECALL_K = 10
-# An index is of no use if a search would read more than this share of the lists.
+# A nearest-row index is not built if searches would have to read more than this share of its lists.
 _MAX_SHARE = 0.25
 _MAX_LISTS = 8192
-# Number of sampled rows per list from which the centres are computed; number of iterations of Lloyd's algorithm.
+# The lists' centres are computed from this many sampled rows for each list of the index, and by this many iterations of
+# Lloyd's algorithm (k-means).
 _SAMPLED_ROWS, _ITERATIONS = 32, 6
 # Number of rows to read at a time (a block); the version may be unloaded between two blocks.
 _BLOCK_ROWS = 4096
@@ -34,18 +35,18 @@ _NUM_QUERIES = 256
 _SORTED_ROWS = 1 << 20
 # Number of rows to compare with all queries at a time; this takes some seconds at most.
 _COMPARED_ROWS = 1 << 18
-# Longest time of one comparison, in seconds.
+# Longest time in seconds of one comparison of rows with queries while an index is built.
 _PATIENCE_S = 600.0
 _NO_IDS = np.empty(0, np.int64)
 
-# Reads [N, D] float32 rows by [N] int64 ids.
+# Type of a function that reads a table's rows: [N] int64 ids -> [N, D] float32.
 Read = Callable[[Array], Array]
-# Raises a ServiceError if the index is not wanted any more.
+# Type of a function that raises a ServiceError if the index is not wanted any more, to end the building of the index.
 GoOn = Callable[[], None]
 
 
 class Lists(NamedTuple):
-    """The data of an index, as files keep it.
+    """The arrays and numbers of a nearest-row index, as its file keeps them.
 
     centres: [L, E] float32. starts: [L + 1] int64. members: [V] int32. loose: [N] integers, rows that searches always
     compare. longest: squared length of the longest row, for the dot product. probes, recall, seconds: as in RowLists.
@@ -63,15 +64,16 @@ class Lists(NamedTuple):
 
 
 class RowLists:
-    """The lists of a table's rows; implements engine.neighbors.RowIndex. Concurrency: any thread.
+    """A nearest-row index: lists of near rows, each with a centre; implements engine.neighbors.RowIndex.
 
+    Concurrency: any thread.
     recall: the share of the ten nearest rows that searches with queries like the table's rows find; measured.
     num_lists, probes: how many lists there are, and how many of them a search reads.
     seconds: how long it took to build. nbytes: its memory.
     """
 
     def __init__(self, space: _Space, centres: Array, members: Array, starts: Array) -> None:
-        """Holds lists: list i has the rows members[starts[i] : starts[i + 1]], int32, ascending."""
+        """Makes an index whose list i has the row numbers members[starts[i] : starts[i + 1]], int32, ascending."""
         self._space = space
         self._vectors = centres
         self._centres = _table_of(centres)
@@ -86,14 +88,14 @@ class RowLists:
 
     @staticmethod
     def of(lists: Lists) -> RowLists:
-        """Returns an index of lists that were built before."""
+        """Returns the index that is made of arrays and numbers which an earlier index had."""
         index = RowLists(_Space(lists.metric, lists.longest), lists.centres, lists.members, lists.starts)
         index._loose = lists.loose
         index.probes, index.recall, index.seconds = lists.probes, lists.recall, lists.seconds
         return index
 
     def lists(self) -> Lists:
-        """Returns all that the index consists of, without copies."""
+        """Returns the arrays and numbers of this index, without copies, to be written to a file."""
         parts = self._vectors, self._starts, self._members, self._loose
         return Lists(self._space.wanted, *parts, self._space.longest, self.probes, self.recall, self.seconds)
 
@@ -112,7 +114,7 @@ class RowLists:
 def build_index(
     read: Read, search: Callable[[RowSearch], Nearest], go_on: GoOn, num_rows: int, metric: Metric
 ) -> RowLists | None:
-    """Builds an index; returns None if a search would have to read too many lists.
+    """Builds a nearest-row index of a table; returns None if a search would have to read too many of its lists.
 
     Args:
       read: reads rows of the table. search: compares rows of the table, to measure the recall. A call of either takes
@@ -143,7 +145,7 @@ def build_index(
 
 
 def _members(lists: Array, count: int) -> tuple[Array, Array]:
-    """Returns members and starts as RowLists takes them, from the [V] number of each row's list.
+    """Converts the [V] number of each row's list to RowLists' arrays `members` and `starts`.
 
     Blocks are sorted one after another, because a sort of all rows would need 8 more bytes for each.
     """
@@ -152,7 +154,7 @@ def _members(lists: Array, count: int) -> tuple[Array, Array]:
     free = starts[:-1].copy()
     for at in range(0, len(lists), _SORTED_ROWS):
         block = lists[at : at + _SORTED_ROWS]
-        # A stable sort keeps the rows of a list in ascending order.
+        # The sort must be stable, because each list of the index has its rows in ascending order.
         order = np.argsort(block, kind="stable")
         ordered, sizes = block[order], np.bincount(block, minlength=count)
         firsts = np.cumsum(sizes) - sizes
@@ -162,26 +164,27 @@ def _members(lists: Array, count: int) -> tuple[Array, Array]:
 
 
 def _true_neighbors(wanted: RowSearch, search: Callable[[RowSearch], Nearest], num_rows: int) -> list[set[int]]:
-    """Returns the ids of the nearest rows of each query; each call of search compares a part of the rows."""
+    """Returns the ids of the rows that are nearest to each query, found by comparing all rows, part by part."""
     best = Nearest(np.empty((len(wanted.queries), 0), np.int64), np.empty((len(wanted.queries), 0), np.float32))
     for at in range(0, num_rows, _COMPARED_ROWS):
         part = np.arange(at, min(at + _COMPARED_ROWS, num_rows), dtype=np.int64)
         found = search(replace(wanted, allowed=part))
         ids, scores = np.hstack([best.ids, found.ids]), np.hstack([best.scores, found.scores])
-        # A place without a row has the score NaN, which sorts last.
+        # A result with fewer than k rows is filled with the score NaN, which sorts last.
         order = np.argsort(scores if wanted.metric == "l2" else -scores, axis=1, kind="stable")[:, : wanted.k]
         best = Nearest(np.take_along_axis(ids, order, 1), np.take_along_axis(scores, order, 1))
     return [set(row[row >= 0].tolist()) for row in best.ids]
 
 
 def _choose_probes(index: RowLists, queries: Array, true: list[set[int]]) -> bool:
-    """Doubles `probes` until the index has the recall RECALL; returns False if it would read too many lists.
+    """Doubles the number of lists that a search reads until the recall suffices; returns False if it reads too many.
 
     true: the ids of the nearest rows of each query.
     """
     total = sum(len(one) for one in true)
     while index.probes <= index.num_lists * _MAX_SHARE:
-        # A true neighbour that is a candidate is found, because candidates are compared exactly.
+        # A search compares its queries exactly with all rows of the lists that it reads. So it finds a true nearest row
+        # if the row is in these lists.
         named = index.candidates(queries)
         hits = sum(len(one & set(rows.tolist())) for one, rows in zip(true, named, strict=True))
         index.recall = hits / total if total else 0.0
@@ -192,7 +195,7 @@ def _choose_probes(index: RowLists, queries: Array, true: list[set[int]]) -> boo
 
 
 class _Space:
-    """Vectors in which a smaller Euclidean distance means a nearer row by the metric of the searches.
+    """A vector space in which the row with the smallest Euclidean distance is the nearest by a search's metric.
 
     wanted: the metric of the searches. metric: how queries of this space are compared with centres.
     longest: squared length of the longest row; 0 where it is not needed.
@@ -212,7 +215,7 @@ class _Space:
         return _Space(metric, longest)
 
     def rows(self, rows: Array) -> Array:
-        """Returns [N, E] float32 vectors of [N, D] rows."""
+        """Converts [N, D] rows of the table to [N, E] float32 vectors, which are compared with the lists' centres."""
         rows = _finite(rows)
         if self.wanted == "cosine":
             return _unit(rows)
@@ -222,7 +225,7 @@ class _Space:
         return rows
 
     def queries(self, queries: Array) -> Array:
-        """Returns [Q, E] float32 vectors of [Q, D] queries."""
+        """Converts [Q, D] queries to [Q, E] float32 vectors, which are compared with the lists' centres."""
         if self.wanted == "cosine":
             return _unit(queries)
         if self.wanted == "dot":
@@ -239,18 +242,18 @@ def _centres(sample: Array, count: int, random: np.random.Generator, go_on: GoOn
         sizes = np.bincount(lists, minlength=count)
         filled = np.flatnonzero(sizes)
         sums = np.add.reduceat(sample[order], np.concatenate([[0], np.cumsum(sizes[filled])[:-1]]), axis=0)
-        # A centre without vectors begins anew at one of them.
+        # A centre that is nearest to no vector is replaced by a random vector of the sample.
         centres = sample[random.choice(len(sample), count, replace=len(sample) < count)]
         centres[filled] = sums / sizes[filled, None]
     return np.ascontiguousarray(centres, np.float32)
 
 
 def _nearest_centre(centres: MappedTable, vectors: Array, go_on: GoOn) -> Array:
-    """Returns the [N] int32 number of the centre that is nearest to each of [N, E] vectors."""
+    """Returns, for each of [N, E] vectors, the number of the centre that is nearest to it: [N] int32."""
     found = np.empty(len(vectors), np.int32)
     for at in range(0, len(vectors), _BLOCK_ROWS):
         go_on()
-        # A vector that is too long for float32 arithmetic has no nearest centre, and goes into the first list.
+        # A vector whose float32 distances overflow has no nearest centre; it is put into the first list.
         nearest = _search(centres, vectors[at : at + _BLOCK_ROWS], 1, "l2").ids[:, 0]
         found[at : at + _BLOCK_ROWS] = np.maximum(nearest, 0)
     return found

@@ -1,4 +1,4 @@
-"""Encodes an index of rows as the bytes of a file, and decodes such bytes.
+"""Encodes a nearest-row index of a table as the bytes of a file, and decodes such bytes.
 
 Little-endian: MAGIC, the length of a JSON header as uint32, the header, and the arrays centres [L, E] float32, starts
 [L + 1] int64, members [V] int32, loose [N] int32; then the masked CRC-32C of all bytes before it as uint32.
@@ -18,14 +18,14 @@ from service.tables.row_index import Lists, RowLists
 from service.types import Array
 
 MAGIC = b"ROWINDEX"
-# Readers refuse a file of a newer format.
+# Number of the format of a nearest-row index's file; decode() refuses a file with another number.
 FORMAT_VERSION = 1
 _LENGTH = struct.Struct("<I")
 _NUMBERS = ("longest", "probes", "recall", "seconds")
 
 
 def encode(index: RowLists, changed: Array, identity: Mapping[str, Any]) -> bytes:
-    """Returns the bytes of a file.
+    """Encodes a nearest-row index as the bytes of a file.
 
     Args:
       changed: [N] int64, rows that differed from the table's file when the index was built; searches with the decoded
@@ -81,7 +81,8 @@ def decode(data: bytes, identity: Mapping[str, Any], num_rows: int) -> RowLists:
 
 
 def _check(lists: Lists) -> None:
-    # Another program may have written the file. No search may read beyond an array, or name a row twice.
+    # The arrays of an index's file are checked, because another program may have written the file: no search may read
+    # beyond an array, or find a row twice.
     count, rows = len(lists.centres), len(lists.members)
     is_listed = np.zeros(rows, bool)
     inside = (lists.members >= 0) & (lists.members < rows)

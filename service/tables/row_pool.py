@@ -24,7 +24,7 @@ class RowRunner(Protocol):
     """The function that runs a kernel on all rows of a lookup, at once or in parts. Concurrency: any thread."""
 
     def __call__(self, part: Part, rows: int, row_splits: Array | None, num_bytes: int) -> int:
-        """Runs a kernel on all rows; returns the same as one call: the first fault, else how many ids have no row.
+        """Runs a kernel on all rows of a lookup; returns the first fault, else how many ids have no row.
 
         Args:
           row_splits: [rows + 1], by which the ids are shared out evenly; None: all rows cost the same.
@@ -39,12 +39,12 @@ def in_one_piece(part: Part, rows: int, row_splits: Array | None, num_bytes: int
 
 
 def row_runner(threads: int) -> RowRunner:
-    """Returns a RowRunner that runs each lookup in at most so many threads."""
+    """Returns the function that runs each lookup's kernel, in at most the given number of threads."""
     return in_one_piece if threads == 1 else RowPool(threads, _LEAST_BYTES)
 
 
 class RowPool:
-    """A RowRunner that splits large lookups between the calling thread and a pool of threads. Concurrency: any thread.
+    """A RowRunner that splits a large lookup between the calling thread and a pool of threads. Concurrency: any thread.
 
     Args:
       threads: how many threads work on one lookup, with the calling thread.
@@ -55,7 +55,8 @@ class RowPool:
     def __init__(self, threads: int, least_bytes: int) -> None:
         self._threads = threads
         self._least_bytes = least_bytes
-        # The pool starts a thread only when a lookup needs one.
+        # ThreadPoolExecutor starts its threads only when work is submitted, so the pool has none before the first large
+        # lookup.
         self._pool = ThreadPoolExecutor(threads - 1, "lookup")
 
     def __call__(self, part: Part, rows: int, row_splits: Array | None, num_bytes: int) -> int:

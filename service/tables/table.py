@@ -80,7 +80,7 @@ class MappedTable:
         return out
 
     def changed_rows(self) -> Array:
-        """Returns the [N] int64 ids of rows that differ from the file's, ascending."""
+        """Returns the ids of the rows that deltas changed after the version was saved: [N] int64, ascending."""
         return _NO_IDS if self.changed is None else np.flatnonzero(self.changed)
 
     def nearest(self, search: RowSearch) -> Nearest:

@@ -34,7 +34,7 @@ class SmallTable(NamedTuple):
 
     @property
     def place(self) -> tuple[int, int, int, int, int]:
-        """The small table as the kernels' arguments (dtype, addresses, sizes); valid while this object lives."""
+        """The table's dtype, addresses and sizes, as arguments for the kernels; valid while this object lives."""
         return kernels.FLOAT32, self.vectors.ctypes.data, 0, *self.vectors.shape
 
 
@@ -96,7 +96,7 @@ def _ids_that_count(feature: LookupFeature, ids: Array, splits: Array, weights: 
 def gather_stored(table: MappedTable, feature: LookupFeature, ids: Array, out: Array) -> int:
     """Copies the stored rows of [N] int64 ids into the array out [N, D]; a dropped id gives zeros.
 
-    The return value is that of kernels.gather.
+    Returns OK, MISSING minus the number of ids without a row, or the position of the first refused id.
     """
     rows = _rows_read(feature, ids, table.info.vocabulary_size)
     refused = np.flatnonzero(rows == REFUSED)
@@ -112,7 +112,7 @@ def gather_stored(table: MappedTable, feature: LookupFeature, ids: Array, out: A
 def sequence_stored(table: MappedTable, feature: LookupFeature, ids: Array, splits: Array, out: Array) -> int:
     """Copies the stored rows of ragged ids into the array out [B, L, D]; rows with fewer than L ids end in zeros.
 
-    The return value is that of kernels.sequence.
+    Returns OK, MISSING minus the number of ids without a row, or the position of the first refused id.
     """
     lengths = np.diff(splits)
     positions = np.arange(splits[0], splits[-1])
@@ -128,7 +128,7 @@ def sequence_stored(table: MappedTable, feature: LookupFeature, ids: Array, spli
 
 
 def _rows_read(feature: LookupFeature, ids: Array, vocabulary_size: int) -> Array:
-    """Returns the [N] int64 row numbers that ids read by the feature's policy;
+    """Returns the [N] int64 row numbers that ids read by the feature's policy for bad ids.
 
     NO_ROW or REFUSED for an id without a row.
     """

@@ -47,7 +47,7 @@ class Stored:
 
 
 def nothing_before() -> None:
-    """Does nothing; the default of `behind` in verify_later(), where verification need not wait for other work."""
+    """Does nothing: the default for the work that must end before a version's checksums are verified."""
 
 
 class Verifier:
@@ -104,7 +104,7 @@ class Verifier:
                         f"{masked(found)}, its index says {part.crc32c}"
                     )
                     return
-            # The files' times are checked once more here; changes after this are found by later calls of files.look().
+            # look() checks whether a file was changed while it was verified; later calls of look() find later changes.
             files.is_verified = not files.look()
             extra = {"tables": len(stored), "bytes": done, "seconds": round(self._clock() - started_s, 3)}
             logger.info("verified tables", extra=extra)
@@ -128,7 +128,7 @@ class Verifier:
                 self.verify(files, stored)
             except NotReady:
                 return
-            # This line is not reached if verify() raised NotReady, so that is_verification_due then stays True.
+            # If the server stops before a version's checksums are verified, is_verification_due stays True.
             files.is_verification_due = False
             if files.mark[0]:
                 on_damage()
@@ -140,7 +140,7 @@ class Verifier:
             self._thread.start()
 
     def stop(self) -> None:
-        """Ends the verification that runs, and all verifications that wait."""
+        """Ends the verification of tables that runs, and all verifications that wait."""
         self._is_stopped = True
 
     def _run(self) -> None:
@@ -170,10 +170,12 @@ def _chunks(offset: int, nbytes: int) -> Iterator[tuple[int, int]]:
 def _read(descriptor: int, address: int, offset: int, memory: mmap.mmap, size: int) -> int:
     """Reads bytes of a file without leaving pages in the page cache that were not there; returns how many were read."""
     begin = offset & -mmap.PAGESIZE
-    # The range to drop is extended to whole pages, because posix_fadvise does not drop a part of a page.
+    # The range of the file that is dropped from the page cache is extended to whole pages, because posix_fadvise() does
+    # not drop a part of a page.
     num_pages = -(-(offset + size - begin) // mmap.PAGESIZE)
     pages = np.zeros(num_pages, np.uint8)
-    # If this user may not know, mincore reports all pages as being in the page cache: then no page is dropped.
+    # If the user lacks the right to know, mincore() reports all pages as being in the page cache, and no page is
+    # dropped.
     _libc.mincore(address + begin, num_pages * mmap.PAGESIZE, pages.ctypes.data)
     was_there = bool((pages & 1).any())
     done = 0

@@ -17,7 +17,7 @@ from service.tables import key_index
 from service.tables.guarded_files import GuardedFiles
 from service.types import Array
 
-# The row number that the index writes for a key without a row; a lookup drops it, as it does any id below 0.
+# The row number that a vocabulary's index writes for a key without a row; a lookup drops it, as any id below 0.
 _NO_ROW = -1
 _NO_BYTES = np.empty(0, np.uint8)
 
@@ -53,13 +53,13 @@ class Strangers:
         self._by_thread: dict[int, int] = {}
 
     def add(self, count: int) -> None:
-        """Adds unknown keys to the count of the calling thread."""
+        """Adds a number of keys that the vocabulary lacks to the count of the calling thread."""
         thread = get_ident()
         self._by_thread[thread] = self._by_thread.get(thread, 0) + count
 
     @property
     def total(self) -> int:
-        """Number of unknown keys that all threads counted."""
+        """Number of keys, counted by all threads, that clients sent and the vocabulary lacks."""
         return sum(self._by_thread.copy().values())
 
 
@@ -109,7 +109,7 @@ class StringVocabulary:
 
     @property
     def has_keys(self) -> bool:
-        """Whether the vocabulary knows its keys; a hashed one does not."""
+        """Whether the vocabulary has a list of its keys; one that only hashes keys to OOV buckets has none."""
         return not self._is_hashed
 
     def keys_of(self, ids: Array) -> Array:
@@ -127,7 +127,7 @@ class StringVocabulary:
         return KeyIndex(self._data, self._starts, self._slots, *self._oov, empty_id, self._refuses, self._is_hashed)
 
     def key_of(self, row: int) -> bytes | None:
-        """Returns the string of a row; None for a row without one, such as an OOV row."""
+        """Returns the string key that stands for a row; None for a row without a key, such as an OOV row."""
         line = row - self._oov[0]
         return self._key(line) if 0 <= line < self._starts.size - 1 else None
 
@@ -153,7 +153,7 @@ class IntegerVocabulary:
         self.strangers = Strangers()
 
     def ids_of(self, keys: Array, input_name: str) -> Array:
-        """Maps int64 or int32 keys to int64 row ids of the same shape; unknown keys as in StringVocabulary."""
+        """Maps int64 or int32 keys to int64 row ids of the same shape; treats unknown keys as StringVocabulary does."""
         sent = np.ascontiguousarray(keys, np.int64).reshape(-1)
         ids = np.empty(sent.shape, np.int64)
         found = key_index.find_integers(self._keys, self._slots, sent, *self._oov, ids)
@@ -166,7 +166,7 @@ class IntegerVocabulary:
 
     @property
     def has_keys(self) -> bool:
-        """Whether the integer vocabulary knows its keys, as StringVocabulary.has_keys."""
+        """Whether the integer vocabulary has a list of its keys; one that only hashes keys has none."""
         return not self._is_hashed
 
     def keys_of(self, ids: Array) -> Array:
@@ -175,11 +175,11 @@ class IntegerVocabulary:
 
     @property
     def index(self) -> KeyIndex:
-        """The arrays of the integer vocabulary, for the native core, as in StringVocabulary.index."""
+        """The arrays by which the native core finds the row of an integer key."""
         return KeyIndex(_NO_BYTES, self._keys, self._slots, *self._oov, None, self._refuses, self._is_hashed)
 
     def key_of(self, row: int) -> int | None:
-        """Returns the integer key of a row; None for a row without one."""
+        """Returns the integer key that stands for a row; None for a row without a key."""
         line = row - self._oov[0]
         return int(self._keys[line]) if 0 <= line < self._keys.size else None
 
@@ -258,7 +258,7 @@ def _map(path: Path, guarded: GuardedFiles) -> Array:
         if path.stat().st_size == 0:
             return np.empty(0, np.uint8)
         return np.frombuffer(guarded.map(path), np.uint8)
-    except (OSError, ValueError) as error:  # ValueError: opening raises it for an impossible file name
+    except (OSError, ValueError) as error:  # stat() and open() raise ValueError for an impossible file name.
         raise ArtifactError(f"cannot read vocabulary {str(path)!r}: {error}") from error
 
 

@@ -126,7 +126,8 @@ def _floats(flat: list[Any], dtype: str) -> Array:
     try:
         exact = np.array(flat, np.float64)
     except OverflowError:
-        # Integers beyond the largest float are converted one by one: they become infinite, as too large floats do.
+        # np.array() refuses integers beyond the largest float. Converted one by one, they become infinite, as too large
+        # floats do.
         exact = np.array([_as_float(number) for number in flat])
     if dtype == "float64":
         return exact

@@ -37,7 +37,8 @@ def bound_tokens(body: bytes) -> None:
     Raises:
       PayloadTooLarge: more than MAX_KEYS colons, or more than MAX_LISTS lists and objects.
     """
-    # Colons and brackets are counted, also in strings: this takes only a few percent of the parser's time.
+    # Keys, lists and objects are estimated by counting colons and brackets, even those inside strings: this takes only
+    # a few percent of the parser's time.
     if len(body) <= MAX_KEYS:
         return
     if body.count(b":") > MAX_KEYS:
@@ -67,9 +68,9 @@ def parse_object(body: bytes, *, strict: bool = False) -> dict[str, Any]:
         document = _parse_slowly(body, strict=strict)
     if type(document) is not dict:
         raise MalformedPayload(f"JSON Value: {shown(document)} Is not object")
-    # Repeated keys are looked for in the text, because orjson silently keeps only the last of them. Each key costs one
-    # colon, and other colons are in strings only, so that equal counts prove that no key came twice, at the price of
-    # one memchr pass.
+    # Repeated keys of a JSON object are looked for in the text, because orjson silently keeps only the last of them.
+    # Each key costs one colon, and other colons are in strings only, so that equal counts prove that no key came twice,
+    # at the price of one memchr pass.
     if body.count(b":") != _count_keys(document) + body.count(b'"b64"'):
         _parse_slowly(body)
     return document

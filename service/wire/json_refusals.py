@@ -20,9 +20,11 @@ from service.errors import InvalidRequest, MalformedPayload, ServiceError, Unimp
 from service.types import SignatureSpec
 from service.wire.json_text import json_type, shown
 
-# Deepest nesting of lists that is searched for faults; no graph takes deeper ones, which the decoder refuses by itself.
+# Deepest nesting of JSON lists in which the first fault is searched for. No graph has inputs of a higher rank, and the
+# decoder refuses deeper lists by itself.
 _MAX_DEPTH = 200
-# Most rows that are searched for faults; searching more would delay other requests by seconds.
+# Largest number of rows of a refused JSON body in which the first fault is searched for, to report it in TensorFlow
+# Serving's words; searching more rows would delay other requests by seconds.
 _MAX_ROWS = 1_000_000
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 
@@ -45,9 +47,9 @@ def from_base64(value: Any) -> bytes:
 
 
 def refuse_rows(instances: list[Any], spec: SignatureSpec) -> None:
-    """Raises TensorFlow Serving's error for the first fault in "instances".
+    """Raises TensorFlow Serving's error for the first fault in the "instances" of a predict body.
 
-    Returns if it would find no fault, or if there are too many rows.
+    Returns without an error if TensorFlow Serving would find no fault, or if there are more than _MAX_ROWS rows.
     """
     names = sorted(spec.inputs)
     if len(instances) > _MAX_ROWS:
@@ -147,7 +149,7 @@ def _refuse_values(value: Any, level: int, shape: list[int], dtype: str) -> int:
 
 
 def _all_fit(values: list[Any], dtype: str) -> bool:
-    """Says whether the Python types of all values already show that they fit a dtype."""
+    """Says whether all values of a list fit a dtype, judged by the values' Python types alone."""
     types = set(map(type, values))
     if dtype in _FLOATS:
         return types <= {int, float}

@@ -9,7 +9,7 @@ from service.engine.table_view import Key, Page, Row
 from service.types import Array
 from service.wire.json_document import dump
 
-# Decimals of a map's places, which lie within -1 and 1.
+# Number of decimals of the coordinates on a table's 2-D map, which lie between -1 and 1.
 _PLACE_DECIMALS = 5
 
 
@@ -28,7 +28,7 @@ def encode_row(row: Row) -> bytes:
 
 
 def encode_projection(projection: Projection, version: int, total: int) -> bytes:
-    """Encodes the points of a map; the places are scaled so that the largest one is 1 or -1."""
+    """Encodes a 2-D map of a table's rows; the coordinates are scaled so that the largest one is 1 or -1."""
     largest = float(np.abs(projection.places).max(initial=0.0)) or 1.0
     places = np.round(projection.places / largest, _PLACE_DECIMALS).astype(np.float32)
     return dump(
@@ -46,13 +46,13 @@ def encode_projection(projection: Projection, version: int, total: int) -> bytes
 
 
 def encode_drift(cosines: Array, version: int, older: int, *, is_aligned: bool) -> bytes:
-    """Encodes {"version", "from", "is_aligned", "values"}; values: 1 - cosine for each point of a map, or null."""
+    """Encodes {"version", "from", "is_aligned", "values"}; values: per row on a 2-D map, 1 - cosine to its old row."""
     values = np.round(1 - cosines, _PLACE_DECIMALS).astype(np.float32)
     return dump({"version": version, "from": older, "is_aligned": is_aligned, "values": values}, strict=True)
 
 
 def encode_keys(keys: list[Key | None], version: int) -> bytes:
-    """Encodes {"version", "keys"}: the key of each point of a map, null for a row without a key."""
+    """Encodes {"version", "keys"}: the key of each row on a table's 2-D map, null for a row without a key."""
     return dump({"version": version, "keys": [_text(key) for key in keys]}, strict=True)
 
 

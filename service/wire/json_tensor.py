@@ -140,7 +140,7 @@ def _decode(layout: Layout, payload: Any, spec: SignatureSpec) -> dict[str, Arra
             _refuse_double(ragged, columns)
             add_ragged(arrays, ragged, value, spec, columns.get(ragged.weights))
         elif _is_weights_of(name, columns, spec):
-            # This column is skipped: the weights were converted together with their ids.
+            # A column of weights is skipped, because the weights were converted together with their ids.
             continue
         elif tensor is None:
             arrays[name] = np.empty(0)
@@ -152,14 +152,11 @@ def _decode(layout: Layout, payload: Any, spec: SignatureSpec) -> dict[str, Arra
 
 
 def _nested(name: str, columns: Mapping[str, Any], spec: SignatureSpec) -> RaggedNames | None:
-    """Returns the ragged feature that a request sends as nested lists under this name;
-
-    None if the name means an input.
-    """
+    """Returns the ragged feature that a request sends as nested lists under this name; None if it sends an input."""
     names = spec.ragged.get(name)
     if names is None or (name in spec.inputs and names.row_splits in columns):
-        # The name is the feature's and its ids input's: if the request has row splits too, the ids are a flat list for
-        # the input.
+        # A ragged feature and its input of ids have the same name here. If the request also has row splits, the value
+        # under this name is the flat list for the input.
         return None
     return names
 

@@ -27,7 +27,8 @@ _ELEMENTS = re.compile(
     rb'(?:[ \t\r\n]*,[ \t\r\n]*(?:-?(?:0|[1-9][0-9]{0,99})(?:\.[0-9]{1,99})?|"[^"\\\x00-\x1f]*"|true|false|null)'
     rb"(?=[ \t\r\n]*[,\]])){1,1000}"
 )
-# So many bytes of array elements count as one token against _MAX_TOKENS, because they take as long to scan.
+# Scanning this many bytes of plain array elements takes as long as scanning one token of JSON, so they count as one
+# token against the limit _MAX_TOKENS.
 _ELEMENT_BYTES = 16
 _OPENING, _CLOSING = re.compile(rb"\[+"), re.compile(rb"\]+")
 _PLAIN_TEXT = re.compile(rb'[^"\\\x00-\x1f]*')
@@ -108,14 +109,14 @@ class _Writer:
 def _scalar(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
-    # Larger integers are shortened: rapidjson does not read them as integers, and Python refuses to write very long
-    # ones.
+    # Error texts show integers of more than 64 bits as "...": rapidjson does not read them as integers, and Python
+    # refuses to write very long ones.
     return str(value) if -(2**64) < value < 2**64 else "..."
 
 
 def _float(number: float) -> str:
     if not math.isfinite(number):
-        # The text ends here, because rapidjson's writer stops at NaN and infinity.
+        # The error text quotes a value only up to its first NaN or infinity, because rapidjson's writer stops there.
         raise _Full
     sign, digits, exponent = Decimal(repr(number)).normalize().as_tuple()
     assert isinstance(exponent, int)
@@ -159,7 +160,7 @@ class _Scanner:
     """A scanner of JSON text that finds the first fault; it does not recurse, so that deep nesting is safe."""
 
     def __init__(self, text: bytes) -> None:
-        # The text is cut at the first zero byte, because rapidjson takes it for the end of the text.
+        # The JSON text is cut at its first zero byte, because rapidjson reads only up to a zero byte.
         self._text = text.partition(b"\0")[0]
         self._at = 3 if text.startswith(b"\xef\xbb\xbf") else 0
         # The closing brackets that the open arrays and objects need, innermost last.
@@ -178,7 +179,7 @@ class _Scanner:
         """Scans one value, or the opening bracket of an array or object; returns whether the value is complete."""
         token = self._peek()
         if token == b"[":
-            # Several opening brackets in a row are scanned at once; only the last of them can open an empty array.
+            # Several "[" in a row are scanned at once; only the array that the last "[" opens can be empty.
             length = _OPENING.match(self._text, self._at).end() - self._at  # type: ignore[union-attr]
             self._at += length
             self._stack += b"]" * (length - 1)
@@ -197,7 +198,7 @@ class _Scanner:
         return False
 
     def _close(self) -> bool:
-        """Scans commas and closing brackets up to the next value; returns whether the document has ended."""
+        """Scans JSON commas and closing brackets up to the next value; returns whether the document has ended."""
         while self._stack:
             is_object = self._stack.endswith(b"}")
             if not is_object:
@@ -220,15 +221,15 @@ class _Scanner:
         return True
 
     def _pass_elements(self) -> None:
-        """Scans array elements that are surely valid, many at a time."""
+        """Scans simple elements of a JSON array, such as short numbers, many at a time with one pattern."""
         while self._tokens_left > 0 and (found := _ELEMENTS.match(self._text, self._at)):
             self._tokens_left -= (found.end() - self._at) // _ELEMENT_BYTES
             self._at = found.end()
 
     def _pass_closing(self) -> None:
         length = _CLOSING.match(self._text, self._at).end() - self._at  # type: ignore[union-attr]
-        # Only as many closing brackets are scanned at once as arrays are open within the innermost object: the text may
-        # have more.
+        # The text may have more "]" in a row than there are open arrays within the innermost object. Only as many are
+        # scanned here as arrays are open.
         length = min(length, len(self._stack) - len(self._stack.rstrip(b"]")))
         self._at += length
         del self._stack[-length:]
@@ -264,7 +265,7 @@ class _Scanner:
     def _number(self) -> None:
         found = _NUMBER.match(self._text, self._at)
         if found is None:
-            # rapidjson reports this fault behind the sign of the number.
+            # For an invalid number that begins with "-", rapidjson reports the offset behind the "-".
             self._at += self._text[self._at : self._at + 1] == b"-"
             self._fail("Invalid value.")
         if found[1] and not found[2]:

@@ -44,7 +44,7 @@ def parse_config_text(text: str, source: str) -> tuple[ModelConfig, ...] | None:
     Raises:
       InvalidRequest: the text is not the text form of a ModelServerConfig, or has no list of models.
     """
-    # Two blanks in place of the two characters: places in error texts stay right.
+    # The two characters "#@" are replaced by two blanks, so that columns in the parser's error texts stay right.
     own, count = _OWN_LINE.subn(r"\1  ", text)
     message = _config_with_own_fields()() if count else message_class("tensorflow.serving.ModelServerConfig")()
     try:
@@ -105,7 +105,7 @@ def _model(config: Any) -> ModelConfig:
 
 
 def _remote_tables(config: Any) -> tuple[str, ...]:
-    # TensorFlow Serving's own message has no such field.
+    # TensorFlow Serving's own ModelConfig message has no field remote_tables.
     found = tuple(getattr(config, "remote_tables", ()))
     try:
         remote_tables(";".join(found))

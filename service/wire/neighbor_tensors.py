@@ -18,7 +18,7 @@ from service.errors import InputMismatch, UnknownOutput
 from service.types import Array, Tensors
 
 _INTEGERS = frozenset({"int64", "int32"})
-# Input -> its rank and dtypes; object is a string.
+# Input of the signature "neighbors" -> its rank and allowed dtypes; the dtype "object" means strings.
 _INPUTS: Mapping[str, tuple[int, frozenset[str]]] = {
     "table": (0, frozenset({"object"})),
     "ids": (1, _INTEGERS),
@@ -37,7 +37,7 @@ _INPUTS: Mapping[str, tuple[int, frozenset[str]]] = {
 
 
 def decode_search(inputs: Tensors) -> tuple[str, NeighborQuery]:
-    """Returns the name of the table, and the search.
+    """Decodes the inputs of the signature "neighbors" to the name of a table and a search for its nearest rows.
 
     A scalar may come as a tensor of one element.
 
@@ -69,7 +69,7 @@ def decode_search(inputs: Tensors) -> tuple[str, NeighborQuery]:
 
 
 def encode_answer(answer: NeighborAnswer, output_filter: tuple[str, ...] = ()) -> dict[str, Array]:
-    """Returns the outputs: ids [Q, k] int64, scores [Q, k] float32, and keys [Q, k] strings if there are keys.
+    """Returns a search's outputs: ids [Q, k] int64, scores [Q, k] float32, and keys [Q, k] strings if there are keys.
 
     After a query's last neighbour come the id -1, the score NaN and an empty key. Integer keys are decimal text.
 

@@ -68,7 +68,7 @@ class Calls(Protocol):
     """The client's methods as flows (generators of Calls), for gRPC or HTTP. Concurrency: any thread."""
 
     def lookup(self, ids: Mapping[str, Ids], outputs: Sequence[str], at: Where, signature: str) -> Flow[Outputs]:
-        """Returns the generator of Calls of a lookup of ids; its result is the combined embeddings by output name."""
+        """Returns the generator of Calls that looks up ids; its result is the combined embeddings by output name."""
         ...
 
     def predict(self, inputs: Mapping[str, Array], outputs: Sequence[str], at: Where, signature: str) -> Flow[Outputs]:
@@ -84,7 +84,7 @@ class Calls(Protocol):
         ...
 
     def neighbors(self, search: Mapping[str, Array], at: Where) -> Flow[Neighbors]:
-        """Returns a generator that yields the Calls of a search for nearest rows.
+        """Returns the generator of Calls that searches a table for nearest rows.
 
         Args:
           search: the inputs of the gRPC signature "neighbors", by name.

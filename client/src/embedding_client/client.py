@@ -153,7 +153,7 @@ class EmbeddingClient:
         label: str | None = None,
         timeout_s: float | None = None,
     ) -> Array:
-        """Returns the stored rows of N ids, not combined: [N, D] float32. Like `tables`, it needs HTTP.
+        """Returns the stored rows of N ids, not combined: [N, D] float32. Needs an HTTP address of the server.
 
         Raises:
           EmbeddingError: Unimplemented if the client has no HTTP address; the other classes as in lookup.
@@ -238,7 +238,8 @@ class EmbeddingClient:
         self.close()
 
     def _open(self, target: Target) -> _Transport:
-        # The module is imported here, so that a client over HTTP needs no grpcio.
+        # grpc_transport is imported only for a gRPC address, so that a client over HTTP does not need the package
+        # grpcio.
         if target.wire == "grpc":
             from embedding_client.grpc_transport import GrpcTransport
 

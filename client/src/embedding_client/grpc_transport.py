@@ -55,7 +55,7 @@ class GrpcTransport:
             raise _rpc_error(error, self._target, timeout_s) from error
 
     def close(self) -> None:
-        """Closes the channel; calls in flight fail."""
+        """Closes the gRPC channel; calls in flight fail."""
         self._channel.close()
 
 
@@ -82,7 +82,7 @@ class AsyncGrpcTransport:
             raise _rpc_error(error, self._target, timeout_s) from error
 
     async def close(self) -> None:
-        """Closes the channel; calls in flight fail."""
+        """Closes the gRPC channel; calls in flight fail."""
         await self._channel.close()
 
 

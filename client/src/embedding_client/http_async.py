@@ -58,5 +58,5 @@ class AsyncHttpTransport:
         return checked(response.status_code, response.content, response.headers.get)
 
     async def close(self) -> None:
-        """Closes the connections of the pool."""
+        """Closes the HTTP connections of the pool."""
         await self._client.aclose()

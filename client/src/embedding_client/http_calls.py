@@ -42,7 +42,7 @@ class HttpCalls:
 
     def __init__(self, model: str) -> None:
         self._path = f"/v1/models/{quote(model, safe='')}"
-        # The cache needs no lock, because two threads that fetch the same signature store equal values.
+        # The cache of signatures needs no lock: if two threads fetch the same signature, they store equal values.
         self._signatures: dict[tuple[Where, str], SignatureDescription] = {}
 
     def lookup(self, ids: Mapping[str, Ids], outputs: Sequence[str], at: Where, signature: str) -> Flow[Outputs]:

@@ -49,7 +49,7 @@ def float32_array(value: Any) -> Array:
         flat, result = exact.reshape(-1), rounded.reshape(-1)
         for position in np.flatnonzero(is_suspect).tolist():
             result[position] = _nearest(flat[position], result[position])
-        # reshape(-1) of a scalar may copy, so a change of `result` does not change `rounded`.
+        # rounded.reshape(-1) copies if the array has rank 0, so the corrected numbers are only in `result`.
         rounded = result.reshape(exact.shape)
     return rounded
 

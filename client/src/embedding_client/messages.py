@@ -167,7 +167,7 @@ def _signature(data: Buffer) -> SignatureDescription:
 
 
 def _tensors(data: Buffer, number: int) -> dict[str, TensorDescription]:
-    """Decodes a map to TensorInfo {dtype = 2, tensor_shape = 3}."""
+    """Decodes a protobuf map from tensor names to TensorInfo {dtype = 2, tensor_shape = 3}."""
     infos = sorted(map(map_entry, repeated_field(data, number)))
     return {
         name: TensorDescription(dtype_name(int_field(info, 2)), decode_shape(bytes_field(info, 3)))

@@ -15,7 +15,7 @@ import numpy as np
 
 from embedding_client.types import Array
 
-# The bytes of a message or of a field. A field of a memoryview is a view of the message, not a copy.
+# Type of the bytes of a protobuf message or field. A field that is read from a memoryview is a view of it, not a copy.
 Buffer: TypeAlias = bytes | memoryview
 
 VARINT, BYTES = 0, 2
@@ -58,7 +58,7 @@ def field(number: int, data: bytes) -> bytes:
 
 
 def fields(data: Buffer) -> Iterator[tuple[int, int | Buffer]]:
-    """Yields the number and the value of each field in a message: an int for a varint, a Buffer for other types.
+    """Yields the number and the value of each field in a protobuf message: an int for a varint, else a Buffer.
 
     >>> list(fields(b"\\x08\\xac\\x02\\x12\\x01x"))
     [(1, 300), (2, b'x')]
@@ -95,7 +95,7 @@ def fields(data: Buffer) -> Iterator[tuple[int, int | Buffer]]:
 
 
 def int_field(data: Buffer, number: int) -> int:
-    """Returns an int64 or enum field of a message, 0 if the field is missing; raises ValueError.
+    """Returns an int64 or enum field of a protobuf message, 0 if the field is missing; raises ValueError.
 
     >>> int_field(b"\\x08\\x01\\x08\\x02", 1), int_field(b"", 1)
     (2, 0)
@@ -103,13 +103,13 @@ def int_field(data: Buffer, number: int) -> int:
     found = 0
     for key, value in fields(data):
         if key == number:
-            # If a message has a field several times, the last value counts.
+            # If a protobuf message has a field several times, the last value counts.
             found = as_int(value)
     return found
 
 
 def bytes_field(data: Buffer, number: int) -> Buffer:
-    """Returns a field of bytes, string or message type, b"" if the field is missing; raises ValueError."""
+    """Returns a protobuf field of bytes, string or message type, b"" if it is missing; raises ValueError."""
     found: Buffer = b""
     for key, value in fields(data):
         if key == number:
@@ -123,13 +123,13 @@ def repeated_field(data: Buffer, number: int) -> list[Buffer]:
 
 
 def map_entry(data: Buffer) -> tuple[str, Buffer]:
-    """Returns the key and the value of one entry of a map from strings to messages; raises ValueError if malformed."""
+    """Returns key and value of one entry of a protobuf map from strings to messages; raises ValueError."""
     parts = dict(fields(data))
     return text(as_bytes(parts.get(1, b""))), as_bytes(parts.get(2, b""))
 
 
 def text(data: Buffer) -> str:
-    """Returns the string of a field; raises ValueError if it is no UTF-8."""
+    """Decodes the bytes of a protobuf string field; raises ValueError if the bytes are not UTF-8."""
     return bytes(data).decode()
 
 
@@ -145,7 +145,7 @@ def as_int(value: int | Buffer) -> int:
 
 
 def as_bytes(value: int | Buffer) -> Buffer:
-    """Returns the bytes of a field; raises ValueError if it is a varint."""
+    """Returns the bytes of a protobuf field; raises ValueError if the field is a varint."""
     if isinstance(value, int):
         raise ValueError("a field that is bytes holds a number")
     return value

@@ -72,7 +72,7 @@ class Attempts:
         if error.retry_after_s is not None:
             wait_s = error.retry_after_s
         else:
-            # The exponent has a bound because 2.0**1024 raises OverflowError.
+            # The number of doublings of the wait is bounded, because 2.0**1024 raises OverflowError.
             longest_s = min(self._policy.first_wait_s * 2.0 ** min(retry, 64), self._policy.max_wait_s)
             wait_s = longest_s * (1 - self._random() / 2)
         if self._clock() + wait_s >= self._deadline_s:

@@ -68,7 +68,7 @@ class Target:
 
 
 def parse_target(text: str, tls: Tls | None = None) -> Target:
-    """Parses the address of a server.
+    """Parses the address of the embedding server that a client calls.
 
     >>> parse_target("localhost:8500").wire, parse_target("http://[::1]:8501").host
     ('grpc', '::1')

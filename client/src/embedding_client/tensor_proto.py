@@ -105,12 +105,14 @@ def decode_tensor(data: Buffer) -> Array:
         elif key == _CONTENT:
             content = as_bytes(value)
         else:
-            # A repeated field may be packed or sent value by value; the joined bytes are the same in both cases.
+            # A repeated protobuf field may be packed or sent value by value; its joined bytes are the same in both
+            # cases.
             values.setdefault(key, []).append(varint(value) if isinstance(value, int) else value)
     if number != STRING and number not in _DTYPES:
         raise ValueError(f"its dtype {dtype_name(number)} can not be read")
     shape, size = _known_shape(bytes(shape_data))
-    # Each value that is sent needs a byte at least, so only a tensor of one repeated value can exceed this limit.
+    # Each value that is sent needs at least a byte. So only a tensor whose last value is repeated can have more
+    # elements than the message has bytes.
     if size > max(len(data), _MAX_SPREAD_ELEMENTS):
         raise ValueError(f"its shape {list(shape)} has more elements than were sent")
     if number == STRING:

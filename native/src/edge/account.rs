@@ -11,9 +11,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::fair_tree;
 
-/// One connection may hold as many bytes as are still free, one address `ADDRESS_TIMES` times as many, and one model
-/// `MODEL_TIMES` times as many. So a single flooding connection gets a half of all bytes, a single address two thirds,
-/// and a single model four fifths.
+/// While F bytes of the limit are free, one connection may hold at most F bytes, one address `ADDRESS_TIMES` times F,
+/// and one model `MODEL_TIMES` times F. So a single flooding connection gets a half of all bytes, a single address two
+/// thirds, and a single model four fifths.
 const CONNECTION_TIMES: usize = 1;
 const ADDRESS_TIMES: usize = 2;
 const MODEL_TIMES: usize = fair_tree::SHARE;
@@ -31,7 +31,7 @@ pub struct Account {
 }
 
 impl Account {
-    /// Returns an account with no bytes held; `limit` is the number of bytes that may be held.
+    /// Creates the counters of the bytes that requests and answers hold, at 0; together they may hold `limit` bytes.
     #[must_use]
     pub fn new(limit: usize) -> Arc<Self> {
         Arc::new(Account { limit, held: AtomicUsize::new(0), groups: Mutex::default() })
@@ -49,7 +49,7 @@ impl Account {
         self.limit
     }
 
-    /// Returns true if all bytes of the limit are held, so that no request may hold more.
+    /// Returns true if requests and answers hold as many bytes as the limit allows, so that no request may hold more.
     #[must_use]
     #[inline]
     pub fn is_full(&self) -> bool {
@@ -138,7 +138,8 @@ impl Drop for Shares {
     fn drop(&mut self) {
         let mut groups = self.account.lock();
         let (model, address) = (std::mem::take(&mut self.model), std::mem::take(&mut self.address));
-        // Other threads clone and drop these counters under the lock, so this code drops them under the lock, too.
+        // Other threads clone and drop these counters while they hold the lock of `groups`, so this code holds that
+        // lock, too.
         let (of_model, of_address) = (std::mem::take(&mut self.of_model), std::mem::take(&mut self.of_address));
         // The map holds the second reference to the counter, so a count of 2 means that no other connection uses it.
         if Arc::strong_count(&of_address) == 2 {
@@ -221,17 +222,17 @@ mod tests {
         let one = open("m", "x");
         let mut flooded = flood(&one);
         assert_eq!(flooded.len(), 600);
-        // The second connection comes from the same address.
+        // A second connection of the same model, from the same client address.
         let other = open("m", "x");
         assert!(other.has_room(200) && !other.has_room(201));
         flooded.extend(flood(&other));
         assert_eq!(flooded.len(), 800);
-        // The third connection comes from another address.
+        // A third connection of the same model, from another client address.
         let other = open("m", "y");
         assert!(other.has_room(160) && !other.has_room(161));
         flooded.extend(flood(&other));
         assert_eq!(flooded.len(), 960);
-        // A further client of the model gets no bytes, but a client of another model does.
+        // A third client address of the model "m" gets no bytes, but a connection of the model "n" does.
         assert!(!one.has_room(1) && !open("m", "z").has_room(1));
         assert!(open("n", "x").has_room(120) && !open("n", "x").has_room(121));
         drop(flooded);

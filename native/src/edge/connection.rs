@@ -27,9 +27,9 @@ pub const MAX_LONG_CALLS: usize = 8;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Order {
-    /// Go on serving the connection.
+    /// Continue to serve the connection.
     Serve = 0,
-    /// Tell the client, with the next answer, that the connection ends.
+    /// With the next answer, tell the client that the server will close the connection.
     Drain = 1,
     /// Close the connection as soon as none of its requests is unanswered.
     Close = 2,
@@ -171,8 +171,8 @@ impl Connection {
         self.begun.store(0, Relaxed);
     }
 
-    /// Counts a request; returns true if it must wait for the connection's next turn. Only the connection's task calls
-    /// this.
+    /// Counts a request; returns true if the request must wait until other connections of this thread had their turn.
+    /// Only the connection's task calls this.
     #[inline]
     pub fn is_turn_over(&self) -> bool {
         let begun = self.begun.load(Relaxed);
@@ -305,7 +305,8 @@ impl Connection {
     pub async fn room(&self) {
         loop {
             let mut notified = std::pin::pin!(self.has_room.notified());
-            // The task registers before it checks the condition, so that it misses no notification in between.
+            // The task registers with `has_room` before it checks `is_full`, so that it misses no notification in
+            // between.
             notified.as_mut().enable();
             if !self.is_full() {
                 return;
@@ -339,7 +340,7 @@ impl Connection {
         }
     }
 
-    /// Gives the connection's task an order; a stricter earlier order stays in force.
+    /// Stores an order for the connection's task, unless a stricter order is stored already.
     pub fn tell(&self, order: Order) {
         let is_stricter = self.order.fetch_max(order as u8, Relaxed) < order as u8;
         if is_stricter && let Some(waker) = self.waker.get() {
@@ -387,8 +388,8 @@ pub struct Debt {
 }
 
 impl Debt {
-    /// Counts an answer of this size for the connection and, if it is large, for the model. This count may pass the
-    /// limits, because the server checks the limits before it starts a request.
+    /// Counts an answer of `size` bytes as not sent: for the connection and, if the answer is large, for the model.
+    /// This count may pass the limits, because the server checks the limits before it starts a request.
     #[must_use]
     pub fn new(connection: &Arc<Connection>, account: &Arc<Account>, model: &str, size: usize) -> Self {
         connection.owe(size);
@@ -399,7 +400,7 @@ impl Debt {
         Debt { connection: Arc::clone(connection), size, _hold: hold }
     }
 
-    /// Counts bytes of the answer as sent.
+    /// Records that `size` more bytes of the answer were sent.
     #[inline]
     pub fn pay(&mut self, size: usize) {
         let size = size.min(self.size);
@@ -416,7 +417,7 @@ pub struct Owed {
 }
 
 impl Owed {
-    /// Joins an answer's bytes to the count of them, so that both are dropped together.
+    /// Combines the bytes of an answer with the value that counts them as not sent, so that both are dropped together.
     #[must_use]
     pub fn new(data: Bytes, debt: Debt) -> Self {
         Owed { data, _debt: debt }

@@ -1,4 +1,4 @@
-//! Decides, by regular looks at a connection's counters, whether the connection is idle, stalled or flooding.
+//! Decides, by regular checks of a connection's counters, whether the connection is idle, stalled or flooding.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
@@ -9,8 +9,8 @@ use super::limits::Limits;
 /// Time in which a client that floods the server may still read the error before the server closes its connection.
 const LAST_WORD: Duration = Duration::from_secs(1);
 
-/// A pair of the number of bytes that a client had read, and the time; it is renewed when the client has read enough
-/// since.
+/// The client's progress: how many bytes the client had read at a point in time, and that time. Once the client has
+/// read enough more bytes, the current number and time replace the pair.
 #[derive(Debug, Default)]
 struct Progress(Option<(u64, Instant)>);
 
@@ -28,7 +28,7 @@ impl Progress {
     }
 }
 
-/// Times and counts of one connection that the sweeper of connections keeps from one look to the next.
+/// Times and counts of one connection that the sweeper of connections keeps from one check to the next.
 #[derive(Debug)]
 pub struct Watch {
     is_http: bool,
@@ -41,7 +41,7 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// Starts to watch a connection.
+    /// Creates the sweeper's record of a new connection.
     #[must_use]
     pub fn new(is_http: bool, now: Instant) -> Self {
         Watch { is_http, begun: now, writing: Progress::default(), idle: None, ending: None }

@@ -62,13 +62,13 @@ impl Method {
 /// The target of an HTTP request, as its path and headers name it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Target<'a> {
-    /// The method that the path names.
+    /// The API method, such as predict, that the request's path names.
     pub method: Method,
     /// Name of the model that the path names.
     pub model: &'a str,
     /// The model's version that the path names.
     pub version: Version<'a>,
-    /// Name of the table that the path of [`Method::Rows`] names; else "".
+    /// Name of the table in the path of a [`Method::Rows`] request; "" for other methods.
     pub table: &'a str,
     /// Number of bytes of JSON before the binary tensors, if a header of an [`Method::Infer`] request gives it.
     pub json_length: Option<usize>,

@@ -34,7 +34,7 @@ pub fn address_of(peer: &str) -> &str {
     peer.rsplit_once(':').map_or(peer, |(address, _)| address)
 }
 
-/// The description of a request that asks for a place in the queue.
+/// The properties of a request by which the queue decides whether the request may wait, and where.
 #[derive(Clone, Debug)]
 pub struct Ask {
     /// The model, address and connection of the request; the model is a configured model, or "".
@@ -70,7 +70,7 @@ pub enum Refusal {
 }
 
 impl Refusal {
-    /// Returns the name that the metrics use for the reason.
+    /// Returns the name that the metrics use for the reason of a refusal.
     #[must_use]
     pub fn reason(self) -> &'static str {
         match self {
@@ -81,7 +81,7 @@ impl Refusal {
     }
 }
 
-/// The limits of one queue.
+/// The numbers of running and of waiting requests that one queue allows, and the longest wait.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// Maximal number of requests that run at the same time.
@@ -95,9 +95,9 @@ pub struct Limits {
 /// A request that has left the queue to run.
 #[derive(Debug)]
 pub struct Taken<T> {
-    /// The value that was queued with the request.
+    /// The value that the caller passed to [`FairQueue::push`] with this request.
     pub value: T,
-    /// The reason why the request must not run any more; None if it may run.
+    /// The reason why the request waited too long and must not run; None if it may run.
     pub refusal: Option<Refusal>,
     /// Time for which the request waited in the queue.
     pub waited: Duration,
@@ -139,14 +139,15 @@ fn class_of(bytes: usize) -> usize {
 pub struct FairQueue<T> {
     limits: Limits,
     root: Node<T>,
-    // Requests whose bodies are still being read, for as long as they count, and the times at which they came.
+    // The announced requests, whose bodies the server still reads, and the time of each announcement; an announcement
+    // counts for a limited time.
     coming: Node<()>,
     came: VecDeque<(Instant, Path, u64)>,
     running: usize,
     next_id: u64,
     // The map stays small, because only configured models have names.
     means: HashMap<Arc<str>, Means>,
-    // The factor by which real waits are longer than estimated waits.
+    // Estimates of waits are multiplied by this factor, because real waits were longer than their estimates.
     correction: f64,
 }
 
@@ -216,14 +217,15 @@ impl<T> FairQueue<T> {
         Waiting { id, value, class: class_of(ask.bytes), cost, expected, since: now, deadline: ask.deadline }
     }
 
-    /// Returns the wait before a request if the runs before it take `nanos` together.
+    /// Returns how long a request waits if the runs before it take `nanos` together and the slots share these runs.
     fn scaled(&self, nanos: u64) -> Duration {
         Duration::from_nanos(nanos / self.limits.slots.max(1) as u64)
     }
 
     fn learn_wait(&mut self, expected: Duration, waited: Duration, is_over: bool) {
         let ratio = (waited.as_secs_f64() / expected.as_secs_f64().max(1e-9)).clamp(1.0, MOST_CORRECTION);
-        // A wait that was cut short is only a lower bound, so it may raise the correction factor but not lower it.
+        // If a request left the queue before it ran, its wait is only a lower bound: it may raise the correction factor
+        // but not lower it.
         if expected >= TELLING && (is_over || ratio > self.correction) {
             let weight = if ratio > self.correction { LONGER_WAIT } else { SHORTER_WAIT };
             self.correction += (ratio - self.correction) * weight;
@@ -235,8 +237,9 @@ impl<T> FairQueue<T> {
         self.means.get(&ask.path[0]).map_or(0, |means| means.of(class_of(ask.bytes)))
     }
 
-    /// Judges a request that finds `waiting` other requests, and whose turn comes after runs of `before` nanoseconds.
-    /// `held` has three counts: how many of these have the request's model, address, and connection.
+    /// Decides whether a new request may join the queue. `waiting` requests are in the queue, and runs of `before`
+    /// nanoseconds come before the new one. `held` counts the waiting requests of the same model, of the same address,
+    /// and of the same connection.
     fn admit(
         &self,
         ask: &Ask,
@@ -369,7 +372,7 @@ mod tests {
 
     #[test]
     fn clients_with_one_request_at_a_time_take_turns_with_each_other_and_with_a_busy_one() {
-        // One of the two slots is in use, so only the other slot runs the requests of these clients.
+        // One of the two slots stays in use, so the four clients share the other slot.
         let (mut queue, mut now) = busy(Limits { slots: 2, wait: Duration::MAX, ..LIMITS }, &[("m", 10)]);
         let peers = ["c:1", "a:1", "d:1", "b:1"];
         for (number, peer) in peers.iter().enumerate() {
@@ -415,7 +418,7 @@ mod tests {
         assert!(queue.push(&ask("quiet", "b:1"), now, 0).is_ok());
         let (mut queue, _) = busy(Limits { wait: Duration::MAX, ..LIMITS }, &[]);
         let one = flood(&mut queue, "m", "a:1");
-        // One connection has filled all the places that its model may use.
+        // The first connection has filled all the places of the queue that requests of the model "m" may use.
         assert_eq!((one, flood(&mut queue, "m", "b:1")), (81, 0));
     }
 
@@ -451,14 +454,15 @@ mod tests {
         let announced = flood(&mut queue, now);
         assert!((5..=7).contains(&announced.len()), "{announced:?}");
         assert!(matches!(queue.announce(&ask("m", "a:1"), now), Err(Refusal::Wait(_))));
-        // The bodies of other clients' requests may come sooner, and a request whose body is there waits for none.
+        // An announced request waits for its body, so it delays neither another client's request nor a request whose
+        // body has arrived.
         assert!(queue.announce(&ask("m", "b:1"), now).is_ok());
         assert!(queue.push(&ask("m", "a:1"), now, 0).is_ok());
         for id in &announced[1..] {
             queue.withdraw(&ask("m", "a:1"), *id);
         }
         assert!(queue.announce(&ask("m", "a:1"), now).is_ok());
-        // An announcement whose body never comes counts for the longest wait only.
+        // An announcement whose body never arrives is counted for the queue's longest wait, 100 ms, and then no longer.
         let (mut queue, now) = busy(LIMITS, &[("m", 20)]);
         let first = flood(&mut queue, now).len();
         assert!(flood(&mut queue, now + Duration::from_millis(99)).is_empty());
@@ -482,7 +486,7 @@ mod tests {
         for _ in 0..400 {
             while queue.push(&ask("m", "a:1"), now, 0).is_ok() {}
             most.push(queue.num_waiting());
-            // 40 ms pass while a request of 20 ms runs, as on a thread that gets half of a processor.
+            // Each step takes 40 ms for a request of 20 ms, as on a thread that gets half of a processor.
             now += Duration::from_millis(40);
             queue.running = 0;
             let run = queue.take(now).unwrap().run;
@@ -516,7 +520,7 @@ mod tests {
         };
         assert_eq!(next(20), Some(Refusal::Late));
         assert_eq!(next(500), Some(Refusal::Waited(Duration::from_millis(500))));
-        // No request waits behind the last request, so the last request may still run.
+        // The last request has waited for 500 ms, too, but it may still run, because no other request waits behind it.
         assert_eq!(next(500), None);
     }
 

@@ -11,7 +11,8 @@ pub const SHARE: usize = 4;
 /// A run counts as at least this many nanoseconds, so that models with unknown run times take turns too.
 const LEAST_NANOS: u64 = 1_000;
 
-/// The model, the client's address and the connection of a request; the queue shares its places by these names.
+/// The model, the client's address and the connection of a request. The queue limits how many requests of each of the
+/// three may wait.
 pub type Path = [Arc<str>; 3];
 
 /// A request in the queue.
@@ -21,28 +22,29 @@ pub struct Waiting<T> {
     pub value: T,
     pub class: usize,
     pub cost: u64,
-    // The wait that was estimated from the run times alone, before the correction by real waits.
+    // The estimated wait of the request: the run times of the requests before it, without the correction by real waits.
     pub expected: Duration,
     pub since: Instant,
     pub deadline: Option<Instant>,
 }
 
-/// The virtual time of a child node's next turn, with a number that orders equal times.
+/// The virtual time at which a child node may next give a request, and a number that decides between equal times.
 type Turn = (u64, u64);
 
 /// A node in the tree of waiting requests: the root's children are models, their children client addresses, and their
 /// children connections, which hold the requests.
 #[derive(Debug)]
 pub struct Node<T> {
-    /// How many requests wait here.
+    /// Number of requests that wait in this node and in its children.
     pub waiting: usize,
-    // The expected run time of all requests that wait below this node, in nanoseconds.
+    // The sum of the expected run times of all requests that wait in this node and in its children, in nanoseconds.
     cost: u64,
     // Virtual time: the run time that each child with waiting requests has had so far, in nanoseconds. A new child
     // starts from it, so that a client with one request at a time neither overtakes a client with many waiting requests
     // for ever, nor waits for all of them.
     clock: u64,
-    // The number of turns that were given out. Of two children with equal virtual time, the earlier one runs first.
+    // The number of turns to run a request that this node has given its children. It numbers the turns: of two children
+    // with equal virtual time, the one with the smaller number comes first.
     given: u64,
     turns: BTreeSet<(Turn, Arc<str>)>,
     children: HashMap<Arc<str>, (Turn, Node<T>)>,
@@ -64,7 +66,8 @@ impl<T> Default for Node<T> {
 }
 
 impl<T> Node<T> {
-    /// Adds a request at the end of a path.
+    /// Adds a request to the queue of its connection; creates the nodes of `path` (model, address, connection) that do
+    /// not exist.
     pub fn push(&mut self, path: &[Arc<str>], request: Waiting<T>) {
         self.waiting += 1;
         self.cost += request.cost;
@@ -81,7 +84,7 @@ impl<T> Node<T> {
         child.1.push(rest, request);
     }
 
-    /// Takes out the request whose turn is next, with the name of the child that held it.
+    /// Removes the request that must run next; returns it with the name of the child node in which it waited.
     pub fn take(&mut self) -> Option<(Waiting<T>, Option<Arc<str>>)> {
         let (request, name) = match self.turns.pop_first() {
             None => (self.requests.pop_front()?, None),
@@ -106,7 +109,7 @@ impl<T> Node<T> {
         Some((request, name))
     }
 
-    /// Takes out a request of a path by its number.
+    /// Removes the request with this number from the queue of its connection, which `path` names.
     pub fn remove(&mut self, path: &[Arc<str>], id: u64) -> Option<Waiting<T>> {
         let removed = match path.split_first() {
             None => {
@@ -132,7 +135,8 @@ impl<T> Node<T> {
         self.children.get(name).map(|(_, node)| node)
     }
 
-    /// Returns three counts: how many requests wait of the path's model, of the path's address, and of its connection.
+    /// Counts the waiting requests of the path's model, of its client address, and of its connection; returns the three
+    /// counts.
     pub fn held(&self, path: &Path) -> impl Iterator<Item = usize> {
         let mut node = Some(self);
         path.iter().map(move |name| {
@@ -141,8 +145,9 @@ impl<T> Node<T> {
         })
     }
 
-    /// Returns the expected run time of all requests that run before a further request, in nanoseconds. Because
-    /// children take turns, each other child runs at most as long as the request's own child and the request together.
+    /// Returns the expected run time of all waiting requests that would run before a new request, in nanoseconds.
+    /// Because children take turns, each other child runs at most as long as the request's own child and the request
+    /// together.
     pub fn before(&self, path: &[Arc<str>], cost: u64) -> u64 {
         let Some((name, rest)) = path.split_first() else {
             return self.cost;

@@ -15,22 +15,26 @@ const WINDOW_UPDATE: u8 = 8;
 const END_STREAM: u8 = 1;
 const ACK: u8 = 1;
 
-/// The points with which a connection starts, and the maximum that it can have. Each frame without progress of a
-/// request costs at least 1 point.
+/// A connection has a frame budget: HTTP/2 frames that carry no part of a request cost points of it. This is the number
+/// of points at the start, and the maximum. Each such frame costs at least 1 point, and a connection without points is
+/// closed.
 const ALLOWANCE: u32 = 4096;
-/// Points that a connection regains each second.
+/// Number of points of its frame budget that a connection regains each second.
 const PER_SECOND: u32 = 100;
-/// Points that a connection regains for each request, because its client may send `WINDOW_UPDATE`, `PING` and similar
-/// frames with it.
+/// Points of its frame budget that a connection regains for each request, because its client may send `WINDOW_UPDATE`,
+/// `PING` and similar frames with it.
 const REQUEST: u32 = 8;
-/// A connection regains 1 point for this many bytes of request bodies that it sends, or of answers that it reads.
+/// A connection regains 1 point of its frame budget for this many bytes of request bodies that it sends, or of answers
+/// that it reads.
 const PROGRESS_BYTES: usize = 1 << 10;
-/// Points that a PING or SETTINGS frame costs: the server answers each PING, and updates all streams for a SETTINGS.
+/// Points of the frame budget that a PING or SETTINGS frame costs: the server answers each PING, and updates all
+/// streams for a SETTINGS.
 const PING_COST: u32 = 4;
 const SETTINGS_COST: u32 = 16;
-/// A DATA frame of fewer bytes is tiny, unless it ends its stream.
+/// A DATA frame of fewer bytes is tiny and costs 1 point of the frame budget, unless the frame ends its stream.
 const TINY_BYTES: usize = 64;
-/// An `RST_STREAM` for one of this many newest requests costs 1 point more than the request gave back.
+/// An `RST_STREAM` for one of this many newest requests costs 1 point of the frame budget more than the connection
+/// regained for the request.
 const RECENT_STREAMS: u32 = 64;
 
 /// The type of HTTP/2 frame with which a client floods the server.
@@ -57,7 +61,8 @@ impl Flood {
     }
 }
 
-/// The number of points that one connection has left, and the position of its received bytes within the current frame.
+/// Limits floods of HTTP/2 frames on one connection: has the points that are left of the connection's frame budget, and
+/// how much of the current frame has arrived.
 #[derive(Debug)]
 pub struct FrameMeter {
     preface_left: usize,
@@ -67,12 +72,13 @@ pub struct FrameMeter {
     left: u32,
     refilled: Instant,
     last_stream: u32,
-    // Bytes of request bodies and answers since the connection last regained a point; always fewer than PROGRESS_BYTES.
+    // Number of body and answer bytes since the connection last regained a point of its frame budget for such bytes;
+    // below PROGRESS_BYTES.
     progress: usize,
 }
 
 impl FrameMeter {
-    /// Returns a meter for a new connection, before its first byte.
+    /// Returns the frame counter of a new connection that has received no byte yet.
     #[must_use]
     pub fn new(now: Instant) -> Self {
         FrameMeter {
@@ -94,7 +100,8 @@ impl FrameMeter {
         self.payload_left
     }
 
-    /// Counts bytes of answers that the client read; the connection regains 1 point for each `PROGRESS_BYTES` of them.
+    /// Counts bytes of answers that the client read; the connection regains 1 point of its frame budget for each
+    /// `PROGRESS_BYTES` of them.
     #[inline]
     pub fn note_written(&mut self, size: usize) {
         self.give_back_for(size);
@@ -108,7 +115,7 @@ impl FrameMeter {
         let mut frames = 0;
         loop {
             let skipped = data.len().min(self.preface_left + self.payload_left);
-            // At most one of preface_left and payload_left is more than 0.
+            // `preface_left` and `payload_left` are not both above 0, so `skipped` is subtracted from one of them.
             self.preface_left -= skipped.min(self.preface_left);
             self.payload_left -= skipped.min(self.payload_left);
             data = &data[skipped..];
@@ -129,7 +136,8 @@ impl FrameMeter {
         }
     }
 
-    /// Subtracts or adds the points for the frame whose 9-byte header is now complete.
+    /// Subtracts or adds points of the frame budget for a frame, as soon as all 9 bytes of its header have arrived in
+    /// `head`.
     fn frame(&mut self) -> Result<(), Flood> {
         let [a, b, c, kind, flags, stream @ ..] = self.head;
         let size = u32::from_be_bytes([0, a, b, c]) as usize;
@@ -152,7 +160,8 @@ impl FrameMeter {
             }
             RST_STREAM => self.spend(1, Flood::Reset),
             SETTINGS if flags & ACK == 0 => {
-                // A SETTINGS frame with many values costs more points than a short one.
+                // A SETTINGS frame with many values costs more points of the connection's frame budget than a short
+                // one.
                 let values = u32::try_from(size / 6 / 16).unwrap_or(u32::MAX);
                 self.spend(SETTINGS_COST.saturating_add(values), Flood::Settings)
             }
@@ -177,8 +186,8 @@ impl FrameMeter {
 
     fn spend(&mut self, cost: u32, flood: Flood) -> Result<(), Flood> {
         if self.left < cost {
-            // The meter reads the clock only here, when points run out, so that well-behaved connections never cause a
-            // clock read.
+            // The clock is read only here, when a connection has too few points left of its frame budget, so that
+            // well-behaved connections never cause a clock read.
             let now = Instant::now();
             let seconds = now.duration_since(self.refilled).as_secs();
             if seconds > 0 {

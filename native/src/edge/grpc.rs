@@ -83,8 +83,9 @@ pub async fn serve<S: AsyncRead + AsyncWrite + Unpin>(stream: S, connection: Arc
             pause.after_turn(begun, std::mem::take(&mut task.num_begun), cx);
             let h2 = &mut task.h2;
             if task.window.after_turn(&connection, begun, |bytes| h2.set_initial_window_size(bytes).is_ok()) {
-                // The next turn sends the SETTINGS frame. Where the client has not acknowledged the last one yet, its
-                // acknowledgement wakes the task: a client that never sends it must not make the task run again and again.
+                // h2 sends the SETTINGS frame in the task's next turn, so the task wakes itself. If the client has not
+                // acknowledged the last SETTINGS frame, the task waits for the acknowledgement instead: a client that
+                // never sends it must not make the task run again and again.
                 cx.waker().wake_by_ref();
             }
         }
@@ -93,7 +94,7 @@ pub async fn serve<S: AsyncRead + AsyncWrite + Unpin>(stream: S, connection: Arc
     .await;
 }
 
-/// A call that is not answered yet.
+/// The future that answers one gRPC call of the connection.
 type PendingCall = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// The task of one connection. All calls of the connection run in this task, so that a connection with many calls gets no
@@ -103,18 +104,20 @@ struct Task<'s, S> {
     connection: &'s Arc<Connection>,
     h2: h2::server::Connection<Socket<S>, Payload>,
     flushes: Arc<Flushes>,
-    // Requests that h2 has accepted, and that the task has not begun to answer.
+    // Requests that h2 has accepted, and whose answer the task has not begun.
     batch: VecDeque<(Request<RecvStream>, SendResponse<Payload>)>,
     calls: FuturesUnordered<PendingCall>,
     window: RequestWindow,
-    // Number of requests that the connection's current turn has begun, and of waiting calls that it has ended.
+    // Number of requests that the task has begun in its current turn, plus the number of waiting calls that it has
+    // ended.
     num_begun: u32,
     is_draining: bool,
     is_ending: bool,
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> Task<'_, S> {
-    /// Reads, answers and writes until nothing is left to do or the turn's time is over.
+    /// Runs one turn of the connection's task: reads and answers requests, and writes, until no work is left or the
+    /// turn's time ends.
     fn turn(&mut self, end: Instant, cx: &mut Context<'_>) -> Poll<()> {
         loop {
             if self.is_cut() || self.accept(cx).is_ready() {
@@ -154,13 +157,14 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Task<'_, S> {
         }
     }
 
-    /// Says whether the task answers another request before h2 writes the answers that it has. The task had handed
-    /// `handed` bytes of answers to h2 when h2 wrote last.
+    /// Says whether the task may answer one more request before it lets h2 write the answers that h2 already holds.
+    /// When h2 wrote last, the task had handed it `handed` bytes of answers in all.
     fn may_answer(&self, handed: usize) -> bool {
         !self.connection.is_backed_up() && self.connection.handed().wrapping_sub(handed) < UNWRITTEN_BYTES
     }
 
-    /// Counts a request. If the turn's time is over, other connections come first, and this task is woken after them.
+    /// Counts a request; returns true if this task has used its time and must let tasks of other connections run. The
+    /// task is then woken again after them.
     fn is_over(&mut self, end: Instant, cx: &mut Context<'_>) -> bool {
         self.num_begun += 1;
         let is_over = Instant::now() >= end;
@@ -170,7 +174,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Task<'_, S> {
         is_over
     }
 
-    /// Follows the orders to the connection; says whether the connection is to be cut now.
+    /// Executes the server's current order for the connection, such as a drain, and ends a flooding connection; returns
+    /// true if the connection must be closed at once.
     fn is_cut(&mut self) -> bool {
         if !self.is_ending
             && let Some(flood) = self.connection.flood()
@@ -195,9 +200,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Task<'_, S> {
         false
     }
 
-    /// Reads requests into the batch; is ready when the connection has ended.
+    /// Moves requests that have arrived from h2 to `batch`; returns ready if the connection has ended.
     fn accept(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        // h2 is polled at least once: it also writes answers.
+        // Each call polls h2 at least once, because the poll also writes answers.
         loop {
             match ready!(self.h2.poll_accept(cx)) {
                 Some(Ok(accepted)) => self.batch.push_back(accepted),
@@ -218,7 +223,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Task<'_, S> {
     }
 }
 
-/// Answers a small request at once, or returns a call that answers it.
+/// Answers a small request at once, or returns a future that answers the request.
 fn begin(
     shared: &Arc<Shared>,
     connection: &Arc<Connection>,
@@ -279,7 +284,8 @@ fn begin(
                         refuse(&incoming, respond, &status);
                         return None;
                     }
-                    // The request is refused here without a call, because a call would cost more than the refusal.
+                    // A large request is refused here, before a future for its call is created, because the future
+                    // would cost more than the refusal.
                     if declined == Declined::TooLarge
                         && let Some(data) = &first
                         && let Err(status) = incoming.announce(data, data.len())

@@ -35,7 +35,7 @@ pub struct Plain {
     pub request_id: Option<HeaderValue>,
 }
 
-/// One gRPC call whose answer is not made yet.
+/// One gRPC call that the core has received and not yet answered.
 pub struct Incoming {
     pub shared: Arc<Shared>,
     pub connection: Arc<Connection>,
@@ -47,13 +47,13 @@ pub struct Incoming {
     pub hold: Hold,
     // A call keeps its headers in memory until its answer begins, so large headers count against a limit.
     heads: Option<[OwnedSemaphorePermit; 2]>,
-    // Large work, while its message is read.
+    // Announces the call to the queue of large work; Some only while the message of a large call is still being read.
     pub announcement: Option<(Announcement, Arriving)>,
     _open: Open,
 }
 
 impl Incoming {
-    /// Opens a call on its connection.
+    /// Creates the call, and counts it as open on its connection.
     pub fn new(
         shared: &Arc<Shared>,
         connection: &Arc<Connection>,
@@ -288,8 +288,8 @@ pub async fn gather(incoming: &mut Incoming, first: Option<Bytes>, is_plain: boo
         if incoming.body.is_end_stream() {
             break;
         }
-        // The first part shares its memory with other bytes that the connection has received, so it is copied before
-        // the rest is awaited.
+        // The first part of the message lies in a buffer with other bytes that the connection has received. To free
+        // that buffer, the code copies the part before it waits for further parts.
         if let Some(first) = one.take_if(|first| !is_whole(first)) {
             let told = first.first_chunk::<PREFIX_BYTES>().map_or(0, |prefix| grpc_message::length(*prefix));
             all.reserve((told + PREFIX_BYTES).min(TRUSTED_BYTES));

@@ -165,7 +165,8 @@ async fn judge(incoming: &mut Incoming, coding: Coding, data: &Bytes) -> Result<
             Err(Status { code: Code::ResourceExhausted, text: too_large.text(), may_retry: false })
         }
         Ok(Err(refusal)) => Err(shared.refuse("", refusal, late)),
-        // The sender was dropped, because the thread pool is closed when the server stops.
+        // No result comes if the thread pool dropped the job with the sender, because the pool is closed when the
+        // server stops.
         Err(_) => Err(shared::no_upstream()),
     }
 }

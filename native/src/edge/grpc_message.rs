@@ -30,7 +30,7 @@ pub fn whole(data: &[u8]) -> Option<&[u8]> {
     (prefix[0] == 0 && length(*prefix) == message.len()).then_some(message)
 }
 
-/// Returns the message length in a prefix.
+/// Returns the length of a gRPC message, from its five-byte prefix.
 #[must_use]
 pub fn length(prefix: [u8; PREFIX_BYTES]) -> usize {
     u32::from_be_bytes([prefix[1], prefix[2], prefix[3], prefix[4]]) as usize
@@ -100,7 +100,7 @@ pub fn trailers() -> HeaderMap {
 }
 
 impl Status {
-    /// Returns the trailers that carry this status.
+    /// Returns the HTTP/2 trailers with this gRPC status: code, message and request id.
     #[must_use]
     pub fn trailers(&self, request_id: Option<&str>) -> HeaderMap {
         let mut trailers = HeaderMap::with_capacity(4);
@@ -118,7 +118,7 @@ impl Status {
         trailers
     }
 
-    /// Returns the headers of an answer that has no body and carries this status.
+    /// Returns the headers of an answer without a body; the headers have this gRPC status.
     #[must_use]
     pub fn head(&self, request_id: Option<&str>) -> Response<()> {
         let mut head = Response::new(());
@@ -128,7 +128,8 @@ impl Status {
     }
 }
 
-/// The data of an answer: a message after its prefix, or bytes that are sent as they are.
+/// The data of a gRPC answer: a message, before which its five-byte prefix is sent, or other bytes, such as forwarded
+/// ones, before which no prefix is sent.
 #[derive(Debug)]
 pub struct Payload {
     prefix: [u8; PREFIX_BYTES],

@@ -73,7 +73,7 @@ async fn finish(incoming: Incoming, plain: &Plain, mut respond: SendResponse<Pay
 
 /// Reads the request message of a call and answers it.
 async fn answer(incoming: &mut Incoming, plain: &Plain, first: Option<Bytes>) -> Next {
-    // Request bodies that wait here still count in the connection's HTTP/2 window.
+    // While a call waits here, the bytes of its request body still count in the connection's HTTP/2 window.
     incoming.connection.room().await;
     let data = match gather(incoming, first, true).await {
         Gathered::Message(data) => data,

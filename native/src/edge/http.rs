@@ -379,7 +379,7 @@ impl Exchange {
             Ok(Ok(outcome)) => Ok(outcome),
             Ok(Err(NotRun::Refused(refusal))) => Err(self.too_long(&model, refusal)),
             Err(_) => Err(self.too_long(&model, Refusal::Late)),
-            // The client leaves answers unread, or the server stops.
+            // The client does not read its answers, or the server is stopping.
             Ok(Err(NotRun::Unread | NotRun::Closed)) => Err(shared::no_upstream()),
         }
     }
@@ -389,7 +389,7 @@ impl Exchange {
         self.shared.refuse(model, refusal, || format!("Timed out: the request took longer than {seconds} s."))
     }
 
-    /// Describes a request to a queue, for its place there.
+    /// Returns the description of a request by which a queue decides whether the request may wait.
     fn ask(&self, head: &Parts, size: usize) -> Ask {
         let deadline = Instant::now() + self.shared.limits.http_timeout;
         Ask::new(model(&self.shared, head), &self.connection.peer, size, Some(deadline))
@@ -429,7 +429,7 @@ impl Exchange {
         refusal
     }
 
-    /// Returns the byte counters for a request.
+    /// Returns the counters of the bytes that this connection's requests to the request's model hold.
     fn shares(&self, head: &Parts) -> Arc<Shares> {
         self.connection.shares(&self.shared.account, model(&self.shared, head))
     }
@@ -448,7 +448,7 @@ impl Exchange {
         if large.is_some_and(|size| !self.shares(head).has_room(size)) {
             return Gathered::NoRoom;
         }
-        // Kept until the body is read.
+        // The request stays announced to the queue of large work until its body is read.
         let announced = large.filter(|_| is_plain).map(|size| self.shared.large.announce(self.ask(head, size)));
         let _announced = match announced.transpose() {
             Ok(announcement) => announcement,

@@ -24,7 +24,7 @@ pub enum Coding {
 /// The reason why a compressed message must not be inflated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TooLarge {
-    /// The message inflates to more than this many bytes.
+    /// The compressed message inflates to more bytes than the limit, which the variant holds.
     Bytes(usize),
     /// The inflated size is too many times the compressed size.
     Ratio,

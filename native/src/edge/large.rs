@@ -10,8 +10,8 @@ use super::fair_queue::{Ask, FairQueue, Limits, Refusal, Run};
 /// The nice value of the pool's threads, so that the system prefers the threads that serve connections.
 const NICENESS: i32 = 5;
 
-/// A function that does one piece of large work and returns whether it ran. Its argument is the time that the work
-/// waited in the queue, or the reason why it must not run any more.
+/// A function that does one piece of large work and returns whether the work was done. Its argument is the time that
+/// the work waited in the queue, or the reason why it must not run any more.
 type Job = Box<dyn FnOnce(Result<Duration, Refusal>) -> bool + Send>;
 
 struct State {
@@ -64,7 +64,7 @@ impl Drop for Ticket {
     }
 }
 
-/// A job whose request is being read. Dropping the announcement withdraws it.
+/// A job that is announced to the queue while its request is still being read. Dropping this value withdraws the job.
 pub struct Announcement {
     inner: Arc<Inner>,
     ask: Ask,
@@ -106,13 +106,14 @@ impl Pool {
         job: impl FnOnce(Result<Duration, Refusal>) -> bool + Send + 'static,
     ) -> Result<Ticket, Refusal> {
         let mut state = self.inner.lock();
-        // Both steps run under one lock: a request that is announced in between would find one free place too many.
+        // The announcement is withdrawn and the job is queued under one lock: otherwise another request could be
+        // announced in between, and the queue would count one free place too many.
         if let Some(announcement) = &announcement {
             state.queue.withdraw(&announcement.ask, announcement.id);
         }
         let id = if state.is_closed { u64::MAX } else { state.queue.push(&ask, Instant::now(), Box::new(job))? };
         drop(state);
-        // Dropping an announcement takes the lock.
+        // The drop of an announcement locks the queue, so `state` is dropped first.
         drop(announcement);
         self.inner.has_job.notify_one();
         Ok(Ticket { inner: Arc::clone(&self.inner), ask, id })
@@ -185,8 +186,8 @@ fn work(inner: &Inner) {
 
 #[cfg(target_os = "linux")]
 fn lower_priority() {
-    // On Linux each thread has its own nice value; the id 0 stands for the calling thread.
-    // SAFETY: `setpriority` gets numbers only.
+    // On Linux each thread has its own nice value; the id 0 stands for the calling thread. SAFETY: `setpriority` takes
+    // numbers only and accesses no memory of this process.
     let _ = unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, NICENESS) };
 }
 

@@ -97,13 +97,14 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// Limits of a queue before so many slots.
+    /// Returns the limits of a queue for `slots` slots.
     #[must_use]
     pub fn queue(&self, slots: usize) -> fair_queue::Limits {
         fair_queue::Limits { slots, queued: self.max_queued_requests, wait: self.max_queue }
     }
 
-    /// Bytes of a body, or of answers, that a client must send, or read, within `stall_timeout`.
+    /// Returns how many bytes of a body a client must send, or how many bytes of answers it must read, within
+    /// `stall_timeout`.
     #[must_use]
     pub fn least_bytes(&self) -> u64 {
         LEAST_BYTES_PER_S * self.stall_timeout.as_secs().max(1)

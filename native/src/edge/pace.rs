@@ -16,7 +16,8 @@ pub struct Pace {
     least: u64,
     // Number of bytes of the request body that arrived since the time `since`.
     received: u64,
-    // None until the server first has to wait for the client; until then the clock is not read for this body.
+    // The start of the current interval; None until the server first has to wait for the client, so that the clock is
+    // not read before.
     since: Option<Instant>,
     timer: Option<Pin<Box<Sleep>>>,
 }
@@ -26,7 +27,7 @@ pub struct Pace {
 pub struct Stalled;
 
 impl Pace {
-    /// Returns a pace for a body whose first byte has not arrived.
+    /// Creates the pace of a body whose first byte has not arrived.
     #[must_use]
     pub fn new(limits: &Limits) -> Self {
         Pace { timeout: limits.stall_timeout, least: limits.least_bytes(), received: 0, since: None, timer: None }
@@ -107,7 +108,8 @@ mod tests {
 
     #[tokio::test]
     async fn a_body_at_the_least_rate_goes_on_for_longer_than_the_timeout() {
-        // All pauses together take longer than the timeout, but each part has enough bytes to start a new interval.
+        // The pauses between the parts add up to more than the timeout, but each part has enough bytes to restart the
+        // time limit.
         assert_eq!(sent(Duration::from_millis(20), 1024, 30).await, (30, false));
     }
 

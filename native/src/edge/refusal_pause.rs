@@ -18,7 +18,8 @@ use super::limits::REFUSAL_SHARE;
 /// Shorter pauses are added up first: the runtime's timers have a resolution of 1 ms.
 const LEAST: Duration = Duration::from_millis(1);
 const MOST: Duration = Duration::from_millis(100);
-/// A refusal counts as at most this long: the rest of its turn was spent on other requests, for example on their bodies.
+/// In the length of a pause, a refusal counts as at most this long, because the connection's turn also includes other
+/// work, for example reading the bodies of accepted requests.
 const MOST_SPENT: Duration = Duration::from_micros(50);
 
 /// The number of connections whose sockets the server does not read now, because it refused their requests, and the
@@ -30,25 +31,25 @@ pub struct Pauses {
 }
 
 impl Pauses {
-    /// Starts without a paused connection.
+    /// Creates the count of paused connections, which starts at 0.
     #[must_use]
     pub fn new(threads: usize) -> Self {
         Pauses { threads: u32::try_from(threads).unwrap_or(u32::MAX).max(1), count: AtomicUsize::new(0) }
     }
 
-    /// Returns the pause for refusals of one connection that took `spent`. The connections that are paused now share the
-    /// time for refusals, so each waits longer when there are more of them.
+    /// Returns for how long the server does not read a connection, after refusals of its requests that took the time
+    /// `spent`. All paused connections share the time for refusals, so each pauses longer when there are more of them.
     fn length(&self, spent: Duration) -> Duration {
         let connections = u32::try_from(self.count.load(Relaxed)).unwrap_or(u32::MAX).saturating_add(1);
         (spent.saturating_mul(REFUSAL_SHARE).saturating_mul(connections) / self.threads).min(MOST)
     }
 }
 
-/// The pause of one connection. Its task alone uses it.
+/// Pauses the reading of one connection after refusals; only the connection's task uses this struct.
 pub struct RefusalPause<'s> {
     pauses: &'s Pauses,
     connection: Arc<Connection>,
-    // Refusals of the connection as of the last turn.
+    // Number of requests of the connection that the server had refused by the end of the last turn.
     refused: u64,
     // Time for which the connection must still be paused: single pauses are too short for a timer, so they add up.
     owed: Duration,
@@ -62,7 +63,7 @@ impl<'s> RefusalPause<'s> {
         RefusalPause { pauses, connection, refused: 0, owed: Duration::ZERO, timer: None }
     }
 
-    /// Ends the pause if its time is over; else the task is woken then.
+    /// Ends the pause if its time is over; if not, a timer wakes the connection's task at that time.
     pub fn poll_end(&mut self, cx: &mut Context<'_>) {
         if let Some(timer) = &mut self.timer
             && timer.as_mut().poll(cx).is_ready()
@@ -82,7 +83,7 @@ impl<'s> RefusalPause<'s> {
         }
         let each = (begun.elapsed() / requests.max(in_turn)).min(MOST_SPENT);
         self.owed += self.pauses.length(each.saturating_mul(in_turn));
-        // A pause would also delay the bodies of accepted requests.
+        // No pause begins while the body of an accepted request is arriving, because the pause would delay that body.
         if self.owed < LEAST || self.connection.expects_body() {
             return;
         }
@@ -91,7 +92,7 @@ impl<'s> RefusalPause<'s> {
         self.timer = Some(timer);
         self.connection.set_paused(true);
         self.pauses.count.fetch_add(1, Relaxed);
-        // Registers the task with the timer.
+        // The first poll of the timer registers the connection's task, so that the timer wakes the task.
         self.poll_end(cx);
     }
 
@@ -134,7 +135,7 @@ mod tests {
         refuse(&mut pause, 5, Duration::from_micros(400), 10);
         assert!(!connection.is_paused(), "the body of an accepted request is on its way");
         drop(arriving);
-        // Half of the requests of each turn were refused, and each turn took 0.4 ms, so the pause is 8 ms.
+        // The server refused half of the 10 requests of two turns, and each turn took 0.4 ms, so the pause is 8 ms.
         refuse(&mut pause, 5, Duration::from_micros(400), 10);
         assert!(connection.is_paused());
         assert_eq!(

@@ -7,23 +7,26 @@ use super::connection::Connection;
 
 /// Number of bytes of one request that a client may send before the server has read them.
 pub const STREAM_WINDOW: u32 = 1 << 20;
-/// This number while the server refuses the connection's large requests: one DATA frame of the default size.
+/// Size of a request's HTTP/2 window while the server refuses large requests of the connection: one DATA frame of the
+/// default size.
 const NARROW_WINDOW: u32 = 16 << 10;
-/// The server widens the windows again after this time without a refusal.
+/// Once the server has refused no large request of the connection for this time, it sets the windows to their full size
+/// again.
 const CALM: Duration = Duration::from_secs(1);
 
-/// The windows of one connection. Only the connection's task uses this struct.
+/// The HTTP/2 windows for request bodies of one connection. Only the connection's task uses this struct.
 #[derive(Debug, Default)]
 pub struct RequestWindow {
-    // Large requests of the connection that were refused, as of the last turn.
+    // Number of large requests of the connection that the server had refused by the end of the last turn.
     refused: u64,
-    // Set while the windows are narrow: the time of the last refusal.
+    // Time of the last refusal; None while the windows have their full size.
     last_refusal: Option<Instant>,
 }
 
 impl RequestWindow {
-    /// Calls `resize` with the new size of the windows if it changes now; says whether it has changed. If `resize` returns
-    /// false, because the client has not acknowledged the last change, the next turn tries again.
+    /// Narrows or widens the HTTP/2 windows if that is due: calls `resize` with the new size, and returns whether
+    /// `resize` returned true. If it returned false, because the client has not acknowledged the last change, the next
+    /// turn calls it again.
     #[must_use]
     pub fn after_turn(&mut self, connection: &Connection, now: Instant, resize: impl FnOnce(u32) -> bool) -> bool {
         let refused = connection.large_refused();
@@ -50,7 +53,7 @@ mod tests {
     use super::*;
     use crate::edge::limits::Limits;
 
-    /// Returns the sizes that one turn sets.
+    /// Ends one turn of the connection, and returns the sizes with which the turn called `resize`.
     fn turn(window: &mut RequestWindow, connection: &Connection, now: Instant, is_settled: bool) -> Vec<u32> {
         let mut sizes = Vec::new();
         let has_changed = window.after_turn(connection, now, |size| {

@@ -110,7 +110,8 @@ mod tests {
         assert!(sampled(&tracing, &[&parent("01")], 1) && sampled(&tracing, &[&parent("03")], 1));
         assert!(!sampled(&tracing, &[&parent("00")], 1) && !sampled(&tracing, &[&parent("02")], 1));
         assert!(!sampled(&tracing, &[], 1));
-        // The parent's trace id decides. Its lower 64 bits are 0x8448..., which is 0.517 of 2**64.
+        // The trace id of the parent decides whether the request is sampled: its lower 64 bits are 0x8448..., which is
+        // 0.517 of 2**64.
         let by_id = |share| Tracing { root: 0.0, sampled_parent: share, unsampled_parent: share };
         assert!(sampled(&by_id(0.52), &[&parent("00")], u128::MAX) && !sampled(&by_id(0.51), &[&parent("01")], 1));
     }

@@ -68,7 +68,7 @@ struct Hub {
     // The numbers of open gRPC connections and of open HTTP connections.
     open: [AtomicUsize; 2],
     is_draining: AtomicBool,
-    // The value becomes true when the server must accept no more connections.
+    // Holds true once the server must accept no more connections.
     stop: watch::Sender<bool>,
     closed: Notify,
 }
@@ -179,7 +179,8 @@ impl Server {
         self.hub.shared.health.store(health.map(Arc::new));
     }
 
-    /// Sets the TLS configuration for later connections of a wire; None serves them in plaintext.
+    /// Replaces the TLS configuration of a wire, for connections that are accepted later; with None these are
+    /// plaintext.
     pub fn set_tls(&self, wire: Wire, config: Option<Arc<ServerConfig>>) {
         self.hub.tls(wire).store(config);
     }
@@ -429,7 +430,8 @@ fn listen(listen: Listen) -> io::Result<Listener> {
     Ok(Listener::Tcp(TcpListener::from_std(socket)?))
 }
 
-/// Accepts connections until the server drains; then accepts only the connections that already wait in the system.
+/// Accepts connections until the server drains; then accepts only the connections that already wait in the system's
+/// queue.
 async fn accept(hub: Arc<Hub>, wire: Wire, listener: Listener) {
     let mut stop = hub.stop.subscribe();
     let mut left = BACKLOG;
@@ -442,8 +444,7 @@ async fn accept(hub: Arc<Hub>, wire: Wire, listener: Listener) {
             _ = stop.wait_for(|stop| *stop) => continue,
         };
         left -= i32::from(is_stopping);
-        // Open connections have priority: before the server accepts the next connection, it runs the runtime's other
-        // tasks.
+        // Open connections have priority: after each accepted connection, this task lets the runtime's other tasks run.
         tokio::task::yield_now().await;
         if let Err(error) = accepted {
             tracing::warn!(%error, "no connection can be accepted");

@@ -40,7 +40,8 @@ pub const TRACE_ID_HEADER: &str = "x-embedding-server-trace-id";
 /// Header that proves to the reference server that the core wrote the other headers, because clients may also connect
 /// to the reference server directly.
 pub const SEAL_HEADER: &str = "x-embedding-server-seal";
-/// Threads that wait for rows of clusters. They start with the first request for such rows.
+/// Threads for requests that wait for rows of Valkey or Redis clusters. They start with the first request for such
+/// rows.
 const WAITING_THREADS: usize = 64;
 /// Names in a client certificate are not forwarded if they have more bytes than this: grpcio takes 8 KiB of metadata.
 const MAX_NAMES_BYTES: usize = 4096;
@@ -94,9 +95,9 @@ pub struct Shared {
 /// The reason why the handler of a wire format (form) gave no answer to a request.
 #[derive(Debug)]
 pub enum Failed {
-    /// The handler declined the request.
+    /// The handler (form) left the request to the reference server, for this reason.
     Declined(Declined),
-    /// Rows of a cluster could not be read.
+    /// The request needs rows of a Valkey or Redis cluster, and they could not be read.
     NoRows(Failure),
     /// The form panicked.
     Panicked,
@@ -136,7 +137,8 @@ pub struct Made {
 pub type Outcome = Result<Made, Failed>;
 
 impl Shared {
-    /// Returns the conditions for a request; None if the reference server must refuse or trace the request.
+    /// Returns the conditions under which the core may answer a request; None if the reference server must refuse or
+    /// trace the request.
     pub fn terms(&self, headers: &HeaderMap, connection: &Connection, draws: Draws) -> Option<Terms> {
         let grant = match &*self.access.load() {
             None => None,
@@ -208,8 +210,9 @@ impl Shared {
         // A panic can leave no data half-changed, because a handler only reads a servable.
         match catch_unwind(AssertUnwindSafe(|| form(&*self.dispatch, &call))) {
             Ok(Ok(answered)) => {
-                // An answer's bytes count as unread from here on. The connection's task looks at no finished call while
-                // its socket is full, so the pool's threads would meanwhile make the answers of all its other calls.
+                // The answer's bytes count as unread as soon as the handler (form) has made them. The connection's task
+                // looks at no finished call while its socket is full, so the pool's threads would meanwhile make the
+                // answers of all its other calls.
                 let debt = Debt::new(connection, &self.account, answered.servable.model(), answered.body.len());
                 Ok(Made { answered, debt, took: started.elapsed() })
             }
@@ -228,8 +231,8 @@ impl Shared {
         }
     }
 
-    /// Calls a form on a thread for large work, or on one that may wait for other machines. Dropping the future removes
-    /// the work from the queue.
+    /// Runs the handler of a wire format (form) on a pool: on a thread for large work, or on a thread that may wait for
+    /// other machines. Dropping the future removes the work from the pool's queue.
     ///
     /// `why`: the reason why a thread of connections does not run the form. `announcement`: the place that the request
     /// already has in the queue for large work.
@@ -257,7 +260,7 @@ impl Shared {
         self.call_in(pool, ask, None, connection, terms, form).await
     }
 
-    /// Calls a form on a thread of a pool.
+    /// Runs the handler of a wire format (form) on a thread of the given pool.
     async fn call_in(
         self: &Arc<Self>,
         pool: &Pool,
@@ -282,7 +285,8 @@ impl Shared {
                     let waiting = Waiting { deadline, ..Waiting::default() };
                     let effort = if may_wait { Effort::Wait(&waiting) } else { Effort::Any };
                     let outcome = shared.call(effort, &connection, &terms, form);
-                    // Dropped before the answer is sent: this thread must neither keep the runtime alive nor drop it.
+                    // The references are dropped before the answer is sent, so that this thread neither keeps the async
+                    // runtime alive nor is the last to drop the runtime.
                     drop((shared, connection));
                     let _ = sender.send(Ok(outcome));
                     return true;
@@ -294,7 +298,8 @@ impl Shared {
         };
         let begun = Instant::now();
         let ticket = pool.submit(ask, announcement, job).map_err(NotRun::Refused)?;
-        // While all threads are busy none looks at the queue, so the waiting task watches the time itself.
+        // While all threads of the pool are busy, no thread checks how long jobs have waited, so this task sets its own
+        // time limit.
         let told = match tokio::time::timeout(pool.patience(), &mut receiver).await {
             Err(_) if ticket.give_up() => return Err(NotRun::Refused(Refusal::Waited(begun.elapsed()))),
             Err(_) => receiver.await,
@@ -310,7 +315,8 @@ impl Shared {
         self.large.num_waiting() + waiting.map_or(0, Pool::num_waiting)
     }
 
-    /// Counts and words the failure of a request for rows that could not be read.
+    /// Counts a request that failed because rows of a Valkey or Redis cluster could not be read, and returns the error
+    /// for its client.
     #[must_use]
     pub fn no_rows(&self, method: Method, model: &str, failure: Failure) -> Status {
         let (code, name) = if failure.is_late {

@@ -66,7 +66,8 @@ pub struct Snapshot {
     /// Number of requests that the core refused itself, by model and reason; the model is "" if it is not known.
     /// Refused connections count here, too.
     pub refused: Vec<(String, &'static str, u64)>,
-    /// Requests that failed because rows of a cluster could not be read: API, method, model, code and count.
+    /// Requests that failed because rows of a Valkey or Redis cluster could not be read: API, method, model, code and
+    /// count.
     pub failed: Vec<(&'static str, &'static str, String, &'static str, u64)>,
     /// Times that requests waited for a thread before they ran, by model.
     pub waited: Vec<WaitSnapshot>,

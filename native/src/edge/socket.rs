@@ -71,7 +71,7 @@ impl Flushes {
 /// The byte stream of one connection; it counts the bytes that are read and written.
 pub struct Socket<S> {
     stream: S,
-    // None for HTTP/1.1, whose flushes are never delayed.
+    // State of delayed flushes; None for HTTP/1.1, which never delays a flush.
     flushes: Option<Arc<Flushes>>,
     // Whether the last write was a part of a large answer, so that more writes will probably follow.
     is_amid: bool,
@@ -79,11 +79,11 @@ pub struct Socket<S> {
     waiting: Vec<u8>,
     start: usize,
     turn: usize,
-    // Number of bytes that were written since the connection's turn began.
+    // Number of bytes that the connection has written since its task began the current turn.
     written: usize,
     // The counter of HTTP/2 frames; None for HTTP/1.1.
     meter: Option<FrameMeter>,
-    // A timer that is set when the stream is shut down, while the server drops the bytes that still come.
+    // After the stream is shut down, this timer limits how long the server still reads and drops the client's bytes.
     linger: Option<Pin<Box<Sleep>>>,
     discarded: usize,
 }
@@ -184,7 +184,8 @@ impl<S: AsyncRead + Unpin> AsyncRead for Socket<S> {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let me = self.get_mut();
         if me.connection.flood().is_some() {
-            // The socket reads no more bytes; the connection's task sends GOAWAY and ends the connection.
+            // The client floods the server: the socket reads no more of its bytes, and the connection's task sends
+            // GOAWAY and closes the connection.
             return Poll::Pending;
         }
         if me.connection.is_paused() || me.meter.is_some() && me.connection.is_backed_up() {
@@ -203,7 +204,8 @@ impl<S: AsyncRead + Unpin> AsyncRead for Socket<S> {
         let mut part = buffer.take(most);
         let read = Pin::new(&mut me.stream).poll_read(cx, &mut part);
         let size = part.filled().len();
-        // SAFETY: `part` is the unfilled part of `buffer`, and its first `size` bytes have been filled.
+        // SAFETY: the code above has filled the first `size` bytes of `part`, the unfilled part of `buffer`, so
+        // `buffer` may count them as filled.
         unsafe { buffer.assume_init(size) };
         buffer.advance(size);
         if read.is_pending() {

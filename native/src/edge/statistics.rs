@@ -31,7 +31,8 @@ struct Subject {
     model: String,
 }
 
-/// The counters of one thread for one [`Subject`]. Only that thread writes them.
+/// The counters of one thread for the requests with one method, model, version and signature. Only that thread writes
+/// them.
 struct Cell {
     signature_name: String,
     kind: &'static str,
@@ -56,7 +57,8 @@ impl Cell {
 }
 
 struct Own {
-    // The number of the `Statistics` object to which the cells belong, because tests have several such objects.
+    // The number of the `Statistics` object to which the thread's counters belong, because tests have several such
+    // objects.
     of: usize,
     generation: u64,
     cells: Vec<(Subject, Arc<Cell>)>,
@@ -88,7 +90,8 @@ pub struct Statistics {
     wait_limits_s: Vec<f64>,
     // The maps stay small, because only configured models have names. Only refused and large requests use the locks.
     refused: Mutex<HashMap<(String, &'static str), u64>>,
-    // By method, model and code.
+    // Number of requests that failed because rows of a Valkey or Redis cluster could not be read, by method, model and
+    // code.
     failed: Mutex<HashMap<(Method, String, &'static str), u64>>,
     waited: Mutex<HashMap<Arc<str>, Waits>>,
 }
@@ -344,13 +347,14 @@ impl Statistics {
             .into_iter()
             .partition(|(subject, _)| subject.model == model && subject.version == version);
         *cells = joined(kept);
-        // At its next request, every thread drops its old cells and creates new ones.
+        // The new generation number makes every thread replace its counters (cells) at its next request.
         self.generation.fetch_add(1, Relaxed);
         subjects(&gone)
     }
 }
 
-/// Adds up the cells of threads that have ended, one sum for each subject. Only this list still refers to such cells.
+/// Adds up the counters (cells) of threads that have ended, one sum for each subject. A cell belongs to such a thread
+/// if only this list still refers to the cell.
 fn joined(cells: Vec<(Subject, Arc<Cell>)>) -> Vec<(Subject, Arc<Cell>)> {
     let (left, mut kept): (Vec<_>, Vec<_>) = cells.into_iter().partition(|(_, cell)| Arc::strong_count(cell) == 1);
     let mut sums: HashMap<Subject, Arc<Cell>> = HashMap::new();
@@ -414,7 +418,7 @@ mod tests {
         });
         let description = serde_json::from_value(description).unwrap();
         let no_graph = |_: &serde_json::Value| Err(String::new());
-        // SAFETY: the description has no memory addresses.
+        // SAFETY: the test's description has no memory addresses, so compiling it reads no foreign memory.
         let servable = unsafe { Servable::compile(description, MemoryOwner(Box::new(())), &no_graph) };
         Answered {
             body: bytes::Bytes::new(),
@@ -472,7 +476,7 @@ mod tests {
         assert_eq!((&*snapshot.slow[0].request_id, snapshot.slow[0].rows), ("id", 2));
         let gone = statistics.retire("m", 2);
         assert_eq!((gone.len(), gone[0].counts[2]), (1, 3));
-        // The call of retire() has added up the cells of the ended threads in one cell.
+        // retire() has replaced the counters (cells) of the ended threads by one cell with their sums.
         assert_eq!(lock(&statistics.cells).len(), 1);
         count(&statistics, &one, Duration::from_millis(1));
         let left = statistics.snapshot().subjects;

@@ -46,6 +46,6 @@ pub(super) fn inputs_of<'a>(signature: &Signature, body: LookupBody<'a>) -> Resu
         }
         add_dense(&mut inputs, signature, index, column.value)?;
     }
-    // If weights are left over, the body has weights for a feature whose ids it lacks.
+    // Weights that no column has used belong to a feature whose ids the body lacks.
     if all_weights.is_empty() { Ok(inputs) } else { Err(Declined::Unfit) }
 }

@@ -26,7 +26,7 @@ pub mod tensorflow_json;
 pub struct Call<'a> {
     /// The routing table of published servables.
     pub routes: &'a Routes,
-    /// How much work this thread may do.
+    /// How much work the calling thread may do for the request.
     pub effort: Effort<'a>,
     /// Maximal size of an answer's arrays, in bytes.
     pub max_response_bytes: usize,
@@ -75,7 +75,7 @@ pub struct Answered {
     pub body: Bytes,
     /// B, the number of rows of the request.
     pub rows: usize,
-    /// The servable that answered; its version can not be unloaded before this is dropped.
+    /// The servable that answered; its version can not be unloaded before this reference is dropped.
     pub servable: Arc<Servable>,
     /// Index of the signature in `servable.signatures()`.
     pub signature: usize,
@@ -83,7 +83,7 @@ pub struct Answered {
     pub ran: Duration,
     /// For an Open Inference answer with binary tensors, the number of bytes of JSON text before the tensors.
     pub json_length: Option<usize>,
-    /// Tables whose rows could not all be read.
+    /// The tables for which the answer has cached or default rows, because some of their rows could not be read.
     pub instead: Vec<Instead>,
 }
 

@@ -203,7 +203,8 @@ pub(super) fn append_numbers(work: &mut Work<'_, '_>, index: usize, body: &mut V
     let size = work.outputs()[index].num_bytes();
     body.reserve(size);
     work.fill(index, &mut body.spare_capacity_mut()[..size])?;
-    // SAFETY: reserve() allocated `size` more bytes of the buffer, and fill() has written them.
+    // SAFETY: reserve() allocated `size` more bytes, and fill() has written them, so the vector may grow by this
+    // length.
     unsafe { body.set_len(body.len() + size) };
     Ok(())
 }

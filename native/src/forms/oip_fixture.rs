@@ -118,7 +118,8 @@ pub fn routes_of(user_dim: usize, item_dim: usize) -> Routes {
     });
     let description = serde_json::from_value(description).expect("a description");
     let keep = MemoryOwner(Box::new((users, items)));
-    // SAFETY: `keep` owns the memory of both tables of the test model.
+    // SAFETY: `keep` owns the memory of both test tables, whose addresses the description has, for as long as the
+    // servable lives.
     let servable = unsafe { Servable::compile(description, keep, &|_| Ok(Box::new(Echo))) }.expect("a servable");
     let model = ModelRoutes {
         versions: vec![(3, Some(Arc::new(servable)))],
@@ -186,7 +187,7 @@ pub enum Elements {
 }
 
 impl Elements {
-    /// Encodes the elements as the protocol's binary data.
+    /// Encodes the elements of a test tensor as binary data of the Open Inference Protocol.
     pub fn binary(&self) -> Vec<u8> {
         match self {
             Elements::Numbers(bytes) => bytes.clone(),
@@ -288,7 +289,7 @@ impl Lookup {
         tensors
     }
 
-    /// Computes the expected numbers of each of the three outputs.
+    /// Computes the numbers that the three outputs of the test signature must have.
     pub fn vectors(&self) -> [Vec<f32>; 3] {
         let row = |id: &i64, dim: usize, number: fn(i64, usize) -> f32| {
             (0..dim).map(|column| number(*id, column)).collect::<Vec<_>>()
@@ -379,7 +380,7 @@ pub fn measure(name: &str, mut answer: impl FnMut() -> Result<super::Answered, D
 /// Returns the processor time that this thread has used, in seconds; other processes do not add to it.
 fn thread_seconds() -> f64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the system call writes only to the variable `time`.
+    // SAFETY: the system call clock_gettime writes only to the variable `time`.
     unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
     time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
 }

@@ -217,7 +217,7 @@ mod tests {
 
     fn data_text(sent: &SentTensor, form: Form) -> String {
         let count: usize = sent.dims.iter().product();
-        // The JSON data of a scalar is a list, too, with one element.
+        // In a JSON request, the `data` of a scalar tensor is a list with one element.
         let is_nested = form == Form::Nested && !sent.dims.is_empty();
         let dims = if is_nested { sent.dims.clone() } else { vec![count] };
         let mut text = vec![];

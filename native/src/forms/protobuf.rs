@@ -33,7 +33,7 @@ pub enum Value<'a> {
     Varint(u64),
     /// A fixed64, sfixed64 or double, in little-endian bytes.
     Fixed64(&'a [u8; 8]),
-    /// A string, bytes, a message or packed numbers.
+    /// The bytes of a length-delimited field: a string, bytes, a message or packed numbers.
     Delimited(&'a [u8]),
     /// A fixed32, sfixed32 or float, in little-endian bytes.
     Fixed32(&'a [u8; 4]),
@@ -185,8 +185,8 @@ fn read_fixed<'a, const N: usize>(rest: &mut &'a [u8]) -> Result<&'a [u8; N], Ma
 /// Returns the number of varints in a packed field.
 #[must_use]
 pub fn count_varints(packed: &[u8]) -> usize {
-    // The loop counts in each byte of a 64-bit word, so that the compiler can use vector instructions. A count byte by
-    // byte took 1 ns for a varint of three bytes, half the time of decoding it.
+    // The loop has eight counters, one in each byte of a 64-bit word, so that the compiler can use vector instructions.
+    // A count byte by byte took 1 ns for a varint of three bytes, half the time of decoding it.
     let parts = packed.chunks(WORD * u8::MAX as usize).map(|part| {
         let words = part.chunks_exact(WORD);
         let tail = words.remainder().iter().filter(|&&byte| byte < 0x80).count();
@@ -249,8 +249,8 @@ pub fn extend_varints(numbers: &mut Vec<i64>, packed: &[u8]) -> Result<(), Malfo
 fn varint_ends(block: &[u8; BLOCK]) -> u64 {
     block.chunks_exact(WORD).rev().fold(0, |ends, word| {
         let last = (!load_u64(word) & CONTINUATION_BITS) >> 7;
-        // The multiplication gathers the lowest bit of each byte in the highest byte; no partial products overlap
-        // there.
+        // The multiplication moves the lowest bits of the eight bytes to the eight bits of the highest byte, where its
+        // partial products do not overlap.
         ends << WORD | last.wrapping_mul(0x0102_0408_1020_4080) >> 56
     })
 }

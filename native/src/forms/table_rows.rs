@@ -52,7 +52,7 @@ pub fn answer(
     let mut rows = Vec::with_capacity(num_bytes);
     let out = OutputRows::new(&mut rows.spare_capacity_mut()[..num_bytes], 0, row_bytes, row_bytes, ids.len());
     table.gather(Ints::of(&ids), policy, out).map_err(|_| Declined::Unfit)?;
-    // SAFETY: gather() has written every row of the buffer.
+    // SAFETY: gather() has written every row, so all `num_bytes` bytes of the vector are initialised.
     unsafe { rows.set_len(num_bytes) };
     if servable.is_damaged() {
         return Err(Declined::Damaged);

@@ -36,8 +36,8 @@ pub struct Allowance {
 }
 
 impl Allowance {
-    /// Returns the allowance of a request of `num_bytes` bytes: at least as many elements, because an element that is
-    /// sent takes at least one byte.
+    /// Returns how many elements the tensors of a request of `num_bytes` bytes may have: at least one for each byte,
+    /// because an element that is sent takes at least one byte.
     #[must_use]
     pub fn of_request(num_bytes: usize) -> Self {
         Allowance { elements: num_bytes.max(MAX_REPEATS_OF_REFERENCE), repeats: MAX_REPEATS }
@@ -115,13 +115,14 @@ pub fn read_tensor<'a>(message: &'a [u8], allowance: &mut Allowance) -> Result<T
                 return Err(Declined::Unusual);
             }
             if dtype == DataType::Bool && content.iter().any(|&byte| byte > 1) {
-                // Any nonzero byte means true.
+                // In `tensor_content` of a boolean tensor, any nonzero byte means true.
                 Data::Bytes(content.iter().map(|&byte| u8::from(byte != 0)).collect())
             } else {
                 Data::Raw(content)
             }
         }
-        // If a tensor has both, the reference server uses `tensor_content`, but also parses the typed values.
+        // Of a tensor with both `tensor_content` and typed values, the reference server uses `tensor_content`, but it
+        // also parses the typed values.
         (_, [_, ..], _) => return Err(Declined::Unusual),
         _ => {
             if proto.num_pieces > 0 && proto.field != field_of_values(dtype) {
@@ -133,7 +134,7 @@ pub fn read_tensor<'a>(message: &'a [u8], allowance: &mut Allowance) -> Result<T
     Ok(Tensor { dtype, dims, data })
 }
 
-/// Returns the number of the typed field for values of a dtype.
+/// Returns the number of the `TensorProto` field, such as `int_val`, that has the values of a dtype.
 fn field_of_values(dtype: DataType) -> u32 {
     match dtype {
         DataType::Float32 => 5,
@@ -317,13 +318,13 @@ fn of_dtype<'a>(mut numbers: Vec<i64>, dtype: DataType) -> Data<'a> {
 enum Values {
     /// An empty tensor, which is encoded without any field.
     None,
-    /// Values that are encoded as their bytes in memory: the field's number and their size.
+    /// Values whose encoding is their bytes in memory: the number of the field, and the size of the bytes.
     Raw(u32, usize),
     /// Values that are encoded as packed varints: the field's number and the varints.
     Packed(u32, Vec<u8>),
     /// Strings, each encoded as one field `string_val`.
     Strings,
-    /// Strings in the field `tensor_content`: the size of that field.
+    /// Strings that are joined in the field `tensor_content`; holds the size of that field's bytes.
     JoinedStrings(usize),
 }
 
@@ -336,8 +337,8 @@ pub struct MessageLayout {
 }
 
 impl MessageLayout {
-    /// Computes the sizes of the message for output `index`. If the values are varints, looks them up and encodes
-    /// them, because their size depends on the values.
+    /// Computes the sizes of the `TensorProto` of output `index`. Values that are encoded as varints are looked up and
+    /// encoded here, because their size depends on the values.
     ///
     /// # Errors
     /// As [`Work::fill`].
@@ -425,7 +426,8 @@ fn fill(work: &mut Work<'_, '_>, index: usize, num_bytes: usize, to: &mut Vec<u8
     to.reserve(num_bytes);
     let buffer: &mut [MaybeUninit<u8>] = to.spare_capacity_mut().get_mut(..num_bytes).ok_or(Declined::OverLimit)?;
     work.fill(index, buffer)?;
-    // SAFETY: the buffer has `num_bytes` reserved bytes, and Work::fill has written them.
+    // SAFETY: `to` has `num_bytes` reserved bytes, and Work::fill has written them, so the vector may grow by this
+    // length.
     unsafe { to.set_len(to.len() + num_bytes) };
     Ok(())
 }

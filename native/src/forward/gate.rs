@@ -23,7 +23,7 @@ pub enum Lane {
     Stream,
 }
 
-/// The queues of one wire, HTTP or gRPC: one for the work lane and one for the control lane.
+/// The queues for forwarded requests of one wire, HTTP or gRPC: one for predicts and lookups, one for control requests.
 pub struct Gates {
     work: Gate,
     control: Gate,
@@ -49,7 +49,7 @@ impl Gates {
         }
     }
 
-    /// Returns how many requests wait in both queues.
+    /// Returns how many requests wait to be forwarded, in the queues of both lanes together.
     #[must_use]
     pub fn num_waiting(&self) -> usize {
         self.work.0.lock().num_waiting() + self.control.0.lock().num_waiting()

@@ -33,11 +33,11 @@ pub struct GrpcUpstream {
     connecting: tokio::sync::Mutex<()>,
 }
 
-/// The reason why the copying of a stream stopped early.
+/// The reason why a gRPC stream was copied only in part.
 enum StreamEnded {
-    /// The sender of the bytes was lost, or reset the stream for this reason.
+    /// The side that sends the bytes disconnected, or reset its HTTP/2 stream for this reason.
     Source(Option<Reason>),
-    /// The receiver of the bytes accepts no more of them.
+    /// The side that receives the bytes accepts no more of them.
     Sink,
 }
 
@@ -59,7 +59,7 @@ impl GrpcUpstream {
             return Some(sender);
         }
         let _connecting = self.connecting.lock().await;
-        // Another call may have connected while this one waited for the lock.
+        // Another call may have opened the connection while this call waited for the lock.
         if let Some(sender) = self.current_sender()
             && let Ok(sender) = sender.ready().await
         {
@@ -196,7 +196,8 @@ async fn download(response: Response<RecvStream>, mut respond: SendResponse<Payl
             true
         }
         StreamEnded::Source(None) => {
-            // The head is already sent, so only the trailers can tell the client that the reference server was lost.
+            // The head of the answer is already sent, so only the trailers can tell the client that the reference
+            // server was lost.
             let _ = client.send_trailers(no_upstream().trailers(None));
             false
         }

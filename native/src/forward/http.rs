@@ -189,7 +189,7 @@ impl IdleConnections {
         let mut all = self.lock();
         while let Some((sender, since)) = all.pop() {
             if since.elapsed() > IDLE_TIMEOUT {
-                // The remaining idle connections are older, so they are too old as well.
+                // The list is in the order of age, so all remaining connections have been idle for too long as well.
                 all.clear();
                 break;
             }

@@ -34,7 +34,7 @@ pub struct Description {
     pub damage_flag_at: usize,
 }
 
-/// One table, in mapped memory or in a cluster.
+/// The description of one table, whose rows lie in mapped memory or in a Valkey or Redis cluster.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TableDescription {
@@ -46,11 +46,11 @@ pub struct TableDescription {
     pub vocabulary_size: usize,
     /// D, the number of columns of the table.
     pub embedding_dim: usize,
-    /// Address of row 0; 0 for a table in a cluster.
+    /// Address of row 0 in memory; 0 for a table whose rows lie in a Valkey or Redis cluster.
     pub rows_at: usize,
     /// Address of V float32 numbers, the scales of the table's rows; 0 if the dtype has no scales.
     pub scales_at: usize,
-    /// Where the rows lie if a cluster holds them; None for a table in mapped memory.
+    /// The place of the rows in a Valkey or Redis cluster; None for a table in mapped memory.
     #[serde(default)]
     pub remote: Option<RemoteDescription>,
     /// The rows and the scales in their mapped file, if the table is larger than memory; else empty.
@@ -156,7 +156,8 @@ pub struct FeatureDescription {
     pub summation: Summation,
     /// The feature's rule for an id outside the table (`on_bad_id` of the manifest).
     pub on_bad_id: OnBadId,
-    /// The row that the feature reads for an id outside the table, if that is its rule (`default_row` of the manifest).
+    /// The row that the feature reads for an id outside the table, if its rule is to read a default row (`default_row`
+    /// of the manifest).
     pub default_row: usize,
     /// Whether the combiner mean divides by `max(sum(w), 1)`, where w are the weights of a row.
     pub at_least_one: bool,

@@ -261,7 +261,8 @@ impl<'s, 'r> Features<'s, 'r> {
     fn read_at(&self, feature: usize, to: &mut [MaybeUninit<u8>], placement: &Placement) -> Result<(), Declined> {
         let sent = self.sent[feature].as_ref().ok_or(Declined::Unfit)?;
         if sent.sizes.iter().product::<usize>() != sent.ids().len() {
-            // The ids have a dtype of fewer bytes than int64, so the lookup would leave a part of `to` unwritten.
+            // The ids' bytes are too few for their shape, as for a dtype shorter than int64: the lookup would leave a
+            // part of `to` unwritten.
             return Err(Declined::NotNative);
         }
         let plan = &self.plan.features[feature];

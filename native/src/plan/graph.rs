@@ -8,7 +8,7 @@ use crate::declined::Declined;
 pub enum OutputData {
     /// Little-endian numbers, end to end, in memory that TensorFlow owns.
     Numbers(Box<dyn AsRef<[u8]> + Send + Sync>),
-    /// Elements of a string output.
+    /// The elements of an output of dtype string, in row-major order.
     Strings(Vec<Vec<u8>>),
 }
 
@@ -18,7 +18,7 @@ pub struct GraphOutput {
     pub dtype: DataType,
     /// The shape of the output.
     pub dims: Dims,
-    /// The elements of the output.
+    /// The elements of the output tensor: numbers or strings.
     pub data: OutputData,
 }
 

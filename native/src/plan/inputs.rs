@@ -75,7 +75,7 @@ pub struct Strings<'a> {
 pub enum Data<'a> {
     /// Little-endian numbers of the tensor's dtype, end to end, borrowed from the request's bytes.
     Raw(&'a [u8]),
-    /// Decoded numbers of an int64 or int32 tensor; each fits the tensor's dtype.
+    /// Decoded numbers of an int64 or int32 tensor; each number fits the tensor's dtype.
     Ints(Vec<i64>),
     /// Decoded numbers of a float32 tensor.
     Floats(Vec<f32>),
@@ -92,7 +92,7 @@ pub struct Tensor<'a> {
     pub dtype: DataType,
     /// Shape of the tensor in the request.
     pub dims: Dims,
-    /// Elements of the tensor.
+    /// The elements of the tensor: numbers or strings.
     pub data: Data<'a>,
 }
 

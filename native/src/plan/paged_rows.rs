@@ -31,7 +31,7 @@ pub(super) fn read(
     Ok(())
 }
 
-/// Reads the rows of one table, if the thread may wait for the disk.
+/// Reads the rows of one paged table into memory, if the thread may wait for the disk.
 ///
 /// # Errors
 /// As `read`.

@@ -1,4 +1,4 @@
-//! Reads the rows of a request's features from clusters, into small tables of their own.
+//! Reads the rows that a request's features need from Valkey or Redis clusters into small tables, one for each feature.
 //!
 //! The kernels then work on a small table as they do on a mapped one, in the same order, so answers agree to the bit.
 //! The reference is `service/tables/remote_table.py`.
@@ -16,11 +16,11 @@ use crate::tables::table::{Dtype, Ints, OnBadId, Policy, Table};
 
 /// The distinct rows that one feature of a request reads.
 pub(super) struct RemoteRows {
-    /// The rows; their memory is in `_rows` and `_scales`.
+    /// A small table of these rows, whose memory is in `_rows` and `_scales`.
     pub(super) table: Table,
-    /// How many ids lie outside the remote table and read another row.
+    /// Number of ids that lie outside the remote table and read another row in its place.
     pub(super) num_read_instead: usize,
-    /// Rows of the cache, and default rows, in place of rows that could not be read.
+    /// Number of cached rows, and number of default rows, that replace rows which could not be read.
     num_stale: usize,
     num_default: usize,
     /// For each id of the request the row of `table`; -1 for a dropped id.
@@ -33,13 +33,13 @@ impl RemoteRows {
     /// The policy of a lookup in `table`.
     pub(super) const POLICY: Policy = Policy { on_bad_id: OnBadId::DropNegative, default_row: 0 };
 
-    /// Returns the ids of the lookup in `table`.
+    /// Returns the ids with which the request's lookup reads the small table `table`.
     pub(super) fn ids(&self) -> Ints<'_> {
         Ints::of(&self.places)
     }
 }
 
-/// Says whether a feature of the request reads a table in a cluster.
+/// Says whether a feature of the request reads a table whose rows lie in a Valkey or Redis cluster.
 pub(super) fn reads_any(servable: &Servable, plan: &Signature, sent: &[Option<FeatureInputs<'_>>]) -> bool {
     let mut features = plan.features.iter().zip(sent);
     features.any(|(feature, sent)| sent.is_some() && servable.remote_table(feature.table).is_some())
@@ -151,8 +151,8 @@ fn distinct(ids: Ints<'_>, policy: Policy, size: usize) -> Result<Distinct, Decl
     Ok(found)
 }
 
-/// Puts the default row in the place of rows that could not be read; returns the rows and their number. None: the table
-/// has no default row of this number.
+/// Replaces rows that could not be read by the default row; returns all rows and their number. Returns None if the
+/// table has no default row with this number.
 fn with_default_rows(mut want: Want<'_>, default_row: usize) -> Option<(Vec<u8>, usize)> {
     if !want.left.is_empty() {
         let row = want.table.default_row(default_row)?;

@@ -22,11 +22,11 @@ use crate::tables::vocabulary::Vocabulary;
 /// the reverse, except for `Unread`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InputRole {
-    /// Data that no feature reads, but only the graph.
+    /// The input feeds the graph only; no feature reads it.
     Unread,
     /// Ids of a feature.
     Ids,
-    /// Row splits or weights of a feature.
+    /// The input has the row splits or the weights of a feature.
     SplitsOrWeights,
 }
 
@@ -54,7 +54,8 @@ pub struct InputPlan {
     pub bounds: (i64, i64),
 }
 
-/// The rows of a feature that must have at least one id; a request without it is forwarded to the reference server.
+/// Says which rows of a feature must have at least one id. If such a row of a request has none, the request is
+/// forwarded to the reference server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NeedsIds {
     /// No row.
@@ -68,7 +69,7 @@ pub enum NeedsIds {
 /// The way in which table rows become the vectors of a feature.
 #[derive(Clone, Copy, Debug)]
 pub enum LookupKind {
-    /// The vector of each id is its table row.
+    /// Each id gives one vector, its table row.
     Gather {
         /// Rank of the ids: 1 for shape `[B]`, 2 for `[B, K]`; None for any rank but 0.
         ids_rank: Option<usize>,
@@ -99,7 +100,7 @@ pub struct FeaturePlan {
     pub lookup: LookupKind,
     /// The policy of the lookup for an id outside the table.
     pub policy: Policy,
-    /// The rows of the feature that must have at least one id.
+    /// Says which rows of ids must not be empty.
     pub needs_ids: NeedsIds,
 }
 
@@ -219,9 +220,11 @@ pub struct SharedParts {
     _owner: MemoryOwner,
 }
 
-// SAFETY: threads only read the word at `damage_flag`, atomically, and `_owner` keeps it in memory.
+// SAFETY: any thread may own the value, because threads read the word at `damage_flag` atomically, and `_owner` keeps
+// that word in memory.
 unsafe impl Send for SharedParts {}
-// SAFETY: as for Send, threads only read the word at `damage_flag`, and read it atomically.
+// SAFETY: shared use by several threads is safe, because threads only read the word at `damage_flag`, and read it
+// atomically.
 unsafe impl Sync for SharedParts {}
 
 /// One published version of a model. Each request that uses it holds an `Arc`; Python unmaps the tables after the last
@@ -232,7 +235,8 @@ pub struct Servable {
     paged_tables: Arc<[Option<Arc<PagedTable>>]>,
     shared: Arc<SharedParts>,
     tables: Vec<Table>,
-    /// For each table the same table in a cluster, if it lies in one; empty if all tables are mapped.
+    /// For each table, the object that reads its rows from a Valkey or Redis cluster; None for a mapped table. Empty if
+    /// all tables are mapped.
     remote_tables: Arc<[Option<Arc<RemoteTable>>]>,
     /// Owns the memory of the tables.
     _owner: Option<MemoryOwner>,
@@ -270,8 +274,8 @@ impl Servable {
                 let data = (v.data.0 as *const u8, v.data.1);
                 let keys = (v.keys.0 as *const i64, v.keys.1);
                 let slots = (v.slots.0 as *const i32, v.slots.1);
-                // SAFETY: the caller promises that the vocabulary's addresses fulfil the conditions of
-                // `Vocabulary::new`.
+                // SAFETY: the caller promises that the addresses of each vocabulary in the description fulfil the
+                // conditions of `Vocabulary::new`.
                 unsafe { Vocabulary::new(v.has_strings, data, keys, slots, v.rows) }
             })
             .collect();
@@ -279,7 +283,8 @@ impl Servable {
         let unknown_keys = vocabularies.iter().map(|_| AtomicU64::new(0)).collect();
         let sampled = tables.iter().filter(|_| has_hot_rows);
         let hot_rows = sampled.map(|table| HotRows::new(table.vocabulary_size)).collect();
-        // SAFETY: the caller promises that the table's addresses fulfil the conditions of `Table::new`.
+        // SAFETY: the caller promises that the addresses of each table's rows and scales fulfil the conditions of
+        // `Table::new`.
         let mapped = tables.iter().map(|table| unsafe { table_at(table, table.rows_at, table.scales_at) }).collect();
         let damage_flag = damage_flag_at as *const AtomicU64;
         let has_serving_default = has_serving_default || signatures.iter().any(|one| one.name == "serving_default");
@@ -317,10 +322,12 @@ impl Servable {
     pub unsafe fn on_tables(&self, addresses: &[(usize, usize)], owner: MemoryOwner) -> Self {
         assert_eq!(addresses.len(), self.tables.len());
         let pairs = self.shared.tables.iter().zip(addresses);
-        // SAFETY: the caller promises that the table's addresses fulfil the conditions of `Table::new`.
+        // SAFETY: the caller promises that the addresses of each table's rows and scales fulfil the conditions of
+        // `Table::new`.
         let tables: Vec<_> = pairs.map(|(table, at)| unsafe { table_at(table, at.0, at.1) }).collect();
         let remote_tables = Arc::clone(&self.remote_tables);
-        // A table with changed rows lies in a private map: dropping a page would lose the changed rows in that page.
+        // A table with changed rows lies in a private memory map, whose changes are not in the file: dropping a page
+        // would lose the changed rows in that page.
         let pairs = self.paged_tables.iter().zip(self.tables.iter().zip(&tables));
         let paged_tables = pairs.map(|(paged, (before, now))| paged.clone().filter(|_| before.is_at(now))).collect();
         let shared = Arc::clone(&self.shared);
@@ -339,7 +346,8 @@ impl Servable {
             if table.paged.is_empty() {
                 return Ok(None);
             }
-            // SAFETY: the caller of `compile` promised that the table's addresses stay mapped, from shared maps.
+            // SAFETY: the caller of `compile` promised that the rows stay mapped, in shared read-only maps, as
+            // `Pager::open` requires.
             unsafe { pager.open(table.vocabulary_size, &table.paged) }.map(|table| Some(Arc::new(table)))
         };
         let paged_tables = self.shared.tables.iter().map(open).collect::<io::Result<_>>()?;
@@ -353,13 +361,13 @@ impl Servable {
         !self.paged_tables.is_empty()
     }
 
-    /// Returns the pages of a table; None if the table is not larger than memory.
+    /// Returns the object that reads the pages of a table; None for a table that is not larger than memory.
     #[must_use]
     pub fn paged_table(&self, table: usize) -> Option<&PagedTable> {
         self.paged_tables.get(table)?.as_deref()
     }
 
-    /// Opens the tables that lie in clusters. Until then every id of such a table is refused.
+    /// Opens the tables that lie in Valkey or Redis clusters. Until then, a lookup refuses every id of such a table.
     #[must_use]
     pub fn with_clusters(self, clusters: &Clusters) -> Self {
         let SharedParts { model, version, tables, .. } = &*self.shared;
@@ -374,7 +382,8 @@ impl Servable {
         Servable { remote_tables, ..self }
     }
 
-    /// Returns a table in its cluster, and V, its number of rows; None for a mapped table.
+    /// Returns the object that reads a table's rows from a Valkey or Redis cluster, and V, its number of rows; None for
+    /// a mapped table.
     #[must_use]
     pub fn remote_table(&self, table: usize) -> Option<(&RemoteTable, usize)> {
         let remote = self.remote_tables.get(table)?.as_deref()?;
@@ -435,7 +444,7 @@ impl Servable {
         &self.shared.vocabularies
     }
 
-    /// Returns the counts of ids, by signature and feature.
+    /// Returns the counts of ids that lookups have had, by signature and feature.
     #[must_use]
     pub fn counts(&self) -> &[Vec<Counts>] {
         &self.shared.counts
@@ -464,7 +473,7 @@ impl Servable {
     /// Says whether a mapped file of the servable is damaged. Call this after the last read of a row.
     #[must_use]
     pub fn is_damaged(&self) -> bool {
-        // SAFETY: `_owner` keeps the damage word in memory, if `damage_flag` is not null.
+        // SAFETY: if `damage_flag` is not null, it points to a word that `_owner` keeps in memory.
         !self.shared.damage_flag.is_null() && unsafe { (*self.shared.damage_flag).load(Ordering::Acquire) != 0 }
     }
 }
@@ -473,7 +482,7 @@ unsafe fn table_at(table: &TableDescription, rows: usize, scales: usize) -> Tabl
     let TableDescription { dtype, embedding_dim, .. } = *table;
     // No row of a remote table is in memory, so a kernel must refuse every id.
     let vocabulary_size = if table.remote.is_some() { 0 } else { table.vocabulary_size };
-    // SAFETY: the caller promises the conditions of `Table::new`.
+    // SAFETY: the caller promises that the two addresses fulfil the conditions of `Table::new`.
     unsafe { Table::new(dtype, vocabulary_size, embedding_dim, rows as *const u8, scales as *const f32) }
 }
 

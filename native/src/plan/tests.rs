@@ -35,7 +35,7 @@ fn servable_with(signatures: Value, tables: &[(usize, usize)], vocabularies: Val
     description["signatures"] = signatures;
     description["vocabularies"] = vocabularies;
     let description: Description = serde_json::from_value(description).expect("a description");
-    // SAFETY: the servable owns `memory`, in which its tables lie.
+    // SAFETY: the description's addresses point into `memory`, which the servable owns from now on.
     unsafe { Servable::compile(description, MemoryOwner(Box::new(memory)), &|_| Err("no graph".to_owned())) }
         .expect("fits")
 }
@@ -113,7 +113,7 @@ fn ask(servable: &Servable, inputs: Inputs<'_>, wanted: &[&str]) -> Result<Vec<F
         let shape = work.outputs()[number].clone();
         let mut bytes = vec![MaybeUninit::new(0xFF_u8); shape.num_bytes()];
         work.fill(number, &mut bytes)?;
-        // SAFETY: fill() has written every byte of the buffer.
+        // SAFETY: fill() has written every byte of the buffer, so all bytes are initialised.
         let bytes: Vec<u8> = bytes.into_iter().map(|byte| unsafe { byte.assume_init() }).collect();
         let numbers = bytes.chunks_exact(4).map(|four| f32::from_le_bytes(four.try_into().expect("four"))).collect();
         found.push((plan.outputs[shape.output].name.clone(), shape.dims.to_vec(), numbers));

@@ -23,30 +23,32 @@ const SMALL_BYTES: usize = 512 << 10;
 /// The amount of work that the calling thread may do for one request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effort<'a> {
-    /// Some tens of microseconds, because the thread also serves connections; larger requests end with
+    /// The thread may work for some tens of microseconds, because it also serves connections; larger requests end with
     /// [`Declined::TooLarge`].
     Small,
-    /// Any amount of work, because the thread belongs to the pool for large work.
+    /// The thread may do any amount of work, because it belongs to the pool for large work.
     Any,
     /// The thread may do any amount of work, and may wait for disks and other machines.
     Wait(&'a Waiting),
 }
 
-/// The wait of one request for rows of clusters.
+/// Limits how long one request waits for rows of Valkey or Redis clusters, and stores the failure if they can not be
+/// read.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Waiting {
-    /// When the request must be answered; None: no limit but the clusters' own.
+    /// The time by which the request must be answered; None if only the time limits of the Valkey or Redis clusters
+    /// apply.
     pub deadline: Option<Instant>,
-    /// Why the request ended with [`Declined::NoRows`].
+    /// The reason why rows could not be read, if the request ended with [`Declined::NoRows`].
     pub failure: OnceCell<Failure>,
 }
 
-/// Why rows of a cluster could not be read.
+/// The reason why rows of a Valkey or Redis cluster could not be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
     /// Whether the request's deadline has passed.
     pub is_late: bool,
-    /// A sentence for the client.
+    /// The error text for the client, one sentence.
     pub text: String,
 }
 
@@ -55,9 +57,10 @@ pub struct Failure {
 pub struct Instead {
     /// The table's name.
     pub table: String,
-    /// Distinct rows from the cache, which may be older than the cluster's rows.
+    /// Number of distinct rows of the answer that are from the row cache, and may be older than the rows in the
+    /// cluster.
     pub stale_rows: usize,
-    /// Distinct rows in whose place the answer has the feature's default row.
+    /// Number of distinct rows that the answer replaces by the feature's default row.
     pub default_rows: usize,
 }
 
@@ -68,7 +71,7 @@ pub struct OutputShape {
     pub output: usize,
     /// Dtype of the output.
     pub dtype: DataType,
-    /// Sizes of the output.
+    /// Sizes of the output's dimensions.
     pub dims: Dims,
 }
 
@@ -87,7 +90,8 @@ enum Content<'r> {
         sent: SmallVec<[Option<FeatureInputs<'r>>; 8]>,
         /// For each feature, the number of its ids that lie outside the table; None before the feature was looked up.
         missing: SmallVec<[Option<usize>; 8]>,
-        /// For each feature the rows that were read from a cluster; empty if no feature reads one.
+        /// For each feature, its rows that were read from a Valkey or Redis cluster; empty if no feature has its table
+        /// in a cluster.
         remote: Vec<Option<RemoteRows>>,
     },
     Predict(Vec<GraphOutput>),
@@ -199,7 +203,8 @@ impl<'s, 'r> Work<'s, 'r> {
                 if from.len() != to.len() {
                     return Err(Declined::Graph);
                 }
-                // SAFETY: both slices have the same length, and a MaybeUninit<u8> has the layout of a u8.
+                // SAFETY: the copied slice and its target have the same length, and a MaybeUninit<u8> has the layout of
+                // a u8.
                 unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to.as_mut_ptr().cast(), from.len()) };
                 Ok(())
             }
@@ -316,6 +321,6 @@ fn lookup_outputs(
         dims.iter().try_fold(4_usize, |size, dim| size.checked_mul(*dim)).ok_or(Declined::OverLimit)?;
         shapes.push(OutputShape { output: index, dtype: output.dtype, dims });
     }
-    // If no output is left, the request is forwarded, because the reference server has the error text.
+    // If the request has the features of no output, it is forwarded, because the reference server has the error text.
     if shapes.is_empty() { Err(Declined::Unfit) } else { Ok(shapes) }
 }

@@ -175,7 +175,8 @@ impl Kernel for Combine<'_> {
                 (sums, terms)
             };
             let to = self.out.row(r);
-            // SAFETY: each id of `terms` was checked to lie in the table, and a row of `out` has space for D float32.
+            // SAFETY: the code above has checked that each id of `terms` is a row of the table, and a row of `out` has
+            // space for the D float32 of the sum.
             unsafe {
                 summation::sum::<L, S>(&self.table, &terms, self.options.summation, to);
                 divide(to, dim, sums, self.options);
@@ -206,7 +207,7 @@ unsafe fn divide(to: *mut u8, dim: usize, sums: WeightSums, options: &CombineOpt
         Combiner::Mean if options.at_least_one && total < 1.0 => 1.0,
         Combiner::Mean => total,
     };
-    // SAFETY: the caller promises that `to` is the address of D float32 numbers.
+    // SAFETY: the caller promises that D float32 numbers at `to` may be read and written.
     unsafe {
         if divisor == 0.0 {
             to.write_bytes(0, dim * 4);
@@ -226,7 +227,7 @@ unsafe fn divide(to: *mut u8, dim: usize, sums: WeightSums, options: &CombineOpt
 #[inline(always)]
 unsafe fn each(to: *mut u8, dim: usize, change: impl Fn(f32) -> f32) {
     for d in 0..dim {
-        // SAFETY: the caller promises that `to` is the address of D float32 numbers.
+        // SAFETY: the caller promises that D float32 numbers at `to` may be read and written.
         unsafe {
             let at = to.add(d * 4).cast::<f32>();
             at.write_unaligned(change(at.read_unaligned()));

@@ -31,12 +31,14 @@ impl Kernel for Gather<'_> {
                 if let Some(row) = table.replacement(id, i)? {
                     id = row;
                 } else {
-                    // SAFETY: the assertion above says that a row of `out` has space for D float32.
+                    // SAFETY: the assertion above checks that a row of `out` has space for D float32, which are set to
+                    // zero here.
                     unsafe { to.write_bytes(0, table.dim * 4) };
                     continue;
                 }
             }
-            // SAFETY: `id` is now the number of a row of the table, and a row of `out` has space for D float32.
+            // SAFETY: `id` is now the number of a row of the table, and the row of `out` to which it is copied has
+            // space for D float32.
             unsafe { table.copy::<L, S>(id, to) };
         }
         Ok(missing)

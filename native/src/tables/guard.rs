@@ -101,7 +101,7 @@ fn find(address: usize) -> Option<(usize, usize, usize)> {
 
 fn install() -> io::Result<()> {
     let previous = PREVIOUS.get_or_init(|| {
-        // SAFETY: a sigaction of zeros is valid; the handler is a function of the type that SA_SIGINFO asks for.
+        // SAFETY: a `sigaction` struct of zeros is valid, and `on_bus_error` has the type of a handler with SA_SIGINFO.
         unsafe {
             let mut action: libc::sigaction = std::mem::zeroed();
             action.sa_sigaction = on_bus_error as *const () as usize;
@@ -120,7 +120,8 @@ fn install() -> io::Result<()> {
 
 extern "C" fn on_bus_error(number: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     let error = errno();
-    // SAFETY: the system gives a handler with SA_SIGINFO a valid `siginfo_t`.
+    // SAFETY: the kernel passes a pointer to a valid `siginfo_t` to a signal handler that was installed with
+    // SA_SIGINFO.
     let (code, address) = unsafe { ((*info).si_code, (*info).si_addr() as usize) };
     // A SIGBUS that a process sent with kill() has a code of 0 or less, and no address.
     if code <= 0 || !replace_with_zeros(address) {
@@ -135,13 +136,15 @@ fn replace_with_zeros(address: usize) -> bool {
     let Some((start, end, flag_at)) = find(address) else {
         return false;
     };
-    // SAFETY: the caller of `add` promised that the damage flag stays in memory until the call of `remove`.
+    // SAFETY: the damage flag at this address may be written: the caller of `add` promised that it stays in memory
+    // until `remove`.
     unsafe { (*(flag_at as *const AtomicU64)).store(1, Ordering::SeqCst) };
     // The pages of zeros that replace the damaged file are writable, because the server writes changed rows into some
     // memory maps.
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_PRIVATE | libc::MAP_FIXED | libc::MAP_ANONYMOUS;
-    // SAFETY: the caller of `add` promised that no other code maps other pages at the addresses of the guarded map.
+    // SAFETY: mmap replaces only pages of the guarded file: the caller of `add` promised that no other map uses these
+    // addresses.
     let mapped = unsafe { libc::mmap(start as *mut libc::c_void, end - start, protection, flags, -1, 0) };
     mapped != libc::MAP_FAILED
 }
@@ -154,8 +157,8 @@ fn call_previous(number: libc::c_int, info: *mut libc::siginfo_t, context: *mut 
     if handler == libc::SIG_IGN && is_from_process {
         return;
     }
-    // SAFETY: sigaction returned this address as that of the earlier handler, and its flags say which type the handler
-    // has.
+    // SAFETY: sigaction returned this address as that of the earlier SIGBUS handler, with flags that say which function
+    // type the handler has.
     unsafe {
         if handler == libc::SIG_DFL || handler == libc::SIG_IGN {
             // When this handler returns, the thread repeats the read, and the default action of SIGBUS ends the
@@ -175,23 +178,23 @@ fn call_previous(number: libc::c_int, info: *mut libc::siginfo_t, context: *mut 
 
 #[cfg(target_os = "linux")]
 fn errno_at() -> *mut libc::c_int {
-    // SAFETY: any thread may call `__errno_location` at any time.
+    // SAFETY: the C function `__errno_location` has no preconditions and may be called by any thread.
     unsafe { libc::__errno_location() }
 }
 
 #[cfg(not(target_os = "linux"))]
 fn errno_at() -> *mut libc::c_int {
-    // SAFETY: any thread may call the C function `__error` at any time.
+    // SAFETY: the C function `__error` has no preconditions and may be called by any thread.
     unsafe { libc::__error() }
 }
 
 fn errno() -> libc::c_int {
-    // SAFETY: the pointer is the address of this thread's variable `errno`.
+    // SAFETY: the pointer is the address of `errno` of this thread, which no other thread accesses.
     unsafe { *errno_at() }
 }
 
 fn set_errno(error: libc::c_int) {
-    // SAFETY: the pointer is the address of this thread's variable `errno`.
+    // SAFETY: the pointer is the address of `errno` of this thread, which no other thread accesses.
     unsafe { *errno_at() = error };
 }
 
@@ -219,7 +222,8 @@ mod tests {
             let file = File::options().read(true).write(true).open(&path).unwrap();
             std::fs::remove_file(&path).unwrap();
             let size = pages * PAGE;
-            // SAFETY: the system chooses a free address for the new map.
+            // SAFETY: the new memory map replaces no other map, because mmap gets no address and the kernel chooses a
+            // free one.
             let at = unsafe { libc::mmap(null_mut(), size, libc::PROT_READ, libc::MAP_SHARED, file.as_raw_fd(), 0) };
             assert_ne!(at, libc::MAP_FAILED);
             MappedFile { file, at: at.cast(), size }
@@ -227,20 +231,21 @@ mod tests {
 
         fn read(&self, at: usize) -> u8 {
             assert!(at < self.size);
-            // SAFETY: the byte that is read lies in the mapped file.
+            // SAFETY: the byte that the test reads lies in the memory map of the file.
             unsafe { self.at.add(at).read_volatile() }
         }
     }
 
     impl Drop for MappedFile {
         fn drop(&mut self) {
-            // SAFETY: no code reads the mapped file after its owner is dropped.
+            // SAFETY: the test unmaps the file when the owner of the map is dropped, and nothing reads the map
+            // afterwards.
             unsafe { libc::munmap(self.at.cast(), self.size) };
         }
     }
 
     fn guard(map: &MappedFile, flag: &AtomicU64) -> usize {
-        // SAFETY: in every test, the mapped file and the damage flag live longer than the guard.
+        // SAFETY: in every test, the mapped file and the damage flag stay in memory until the guard is removed.
         unsafe { add(map.at as usize, map.size, std::ptr::from_ref(flag) as usize) }.unwrap().unwrap()
     }
 
@@ -253,7 +258,7 @@ mod tests {
         map.file.set_len(PAGE as u64).unwrap();
         assert_eq!((map.read(0), flag.load(Ordering::SeqCst)), (1, 0));
         assert_eq!((map.read(2 * PAGE + 5), flag.load(Ordering::SeqCst)), (0, 1));
-        // The handler also maps zeros over those pages that are still in the file.
+        // The SIGBUS handler has mapped zeros over all pages of the file, also over those that the file still has.
         assert_eq!(map.read(0), 0);
         assert_eq!((other.read(2 * PAGE), other_flag.load(Ordering::SeqCst)), (1, 0));
         remove(index);
@@ -276,15 +281,15 @@ mod tests {
         let flag = AtomicU64::new(0);
         let index = guard(&guarded, &flag);
         foreign.file.set_len(0).unwrap();
-        // SAFETY: the child process only reads a byte, and exits.
+        // SAFETY: after the fork, the child process only reads a byte of the map and exits.
         let child = unsafe { libc::fork() };
         if child == 0 {
             foreign.read(0);
-            // SAFETY: `_exit` only ends the child process.
+            // SAFETY: `_exit` ends the child process and accesses no memory.
             unsafe { libc::_exit(0) };
         }
         let mut status = 0;
-        // SAFETY: `child` is a child process of this process.
+        // SAFETY: waitpid(2) gets the id of a child process of this test, and writes only to `status`.
         assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
         assert!(libc::WIFSIGNALED(status) && libc::WTERMSIG(status) == libc::SIGBUS);
         assert_eq!(flag.load(Ordering::SeqCst), 0);

@@ -16,21 +16,21 @@ use std::sync::{Mutex, PoisonError};
 
 use super::table::Ints;
 
-/// One id of this many is drawn, on average, of lookups with few ids.
+/// In lookups with few ids, one id of this many is drawn on average.
 const SAMPLE_EVERY: u32 = 32;
-/// About how many ids are drawn of a lookup with more than `SAMPLE_EVERY * DRAWS` ids.
+/// Approximate number of ids that are drawn of a lookup with more than `SAMPLE_EVERY * DRAWS` ids.
 const DRAWS: u32 = 4;
-/// Counters that a sketch keeps; twice as many while it counts.
+/// Number of rows to which a sketch is reduced when it has counts of more than twice as many rows.
 const KEPT_COUNTERS: usize = 2048;
-/// Registers of a HyperLogLog are `2^REGISTER_BITS` bytes; its standard error is 1.04 / 64.
+/// A HyperLogLog has `2^REGISTER_BITS` registers of one byte; the standard error of its estimate is 1.04 / 64.
 const REGISTER_BITS: u32 = 12;
-/// Drawn ids that a buffer holds before they are counted.
+/// Number of drawn ids that a buffer collects before the sketch counts them.
 const BUFFERED_IDS: usize = 256;
-/// Buffers of a table; threads share them in turn.
+/// Number of buffers for drawn ids of one table; each thread uses one of them, and several threads may use the same.
 const NUM_BUFFERS: usize = 16;
 
 thread_local! {
-    /// How many ids of this thread are passed over before one is drawn.
+    /// Number of ids that this thread still passes over before it draws the next id.
     static PASSED_OVER: Cell<u32> = const { Cell::new(0) };
     static BUFFER: usize = {
         static THREADS: AtomicUsize = AtomicUsize::new(0);
@@ -41,36 +41,37 @@ thread_local! {
 /// The rows of one table that lookups read most. Concurrency: any thread.
 #[derive(Debug)]
 pub struct HotRows {
-    /// V of the table: ids outside it are not counted.
+    /// V, the number of rows of the table; ids outside the table are not counted.
     vocabulary_size: u64,
     buffers: [Mutex<Vec<Drawn>>; NUM_BUFFERS],
     sketch: Mutex<Sketch>,
 }
 
-/// A drawn id, and how many ids of lookups it counts for.
+/// An id that was drawn for the sample, and the number of looked-up ids for which it counts.
 #[derive(Clone, Copy, Debug)]
 struct Drawn {
     id: i64,
     weight: u32,
 }
 
-/// The counts of a table's drawn ids.
+/// Counts and estimates from the drawn ids of a table.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HotSnapshot {
-    /// Number of drawn ids that have a row.
+    /// Number of drawn ids that are numbers of rows.
     pub samples: u64,
-    /// Estimated number of ids of lookups that have a row.
+    /// Estimated number of looked-up ids that are numbers of rows.
     pub lookups: u64,
-    /// Number of distinct rows among the drawn ids, estimated.
+    /// Estimated number of distinct rows among the drawn ids.
     pub distinct: u64,
-    /// By how much the lookups of a row may be too large, beside the error of the sample.
+    /// The largest amount by which the count of a row may be too high, apart from the error of the sampling.
     pub overcount: u64,
-    /// Pairs of a row and its estimated lookups, the hottest first; of equal rows the smaller id first.
+    /// Pairs of a row and its estimated number of lookups, the hottest row first; of rows with equal numbers the
+    /// smaller id first.
     pub rows: Vec<(i64, u64)>,
 }
 
 impl HotRows {
-    /// Returns empty counts for a table of V rows.
+    /// Returns the counts of a table of V rows, all 0.
     #[must_use]
     pub fn new(vocabulary_size: usize) -> Self {
         HotRows {
@@ -80,13 +81,13 @@ impl HotRows {
         }
     }
 
-    /// Draws some of the ids of a lookup.
+    /// Samples the ids of one lookup: draws some of them and adds these to a buffer.
     #[inline]
     pub fn see(&self, ids: Ints<'_>) {
         // A lookup has fewer ids than 2^32: they would take 32 GB.
         let num_ids = ids.len() as u32;
         if num_ids > SAMPLE_EVERY * DRAWS {
-            // A random start and equal distances: each id is drawn with the same probability.
+            // The first drawn id is random and the distances are equal, so each id is drawn with the same probability.
             let distance = num_ids / DRAWS;
             self.draw(ids, fastrand::u32(..distance), distance, || distance);
             return;
@@ -94,15 +95,16 @@ impl HotRows {
         PASSED_OVER.with(|passed_over| {
             let next = passed_over.get();
             let left = next.checked_sub(num_ids).unwrap_or_else(|| {
-                // Random distances: ids of one position of equal requests must not be drawn each time, or never.
+                // The distances are random: with equal distances, equal requests would draw the same position each
+                // time, or never.
                 self.draw(ids, next, SAMPLE_EVERY, || 1 + fastrand::u32(..2 * SAMPLE_EVERY - 1))
             });
             passed_over.set(left);
         });
     }
 
-    /// Buffers the ids at position `next` and at further distances; returns by how much the last position lies behind
-    /// the ids.
+    /// Draws ids into this thread's buffer: the id at position `next`, and further ids at the given distances. Returns
+    /// how many ids of later lookups to pass over before the next draw.
     #[cold]
     fn draw(&self, ids: Ints<'_>, mut next: u32, weight: u32, distance: impl Fn() -> u32) -> u32 {
         let num_ids = ids.len() as u32;
@@ -123,7 +125,7 @@ impl HotRows {
         next - num_ids
     }
 
-    /// Returns the `most` hottest rows; counts all buffers first.
+    /// Counts the ids of all buffers, and returns the `most` rows with the highest counts.
     #[must_use]
     pub fn snapshot(&self, most: usize) -> HotSnapshot {
         let mut sketch = lock(&self.sketch);
@@ -136,7 +138,7 @@ impl HotRows {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    // Counts stay usable after a panic of another thread.
+    // The counts stay valid if another thread panics while it holds the lock.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -144,10 +146,11 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 struct Sketch {
     samples: u64,
     lookups: u64,
-    /// Row -> its lookups, less `taken_off` if it was there from the start.
+    /// For each row, a lower bound of its count; the count is higher by at most `taken_off`, the sum of all
+    /// subtractions so far.
     counts: HashMap<i64, u64, BuildHasherDefault<IdHasher>>,
     taken_off: u64,
-    /// Empty before the first id.
+    /// The registers of the HyperLogLog; empty until the first id is counted.
     registers: Vec<u8>,
 }
 
@@ -164,7 +167,8 @@ impl Sketch {
             self.lookups += u64::from(weight);
             let hash = mixed(id as u64);
             let register = &mut self.registers[(hash >> (64 - REGISTER_BITS)) as usize];
-            // One more than the zeros before the first 1 of the bits behind the register's number.
+            // The register keeps the maximum of this number: 1 plus the number of leading zeros in the hash bits that
+            // do not choose the register.
             *register = (*register).max(((hash << REGISTER_BITS) | 1 << (REGISTER_BITS - 1)).leading_zeros() as u8 + 1);
             *self.counts.entry(id).or_insert(0) += u64::from(weight);
             if self.counts.len() > 2 * KEPT_COUNTERS {
@@ -173,7 +177,8 @@ impl Sketch {
         }
     }
 
-    /// Takes the count of the first row beyond the kept ones off all counts, and drops rows without a count.
+    /// Reduces the sketch to at most `KEPT_COUNTERS` rows: subtracts the largest count that is not kept from all
+    /// counts, and removes rows whose count becomes 0.
     fn take_off(&mut self) {
         let mut counts: Vec<u64> = self.counts.values().copied().collect();
         let (_, &mut least, _) = counts.select_nth_unstable_by(KEPT_COUNTERS, |a, b| b.cmp(a));
@@ -210,7 +215,7 @@ impl Sketch {
         let sum: f64 = self.registers.iter().map(|&register| 2_f64.powi(-i32::from(register))).sum();
         let estimate = 0.7213 / (1.0 + 1.079 / size) * size * size / sum;
         let empty = self.registers.iter().filter(|&&register| register == 0).count();
-        // Few rows: the number of empty registers is the better estimate (linear counting).
+        // With few rows, the number of empty registers gives the better estimate (linear counting).
         let is_small = estimate <= 2.5 * size && empty > 0;
         (if is_small { size * (size / empty as f64).ln() } else { estimate }).round() as u64
     }
@@ -334,7 +339,7 @@ mod tests {
             let found = hot.snapshot(1000);
             let wanted = (num_lookups * per_lookup) as u64;
             assert!(found.lookups.abs_diff(wanted) < wanted / 10, "{} of {wanted}", found.lookups);
-            // Every position of a lookup is drawn alike.
+            // Ids are drawn from every position of a lookup equally often.
             assert_eq!(found.rows.len(), per_lookup);
             let (most, least) = (found.rows[0].1, found.rows[per_lookup - 1].1);
             assert!(per_lookup > 16 || most < least * 3 / 2, "{most} and {least}");

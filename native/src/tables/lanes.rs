@@ -45,7 +45,7 @@ pub(super) struct Plain([f32; LANES]);
 impl Plain {
     #[inline(always)]
     unsafe fn read<const N: usize>(at: *const u8) -> [u8; N] {
-        // SAFETY: the caller promises that N bytes at the address `at` may be read.
+        // SAFETY: the caller promises that the N bytes from address `at` on may be read; the read needs no alignment.
         unsafe { at.cast::<[u8; N]>().read_unaligned() }
     }
 
@@ -74,28 +74,28 @@ impl Lanes for Plain {
 
     #[inline(always)]
     unsafe fn float16(at: *const u8) -> Self {
-        // SAFETY: the caller promises that 16 bytes at the address `at` may be read.
+        // SAFETY: the caller promises that 16 bytes from address `at` on, eight 16-bit numbers, may be read.
         let halves = unsafe { at.cast::<[u16; LANES]>().read_unaligned() };
         Self::each(|i| widened(halves[i]))
     }
 
     #[inline(always)]
     unsafe fn bfloat16(at: *const u8) -> Self {
-        // SAFETY: the caller promises that 16 bytes at the address `at` may be read.
+        // SAFETY: the caller promises that 16 bytes from address `at` on, eight 16-bit numbers, may be read.
         let halves = unsafe { at.cast::<[u16; LANES]>().read_unaligned() };
         Self::each(|i| f32::from_bits(u32::from(halves[i]) << 16))
     }
 
     #[inline(always)]
     unsafe fn int8(at: *const u8) -> Self {
-        // SAFETY: the caller promises that 8 bytes at the address `at` may be read.
+        // SAFETY: the caller promises that 8 bytes from address `at` on, eight int8 numbers, may be read.
         let bytes: [u8; LANES] = unsafe { Self::read(at) };
         Self::each(|i| signed_byte(bytes[i]))
     }
 
     #[inline(always)]
     unsafe fn int4(at: *const u8) -> Self {
-        // SAFETY: the caller promises that 4 bytes at the address `at` may be read.
+        // SAFETY: the caller promises that 4 bytes from address `at` on, eight int4 numbers, may be read.
         let bytes: [u8; LANES / 2] = unsafe { Self::read(at) };
         Self::each(|i| half_of_byte(bytes[i / 2], i))
     }
@@ -117,7 +117,7 @@ impl Lanes for Plain {
 
     #[inline(always)]
     unsafe fn totals(all: [Self; LANES]) -> Self {
-        // Adds in the order of the AVX2 implementation.
+        // The additions are in the same order as in the AVX2 implementation, so that both give the same sum.
         Self::each(|i| {
             let x = all[i].0;
             ((x[0] + x[1]) + (x[2] + x[3])) + ((x[4] + x[5]) + (x[6] + x[7]))
@@ -180,13 +180,13 @@ mod avx2 {
     impl Lanes for Avx2 {
         #[inline(always)]
         unsafe fn zero() -> Self {
-            // SAFETY: the caller promises that the processor has AVX2 and F16C.
+            // SAFETY: the caller promises that the processor has the instruction sets AVX2 and F16C.
             Avx2(unsafe { _mm256_setzero_ps() })
         }
 
         #[inline(always)]
         unsafe fn splat(number: f32) -> Self {
-            // SAFETY: the caller promises that the processor has AVX2 and F16C.
+            // SAFETY: the caller promises that the processor has the instruction sets AVX2 and F16C.
             Avx2(unsafe { _mm256_set1_ps(number) })
         }
 
@@ -209,7 +209,7 @@ mod avx2 {
             // SAFETY: the caller promises that the processor has AVX2 and F16C, and that 16 bytes at the address `at`
             // may be read.
             let words = unsafe { _mm256_cvtepu16_epi32(_mm_loadu_si128(at.cast())) };
-            // SAFETY: the caller promises that the processor has AVX2 and F16C.
+            // SAFETY: the caller promises that the processor has the instruction sets AVX2 and F16C.
             Avx2(unsafe { _mm256_castsi256_ps(_mm256_slli_epi32::<16>(words)) })
         }
 
@@ -222,10 +222,10 @@ mod avx2 {
 
         #[inline(always)]
         unsafe fn int4(at: *const u8) -> Self {
-            // SAFETY: the caller promises that four bytes at the address `at` may be read.
+            // SAFETY: the caller promises that four bytes from address `at` on, eight int4 numbers, may be read.
             let word = unsafe { at.cast::<i32>().read_unaligned() };
-            // Sign-extends the int4 in each 32-bit lane: shifts it to the top bits, then back with its sign.
-            // SAFETY: the caller promises AVX2.
+            // Sign-extends the int4 in each 32-bit lane: shifts it to the top bits, then back with its sign. SAFETY:
+            // the caller promises that the processor has the instruction set AVX2.
             Avx2(unsafe {
                 let lefts = _mm256_setr_epi32(28, 24, 20, 16, 12, 8, 4, 0);
                 let tops = _mm256_sllv_epi32(_mm256_set1_epi32(word), lefts);
@@ -235,29 +235,30 @@ mod avx2 {
 
         #[inline(always)]
         unsafe fn plus(self, other: Self) -> Self {
-            // SAFETY: the caller promises that the processor has AVX2 and F16C.
+            // SAFETY: the caller promises that the processor has the instruction sets AVX2 and F16C.
             Avx2(unsafe { _mm256_add_ps(self.0, other.0) })
         }
 
         #[inline(always)]
         unsafe fn times(self, other: Self) -> Self {
-            // SAFETY: the caller promises that the processor has AVX2 and F16C.
+            // SAFETY: the caller promises that the processor has the instruction sets AVX2 and F16C.
             Avx2(unsafe { _mm256_mul_ps(self.0, other.0) })
         }
 
         #[inline(always)]
         unsafe fn times_plus(self, other: Self, sum: Self) -> Self {
-            // SAFETY: the caller promises FMA.
+            // SAFETY: the caller promises that the processor has the instruction set FMA.
             Avx2(unsafe { _mm256_fmadd_ps(self.0, other.0, sum.0) })
         }
 
         #[inline(always)]
         unsafe fn totals(all: [Self; LANES]) -> Self {
-            // SAFETY: the caller promises AVX2.
+            // SAFETY: the caller promises that the processor has the instruction set AVX2.
             Avx2(unsafe {
                 let first = _mm256_hadd_ps(_mm256_hadd_ps(all[0].0, all[1].0), _mm256_hadd_ps(all[2].0, all[3].0));
                 let last = _mm256_hadd_ps(_mm256_hadd_ps(all[4].0, all[5].0), _mm256_hadd_ps(all[6].0, all[7].0));
-                // Each half holds the sums of four numbers of four values; the halves of one value are added.
+                // The low half of `first` has the sums of the low four numbers of `all[0]` to `all[3]`, the high half
+                // those of the high four; `last` has those of `all[4]` to `all[7]`. Low and high sums are added.
                 let low = _mm256_permute2f128_ps::<0x20>(first, last);
                 _mm256_add_ps(low, _mm256_permute2f128_ps::<0x31>(first, last))
             })

@@ -14,18 +14,19 @@ use super::processor::{Kernel, Processor};
 use super::rows::{PREFETCH_DISTANCE, TableView};
 use super::table::{LookupResult, OnBadId, Policy, Table};
 
-/// Bytes of the float32 rows of one block.
+/// Number of bytes that the rows of one block take as float32.
 const BLOCK_BYTES: usize = 16 << 10;
 /// Largest number of rows of one block; a multiple of eight.
 const MAX_BLOCK_ROWS: usize = 512;
-/// How many blocks are read between two looks at the clock.
+/// Number of blocks that are compared between two checks of the time limit.
 const CLOCK_BLOCKS: usize = 64;
-/// The least rows for each thread; the calling thread scans fewer by itself, as starting a thread costs some 50 us.
+/// Minimal number of rows for each thread. The calling thread scans a smaller table by itself, because starting a
+/// thread takes some 50 us.
 const LEAST_ROWS: usize = 32 << 10;
-/// By how much threads that scan are nicer than the thread that asks, so that lookups get the processor first.
+/// The value that is added to the nice value of threads that scan, so that the system prefers lookups.
 const SCAN_NICE: libc::c_int = 10;
 
-/// How near two vectors are.
+/// The measure of how near two vectors are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Metric {
     /// The scalar product; larger is nearer.
@@ -41,9 +42,10 @@ pub enum Metric {
 pub struct Search<'a> {
     /// The query vectors, D float32 each, end to end.
     pub queries: &'a [f32],
-    /// For each query, the id of a row that is no neighbour of it; -1 for none.
+    /// For each query, the id of one row that is left out of its neighbours, such as the row of the query itself; -1
+    /// for none.
     pub own: &'a [i64],
-    /// The largest number of neighbours of a query.
+    /// The maximal number of neighbours of a query that are returned.
     pub k: usize,
     /// The metric.
     pub metric: Metric,
@@ -51,23 +53,23 @@ pub struct Search<'a> {
     pub listed: Option<&'a [i64]>,
     /// The ids of rows that may not be neighbours, ascending.
     pub denied: &'a [i64],
-    /// The time at which the search gives up.
+    /// The time at which the search ends without a result; None for no limit.
     pub until: Option<Instant>,
 }
 
-/// A row and its score.
+/// A row that was found near a query, with its score.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Neighbor {
     /// The row's id.
     pub id: i64,
-    /// The metric of the row and the query.
+    /// The metric's value for the row and the query.
     pub score: f32,
 }
 
 /// A candidate in a heap whose greatest element is the farthest row.
 #[derive(Clone, Copy, Debug)]
 struct Candidate {
-    /// Larger is nearer; never NaN.
+    /// The score, or the negative distance: larger is nearer; never NaN.
     nearness: f32,
     id: i64,
 }
@@ -93,12 +95,13 @@ impl PartialEq for Candidate {
 
 impl Eq for Candidate {}
 
-/// The nearest rows of one query so far.
+/// The nearest rows of one query among the rows that are compared so far.
 #[derive(Clone, Debug)]
 struct Nearest {
     heap: BinaryHeap<Candidate>,
     k: usize,
-    /// A row with a larger id must be nearer than this to enter a full heap.
+    /// The nearness of the farthest row in a full heap. A further row with a larger id must be nearer than this to
+    /// replace a row.
     bar: f32,
 }
 
@@ -125,10 +128,10 @@ impl Nearest {
     }
 }
 
-/// The queries of a search as the kernel reads them.
+/// The query vectors of a search, in the form that the kernel reads.
 struct Queries {
-    /// One query after the other, each filled up with zeros to `width` numbers. For the cosine they have the length 1,
-    /// for the distance they are negated.
+    /// The numbers of all queries, each query padded with zeros to `width` numbers. Queries are scaled to length 1 for
+    /// the cosine, and negated for the distance.
     numbers: Vec<f32>,
     /// D, rounded up to a multiple of eight.
     width: usize,
@@ -184,7 +187,7 @@ impl Table {
         let queries = Queries::new(search, self.embedding_dim);
         let num_rows = search.listed.map_or(table.num_rows(), <[i64]>::len);
         let parts = threads.min(num_rows / LEAST_ROWS).max(1);
-        // Parts begin at multiples of eight rows, so that only the last has a group that is not full.
+        // Each part begins at a multiple of eight rows, so only the last part has a group of fewer than eight rows.
         let bound = |part: usize| if part == parts { num_rows } else { num_rows * part / parts / LANES * LANES };
         let scan = |part: usize| {
             let mut found = vec![Nearest::new(search.k); search.own.len()];
@@ -196,8 +199,8 @@ impl Table {
             (!is_late).then_some(found)
         };
         let scan_behind_lookups = |part: usize| {
-            // SAFETY: the calls change nothing but the priority of the calling thread, which ends after its scan. A
-            // refusal only means that the thread keeps its priority.
+            // SAFETY: the calls change only the priority of the calling thread, which ends after its scan. If the
+            // system refuses, the thread keeps its priority.
             unsafe {
                 let nice = libc::getpriority(libc::PRIO_PROCESS, 0) + SCAN_NICE;
                 libc::setpriority(libc::PRIO_PROCESS, 0, nice);
@@ -230,20 +233,20 @@ fn ordered(nearest: Nearest, metric: Metric) -> Vec<Neighbor> {
     candidates
         .map(|Candidate { nearness, id }| Neighbor {
             id,
-            // The addition turns -0 into 0.
+            // Adding 0.0 turns a score of -0.0 into 0.0.
             score: if metric == Metric::L2 { -nearness } else { nearness } + 0.0,
         })
         .collect()
 }
 
-/// Compares the queries of a search with some rows of a table.
+/// A scan of a part of the table: compares all queries of a search with its rows.
 struct Scan<'a> {
     table: TableView,
     search: &'a Search<'a>,
     queries: &'a Queries,
-    /// Row numbers, or positions in the list of a search.
+    /// Numbers of the rows to compare, or positions in the search's list of rows.
     places: Range<usize>,
-    /// One for each query.
+    /// The nearest rows so far, one element for each query.
     found: &'a mut [Nearest],
     is_late: &'a mut bool,
 }
@@ -255,7 +258,7 @@ impl Kernel for Scan<'_> {
         let width = queries.width;
         let row_bytes = width * size_of::<f32>();
         let block_rows = (BLOCK_BYTES / row_bytes / LANES * LANES).clamp(LANES, MAX_BLOCK_ROWS);
-        // Float32 rows are read where they lie if whole lanes fill them.
+        // Float32 rows need no copy if their number of columns is a multiple of eight.
         let is_direct = S::IS_FLOAT32 && table.dim == width && search.listed.is_none();
         let mut copies = vec![0.0_f32; block_rows * width];
         let mut factors = [1.0_f32; MAX_BLOCK_ROWS];
@@ -268,19 +271,21 @@ impl Kernel for Scan<'_> {
             let rows = if is_direct && count.is_multiple_of(LANES) {
                 table.row::<S>(start as i64)
             } else {
-                // SAFETY: `places` lie in the table or in the list, whose ids lie in the table, and `copies` has space
-                // for `count` rows of `width` numbers, and D is at most `width`.
+                // SAFETY: `places` are rows of the table, or positions in the list, whose ids are rows of the table;
+                // `copies` has space for `count` rows of `width` numbers, and D is at most `width`.
                 unsafe { copy_rows::<L, S>(&table, search, start..start + count, &mut copies, width) };
                 copies.as_ptr().cast()
             };
-            // The rows after the last of the block are rows of an earlier block, or zeros.
+            // A last group of fewer than eight rows is filled up with rows of an earlier block, or with zeros; their
+            // scores are ignored.
             let groups = count.div_ceil(LANES);
             if search.metric == Metric::Cosine {
                 for group in 0..groups {
-                    // SAFETY: there are eight rows of `width` numbers for each group.
+                    // SAFETY: `sums` may read eight rows of `width` float32 here, because each group has as many.
                     let squares = unsafe { sums::<L, Square>(rows.add(group * LANES * row_bytes), rows, width) };
                     for (factor, square) in factors[group * LANES..].iter_mut().zip(squares) {
-                        // A NaN stays in the product, and a row of zeros gets the score 0.
+                        // A row of zeros gets the factor 0 and so the score 0; in a row with a NaN, the score stays
+                        // NaN.
                         *factor = if square > 0.0 { 1.0 / square.sqrt() } else { 0.0 };
                     }
                 }
@@ -289,7 +294,8 @@ impl Kernel for Scan<'_> {
                 let numbers = queries.numbers[query * width..].as_ptr().cast::<u8>();
                 for group in 0..groups {
                     let first = group * LANES;
-                    // SAFETY: there are eight rows of `width` numbers for each group, and `width` numbers of a query.
+                    // SAFETY: `sums` may read eight rows and one query of `width` float32 each here: each group and
+                    // each query has as many.
                     let mut scores = unsafe {
                         let rows = rows.add(first * row_bytes);
                         match search.metric {
@@ -305,8 +311,9 @@ impl Kernel for Scan<'_> {
                         Metric::L2 => scores.iter_mut().for_each(|score| *score = -*score),
                     }
                     let bar = nearest.bar;
-                    // The loop does not stop early, so that the compiler turns it into vector instructions. A row that
-                    // only equals the bar has a larger id than the rows in a full heap, and is farther.
+                    // The loop does not stop early, so that the compiler turns it into vector instructions. A row with
+                    // the same score as the farthest row of a full heap does not enter the heap, because its id is
+                    // larger.
                     #[allow(clippy::needless_bitwise_bool)]
                     let has_nearer = scores.iter().fold(false, |any, &score| any | (score > bar));
                     if has_nearer || !nearest.is_full() {
@@ -320,7 +327,8 @@ impl Kernel for Scan<'_> {
     }
 }
 
-/// Adds the rows of one group to the nearest rows of a query; `start` is the place of the group's first row.
+/// Adds the rows of one group to a query's nearest rows; `start` is the number of the group's first row, or its
+/// position in the search's list.
 #[inline(never)]
 fn add_group(scores: &[f32], start: usize, search: &Search<'_>, own: i64, nearest: &mut Nearest) {
     for (place, &nearness) in (start..).zip(scores) {
@@ -334,7 +342,7 @@ fn add_group(scores: &[f32], start: usize, search: &Search<'_>, own: i64, neares
     }
 }
 
-/// Copies rows as float32 to `copies`, one in each `width` numbers.
+/// Copies rows to `copies` as float32; each row begins `width` numbers after the row before it.
 ///
 /// # Safety
 /// `places` are row numbers of the table, or positions in the search's list; `copies` has space for them.
@@ -356,28 +364,29 @@ unsafe fn copy_rows<L: Lanes, S: Stored>(
                 ids[place]
             }
         };
-        // SAFETY: the caller promises that the row lies in the table and that `to` has space for D numbers.
+        // SAFETY: the caller promises that the copied row lies in the table, and that `to` has space for its D float32.
         unsafe { table.copy::<L, S>(id, to.as_mut_ptr().cast()) };
     }
 }
 
-/// One term of a sum over the columns of a row.
+/// A term that is summed over the columns of a row, such as row times query.
 trait Term {
-    /// Adds the term of eight columns to the sum; `query` is the address of the query's numbers in these columns.
+    /// Adds the terms of eight columns to `sum`; `query` is the address of the query's numbers for these columns.
     unsafe fn add<L: Lanes>(row: L, query: *const u8, sum: L) -> L;
 }
 
-/// Row times query.
+/// A term: the row's number in a column times the query's number there.
 struct Product;
-/// Squared difference; the query's numbers are negated.
+/// A term: the square of the difference between row and query in a column; the query's numbers are already negated.
 struct Distance;
-/// Squared row.
+/// A term: the square of the row's number in a column.
 struct Square;
 
 impl Term for Product {
     #[inline(always)]
     unsafe fn add<L: Lanes>(row: L, query: *const u8, sum: L) -> L {
-        // SAFETY: the caller promises the instructions of `L`, and eight numbers at `query`.
+        // SAFETY: the caller promises that the processor has the instruction set of `L`, and that eight float32 at
+        // `query` may be read.
         unsafe { row.times_plus(L::float32(query), sum) }
     }
 }
@@ -385,7 +394,8 @@ impl Term for Product {
 impl Term for Distance {
     #[inline(always)]
     unsafe fn add<L: Lanes>(row: L, query: *const u8, sum: L) -> L {
-        // SAFETY: the caller promises the instructions of `L`, and eight numbers at `query`.
+        // SAFETY: the caller promises that the processor has the instruction set of `L`, and that eight float32 at
+        // `query` may be read.
         unsafe {
             let difference = row.plus(L::float32(query));
             difference.times_plus(difference, sum)
@@ -396,12 +406,12 @@ impl Term for Distance {
 impl Term for Square {
     #[inline(always)]
     unsafe fn add<L: Lanes>(row: L, _query: *const u8, sum: L) -> L {
-        // SAFETY: the caller promises the instructions of `L`.
+        // SAFETY: the caller promises that the processor has the instruction set of `L`.
         unsafe { row.times_plus(row, sum) }
     }
 }
 
-/// Sums the terms over the columns of each of eight rows, which lie end to end.
+/// Sums a term over the columns of eight rows, which lie end to end; returns one sum for each row.
 ///
 /// # Safety
 /// The processor has the instructions of `L`; `rows` are eight rows of `width` float32, `query` is as many numbers, and
@@ -409,7 +419,7 @@ impl Term for Square {
 #[inline(always)]
 unsafe fn sums<L: Lanes, T: Term>(rows: *const u8, query: *const u8, width: usize) -> [f32; LANES] {
     let row_bytes = width * size_of::<f32>();
-    // SAFETY: no column is behind `width`; the caller promises the rest.
+    // SAFETY: the loop reads only the columns below `width`, which the caller promises for the rows and the query.
     unsafe {
         let mut sums = [L::zero(); LANES];
         let mut at = 0;

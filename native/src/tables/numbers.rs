@@ -35,13 +35,15 @@ impl Stored for Float32 {
 
     #[inline(always)]
     unsafe fn one(row: *const u8, column: usize) -> f32 {
-        // SAFETY: the caller promises that the table's row has the column that is read.
+        // SAFETY: the caller promises that `row` is the address of a row of the table and `column` is one of its
+        // columns.
         unsafe { row.add(column * 4).cast::<f32>().read_unaligned() }
     }
 
     #[inline(always)]
     unsafe fn eight<L: Lanes>(row: *const u8, column: usize) -> L {
-        // SAFETY: the caller promises that the table's row has the eight columns that are read.
+        // SAFETY: the caller promises that `row` is the address of a row of the table which has eight columns from
+        // `column` on.
         unsafe { L::float32(row.add(column * 4)) }
     }
 }
@@ -54,13 +56,15 @@ impl Stored for Float16 {
 
     #[inline(always)]
     unsafe fn one(row: *const u8, column: usize) -> f32 {
-        // SAFETY: the caller promises that the table's row has the column that is read.
+        // SAFETY: the caller promises that `row` is the address of a row of the table and `column` is one of its
+        // columns.
         widened(unsafe { row.add(column * 2).cast::<u16>().read_unaligned() })
     }
 
     #[inline(always)]
     unsafe fn eight<L: Lanes>(row: *const u8, column: usize) -> L {
-        // SAFETY: the caller promises that the table's row has the eight columns that are read.
+        // SAFETY: the caller promises that `row` is the address of a row of the table which has eight columns from
+        // `column` on.
         unsafe { L::float16(row.add(column * 2)) }
     }
 }
@@ -73,14 +77,16 @@ impl Stored for Bfloat16 {
 
     #[inline(always)]
     unsafe fn one(row: *const u8, column: usize) -> f32 {
-        // SAFETY: the caller promises that the table's row has the column that is read.
+        // SAFETY: the caller promises that `row` is the address of a row of the table and `column` is one of its
+        // columns.
         let upper = unsafe { row.add(column * 2).cast::<u16>().read_unaligned() };
         f32::from_bits(u32::from(upper) << 16)
     }
 
     #[inline(always)]
     unsafe fn eight<L: Lanes>(row: *const u8, column: usize) -> L {
-        // SAFETY: the caller promises that the table's row has the eight columns that are read.
+        // SAFETY: the caller promises that `row` is the address of a row of the table which has eight columns from
+        // `column` on.
         unsafe { L::bfloat16(row.add(column * 2)) }
     }
 }
@@ -95,13 +101,15 @@ impl Stored for Int8 {
 
     #[inline(always)]
     unsafe fn one(row: *const u8, column: usize) -> f32 {
-        // SAFETY: the caller promises that the table's row has the column that is read.
+        // SAFETY: the caller promises that `row` is the address of a row of the table and `column` is one of its
+        // columns.
         signed_byte(unsafe { row.add(column).read() })
     }
 
     #[inline(always)]
     unsafe fn eight<L: Lanes>(row: *const u8, column: usize) -> L {
-        // SAFETY: the caller promises that the table's row has the eight columns that are read.
+        // SAFETY: the caller promises that `row` is the address of a row of the table which has eight columns from
+        // `column` on.
         unsafe { L::int8(row.add(column)) }
     }
 }
@@ -116,14 +124,16 @@ impl Stored for Int4 {
 
     #[inline(always)]
     unsafe fn one(row: *const u8, column: usize) -> f32 {
-        // SAFETY: the caller promises that the table's row has the column that is read.
+        // SAFETY: the caller promises that `row` is the address of a row of the table and `column` is one of its
+        // columns.
         half_of_byte(unsafe { row.add(column / 2).read() }, column)
     }
 
     #[inline(always)]
     unsafe fn eight<L: Lanes>(row: *const u8, column: usize) -> L {
         debug_assert_eq!(column % LANES, 0);
-        // SAFETY: the caller promises that the table's row has the eight columns that are read.
+        // SAFETY: the caller promises that `row` is the address of a row of the table which has eight columns from
+        // `column` on.
         unsafe { L::int4(row.add(column / 2)) }
     }
 }

@@ -30,20 +30,22 @@ use super::table::{Ints, Policy};
 const MOST_USES: u8 = 4;
 /// Maximal number of pages for which a thread asks the kernel at a time (a batch).
 const BATCH_PAGES: usize = 256;
-/// A large batch waits while this many pages are being read. More reads would not make the disk faster, and the reading
-/// threads would take the processors from the threads of connections.
+/// A large batch of pages is not read while threads are reading at least this many other pages. More reads would not
+/// make the disk faster, and the reading threads would take the processors from the threads of connections.
 const PAGES_IN_FLIGHT: usize = 256;
 /// A batch of fewer pages does not wait, so that a lookup of few rows does not queue behind large lookups.
 const LARGE_BATCH: usize = 16;
-/// A thread that must drop pages drops up to one part in this many of the bound more, so that few reads drop pages.
+/// If more pages are in memory than the limit allows, a thread drops the surplus and 1/`SPARE_SHARE` of the limit, so
+/// that few reads drop pages.
 const SPARE_SHARE: usize = 256;
 const AUDIT_EVERY: Duration = Duration::from_millis(250);
-/// Number of pages in one call of mincore(2); maximal numbers of pages, and of bytes of counts, in one audit.
+/// Number of pages in one call of mincore(2), and the limits of one audit: pages that mincore checks, and bytes of page
+/// counts that are scanned.
 const AUDIT_CHUNK: usize = 1024;
 const AUDITED_PAGES: usize = 16 * AUDIT_CHUNK;
 const AUDITED_BYTES: usize = 4 << 20;
 
-/// Rows or scales of a paged table in a mapped file.
+/// The rows of a paged table, or its scales, in a mapped file.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RangeDescription {
@@ -57,26 +59,26 @@ pub struct RangeDescription {
     pub map_at: usize,
 }
 
-/// Counts of all paged tables together.
+/// Counts of the reads and drops of pages, for all paged tables of the server together.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct PageCounts {
-    /// Ids of lookups whose row was not in memory.
+    /// Number of looked-up ids whose row was not in memory.
     pub rows: u64,
-    /// Pages that were read.
+    /// Number of pages that threads read from the disk.
     pub reads: u64,
-    /// Pages that were dropped to keep to the bound.
+    /// Number of pages that the pager dropped to keep the limit on pages in memory.
     pub drops: u64,
-    /// Pages that the kernel had dropped.
+    /// Number of pages that the kernel had dropped, as an audit found.
     pub losses: u64,
-    /// Nanoseconds in which threads read pages.
+    /// Time that threads spent on reading pages, in nanoseconds.
     pub nanos: u64,
-    /// Bytes of the pages that are in memory.
+    /// Number of bytes of the pages that are in memory.
     pub bytes: u64,
-    /// The bound on these bytes.
+    /// The limit on the bytes of pages in memory.
     pub max_bytes: u64,
 }
 
-/// The place where the clock hand or the audit goes on.
+/// The page at which the clock hand, or the audit, continues.
 #[derive(Clone, Copy, Debug, Default)]
 struct Place {
     range: usize,
@@ -97,9 +99,9 @@ struct Clock {
 pub struct Pager {
     page_bytes: usize,
     max_pages: usize,
-    /// Pages whose byte is not 0, and pages that are being read.
+    /// Number of pages in memory, and of pages that threads are reading.
     held: AtomicUsize,
-    /// Pages that are being read.
+    /// Number of pages that threads are reading now.
     in_flight: Mutex<usize>,
     has_ended: Condvar,
     clock: Mutex<Clock>,
@@ -110,19 +112,20 @@ pub struct Pager {
     nanos: AtomicU64,
 }
 
-/// The pages of a table's rows, or of its scales.
+/// The pages of a table's rows, or of the table's scales, in a mapped file.
 #[derive(Debug)]
 struct PagedRange {
-    /// Address of the first page.
+    /// Address of the first page that has a part of the table.
     first: usize,
     /// Number of bytes from the beginning of the first page to row 0.
     skip: usize,
     stride: usize,
     page_bytes: usize,
-    /// For each page 0, or how often it was used.
+    /// For each page, 0 if it is not in memory, else its use count: a lookup raises the count, up to `MOST_USES`, and
+    /// the clock hand lowers it.
     uses: Box<[AtomicU8]>,
     file: OwnedFd,
-    /// Offset of the first page in the file.
+    /// Offset in the file of the first page that has a part of the table.
     offset: usize,
     /// Whether the range is still mapped. The pager holds this lock while it drops or checks pages, because another map
     /// may get the addresses later.
@@ -130,10 +133,10 @@ struct PagedRange {
     pager: Arc<Pager>,
 }
 
-/// One page of a range.
+/// One page: the range of pages to which it belongs, and the page's index in that range.
 type Page<'a> = (&'a PagedRange, usize);
 
-/// A mapped table whose pages a [`Pager`] reads.
+/// A table in a mapped file whose pages a [`Pager`] reads and drops.
 #[derive(Debug)]
 pub struct PagedTable {
     vocabulary_size: usize,
@@ -141,10 +144,10 @@ pub struct PagedTable {
 }
 
 impl Pager {
-    /// Returns a pager that keeps at most `max_bytes` of pages.
+    /// Returns a pager that keeps at most `max_bytes` of pages in memory.
     #[must_use]
     pub fn new(max_bytes: u64) -> Arc<Self> {
-        // SAFETY: `sysconf` gets a number only.
+        // SAFETY: `sysconf` takes a number only and accesses no memory of this process.
         let page_bytes = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096);
         let max_pages = usize::try_from(max_bytes).unwrap_or(usize::MAX) / page_bytes;
         Arc::new(Pager {
@@ -162,7 +165,8 @@ impl Pager {
         })
     }
 
-    /// Takes over a table of `vocabulary_size` rows. The first table starts the pager's thread, which ends with the pager.
+    /// Adds a table of `vocabulary_size` rows to the tables whose pages the pager reads and drops. The first table
+    /// starts the pager's thread, which ends with the pager.
     ///
     /// # Errors
     /// The system gives no thread, or no further descriptor of the table's file.
@@ -193,16 +197,16 @@ impl Pager {
         let RangeDescription { at, stride, fd, map_at } = range;
         let first = at / self.page_bytes * self.page_bytes;
         let num_pages = (at + rows * stride - first).div_ceil(self.page_bytes);
-        // SAFETY: `fcntl` gets numbers only.
+        // SAFETY: with F_DUPFD_CLOEXEC, `fcntl` takes numbers only and accesses no memory of this process.
         let copied = unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, 0) };
         if copied < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: the descriptor is new, so no other code owns it.
+        // SAFETY: `fcntl` has just created this file descriptor, so no other code owns it.
         let file = unsafe { OwnedFd::from_raw_fd(copied) };
         // The kernel allocates pages of zeroed memory only when a thread writes to them.
         let zeros = Box::into_raw(vec![0_u8; num_pages].into_boxed_slice());
-        // SAFETY: an AtomicU8 has the size and the alignment of a u8.
+        // SAFETY: the boxed slice of u8 may become one of AtomicU8, which has the same size and alignment.
         let uses = unsafe { Box::from_raw(zeros as *mut [AtomicU8]) };
         let (skip, offset) = (at - first, first - map_at);
         let pager = Arc::clone(self);
@@ -210,7 +214,7 @@ impl Pager {
         Ok(PagedRange { first, skip, stride, page_bytes: self.page_bytes, uses, file, offset, is_mapped, pager })
     }
 
-    /// Returns the counts so far.
+    /// Returns the counts of all reads and drops of pages so far.
     #[must_use]
     pub fn counts(&self) -> PageCounts {
         let page_bytes = self.page_bytes as u64;
@@ -226,11 +230,11 @@ impl Pager {
     }
 
     fn lock(&self) -> MutexGuard<'_, Clock> {
-        // The clock stays valid if another thread panics while it holds the lock.
+        // The clock's data stays valid if another thread panics while it holds the lock.
         self.clock.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Reads some pages, each given once and in the order of their addresses.
+    /// Reads pages from the disk into memory; `pages` names each page once, in the order of the addresses.
     fn read(&self, pages: &[Page<'_>]) {
         let mut in_flight = self.in_flight.lock().unwrap_or_else(PoisonError::into_inner);
         while pages.len() >= LARGE_BATCH && *in_flight >= PAGES_IN_FLIGHT {
@@ -245,14 +249,15 @@ impl Pager {
         }
         for run in runs(pages) {
             let (range, page) = run[0];
-            // SAFETY: the pages belong to a table that is mapped.
+            // SAFETY: `madvise` gets addresses of pages that belong to a table whose file is still mapped.
             unsafe { libc::madvise(range.address(page), run.len() * self.page_bytes, libc::MADV_WILLNEED) };
         }
         let mut num_known = 0;
         for &(range, page) in pages {
-            // SAFETY: the page belongs to a table that is mapped; the guard of mapped files handles bus errors.
+            // SAFETY: the page that is read belongs to a table whose file is mapped; if the file is damaged, the guard
+            // handles the SIGBUS.
             unsafe { range.address(page).cast::<u8>().read_volatile() };
-            // Another thread may have read the same page meanwhile.
+            // If another thread has read the same page meanwhile, that thread has counted the page.
             num_known += usize::from(range.uses[page].compare_exchange(0, 1, Relaxed, Relaxed).is_err());
         }
         self.held.fetch_sub(num_known, Relaxed);
@@ -262,10 +267,10 @@ impl Pager {
         self.has_ended.notify_one();
     }
 
-    /// Drops pages until the bound is kept.
+    /// Drops pages until no more pages are in memory than the limit allows.
     fn drop_pages(&self) {
         let mut clock = self.lock();
-        // Another thread may have dropped pages while this one waited for the lock.
+        // Another thread may have dropped enough pages while this thread waited for the lock.
         let over = self.held.load(Relaxed).saturating_sub(self.max_pages);
         if over == 0 {
             return;
@@ -283,7 +288,7 @@ impl Pager {
         }
     }
 
-    /// Checks some pages, and sets the bytes of pages that the kernel has dropped to 0.
+    /// Checks some pages with mincore(2), and sets the use counts of pages that the kernel has dropped to 0.
     pub(super) fn audit(&self) {
         let mut clock = self.lock();
         let ranges: Vec<_> = clock.ranges.iter().filter_map(Weak::upgrade).collect();
@@ -293,7 +298,8 @@ impl Pager {
         let mut left = ranges.iter().map(|range| range.uses.len()).sum::<usize>().min(AUDITED_BYTES);
         while num_checked < AUDITED_PAGES && num_seen < left {
             let Some(range) = ranges.get(place.range) else {
-                // The audit begins anew; the ranges may be fewer than before.
+                // The audit has reached the last page and starts again at the first; some tables may have been closed
+                // since it started.
                 left = left.min(num_seen + ranges.iter().map(|range| range.uses.len()).sum::<usize>());
                 place = Place::default();
                 continue;
@@ -317,8 +323,8 @@ impl Pager {
 }
 
 impl Clock {
-    /// Moves the hand until it has chosen the given number of pages, or finds no more. Sets the bytes of chosen pages
-    /// to 0. Returns chosen pages by range, in the order of their addresses.
+    /// Moves the clock hand until it has chosen `num_pages` pages to drop, or finds no more. Sets the use counts of
+    /// chosen pages to 0. Returns the chosen pages by range, in the order of their addresses.
     fn choose(&mut self, num_pages: usize) -> Vec<(Arc<PagedRange>, Vec<usize>)> {
         let ranges: Vec<_> = self.ranges.iter().map(Weak::upgrade).collect();
         let total: usize = ranges.iter().flatten().map(|range| range.uses.len()).sum();
@@ -341,8 +347,8 @@ impl Clock {
                 }
                 steps -= 1;
                 let count = uses.load(Relaxed);
-                // A lookup may count its use of the page at the same time. Then this round of evictions leaves the page in
-                // memory.
+                // A lookup may count a use of the page at the same time. Then this compare-exchange of the use count
+                // fails, and the page stays in memory for this round.
                 if count > 0 && uses.compare_exchange(count, count - 1, Relaxed, Relaxed).is_ok() && count == 1 {
                     pages.push(self.hand.page);
                     left -= 1;
@@ -362,7 +368,7 @@ impl PagedRange {
         (self.first + page * self.page_bytes) as *mut libc::c_void
     }
 
-    /// Returns the pages of a row.
+    /// Returns the numbers of the pages in which a row lies.
     #[inline]
     fn pages(&self, row: usize) -> std::ops::RangeInclusive<usize> {
         let begin = self.skip + row * self.stride;
@@ -375,7 +381,8 @@ impl PagedRange {
         let uses = &self.uses[page];
         let count = uses.load(Relaxed);
         if count > 0 && count < MOST_USES {
-            // Compare and exchange, not a store: the clock hand may have dropped the page meanwhile.
+            // The compare-exchange of the page's use count fails if the clock hand has changed the count meanwhile, so
+            // a dropped page keeps the count 0.
             let _ = uses.compare_exchange(count, count + 1, Relaxed, Relaxed);
         }
         count > 0
@@ -389,7 +396,8 @@ impl PagedRange {
         }
         let num_bytes = num_pages * self.page_bytes;
         let offset = self.offset + page * self.page_bytes;
-        // SAFETY: the map is shared and read-only, so that a later read gets the same bytes from the file.
+        // SAFETY: dropping pages loses no data: the map is shared and read-only, so a later read gets the same bytes
+        // from the file.
         unsafe {
             libc::madvise(self.address(page), num_bytes, libc::MADV_DONTNEED);
             let (offset, num_bytes) = (offset as libc::off_t, num_bytes as libc::off_t);
@@ -397,14 +405,14 @@ impl PagedRange {
         }
     }
 
-    /// Sets the bytes of pages to 0 that are not in memory; returns how many.
+    /// Sets the use counts of pages that are not in memory to 0; returns the number of these pages.
     fn compare(&self, from: usize, to: usize) -> usize {
         let is_mapped = self.is_mapped.read().unwrap_or_else(PoisonError::into_inner);
         if !*is_mapped {
             return 0;
         }
         let mut found = [0_u8; AUDIT_CHUNK];
-        // SAFETY: `found` has a byte for each of at most AUDIT_CHUNK pages.
+        // SAFETY: mincore writes one byte for each of the at most AUDIT_CHUNK pages, and `found` has as many.
         let result = unsafe { libc::mincore(self.address(from), (to - from) * self.page_bytes, found.as_mut_ptr()) };
         if result != 0 {
             return 0;
@@ -433,7 +441,8 @@ impl Drop for PagedTable {
 }
 
 impl PagedTable {
-    /// Says whether the rows of all ids are in memory; counts the use of their pages up to the first that is not.
+    /// Says whether the rows of all ids are in memory. Counts a use of each page that it finds, and stops at the first
+    /// page that is not in memory.
     #[must_use]
     pub fn has_rows(&self, ids: Ints<'_>, policy: Policy) -> bool {
         ids.iter()
@@ -471,7 +480,7 @@ impl PagedTable {
     }
 }
 
-/// Reads the rows of ids that are not in memory, of several tables together. Waits for the disk.
+/// Reads those rows of the ids that are not in memory, of several tables together; blocks until the disk has answered.
 pub fn read_rows<'a>(wanted: impl Iterator<Item = (&'a PagedTable, Ints<'a>, Policy)>) {
     let mut pages = Vec::new();
     for (table, ids, policy) in wanted {
@@ -485,7 +494,7 @@ pub fn read_rows<'a>(wanted: impl Iterator<Item = (&'a PagedTable, Ints<'a>, Pol
     }
 }
 
-/// Audits pages again and again until the pager is dropped.
+/// Runs on the pager's thread: audits some pages at regular times, until the pager is dropped.
 fn audit(pager: &Weak<Pager>) {
     while let Some(pager) = pager.upgrade() {
         pager.audit();

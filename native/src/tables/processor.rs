@@ -42,10 +42,11 @@ impl Processor {
     /// `self` is the result of `best`, or `Any`.
     pub(super) unsafe fn run(self, dtype: Dtype, kernel: impl Kernel) -> LookupResult {
         match self {
-            // SAFETY: `Plain` uses only instructions for which the crate is compiled.
+            // SAFETY: every processor that can run the crate has the instructions of `Plain`.
             Processor::Any => unsafe { by_dtype::<Plain>(dtype, kernel) },
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: the caller promises that `best` returned Avx2, so the processor has AVX2, F16C and FMA.
+            // SAFETY: the caller promises that `Processor::best` returned Avx2, so the processor has AVX2, F16C and
+            // FMA.
             Processor::Avx2 => unsafe { with_avx2(dtype, kernel) },
         }
     }
@@ -60,8 +61,9 @@ unsafe fn with_avx2(dtype: Dtype, kernel: impl Kernel) -> LookupResult {
 
 #[inline(always)]
 unsafe fn by_dtype<L: Lanes>(dtype: Dtype, kernel: impl Kernel) -> LookupResult {
-    // SAFETY: the processor has the instructions of this kernel, and each arm of the match names the dtype of the
-    // table. For a float64 table, `TableView::new` gives a view of 0 rows, so no kernel reads its numbers.
+    // SAFETY: the caller promises that the processor has the instructions of `L`, and each arm of the match calls the
+    // kernel for the table's dtype. For a float64 table, `TableView::new` gives a view of 0 rows, so no kernel reads
+    // its numbers.
     unsafe {
         match dtype {
             Dtype::Float32 | Dtype::Float64 => kernel.run::<L, Float32>(),

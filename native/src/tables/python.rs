@@ -77,8 +77,8 @@ impl<const SIZE: usize> Array<SIZE> {
     fn bytes(&self) -> &[u8] {
         match self.0.len_bytes() {
             0 => &[],
-            // SAFETY: `self.0` keeps the array's contiguous buffer alive, and the caller in Python does not write to
-            // the buffer while the slice is used.
+            // SAFETY: `self.0` keeps the numpy array's contiguous buffer alive, and the caller in Python does not write
+            // to the buffer while this slice is used.
             length => unsafe { std::slice::from_raw_parts(self.0.buf_ptr().cast(), length) },
         }
     }
@@ -89,15 +89,15 @@ impl<const SIZE: usize> Array<SIZE> {
         }
         match self.0.len_bytes() {
             0 => Ok(&mut []),
-            // SAFETY: `self.0` keeps the array's contiguous buffer alive, and the caller in Python neither reads nor
-            // writes the buffer until this function returns.
+            // SAFETY: `self.0` keeps the numpy array's contiguous buffer alive, and the caller in Python neither reads
+            // nor writes the buffer until this function returns.
             length => Ok(unsafe { std::slice::from_raw_parts_mut(self.0.buf_ptr().cast(), length) }),
         }
     }
 
     /// Returns the elements of the array as a slice; an error if the array is not aligned for `T`.
     fn numbers<T: Copy>(&self) -> PyResult<&[T]> {
-        // SAFETY: T is i64, i32 or f32, so any bytes are a valid T.
+        // SAFETY: T is i64, i32 or f32, so any bytes that `align_to` reinterprets are valid numbers.
         match unsafe { self.bytes().align_to() } {
             ([], numbers, []) => Ok(numbers),
             _ => Err(PyValueError::new_err("expected an aligned array")),
@@ -105,8 +105,8 @@ impl<const SIZE: usize> Array<SIZE> {
     }
 
     fn numbers_to_write<T: Copy>(&mut self) -> PyResult<&mut [T]> {
-        // SAFETY: to Rust, memory that numpy allocated counts as initialised; T is i64, i32 or f32, so any bytes
-        // are a valid T.
+        // SAFETY: to Rust, memory that numpy allocated counts as initialised; T is i64, i32 or f32, so any bytes that
+        // `align_to_mut` reinterprets are valid numbers.
         match unsafe { self.bytes_to_write()?.align_to_mut() } {
             ([], numbers, []) => Ok(numbers),
             _ => Err(PyValueError::new_err("expected an aligned array")),
@@ -126,7 +126,8 @@ fn nth<T: Copy>(all: &[T], number: usize, what: &str) -> PyResult<T> {
 fn table(dtype: usize, rows_at: usize, scales_at: usize, size: usize, dim: usize) -> PyResult<Table> {
     let dtypes = [Dtype::Float32, Dtype::Float16, Dtype::Bfloat16, Dtype::Int8, Dtype::Int4];
     let dtype = nth(&dtypes, dtype, "dtype")?;
-    // SAFETY: the addresses point into a MappedTable, which the caller in Python keeps alive.
+    // SAFETY: the addresses of rows and scales point into a MappedTable, which the caller in Python keeps alive while
+    // the table is used.
     Ok(unsafe { Table::new(dtype, size, dim, rows_at as *const u8, scales_at as *const f32) })
 }
 
@@ -260,8 +261,8 @@ fn sequence(
     Ok(code(py.detach(|| table.sequence(ids, splits, length, policy, out))))
 }
 
-/// Writes the ids and scores of the nearest rows to row `q` of `ids` and `scores`, and -1 and NaN after the last.
-/// Returns false if the search took longer than `seconds`.
+/// Writes the ids and scores of the rows nearest to query `q` to row `q` of `ids` and `scores`; fills the rest of the
+/// row with -1 and NaN. Returns false if the search took longer than `seconds`.
 #[pyfunction]
 fn neighbors(
     py: Python<'_>,
@@ -457,14 +458,15 @@ fn checksum(py: Python<'_>, address: usize, num_bytes: usize, before: u32) -> u3
     if num_bytes == 0 {
         return before;
     }
-    // SAFETY: the address points to the memory of an array, which the caller in Python keeps alive.
+    // SAFETY: the address and the size are those of an array's memory, and the caller in Python keeps the array alive.
     let data = unsafe { std::slice::from_raw_parts(address as *const u8, num_bytes) };
     py.detach(|| crc32c::crc32c_append(before, data))
 }
 
 #[pyfunction]
 fn add_guard(address: usize, num_bytes: usize, flag_at: usize) -> PyResult<Option<usize>> {
-    // SAFETY: the caller in Python keeps the map and the flag in memory until it removes the guard.
+    // SAFETY: the caller in Python keeps the memory map and the damage flag until it removes the guard, as `guard::add`
+    // requires.
     unsafe { guard::add(address, num_bytes, flag_at) }.map_err(|error| PyOSError::new_err(error.to_string()))
 }
 

@@ -100,7 +100,8 @@ impl TableView {
     #[inline(always)]
     unsafe fn scale<S: Stored>(&self, id: i64) -> f32 {
         if S::IS_SCALED {
-            // SAFETY: the id is the number of a row of the table, so there is a scale for this row.
+            // SAFETY: the caller promises that the id is the number of a row of the table, so the array of scales has
+            // an element for it.
             unsafe { self.scale_at(id).cast::<f32>().read_unaligned() }
         } else {
             1.0
@@ -115,8 +116,8 @@ impl TableView {
     pub(super) unsafe fn copy<L: Lanes, S: Stored>(&self, id: i64, to: *mut u8) {
         let (row, dim) = (self.row::<S>(id), self.dim);
         let mut column = 0;
-        // SAFETY: the caller promises that the id is the number of a row of the table; the loops read no column from D
-        // on.
+        // SAFETY: the caller promises that the id is the number of a row of the table and `to` has space for D float32;
+        // the loops end at column D.
         unsafe {
             let scale = self.scale::<S>(id);
             while column + 8 * LANES <= dim {
@@ -147,7 +148,7 @@ impl TableView {
     /// or before, and `to` has space for D float32, which are initialised if `to.adds`.
     #[inline(always)]
     pub(super) unsafe fn sum<L: Lanes, S: Stored>(&self, terms: &Terms, columns: Range<usize>, to: SumTarget) {
-        // SAFETY: the caller promises the conditions of this function, which are those of `sum_columns`.
+        // SAFETY: `sum_columns` has the same conditions as this function, and the caller promises these.
         unsafe {
             if terms.weights.is_null() {
                 self.sum_columns::<L, S, false>(terms, columns, to);
@@ -166,7 +167,8 @@ impl TableView {
     ) {
         let (mut column, end) = (columns.start, columns.end);
         let mut prefetches = !terms.ids_end.is_null();
-        // SAFETY: the loops use no column from D on; the caller promises the other conditions.
+        // SAFETY: the loops end at column `end`, which is at most D; the caller promises the conditions on ids, dtype
+        // and memory.
         unsafe {
             while column + 8 * LANES <= end {
                 self.sum_lanes::<L, S, 8, WEIGHTED>(terms, column, to, prefetches);
@@ -195,7 +197,8 @@ impl TableView {
         to: SumTarget,
         prefetches: bool,
     ) {
-        // SAFETY: the caller promises that the arguments fulfil the conditions of `sum`.
+        // SAFETY: the caller promises that the ids are rows of the table, and that the columns and the memory at `to`
+        // are as `sum` requires.
         unsafe {
             let mut sums = [L::zero(); N];
             for i in 0..terms.count {
@@ -233,7 +236,8 @@ impl TableView {
         to: SumTarget,
         prefetches: bool,
     ) {
-        // SAFETY: the caller promises that the arguments fulfil the conditions of `sum`.
+        // SAFETY: the caller promises that the ids are rows of the table, and that the columns and the memory at `to`
+        // are as `sum` requires.
         unsafe {
             let mut sum = 0.0_f32;
             for i in 0..terms.count {
@@ -261,7 +265,7 @@ impl TableView {
     pub(super) unsafe fn prefetch_term<S: Stored>(&self, terms: &Terms, i: usize) {
         let at = terms.ids.wrapping_add((i + PREFETCH_DISTANCE) * 8);
         if at < terms.ids_end {
-            // SAFETY: the address of the id that is read lies before `ids_end`.
+            // SAFETY: the id that is read lies in the array of ids, because its address lies before `ids_end`.
             self.prefetch_row::<S>(unsafe { at.cast::<i64>().read_unaligned() });
         }
     }
@@ -270,7 +274,7 @@ impl TableView {
 /// Writes `N` groups of eight columns of a row as float32.
 #[inline(always)]
 unsafe fn copy_lanes<L: Lanes, S: Stored, const N: usize>(row: *const u8, scale: f32, column: usize, to: *mut u8) {
-    // SAFETY: the caller promises that the table's row and the memory at `to` have the columns that are copied.
+    // SAFETY: the caller promises that `row` and the memory at `to` have all columns that are copied.
     unsafe {
         let scales = L::splat(scale);
         for column in (0..N).map(|n| column + n * LANES) {
@@ -298,15 +302,15 @@ pub(super) struct Terms {
 }
 
 impl Terms {
-    /// Returns `count` of these terms: the term at position `start`, and every `stride`-th term after it.
+    /// Returns `count` terms of this sum: the term at position `start`, and every `stride`-th term after it.
     ///
     /// # Safety
     /// These terms have a stride of 1 and hold all of the returned terms.
     #[inline(always)]
     pub(super) unsafe fn part(&self, start: usize, stride: usize, count: usize) -> Terms {
         let is_weighted = !self.weights.is_null();
-        // SAFETY: the caller promises that `start` is at most the number of terms, so both addresses stay within the
-        // ids and weights.
+        // SAFETY: the caller promises that `start` is at most the number of terms, so the computed addresses stay
+        // within the arrays of ids and weights.
         unsafe {
             Terms {
                 ids: self.ids.add(start * 8),
@@ -320,13 +324,15 @@ impl Terms {
 
     #[inline(always)]
     pub(super) unsafe fn id(&self, i: usize) -> i64 {
-        // SAFETY: the caller promises that `i` is below the number of terms.
+        // SAFETY: the caller promises that `i` is below the number of terms, so the id that is read lies in the array
+        // of ids.
         unsafe { self.ids.add(i * self.stride * 8).cast::<i64>().read_unaligned() }
     }
 
     #[inline(always)]
     unsafe fn weight(&self, i: usize) -> f32 {
-        // SAFETY: the caller promises that `i` is below the number of terms, and that the terms have weights.
+        // SAFETY: the caller promises that the terms have weights and `i` is below their number, so the weight that is
+        // read lies in the array.
         unsafe { self.weights.add(i * self.stride * 4).cast::<f32>().read_unaligned() }
     }
 }
@@ -336,7 +342,7 @@ impl Terms {
 pub(super) struct SumTarget {
     /// Address of column 0.
     pub(super) at: *mut u8,
-    /// Whether the sum is added to the float32 numbers at `at`; else it replaces them.
+    /// Whether the sum is added to the float32 numbers at `at`; if not, it replaces these numbers.
     pub(super) adds: bool,
 }
 
@@ -359,13 +365,13 @@ fn prefetch(at: *const u8, num_bytes: usize) {
 #[inline(always)]
 pub(super) fn prefetch_line(at: *const u8) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: a prefetch of any address does no harm; every x86-64 processor has SSE.
+    // SAFETY: a prefetch instruction accepts any address, and every x86-64 processor has the instruction set SSE.
     unsafe {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
         _mm_prefetch::<_MM_HINT_T0>(at.cast());
     }
     #[cfg(target_arch = "aarch64")]
-    // SAFETY: a prefetch of any address does no harm.
+    // SAFETY: a prefetch instruction accepts any address, even one that is not mapped.
     unsafe {
         std::arch::asm!("prfm pldl1keep, [{at}]", at = in(reg) at, options(nostack, preserves_flags, readonly));
     }

@@ -32,7 +32,7 @@ impl Kernel for Sequence<'_> {
             for k in 0..count {
                 table.prefetch_nth_row::<S>(ids, start + k + PREFETCH_DISTANCE);
                 let mut id = ids.get(start + k);
-                // SAFETY: `k` is below `length`, and the assertion above says that a row of `out` has space for
+                // SAFETY: `k` is below `length`, and the assertion above checks that a row of `out` has space for
                 // `length` rows of the table.
                 let to = unsafe { to.add(k * row_bytes) };
                 if !table.has_row(id) {
@@ -40,15 +40,18 @@ impl Kernel for Sequence<'_> {
                     if let Some(row) = table.replacement(id, start + k)? {
                         id = row;
                     } else {
-                        // SAFETY: the memory at `to` has space for one row of the table, as the assertion above says.
+                        // SAFETY: the assertion above checks that `out` has space at `to` for one row of the table,
+                        // which is set to zeros here.
                         unsafe { to.write_bytes(0, row_bytes) };
                         continue;
                     }
                 }
-                // SAFETY: `id` is now the number of a row of the table, and the memory at `to` has space for one row.
+                // SAFETY: `id` is now the number of a row of the table, and `out` has space at `to` for the copy of
+                // that row.
                 unsafe { table.copy::<L, S>(id, to) };
             }
-            // SAFETY: the assertion above says that the rest of the answer's row lies in `out`.
+            // SAFETY: the assertion above checks that a whole row of the answer lies in `out`; the part after the last
+            // id is set to zeros here.
             unsafe { to.add(count * row_bytes).write_bytes(0, (length - count) * row_bytes) };
         }
         Ok(missing)

@@ -23,8 +23,8 @@ pub(super) unsafe fn sum<L: Lanes, S: Stored>(table: &TableView, terms: &Terms, 
     let writes = SumTarget { at: to, adds: false };
     let adds = SumTarget { at: to, adds: true };
     let (count, dim) = (terms.count, table.dim);
-    // SAFETY: each call sums a part of the terms, and uses no column from D on; the caller promises the other
-    // conditions.
+    // SAFETY: each call sums a part of the terms over columns below D; the caller promises the conditions on ids, dtype
+    // and memory.
     unsafe {
         match order {
             Summation::BlocksOf8 => {

@@ -61,7 +61,7 @@ pub enum Combiner {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Summation {
-    /// Adds one vector after the other.
+    /// Adds the vectors one after the other, in the order of the ids.
     InOrder,
     /// Sums each block of eight vectors, then adds the sums of the blocks, as `tf.sparse.segment_sum` does.
     BlocksOf8,
@@ -83,11 +83,12 @@ impl<'a> Ints<'a> {
     /// Wraps a slice of int64 numbers as little-endian bytes.
     #[must_use]
     pub fn of(numbers: &'a [i64]) -> Self {
-        // SAFETY: an i64 is eight initialised bytes, and bytes need no alignment.
+        // SAFETY: a slice of i64 may be read as bytes: each i64 is eight initialised bytes, and bytes need no
+        // alignment.
         Ints(unsafe { std::slice::from_raw_parts(numbers.as_ptr().cast(), numbers.len() * 8) })
     }
 
-    /// Returns the number of integers.
+    /// Returns the number of integers in the array.
     #[must_use]
     pub fn len(self) -> usize {
         self.0.len() / 8
@@ -109,7 +110,7 @@ impl<'a> Ints<'a> {
         i64::from_le_bytes(self.0[i * 8..i * 8 + 8].try_into().expect("eight bytes"))
     }
 
-    /// Returns the integers from position `start` to `end`.
+    /// Returns the part of the array from position `start` to `end`.
     #[must_use]
     pub fn slice(self, start: usize, end: usize) -> Ints<'a> {
         Ints(&self.0[start * 8..end * 8])
@@ -196,7 +197,7 @@ pub struct OutputRows<'a> {
     lives: PhantomData<&'a mut [u8]>,
 }
 
-// SAFETY: an `OutputRows` is a mutable borrow of plain bytes, which any thread may hold.
+// SAFETY: an `OutputRows` may move to another thread, because it is a mutable borrow of plain bytes.
 unsafe impl Send for OutputRows<'_> {}
 
 impl<'a> OutputRows<'a> {
@@ -215,7 +216,7 @@ impl<'a> OutputRows<'a> {
     ) -> Self {
         assert!(width <= stride || rows <= 1);
         assert!(rows == 0 || skip + (rows - 1) * stride + width <= memory.len());
-        // SAFETY: the assertion says that `skip` lies in `memory`; if `rows` is 0, nothing uses the pointer.
+        // SAFETY: the assertion above checks that byte `skip` lies in `memory`; if there are no rows, the offset is 0.
         let start = unsafe { memory.as_mut_ptr().cast::<u8>().add(if rows == 0 { 0 } else { skip }) };
         OutputRows { start, stride, width, rows, lives: PhantomData }
     }
@@ -239,7 +240,7 @@ impl<'a> OutputRows<'a> {
     #[inline(always)]
     pub fn row(&mut self, r: usize) -> *mut u8 {
         assert!(r < self.rows);
-        // SAFETY: new() has checked that all rows lie in the borrowed memory.
+        // SAFETY: new() has checked that all rows lie in the borrowed memory, so row `r` does.
         unsafe { self.start.add(r * self.stride) }
     }
 }
@@ -265,7 +266,7 @@ pub struct Policy {
     pub default_row: usize,
 }
 
-/// The policy refuses an id.
+/// The error for an id outside the table that the policy refuses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Refused;
 
@@ -319,9 +320,10 @@ pub struct Table {
     pub(super) scales: *const f32,
 }
 
-// SAFETY: threads only read the table's memory, and the caller of `new` keeps the memory mapped.
+// SAFETY: a table may move to another thread, because threads only read its memory, and the caller of `new` keeps the
+// memory mapped.
 unsafe impl Send for Table {}
-// SAFETY: as for Send, threads only read the table's memory.
+// SAFETY: shared use by several threads is safe, because threads only read the table's memory.
 unsafe impl Sync for Table {}
 
 impl Table {
@@ -341,7 +343,7 @@ impl Table {
         Table { dtype, vocabulary_size, embedding_dim, rows, scales }
     }
 
-    /// Says whether another table has its rows and scales at the same addresses.
+    /// Says whether the other table has its rows and scales at the same addresses as this table.
     #[must_use]
     pub fn is_at(&self, other: &Table) -> bool {
         self.rows == other.rows && self.scales == other.scales
@@ -434,8 +436,8 @@ impl Table {
 
     /// Runs a kernel; `processor` is [`Processor::Any`] or the result of [`Processor::best`].
     pub(super) fn run_on(&self, processor: Processor, kernel: impl Kernel) -> LookupResult {
-        // SAFETY: the processor has the instructions of the kernel, and the caller of `new` passed rows of
-        // `self.dtype`.
+        // SAFETY: the processor has the instructions for which the kernel is compiled, and the caller of `new` passed
+        // rows of `self.dtype`.
         unsafe { processor.run(self.dtype, kernel) }
     }
 }

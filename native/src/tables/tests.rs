@@ -142,7 +142,7 @@ fn found(
     let raw = Unaligned::new(&table.raw);
     let scale_bytes: Vec<u8> = table.scales.iter().flat_map(|scale| scale.to_le_bytes()).collect();
     let scales = Unaligned::new(&scale_bytes);
-    // SAFETY: the table's rows and scales stay in memory until the lookup has ended.
+    // SAFETY: the arrays of rows and scales that the table reads stay in memory until the lookup has ended.
     let mapped = unsafe {
         let scales_at = scales.bytes().as_ptr().cast();
         Table::new(table.dtype, table.size, table.dim, raw.bytes().as_ptr(), scales_at)
@@ -151,7 +151,7 @@ fn found(
     let stride = width * 4 + gap;
     let mut memory = vec![MaybeUninit::new(0xA5_u8); skip + rows * stride];
     let missing = look_up(&mapped, OutputRows::new(&mut memory, skip, stride, width * 4, rows))?;
-    // SAFETY: the code above has written every byte of the memory.
+    // SAFETY: the code above has written every byte of the memory, so all bytes are initialised.
     let memory: Vec<u8> = memory.iter().map(|byte| unsafe { byte.assume_init() }).collect();
     assert!(memory[..skip].iter().all(|&byte| byte == 0xA5));
     let mut out = Vec::new();
@@ -251,7 +251,8 @@ fn every_half_is_the_same_to_all_processors() {
             table.run_on(processor, Gather { table: TableView::new(table, policy), ids: Ints::of(&ids), out })
         });
         for (bits, number) in (0..=u16::MAX).zip(got.unwrap().0) {
-            // The bits of NaN are equal, too, because each implementation makes a signalling NaN quiet.
+            // The test also compares the bits of NaN, because each implementation turns a signalling NaN into the same
+            // quiet NaN.
             assert_eq!(number.to_bits(), widened(bits).to_bits());
         }
     }
@@ -259,7 +260,7 @@ fn every_half_is_the_same_to_all_processors() {
 
 #[test]
 fn a_float64_table_has_no_rows() {
-    // SAFETY: the lookup in this test reads no row of the table.
+    // SAFETY: the table's addresses are null, but the lookup in this test reads no row of the table.
     let table = unsafe { Table::new(Dtype::Float64, 4, 2, std::ptr::null(), std::ptr::null()) };
     for on_bad_id in [OnBadId::Error, OnBadId::Clamp, OnBadId::DefaultRow, OnBadId::Wrap] {
         let policy = Policy { on_bad_id, default_row: 0 };
@@ -273,20 +274,20 @@ fn a_float64_table_has_no_rows() {
 fn stored_rows_keep_their_bits() {
     let raw: Vec<u8> = (0..96).map(|byte| byte ^ 0xF5).collect();
     for (dtype, dim) in [(Dtype::Float64, 3), (Dtype::Float32, 6), (Dtype::Float16, 12), (Dtype::Bfloat16, 12)] {
-        // SAFETY: the buffer `raw` has four rows of 24 bytes.
+        // SAFETY: the test's buffer `raw` has the table's four rows of 24 bytes each.
         let table = unsafe { Table::new(dtype, 4, dim, raw.as_ptr(), std::ptr::null()) };
         let policy = Policy { on_bad_id: OnBadId::Drop, default_row: 0 };
         let mut memory = [MaybeUninit::new(0); 72];
         let out = OutputRows::new(&mut memory, 0, 24, 24, 3);
         assert_eq!(table.as_stored().unwrap().gather(Ints::of(&[2, 4, 1]), policy, out), Ok(1));
-        // SAFETY: the test filled the array with zeros before the lookup.
+        // SAFETY: all bytes are initialised, because the test filled the array with zeros before the lookup.
         let written = memory.map(|byte| unsafe { byte.assume_init() });
         assert_eq!(written[..24], raw[48..72]);
         assert_eq!(written[24..48], [0; 24]);
         assert_eq!(written[48..], raw[24..48]);
     }
     for (dtype, dim) in [(Dtype::Int8, 4), (Dtype::Int4, 8), (Dtype::Float16, 3)] {
-        // SAFETY: the method `as_stored` reads no row of the table.
+        // SAFETY: the rows may be too short for the dtype here, because the method `as_stored` reads no row.
         let table = unsafe { Table::new(dtype, 4, dim, raw.as_ptr(), std::ptr::null()) };
         assert!(table.as_stored().is_none());
     }

@@ -38,9 +38,10 @@ pub struct Vocabulary {
     rows: RowMapping,
 }
 
-// SAFETY: threads only read the vocabulary's memory, and the caller of `new` keeps the memory mapped.
+// SAFETY: a vocabulary may move to another thread, because threads only read its memory, and the caller of `new` keeps
+// the memory mapped.
 unsafe impl Send for Vocabulary {}
-// SAFETY: as for Send: threads only read the memory.
+// SAFETY: shared use by several threads is safe, because threads only read the vocabulary's memory.
 unsafe impl Sync for Vocabulary {}
 
 impl Vocabulary {
@@ -71,8 +72,8 @@ impl Vocabulary {
         &self,
         keys: impl ExactSizeIterator<Item = &'k [u8]>,
     ) -> Result<(Vec<i64>, usize), UnknownKey> {
-        // SAFETY: the caller of `new` promised that the arrays stay readable. `'k` lets the file's bytes and the keys
-        // have one type; the slices do not outlive this call.
+        // SAFETY: the caller of `new` promised that the vocabulary's arrays stay readable. `'k` lets the file's bytes
+        // and the keys have one type; the slices do not outlive this call.
         let (data, starts, slots): (&'k [u8], _, _) =
             unsafe { (array(self.data), array(self.keys), array(self.slots)) };
         self.kept(find(&Lines { data, starts }, slots, &self.rows, keys))
@@ -107,7 +108,7 @@ unsafe fn array<'a, T>((at, length): (*const T, usize)) -> &'a [T] {
     if length == 0 {
         return &[];
     }
-    // SAFETY: the caller promises that `length` elements at this address stay readable for `'a`.
+    // SAFETY: the caller promises that `length` elements from address `at` on stay readable for the lifetime `'a`.
     unsafe { std::slice::from_raw_parts(at, length) }
 }
 
@@ -151,7 +152,8 @@ mod tests {
 
         fn vocabulary(&self, has_strings: bool, rows: RowMapping) -> Vocabulary {
             let keys = if has_strings { &self.starts } else { &self.integers };
-            // SAFETY: the arrays are made from one file, and live longer than the vocabulary in every test.
+            // SAFETY: the arrays of lines, keys and slots are made from one vocabulary file, and outlive the vocabulary
+            // in every test.
             unsafe {
                 Vocabulary::new(
                     has_strings,
@@ -281,7 +283,7 @@ mod tests {
             empty_id: Some(1),
             is_hashed: true,
         };
-        // SAFETY: all arrays of this vocabulary are empty, so the search reads no memory.
+        // SAFETY: the vocabulary's addresses are null, but all its arrays are empty, so a search reads no memory.
         let vocabulary =
             unsafe { Vocabulary::new(true, (std::ptr::null(), 0), (std::ptr::null(), 0), (std::ptr::null(), 0), rows) };
         let found = vocabulary.rows_of_strings([&b"red"[..], b""].into_iter());

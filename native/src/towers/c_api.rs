@@ -94,7 +94,8 @@ macro_rules! functions {
         impl Api {
             fn find(library: &Library) -> Result<Self, libloading::Error> {
                 Ok(Api {
-                    // SAFETY: TensorFlow's headers declare the function with this type.
+                    // SAFETY: the struct's field has the function type with which TensorFlow's headers declare the C
+                    // function of this name.
                     $($name: unsafe { *library.get($symbol)? },)*
                 })
             }
@@ -163,7 +164,8 @@ impl Api {
             }
             return Err(format!("TensorFlow is open already, from {}", opened.display()));
         }
-        // SAFETY: TensorFlow's static initialisers only register kernels, and may run at any time.
+        // SAFETY: loading the library runs TensorFlow's static initialisers, which only register kernels and may run at
+        // any time.
         let library =
             unsafe { Library::open(Some(path), RTLD_LAZY | RTLD_LOCAL) }.map_err(|error| error.to_string())?;
         let api: &'static Api = Box::leak(Box::new(Api::find(&library).map_err(|error| error.to_string())?));

@@ -11,13 +11,14 @@ pub struct GraphDescription {
     pub session: u64,
     /// The part of the graph that computes ids, which runs before the lookups; None if requests have all ids.
     pub computing: Option<ComputingDescription>,
-    /// Tensors that are fed vectors of features.
+    /// Tensors of the graph to which vectors of features are fed.
     pub rows: Vec<FedRows>,
-    /// Tensors that are fed inputs of the request.
+    /// Tensors of the graph to which inputs of the request are fed.
     pub inputs: Vec<FedInput>,
     /// Names of the tensors of the signature's outputs.
     pub outputs: Vec<String>,
-    /// Names of operations that must run too, such as assertions, which may refuse a request.
+    /// Names of operations that must run with the fetches of each request, such as assertions, which may refuse the
+    /// request.
     pub targets: Vec<String>,
     /// Maximal number of rows in a batch of several requests; 0 turns batching off.
     pub batch_rows: usize,
@@ -32,7 +33,7 @@ pub struct ComputingDescription {
     /// Names of the id tensors that the first run fetches, in the order of their indexes, which follow the indexes of
     /// the signature's inputs.
     pub ids: Vec<String>,
-    /// Names of other tensors that the first run fetches and the second run is fed.
+    /// Names of tensors, other than ids, that the first run of the graph fetches and that are fed to the second run.
     pub carried: Vec<String>,
 }
 
@@ -44,7 +45,7 @@ pub struct FedRows {
     pub tensor: String,
     /// The features whose vectors the tensor is fed, in the order of their columns.
     pub parts: Vec<FedPart>,
-    /// Shape of one row of the tensor; None if there is a single feature, whose shape depends on the request.
+    /// Shape of one row of the tensor; None if a single feature fills the tensor and its shape depends on the request.
     pub shape: Option<Vec<usize>>,
 }
 
@@ -59,7 +60,7 @@ pub struct FedPart {
     pub width: Option<usize>,
 }
 
-/// A tensor that is fed an input of the request.
+/// A tensor of the graph to which an input of the request is fed.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FedInput {

@@ -99,7 +99,7 @@ pub struct GraphCall {
 
 #[pymethods]
 impl GraphCall {
-    /// Runs this part of the graph, and returns the fetched tensors.
+    /// Runs the part of the graph for which this callable was prepared, and returns the tensors that it fetches.
     ///
     /// Args:
     /// feeds: for each fed tensor its dtype as a number of `types.proto`, its shape, and its numbers as contiguous
@@ -135,7 +135,8 @@ fn fed_tensor(api: &'static Api, dtype: u32, dims: &[i64], data: &Bound<'_, PyAn
         }
         let bytes = match buffer.len_bytes() {
             0 => &[],
-            // SAFETY: the buffer has `len` bytes, and the caller in Python does not write to it while they are copied.
+            // SAFETY: the buffer of the Python object has `len` bytes, and the caller in Python does not write to it
+            // while they are copied.
             len => unsafe { std::slice::from_raw_parts(buffer.buf_ptr().cast::<u8>(), len) },
         };
         let buffer = AlignedBuffer::copy_of(bytes);
@@ -175,8 +176,8 @@ impl GraphTensor {
         let bytes = slf.get().tensor.bytes();
         let len = ffi::Py_ssize_t::try_from(bytes.len())?;
         let start = bytes.as_ptr().cast_mut().cast();
-        // SAFETY: Python passes a valid view; the filled view holds a reference to the tensor, so the read-only bytes
-        // stay valid.
+        // SAFETY: Python passes a valid `Py_buffer` view; the filled view keeps a reference to the tensor, so the
+        // tensor's read-only bytes stay valid.
         match unsafe { ffi::PyBuffer_FillInfo(view, slf.as_ptr(), start, len, 1, flags) } {
             0 => Ok(()),
             _ => Err(PyErr::fetch(slf.py())),
@@ -237,7 +238,7 @@ fn predict<'py>(
         } else {
             let mut bytes = vec![std::mem::MaybeUninit::new(0_u8); shape.num_bytes()];
             work.fill(i, &mut bytes).map_err(declined)?;
-            // SAFETY: the code above has set every byte to 0.
+            // SAFETY: the code above has set every byte to 0, so all bytes are initialised.
             let bytes: Vec<u8> = bytes.iter().map(|byte| unsafe { byte.assume_init() }).collect();
             PyBytes::new(py, &bytes).into_any()
         };

@@ -51,13 +51,13 @@ struct StatusGuard {
 
 impl StatusGuard {
     fn new(api: &'static Api) -> Self {
-        // SAFETY: `TF_NewStatus` may be called at any time.
+        // SAFETY: the C function `TF_NewStatus` has no preconditions.
         let raw = unsafe { (api.new_status)() };
         StatusGuard { api, raw }
     }
 
     fn result(&self) -> Result<(), GraphError> {
-        // SAFETY: the `TF_Status` is not deleted yet, and its message lives as long as the status.
+        // SAFETY: only drop() deletes the `TF_Status`, and the text of its message lives as long as the status.
         let (code, message) = unsafe { ((self.api.get_code)(self.raw), CStr::from_ptr((self.api.message)(self.raw))) };
         if code == OK {
             return Ok(());
@@ -69,7 +69,7 @@ impl StatusGuard {
 
 impl Drop for StatusGuard {
     fn drop(&mut self) {
-        // SAFETY: only this object has the pointer to the `TF_Status`.
+        // SAFETY: only this guard has the pointer to the `TF_Status`, so drop() deletes the status once.
         unsafe { (self.api.delete_status)(self.raw) };
     }
 }
@@ -83,9 +83,9 @@ pub struct Session {
     raw: Option<NonNull<RawSession>>,
 }
 
-// SAFETY: several threads may use TensorFlow's graphs and sessions, which have their own locks.
+// SAFETY: any thread may own or share a session, because TensorFlow's graphs and sessions have their own locks.
 unsafe impl Send for Session {}
-// SAFETY: as above.
+// SAFETY: as for Send: TensorFlow's graphs and sessions have their own locks.
 unsafe impl Sync for Session {}
 
 /// Open sessions by their number; the weak references do not keep them open.
@@ -106,14 +106,15 @@ impl Session {
         steps: &[Step],
     ) -> Result<Arc<Session>, GraphError> {
         let status = StatusGuard::new(api);
-        // SAFETY: `TF_NewGraph` may be called at any time.
+        // SAFETY: the C function `TF_NewGraph` has no preconditions.
         let Some(graph) = NonNull::new(unsafe { (api.new_graph)() }) else {
             return Err(GraphError { code: 8, message: "TensorFlow made no graph".into() });
         };
         let number = LAST_NUMBER.fetch_add(1, Ordering::Relaxed) + 1;
-        // After this line, dropping `session` frees the graph.
+        // From here on `session` owns the graph: dropping `session` frees it.
         let mut session = Session { number, api, graph, raw: None };
-        // SAFETY: TensorFlow copies the bytes of graph and config; this block frees all objects that it creates.
+        // SAFETY: TensorFlow copies the bytes of the graph and of the config; this block frees all C objects that it
+        // creates.
         unsafe {
             let buffer = (api.new_buffer_from_string)(graph_def.as_ptr().cast(), graph_def.len());
             let options = (api.new_import_options)();
@@ -122,7 +123,7 @@ impl Session {
             (api.delete_buffer)(buffer);
         }
         status.result()?;
-        // SAFETY: as above.
+        // SAFETY: TensorFlow copies the bytes of the config, and this block frees the options that it creates.
         unsafe {
             let options = (api.new_session_options)();
             (api.set_config)(options, config.as_ptr().cast(), config.len(), status.raw);
@@ -182,7 +183,7 @@ impl Session {
     fn tensor(&self, name: &str) -> Result<Output, GraphError> {
         let (operation, index) = name.rsplit_once(':').unwrap_or((name, "0"));
         let operation = self.operation(operation)?;
-        // SAFETY: the operation pointer comes from this session's graph.
+        // SAFETY: the pointer `operation` comes from the graph of this session, which still exists.
         let count = unsafe { (self.api.num_outputs)(operation.as_ptr()) };
         match index.parse::<c_int>() {
             Ok(index) if (0..count).contains(&index) => Ok(Output { operation: operation.as_ptr(), index }),
@@ -193,7 +194,8 @@ impl Session {
     fn operation(&self, name: &str) -> Result<NonNull<Operation>, GraphError> {
         let missing = || GraphError::invalid(format!("the graph has no operation {name:?}"));
         let text = CString::new(name).map_err(|_| missing())?;
-        // SAFETY: the graph lives as long as the session, and `text` outlives the call.
+        // SAFETY: the graph lives as long as the session, and the C string `text` lives longer than the call that reads
+        // it.
         let found = unsafe { (self.api.operation_by_name)(self.graph.as_ptr(), text.as_ptr()) };
         NonNull::new(found).ok_or_else(missing)
     }
@@ -214,8 +216,9 @@ impl Session {
         let mut found = vec![std::ptr::null_mut(); callable.fetches.len()];
         let count = |len: usize| c_int::try_from(len).unwrap_or(c_int::MAX);
         let status = StatusGuard::new(api);
-        // SAFETY: the operations of `callable` belong to this session, as its number says; each pointer points to as
-        // many elements as the count beside it says; TensorFlow only reads the fed tensors.
+        // SAFETY: `callable` was prepared for this session, because it has the session's number, so its operations
+        // still exist. Each pointer points to as many elements as the count beside it says; TensorFlow only reads the
+        // fed tensors.
         unsafe {
             (api.session_run)(
                 session.as_ptr(),
@@ -232,7 +235,8 @@ impl Session {
                 status.raw,
             );
         }
-        // SAFETY: the caller of TF_SessionRun owns the tensors in `found`, even after a failed run.
+        // SAFETY: TF_SessionRun leaves the tensors in `found` to its caller, which owns and deletes them, even after a
+        // failed run.
         let found: Vec<_> = found.into_iter().map(|raw| unsafe { Tensor::from_raw(api, raw) }).collect();
         status.result()?;
         let found: Option<Vec<_>> = found.into_iter().collect();
@@ -243,7 +247,7 @@ impl Session {
 impl Drop for Session {
     fn drop(&mut self) {
         let status = StatusGuard::new(self.api);
-        // SAFETY: a thread that runs a part of the graph borrows the session, so no run is in progress.
+        // SAFETY: no run is in progress when the session is dropped, because every run borrows the session.
         unsafe {
             if let Some(session) = self.raw {
                 (self.api.close_session)(session.as_ptr(), status.raw);
@@ -269,9 +273,10 @@ pub struct Callable {
     targets: Vec<*const Operation>,
 }
 
-// SAFETY: only Session::run uses the pointers to operations, and only for the session to which the operations belong.
+// SAFETY: a callable may be used by any thread: only Session::run uses its pointers to operations, and only for the
+// session to which they belong.
 unsafe impl Send for Callable {}
-// SAFETY: as above.
+// SAFETY: as for Send: only Session::run uses the pointers to operations.
 unsafe impl Sync for Callable {}
 
 impl fmt::Debug for Callable {

@@ -19,9 +19,9 @@ pub struct AlignedBuffer {
     len: usize,
 }
 
-// SAFETY: an aligned buffer owns plain bytes, which any thread may own.
+// SAFETY: an aligned buffer may move to another thread, because it owns plain bytes.
 unsafe impl Send for AlignedBuffer {}
-// SAFETY: as for Send; in addition, no code writes to the bytes while several threads share them.
+// SAFETY: threads may share the buffer or tensor, because no code writes to its bytes while several threads share it.
 unsafe impl Sync for AlignedBuffer {}
 
 impl AlignedBuffer {
@@ -36,7 +36,7 @@ impl AlignedBuffer {
             let start = NonNull::new(std::ptr::without_provenance_mut(ALIGNMENT)).unwrap_or(NonNull::dangling());
             return AlignedBuffer { start, len };
         }
-        // SAFETY: `layout` does not have size 0, because `len` is not 0.
+        // SAFETY: `alloc` forbids a layout of size 0, and `len` is not 0 here.
         let Some(start) = NonNull::new(unsafe { alloc(layout) }) else { handle_alloc_error(layout) };
         AlignedBuffer { start, len }
     }
@@ -47,13 +47,14 @@ impl AlignedBuffer {
         AlignedBuffer::concatenated(&[bytes])
     }
 
-    /// Allocates a buffer with a copy of these parts, one after the other.
+    /// Allocates a buffer with a copy of all `parts`, one after the other.
     #[must_use]
     pub fn concatenated(parts: &[&[u8]]) -> Self {
         let buffer = AlignedBuffer::new(parts.iter().map(|part| part.len()).sum());
         let mut end = 0;
         for part in parts {
-            // SAFETY: the buffer has as many bytes as the parts together, and is new memory, which overlaps no part.
+            // SAFETY: the new buffer has as many bytes as all parts together, and overlaps none of the parts that are
+            // copied to it.
             unsafe { std::ptr::copy_nonoverlapping(part.as_ptr(), buffer.start.as_ptr().add(end), part.len()) };
             end += part.len();
         }
@@ -63,7 +64,8 @@ impl AlignedBuffer {
     /// Returns the buffer's memory, all of which must be written before the buffer becomes a tensor.
     #[must_use]
     pub fn memory(&mut self) -> &mut [MaybeUninit<u8>] {
-        // SAFETY: the buffer owns `len` bytes at `start`, and MaybeUninit allows any content.
+        // SAFETY: the buffer owns the `len` bytes of the returned slice, and its type MaybeUninit<u8> allows any
+        // content.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr().cast(), self.len) }
     }
 }
@@ -80,8 +82,8 @@ fn layout_of(len: usize) -> Layout {
 
 fn free(start: *mut u8, len: usize) {
     if len > 0 {
-        // SAFETY: AlignedBuffer::new allocated `len` bytes at `start` with this layout, and their only owner frees them
-        // once.
+        // SAFETY: AlignedBuffer::new allocated the `len` bytes at `start` with this layout, and only their owner frees
+        // them, once.
         unsafe { dealloc(start, layout_of(len)) };
     }
 }
@@ -91,10 +93,11 @@ unsafe extern "C" fn free_buffer(data: *mut c_void, len: usize, _: *mut c_void) 
 }
 
 unsafe extern "C" fn free_strings(data: *mut c_void, len: usize, api: *mut c_void) {
-    // SAFETY: Tensor::of_strings passed the address of a 'static Api.
+    // SAFETY: `api` is the address of a 'static Api, which Tensor::of_strings passed to TensorFlow as the deallocator's
+    // argument.
     let api = unsafe { &*api.cast::<Api>() };
     for index in 0..len / size_of::<TString>() {
-        // SAFETY: Tensor::of_strings initialised every string of the buffer.
+        // SAFETY: Tensor::of_strings has initialised every TString of the buffer, and each is freed once here.
         unsafe { (api.string_dealloc)(data.cast::<TString>().add(index)) };
     }
     free(data.cast(), len);
@@ -107,9 +110,10 @@ pub struct Tensor {
     raw: NonNull<RawTensor>,
 }
 
-// SAFETY: TensorFlow counts references atomically, and nothing writes to the memory of a tensor.
+// SAFETY: a tensor may move to another thread, because TensorFlow counts its references atomically, and nothing writes
+// to its memory.
 unsafe impl Send for Tensor {}
-// SAFETY: as for Send; in addition, no code writes to the bytes while several threads share them.
+// SAFETY: threads may share the buffer or tensor, because no code writes to its bytes while several threads share it.
 unsafe impl Sync for Tensor {}
 
 impl Tensor {
@@ -144,7 +148,7 @@ impl Tensor {
         let first = start.cast::<TString>();
         let mut written = 0;
         for string in strings.take(count) {
-            // SAFETY: the buffer has space for `count` strings and is aligned for them.
+            // SAFETY: the buffer is aligned for TString and has space for `count` of them, and no more are written.
             unsafe {
                 let place = first.add(written);
                 (api.string_init)(place);
@@ -153,8 +157,8 @@ impl Tensor {
             written += 1;
         }
         for index in written..count {
-            // SAFETY: the index is below `count`, so the string lies in the buffer. Strings that the iterator does not
-            // give stay empty.
+            // SAFETY: the index is below `count`, so the TString that is initialised lies in the buffer. Strings that
+            // the iterator does not give stay empty.
             unsafe { (api.string_init)(first.add(index)) };
         }
         from_memory(api, STRING, dims, start, len, free_strings)
@@ -175,14 +179,14 @@ impl Tensor {
     /// Returns the dtype as a number of `types.proto`.
     #[must_use]
     pub fn dtype(&self) -> u32 {
-        // SAFETY: only drop() deletes the tensor, so it still exists here.
+        // SAFETY: only drop() deletes the `TF_Tensor`, so the tensor still exists here.
         unsafe { (self.api.tensor_type)(self.raw()) }.unsigned_abs()
     }
 
     /// Returns the sizes of the tensor.
     #[must_use]
     pub fn dims(&self) -> Vec<usize> {
-        // SAFETY: only drop() deletes the tensor, and it has a dimension with each index.
+        // SAFETY: only drop() deletes the `TF_Tensor`, and each index is below the tensor's number of dimensions.
         let sizes = unsafe { (0..(self.api.num_dims)(self.raw())).map(|i| (self.api.dim)(self.raw(), i)) };
         sizes.map(|size| usize::try_from(size).unwrap_or(0)).collect()
     }
@@ -193,8 +197,8 @@ impl Tensor {
         if self.dtype() == STRING {
             return &[];
         }
-        // SAFETY: TensorFlow keeps so many bytes at this address until the tensor is deleted, and no code writes to
-        // them.
+        // SAFETY: TensorFlow keeps `len` bytes at the address `start` until the tensor is deleted, and no code writes
+        // to them.
         unsafe {
             let start = (self.api.tensor_data)(self.raw()).cast::<u8>();
             let len = (self.api.tensor_byte_size)(self.raw());
@@ -209,7 +213,8 @@ impl Tensor {
             return Vec::new();
         }
         let count: usize = self.dims().iter().product();
-        // SAFETY: the data of a string tensor is one TString for each element, whose bytes live as long as the tensor.
+        // SAFETY: the data of a string tensor is an array with one TString for each element, and their bytes live as
+        // long as the tensor.
         unsafe {
             let first = (self.api.tensor_data)(self.raw()).cast::<TString>();
             (0..count)
@@ -229,7 +234,7 @@ impl Tensor {
 pub(super) fn num_elements(dims: &[i64]) -> Option<usize> {
     let mut bound: i64 = 1;
     for &size in dims {
-        // Sizes of 0 count as 1 here, so that the limit does not depend on the order of the sizes.
+        // In the checked product, a size of 0 counts as 1, so that the limit does not depend on the order of the sizes.
         bound = bound.checked_mul(size.max(1)).filter(|_| size >= 0)?;
     }
     (dims.len() <= 254).then(|| dims.iter().product::<i64>().unsigned_abs()).and_then(|n| usize::try_from(n).ok())
@@ -259,13 +264,13 @@ fn from_memory(
 ) -> Option<Tensor> {
     let argument = std::ptr::from_ref(api).cast_mut().cast();
     let made = match (c_int::try_from(dtype), c_int::try_from(dims.len())) {
-        // SAFETY: the memory at `start` has `len` bytes, which the deallocator frees once.
+        // SAFETY: TF_NewTensor takes over the `len` bytes at `start`, and calls the deallocator once to free them.
         (Ok(dtype), Ok(rank)) => unsafe {
             (api.new_tensor)(dtype, dims.as_ptr(), rank, start.cast(), len, deallocator, argument)
         },
         _ => std::ptr::null_mut(),
     };
-    // SAFETY: TensorFlow just created the tensor, so no other code deletes it.
+    // SAFETY: TensorFlow has just created the `TF_Tensor`, so no other code owns or deletes it.
     unsafe { Tensor::from_raw(api, made) }
 }
 
@@ -277,7 +282,7 @@ impl AsRef<[u8]> for Tensor {
 
 impl Drop for Tensor {
     fn drop(&mut self) {
-        // SAFETY: only this drop() deletes the tensor, and it runs once.
+        // SAFETY: only this drop() deletes the `TF_Tensor`, and it runs once.
         unsafe { (self.api.delete_tensor)(self.raw()) };
     }
 }

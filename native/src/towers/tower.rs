@@ -238,7 +238,7 @@ impl plan::Graph for Tower {
         inputs: &Inputs<'_>,
         wanted: &[usize],
     ) -> Result<Vec<GraphOutput>, Declined> {
-        // Sorted, so that one callable serves requests for the same outputs in any order.
+        // The output indexes are sorted, so that requests for the same outputs in another order use the same callable.
         let mut sorted: OutputIndexes = wanted.iter().copied().collect();
         sorted.sort_unstable();
         let callable = self.callable(&sorted)?;
@@ -265,8 +265,8 @@ impl plan::Graph for Tower {
     }
 }
 
-/// Returns the number of rows of the tensors; None if they differ in it, or if one can not be in a batch: a scalar, or
-/// a tensor of strings.
+/// Returns the number of rows that all these tensors have; None if their numbers differ, or if a tensor can not be in a
+/// batch: a scalar, or a tensor of strings.
 fn rows_of(feeds: &[Tensor]) -> Option<usize> {
     let mut rows = None;
     for tensor in feeds {

@@ -19,7 +19,7 @@ pub type Parsed<T> = Result<T, Declined>;
 /// counts those within strings. Source: `service/wire/json_document.py`.
 const MAX_DOCUMENT_KEYS: usize = 1 << 18;
 const MAX_DOCUMENT_LISTS: usize = 1 << 19;
-/// An integer of this many digits fits an i64.
+/// Maximal number of decimal digits with which every integer fits an i64.
 const SAFE_DIGITS: usize = 18;
 /// Maximal number of keys in an object, because each key is compared with all others.
 const MAX_KEYS: usize = 32;
@@ -367,7 +367,7 @@ impl<'a> Cursor<'a> {
         nested.string(depth, Cow::Owned(bytes))
     }
 
-    /// Says whether a byte string in base64 is next, and not any other object.
+    /// Says whether the next token begins an object `{"b64": ...}`, which stands for a byte string in base64.
     pub fn is_at_base64(&mut self) -> bool {
         let start = self.at;
         let is_there = self.accept(b'{') && self.string().is_ok_and(|key| key == "b64");
@@ -519,7 +519,8 @@ mod tests {
         };
         let read = |text: String| Cursor::new(text.as_bytes()).is_ok();
         let keys = [-1, 0, 1].map(|more| is_read(MAX_DOCUMENT_KEYS.saturating_add_signed(more), 0));
-        // The limit on lists also counts the object and the list that the test puts around them.
+        // The limit counts opening braces and brackets, so also those of the object and of the list around the test's
+        // lists.
         let lists = [-1, 0, 1].map(|more| is_read(1, (MAX_DOCUMENT_LISTS - 2).saturating_add_signed(more)));
         assert_eq!((keys, lists), ([true, true, false], [true, true, false]));
         // The limit on keys also counts colons within strings.

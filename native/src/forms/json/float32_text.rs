@@ -25,8 +25,8 @@ const BLOCK: usize = 16;
 
 /// Number of bits behind the binary point of the fixed-point number [`Scale::step`].
 const POINT: u32 = 60;
-/// Limit, in units of 2^-60, below which a difference to x is too small to compare, because the computed x has an error
-/// of up to 2^25 units. (The module's text defines x.)
+/// If the scaled float x differs from a limit by less than this many units of 2^-60, the comparison is unsure, because
+/// the computed x has an error of up to 2^25 units. (The module's text defines x.)
 const UNSURE: u64 = 1 << 26;
 
 const MANTISSA: u32 = 0x7F_FFFF;
@@ -39,14 +39,16 @@ const ZERO_POINT: u64 = u64::from_le_bytes(*b"0.000000");
 struct Scale {
     /// The factor 2^q 10^-k as a fixed-point number in units of 2^-60, rounded down.
     step: u64,
-    /// A power of ten that splits the scaled floats x of this exponent: an x below it has one digit fewer than an x
-    /// from it on.
+    /// A power of ten. Of the scaled floats x of this binary exponent, those below the threshold have one digit fewer
+    /// before the point than the others.
     threshold: u32,
-    /// Factor that extends an x below the threshold to nine digits.
+    /// The power of ten by which a scaled float x below the threshold is multiplied, so that it has nine digits before
+    /// the point.
     if_below: u8,
-    /// Factor that extends an x from the threshold on to nine digits.
+    /// The power of ten by which a scaled float x that is at least the threshold is multiplied, so that it has nine
+    /// digits before the point.
     if_above: u8,
-    /// The decimal exponent of the first digit of the float, if its x is at least the threshold.
+    /// The decimal exponent of the first digit of a float whose scaled x is at least the threshold.
     exponent: i8,
 }
 
@@ -100,7 +102,7 @@ const fn scale(step: u128, k: i8) -> Scale {
 #[derive(Clone, Copy, Default)]
 struct Decimal {
     number: f32,
-    /// The shortest digits, followed by zeros up to nine digits.
+    /// The shortest decimal digits of the float, with zeros appended up to nine digits, as an integer.
     digits: u32,
     /// Decimal exponent of the first digit; [`RARE`] if zmij must write the float.
     exponent: i32,
@@ -129,11 +131,13 @@ pub fn write_row<const SIZE: usize>(
         }
         for &decimal in &decimals[..block.len()] {
             debug_assert!(out.capacity() - length >= MAX_BYTES);
-            // SAFETY: the capacity has MAX_BYTES bytes for each number, and no earlier number wrote more.
+            // SAFETY: `out` has space for MAX_BYTES bytes for each number, and no earlier number wrote more, so this
+            // number's text fits.
             length += unsafe { write(decimal, non_finite, out.as_mut_ptr().add(length)) };
         }
     }
-    // SAFETY: each number initialised its bytes, within the capacity. The last byte is a comma, which is left out.
+    // SAFETY: the texts of the numbers have initialised `length` bytes, within the capacity of `out`. The last byte, a
+    // comma, is left out.
     unsafe { out.set_len(length - 1) };
 }
 
@@ -195,12 +199,13 @@ unsafe fn write(decimal: Decimal, non_finite: NonFinite, at: *mut u8) -> usize {
     let zeros = (-exponent).max(0) as usize;
     let sign = usize::from(number.is_sign_negative());
     let start = if zeros > 0 { zeros + 1 } else { 0 };
-    // SAFETY: the stores end at or before sign + before + zeros + 2 + 8, which is at most MAX_BYTES. The comma's index
-    // is at most sign + count + zeros + 1, which is below MAX_BYTES.
+    // SAFETY: the stores end at or before index sign + before + zeros + 2 + 8, which is at most MAX_BYTES. The comma's
+    // index is at most sign + count + zeros + 1, which is below MAX_BYTES.
     unsafe {
         at.write(b'-');
         let at = at.add(sign);
-        // Each store writes eight bytes of text; the next store overwrites the surplus bytes.
+        // Each store writes eight bytes, also if the text has fewer; the next store overwrites the bytes that are too
+        // many.
         store(ZERO_POINT, at);
         at.add(start).write(b'0' + first as u8);
         store(eight, at.add(start + 1));
@@ -244,7 +249,8 @@ unsafe fn write_rare(number: f32, non_finite: NonFinite, at: *mut u8) -> usize {
     let text =
         if number.is_finite() { buffer.format_finite(number).as_bytes() } else { non_finite.text(number.into()) };
     assert!(text.len() < MAX_BYTES, "a float32 takes at most 16 characters");
-    // SAFETY: the text and the comma are at most MAX_BYTES bytes.
+    // SAFETY: the copied text and the comma have at most MAX_BYTES bytes together, and the caller promises space for
+    // them at `at`.
     unsafe {
         at.copy_from_nonoverlapping(text.as_ptr(), text.len());
         at.add(text.len()).write(b',');
@@ -260,7 +266,7 @@ mod tests {
 
     use super::*;
 
-    /// Returns the text that zmij writes.
+    /// Returns the text that the crate zmij writes for a float.
     fn plain(number: f32, out: &mut Vec<u8>) {
         if number.is_finite() {
             out.extend_from_slice(zmij::Buffer::new().format_finite(number).as_bytes());
@@ -283,7 +289,7 @@ mod tests {
         }
     }
 
-    /// Floats of every exponent and both signs.
+    /// Returns test floats of every binary exponent and both signs.
     fn of_all_exponents() -> Vec<f32> {
         let mantissas = [0, 1, 2, 3, 0x12_3456, 0x3F_FFFF, 0x40_0000, 0x40_0001, 0x7F_FFFE, 0x7F_FFFF];
         (0..512).flat_map(|upper: u32| mantissas.map(|mantissa| f32::from_bits(upper << 23 | mantissa))).collect()
@@ -313,7 +319,8 @@ mod tests {
         let mut used = 0;
         for number in of_all_exponents().into_iter().chain(widest) {
             let mut buffer = [UNTOUCHED; 2 * MAX_BYTES];
-            // SAFETY: `buffer` has twice MAX_BYTES bytes.
+            // SAFETY: `buffer` has twice MAX_BYTES bytes, so the test can write a number of at most MAX_BYTES bytes
+            // there.
             let length = unsafe { write(nine_digits(number), NonFinite::Tokens, buffer.as_mut_ptr()) };
             assert!(length <= MAX_BYTES, "{number:e}");
             assert_eq!(buffer[length - 1], b',', "{number:e}");

@@ -20,16 +20,16 @@ pub enum Leaves<'a> {
     None,
     /// Integers.
     Ints(Vec<i64>),
-    /// Numbers, at least one of which has a point, an exponent or more than 63 bits.
+    /// Numbers, at least one of which is written with a point or an exponent.
     Floats(Vec<f64>),
     /// Booleans, as 0 or 1.
     Bools(Vec<u8>),
-    /// Strings, and bytes that the body has in base64.
+    /// Byte strings: from JSON strings, and from objects `{"b64": ...}` in base64.
     Strings(Vec<Cow<'a, [u8]>>),
 }
 
 impl Leaves<'_> {
-    /// Returns the number of leaves.
+    /// Returns the number of leaves, which are the elements that are no lists.
     #[must_use]
     pub fn len(&self) -> usize {
         match self {
@@ -41,14 +41,14 @@ impl Leaves<'_> {
         }
     }
 
-    /// Says whether there are no leaves.
+    /// Says whether the value has no leaves yet.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 }
 
-/// Stands in `lengths` for a depth at which no list has ended yet, so that the length is unknown.
+/// The element of `sizes` for a depth at which no list has ended yet, so that its length is unknown.
 const OPEN: usize = usize::MAX;
 
 /// A JSON value that is built element by element. The depth of an element is the number of lists around it.
@@ -57,7 +57,7 @@ pub struct Nested<'a> {
     leaves: Leaves<'a>,
     /// For each depth, the length of the first list at this depth.
     sizes: SmallVec<[usize; 4]>,
-    /// For each depth, whether lists of this depth differ in their lengths.
+    /// For each depth, whether the lists that are nested at this depth have different lengths.
     is_uneven: [bool; MAX_DEPTH],
     /// Depth of the leaves, which are the elements that are no lists; None before the first leaf is added.
     leaf_depth: Option<usize>,
@@ -66,7 +66,7 @@ pub struct Nested<'a> {
 }
 
 impl<'a> Nested<'a> {
-    /// Returns a value that is one list, whose elements are added at depth 1.
+    /// Returns a JSON value that is one list, still empty; its elements are added at depth 1.
     #[must_use]
     pub fn column() -> Self {
         let mut column = Nested::default();
@@ -74,7 +74,7 @@ impl<'a> Nested<'a> {
         column
     }
 
-    /// Starts a list at this depth.
+    /// Starts a list of the JSON value; `depth` is the number of lists around it.
     ///
     /// # Errors
     /// The value mixes lists and leaves, or kinds of leaves, or nests too deeply.
@@ -89,7 +89,7 @@ impl<'a> Nested<'a> {
         Ok(())
     }
 
-    /// Ends a list of `length` elements at this depth.
+    /// Ends a list of `length` elements; `depth` is the number of lists around it.
     #[inline]
     pub fn close(&mut self, depth: usize, length: usize) {
         let size = &mut self.sizes[depth];
@@ -116,7 +116,7 @@ impl<'a> Nested<'a> {
         }
     }
 
-    /// Adds an integer as a leaf at this depth.
+    /// Adds an integer to the JSON value; `depth` is the number of lists around the integer.
     ///
     /// # Errors
     /// As `open`.
@@ -137,7 +137,7 @@ impl<'a> Nested<'a> {
         Ok(())
     }
 
-    /// Adds a float as a leaf at this depth.
+    /// Adds a float to the JSON value; `depth` is the number of lists around the float.
     ///
     /// # Errors
     /// As `open`.
@@ -158,7 +158,7 @@ impl<'a> Nested<'a> {
         Ok(())
     }
 
-    /// Adds a boolean as a leaf at this depth.
+    /// Adds a boolean to the JSON value; `depth` is the number of lists around the boolean.
     ///
     /// # Errors
     /// As `open`.
@@ -172,7 +172,7 @@ impl<'a> Nested<'a> {
         Ok(())
     }
 
-    /// Adds a string as a leaf at this depth.
+    /// Adds a string to the JSON value; `depth` is the number of lists around the string.
     ///
     /// # Errors
     /// As `open`.

@@ -42,7 +42,7 @@ pub fn check_body(effort: Effort<'_>, body: &[u8]) -> Result<(), Declined> {
     Ok(())
 }
 
-/// Checks that a thread of this effort may write `count` numbers.
+/// Checks that the thread may write `count` numbers as JSON: a thread that serves connections writes only few.
 ///
 /// # Errors
 /// [`Declined::TooLarge`].
@@ -143,7 +143,7 @@ fn values(work: &mut Work<'_, '_>, index: usize, shape: &OutputShape) -> Result<
     let num_bytes = shape.num_bytes();
     let mut bytes = Vec::with_capacity(num_bytes);
     work.fill(index, &mut bytes.spare_capacity_mut()[..num_bytes])?;
-    // SAFETY: fill() has written all `num_bytes` bytes of the buffer.
+    // SAFETY: fill() has written all `num_bytes` bytes, so the vector may have this length.
     unsafe { bytes.set_len(num_bytes) };
     Ok(OutputValues::Numbers(bytes))
 }

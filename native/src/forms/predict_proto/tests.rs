@@ -277,7 +277,8 @@ fn every_dtype_is_encoded_as_by_the_reference() {
     let description = json!({"model": "m", "version": 300, "tables": [], "vocabularies": [],
         "signatures": [signature], "damage_flag_at": 0});
     let description: Description = serde_json::from_value(description).expect("a description");
-    // SAFETY: the description has no addresses of tables or vocabularies, so no memory is read.
+    // SAFETY: the test's description has no addresses of tables or vocabularies, so the servable reads no foreign
+    // memory.
     let servable = unsafe { Servable::compile(description, MemoryOwner(Box::new(())), &|_| Ok(Box::new(EveryDtype))) };
     let routes = routes_to(servable.expect("fits"));
     let message = ProstRequest {

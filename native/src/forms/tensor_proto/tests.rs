@@ -127,7 +127,7 @@ fn strings_of<'t>(tensor: &'t Tensor<'_>) -> Vec<&'t [u8]> {
     }
 }
 
-/// Generates a dtype, and numbers of the dtype as bits.
+/// Generates a dtype, and random numbers of that dtype, each as its bits in a u64.
 fn numbers() -> impl Strategy<Value = (DataType, Vec<u64>)> {
     (proptest::sample::select(&DTYPES[..]), vec(any::<u64>(), 1..80)).prop_map(|(dtype, mut bits)| {
         for one in &mut bits {

@@ -11,17 +11,17 @@ use serde::Serialize;
 
 /// Bytes that the cache uses for a row besides the row: key, pointers, lengths, and the share of the hash table.
 const ENTRY_BYTES: usize = 96;
-/// A key holds the table's serial number above a row's number of so many bits.
+/// A key of the cache is one integer: the table's serial number, and the row's number in this many low bits.
 const ROW_BITS: u32 = 40;
 
-/// Counts of the cache.
+/// Counts of the cache that holds rows of Valkey or Redis clusters.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct CacheCounts {
-    /// Rows in the cache.
+    /// Number of rows in the cache.
     pub rows: u64,
-    /// Bytes of these rows, with what the cache adds.
+    /// Bytes of memory that the cached rows use, including `ENTRY_BYTES` for each row.
     pub bytes: u64,
-    /// Rows that others displaced.
+    /// Number of rows that the cache evicted because it was full.
     pub evictions: u64,
 }
 
@@ -53,7 +53,7 @@ pub(super) struct Cache {
 }
 
 impl Cache {
-    /// Makes a cache of so many bytes; `row_bytes` is the size of a typical row.
+    /// Creates a cache of at most `bytes` bytes; `row_bytes` is the expected size of a row.
     pub(super) fn new(bytes: u64, row_bytes: usize) -> Self {
         let evictions = Arc::new(AtomicU64::new(0));
         let expected = usize::try_from(bytes).unwrap_or(usize::MAX) / (row_bytes + ENTRY_BYTES);
@@ -66,7 +66,7 @@ impl Cache {
         self.serials.fetch_add(1, Relaxed)
     }
 
-    /// Copies a row; says whether the cache has it.
+    /// Copies a row from the cache to `to`; returns false if the cache lacks the row.
     pub(super) fn copy(&self, table: u64, row: u64, to: &mut [u8]) -> bool {
         let Some(found) = self.rows.get(&key(table, row)) else {
             return false;
@@ -90,7 +90,7 @@ impl Cache {
         self.rows.remove(&key(table, row));
     }
 
-    /// Removes the rows of a table.
+    /// Removes all rows of a table from the cache.
     pub(super) fn remove_table(&self, table: u64) {
         self.rows.retain(|key, _| key >> ROW_BITS != table);
     }

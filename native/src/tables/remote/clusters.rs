@@ -1,4 +1,4 @@
-//! The clusters of one server, and the tables that its versions read there.
+//! The Valkey and Redis clusters of one server, and the tables that its model versions read there.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -10,26 +10,29 @@ use super::read::{Want, read};
 use super::remote_table::{RemoteTable, TableCounts};
 use super::topology::Topology;
 
-/// Sizes the cache before the first row is known.
+/// Expected size of a row, for a cache that is created before the first table is opened.
 const TYPICAL_ROW_BYTES: usize = 256;
-/// Number of rows in one read while the server fills the cache.
+/// Number of rows that the server reads together when it fills the cache in advance.
 const FILLED_TOGETHER: usize = 1000;
 
 #[derive(Default)]
 struct Opened {
     topologies: HashMap<Address, Weak<Topology>>,
-    /// By the tag of the table's keys, which holds model, table and fingerprint, and by the version's number.
+    /// Open tables, by two names: the tag with which the table's keys begin (model, table and fingerprint), and the
+    /// version.
     tables: HashMap<(String, i64), Weak<RemoteTable>>,
 }
 
-/// All clusters of one server. Versions that read one cluster share its connections. Concurrency: any thread.
+/// All Valkey and Redis clusters of which one server reads rows. Model versions that read one cluster share its
+/// connections. Concurrency: any thread.
 pub struct Clusters {
     opened: Mutex<Opened>,
     cache: Option<Arc<Cache>>,
 }
 
 impl Clusters {
-    /// Starts without a cluster; `cache_bytes`: the most bytes of rows that are cached, 0 for none.
+    /// Creates the list of Valkey and Redis clusters, still empty, and a row cache of at most `cache_bytes` bytes; 0
+    /// for no cache.
     #[must_use]
     pub fn new(cache_bytes: u64) -> Self {
         let cache = (cache_bytes > 0).then(|| Arc::new(Cache::new(cache_bytes, TYPICAL_ROW_BYTES)));
@@ -67,12 +70,13 @@ impl Clusters {
         new
     }
 
-    /// Removes rows of a table from the cache that have changed in its cluster; None: all rows of the table.
+    /// Removes rows of a table from the row cache, because they have changed in the table's cluster; None: all rows of
+    /// the table.
     pub fn forget(&self, model: &str, version: i64, table: &str, rows: Option<&[u64]>) {
         self.named(model, version, table).for_each(|one| one.forget(rows));
     }
 
-    /// Notes that the server has read all changes of a table.
+    /// Records that the server has just read all changes of a table.
     pub fn heard(&self, model: &str, version: i64, table: &str) {
         self.named(model, version, table).for_each(|one| one.heard());
     }
@@ -84,21 +88,21 @@ impl Clusters {
         opened.tables.get(&(tag.to_owned(), version)).and_then(Weak::upgrade)
     }
 
-    /// Asks each cluster for its map of slots. Reads do not show an old map, because a replica that became a primary
-    /// answers them as before. Waits for the nodes, each cluster's longest time for a read at most.
+    /// Asks each Valkey or Redis cluster for its slot map. Reads alone do not notice an outdated map, because a replica
+    /// that became a primary answers them as before. Waits for the nodes, each cluster's longest time for a read at
+    /// most.
     pub fn refresh(&self) {
         let opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
         let topologies: Vec<_> = opened.topologies.values().filter_map(Weak::upgrade).collect();
         drop(opened);
         for topology in topologies {
-            // The error is dropped: a later read that needs the map returns its own.
+            // An error is ignored here, because a later read that needs the slot map reports its own error.
             let _ = topology.refresh(Instant::now() + topology.address.timeout(), true);
         }
     }
 
     /// Reads rows of an open table into the cache, in the order of `rows`, until `deadline`; leaves out numbers that
-    /// are
-    /// no rows. Returns how many rows the cache then has; 0 if the table is not open, or there is no cache.
+    /// are no rows. Returns how many rows the cache then has; 0 if the table is not open, or there is no cache.
     #[must_use]
     pub fn fill(&self, tag: &str, version: i64, rows: &[u64], deadline: Instant) -> usize {
         let Some(table) = self.table(tag, version).filter(|table| table.has_cache()) else { return 0 };
@@ -129,13 +133,13 @@ impl Clusters {
         opened.tables.values().filter_map(Weak::upgrade).collect()
     }
 
-    /// Returns the counts of each open table, in no order.
+    /// Returns the read counts of each open table, in any order.
     #[must_use]
     pub fn counts(&self) -> Vec<TableCounts> {
         self.tables().iter().map(|table| table.counts()).collect()
     }
 
-    /// Returns the counts of the cache; None if there is none.
+    /// Returns the counts of the row cache; None if the server has no row cache.
     #[must_use]
     pub fn cache_counts(&self) -> Option<CacheCounts> {
         self.cache.as_ref().map(|cache| cache.counts())

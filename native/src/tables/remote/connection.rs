@@ -1,4 +1,5 @@
-//! A connection to one node: commands leave in one piece, and rows are copied from the answers to their places.
+//! A connection to one node: the commands of a read are sent together, and each row is copied from its answer straight
+//! to the reader's buffer.
 //!
 //! A row's answer has a fixed size and a fixed head, so two comparisons check it. Any other answer is decoded by
 //! redis-protocol.
@@ -22,10 +23,11 @@ use super::topology::Node;
 
 /// Bytes that one system call reads at most, unless a single answer is larger.
 const BUFFER_BYTES: usize = 256 << 10;
-/// An answer of more bytes than this is no answer to the commands of this module.
+/// Maximal size of an answer. A larger answer can not belong to a command that this module sends.
 const MOST_BYTES: usize = 64 << 20;
 
-/// Reads of a password file that is empty, and the pause between them. Source: `service/remote/address.py`.
+/// How many times an empty password file is read, and the pause between two of these reads. Source:
+/// `service/remote/address.py`.
 const PASSWORD_READS: usize = 10;
 const PASSWORD_PAUSE: Duration = Duration::from_millis(10);
 
@@ -43,25 +45,27 @@ impl Stream {
     }
 }
 
-/// The answer to one command.
+/// The answer of a node to one command.
 #[derive(Debug)]
 pub(super) enum Reply {
-    /// A value of the expected size, which was copied to its place.
+    /// The answer has a row, which was copied to the caller's buffer.
     Row,
     /// Any other answer.
     Other(OwnedFrame),
 }
 
-/// One connection. Dropping it closes it: then no later read can get the answers to this one's commands.
+/// A connection to one node. Dropping it closes it, so that no later read can get the answers to an earlier read's
+/// commands.
 pub(super) struct Connection {
     stream: Stream,
-    /// The bytes from `start` to `end` were received and not yet read.
+    /// Received bytes; the bytes from `start` to `end` are not parsed yet.
     buffer: Vec<u8>,
     start: usize,
     end: usize,
-    /// Whether an earlier read used the connection.
+    /// Whether an earlier read used the connection. Since then, the node's process may have ended.
     pub(super) is_reused: bool,
-    /// Number of answers to skip before the next commands' answers: another node answered their read first.
+    /// Number of answers that the next read must skip first: they belong to an earlier read, which another node
+    /// answered sooner.
     pub(super) owed: usize,
 }
 
@@ -104,13 +108,14 @@ impl Connection {
             let words = ["AUTH", &address.user, &password];
             greetings.push(words.into_iter().filter(|word| !word.is_empty()).collect());
         }
-        // Without READONLY a replica sends its readers to the primary; a primary ignores it.
+        // A replica answers reads only after the command READONLY; without it, the replica sends its readers to the
+        // primary. A primary ignores the command.
         greetings.push(vec!["READONLY"]);
         let bytes: Vec<u8> = greetings.iter().flat_map(|words| command(words)).collect();
         self.send(&bytes, until)?;
         for _ in greetings {
             if let OwnedFrame::Error(text) = self.answer(until)? {
-                // A single server has no READONLY, and needs none.
+                // A server without cluster mode refuses READONLY, and does not need the command.
                 if !is_single(&text) {
                     return Err(io::Error::new(ErrorKind::ConnectionRefused, text));
                 }
@@ -119,16 +124,18 @@ impl Connection {
         Ok(())
     }
 
-    /// Sends bytes of commands.
+    /// Sends the bytes of one or more commands.
     ///
     /// # Errors
-    /// The node took not all of them before `until`. The connection must then be dropped; so after any error below.
+    /// The node did not receive all bytes before `until`. After an error of this method, or of a method that reads, the
+    /// connection must be dropped.
     pub(super) fn send(&mut self, commands: &[u8], until: Instant) -> io::Result<()> {
         self.stream.socket().set_write_timeout(Some(left(until)?))?;
         let sent = match &mut self.stream {
             Stream::Plain(socket) => socket.write_all(commands),
             Stream::Tls(stream) => {
-                // The handshake, which is a part of the first write, also reads.
+                // The first write also runs the TLS handshake, which reads from the socket; so this read needs a time
+                // limit, too.
                 stream.sock.set_read_timeout(Some(left(until)?))?;
                 stream.write_all(commands).and_then(|()| stream.flush())
             }
@@ -136,7 +143,7 @@ impl Connection {
         sent.map_err(told)
     }
 
-    /// Reads one answer. A value as long as `to` is copied there; `head`: the first bytes of its answer.
+    /// Reads the answer to one command. If the answer begins with `head`, it has a row, which is copied to `to`.
     ///
     /// # Errors
     /// The connection broke, or the answer did not come before `until`.
@@ -160,7 +167,7 @@ impl Connection {
         }
     }
 
-    /// Reads one answer of any kind.
+    /// Reads and decodes one answer, which may be any value of the RESP protocol.
     ///
     /// # Errors
     /// As `row`.
@@ -181,12 +188,12 @@ impl Connection {
         }
     }
 
-    /// Returns the socket, to wait for bytes.
+    /// Returns the socket, so that the caller can wait until it has bytes.
     pub(super) fn socket(&self) -> &TcpStream {
         self.stream.socket()
     }
 
-    /// Reads and drops the answers that the node still owes to earlier reads.
+    /// Reads and drops the answers that the node still owes to earlier reads on this connection.
     ///
     /// # Errors
     /// As `row`.
@@ -198,12 +205,12 @@ impl Connection {
         Ok(())
     }
 
-    /// Says whether all answers were read that came.
+    /// Says whether the buffer has no received bytes that are not parsed yet.
     pub(super) fn is_idle(&self) -> bool {
         self.start == self.end
     }
 
-    /// Receives more bytes; makes space for at least `size` unread bytes.
+    /// Receives more bytes into the buffer, which first gets space for `size` bytes that are not parsed yet.
     fn fill(&mut self, size: usize, until: Instant) -> io::Result<()> {
         if self.start == self.end {
             (self.start, self.end) = (0, 0);
@@ -248,14 +255,14 @@ fn password(address: &Address) -> io::Result<String> {
     if address.password_file.is_empty() {
         return Ok(address.own_password.clone());
     }
-    // Read for each connection: a changed password holds from the next connection on.
+    // The password file is read for each new connection, so that a changed password holds from the next connection on.
     for _ in 0..PASSWORD_READS {
         let text = fs::read_to_string(&address.password_file)?;
         let password = text.split('\n').next().unwrap_or_default();
         if !password.is_empty() {
             return Ok(password.to_owned());
         }
-        // A program that writes the file anew empties the file first.
+        // The file may be empty for a moment, because a program that rewrites the file empties it first.
         std::thread::sleep(PASSWORD_PAUSE);
     }
     Err(io::Error::new(ErrorKind::InvalidData, format!("password_file {} is empty", address.password_file)))
@@ -277,7 +284,7 @@ fn other(error: impl std::error::Error + Send + Sync + 'static) -> io::Error {
     io::Error::other(error)
 }
 
-/// Words a time-out of the system as the reference does.
+/// Replaces the system's time-out errors by the error text that the reader in Python has.
 fn told(error: io::Error) -> io::Error {
     match error.kind() {
         ErrorKind::WouldBlock | ErrorKind::TimedOut => late(),

@@ -1,24 +1,26 @@
-//! Describes a cluster, and the keys of a table there; `service/native/description.py` writes both as JSON.
+//! Describes a Valkey or Redis cluster, and the keys under which a table's blocks lie there;
+//! `service/native/description.py` writes both as JSON.
 
 use std::time::Duration;
 
 use serde::Deserialize;
 
-/// A cluster, or a single server, and how it is asked; fields as in `StoreAddress` of service/remote/address.py.
+/// A Valkey or Redis cluster, or a single server, and the settings with which rows are read from it; fields as in
+/// `StoreAddress` of service/remote/address.py.
 #[derive(Clone, PartialEq, Eq, Hash, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Address {
-    /// Host and port of some nodes; these tell the others.
+    /// Host and port of some nodes of the cluster; these nodes name the other nodes.
     pub nodes: Vec<(String, u16)>,
-    /// Whether connections to the cluster's nodes use TLS.
+    /// Whether the server's connections to the cluster's nodes use TLS.
     pub has_tls: bool,
-    /// Path of the authorities of the nodes' certificates, in PEM; empty for the system's.
+    /// Path of the CA certificates, in PEM, that sign the nodes' certificates; empty for the system's CA certificates.
     pub ca_file: String,
-    /// Name of an ACL user; empty for the default user.
+    /// Name of the Valkey or Redis user as which the server logs in; empty for the default user.
     pub user: String,
     /// Path of the file whose first line is the password; empty for none.
     pub password_file: String,
-    /// The password, if no file has it; empty for no authentication.
+    /// The password if `password_file` is empty; an empty password means no authentication.
     #[serde(default)]
     pub own_password: String,
     /// Longest time for all rows of one read.
@@ -31,7 +33,7 @@ pub struct Address {
 
 impl std::fmt::Debug for Address {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // Without the password: descriptions are logged.
+        // The password is left out, because descriptions are logged.
         formatter.debug_struct("Address").field("nodes", &self.nodes).finish_non_exhaustive()
     }
 }
@@ -52,18 +54,18 @@ impl Address {
 pub struct RemoteDescription {
     /// The cluster.
     pub address: Address,
-    /// The beginning of every block's key.
+    /// The text with which the key of every block begins.
     pub tag: String,
     /// Rows of a block.
     pub block_rows: usize,
-    /// Number of shards, over which blocks take turns.
+    /// Number of shards; block `b` of the table belongs to shard `b % num_shards`.
     pub num_shards: usize,
-    /// Bytes of a row, with its scale.
+    /// Bytes of one row, including the row's scale.
     pub row_bytes: usize,
-    /// Pairs of a row's number and its bytes: a feature reads its default row here in place of a row that can not be
-    /// read. Empty: such a read fails.
+    /// Pairs of a default row's number and its bytes. A feature's default row replaces a row that can not be read; if
+    /// the list is empty, such a read fails.
     pub default_rows: Vec<(usize, Vec<u8>)>,
-    /// Whether a cached row is read in place of a row that can not be read.
+    /// Whether a cached row, however old, may replace a row that can not be read.
     pub serves_stale: bool,
     /// For how long cached rows are valid after the server last read the table's changes. None: the server does not
     /// follow the changes, and cached rows are always valid.

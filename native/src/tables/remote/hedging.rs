@@ -7,14 +7,15 @@ use std::time::{Duration, Instant};
 
 use super::connection::Connection;
 
-/// Number of kept times of a node's answers; how many times `slow` needs; after how many more it is computed again.
+/// Number of times of a node's last answers that are kept. `slow` needs at least `LEAST` times, and is computed again
+/// after every `EVERY` answers.
 const SAMPLES: usize = 128;
 const LEAST: usize = 32;
 const EVERY: usize = 16;
-/// Maximal number of second reads that a cluster's budget can save up.
+/// Maximal number of hedged reads (reads that are also sent to a second node) that a cluster's budget can save up.
 const MOST_SAVED: u32 = 50;
 
-/// How long the last answers of one node took, each from the commands to its first byte.
+/// How long the last answers of one node took, from the sending of the commands to the first byte of the answers.
 #[derive(Debug)]
 pub(super) struct Times {
     micros: [u32; SAMPLES],
@@ -46,11 +47,12 @@ impl Times {
     }
 }
 
-/// Budget of second reads of a cluster: each read adds `percent` hundredths of a second read. Concurrency: any thread.
+/// Limits hedged reads of a cluster (reads that are also sent to a second node): each read adds `percent` hundredths of
+/// a hedged read to the budget. Concurrency: any thread.
 #[derive(Debug)]
 pub(super) struct Budget {
     percent: u32,
-    /// Saved second reads, in hundredths of a read.
+    /// Saved hedged reads, in hundredths of a read.
     saved: AtomicU32,
 }
 
@@ -59,18 +61,18 @@ impl Budget {
         Budget { percent, saved: AtomicU32::new(0) }
     }
 
-    /// Says whether any second read is ever allowed.
+    /// Says whether the cluster's settings allow any hedged reads.
     pub(super) fn is_open(&self) -> bool {
         self.percent > 0
     }
 
-    /// Adds the share of one read of a node to the budget.
+    /// Adds to the budget the part of a hedged read that one read of a node earns.
     pub(super) fn earn(&self) {
         let add = |saved: u32| (saved < MOST_SAVED * 100).then_some(saved + self.percent);
         let _ = self.saved.fetch_update(Relaxed, Relaxed, add);
     }
 
-    /// Takes one second read from the budget; says whether the budget had one.
+    /// Subtracts one hedged read from the budget; returns false if the budget has less than one.
     pub(super) fn take(&self) -> bool {
         self.saved.fetch_update(Relaxed, Relaxed, |saved| saved.checked_sub(100)).is_ok()
     }
@@ -87,7 +89,7 @@ pub(super) fn wait(connections: &[&Connection], until: Instant) -> Vec<bool> {
         revents: 0,
     };
     let mut sockets: Vec<libc::pollfd> = connections.iter().map(asked).collect();
-    // SAFETY: `sockets` has that many elements, and its sockets are open for the length of the call.
+    // SAFETY: poll(2) gets the length of `sockets`, and the sockets in the list stay open for the length of the call.
     let count = unsafe { libc::poll(sockets.as_mut_ptr(), sockets.len() as libc::nfds_t, millis) };
     // After an error, such as an interruption by a signal, poll(2) has filled in no element.
     sockets.iter().map(|socket| count > 0 && socket.revents != 0).collect()
@@ -104,7 +106,7 @@ mod tests {
         assert_eq!(times.slow(), None);
         times.add(Duration::from_micros(7));
         assert_eq!(times.slow(), Some(Duration::from_micros(7)));
-        // 128 answers of 1 to 128 microseconds: 121 are below the 122nd.
+        // Of 128 answers that took 1 to 128 microseconds, 121 (95 of 100) were faster than 122 microseconds.
         (1..=128).for_each(|micros| times.add(Duration::from_micros(micros)));
         assert_eq!(times.slow(), Some(Duration::from_micros(122)));
         (0..128).for_each(|_| times.add(Duration::from_secs(1 << 40)));

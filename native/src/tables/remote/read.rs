@@ -1,4 +1,4 @@
-//! Reads rows of one or more tables of one cluster at the same time.
+//! Reads rows of one or more tables from one Valkey or Redis cluster, all at the same time.
 //!
 //! A read asks all primaries at once. If a primary is down, slow, or lacks a key, the read asks another node of the
 //! same slot for its rows. Only an answer with the size of a row counts as a row. The read closes a connection that
@@ -19,33 +19,33 @@ use super::hedging::wait;
 use super::remote_table::RemoteTable;
 use super::topology::{Node, Topology};
 
-/// Commands that leave together: their answers are 1 MB of rows of 256 bytes.
+/// Maximal number of commands that are sent to a node together; for rows of 256 bytes, their answers are 1 MB.
 const MOST_COMMANDS: usize = 4096;
-/// The pause before a further round.
+/// The pause before a read asks nodes again for rows that it did not get.
 const PAUSE: Duration = Duration::from_millis(10);
-/// The longest wait for a connection to a second node, while the first may answer at any moment.
+/// Longest time to connect to the second node of a hedged read, because the first node may answer at any moment.
 const SECOND_CONNECT: Duration = Duration::from_millis(20);
-/// Kinds of errors that another try may change: the map of slots is old, or a node is not ready yet.
+/// Kinds of error answers after which another try may succeed: the slot map is outdated, or a node is not ready yet.
 const PASSING: [&str; 6] = ["MOVED", "ASK", "CLUSTERDOWN", "LOADING", "TRYAGAIN", "MASTERDOWN"];
 
-/// Rows of one table that a read wants.
+/// The rows of one table that a read must get.
 pub struct Want<'t> {
     /// The table.
     pub table: &'t RemoteTable,
     /// Numbers of the rows, each below V.
     pub ids: Vec<u64>,
-    /// The bytes of the rows, end to end.
+    /// The buffer for the bytes of the rows, end to end.
     pub rows: Vec<u8>,
-    /// Positions in `ids` whose rows were not read yet; after the read, could not be read.
+    /// Positions in `ids` of the rows that are not read yet; after the read, of the rows that could not be read.
     pub left: Vec<u32>,
     /// Number of rows that could not be read and were taken from the cache.
     pub num_stale: usize,
-    /// Changes of rows that the table had seen when the read began.
+    /// The table's count of changes when the read began.
     changes: u64,
 }
 
 impl<'t> Want<'t> {
-    /// Takes the rows that the cache has.
+    /// Copies the rows that the cache has; the other rows are left to [`read`].
     #[must_use]
     pub fn new(table: &'t RemoteTable, ids: Vec<u64>) -> Self {
         let mut rows = vec![0; ids.len() * table.row_bytes()];
@@ -55,15 +55,15 @@ impl<'t> Want<'t> {
     }
 }
 
-/// A row that is still to be read: the index of its want, and its position there.
+/// A row that is still to be read: the index of its [`Want`], and its position in the want's `ids`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Item {
     want: u32,
     position: u32,
 }
 
-/// Reads the rows that the cache lacked. Afterwards `Want::left` has the rows that could not be read; the returned text
-/// says why.
+/// Reads rows that the cache lacked, each from its table's cluster. Afterwards `Want::left` has the positions of the
+/// rows that could not be read, and the returned text is the reason.
 ///
 /// `deadline` is the request's; the address of each cluster has a limit of its own.
 pub fn read(wants: &mut [Want<'_>], deadline: Option<Instant>) -> String {
@@ -101,7 +101,7 @@ fn read_cluster(topology: &Topology, wants: &mut [Want<'_>], items: Vec<Item>, d
     let until = begun + topology.address.timeout();
     let mut until = deadline.map_or(until, |deadline| deadline.min(until));
     if items.iter().any(|item| wants[item.want as usize].table.serves_stale) {
-        // Keeps a part of the time to answer with cached rows.
+        // The last quarter of the time is kept for answering with cached rows.
         until -= until.saturating_duration_since(begun) / 4;
     }
     let mut sizes = vec![0_usize; wants.len()];
@@ -140,24 +140,24 @@ fn read_cluster(topology: &Topology, wants: &mut [Want<'_>], items: Vec<Item>, d
     why
 }
 
-/// Commands for one node.
+/// Rows that one node is asked for, with one command for each row.
 struct Group {
     node: Node,
-    /// Whether another node, which gives its slots away, named this one.
+    /// Whether the slot of these rows is moving to this node: the slot's present node named this node in an ASK error.
     asks: bool,
     /// Whether the node is the primary: a replica may lack the last changes, so its rows are not cached.
     is_primary: bool,
     items: Vec<Item>,
 }
 
-/// Commands that were sent to one node, and perhaps to a second one.
+/// A group of rows whose commands were sent to one node, and perhaps to a second node.
 struct Asked {
     group: Group,
     connection: Connection,
     at: Instant,
-    /// Time at which the read gives the node up.
+    /// Time at which the read stops waiting for the node.
     until: Instant,
-    /// Time at which the read asks a second node; None: never, or it has asked one.
+    /// Time at which a second node is asked, too; None if none is to be asked, or one was asked already.
     hedge_at: Option<Instant>,
     second: Option<(Node, Connection)>,
 }
@@ -167,7 +167,8 @@ impl Asked {
         std::iter::once(&self.connection).chain(self.second.iter().map(|(_, connection)| connection))
     }
 
-    /// Returns the second node's part as the only one; the first is given up.
+    /// Returns the group with the second node as its only node, because the first node failed; None if no second node
+    /// was asked.
     fn of_second(self, until: Instant) -> Option<Self> {
         let (node, connection) = self.second?;
         let group = Group { node, is_primary: false, ..self.group };
@@ -175,18 +176,19 @@ impl Asked {
     }
 }
 
-/// One read of one cluster.
+/// The state of one read, which gets rows of one or more tables from one cluster.
 struct Task<'a, 'w> {
     topology: &'a Topology,
     wants: &'a mut [Want<'w>],
     until: Instant,
     left: Vec<Item>,
-    /// Nodes that answered and gave no row.
+    /// For each row, the nodes that answered without the row.
     lacking: HashMap<Item, Vec<Node>>,
-    /// Rows that a node which gives its slots away sent elsewhere.
+    /// For each row whose slot is moving to another node, the node that an ASK error named.
     asking: HashMap<Item, Node>,
     retries: u64,
-    /// Number of second nodes that were asked, and number of these that gave the rows.
+    /// Number of hedged reads, for which a second node was asked, and number of those that the second node answered
+    /// first.
     hedges: u64,
     hedge_wins: u64,
     why: String,
@@ -222,7 +224,7 @@ impl Task<'_, '_> {
 
     fn refresh(&mut self) {
         let is_patient = self.left.iter().any(|item| !self.has_stale(*item));
-        // If the cache has the rows, the read waits for the map no longer than for a node.
+        // If the cache has the missing rows, the read waits for the slot map no longer than for a node.
         let until = if is_patient { self.until } else { self.node_until() };
         if let Err(why) = self.topology.refresh(until, is_patient) {
             self.why = why;
@@ -239,14 +241,15 @@ impl Task<'_, '_> {
         want.table.has_stale(want.ids[item.position as usize])
     }
 
-    /// Says whether the cache has all rows that are left, and no node can be asked for them now.
+    /// Says whether the cache has all rows that are still missing, and all nodes of their slots failed a moment ago.
     fn is_cache_best(&self) -> bool {
         let map = self.topology.map();
         let is_silent = |item: &Item| map.nodes(self.slot(*item)).iter().all(|node| self.topology.is_down(node));
         self.left.iter().all(|item| self.has_stale(*item) && !self.asking.contains_key(item) && is_silent(item))
     }
 
-    /// Says whether a slot that is needed has no node to ask: all are down, or all lack the key.
+    /// Says whether a missing row can not be read: each node of its slot failed a moment ago, or answered without the
+    /// row.
     fn is_hopeless(&mut self) -> bool {
         let map = self.topology.map();
         for &item in &self.left {
@@ -266,7 +269,7 @@ impl Task<'_, '_> {
         false
     }
 
-    /// Asks one node for each row that is left; says whether the map of slots is to be asked for.
+    /// Asks one node for each missing row, and reads the answers; returns true if the slot map must be read again.
     fn round(&mut self) -> bool {
         let (groups, mut needs_map) = self.groups();
         let mut asked = Vec::with_capacity(groups.len());
@@ -299,8 +302,8 @@ impl Task<'_, '_> {
         Asked { group, connection, at, until, hedge_at: slow.map(|slow| at + slow), second: None }
     }
 
-    /// Waits for the answers of one node at least; keeps those in `asked` that have not come. Says whether the map of
-    /// slots is to be asked for.
+    /// Waits until a node answers or a time limit passes, and reads the answers that have come. Groups without an
+    /// answer stay in `asked`. Returns true if the slot map must be read again.
     fn hear(&mut self, asked: &mut Vec<Asked>) -> bool {
         let is_ready = if self.topology.budget.is_open() {
             let wake = asked.iter().map(|one| one.hedge_at.unwrap_or(one.until).min(one.until)).min();
@@ -335,7 +338,7 @@ impl Task<'_, '_> {
         needs_map
     }
 
-    /// Reads the answers of the node that was asked first; says whether the map of slots is to be asked for.
+    /// Reads the answers of a group's first node; returns true if the slot map must be read again.
     fn hear_first(&mut self, mut one: Asked, now: Instant, asked: &mut Vec<Asked>) -> bool {
         let mut read = 0;
         match self.receive(&one.group, &mut one.connection, &mut read) {
@@ -355,17 +358,19 @@ impl Task<'_, '_> {
         }
     }
 
-    /// Leaves the rows after the first `read` to the second node, if it was asked, or to the next round.
+    /// After the first node failed, leaves the group's rows from number `read` on to the second node or to the next
+    /// round.
     fn go_on(&mut self, one: Asked, read: usize, asked: &mut Vec<Asked>) {
         if read > 0 || one.second.is_none() {
-            // A second node would answer for all rows of the group, but this read has already handled some of them.
+            // The second node answers for all rows of the group, but the first node's answers for some of them are
+            // already handled.
             self.left.extend_from_slice(&one.group.items[read..]);
             return;
         }
         asked.extend(one.of_second(self.node_until()));
     }
 
-    /// Asks a second node for the rows of a group; None if there is none, or the budget is used up.
+    /// Asks a second node for the rows of a group, too; None if no other node has them, or the budget is used up.
     fn ask_second(&mut self, group: &Group) -> Option<(Node, Connection)> {
         if !self.lacking.is_empty() {
             return None;
@@ -391,7 +396,8 @@ impl Task<'_, '_> {
         }
     }
 
-    /// Reads the answers of the second node. If it gives not all rows, returns the first node's part, which goes on.
+    /// Reads the answers of the second node. If one of the answers has no row, returns the group, which then waits for
+    /// the first node alone.
     fn hear_second(&mut self, mut one: Asked, now: Instant) -> Option<Asked> {
         let (node, mut connection) = one.second.take()?;
         if !self.has_all(&one.group.items, &mut connection) {
@@ -401,13 +407,13 @@ impl Task<'_, '_> {
         self.topology.took(&one.group.node, now - one.at);
         self.topology.answered(&node);
         self.topology.give_back(&node, connection);
-        // No byte of the first node's answers was read; the next read on its connection skips them.
+        // No byte of the first node's answers was read, so the next read on that connection must skip these answers.
         one.connection.owed += one.group.items.len();
         self.topology.give_back(&one.group.node, one.connection);
         None
     }
 
-    /// Reads a second node's answers; says whether each is a row.
+    /// Reads the second node's answers; returns true if each of them has a row.
     fn has_all(&mut self, items: &[Item], connection: &mut Connection) -> bool {
         let until = self.node_until();
         if connection.skip_owed(until).is_err() {
@@ -417,18 +423,20 @@ impl Task<'_, '_> {
             let want = &mut self.wants[item.want as usize];
             let size = want.table.row_bytes();
             let to = &mut want.rows[item.position as usize * size..][..size];
-            // The rows are not cached: the node may lack the last changes.
+            // These rows are not cached, because a replica may lack the last changes.
             matches!(connection.row(want.table.reply_head(), to, until), Ok(Reply::Row))
         };
         items.iter().all(&mut is_row)
     }
 
-    /// Takes the rows that are left, by the node to ask. Rows without a node stay left; then the second result is true.
+    /// Groups the missing rows by the node to ask. Rows that no node can be asked for stay in `left`, and the second
+    /// result is then true.
     fn groups(&mut self) -> (Vec<Group>, bool) {
         let map = self.topology.map();
         let mut groups: Vec<Group> = Vec::new();
         let mut of_node: HashMap<(Node, bool), usize> = HashMap::new();
-        // The group of each holder, so that rows of slots with the same nodes need no look at these nodes.
+        // For each set of nodes in the slot map (`holders`), the group of the node that was chosen from the set, so
+        // that the choice is made once.
         let mut of_holder: Vec<Option<usize>> = vec![None; map.holders.len()];
         let mut needs_map = false;
         for item in std::mem::take(&mut self.left) {
@@ -443,7 +451,8 @@ impl Task<'_, '_> {
             }
             let asks = told.is_some();
             let able = || map.nodes(slot).iter().filter(|node| !lacking.contains(node));
-            // Nodes that failed a moment ago are asked all the same, unless the cache has the row.
+            // If all nodes of a slot failed a moment ago, one of them is asked all the same, unless the cache has the
+            // row.
             let any = || if self.has_stale(item) { None } else { able().next() };
             let node = told.or_else(|| able().find(|node| !self.topology.is_out(node)).or_else(any).cloned());
             let Some(node) = node else {
@@ -464,7 +473,7 @@ impl Task<'_, '_> {
         (groups, needs_map)
     }
 
-    /// Sends the commands for some rows. The error says also whether an earlier read used the connection.
+    /// Sends the commands that read some rows. An error comes with a flag: whether an earlier read used the connection.
     fn send(&self, node: &Node, asks: bool, items: &[Item], until: Instant) -> Result<Connection, (io::Error, bool)> {
         let mut connection = self.topology.connection(node, until).map_err(|error| (error, false))?;
         let asking = command(&["ASKING"]);
@@ -482,7 +491,8 @@ impl Task<'_, '_> {
         }
     }
 
-    /// Reads the answers for some rows; says whether the map of slots is old. `read` counts the rows that are judged.
+    /// Reads the answers for the rows of a group; returns true if the slot map is outdated. `read` counts the answers
+    /// that are handled.
     fn receive(&mut self, group: &Group, connection: &mut Connection, read: &mut usize) -> io::Result<bool> {
         let until = self.node_until();
         let mut is_old = false;
@@ -509,7 +519,7 @@ impl Task<'_, '_> {
         Ok(is_old)
     }
 
-    /// Notes an answer that is no row; says whether the map of slots is old.
+    /// Handles an answer without a row, such as an error; returns true if the slot map may be outdated.
     fn judge(&mut self, node: &Node, item: Item, frame: &OwnedFrame) -> bool {
         let OwnedFrame::Error(text) = frame else {
             self.lacking.entry(item).or_default().push(node.clone());

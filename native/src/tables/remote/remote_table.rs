@@ -1,4 +1,5 @@
-//! One table of one version in a cluster: the commands that read its rows, and the counts of these reads.
+//! One table of one model version whose rows lie in a Valkey or Redis cluster: the commands that read the rows, and the
+//! counts of these reads.
 
 use std::sync::Arc;
 use std::sync::atomic::{
@@ -14,7 +15,7 @@ use super::cache::Cache;
 use super::description::RemoteDescription;
 use super::topology::Topology;
 
-/// Counts of the reads of one table; fields as in `ReadCounts` of service/remote/counts.py.
+/// Counts of the reads of one table's rows; fields as in `ReadCounts` of service/remote/counts.py.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct TableCounts {
     /// Name of the model.
@@ -23,29 +24,29 @@ pub struct TableCounts {
     pub version: i64,
     /// Name of the table.
     pub table: String,
-    /// Reads from the cluster.
+    /// Number of reads of the table's rows from the Valkey or Redis cluster.
     pub reads: u64,
-    /// Rows that were read from the cluster.
+    /// Number of rows of the table that were read from the Valkey or Redis cluster.
     pub rows: u64,
-    /// Bytes of these rows.
+    /// Number of bytes of the table's rows that were read from the Valkey or Redis cluster.
     pub bytes: u64,
-    /// Rounds beyond the first of a read.
+    /// Number of times that a read asked nodes again, because it had not got all rows.
     pub retries: u64,
-    /// Reads that lacked a row at their end.
+    /// Number of reads that ended without all their rows.
     pub errors: u64,
-    /// Rows in whose place a default row was read.
+    /// Number of rows that were replaced by a default row, because they could not be read.
     pub default_rows: u64,
     /// Number of rows that could not be read and were taken from the cache.
     pub stale_rows: u64,
-    /// Reads of a node that were also asked of a second node.
+    /// Number of hedged reads: their commands were also sent to a second node, because the first was slow.
     pub hedges: u64,
-    /// Reads of a node that the second node answered first.
+    /// Number of hedged reads that the second node answered first.
     pub hedge_wins: u64,
-    /// Nanoseconds of all reads, waiting included.
+    /// Time that all reads took together, waiting included, in nanoseconds.
     pub nanos: u64,
-    /// Rows that the cache had.
+    /// Number of rows that reads found in the cache.
     pub cache_hits: u64,
-    /// Rows that the cache lacked.
+    /// Number of rows that reads did not find in the cache.
     pub cache_misses: u64,
 }
 
@@ -65,37 +66,37 @@ pub(super) struct Counters {
     pub(super) cache_misses: AtomicU64,
 }
 
-/// One `[V, D]` table of one version in a cluster. Concurrency: any thread.
+/// One `[V, D]` table of one model version, whose rows lie in a Valkey or Redis cluster. Concurrency: any thread.
 pub struct RemoteTable {
-    /// Model, version and table.
+    /// Name of the model, number of the version, and name of the table.
     pub(super) subject: (String, i64, String),
     pub(super) topology: Arc<Topology>,
     pub(super) counters: Counters,
     cache: Option<Arc<Cache>>,
     /// Counts the changes of rows, so that a read that began before a change does not cache an old row.
     changes: AtomicU64,
-    /// Tells the table's rows from the rows of other tables and versions in the cache.
+    /// Number of the table in the keys of the cache, which tells its rows from those of other tables and versions.
     serial: u64,
     num_rows: u64,
     row_bytes: usize,
     block_rows: usize,
     default_rows: Vec<(usize, Vec<u8>)>,
-    /// Whether a default row has changed in the cluster since its bytes were copied.
+    /// Whether a default row has changed in the Valkey or Redis cluster since its bytes were copied to this server.
     has_old_default_rows: AtomicBool,
-    /// Whether a cached row is read in place of a row that can not be read.
+    /// Whether a cached row, however old, may replace a row that can not be read.
     pub(super) serves_stale: bool,
     /// For how long cached rows are valid after the server last read the table's changes; None: always.
     fresh: Option<Duration>,
     opened: Instant,
-    /// When the server last read the table's changes, in milliseconds after `opened`.
+    /// Time at which the server last read the table's changes, in milliseconds after the table was opened.
     heard_ms: AtomicU64,
-    /// The slot of each shard.
+    /// For each shard, the hash slot of the cluster in which the shard's keys lie.
     slots: Vec<u16>,
-    /// The first bytes of the commands for all rows.
+    /// The bytes with which the command for every row begins.
     head: Vec<u8>,
-    /// The last bytes of the command for each row of a block.
+    /// For each row of a block, the bytes with which the command for this row ends.
     tails: Vec<Vec<u8>>,
-    /// The first bytes of an answer with a row.
+    /// The bytes with which an answer that has a row begins.
     reply_head: Vec<u8>,
 }
 
@@ -114,7 +115,7 @@ impl Drop for RemoteTable {
 }
 
 impl RemoteTable {
-    /// Opens a table; `rows` is V, its number of rows.
+    /// Prepares the reads of a table's rows from a Valkey or Redis cluster; `rows` is V, the table's number of rows.
     pub(super) fn new(
         subject: (String, i64, String),
         description: &RemoteDescription,
@@ -169,36 +170,38 @@ impl RemoteTable {
         self.row_bytes
     }
 
-    /// Says whether the server caches rows of clusters.
+    /// Says whether the server has a cache for rows that it reads from Valkey or Redis clusters.
     #[must_use]
     pub fn has_cache(&self) -> bool {
         self.cache.is_some()
     }
 
-    /// Returns the bytes that are read in place of a row that can not be read; None: the read fails.
+    /// Returns the bytes of the default row with this number, which replace a row that can not be read; None: there is
+    /// no such default row, and the read fails.
     #[must_use]
     pub fn default_row(&self, row: usize) -> Option<&[u8]> {
         self.default_rows.iter().find(|(number, _)| *number == row).map(|(_, bytes)| &**bytes)
     }
 
-    /// Says whether a default row has changed in the cluster since its bytes were copied. Then the reference server, which
-    /// reads default rows again, answers a request that needs a default row.
+    /// Says whether a default row has changed in the Valkey or Redis cluster since its bytes were copied to this
+    /// server. Then the reference server, which reads default rows again, answers a request that needs a default row.
     #[must_use]
     pub fn has_old_default_rows(&self) -> bool {
         self.has_old_default_rows.load(Relaxed)
     }
 
-    /// Counts rows in whose place a default row was read.
+    /// Counts rows that were replaced by a default row, because they could not be read.
     pub fn count_default_rows(&self, count: usize) {
         self.counters.default_rows.fetch_add(count as u64, Relaxed);
     }
 
-    /// Notes that the server has read the table's changes: cached rows are valid for a while.
+    /// Records that the server has just read the table's changes, so that cached rows stay valid for a while.
     pub(super) fn heard(&self) {
         self.heard_ms.store(u64::try_from(self.opened.elapsed().as_millis()).unwrap_or(u64::MAX), Relaxed);
     }
 
-    /// Says whether the server read the table's changes a moment ago, so that no cached row is older than this moment.
+    /// Says whether cached rows are valid: the server read the table's changes less than `fresh` ago, or `fresh` is
+    /// None.
     fn is_followed(&self) -> bool {
         let since = || self.opened.elapsed().saturating_sub(Duration::from_millis(self.heard_ms.load(Relaxed)));
         self.fresh.is_none_or(|fresh| since() < fresh)
@@ -215,8 +218,9 @@ impl RemoteTable {
         found.enumerate().filter(|(_, is_there)| !is_there).map(|(position, _)| position as u32).collect()
     }
 
-    /// Copies rows that could not be read from the cache, whatever their age. `left` has their positions in `ids`;
-    /// after the call it has only the positions of rows that the cache lacks. Returns how many rows were copied.
+    /// Copies rows that could not be read from the cluster out of the cache, however old they are. `left` has their
+    /// positions in `ids`; after the call it has only the positions of rows that the cache lacks. Returns how many rows
+    /// were copied.
     pub(super) fn read_stale(&self, ids: &[u64], rows: &mut [u8], left: &mut Vec<u32>) -> usize {
         let Some(cache) = self.cache.as_ref().filter(|_| self.serves_stale) else { return 0 };
         let before = left.len();
@@ -229,7 +233,7 @@ impl RemoteTable {
         copied
     }
 
-    /// Says whether `read_stale` would find a row.
+    /// Says whether the cache has a row that [`Self::read_stale`] may copy.
     pub(super) fn has_stale(&self, id: u64) -> bool {
         self.serves_stale && self.cache.as_ref().is_some_and(|cache| cache.has(self.serial, id))
     }
@@ -247,25 +251,28 @@ impl RemoteTable {
         }
     }
 
-    /// Returns how many changes of rows the table has seen.
+    /// Returns how many times rows of the table were reported as changed.
     pub(super) fn changes(&self) -> u64 {
         self.changes.load(SeqCst)
     }
 
-    /// Offers a row to the cache. `changes` is the result of `changes` before the row was read.
+    /// Adds a row to the cache, unless rows have changed since the read began, when [`Self::changes`] returned
+    /// `changes`.
     pub(super) fn offer(&self, id: u64, row: &[u8], changes: u64) {
         if let Some(cache) = &self.cache
             && self.changes() == changes
         {
             cache.offer(self.serial, id, row);
             if self.changes() != changes {
-                // The row may have changed between the read and the offer.
+                // The row may have changed after the first comparison of the count of changes, before this code added
+                // the row to the cache.
                 cache.remove(self.serial, id);
             }
         }
     }
 
-    /// Removes rows from the cache that have changed in the cluster; None: all rows of the table.
+    /// Removes rows of the table from the row cache, because they have changed in the cluster; None: all rows of the
+    /// table.
     pub(super) fn forget(&self, ids: Option<&[u64]>) {
         let mut defaults = self.default_rows.iter().map(|(number, _)| *number as u64);
         if ids.is_none_or(|ids| defaults.any(|number| ids.contains(&number))) {
@@ -279,12 +286,12 @@ impl RemoteTable {
         }
     }
 
-    /// Returns the slot of a row.
+    /// Returns the hash slot of the cluster in which a row lies.
     pub(super) fn slot(&self, id: u64) -> u16 {
         self.slots[id as usize / self.block_rows % self.slots.len()]
     }
 
-    /// Appends the command that reads a row.
+    /// Appends the GETRANGE command that reads a row.
     pub(super) fn write_command(&self, id: u64, to: &mut Vec<u8>) {
         let (block, row) = (id as usize / self.block_rows, id as usize % self.block_rows);
         to.extend_from_slice(&self.head);
@@ -294,12 +301,12 @@ impl RemoteTable {
         to.extend_from_slice(&self.tails[row]);
     }
 
-    /// Returns the first bytes of an answer with a row.
+    /// Returns the bytes with which an answer that has a row begins.
     pub(super) fn reply_head(&self) -> &[u8] {
         &self.reply_head
     }
 
-    /// Returns the counts so far.
+    /// Returns the counts of the table's reads so far.
     pub(super) fn counts(&self) -> TableCounts {
         let (model, version, table) = self.subject.clone();
         let counters = &self.counters;
@@ -324,7 +331,8 @@ impl RemoteTable {
     }
 }
 
-/// Digits of a shard and of a block in a key, as in `TableLayout.key` of service/remote/layout.py.
+/// Number of hexadecimal digits of a shard and of a block in a key, as in `TableLayout.key` of
+/// service/remote/layout.py.
 const SHARD_DIGITS: usize = 4;
 const BLOCK_DIGITS: usize = 8;
 

@@ -1,4 +1,4 @@
-//! Reads tables of real servers, where one is installed, and compares the rows with the rows that were written.
+//! Reads tables from a real Valkey or Redis server, if one is installed, and compares the rows with the written rows.
 
 use std::io::Write;
 use std::net::{TcpListener, TcpStream};
@@ -11,12 +11,12 @@ use super::connection::Connection;
 use super::topology::{Node, map_of};
 use super::*;
 
-/// Rows of a block, bytes of a row, and rows of the table.
+/// Rows of a block, bytes of a row, and rows of the test table.
 const BLOCK_ROWS: usize = 10;
 const ROW_BYTES: usize = 8;
 const ROWS: usize = 95;
 
-/// A server process, killed at the end.
+/// A Valkey or Redis server process; dropping this value kills the process.
 struct Server {
     process: Child,
     port: u16,
@@ -30,7 +30,7 @@ impl Drop for Server {
 }
 
 impl Server {
-    /// Starts a server; None where none is installed.
+    /// Starts a Valkey or Redis server; returns None if none is installed.
     fn start(port: Option<u16>) -> Option<Self> {
         let port = port.unwrap_or_else(|| TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port());
         let spawn = |program: &str| {
@@ -83,7 +83,7 @@ impl Server {
         }
     }
 
-    /// Writes the blocks of a table; `skipped` is left out.
+    /// Writes the blocks of a table to the server, except block `skipped`.
     fn write(&self, tag: &str, skipped: Option<usize>) {
         let until = Instant::now() + Duration::from_secs(60);
         let mut connection = Connection::open(&self.node(), &self.description(tag, Vec::new()).address, until).unwrap();
@@ -178,7 +178,7 @@ fn a_frozen_server_ends_a_read_at_the_deadline() {
     server.signal("-CONT");
     assert_eq!(wants[0].left, [0]);
     assert!(why.ends_with("timed out"), "{why}");
-    // The late answer is never read: its connection was closed.
+    // The server's late answer for row 1 is never read, because the read that gave up closed its connection.
     assert_eq!(read_one(&table, &[2]).0, row(2));
 }
 
@@ -193,18 +193,18 @@ fn rows_that_are_read_often_come_from_the_cache() {
     let counts = &clusters.counts()[0];
     assert_eq!((counts.cache_hits, counts.cache_misses, counts.rows), (2, 3, 3));
     assert_eq!(clusters.cache_counts().unwrap().rows, 3);
-    // A row that changes in the cluster is read anew.
+    // Row 1 is reported as changed, so it is read from the cluster again.
     clusters.forget("m", 1, "t", Some(&[1]));
     assert_eq!(read_one(&table, &[1, 2]).0, rows_of(&[1, 2]));
     let counts = &clusters.counts()[0];
     assert_eq!((counts.cache_hits, counts.cache_misses, counts.rows), (3, 4, 4));
-    // A read that began before a change does not cache what it read.
+    // A read that began before a change does not add its rows to the cache.
     let mut wants = [Want::new(&table, vec![7])];
     clusters.forget("m", 1, "t", None);
     assert_eq!(clusters.cache_counts().unwrap().rows, 0);
     read(&mut wants, None);
     assert_eq!(Want::new(&table, vec![7]).left, [0]);
-    // Another version of the table has other rows.
+    // Version 2 of the table has no row 1, and the cached row 1 of version 1 is not its row.
     server.write("{es:m/t/g/", Some(0));
     let other = clusters.open("m", 2, "t", ROWS, &server.description("{es:m/t/g/", Vec::new()));
     assert_eq!(read_one(&other, &[1]).1, [0]);
@@ -225,7 +225,8 @@ fn rows_whose_changes_are_not_heard_are_read_anew_and_served_only_where_the_tabl
     for table in [&strict, &stale] {
         assert_eq!(read_one(table, &[1, 2, 3]).0, rows_of(&[1, 2, 3]));
     }
-    // On a busy machine more time may pass between two steps than a cached row holds.
+    // Between two steps, a busy machine may need more than the 200 ms for which a cached row is valid, so the steps are
+    // repeated.
     let holds_when_heard = || {
         (0..1000).any(|_| {
             clusters.heard("m", 1, "t");
@@ -240,7 +241,7 @@ fn rows_whose_changes_are_not_heard_are_read_anew_and_served_only_where_the_tabl
     }
     assert!(holds_when_heard(), "the changes are heard again");
     std::thread::sleep(Duration::from_millis(250));
-    // A row that is known to have changed is gone from the cache.
+    // Row 3 is reported as changed, so the cache does not have the old row any more.
     clusters.forget("m", 2, "t", Some(&[3]));
     server.process.kill().unwrap();
     server.process.wait().unwrap();
@@ -251,7 +252,7 @@ fn rows_whose_changes_are_not_heard_are_read_anew_and_served_only_where_the_tabl
     assert_eq!((&wants[0].left[..], wants[0].num_stale), (&[1, 3][..], 2));
     let counts = |version| clusters.counts().into_iter().find(|one| one.version == version).unwrap();
     assert_eq!((counts(1).stale_rows, counts(2).stale_rows), (0, 2));
-    // The rows of one version are never another's.
+    // A read of version 3 gets no cached rows of version 2.
     let newer = RemoteDescription { tag: "{es:m/t/h/".to_owned(), serves_stale: true, ..plain };
     assert_eq!(read_one(&clusters.open("m", 3, "t", ROWS, &newer), &[1, 2]).1, [0, 1]);
     assert!(clusters.table("{es:m/t/h/", 3).is_none() && clusters.table("{es:m/t/g/", 2).is_some());
@@ -282,12 +283,14 @@ fn cached_rows_are_served_without_a_wait_while_a_node_is_frozen() {
         reads += 1;
     }
     server.signal("-CONT");
-    // Each wait for the node takes a second, and a read waits at most each half second. Three reads could wait in all.
+    // A read that waits for the frozen node waits one second, and only one read each half second does so: at most three
+    // in all.
     assert!(reads > 30, "{reads} reads in three seconds");
     assert_eq!(clusters.counts()[0].stale_rows, reads * ROWS as u64);
 }
 
-/// Two servers that hold the same slots, and a table that asks the first one; 40 reads have told its times.
+/// Starts two servers with the same slots, and opens a table that asks the first one; 40 reads have measured its answer
+/// times.
 fn primary_and_replica(
     replica_has: Option<&str>,
     node_timeout_ms: u64,
@@ -302,7 +305,8 @@ fn primary_and_replica(
     (description.address.timeout_ms, description.address.node_timeout_ms) = (60_000, node_timeout_ms);
     let table = clusters.open("m", 1, "t", ROWS, &description);
     table.topology.set_one_holder(vec![primary.node(), replica.node()]);
-    // A second read waits little for a new connection, so there is one already.
+    // A hedged read waits only briefly for a new connection to the second node, so the test opens the connection
+    // before.
     let until = Instant::now() + Duration::from_secs(60);
     let connection = table.topology.connection(&replica.node(), until).unwrap();
     table.topology.give_back(&replica.node(), connection);
@@ -323,7 +327,7 @@ fn a_slow_nodes_rows_are_asked_of_its_replica_within_the_budget() {
     let hedged_before = hedges(&clusters).0;
     assert!(hedged_before <= 2, "40 reads allow two at most");
     while table.topology.budget.take() {}
-    // Twenty reads are one second read.
+    // Each read adds 5 hundredths of a hedged read to the budget, so twenty reads allow one hedged read.
     (0..20).for_each(|_| table.topology.budget.earn());
     primary.signal("-STOP");
     let (rows, left, _) = read_one(&table, &[60, 50, 61]);
@@ -331,7 +335,7 @@ fn a_slow_nodes_rows_are_asked_of_its_replica_within_the_budget() {
     assert_eq!(hedges(&clusters).0 - hedged_before, 1);
     assert!(hedges(&clusters).1 >= 1);
     assert_eq!(Want::new(&table, vec![60]).left, [0], "a replica's row is not cached");
-    // Without a budget the read waits for the node, here until the deadline.
+    // Without a hedged read in the budget, the read waits for the frozen node, here until the request's deadline.
     while table.topology.budget.take() {}
     let mut wants = [Want::new(&table, vec![70])];
     read(&mut wants, Some(Instant::now() + Duration::from_millis(300)));
@@ -343,7 +347,7 @@ fn a_slow_nodes_rows_are_asked_of_its_replica_within_the_budget() {
 
 #[test]
 fn answers_that_come_after_the_replicas_are_never_taken_for_later_rows() {
-    // Where a busy machine connects too late for a second read, the read waits for the node's timeout.
+    // If a busy machine connects to the second node too late, the read waits for the first node's timeout.
     let Some((primary, _replica, clusters, table)) = primary_and_replica(Some("{es:m/t/f/"), 2_000) else { return };
     let all: Vec<u64> = (0..ROWS as u64).collect();
     for turn in 0..20 {
@@ -358,13 +362,13 @@ fn answers_that_come_after_the_replicas_are_never_taken_for_later_rows() {
         assert_eq!(read_one(&table, &all), (rows_of(&all), vec![], String::new()));
         clusters.forget("m", 1, "t", None);
     }
-    // On a busy machine some reads find that the node hangs before a second read is due.
+    // On a busy machine, some reads give up the frozen node before their hedged read is due.
     assert!(hedges(&clusters).1 >= 1);
 }
 
 #[test]
 fn a_replica_without_the_versions_rows_is_not_believed() {
-    // The replica has the rows of another version only.
+    // The replica has only the rows of another version of the table.
     let Some((primary, _replica, clusters, table)) = primary_and_replica(Some("{es:m/t/e/"), 50_000) else { return };
     let hedged_before = hedges(&clusters).0;
     (0..40).for_each(|_| table.topology.budget.earn());
@@ -388,7 +392,7 @@ fn a_replica_without_the_versions_rows_is_not_believed() {
 fn a_replica_that_was_asked_already_gives_the_rows_of_a_node_that_is_given_up() {
     let Some((primary, replica, clusters, table)) = primary_and_replica(Some("{es:m/t/f/"), 50_000) else { return };
     (0..100).for_each(|_| table.topology.budget.earn());
-    // Both nodes have a connection now. The primary owes answers on its own.
+    // After the next read, both nodes have an idle connection, and the frozen primary owes answers on its connection.
     primary.signal("-STOP");
     assert_eq!(read_one(&table, &[70]).0, row(70));
     replica.signal("-STOP");

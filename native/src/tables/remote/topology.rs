@@ -1,4 +1,5 @@
-//! The nodes of one cluster: which of them hold which slots, which are out for a moment, and their idle connections.
+//! The nodes of one Valkey or Redis cluster: which nodes hold which slots, which nodes failed a moment ago, and idle
+//! connections to nodes.
 
 use std::collections::HashMap;
 use std::io::{self, ErrorKind};
@@ -13,16 +14,16 @@ use super::connection::{Connection, command, is_single};
 use super::description::Address;
 use super::hedging::{Budget, Times};
 
-/// Number of slots of a cluster.
+/// Number of hash slots of a Valkey or Redis cluster.
 const NUM_SLOTS: usize = 16384;
-/// A node that failed is left alone for so long, unless there is no other. Then one read tries it, and the others wait
-/// for the result of that read, or as long again.
+/// After a node failed, reads avoid the node for this time, unless its slots have no other node. Then one read tries
+/// the node, and the other reads wait for the result, or for this time again.
 const BREAK: Duration = Duration::from_millis(500);
-/// The map of slots is asked for at most this often.
+/// Minimal time between two reads of the slot map.
 const REFRESH: Duration = Duration::from_millis(100);
 /// The server closes a connection on which a node owes more answers than this.
 const MOST_OWED: usize = 1 << 14;
-/// Idle connections that are kept for each node.
+/// Maximal number of idle connections that are kept for each node.
 const IDLE_CONNECTIONS: usize = 64;
 
 /// Host and port of one node.
@@ -44,7 +45,8 @@ impl std::fmt::Display for Node {
     }
 }
 
-/// The map of slots. `holders`: the nodes of some slots, the primary first. `by_slot`: a slot's index in `holders`.
+/// The cluster's slot map. Each element of `holders` is the nodes of some slots, the primary first; `by_slot` has each
+/// slot's index in `holders`.
 #[derive(Debug, Default)]
 pub(super) struct Map {
     pub(super) holders: Vec<Vec<Node>>,
@@ -63,22 +65,22 @@ impl Map {
     }
 }
 
-/// One cluster, or a single server. Concurrency: any thread.
+/// One Valkey or Redis cluster, or a single server without cluster mode. Concurrency: any thread.
 pub(super) struct Topology {
     pub(super) address: Address,
     map: ArcSwap<Map>,
-    /// Nodes that failed, and until when they are out.
+    /// Nodes that failed, and the time until which reads avoid each of them.
     down: Mutex<HashMap<Node, Instant>>,
     has_down: AtomicBool,
     idle: Mutex<HashMap<Node, Vec<Connection>>>,
     asked: Mutex<Asked>,
     /// How long the answers of each node took.
     times: Mutex<HashMap<Node, Times>>,
-    /// Reads that may be asked of a second node.
+    /// The number of hedged reads, which also ask a second node, that are allowed now.
     pub(super) budget: Budget,
 }
 
-/// When the map was read last, and when no node sent it.
+/// When a node last gave the slot map, and when all nodes last failed to give it.
 #[derive(Default)]
 struct Asked {
     at: Option<Instant>,
@@ -86,7 +88,7 @@ struct Asked {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // No panic can leave these maps half-changed.
+    // A panic can not leave the data behind these locks half-changed.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -108,8 +110,8 @@ impl Topology {
         self.map.load_full()
     }
 
-    /// Says whether a node failed a moment ago. The first caller after that time gets false, so that it tries the
-    /// node; others get true until the try has ended.
+    /// Says whether reads must avoid a node because it failed a moment ago. The first caller after that time gets
+    /// false, so that its read tries the node; other callers get true until that read has ended.
     pub(super) fn is_out(&self, node: &Node) -> bool {
         if !self.has_down.load(Relaxed) {
             return false;
@@ -125,19 +127,19 @@ impl Topology {
         }
     }
 
-    /// Says whether a node failed a moment ago, without a try.
+    /// Says whether a node failed a moment ago; unlike [`Self::is_out`], this does not let the caller try the node.
     pub(super) fn is_down(&self, node: &Node) -> bool {
         self.has_down.load(Relaxed) && lock(&self.down).get(node).is_some_and(|until| Instant::now() < *until)
     }
 
-    /// Takes a node out for a moment, and closes its idle connections.
+    /// Records that a node failed: reads avoid the node for a moment, and its idle connections are closed.
     pub(super) fn failed(&self, node: &Node) {
         lock(&self.down).insert(node.clone(), Instant::now() + BREAK);
         self.has_down.store(true, Relaxed);
         self.drop_idle(node);
     }
 
-    /// Takes a node in again.
+    /// Records that a node answered, so that reads use the node again.
     pub(super) fn answered(&self, node: &Node) {
         if self.has_down.load(Relaxed) {
             let mut down = lock(&self.down);
@@ -155,7 +157,7 @@ impl Topology {
         idle.map_or_else(|| Connection::open(node, &self.address, until), Ok)
     }
 
-    /// Keeps a connection if all its answers were read, or if no byte of the answers that the node owes was read.
+    /// Keeps a connection for later reads, unless an answer was read only in part or the node owes too many answers.
     pub(super) fn give_back(&self, node: &Node, mut connection: Connection) {
         if !connection.is_idle() || connection.owed > MOST_OWED {
             return;
@@ -164,7 +166,8 @@ impl Topology {
         let mut idle = lock(&self.idle);
         let kept = idle.entry(node.clone()).or_default();
         if kept.len() < IDLE_CONNECTIONS {
-            // The next read takes the last connection, so one with owed answers goes to the front.
+            // A read takes the last connection of the list, so a connection on which the node owes answers goes to the
+            // front.
             let place = if connection.owed > 0 { 0 } else { kept.len() };
             kept.insert(place, connection);
         }
@@ -176,7 +179,7 @@ impl Topology {
         drop(closed);
     }
 
-    /// Notes how long a node's answer took.
+    /// Records how long a node took to answer.
     pub(super) fn took(&self, node: &Node, time: Duration) {
         let mut times = lock(&self.times);
         if let Some(of_node) = times.get_mut(node) {
@@ -191,11 +194,11 @@ impl Topology {
         lock(&self.times).get(node).and_then(Times::slow)
     }
 
-    /// Asks the nodes for the map of slots, unless another thread does so, or did so a moment ago. `is_patient`: asks
-    /// even if no node sent the map a moment ago.
+    /// Reads the slot map from a node, unless another thread is reading it or has just read it. `is_patient`: reads the
+    /// map even if all nodes failed to give it a moment ago.
     ///
     /// # Errors
-    /// Why no node tells the map.
+    /// The reason why no node gave the slot map.
     pub(super) fn refresh(&self, until: Instant, is_patient: bool) -> Result<(), String> {
         let Ok(mut asked) = self.asked.try_lock() else {
             return Ok(());
@@ -219,7 +222,7 @@ impl Topology {
             if ordered[..index].contains(node) {
                 continue;
             }
-            // A frozen node must leave time for the others.
+            // One node that hangs may use only a part of the time, so that other nodes can be asked, too.
             let share = left.min((left / 3).max(self.address.node_timeout()));
             match self.ask_for_map(node, Instant::now() + share) {
                 Ok(map) => {
@@ -244,7 +247,7 @@ impl Topology {
     }
 
     fn ask_for_map(&self, node: &Node, until: Instant) -> io::Result<Map> {
-        // A new connection: an idle one may belong to a process that has ended.
+        // The connection is new, because the process behind an idle connection may have ended.
         let mut connection = Connection::open(node, &self.address, until)?;
         connection.send(&command(&["CLUSTER", "SHARDS"]), until)?;
         let map = match connection.answer(until)? {
@@ -261,13 +264,14 @@ impl Topology {
     }
 }
 
-/// Reads the answer to CLUSTER SHARDS; nodes that failed are left out.
+/// Converts the answer to CLUSTER SHARDS to a slot map; leaves out nodes that failed.
 pub(super) fn map_of(frame: &OwnedFrame, asked: &Node, has_tls: bool) -> Option<Map> {
     let mut map = Map { holders: Vec::new(), by_slot: vec![None; NUM_SLOTS] };
     for shard in items(frame)? {
         let mut nodes = Vec::new();
         for node in items(field(shard, "nodes")?)? {
-            // The health of a primary that was just killed is told as online until the others agree.
+            // The answer still calls a primary that was just killed `online`, until the other nodes agree that it
+            // failed.
             if text(field(node, "health")?)? == "fail" {
                 continue;
             }

@@ -1,4 +1,4 @@
-//! Compares the search for neighbours with its definition.
+//! Compares the fast search for neighbours with a slow search, which follows the definition in float64.
 
 #![allow(clippy::cast_precision_loss, reason = "the sizes of these tests are small")]
 
@@ -45,14 +45,14 @@ fn are_close(found: &[Vec<Neighbor>], expected: &[Vec<(i64, f64)>], numbers: &Nu
     let all = Search { k: usize::MAX, ..*search };
     let places = (0..numbers.size).flat_map(|row| (0..numbers.dim).map(move |column| (row, column)));
     let largest = 8.0 + places.map(|(row, column)| f64::from(numbers.get(row, column).abs())).fold(0.0, f64::max);
-    // Bound on the rounding error of a sum of D float32 products, whose factors are at most `largest`.
+    // The tolerance bounds the rounding error of a sum of D float32 products whose factors are at most `largest`.
     let tolerance =
         if search.metric == Metric::Cosine { 1e-4 } else { 1e-5 + 1e-6 * numbers.dim as f64 * largest * largest };
     found.len() == expected.len()
         && slow_neighbors(numbers, &all).iter().zip(found).zip(expected).all(|((scores, found), expected)| {
             let score_of = |id: i64| scores.iter().find(|scored| scored.0 == id).map_or(f64::NAN, |scored| scored.1);
             let is_close = |a: f64, b: f64| (a - b).abs() <= tolerance;
-            // Rows whose scores differ by less than a rounding may swap their places.
+            // Rows whose scores differ by less than the tolerance may be in either order.
             found.len() == expected.len()
                 && found.iter().zip(expected).all(|(found, expected)| {
                     is_close(f64::from(found.score), expected.1) && is_close(score_of(found.id), expected.1)
@@ -90,7 +90,7 @@ proptest! {
         let raw = Unaligned::new(&numbers.raw);
         let scales: Vec<u8> = numbers.scales.iter().flat_map(|scale| scale.to_le_bytes()).collect();
         let scales = Unaligned::new(&scales);
-        // SAFETY: the rows and the scales live until the test is over.
+        // SAFETY: the arrays of rows and scales that the table reads live until the test ends.
         let table = unsafe {
             let scales_at = scales.bytes().as_ptr().cast();
             Table::new(numbers.dtype, numbers.size, numbers.dim, raw.bytes().as_ptr(), scales_at)
@@ -107,7 +107,7 @@ fn equal_scores_are_ordered_by_id_whatever_the_number_of_threads() {
     let size = 100_000;
     // Rows 0, 1, 2 repeat, so each score occurs thousands of times.
     let raw: Vec<u8> = (0..size).flat_map(|id| ((id % 3) as f32).to_le_bytes()).collect();
-    // SAFETY: `raw` has `size` rows of one float32, and lives as long as the table.
+    // SAFETY: the test's array `raw` has `size` rows of one float32, and lives as long as the table that reads it.
     let table = unsafe { Table::new(Dtype::Float32, size, 1, raw.as_ptr(), std::ptr::null()) };
     let search = Search {
         queries: &[1.0, -1.0],
@@ -131,7 +131,7 @@ fn equal_scores_are_ordered_by_id_whatever_the_number_of_threads() {
 fn rows_with_nan_are_no_neighbors_and_rows_of_zeros_have_the_cosine_0() {
     let numbers = [f32::NAN, 1.0, 0.0, 0.0, f32::INFINITY, 1.0, -3.0, 4.0];
     let raw: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
-    // SAFETY: `raw` has four rows of two float32, and lives as long as the table.
+    // SAFETY: the test's array `raw` has four rows of two float32, and lives as long as the table that reads it.
     let table = unsafe { Table::new(Dtype::Float32, 4, 2, raw.as_ptr(), std::ptr::null()) };
     let found = |metric| {
         let search = Search { queries: &[3.0, -4.0], own: &[-1], k: 9, metric, listed: None, denied: &[], until: None };

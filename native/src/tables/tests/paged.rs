@@ -33,7 +33,8 @@ impl Rows {
         File::options().write(true).open(&path).unwrap().sync_all().unwrap();
         std::fs::remove_file(&path).unwrap();
         let (size, fd) = (octets.len(), file.into_raw_fd());
-        // SAFETY: the system chooses a free address for the new map.
+        // SAFETY: the new memory map replaces no other map, because mmap gets no address and the kernel chooses a free
+        // one.
         let at = unsafe { libc::mmap(null_mut(), size, libc::PROT_READ, libc::MAP_SHARED, fd, 0) };
         assert_ne!(at, libc::MAP_FAILED);
         let rows = Rows { at: at as usize, size, fd };
@@ -41,9 +42,9 @@ impl Rows {
         rows
     }
 
-    /// Drops all pages, as the kernel does if memory is short.
+    /// Drops all pages of the file from memory, as the kernel does if memory is short.
     fn drop_all(&self) {
-        // SAFETY: the map is shared and read-only.
+        // SAFETY: dropping pages loses no data, because the memory map of the test file is shared and read-only.
         unsafe {
             libc::madvise(self.at as *mut libc::c_void, self.size, libc::MADV_DONTNEED);
             libc::madvise(self.at as *mut libc::c_void, self.size, libc::MADV_RANDOM);
@@ -52,28 +53,28 @@ impl Rows {
     }
 
     fn number(&self, row: usize) -> usize {
-        // SAFETY: the row lies in the mapped file.
+        // SAFETY: the number that is read lies within the test's mapped file.
         unsafe { ((self.at + 100 + row * STRIDE) as *const usize).read_unaligned() }
     }
 
-    /// Returns how many pages are in memory.
+    /// Returns the number of the file's pages that are in memory.
     fn resident(&self) -> usize {
         let mut found = vec![0_u8; self.size.div_ceil(4096)];
-        // SAFETY: `found` has a byte for each page.
+        // SAFETY: mincore writes one byte for each page of the map, and `found` has as many.
         assert_eq!(unsafe { libc::mincore(self.at as *mut libc::c_void, self.size, found.as_mut_ptr()) }, 0);
         found.iter().filter(|&&page| page & 1 == 1).count()
     }
 
     fn open(&self, pager: &Arc<Pager>) -> PagedTable {
         let range = RangeDescription { at: self.at + 100, stride: STRIDE, fd: self.fd, map_at: self.at };
-        // SAFETY: in every test the map outlives the table.
+        // SAFETY: in every test, the file stays mapped for longer than the paged table that reads it lives.
         unsafe { pager.open(ROWS, &[range]) }.unwrap()
     }
 }
 
 impl Drop for Rows {
     fn drop(&mut self) {
-        // SAFETY: no code reads the memory map of the file after these rows, which own the map, are dropped.
+        // SAFETY: `Rows` owns the memory map and the file descriptor, and no code uses them after its drop.
         unsafe {
             libc::munmap(self.at as *mut libc::c_void, self.size);
             libc::close(self.fd);
@@ -91,7 +92,8 @@ fn a_row_is_there_after_it_was_read_and_nothing_behind_it_is_read() {
     let pager = Pager::new(1 << 30);
     let table = rows.open(&pager);
     assert_eq!(rows.resident(), 0);
-    // Row 8 lies in bytes 8100 to 9100, and so in the second and the third page; row 1000 in one page.
+    // Row 8 lies in bytes 8100 to 9100 of the file, so in its second and third page of 4096 bytes; row 1000 lies in one
+    // page.
     let ids = [8, 1000, 8, -1, 1 << 40];
     assert!(!table.has_rows(Ints::of(&ids), ERROR));
     read(&table, &ids);
@@ -119,7 +121,7 @@ fn the_bound_is_kept_and_rows_that_are_read_often_stay() {
     let rows = Rows::new("paged-bound");
     let pager = Pager::new(200 * 4096);
     let table = rows.open(&pager);
-    // Every 16th of the first 640 rows: 40 rows in at most 80 pages.
+    // The ids are every 16th of the first 640 rows: 40 rows, which lie in at most 80 pages.
     let hot: Vec<i64> = (0..40).map(|n| n * 16).collect();
     let mut num_hot_there = 0;
     for round in 0..300 {
@@ -157,7 +159,7 @@ fn pages_that_the_kernel_dropped_are_found() {
     read(&table, &ids);
     let held = pager.counts().bytes;
     rows.drop_all();
-    // The pager's own thread audits, too.
+    // The pager's own thread may have audited the pages before this call.
     pager.audit();
     let counts = pager.counts();
     assert_eq!((counts.bytes, counts.losses * 4096), (0, held));
