@@ -44,10 +44,13 @@ class TableRecorder:
       spec: None means that there are no tables.
       keeps_from_optimizer: whether tables are hidden from the trainable variables while recording.
       parts: the number of variables into which each table is split; a table of fewer rows gets one for each row.
+      is_shared: whether several processes train the tables, each from a session of its own.
     """
 
-    def __init__(self, spec: EmbeddingConfigSpec | None, *, keeps_from_optimizer: bool, parts: int = 1) -> None:
-        self._spec, self._parts = spec, parts
+    def __init__(
+        self, spec: EmbeddingConfigSpec | None, *, keeps_from_optimizer: bool, parts: int = 1, is_shared: bool = False
+    ) -> None:
+        self._spec, self._parts, self._is_shared = spec, parts, is_shared
         self._keeps = keeps_from_optimizer and spec is not None
         self._columns = {} if spec is None else {table_key(column): column for column in embedding_columns(spec)}
         self._found: dict[str, list[Any]] = {}
@@ -111,10 +114,12 @@ class TableRecorder:
     def _trained(self, key: str, variable: Any) -> TrainedTable:
         assert self._spec is not None  # callers check this
         if self._spec.table_to_config_dict:
-            return TrainedTable.of_config(self._spec, self._spec.table_to_config_dict[key], variable)
+            config = self._spec.table_to_config_dict[key]
+            return TrainedTable.of_config(self._spec, config, variable, is_shared=self._is_shared)
         parameters = self._spec.optimization_parameters
         assert parameters is not None  # EmbeddingConfigSpec checks this
-        return TrainedTable(variable, parameters, learning_rate_fn=_learning_rate_fn(self._columns[key]))
+        rate = _learning_rate_fn(self._columns[key])
+        return TrainedTable(variable, parameters, learning_rate_fn=rate, is_shared=self._is_shared)
 
     def _create(self, next_creator: Callable[..., Any], **arguments: Any) -> Any:
         name = tf.compat.v1.get_default_graph().unique_name(arguments["name"] or "Variable", mark_as_used=False)

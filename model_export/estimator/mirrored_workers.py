@@ -61,7 +61,8 @@ class WorkerExchange:
         self._gathered(np.array([1, 0], np.int64))
 
     def _gathered(self, array: Array) -> Array:
-        return self._thread.submit(self._gather, array).result()
+        gathered: Array = self._thread.submit(self._gather, array).result()
+        return gathered
 
     def _gather(self, array: Array) -> Any:
         key = (len(array), array.dtype)
@@ -192,7 +193,7 @@ class _SameStart(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         self._variables = tf.compat.v1.global_variables()
 
     def after_create_session(self, session: Any, coord: Any) -> None:
-        checksums = [zlib.crc32(np.ascontiguousarray(session.run(variable))) for variable in self._variables]
+        checksums = [zlib.crc32(session.run(variable).tobytes()) for variable in self._variables]
         found = self._exchange.of_all([np.array([[self._is_chief, *checksums]], np.int64)])
         workers = np.concatenate([rows for (rows,) in found])
         is_same = (workers == workers[workers[:, 0] == 1][0]).all(axis=0)[1:]

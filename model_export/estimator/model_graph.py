@@ -81,7 +81,12 @@ def build_model_graph(
     """
     embedding = model.embedding
     processes = processes or OneProcess(model.config)
-    recorder = TableRecorder(embedding, keeps_from_optimizer=mode == ModeKeys.TRAIN, parts=processes.parts)
+    recorder = TableRecorder(
+        embedding,
+        keeps_from_optimizer=mode == ModeKeys.TRAIN,
+        parts=processes.parts,
+        is_shared=processes.shares_variables,
+    )
     with recorder.recording(), processes.averaging():
         features = model_features(model, features, recorder)
         spec = call_model(model, features, labels, mode, is_export=is_export, use_tpu=use_tpu)

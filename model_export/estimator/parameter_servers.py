@@ -25,6 +25,8 @@ _LOG_S = 30.0
 class ParameterServers(OneProcess):
     """The part of one process in a training with parameter servers; starts TensorFlow's server of this process."""
 
+    shares_variables = True
+
     def __init__(self, config: RunConfig, task: ClusterTask) -> None:
         super().__init__(config)
         self._task = task

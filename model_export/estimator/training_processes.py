@@ -14,10 +14,12 @@ class OneProcess:
 
     is_chief: whether this process writes checkpoints and summaries.
     parts: number of variables into which each table is split.
+    shares_variables: whether several processes update the same variables.
     """
 
     is_chief = True
     parts = 1
+    shares_variables = False
 
     def __init__(self, config: RunConfig) -> None:
         self._config = config

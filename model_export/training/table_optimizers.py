@@ -32,17 +32,22 @@ class TrainedTable:
       learning_rate: replaces the learning rate of the parameters; None: use that.
       learning_rate_fn: global step -> learning rate, which replaces both; tables with the same function share one
           tensor.
+      is_shared: several processes update the variable, each from a session of its own.
     """
 
     variable: Any
     parameters: OptimizationParameters
     learning_rate: float | None = None
     learning_rate_fn: Callable[[Any], Any] | None = None
+    is_shared: bool = False
 
     @staticmethod
-    def of_config(spec: EmbeddingConfigSpec, config: TableConfig, variable: Any) -> TrainedTable:
+    def of_config(
+        spec: EmbeddingConfigSpec, config: TableConfig, variable: Any, *, is_shared: bool = False
+    ) -> TrainedTable:
         """Makes a TrainedTable of an entry of table_to_config_dict; raises ValueError if the table has no optimizer."""
-        return TrainedTable(variable, spec.parameters_of(config), config.learning_rate, config.learning_rate_fn)
+        parameters = spec.parameters_of(config)
+        return TrainedTable(variable, parameters, config.learning_rate, config.learning_rate_fn, is_shared)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +102,12 @@ def train_tables(
         def update(
             gradient: RowGradient, rate: Any, *, table: TrainedTable = table, state: tuple[Any, ...] = slots[name]
         ) -> Any:
+            def apply() -> Any:
+                return apply_gradient(table.parameters, table.variable, state, gradient, rate, spec.clipping_limit)
+
             # On the device that has the table's rows, so that only the gradient is sent there.
             with tf.device(table.variable.device):
-                return apply_gradient(table.parameters, table.variable, state, gradient, rate, spec.clipping_limit)
+                return _one_at_a_time(table.variable.op.name, apply) if table.is_shared else apply()
 
         rows = RowGradient.of(gradient, table.variable).scaled(multiplier)
         if spec.pipeline_execution_with_tensor_core:
@@ -110,6 +118,16 @@ def train_tables(
             updates.append(update(rows, rate))
     named_rates = {table.variable.op.name: rate for table, rate in zip(tables, rates, strict=True)}
     return TableTraining(tf.group(*updates), tf.group(*flushes), slots, named_rates)
+
+
+def _one_at_a_time(name: str, apply: Callable[[], Any]) -> Any:
+    # An update reads rows, computes, and writes them. If two processes did this at the same time, one of the two updates
+    # would be lost.
+    def run() -> Any:
+        with tf.control_dependencies([apply()]):
+            return tf.constant(True)
+
+    return tf.CriticalSection(shared_name=f"{name}/update").execute(run)
 
 
 def _check_accumulator(table: TrainedTable) -> None:

@@ -80,8 +80,8 @@ def _shape(arguments: dict[str, Any]) -> list[int]:
 
 
 def _initial_rows(initial: Any, shape: list[int], first: int, rows: int, number: int) -> Any:
-    if isinstance(initial, functools.partial) and type(initial.func).__name__ in _DRAWN:
-        draw = initial.func
+    draw: Any = getattr(initial, "func", None)
+    if type(draw).__name__ in _DRAWN:
         settings = draw.get_config()
         if settings.get("seed") is not None:
             draw = type(draw).from_config({**settings, "seed": settings["seed"] + number * _SEED_STEP})

@@ -88,11 +88,10 @@ def main() -> None:
         return tf.data.Dataset.from_tensor_slices((features, data.rating[rows].astype(np.float32)))
 
     def train_input(params: dict[str, Any]) -> Any:
-        # Workers that step together read the examples of a batch by turns; others shuffle in an order of their own.
-        own, together = config.global_id_in_cluster, config.workers_of_a_step
-        seed = 2 if together > 1 else 2 + own
-        dataset = examples(trained).shuffle(len(trained), seed=seed).repeat()
-        return dataset.shard(together, own % together).batch(params["batch_size"])
+        # Each worker reads a share of the examples.
+        dataset = examples(trained).shuffle(len(trained), seed=2).repeat()
+        share = dataset.shard(config.num_worker_replicas, config.global_id_in_cluster)
+        return share.batch(params["batch_size"])
 
     found = columns({"film": data.num_films + 1, "user": data.num_users + 1})
     estimator = EmbeddingEstimator(

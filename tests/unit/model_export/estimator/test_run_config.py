@@ -51,9 +51,9 @@ def test_one_interval_of_checkpoints(given: dict[str, Any], expected: tuple[Any,
         ({"session_config": 3}, "session_config must be instance of ConfigProto"),
         ({"tf_random_seed": 1.5}, "tf_random_seed must be integer"),
         ({"tpu_config": 3}, "tpu_config must be a TPUConfig"),
-        ({"master": "grpc://10.0.0.1:8470"}, "training runs in this process only"),
-        ({"cluster": object()}, "cluster is set: training runs in this process only"),
-        ({"train_distribute": object()}, "train_distribute is set"),
+        ({"master": "grpc://10.0.0.1:8470"}, "sessions run in this process only"),
+        ({"cluster": object()}, "cluster is set: TF_CONFIG and train_distribute name"),
+        ({"train_distribute": object()}, "train_distribute must be a tf.distribute.MultiWorkerMirroredStrategy"),
     ],
 )
 def test_run_config_refuses(given: dict[str, Any], message: str) -> None:

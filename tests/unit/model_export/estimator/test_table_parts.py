@@ -37,9 +37,10 @@ pytestmark = pytest.mark.tf
 
 
 class InParts(OneProcess):
-    """A training in one process with each table in three parts."""
+    """A training in one process with each table in three parts, as if other processes shared them."""
 
     parts = 3
+    shares_variables = True
 
 
 def trained(estimator: EmbeddingEstimator, processes: type[OneProcess]) -> EmbeddingEstimator:
