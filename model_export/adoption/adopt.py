@@ -132,7 +132,7 @@ class _Copy:
         _write_vocabularies(artifact, plan)
 
     def described(self, say: Say, *, measure: bool) -> tuple[Manifest, dict[str, Served]]:
-        """Compares lookups with the numpy oracle; returns the manifest and, per signature, how the server serves it."""
+        """Compares lookups with the numpy oracle; returns the manifest, and by signature how the server serves it."""
         say("comparing lookups with an oracle")
         signatures, why = self._proven(self._plan.signatures)
         added = self._added(signatures)
@@ -183,7 +183,7 @@ class _Copy:
         return None
 
     def _added(self, signatures: Mapping[str, SignatureEntry]) -> dict[str, SignatureEntry]:
-        """Adds lookup signatures to the graph and returns their entries."""
+        """Adds lookup signatures to the adopted model's graph, and returns their manifest entries."""
         devices = self._plan.added
         if devices is None:
             devices = () if any(entry.kind == "lookup" for entry in signatures.values()) else ("cpu",)

@@ -18,8 +18,7 @@ from service.types import Array, SignatureSpec
 
 # Numbers of rows of the timed requests; the summary shows the times of the largest request.
 _ROWS = (1, 32, 256)
-# Numbers of rows of further requests. The cut graph's answers to them are compared with the whole graph's, but not
-# timed.
+# Numbers of rows of further, untimed requests: the cut graph's answers to them are compared with the whole graph's.
 _COMPARED_ROWS = (2, 7, 20, 64, 130)
 _IDS_PER_ROW = 5
 # The server runs the whole graph of a signature if the cut graph reaches less than this share of the whole graph's
@@ -32,7 +31,7 @@ _SEED = 37
 def measured(
     artifact: Path, manifest: Manifest, served: Mapping[str, Served], say: Callable[[str], None]
 ) -> dict[str, Served]:
-    """Returns the signatures with their times; sets `run` to "whole" for a predict that the whole graph serves better.
+    """Times each signature; sets `run` to "whole" for a predict that the server answers better by the whole graph.
 
     It is better if the whole graph is faster, or if the cut graph's answers differ from the whole graph's in any bit.
 

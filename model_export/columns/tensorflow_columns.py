@@ -10,8 +10,8 @@ from typing import Any
 
 from model_export.tensorflow_setup import tf
 
-# Importing model_export.tensorflow_setup chooses TensorFlow's Keras, so it must come before the imports below.
-# isort: split
+# Importing model_export.tensorflow_setup makes TensorFlow use Keras 2, so it must come before imports of TensorFlow's
+# own modules.
 from tensorflow.python.feature_column import feature_column_v2 as _columns
 from tensorflow.python.feature_column import serialization as _serialization
 from tensorflow.python.ops import init_ops as _init_ops

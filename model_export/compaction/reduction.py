@@ -112,7 +112,7 @@ def reduce_tables(
     kept |= {entry.scale.variable for entry in manifest.tables.values() if entry.scale is not None}
     old, new = artifact / VARIABLES_PREFIX, artifact / "reduced_variables" / "variables"
     with BundleWriter(new) as writer:
-        # If the artifact has only lookups, no signature needs the other variables.
+        # If the artifact has only lookups, no signature reads the checkpoint's other variables, so they are not copied.
         writer.copy(old, (lambda key: key in kept) if reduction.is_alone else (lambda key: True))
         for name, dtype in reduction.dtypes.items():
             entry = manifest.tables[name]
@@ -246,7 +246,8 @@ def _tables(
 
 
 def _remove_parts(artifact: Path, manifest: Manifest, trained: set[str]) -> None:
-    # For each table that the graph has in parts, adopt wrote a whole copy. No signature reads these copies now.
+    # If a graph holds a table in parts, adopt wrote a whole copy of the table. No signature reads that copy after the
+    # reduction, so it is deleted.
     for entry in manifest.tables.values():
         prefix = prefix_of(artifact / entry.file)
         if entry.variable in trained and prefix != artifact / VARIABLES_PREFIX:

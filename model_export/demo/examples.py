@@ -89,7 +89,7 @@ def held_out_rows(data: RatingData) -> Array:
 
 
 def split(examples: Examples, data: RatingData, held_out: HeldOut) -> tuple[Examples, Examples]:
-    """Splits the examples into training and held-out examples, and returns both.
+    """Splits the examples; returns the training examples, then the held-out examples.
 
     "test" holds out each user's last 20%. "validation" drops these ratings and holds out the last 10% of the
     others, so that settings can be chosen without the test part.

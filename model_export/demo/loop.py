@@ -97,7 +97,7 @@ class Trainer:
         return self._checkpoints.restore()
 
     def save(self, epoch: int) -> None:
-        """Writes a checkpoint after the epoch with this number."""
+        """Writes a checkpoint after the epoch with the number `epoch`."""
         self._checkpoints.save(epoch)
 
     def run_epoch(self, epoch: int) -> EpochResult:

@@ -30,7 +30,7 @@ class _Unwrapping:
 
 
 class _PatchedMethods:
-    """The replacement of two methods of CrossShardOptimizer, while any thread is inside an `unwrapped` block.
+    """The patch of two methods of CrossShardOptimizer, installed while any thread is inside an `unwrapped` block.
 
     TensorFlow has no hook for this. Threads that are not inside `unwrapped` still run the original methods.
     """
@@ -49,7 +49,7 @@ class _PatchedMethods:
 
     @contextmanager
     def installed(self, state: _Unwrapping) -> Iterator[None]:
-        """Replaces both methods of CrossShardOptimizer for this thread while the `with` block runs."""
+        """Replaces compute_gradients and apply_gradients for this thread while the `with` block runs."""
         outer = self.active
         with self._lock:
             if not self._users:

@@ -184,7 +184,7 @@ class RunConfig:
     cluster_spec = None
 
     def replace(self, **changes: Any) -> RunConfig:
-        """Returns a copy with other values; a change of one checkpoint interval leaves the other interval set."""
+        """Returns a copy with the changed fields; setting one checkpoint interval does not unset the other interval."""
         return RunConfig(**{name: copy.copy(getattr(self, name)) for name in self._FIELDS} | changes)
 
     def _check(self) -> None:

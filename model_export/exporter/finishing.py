@@ -11,7 +11,7 @@ from service.artifact.manifest import MANIFEST_PATH, Manifest
 # For tables of more bytes than this, only the graph of a model with the first rows of each table is compared.
 WHOLE_CHECK_BYTES = 64 << 20
 COMPARED_ROWS = 1000
-# Key in the manifest's provenance. Its value is the number of compared rows per table, if not all rows were compared.
+# Key in the manifest's provenance. If the export compared only the first rows of each table, the value is their number.
 COMPARED_ROWS_KEY = "compared_rows"
 
 

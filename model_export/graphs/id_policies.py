@@ -56,7 +56,7 @@ def too_many_checks(lookup: LookupFeature, ids: Any) -> list[Any]:
 
 
 def gathered(table: Any, ids: Any) -> Any:
-    """Gathers the vectors of ids; the ids may have any shape.
+    """Gathers the vectors of ids, which may have any shape.
 
     Args:
       table: a variable, a tensor, a list of its parts in order of rows, or a GraphTable of fewer bits.

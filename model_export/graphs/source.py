@@ -69,7 +69,7 @@ class ExportSource(Protocol):
 
     @property
     def spec(self) -> ModelSpec:
-        """The model's tables and features."""
+        """The tables and features of the trained model."""
         ...
 
     @property

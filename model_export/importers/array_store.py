@@ -139,7 +139,7 @@ class _Stored:
             if out is None:
                 out = np.empty((stop - start, member.embedding_dim), part.dtype)
             out[residue :: member.num_shards] = part
-        # The loop runs at least once, because a chunk has at least one row.
+        # A chunk has at least one row, so there is at least one slice, and the loop above has set `out`.
         assert out is not None
         return out
 

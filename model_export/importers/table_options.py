@@ -142,7 +142,8 @@ def _vocabulary(table: ReadTable, oov: OovPolicy) -> VocabularySpec:
 
 
 def _bad_key(keys: Keys) -> str | None:
-    # The row of the bad key is added to the message, because VocabularySpec's own error does not name it.
+    # Returns a message with the row of the bad key, which VocabularySpec's own error does not name; None if all keys
+    # are good.
     first: dict[str | int, int] = {}
     listed: list[str | int] = list(keys)
     for row, key in enumerate(listed):

@@ -73,7 +73,7 @@ def restore_layer(path: str | Path, layer: Any) -> None:
 
 def _read(root: Any, path: str | Path, layers: list[Any], what: str, build: Callable[[], Any] | None = None) -> None:
     try:
-        # read() is used, because restore() needs a save counter, which checkpoints of write() lack.
+        # Checkpoint.read() is used instead of restore(), which needs a save counter: checkpoints of write() have none.
         status = root.read(str(path))
         # Silences TensorFlow's later warning about values in the checkpoint that are not restored, such as slots.
         status.expect_partial()
@@ -103,6 +103,6 @@ def _layers_of(part: Any) -> list[Any]:
         return []
     try:
         return introspection.embedding_layers(part)
-    # The checkpoint's object graph has no such node.
+    # embedding_layers() raises ExportError if the part has no TPUEmbedding layer.
     except ExportError:
         return []

@@ -33,7 +33,7 @@ class RefusedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """A vocabulary with the lines of its file. sends_rows: clients send row numbers although there is a vocabulary."""
+    """A vocabulary with its file's lines. sends_rows: clients send row numbers instead of the vocabulary's keys."""
 
     entry: VocabularyEntry
     lines: tuple[bytes, ...]

@@ -188,7 +188,7 @@ def _point_names(frame: Frame, projection: Projection) -> str:
         is_free = all(abs(line - at) > 11 or left > end or left + width < start for start, end, at in taken)
         if shown and is_free:
             taken.append((left, left + width, line))
-            # A zoomed picture's name keeps its size and its distance from the point.
+            # When the page's script zooms the picture, a name keeps its size and its distance from the point.
             origin = f"transform-origin:{frame.px(x):.1f}px {frame.py(y):.1f}px"
             drawn.append(f'<g class="name" style="{origin}">{text(left, line, shown, kind="name")}</g>')
     return "".join(drawn)

@@ -47,7 +47,7 @@ class TrainedTable:
 
 @dataclass(frozen=True, slots=True)
 class TableTraining:
-    """The operations by which a training loop trains tables.
+    """The TensorFlow operations with which a training loop updates embedding tables.
 
     train: one step of all tables; it does not increment the global step.
     flush: applies pending gradients of pipelined training; run it before a checkpoint and at the end. Without pending
