@@ -78,7 +78,8 @@ def ours(folder: Path, threads: int, flags: list[str]) -> Iterator[list[Target]]
             yield found
             return
         tls = [f"--ssl_config_file={config}", f"--rest_api_ssl_config_file={config}"]
-        # The second server is not waited for, because the victim's first request waits until it has loaded the model.
+        # Do not wait until the second server is ready: the victim's first request waits until that server's model is
+        # loaded.
         with LiveServer(*given, *tls) as second:
             yield found + [secured(target) for target in _of_server(second)]
 
