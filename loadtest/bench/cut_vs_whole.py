@@ -24,7 +24,7 @@ from service.types import Backend, SignatureSpec, Tensors
 
 
 def main() -> None:
-    """Measures the cut and the whole graph, and prints one line per number of rows."""
+    """Measures the rates of the cut graph and of the whole graph, and prints one line per number of rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("artifact", type=Path, help="a version folder with a lookup manifest")
     parser.add_argument("--signature", default="serving_default")

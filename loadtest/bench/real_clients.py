@@ -164,7 +164,7 @@ CLIENTS: dict[str, tuple[Callable[[Job], int], Callable[[], bool]]] = {
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measures and prints a table; returns the exit status, 0 whatever the figures are."""
+    """Measures the server with each client program, and prints a table; returns 0 for any figures."""
     parser = argparse.ArgumentParser(prog="python -m loadtest.bench.real_clients", description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=3.0)

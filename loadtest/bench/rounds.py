@@ -42,7 +42,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The folder of the models for some cases, and the data of their requests."""
+    """The models folder, and the data of the requests, that some of the benchmark's cases use."""
 
     folder: Path
     data: Data
@@ -50,7 +50,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The figures of all rounds of one case, and the memory that its server held after them."""
+    """The figures of all rounds of one case, and the memory that the case's server held after the rounds."""
 
     case: Case
     shots: tuple[Shot, ...]
@@ -68,7 +68,7 @@ def write_answers(folder: Path, data: Data) -> None:
 
 
 def can_run(wanted: Sequence[Case]) -> list[Case]:
-    """Returns the cases that can run here: the server has the flags they need, and a compiler is there if needed."""
+    """Returns the cases that can run here: their server has the flags, and cargo is installed, if they need it."""
     done = subprocess.run([sys.executable, "-m", "service", "--help"], cwd=ROOT, capture_output=True, text=True)
     has_cargo = shutil.which("cargo") is not None
     return [
@@ -89,7 +89,7 @@ def running(wanted: Sequence[Case], place: Places, options: Options) -> Iterator
                 cores = everything if case.is_free else options.server_cores
                 servers[case.server] = SERVERS[case.server](place(case).folder, cores)
                 if len(servers) == 1:
-                    # Wait until the first server is ready before starting others, which then find its files in the page
+                    # Wait until the first server is ready before others start: they then find its files in the page
                     # cache.
                     servers[case.server].wait()
         for server in servers.values():
@@ -131,7 +131,7 @@ def measure(wanted: Sequence[Case], place: Places, options: Options, say: Callab
                 shots[case.name].append(shot)
                 held[case.name] = memory(pids[case.server])
                 say(f"round {number + 1} {case.name}: {shot.requests_per_s:.0f}/s")
-        # Check one more answer of each case after the last round.
+        # After the last round, check one more answer of each case.
         for case in wanted:
             if case.row != ENCODE_ALONE:
                 ask_of(case, place(case).data, servers[case.server])
@@ -148,7 +148,7 @@ def ask_of(case: Case, data: Data, server: Server) -> Ask:
     sizes = []
     for inputs, (body, answer) in zip(requests, call(port, path, encoded), strict=True):
         sizes.append(len(body))
-        # A constant server sends the answer to the first variant for every request.
+        # A baseline server sends one constant answer to every request: the answer to the first variant.
         wanted = data.expected(case.workload, requests[0] if case.is_constant else inputs)
         found: Arrays = case.wire.decode(body, answer)
         try:

@@ -103,7 +103,7 @@ def _send(row, bodies, sizes):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True)
 def run(connections, heads, waiting, data, requests, sizes, expected, counts, histogram, duration_ns, goes_on):  # type: ignore[no-untyped-def]
-    """Sends requests and counts answers for duration_ns; if not goes_on, only waits for requests in flight.
+    """Sends requests and counts answers for duration_ns; if goes_on is false, only waits for the requests in flight.
 
     Args:
       connections: [C, CONNECTION_COLUMNS] int64; heads: [C, HEAD_BYTES] uint8; data: [any] uint8, a receive buffer.

@@ -28,13 +28,13 @@ _INITIAL_WINDOW, _MAX_FRAME = 4, 5
 # Number of received bytes after which the client sends a WINDOW_UPDATE: half of the largest window.
 _GIVE_BACK = 1 << 30
 
-# Columns of a connection's row in the state array.
+# Columns of a connection's row in the array that holds the state of all connections.
 FD, HAVE, SKIP, ENDING, OUT_BEGIN, OUT_END, WINDOW, PEER_WINDOW, PEER_FRAME, UNRETURNED, NEXT_ID = range(11)
 CONNECTION_COLUMNS = 11
-# Columns of a stream's row in the state array.
+# Columns of a stream's row in the array that holds the state of all streams.
 ID, STARTED, VARIANT, SENT, STREAM_WINDOW, RECEIVED = range(6)
 STREAM_COLUMNS = 6
-# Positions of the counters in the array of counts.
+# Positions of the counters in the array `counts`.
 DONE, WRONG, BROKEN, IN_FLIGHT, NEXT_VARIANT = range(5)
 NUM_COUNTS = 5
 # Size of the buffer for a control frame that arrives in pieces; a SETTINGS frame of a hundred entries fits into it.
@@ -227,7 +227,7 @@ def run(
     duration_ns,
     goes_on,
 ):  # type: ignore[no-untyped-def]
-    """Sends calls and counts answers for a time; if not goes_on, only waits until no call is in flight.
+    """Sends calls and counts answers for duration_ns; if goes_on is false, only waits until no call is in flight.
 
     Args:
       connections: [C, CONNECTION_COLUMNS] int64; streams: [C, M, STREAM_COLUMNS] int64, ID 0 means unused.
