@@ -1,4 +1,4 @@
-"""Builds foreign models, adopts them, and compares the answers of both versions with TensorFlow's."""
+"""Builds foreign models, adopts them, and compares answers of the original and adopted versions with TensorFlow's."""
 
 from __future__ import annotations
 

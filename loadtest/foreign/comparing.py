@@ -52,7 +52,7 @@ class Tally:
             self.reasons[short] += 1
 
     def as_json(self) -> dict[str, Any]:
-        """Returns the counts as a JSON object."""
+        """Returns the counts of compared answers as a JSON object."""
         return {
             "equal": self.equal,
             "asked": self.asked,
@@ -63,7 +63,7 @@ class Tally:
 
 
 def compare(tally: Tally, expected: Tensors | Refused, ask: Callable[[], Tensors]) -> None:
-    """Sends one request with `ask`, and counts whether the answer is the expected one."""
+    """Sends a request by a call of `ask`, and counts in `tally` whether the answer is the expected one."""
     try:
         answer: Tensors | Refused = ask()
     except Refused as refusal:

@@ -36,7 +36,7 @@ class Draw:
         self.rng, self.num_rows, self.scale, self.bad_input = rng, num_rows, scale, bad_input
 
     def shape(self, spec: InputSpec) -> tuple[int, ...]:
-        """Returns the sizes of an input: as in the signature; if open, B rows, and 1 to 12 in inner dimensions."""
+        """Returns the shape of an input: as in the signature, with B rows, and with 1 to 12 for an open inner size."""
         if spec.shape is None:
             return (self.num_rows,)
         inner = [size if size >= 0 else int(self.rng.integers(1, _MOST_INNER + 1)) for size in spec.shape[1:]]
@@ -80,7 +80,7 @@ class Kind:
         return False
 
     def tensors(self, name: str, specs: Mapping[str, InputSpec], draw: Draw) -> Tensors:
-        """Returns random values for the input, and for other inputs that belong to it."""
+        """Returns random values for the input `name`, and for the inputs that describe it, such as its row splits."""
         raise NotImplementedError
 
 
@@ -153,7 +153,7 @@ class Ragged(Kind):
 
 @dataclass(frozen=True, slots=True)
 class Sparse(Kind):
-    """Values of a sparse tensor, with the inputs of its indices [N, 2], its dense shape [2], and its weights."""
+    """Kind of an input with a sparse tensor's ids. Its indices [N, 2], dense shape [2] and weights are other inputs."""
 
     size: int
     indices: str

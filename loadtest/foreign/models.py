@@ -16,7 +16,7 @@ Builder = Callable[[Path, Rows], None]
 Keras = Literal["keras3", "tf_keras"]
 
 SEED = 7
-# First words of the reason why a model was skipped.
+# The reason why a model was skipped begins with these words.
 SKIPPED = "skipped: "
 _FILES = (
     "keras3_models",
@@ -37,7 +37,7 @@ _FILES = (
 
 
 class Skip(Exception):
-    """Error of a builder whose files are not part of this repository and not on this machine."""
+    """Raised by a builder whose files are not part of this repository and not on this machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ ZOO = Zoo()
 
 
 def all_models() -> dict[str, ForeignModel]:
-    """Imports all files of builders, and returns every model by name."""
+    """Imports the modules that register foreign models, and returns all registered models by name."""
     for file in _FILES:
         import_module(f"loadtest.foreign.{file}")
     return ZOO.models

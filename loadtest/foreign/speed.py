@@ -35,7 +35,7 @@ class Speed:
         return self.adopted / self.original if self.original else None
 
     def as_json(self) -> dict[str, Any]:
-        """Returns the requests per second of both versions as a JSON object."""
+        """Returns the requests per second of the adopted and of the original version as a JSON object."""
         return {"adopted": self.adopted, "original": self.original, "ratio": self.ratio, "reason": self.reason}
 
 
