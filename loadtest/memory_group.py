@@ -18,7 +18,7 @@ _PATIENCE_S = 30
 
 
 class NoMemoryGroup(Exception):
-    """Error that this process can not make a control group; the text says why."""
+    """Raised if this process can not make a control group; the message says why."""
 
 
 class MemoryGroup:
@@ -49,7 +49,7 @@ class MemoryGroup:
 
     @contextmanager
     def inside(self) -> Iterator[None]:
-        """Moves this process into the group; processes that the block starts stay in it, this process leaves it again.
+        """Moves this process into the control group while the `with` block runs; processes that it starts stay there.
 
         Raises:
           NoMemoryGroup: the system does not let this process move.
@@ -65,7 +65,7 @@ class MemoryGroup:
 
     @property
     def used_bytes(self) -> int:
-        """The bytes of memory that the group uses, pages of files included."""
+        """Bytes of memory that the control group uses, pages of files included."""
         return int((self.folder / self._usage).read_text())
 
     def __enter__(self) -> MemoryGroup:

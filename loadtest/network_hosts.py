@@ -11,7 +11,7 @@ from types import TracebackType
 
 @dataclass(frozen=True)
 class Host:
-    """The place of a process. address: its IP address. prefix: a command that runs another command there."""
+    """The host on which a process runs. address: its IP address. prefix: a command that runs another command on it."""
 
     address: str = "127.0.0.1"
     prefix: tuple[str, ...] = ()
@@ -30,7 +30,7 @@ def can_make_hosts() -> bool:
 
 
 class Hosts:
-    """Some hosts, removed at the end. This machine's own address on the bridge is `near`.
+    """The hosts of a test, removed at the end of the `with` block. near: this machine's address on their bridge.
 
     hosts: the hosts; methods take an index into this list.
     """

@@ -39,7 +39,7 @@ _START_S = 20.0
 
 
 class PeerAbsent(Exception):
-    """Error that a program to attack is not installed on this machine."""
+    """Raised if a program to attack is not installed on this machine."""
 
 
 def targets_of(

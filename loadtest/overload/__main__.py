@@ -104,7 +104,7 @@ def _row(flood: Round, other: Round, per_s: float) -> str:
 
 
 def _chart(name: str, rounds: list[tuple[Round, Round, float]]) -> str:
-    """Draws goodput and refusals against the offered load, all as multiples of the capacity around each round."""
+    """Draws goodput and refusals against the offered load, all divided by the capacity measured around each round."""
     points = [
         ((flood.offered + other.offered) / per_s, (flood.goodput + other.goodput) / per_s, flood.refused / per_s)
         for flood, other, per_s in rounds

@@ -34,7 +34,7 @@ SMALL_LOOKUP = "small lookup"
 
 
 class Wrong(Exception):
-    """Error that the server sent another answer than the expected one."""
+    """Raised if the server's answer is not the expected one."""
 
 
 @dataclass(frozen=True, slots=True)
