@@ -77,7 +77,7 @@ class Losses:
 
     @property
     def mean_cosine(self) -> float:
-        """Mean cosine between each trained row and the row of fewer bits that lookups read."""
+        """Mean cosine between each trained row and the row in fewer bits that lookups read."""
         return self._mean("cosine", 1.0)
 
     def to_json(self) -> dict[str, Any]:

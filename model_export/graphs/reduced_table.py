@@ -3,7 +3,7 @@
 float16, bfloat16: each number is rounded to the nearest one, and to the even one of two that are equally near. int8:
 row r is scale[r] times whole numbers from -127 to 127, scale[r] = max|row| / 127; a row of zeros has scale 0. int4: the
 same with numbers from -7 to 7, two of them a byte. No table dtype changes what a prediction computes: only lookups read
-the table of fewer bits.
+the table in fewer bits.
 
 >>> rows = np.array([[0.5, -1.0, 0.26], [0, 0, 0]], np.float32)
 >>> table = reduced("film", "int8", 2, lambda start, stop: rows[start:stop])

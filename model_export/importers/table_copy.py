@@ -24,7 +24,7 @@ class CopiedTable:
     """The result of copying one table into the checkpoint.
 
     source: address of the file. nonfinite: how many numbers are NaN or infinite.
-    key, scale_key: keys in the checkpoint; rounding: provenance entry of a table of fewer bits.
+    key, scale_key: keys in the checkpoint; rounding: provenance entry of a table in fewer bits.
     """
 
     read: ReadTable

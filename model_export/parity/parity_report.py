@@ -112,7 +112,7 @@ def _signature_json(parity: SignatureParity) -> dict[str, Any]:
 
 
 class Disagreements(ExportError):
-    """Error that an artifact contradicts its manifest.
+    """Raised if an artifact contradicts its manifest.
 
     lines: one sentence per fault; report: the comparisons that were possible despite the faults, or None.
     """

@@ -21,7 +21,7 @@ _PREFIX = "lookup_statistics_"
 
 
 class StatisticsFileError(ValueError):
-    """Error that a statistics file can not be read; the message names the file."""
+    """Raised if a statistics file can not be read; the message names the file."""
 
 
 def statistics_path(directory: Path, table: TableDescription, partitions: int) -> Path:
