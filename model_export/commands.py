@@ -86,9 +86,9 @@ def run_command(arguments: argparse.Namespace) -> None:
 
 
 def _store_uri(arguments: argparse.Namespace) -> StoreUri | None:
-    """Returns the object store that --out, or the file of --config, names for a command; None: it names a folder."""
+    """Returns the object store that --out or the file of --config names for a command; None if it names a folder."""
     if getattr(arguments, "print_spec", False):
-        # `adopt --print_spec` writes no version.
+        # `adopt --print_spec` writes no version, so it has no target.
         arguments.out = None
     out = getattr(arguments, "out", None)
     if out is None and getattr(arguments, "config", None) is not None:

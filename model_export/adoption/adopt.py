@@ -160,8 +160,8 @@ class _Copy:
         lookups = {name: entry for name, entry in signatures.items() if entry.kind == "lookup"}
         found, why = dict(signatures), {}
         if self._faults(lookups) is not None:
-            # The lookups, compared together, failed. Compare each signature by itself, to find the one that differs
-            # from the oracle.
+            # The comparison of all lookups together failed. Compare each signature by itself, to find the lookups that
+            # differ from the oracle.
             for name, entry in lookups.items():
                 fault = self._faults({name: entry})
                 if fault is None:

@@ -41,7 +41,7 @@ _SEARCHED_ROWS = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class FoundFeature:
-    """A lookup that the search found in a signature's graph.
+    """A lookup that adopt's search found in the graph of a signature.
 
     tensor: the graph's tensor with the result: [B, D], or any shape if the ids are not combined.
     read: the read of the table whose rows the lookup uses.

@@ -51,7 +51,7 @@ def export_keras(
         try:
             _save(model, folder, inputs)
         except Exception as error:
-            # Keras raises exceptions of many types for layers that it can not save.
+            # Catch every exception, because Keras raises many types for layers that it can not save.
             raise ExportError(
                 f"Keras can not save {what}: {error}\nLeave that part out of the exported model, for example with a "
                 "second keras.Model over the same layers"

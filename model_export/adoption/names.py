@@ -1,4 +1,4 @@
-"""Makes names for tables and features from the names of variables and inputs in the program."""
+"""Makes names for tables and features from the names of variables and inputs in the adopted model."""
 
 from __future__ import annotations
 

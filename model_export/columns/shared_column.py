@@ -37,7 +37,7 @@ class SharedTable:
 
     @property
     def embedding_weights(self) -> Any:
-        """The table's [V, D] float32 variable in the current graph, or outside of graphs."""
+        """The table's [V, D] float32 variable: one for each v1 graph, and one for code outside of graphs."""
         with tf.init_scope():
             if tf.executing_eagerly():
                 return self._eager_weights()

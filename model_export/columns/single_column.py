@@ -71,7 +71,8 @@ class TPUEmbeddingColumn(DeviceLookup, tensorflow_columns.TpuDeviceColumn):  # t
         return self._cut_lengths(tpu._get_sequence_dense_tensor(self, inputs, weight_collections, trainable))
 
     def _get_dense_tensor_internal_helper(self, sparse_tensors: Any, embedding_weights: Any) -> Any:
-        # TensorFlow's column class calls this method for every lookup, except a lookup on the embedding cores.
+        # TensorFlow's column class calls _get_dense_tensor_internal_helper() for every lookup, except a lookup on the
+        # embedding cores.
         return self._lookup(sparse_tensors, embedding_weights)
 
     @property

@@ -61,7 +61,8 @@ def write_delta(
         except DeltaFault as fault:
             raise ExportError(str(fault)) from fault
         except FileExistsError as error:
-            # Another writer took the delta's number first. Without an explicit sequence, try the next number.
+            # Another writer was the first to use this number for a delta. If the caller gave no number, try the next
+            # number.
             if sequence is not None:
                 raise ExportError(f"{target} has a delta of number {number} already") from error
 

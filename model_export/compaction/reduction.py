@@ -133,7 +133,7 @@ def reduce_tables(
             REBUILT_KEY: sorted({*manifest.provenance.get(REBUILT_KEY, ()), *reduction.rebuilt}),
         },
     )
-    # The module is imported late, because the import starts TensorFlow.
+    # The module compaction.reduced_lookups is imported late, because its import starts TensorFlow.
     from model_export.compaction.reduced_lookups import rewrite_lookups
 
     rewrite_lookups(artifact, reduced_manifest, reduction.rebuilt, is_alone=reduction.is_alone)

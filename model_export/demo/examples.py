@@ -33,7 +33,7 @@ class Examples:
         return len(self.rating)
 
     def select(self, rows: Array) -> Examples:
-        """Returns the examples at the positions `rows` ([n] int64), in this order, or where `rows` ([B] bool) is 1."""
+        """Returns the examples at positions `rows` ([n] int64), in this order, or where `rows` ([B] bool) is True."""
         index = np.flatnonzero(rows) if rows.dtype == bool else rows
         return Examples(
             ids={name: ids[index] for name, ids in self.ids.items()},

@@ -23,7 +23,7 @@ _WRAPPER = tf.compat.v1.tpu.CrossShardOptimizer
 
 @dataclass(slots=True)
 class _Unwrapping:
-    """State of one `with unwrapped(...)` block: TPUConfig.num_shards, and whether its log line was written."""
+    """State of one `with unwrapped(...)` block: TPUConfig.num_shards, and whether the block has logged its line yet."""
 
     num_shards: int | None
     is_logged: bool = False

@@ -115,8 +115,8 @@ def _graph_table(table: ReducedTable, numbers: Any, scales: Any) -> GraphTable:
 
 
 def _unpacked(octets: Any, embedding_dim: int) -> Any:
-    # Converts [..., ceil(D / 2)] uint8 to [..., D] int32 from -8 to 7. The low half of a byte is the first of two
-    # columns. A half is read as a number below 16; numbers from 8 on are negative: subtract 16.
+    # Unpacks int4 numbers: converts [..., ceil(D / 2)] uint8 to [..., D] int32 from -8 to 7. The low half of a byte is
+    # the first of two columns. A half is read as a number below 16; numbers from 8 on are negative: subtract 16.
     halves = tf.stack([tf.bitwise.bitwise_and(octets, 15), tf.bitwise.right_shift(octets, 4)], axis=-1)
     numbers = tf.bitwise.bitwise_xor(tf.cast(halves, tf.int32), 8) - 8
     columns = tf.concat([tf.shape(octets)[:-1], [2 * octets.shape[-1]]], axis=0)

@@ -17,7 +17,7 @@ _INT64 = range(-(2**63), 2**63)
 
 @dataclass(frozen=True, slots=True)
 class ReadTable:
-    """A table whose rows are in the checkpoint. mean_row: number of the row that holds the mean of all, or None."""
+    """A table whose rows are in the checkpoint. mean_row: number of the row with the mean of all others, or None."""
 
     name: str
     vocabulary_size: int

@@ -125,7 +125,7 @@ def read_keys(artifact: Path, manifest: Manifest, id_dtypes: Mapping[str, str]) 
         if name is not None:
             entry = manifest.vocabularies[name]
             sends_rows = entry.key_dtype == "string" and dtype != "string"
-            # A vocabulary that hashes keys has no file.
+            # A vocabulary that hashes keys has no file, so its list of lines is empty.
             lines = vocabulary_lines(artifact / entry.file) if entry.file else ()
             keys[feature] = Keys(entry, lines, sends_rows)
     return keys

@@ -31,8 +31,8 @@ _BATCH = 128
 _TIMEOUT_S = 30.0
 _REPLICAS_S = 60.0
 
-# KEYS: the block, and the hash with the order of each changed row. ARGV: the block's bytes, and the numbers of its
-# rows.
+# Arguments of the Lua script. KEYS: the block, and the hash with the order of each changed row. ARGV: the block's
+# bytes, and the numbers of its rows.
 _SET_AGAIN = """
 redis.call('SET', KEYS[1], ARGV[1])
 for i = 2, #ARGV do redis.call('HDEL', KEYS[2], ARGV[i]) end
@@ -188,7 +188,7 @@ class _Table:
         layout = self._layout
         if not self._is_new:
             # Servers use this version already. Writing a block again undoes what upserts changed in its rows, so the
-            # script deletes the orders of these rows.
+            # script also deletes the orders of these rows, which record their last changes.
             for block in blocks:
                 keys = (layout.key(block), layout.orders(block % layout.num_shards))
                 self._client.eval(_SET_AGAIN, 2, *keys, self._bytes(block), *range(*layout.rows(block)))
@@ -203,7 +203,8 @@ class _Table:
         layout, expected = self._layout, self._bytes(block)
         if value == expected or value is None or len(value) != len(expected):
             return value != expected
-        # The orders are read after the block, so that each changed row in the block's bytes has its order by now.
+        # Read the orders of changed rows after the block: then each row that was changed in the block's bytes has its
+        # order by now.
         changed = self._client.hkeys(layout.orders(block % layout.num_shards))
         begin, end = layout.rows(block)
         own = [int(row) - begin for row in changed if begin <= int(row) < end]

@@ -99,7 +99,7 @@ def scatter(table: str, projection: Projection) -> str:
     # hidden.
     order = sorted(drawn, key=lambda group: (legend[group] != _OTHER, legend[group]))
     body = "".join(f'<g class="{_class(legend[group])} point">{"".join(drawn[group])}</g>' for group in order)
-    # The page's script moves the points, and draws the axes of the part that it shows.
+    # The page's script can zoom the picture: it moves the points, and draws the axes of the part that it shows.
     body = frame.clipped(body + _point_names(frame, projection), "map")
     if projection.labels:
         lines = enumerate(legend.items())

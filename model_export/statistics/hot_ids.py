@@ -49,7 +49,8 @@ class IdCounts:
         np.add.at(counts, position, np.concatenate([self.counts, other.counts]))
         undercount = self.undercount + other.undercount
         if len(ids) > self.capacity:
-            # Subtract the largest count beyond `capacity` from all counts; ids whose count becomes 0 are dropped.
+            # To keep at most `capacity` ids, subtract the largest count beyond `capacity` (in descending order) from
+            # all counts, and drop the ids whose count becomes 0 or less.
             off = int(np.partition(counts, -(self.capacity + 1))[-(self.capacity + 1)])
             kept = counts > off
             ids, counts, undercount = ids[kept], counts[kept] - off, undercount + off

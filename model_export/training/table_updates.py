@@ -46,7 +46,7 @@ def apply_gradient(
 def updated_rows(
     parameters: OptimizationParameters, state: tuple[Any, ...], gradient: Any, rate: Any
 ) -> tuple[Any, ...]:
-    """Returns the new values of some rows of the table and of each slot.
+    """Returns the new values of some rows of a table and of its slots after one step of the optimizer.
 
     Args:
       state: rows of the table, then of each slot, each [R, D].
@@ -124,8 +124,9 @@ def _power(accumulator: Any, parameters: FtrlParameters) -> Any:
 def _one_by_one(
     parameters: OptimizationParameters, state: tuple[Any, ...], gradient: RowGradient, rate: Any
 ) -> tuple[Any, tuple[Any, ...]]:
-    # Round k applies the k-th occurrence of each row that occurs at least k times. The rounds update a copy of the
-    # batch's rows, which is stored in the table once, so the cost of a round depends on its number of rows only.
+    # Gradients of the same row are applied in rounds: round k applies the k-th occurrence of each row that occurs at
+    # least k times. The rounds update a copy of the batch's rows, which is stored in the table once, so the cost of a
+    # round depends on its number of rows only.
     found = gradient.occurrences()
 
     def one_round(number: Any, *current: Any) -> tuple[Any, ...]:
