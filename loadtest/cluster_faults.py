@@ -129,7 +129,8 @@ class Load:
             sent = self._sent[version]
             due = max((n for at_s, n in self._visible[version] if at_s + _STALE_S <= begin_s), default=0)
         for row, own in zip(found[:_CHANGED], rows[:_CHANGED], strict=True):
-            # The columns of an upserted row are its number and the number's negative.
+            # An upsert writes its number into the first column of a row, and the negative of its number into the second
+            # column.
             number = 0 if (row == own).all() else int(row[0])
             if number and not (row[1] == -number and 0 < number <= sent):
                 wrong += 1
@@ -220,7 +221,7 @@ class Stage:
         return next(n for n in range(6) if self.role(n) == "master")
 
     def replica(self) -> int:
-        """Returns a node that is a replica now."""
+        """Returns the number of a node that is a replica now."""
         return next(n for n in range(6) if self.role(n) == "slave")
 
     def role(self, number: int) -> str:
@@ -251,7 +252,7 @@ def kill_replica(stage: Stage) -> None:
 
 
 def kill_host(stage: Stage) -> None:
-    """Kills a primary and another primary's replica: a host with two nodes."""
+    """Kills a primary and another primary's replica, as the loss of a host with two nodes would."""
     first = stage.primary()
     second = _foreign_replica(stage, first)
     for number in (first, second):

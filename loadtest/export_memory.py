@@ -33,8 +33,7 @@ def main() -> None:
     for rows in arguments.rows:
         with tempfile.TemporaryDirectory() as folder:
             run = Path(folder) / "run"
-            # The variable must be in the environment before TensorFlow is imported, because the import chooses Keras 2
-            # or 3.
+            # TF_USE_LEGACY_KERAS must be set before TensorFlow is imported, because the import chooses Keras 2 or 3.
             environment = {**os.environ, "TF_USE_LEGACY_KERAS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
             made = [sys.executable, "-m", "loadtest.export_memory", "--rows", str(rows), "--make", str(run)]
             subprocess.run(made, env=environment, stderr=subprocess.DEVNULL, check=True)

@@ -79,7 +79,7 @@ class Hosts:
         _ip("link", "set", self._names[number], "up")
 
     def part(self, number: int, address: str) -> None:
-        """Drops all that a host sends to an address."""
+        """Drops all packets that a host sends to an address."""
         _ip("-n", self._names[number], "route", "add", "blackhole", f"{address}/32")
 
     def mend(self, number: int, address: str) -> None:

@@ -78,7 +78,7 @@ class StoreFault:
 
 
 def faults() -> list[StoreFault]:
-    """Returns the faults of single models: a server can have one model for each fault, at the same time."""
+    """Returns the faults that hit single models, so that one server can have a model for each fault at once."""
     unreadable, unlisted = r"the store can not be read: ", {"state": "", "on": "list"}
     return [
         StoreFault(
@@ -281,7 +281,7 @@ def wait(is_so: Callable[[], bool]) -> bool:
 
 
 def watched(server: ServerProcess, model: str, about: str, expects: str, state: str = "") -> Row:
-    """Waits until the status page shows a model's expected state and text; returns a row with the last ones shown."""
+    """Waits until the status page shows a model's expected state and text; returns a row with the last of both."""
     row = Row(about)
 
     def is_seen() -> bool:

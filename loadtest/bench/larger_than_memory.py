@@ -149,7 +149,7 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """The figures of one server, measured while this share of the looked-up ids is hot.
+    """The figures of one server, measured with one share of hot ids among the looked-up ids.
 
     large: lookups of many ids. small: lookups of one hot row at the same time. used_bytes: the group's memory at the
     end.
@@ -191,7 +191,7 @@ def _started(stack: ExitStack, folder: Path, num_rows: int, options: argparse.Na
 
 
 def _forget(folder: Path) -> None:
-    """Drops the pages of all files in a folder from memory."""
+    """Drops the pages of all files in a folder from the page cache."""
     for path in folder.rglob("*"):
         if path.is_file():
             descriptor = os.open(path, os.O_RDONLY)

@@ -80,7 +80,7 @@ class Probe(Waits):
 
 
 class Counts(NamedTuple):
-    """Counts of a server: requests answered; requests ended (answered or refused); its connection threads' seconds."""
+    """Counts of a server: requests answered; requests ended (answered or refused); time of its connection threads."""
 
     answered: float
     ended: float

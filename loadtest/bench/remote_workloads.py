@@ -139,7 +139,7 @@ def num_ids(inputs: Arrays) -> int:
 
 
 def num_distinct(inputs: Arrays) -> int:
-    """Returns the number of distinct rows that a request reads, each table for itself."""
+    """Returns the number of distinct rows that a request reads, counted separately in each table."""
     return sum(np.unique(ids).size for name, ids in inputs.items() if name != "tags__row_splits")
 
 

@@ -1,4 +1,4 @@
-"""Runs the cases: starts their servers, checks one answer of each, and measures all cases once in every round."""
+"""Runs the benchmark's cases: starts servers, checks one answer of each case, and measures all cases in each round."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Places = Callable[[Case], "Place"]
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Number, duration and load of the rounds. cores: for the server and for the generator; they should differ."""
+    """Number, duration and load of the benchmark's rounds. server_cores, generator_cores: should be different cores."""
 
     rounds: int
     seconds: float
@@ -58,7 +58,7 @@ class Measured:
 
 
 def write_answers(folder: Path, data: Data) -> None:
-    """Writes the files of constant answers that the baseline servers send."""
+    """Writes the files with the constant answers that the baseline servers send."""
     folder.mkdir(parents=True, exist_ok=True)
     for workload in ("W1", "W2", "W3"):
         arrays = data.expected(workload, data.requests(workload)[0])
@@ -131,7 +131,7 @@ def measure(wanted: Sequence[Case], place: Places, options: Options, say: Callab
                 shots[case.name].append(shot)
                 held[case.name] = memory(pids[case.server])
                 say(f"round {number + 1} {case.name}: {shot.requests_per_s:.0f}/s")
-        # After the last round, check one more answer of each case.
+        # After the last round, check one more answer of each benchmark case.
         for case in wanted:
             if case.row != ENCODE_ALONE:
                 ask_of(case, place(case).data, servers[case.server])
@@ -139,7 +139,7 @@ def measure(wanted: Sequence[Case], place: Places, options: Options, say: Callab
 
 
 def ask_of(case: Case, data: Data, server: Server) -> Ask:
-    """Sends each variant of a request once, compares answers with numpy's, and returns the generator's requests."""
+    """Sends each variant of a request once, compares answers with numpy's, and returns the requests to load with."""
     requests = data.requests(case.workload)
     path = case.path or case.wire.path(case.workload)
     encoded = [case.wire.encode(case.workload, inputs) for inputs in requests]

@@ -22,7 +22,7 @@ from loadtest.foreign.speed import NUM_REQUESTS, NUM_ROWS, Speed, measure
 from loadtest.foreign.wires import GrpcWire, RestWire, from_json, has_json_form
 from loadtest.live_server import LiveServer
 
-# One of this many gRPC requests is also sent over REST.
+# One of this many requests that are sent over gRPC is also sent over REST.
 _REST_SHARE = 10
 # Largest number of random requests that are drawn to find requests that TensorFlow answers; only answered requests are
 # timed.
@@ -201,7 +201,7 @@ def _compare(
 
 
 def expect(reference: Reference, signature: str, tensors: Tensors) -> Tensors | Refused:
-    """Returns TensorFlow's answer to a request, or the Refused that TensorFlow raised."""
+    """Returns TensorFlow's answer to a request; if TensorFlow refuses the request, the exception Refused."""
     try:
         return reference.predict(signature, tensors)
     except Refused as refusal:

@@ -11,7 +11,7 @@ import numpy as np
 
 from loadtest.foreign.kinds import Array, Tensors
 
-# Maximum number of different reasons that a comparison keeps.
+# Maximum number of different texts about differences that a Tally keeps.
 _MOST_REASONS = 5
 _REASON_CHARS = 240
 # gRPC codes by which a server says that a failure is its own fault, not the request's.

@@ -52,7 +52,8 @@ _STATUSES = {
     for number, value in enumerate(map(bytes.fromhex, _STATUS_VALUES))
     for coded in (bytes([0x80 | len(value)]) + value, bytes([len(str(number))]) + str(number).encode())
 }
-# An overloaded server refuses a request with this code and with the header grpc-retry-pushback-ms (in Huffman code).
+# An overloaded server refuses a request with the status UNAVAILABLE and with the header grpc-retry-pushback-ms (here in
+# Huffman code).
 _UNAVAILABLE = 14
 _PUSHBACK_NAME = bytes.fromhex("9acac8b5854d9e96aed44f18c9d56a51")
 _CODES = {code.value[0]: code for code in verdicts.REFUSALS}
@@ -143,7 +144,7 @@ class Http1Batches:
         self._binary = binary_seeds(model)
 
     def send_all(self, numbers: Sequence[int]) -> list[_Numbered]:
-        """Makes and sends the requests with these numbers, and judges the server's answers."""
+        """Makes and sends the requests that these numbers determine, and judges the server's answers."""
         made = [self._made(number) for number in numbers]
         alone = [self._judged_alone(request) for request in made if request.is_alone]
         waiting = [request for request in made if not request.is_alone]
@@ -278,7 +279,7 @@ class GrpcBatches:
         self._fields = {method: _fields(method) for method in self._seeds}
 
     def send_all(self, numbers: Sequence[int]) -> list[_Numbered]:
-        """Makes and sends the requests with these numbers, and judges their answers."""
+        """Makes and sends the requests that these numbers determine, and judges the server's answers."""
         made = [self._made(number) for number in numbers]
         found = [self._judged_alone(request) for request in made if request.is_alone]
         waiting = [request for request in made if not request.is_alone]

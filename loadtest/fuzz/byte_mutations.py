@@ -18,7 +18,7 @@ Mutation = Callable[[Random, bytes, Sequence[bytes]], bytes]
 
 
 def mutated(source: Random, seeds: Sequence[bytes]) -> bytes:
-    """Returns one of the seeds after one to four random changes, which rarely cancel each other."""
+    """Mutates one of the seeds (valid messages) by one to four random changes, which rarely cancel each other."""
     data = source.choice(seeds)
     for _ in range(source.choice((1, 1, 1, 1, 2, 4))):
         data = source.choice(_MUTATIONS)(source, data, seeds)[:MAX_BYTES]

@@ -78,7 +78,7 @@ _SMALL_BYTES = 400
 
 
 def mutated_json(source: Random, documents: Sequence[Any]) -> tuple[bytes, dict[str, str]]:
-    """Returns a request body, which is one of the documents after random changes, and its headers.
+    """Makes a request body from one of the documents by random changes; returns the body and its headers.
 
     The changes are to structure, text or bytes; sometimes the body is compressed.
     """
@@ -140,7 +140,7 @@ def _change(source: Random, parent: Any, key: Any, node: Any, documents: Sequenc
 
 
 def _respelled(source: Random, data: bytes) -> bytes:
-    """Writes a document in another form of JSON, which may be valid or invalid."""
+    """Mutates the spelling of a JSON document: encoding, repeated keys, nesting, quotes; the result may be invalid."""
     how = source.randrange(9)
     depth = source.choice((10, 200, 2000, _MAX_DEPTH))
     if how == 0:

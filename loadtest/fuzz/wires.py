@@ -48,7 +48,7 @@ class _OneByOne:
     batch = 1
 
     def send(self, number: int) -> Sent:
-        """Makes and sends the request with this number, and judges its answer."""
+        """Makes and sends the request that this number determines, and judges the server's answer."""
         raise NotImplementedError
 
     def send_all(self, numbers: Sequence[int]) -> list[tuple[int, Sent]]:

@@ -134,7 +134,8 @@ def _grpc_lookups(target: str) -> Callable[[list[int]], tuple[int, np.ndarray]]:
         ("grpc.service_config", _SERVICE_CONFIG),
         # Clients must not share connections with other clients of this process.
         ("grpc.use_local_subchannel_pool", 1),
-        # For a list of addresses, grpcio would send an authority that HTTP/2 does not allow (docs/replicas.md).
+        # Without this option, grpcio would send an authority that HTTP/2 does not allow if it has a list of addresses
+        # (docs/replicas.md).
         ("grpc.default_authority", "replicas"),
     ]
     request_class, response_class = message_classes()

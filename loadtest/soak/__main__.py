@@ -100,7 +100,7 @@ def _sample(server: LiveServer, tally: Tally, report: Report, start_s: float) ->
     try:
         sample = sampled(server.pid, time.monotonic() - start_s, tally.next_window())
     except (OSError, KeyError) as error:
-        # Ctrl-C interrupts the server too, so the end of the server is then no failure.
+        # Tally does not count this failure after Ctrl-C, which interrupts the server, too.
         tally.failed("server", f"it is gone: {error}")
         return
     report.samples.append(sample)

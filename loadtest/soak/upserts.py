@@ -15,7 +15,8 @@ from loadtest.soak.tally import Tally
 
 _TABLE, _FEATURE = "user", "user"
 _PATIENCE_S = 30.0
-# Number of consecutive answers, each over a new connection, that must show a change.
+# Number of consecutive answers, each over a new connection, that must show an upserted row before the row counts as
+# seen.
 _LOOKS = 4
 _KIND = "upsert"
 

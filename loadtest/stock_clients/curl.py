@@ -115,7 +115,7 @@ def _curl(place: Place, url: str, body: str | None = None) -> tuple[int, Any]:
 
 
 def _run(place: Place, url: str, *options: str) -> str:
-    """Runs curl; returns the status, a line break and the body, or the output that the options produce."""
+    """Runs curl; returns the status, a line break and the body, or with -w among the options the output of curl."""
     binary = shutil.which("curl")
     if binary is None:
         raise Skip("curl is not on PATH")
