@@ -301,7 +301,7 @@ def failover(stage: Stage) -> None:
 
 
 def reshard(stage: Stage) -> None:
-    """Moves slots with rows from one primary to another, key by key."""
+    """Moves hash slots with rows from one primary to another, key by key."""
     primaries = [node for n, node in enumerate(stage.cluster.nodes) if stage.role(n) == "master"]
     ids = [node.ask("CLUSTER MYID") for node in primaries]
     slots = sorted(set(layout_of(stage.folder, "user").slots.tolist()))

@@ -301,7 +301,7 @@ def judge_old(rows: Mapping[str, Row], reader: Reader) -> None:
 
 
 def break_each(s3: S3Server, proxy: StoreProxy, folder: Path, chosen: Sequence[StoreFault]) -> list[Row]:
-    """Breaks the stores of all models at the same time, each by its own fault, then repairs them; returns rows."""
+    """Breaks all models' stores at the same time, each by its own fault, then repairs them; returns table rows."""
     store = Broken(s3, folder, chosen)
     kept = [fault.name for fault in chosen if not fault.base_path]
     for name in kept:
@@ -324,7 +324,7 @@ def break_each(s3: S3Server, proxy: StoreProxy, folder: Path, chosen: Sequence[S
 
 
 def break_all(s3: S3Server, proxy: StoreProxy, folder: Path) -> list[Row]:
-    """Denies credentials and kills the store, under a running server and before other servers start; returns rows."""
+    """Denies credentials and kills the store, under a running server and before servers start; returns table rows."""
     folder.mkdir()
     Broken(s3, folder, ()).upload("toy", 1)
     proxy.rule = None

@@ -21,7 +21,7 @@ from loadtest.wire import PREDICT_METHOD, message_classes, predict_request
 
 HOST = "127.0.0.1"
 _MODEL, _FEATURE = "attacked", "user"
-# Number of ids in the large request; its answer has about 8 MB.
+# Number of ids in an attack target's large request; the answer to it has about 8 MB.
 _LARGE_IDS = 32_000
 _FILE_BYTES = 8 << 20
 # Seconds that a server waits for a client that sends slowly or does not read; an attack lasts longer.

@@ -294,7 +294,7 @@ def _table(found: Found) -> str:
 
 
 def _shown(number: float, digits: int) -> str:
-    # A server that answers no request in a turn has no percentiles.
+    # If a server answers no request while it is measured, its times have no percentiles.
     return f"{number:,.{digits}f}" if math.isfinite(number) else "-"
 
 

@@ -84,7 +84,7 @@ class ModelResult:
         return not self.fault and bool(tallies) and all(tally.equal == tally.asked for tally in tallies)
 
     def as_json(self) -> dict[str, Any]:
-        """Returns a model's adoption, and the results of its signatures, as a JSON object."""
+        """Returns the outcome of a model's adoption, and the results of its signatures, as a JSON object."""
         adopted = self.adopted
         return {
             "name": self.name,

@@ -185,7 +185,7 @@ def _double(source: Random, data: bytes, field: Field) -> bytes:
 
 
 def _bury(source: Random, data: bytes, field: Field) -> bytes:
-    """Nests a field in itself many times, or puts it into many groups that never end."""
+    """Nests a protobuf field in itself many times, or puts it into many groups that never end."""
     depth = source.choice((1, 10, 99, 101, _MAX_NESTING))
     if source.random() < 0.3:
         return varint(field.number << 3 | 3) * depth + data[field.body : field.end]

@@ -88,7 +88,7 @@ class Load:
         ]
 
     def renew(self) -> dict[str, Tally]:
-        """Starts new counts, and returns them; requests under way still count in the previous ones."""
+        """Starts new counts of requests, and returns them; requests under way still count in the previous counts."""
         self.tallies = {wire: Tally() for wire in self._wires}
         return self.tallies
 

@@ -64,7 +64,7 @@ class Tally:
             self.problems[why] = (count + 1, first)
 
     def next_window(self) -> Window:
-        """Returns the counts since the previous call, and starts new counts at 0."""
+        """Returns the counts of requests since the previous call, and starts new counts at 0."""
         with self._lock:
             window, self._window = self._window, Window()
         return window

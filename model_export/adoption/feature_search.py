@@ -234,7 +234,8 @@ class _Trial:
     def _policy(self, outcome: Callable[[Any], Outcome | None]) -> tuple[Any, int] | None:
         """Finds the on_bad_id and default_row that explain how the graph reacts to bad ids; None if no policy does."""
         if self._keys is not None:
-            # Known keys always become rows of the table, so only an unknown key is tried.
+            # Known keys always become rows of the table, so only an unknown key is tried, to find the policy for ids
+            # outside the table.
             entry = self._keys.entry
             if entry.num_oov_buckets or entry.oov_id is not None or not entry.size:
                 return "error", 0

@@ -50,7 +50,8 @@ class DeviceLookup:
     use_safe_embedding_lookup: bool
 
     def _set_device(self, device: str | None, shape: tuple[int | None, int] | None) -> None:
-        # TensorFlow's own column methods read these two attributes, but only inside a TPU context.
+        # TensorFlow's own column methods read _embedding_lookup_device and _tensor_core_shape, but only inside a TPU
+        # context.
         self._embedding_lookup_device = _BY_NAME[device]
         self._tensor_core_shape = shape
         self._device_name = device

@@ -139,7 +139,7 @@ class _Stored:
             if out is None:
                 out = np.empty((stop - start, member.embedding_dim), part.dtype)
             out[residue :: member.num_shards] = part
-        # A chunk has at least one row, so there is at least one slice, and the loop above has set `out`.
+        # `out` is set, because a chunk has at least one row: the loop above has read at least one slice of the array.
         assert out is not None
         return out
 

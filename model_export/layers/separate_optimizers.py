@@ -94,8 +94,8 @@ def _optimizers(layer: Any, given: Any) -> Iterable[tuple[Any, Any, Any]]:
         yield held.parameters, given if given is not None else known.get(name, held.optimizer), held
     for variable in layer.trainable_variables:
         if id(variable) not in on_cpu:
-            # The gradient of a stand-in is zero, but its optimizer must still count the step, because the learning rate
-            # may follow a schedule.
+            # The gradient of a variable that stands in for tables is zero, but its optimizer must still count the step,
+            # because the learning rate may follow a schedule.
             keras = [optimizer for optimizer in (given, *known.values()) if _is_keras(optimizer)]
             yield variable, keras[0] if keras else None, None
 

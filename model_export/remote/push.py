@@ -150,8 +150,8 @@ class _Table:
             client.set(layout.record, layout.record_text(is_whole=False))
         written = self._write(range(layout.num_blocks), "written")
         if wrong := self._differing():
-            # The cluster holds other bytes under a key of this fingerprint, although only this command should write
-            # such keys: write the block again.
+            # The cluster holds other bytes under a key of this version of the table, although only this command should
+            # write such keys: write the block again.
             written += self._write(wrong, "repaired", is_forced=True)
             if self._differing():
                 raise ExportError(f"{self._what}: {len(wrong)} blocks do not read back as they were written")
@@ -159,8 +159,9 @@ class _Table:
         client.set(layout.record, layout.record_text(is_whole=True))
         whole = (layout.fingerprint, *(one for one in found.fingerprints if one != layout.fingerprint))
         leaving = {one for one in (*whole[keep:], *found.others) if one not in whole[:keep]}
-        # The pointer names the new fingerprint only after all blocks of the fingerprint were compared. It still lists
-        # the fingerprints to remove, so that a later push removes them if this one is stopped here.
+        # Servers read the pointer to find the newest data. It names the new fingerprint only after all blocks of this
+        # fingerprint were compared, and it still lists the fingerprints to remove, so that a later push removes them if
+        # this one is stopped here.
         client.set(layout.pointer, Pointer(whole[:keep], tuple(sorted(leaving))).text)
         removed = sum(self._remove(fingerprint) for fingerprint in sorted(leaving))
         client.set(layout.pointer, Pointer(whole[:keep]).text)
@@ -262,7 +263,7 @@ class _Table:
         old = layout_of_record(text) if text is not None else None
         count = 0
         for some in () if old is None else _batches(range(old.num_blocks)):
-            # If `old` is None there are no batches, so the loop's body does not run.
+            # `old`, the layout of the removed fingerprint, is not None here: without it there are no batches.
             assert old is not None
             with self._client.pipeline(transaction=False) as pipe:
                 for block in some:
@@ -277,7 +278,8 @@ class _Table:
                 pipe.execute()
         if old is not None:
             self._client.unlink(*map(old.note, NOTES))
-        # The record is deleted last, because it says which keys the fingerprint has: an interrupted removal can go on.
+        # The fingerprint's record is deleted after the fingerprint's other keys, because only the record says which
+        # keys there are: an interrupted removal can go on.
         self._client.delete(record)
         return count
 

@@ -24,7 +24,7 @@ class _Refused:
 
 
 class AdagradMomentumParameters(_Refused):
-    """Adagrad with momentum; not supported."""
+    """Parameters of Adagrad with momentum, an optimizer of embedding tables that is not supported."""
 
     advice = "use AdagradParameters, or MomentumParameters for the momentum alone"
 

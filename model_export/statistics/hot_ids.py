@@ -49,8 +49,8 @@ class IdCounts:
         np.add.at(counts, position, np.concatenate([self.counts, other.counts]))
         undercount = self.undercount + other.undercount
         if len(ids) > self.capacity:
-            # To keep at most `capacity` ids, subtract the largest count beyond `capacity` (in descending order) from
-            # all counts, and drop the ids whose count becomes 0 or less.
+            # To keep at most `capacity` ids, subtract the (capacity + 1)-th largest count from all counts, and drop
+            # each id whose count is then not positive.
             off = int(np.partition(counts, -(self.capacity + 1))[-(self.capacity + 1)])
             kept = counts > off
             ids, counts, undercount = ids[kept], counts[kept] - off, undercount + off

@@ -34,7 +34,7 @@ CONNECTION_COLUMNS = 11
 # Columns of a stream's row in the array that holds the state of all streams.
 ID, STARTED, VARIANT, SENT, STREAM_WINDOW, RECEIVED = range(6)
 STREAM_COLUMNS = 6
-# Positions of the counters in the array `counts`.
+# Indices of the load generator's counters in its array `counts`.
 DONE, WRONG, BROKEN, IN_FLIGHT, NEXT_VARIANT = range(5)
 NUM_COUNTS = 5
 # Size of the buffer for a control frame that arrives in pieces; a SETTINGS frame of a hundred entries fits into it.
@@ -115,7 +115,8 @@ def _settings(row, streams, out, carry, length, bodies, sizes):  # type: ignore[
     for at in range(9, 9 + length - 5, 6):
         name, value = _get(carry, at, 2), _get(carry, at + 2, 4)
         if name == _MAX_FRAME:
-            # A frame has at most 64 KB: larger frames gain nothing and need larger buffers.
+            # The client sends HTTP/2 frames of at most 64 KB, even if the server allows larger ones: larger frames gain
+            # nothing and need larger buffers.
             row[PEER_FRAME] = min(value, 65536)
         elif name == _INITIAL_WINDOW:
             for s in range(streams.shape[0]):
