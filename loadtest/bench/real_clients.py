@@ -40,7 +40,7 @@ _PATH = "/tensorflow.serving.PredictionService/Predict"
 _TOKEN = "Bearer 0123456789abcdef0123456789abcdef01234567"
 _TRACE = "00-0af7651916cd43dd8448eb211c80319c-{:016x}-00"
 _CONNECTIONS, _STREAMS = 4, 8
-# A client is killed if it runs this many seconds longer than planned.
+# A client program of the benchmark is killed if it runs this many seconds longer than planned.
 _PATIENCE_S = 30.0
 
 

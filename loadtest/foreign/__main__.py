@@ -49,7 +49,7 @@ def _run(models: Sequence[ForeignModel], folder: Path, arguments: argparse.Names
         sys.stdout.write(row(result) + "\n")
         sys.stdout.flush()
         if arguments.json:
-            # The file is written after each model, so that results remain if a long run is stopped.
+            # The file of results is written after each model, so that results remain if a long run is stopped.
             arguments.json.write_text(json.dumps([found.as_json() for found in results], indent=1) + "\n")
     sys.stdout.write("\n" + "".join(f"- {line}\n" for line in details(results)) + f"\n{summary(results)}\n")
     return 0 if all(result.is_exact or result.is_skipped for result in results) else 1

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from loadtest.fuzz.wires import Sent, Wire
 from loadtest.live_server import Held, LiveServer
 
-# A run stops after this many wrong reactions of the server.
+# A run of the fuzzer stops after this many wrong reactions of the server.
 _ENOUGH = 20
 _SHOWN_BYTES = 600
 # The share of requests that are sent a second time, to find memory that the server does not free. The first time memory

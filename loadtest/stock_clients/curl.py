@@ -48,7 +48,7 @@ def _documented(place: Place, verb: str, path: str, query: str) -> str:
         return _get_text(place, url)
     if verb == "get":
         status, answer = _curl(place, url)
-        # 202 is right for :projection: the server computes the map of a table in the background.
+        # The HTTP status 202 is right for :projection: the server computes the map of a table in the background.
         require(status == 200 or (status == 202 and ":projection" in path), f"{status}: {answer}")
         return json.dumps(answer)
     kind = path.rpartition(":")[2]

@@ -21,8 +21,8 @@ from service.graph.tower import request_feed
 from service.tables.table import MappedTable, open_tables
 from service.types import Array, TableInfo
 
-# Size in bytes up to which random numbers replace a table's rows. A larger table's own rows are fed, from the mapped
-# file, on the assumption that no two rows are equal.
+# Size in bytes up to which adopt replaces a table's rows by random numbers while it searches for lookups. A larger
+# table's own rows are fed, from the mapped file, on the assumption that no two rows are equal.
 _MOST_RANDOM_BYTES = 64 << 20
 _SEED = 29
 

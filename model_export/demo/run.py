@@ -157,7 +157,7 @@ def train(
         if task is None or task.is_chief:
             run.write(folder)
         trainer.save(epoch)
-    # Either the loop or, if no epoch was left to train, the resumed run has set `run`.
+    # `run`, the record of the training run, is set: by the loop or, if no epoch was left to train, by the resumed run.
     assert run is not None
     return run
 

@@ -55,7 +55,7 @@ class ShardedRatingModel:
 
 
 class _Tables(tf.Module):  # type: ignore[misc]
-    # These attributes have the names that a checkpoint of the TPUEmbedding layer gives to its tables.
+    # The attributes of this module have the names that a checkpoint of the TPUEmbedding layer gives to its tables.
     def __init__(self, tables: Mapping[str, Any]) -> None:
         super().__init__()
         self._tpu_embedding = tf.Module()

@@ -87,7 +87,7 @@ def _answers(folder: Path, requests: Sequence[LoggedPrediction]) -> _Answers:
                 answers.append(signatures.run(request.signature, request.inputs))
             except (GraphRefusedError, ValueError, KeyError):
                 # The version lacks the signature, its signature has other inputs, or it refuses an id: there is no
-                # answer.
+                # answer to compare.
                 answers.append(None)
         return answers
 

@@ -114,9 +114,9 @@ class TableRecorder:
         if not self._keeps:
             return
         _remove(tf.compat.v1.GraphKeys.TRAINABLE_VARIABLES, lambda other: other is variable)
-        # An optimizer refuses to minimize if the graph has no trainable variables except tables. So every lookup also
-        # depends on one number, the anchor, whose gradient is zero; TPUEstimator had dummy variables for the same
-        # reason.
+        # A TensorFlow optimizer refuses to minimize if the tables, which are hidden from it, are the only variables. So
+        # every lookup also depends on one number, the anchor, whose gradient is zero; TPUEstimator had dummy variables
+        # for the same reason.
         read = variable.sparse_read
         variable.sparse_read = lambda *args, **named: _tied(read(*args, **named), self._anchor.read_value())
 

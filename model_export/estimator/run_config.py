@@ -175,7 +175,8 @@ class RunConfig:
         self.checkpoint_save_graph_def = checkpoint_save_graph_def
         self._check()
 
-    # Attributes that model_fn may read. Training is a single process, which is its own chief.
+    # Attributes of TensorFlow's RunConfig that model_fn may read. This estimator trains in a single process, which is
+    # its own chief.
     is_chief = True
     task_type = "worker"
     task_id = 0

@@ -117,7 +117,8 @@ def _without_fields(message: bytes, tags: Collection[int]) -> bytes:
 
 def _append(out: bytearray, block: bytes) -> bytes:
     handle = _varint(len(out)) + _varint(len(block))
-    # Two fields follow each block in the file: its compression type (0: none), and the checksum of block and type.
+    # Two fields follow each block in an index file: the block's compression type (0: none), and the checksum of block
+    # and type.
     out += block + b"\0" + struct.pack("<I", masked_of(block + b"\0"))
     return handle
 

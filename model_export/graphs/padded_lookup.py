@@ -65,8 +65,8 @@ def padded_lookup(
             used = used[:, : _width(lookup)].flat_values
         checks += bad_id_checks(lookup, used, shapes[name].vocabulary_size)
     with tf.control_dependencies(checks):
-        # `count` depends on the checks, and the padding uses `count`, so the padding waits until the checks have
-        # passed.
+        # The number of rows, `count`, depends on the checks, and the padding uses `count`, so the padding waits until
+        # the checks have passed.
         count = tf.identity(count)
         prepared = {
             name: _prepared(lookup, ids[name], weights.get(name), shapes[name].vocabulary_size)

@@ -181,5 +181,5 @@ class _Spool:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # The map is not closed here, because a caller may still hold a view of it; the last view frees the map.
+        # The memory map is not closed here, because a caller may still hold a view of it; the last view frees the map.
         del self.array

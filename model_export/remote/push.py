@@ -97,7 +97,7 @@ def push(
 
 
 class _Pace:
-    # Limits the rate of bytes: after each batch, spend() sleeps until the bytes fit the rate.
+    # Limits the rate at which a push writes: after each batch, spend() sleeps until the written bytes fit the rate.
 
     def __init__(self, bytes_per_s: float) -> None:
         self._bytes_per_s = bytes_per_s
@@ -188,8 +188,8 @@ class _Table:
     def _set(self, blocks: Sequence[int]) -> None:
         layout = self._layout
         if not self._is_new:
-            # Servers use this version already. Writing a block again undoes what upserts changed in its rows, so the
-            # script also deletes the orders of these rows, which record their last changes.
+            # Servers read this version of the table already, so writing a block again undoes what upserts changed in
+            # its rows. The script therefore also deletes the orders of these rows, which record their last changes.
             for block in blocks:
                 keys = (layout.key(block), layout.orders(block % layout.num_shards))
                 self._client.eval(_SET_AGAIN, 2, *keys, self._bytes(block), *range(*layout.rows(block)))
@@ -241,8 +241,8 @@ class _Table:
         wanted: dict[str, int] | None = None
         while True:
             infos = _replication(self._client)
-            # Compare with the primaries' first offsets: the push does not wait for commands that other clients write
-            # later.
+            # The replicas' offsets are compared with the first offsets of their primaries: the push does not wait for
+            # commands that other clients write later.
             wanted = wanted or {name: info["master_repl_offset"] for name, info in infos.items()}
             behind = [
                 name

@@ -124,9 +124,9 @@ def _power(accumulator: Any, parameters: FtrlParameters) -> Any:
 def _one_by_one(
     parameters: OptimizationParameters, state: tuple[Any, ...], gradient: RowGradient, rate: Any
 ) -> tuple[Any, tuple[Any, ...]]:
-    # Gradients of the same row are applied in rounds: round k applies the k-th occurrence of each row that occurs at
-    # least k times. The rounds update a copy of the batch's rows, which is stored in the table once, so the cost of a
-    # round depends on its number of rows only.
+    # Gradients of the same row are applied in rounds: round k applies the k-th gradient of each row that has at least k
+    # gradients. The rounds update a copy of the batch's rows, which is stored in the table once, so the cost of a round
+    # depends on its number of rows only.
     found = gradient.occurrences()
 
     def one_round(number: Any, *current: Any) -> tuple[Any, ...]:
