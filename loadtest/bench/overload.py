@@ -102,7 +102,7 @@ class Target:
         self._channel.close()
 
     def ask(self, kind: Kind) -> bytes:
-        """Sends one request of a kind of work and returns the answer."""
+        """Sends one request of the given kind, and returns the answer."""
         return bytes(self._predict(kind.message, metadata=kind.headers, timeout=_GIVE_UP_S))
 
     def check_grpc(self) -> None:

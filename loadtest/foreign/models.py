@@ -42,7 +42,7 @@ class Skip(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ForeignModel:
-    """One registered foreign model.
+    """A model of another framework, as its builder function registers it for the load test.
 
     build: writes the SavedModel into a folder that does not exist yet; raises Skip.
     keras: the version of Keras that tf.keras must be in the builder's process.

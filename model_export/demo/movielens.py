@@ -106,7 +106,7 @@ def checked(data: RatingData) -> RatingData:
 
 
 def from_official(progress: Progress) -> RatingData:
-    """Downloads the publisher's zip file."""
+    """Downloads the zip file of MovieLens 100K from the publisher, and parses the ratings."""
     request = urllib.request.Request(OFFICIAL_URL, headers={"User-Agent": "model-export"})
     with urllib.request.urlopen(request, timeout=_CONNECT_TIMEOUT_S) as response:
         total = int(response.headers.get("Content-Length", 0)) or None

@@ -97,7 +97,7 @@ class ShardedTable:
         return tf.nn.embedding_lookup(self.table, rows)
 
     def update(self, rows: Any, gradients: Any, learning_rate: float, *, most_rows: int) -> None:
-        """Applies Adagrad to rows; call it in a replica of the strategy.
+        """Applies Adagrad to rows of the table; call it inside a replica of the strategy.
 
         First sums the gradients of all replicas by row.
 

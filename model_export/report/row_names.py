@@ -27,7 +27,7 @@ class LabelFile:
 
     @staticmethod
     def parse(text: str) -> LabelFile:
-        """Parses "TABLE=FILE" or "TABLE=FILE#COLUMN".
+        """Parses a value of the flag --labels: "TABLE=FILE" or "TABLE=FILE#COLUMN".
 
         >>> LabelFile.parse("film=films.csv#genres").column
         'genres'

@@ -99,7 +99,7 @@ class Frame:
 
 
 def text(x: float, y: float, content: str, *, anchor: str = "start", kind: str = "tick") -> str:
-    """Draws one line of text; kind is a CSS class of the page's style."""
+    """Draws one line of text as SVG; kind is a CSS class of the page's style."""
     return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(content)}</text>'
 
 

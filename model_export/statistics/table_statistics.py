@@ -131,7 +131,7 @@ class TableStatistics:
         )
 
     def with_step(self, *, is_sampled: bool) -> TableStatistics:
-        """Returns the statistics after one more training step."""
+        """Returns the lookup statistics after one more counted training step."""
         return replace(self, steps=self.steps + 1, sampled_steps=self.sampled_steps + is_sampled)
 
     def merged(self, other: TableStatistics) -> TableStatistics:

@@ -25,7 +25,7 @@ from model_export.training.table_updates import apply_gradient
 
 @dataclass(frozen=True, slots=True)
 class TrainedTable:
-    """A table's variable and its optimizer.
+    """An embedding table's variable, and the optimizer that trains it.
 
     Args:
       variable: [V, D] float, a resource variable of the current graph.
