@@ -406,7 +406,7 @@ def run_on(
     show: Callable[[str, Tally], None],
     hosts: Sequence[Host],
 ) -> None:
-    """Runs named faults as run() does, on a cluster whose nodes are spread over hosts."""
+    """Runs the named faults one after another on a cluster whose nodes are spread over hosts."""
     with tempfile.TemporaryDirectory() as folder, _stage(Path(folder), num_rows, seconds, hosts) as (stage, load):
         time.sleep(seconds)
         show("no fault", load.tally)

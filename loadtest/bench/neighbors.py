@@ -43,7 +43,7 @@ Find = Callable[[Vectors], Vectors]
 
 
 class Contender(NamedTuple):
-    """One way to search. per_call: queries of a call. build_s, mib: time and memory of its index; 0 without one."""
+    """One way to search for nearest rows. per_call: queries of a call. build_s, mib: time and memory of its index."""
 
     name: str
     per_call: int
@@ -54,7 +54,7 @@ class Contender(NamedTuple):
 
 
 def main() -> None:
-    """Measures each way to search on tables of each size, and prints a line for each way."""
+    """Measures each way to search for nearest rows on tables of each size, and prints a line for each way."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, nargs="+", default=[200_000, 1_000_000])
     parser.add_argument("--dim", type=int, default=64)

@@ -88,7 +88,7 @@ class Counts(NamedTuple):
 
 
 class Target:
-    """A server under load; sends it single requests, gRPC on one connection, HTTP on new ones; for any thread."""
+    """A server under load, to which any thread can send single requests: gRPC on one connection, HTTP on new ones."""
 
     def __init__(self, service: Service) -> None:
         self.light, self._pid = light(), service.pid

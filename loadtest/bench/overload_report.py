@@ -62,7 +62,7 @@ class Load:
 
 
 def picture(loads: Sequence[Load]) -> str:
-    """Draws an SVG of each kind's goodput against the load; both are multiples of the kind's capacity."""
+    """Draws each request kind's goodput against the load as SVG; both are multiples of the kind's capacity."""
     names = dict.fromkeys(load.kind for load in loads)
     series = [
         Series(name, sorted((load.factor, load.goodput / load.capacity) for load in loads if load.kind == name))

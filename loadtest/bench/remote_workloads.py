@@ -62,7 +62,7 @@ Tables = Mapping[str, np.ndarray]
 
 
 def main() -> None:
-    """Measures all readers on all workloads, and prints a line for each pair of workload and reader."""
+    """Measures all readers of rows on all workloads, and prints a line for each pair of workload and reader."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=10_000_000, help="of all tables together")
     parser.add_argument("--seconds", type=float, default=5.0, help="of each measurement")

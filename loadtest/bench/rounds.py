@@ -80,7 +80,7 @@ def can_run(wanted: Sequence[Case]) -> list[Case]:
 
 @contextmanager
 def running(wanted: Sequence[Case], place: Places, options: Options) -> Iterator[dict[str, Server]]:
-    """Starts the servers of the cases, and yields them when all are ready; stops them at the end."""
+    """Starts the servers of the benchmark's cases, and yields them when all are ready; stops them at the end."""
     servers: dict[str, Server] = {}
     everything = frozenset(os.sched_getaffinity(0))
     try:
@@ -101,7 +101,7 @@ def running(wanted: Sequence[Case], place: Places, options: Options) -> Iterator
 
 
 def measure(wanted: Sequence[Case], place: Places, options: Options, say: Callable[[str], None]) -> list[Measured]:
-    """Measures the cases in turn in every round; raises AssertionError or LoadError at a wrong answer."""
+    """Measures the benchmark's cases in turn in each round; raises AssertionError or LoadError at a wrong answer."""
     with running(wanted, place, options) as servers:
         pids = {name: tree(server.pid) for name, server in servers.items()}
         asks = {

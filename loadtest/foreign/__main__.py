@@ -20,7 +20,7 @@ from loadtest.foreign.models import ForeignModel, all_models
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the campaign; returns 0 if each model was skipped, or was adopted and answers to the bit, else 1."""
+    """Tests the chosen foreign models; returns 0 if each was skipped, or adopted with answers equal to the bit."""
     arguments = _parser().parse_args(argv)
     if arguments.golden:
         os.environ[GOLDEN_VARIABLE] = str(arguments.golden.resolve())

@@ -99,7 +99,7 @@ class ModelResult:
 
 
 def run(models: Sequence[ForeignModel], folder: Path, plan: Plan) -> Iterator[ModelResult]:
-    """Tests the models in groups, and yields each model's results; if a model fails, its result has the reason.
+    """Tests foreign models in groups, and yields each model's results; if a model fails, its result has the reason.
 
     Args:
       folder: for original/<name>/1, adopted/<name>/1 and the servers' model lists.

@@ -1,4 +1,4 @@
-"""Writes a campaign's results as a Markdown table with one row per model."""
+"""Writes the results of tests of foreign models as a Markdown table with one row per model."""
 
 from __future__ import annotations
 

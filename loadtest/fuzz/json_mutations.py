@@ -79,7 +79,7 @@ _SMALL_BYTES = 400
 
 
 def mutated_json(source: Random, documents: Sequence[Any]) -> tuple[bytes, dict[str, str]]:
-    """Makes a request body from one of the documents by random changes; returns the body and its headers.
+    """Makes a request body from one of the JSON documents by random changes; returns the body and its headers.
 
     The changes are to structure, text or bytes; sometimes the body is compressed.
     """

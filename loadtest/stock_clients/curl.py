@@ -115,7 +115,7 @@ def _curl(place: Place, url: str, body: str | None = None) -> tuple[int, Any]:
 
 
 def _run(place: Place, url: str, *options: str) -> str:
-    """Runs curl; returns the status, a line break and the body, or with -w among the options the output of curl."""
+    """Runs curl; returns status and body, divided by a line break, or, with -w among the options, curl's own output."""
     binary = shutil.which("curl")
     if binary is None:
         raise Skip("curl is not on PATH")

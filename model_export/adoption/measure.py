@@ -65,7 +65,7 @@ def measured(
 def _compared(
     trial: Trial, name: str, requests: Mapping[int, Mapping[str, Array]]
 ) -> tuple[float | None, Times | None]:
-    """Returns the smallest ratio of the rates, lookups cut out to whole graph, and the times of the largest request."""
+    """Returns the smallest ratio of the cut-out lookups' rate to the whole graph's, and the largest request's times."""
     try:
         rates = trial.rates(name, requests, turns=_TURNS)
     except ServiceError:

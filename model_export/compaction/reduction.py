@@ -43,7 +43,7 @@ class Reduction:
 
 
 def plan_reduction(artifact: Path, manifest: Manifest, table_dtype: str | Mapping[str, str]) -> Reduction:
-    """Plans the reduction to a table_dtype, an argument of the same form as in export().
+    """Plans how compact() reduces tables to table_dtype, an argument of the same form as in export().
 
     Raises:
       ExportError: a table or dtype is unknown, a table is reduced already, or a lookup is the model's own graph.

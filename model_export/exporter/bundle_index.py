@@ -54,7 +54,7 @@ def moved_record(record: bytes, offset: int) -> bytes:
 
 
 def replace_checksums(index: bytes, checksums: Mapping[str, int]) -> bytes:
-    """Returns a copy of an index with new checksums; checksums: masked CRC32C values by the key of the tensor."""
+    """Returns a copy of a checkpoint's index with new masked CRC32C checksums, which are given by the tensor's key."""
     records = read_records(index)
     for name, checksum in checksums.items():
         if name.encode() not in records:
