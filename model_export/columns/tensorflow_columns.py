@@ -12,6 +12,7 @@ from model_export.tensorflow_setup import tf
 
 # Importing model_export.tensorflow_setup makes TensorFlow use Keras 2, so it must come before imports of TensorFlow's
 # own modules.
+# isort: split
 from tensorflow.python.feature_column import feature_column_v2 as _columns
 from tensorflow.python.feature_column import serialization as _serialization
 from tensorflow.python.ops import init_ops as _init_ops
