@@ -175,7 +175,8 @@ class RunConfig:
         self.checkpoint_save_graph_def = checkpoint_save_graph_def
         self._check()
 
-    # Attributes that model_fn may read. Training is a single process, which is its own chief.
+    # Attributes of TensorFlow's RunConfig that model_fn may read. This estimator trains in a single process, which is
+    # its own chief.
     is_chief = True
     task_type = "worker"
     task_id = 0
@@ -184,7 +185,7 @@ class RunConfig:
     cluster_spec = None
 
     def replace(self, **changes: Any) -> RunConfig:
-        """Returns a copy with other values; a change of one checkpoint interval leaves the other interval set."""
+        """Returns a copy with the changed fields; setting one checkpoint interval does not unset the other interval."""
         return RunConfig(**{name: copy.copy(getattr(self, name)) for name in self._FIELDS} | changes)
 
     def _check(self) -> None:
