@@ -33,12 +33,12 @@ from tests.integration.test_remote_push import large, layout_of
 from tests.valkey_cluster import Cluster, Security, until
 
 _IDS = 50
-# Rows that are upserted, all to the same number; so each of them is read once per request.
+# Number of rows that every upsert sets, all to the same number. Each request reads each of these rows once.
 _CHANGED = 8
 _READERS = 4
 _UPSERT_EVERY_S = 0.1
 _STALE_S = 1.0
-# Slots that move in one fault.
+# Number of hash slots that one fault moves from one primary to another.
 _MOVED = 8
 _PASSWORD = "first"
 
@@ -47,7 +47,7 @@ F = TypeVar("F")
 
 @dataclass
 class Tally:
-    """The counts of one fault.
+    """Counts of requests, rows and upserts while one fault lasts.
 
     last_failure_s: the end of the last failed request, on time.monotonic(). worst_s: of the longest request. why: error
     -> how often. versions: that answered.
@@ -72,7 +72,7 @@ class Tally:
 
 
 class Load:
-    """Readers of two servers, and a writer of upserts. tally: counts since it was set."""
+    """Load of a fault test: readers of two servers, and a writer of upserts. tally: counts since it was last set."""
 
     def __init__(self, servers: Sequence[LiveServer], rows: dict[str, np.ndarray]) -> None:
         self.tally = Tally()
@@ -81,7 +81,8 @@ class Load:
         self._rows = rows
         self._changing = threading.Lock()
         self._is_over = False
-        # Version -> number of the upsert that was sent last; and (when it was visible, number) of each.
+        # _sent: version -> number of the last upsert that was sent. _visible: version -> (when the upsert was visible,
+        # its number) for each upsert.
         self._sent: dict[str, int] = dict.fromkeys(rows, 0)
         self._visible: dict[str, list[tuple[float, int]]] = {version: [] for version in rows}
         self._threads = [threading.Thread(target=self._read, args=(n,)) for n in range(_READERS)]
@@ -128,7 +129,8 @@ class Load:
             sent = self._sent[version]
             due = max((n for at_s, n in self._visible[version] if at_s + _STALE_S <= begin_s), default=0)
         for row, own in zip(found[:_CHANGED], rows[:_CHANGED], strict=True):
-            # The columns of an upserted row are its number and the number's negative.
+            # An upsert writes its number into the first column of a row, and the negative of its number into the second
+            # column.
             number = 0 if (row == own).all() else int(row[0])
             if number and not (row[1] == -number and 0 < number <= sent):
                 wrong += 1
@@ -143,7 +145,7 @@ class Load:
         while not self._is_over:
             time.sleep(_UPSERT_EVERY_S)
             with self._changing:
-                # The version that answers now is not known before the answer: the number counts for both.
+                # Only the answer says which version the upsert changed, so its number counts as sent to both versions.
                 number = max(self._sent.values()) + 1
                 self._sent = dict.fromkeys(self._sent, number)
                 tally = self.tally
@@ -159,14 +161,14 @@ class Load:
 
 
 class _Connection:
-    """A connection that is opened anew after a fault."""
+    """An HTTP connection that is opened anew after a fault."""
 
     def __init__(self, address: str) -> None:
         self._address = address
         self._connection: http.client.HTTPConnection | None = None
 
     def post(self, path: str, body: dict[str, Any]) -> tuple[int, str, dict[str, Any]]:
-        """Returns status, version and answer; status 0 and the error's text where there is no answer."""
+        """Posts JSON; returns status, model version and answer. Without an answer: status 0 and the error's text."""
         try:
             if self._connection is None:
                 self._connection = http.client.HTTPConnection(self._address, timeout=30)
@@ -186,7 +188,7 @@ class _Connection:
 
 @dataclass
 class Stage:
-    """A running cluster and its versions. seconds: for how long a fault lasts. secret: the file with the password."""
+    """A cluster, and the model versions in it. seconds: for how long a fault lasts. secret: file of its password."""
 
     cluster: Cluster
     folder: Path
@@ -197,7 +199,7 @@ class Stage:
     seconds: float
 
     def wait(self) -> None:
-        """Lets the fault last."""
+        """Waits until the fault has lasted `seconds`."""
         time.sleep(self.seconds)
 
     def mend(self, number: int) -> None:
@@ -215,19 +217,19 @@ class Stage:
         until(lambda: sum(self.role(number) == "master" for number in living) == 3)
 
     def primary(self) -> int:
-        """Returns a node that is a primary now; its rows are a third of the table."""
+        """Returns the number of a node that is a primary now; a primary holds a third of the table's rows."""
         return next(n for n in range(6) if self.role(n) == "master")
 
     def replica(self) -> int:
-        """Returns a node that is a replica now."""
+        """Returns the number of a node that is a replica now."""
         return next(n for n in range(6) if self.role(n) == "slave")
 
     def role(self, number: int) -> str:
-        """Returns "master" or "slave"."""
+        """Returns the role of a node, "master" or "slave"."""
         return str(self.cluster.nodes[number].ask("INFO", "replication")["role"])
 
     def all_nodes(self, *words: object) -> None:
-        """Sends one command to each node."""
+        """Sends the command that consists of `words` to each node of the cluster."""
         for node in self.cluster.nodes:
             node.ask(*words)
 
@@ -250,7 +252,7 @@ def kill_replica(stage: Stage) -> None:
 
 
 def kill_host(stage: Stage) -> None:
-    """Kills a primary and another primary's replica: a host with two nodes."""
+    """Kills a primary and another primary's replica, as the loss of a host with two nodes would."""
     first = stage.primary()
     second = _foreign_replica(stage, first)
     for number in (first, second):
@@ -272,7 +274,7 @@ def _foreign_replica(stage: Stage, primary: int) -> int:
 
 
 def stop_primary(stage: Stage) -> None:
-    """Stops a primary, and lets it go on."""
+    """Stops a primary (SIGSTOP); after the fault, lets it go on."""
     node = stage.cluster.nodes[stage.primary()]
     node.freeze()
     stage.wait()
@@ -281,7 +283,7 @@ def stop_primary(stage: Stage) -> None:
 
 
 def stop_replica(stage: Stage) -> None:
-    """Stops a replica, and lets it go on."""
+    """Stops a replica of the cluster (SIGSTOP); after the fault, lets it go on."""
     node = stage.cluster.nodes[stage.replica()]
     node.freeze()
     stage.wait()
@@ -299,7 +301,7 @@ def failover(stage: Stage) -> None:
 
 
 def reshard(stage: Stage) -> None:
-    """Moves slots with rows from one primary to another, key by key."""
+    """Moves hash slots with rows from one primary to another, key by key."""
     primaries = [node for n, node in enumerate(stage.cluster.nodes) if stage.role(n) == "master"]
     ids = [node.ask("CLUSTER MYID") for node in primaries]
     slots = sorted(set(layout_of(stage.folder, "user").slots.tolist()))
@@ -321,21 +323,21 @@ def reshard(stage: Stage) -> None:
 
 
 def memory_full(stage: Stage) -> None:
-    """Reaches maxmemory on each node: reads go on, upserts are refused."""
+    """Sets maxmemory so low that each node's memory is full: reads go on, upserts are refused."""
     stage.all_nodes("CONFIG SET", "maxmemory", "1")
     stage.wait()
     stage.all_nodes("CONFIG SET", "maxmemory", "0")
 
 
 def read_only(stage: Stage) -> None:
-    """Lets primaries take no writes (min-replicas-to-write is not met)."""
+    """Makes primaries refuse writes: min-replicas-to-write asks for more replicas than exist."""
     stage.all_nodes("CONFIG SET", "min-replicas-to-write", "5")
     stage.wait()
     stage.all_nodes("CONFIG SET", "min-replicas-to-write", "0")
 
 
 def change_password(stage: Stage) -> None:
-    """Adds a password, writes it into the file, removes the old one, and cuts all connections."""
+    """Changes the cluster's password and the file with it, then cuts all connections with the old password."""
     old, new = stage.secret.read_text(), f"{time.monotonic_ns()}"
     stage.all_nodes("ACL SETUSER", "default", f">{new}")
     stage.all_nodes("CONFIG SET", "masterauth", new)
@@ -347,13 +349,13 @@ def change_password(stage: Stage) -> None:
 
 
 def flip_version(stage: Stage) -> None:
-    """Pushes a newer version, and puts it where servers look."""
+    """Pushes a newer version into the cluster, and moves its folder to where servers look for versions."""
     push(stage.newer, stage.address, model="toy", tables=["user"])
     stage.newer.rename(stage.models / "2")
     stage.wait()
 
 
-# The version flips last: upserts are for the version that answers.
+# flip_version comes last, because the new version stays, and upserts change the version that answers.
 FAULTS: tuple[Callable[[Stage], None], ...] = (
     kill_primary,
     kill_replica,
@@ -404,7 +406,7 @@ def run_on(
     show: Callable[[str, Tally], None],
     hosts: Sequence[Host],
 ) -> None:
-    """Runs named faults as run() does, on a cluster whose nodes are spread over hosts."""
+    """Runs the named faults one after another on a cluster whose nodes are spread over hosts."""
     with tempfile.TemporaryDirectory() as folder, _stage(Path(folder), num_rows, seconds, hosts) as (stage, load):
         time.sleep(seconds)
         show("no fault", load.tally)
@@ -412,7 +414,7 @@ def run_on(
             load.tally = tally = Tally(begin_s=time.monotonic())
             fault(stage)
             time.sleep(1)
-            # Requests that are under way still count for their fault.
+            # Requests that are under way when the fault ends still count for this fault.
             load.tally = Tally(begin_s=time.monotonic())
             time.sleep(1)
             show(name, tally)
@@ -424,7 +426,7 @@ def main() -> int:
 
 
 def shown(about: str, faults: Mapping[str, F], run_all: Callable[..., None]) -> int:
-    """Runs the faults of the command line with run_all; prints a table, and returns an exit status, as main() does."""
+    """Runs the faults that the command line names by run_all, and prints a table; returns 1 if a row was wrong."""
     parser = argparse.ArgumentParser(description=about.partition("\n")[0])
     parser.add_argument("--rows", type=int, default=200_000)
     parser.add_argument("--seconds", type=float, default=5.0, help="for how long each fault lasts")

@@ -38,7 +38,7 @@ FIGURES = (NODE_BYTES, NODE_US, SERVER_US, LINK_BYTES, DISK_ROWS, DISK_US)
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """The load, the tables and the machines, from the command line.
+    """The load, the tables and the machines for which a cluster is sized, from the command line.
 
     copies: of each row, on a primary and its replicas. versions: in the cluster at once (push keeps two). node_gb:
     memory of a node. used: share of a node's memory for rows. busy: largest share of CPU and network to use.
@@ -76,18 +76,19 @@ class Size:
 
 
 def size_of(choices: Choices) -> Size:
-    """Computes the size of the cluster for the choices."""
+    """Computes the size of the cluster that the chosen load and tables need."""
     rows = choices.tables_gb * 1e9 / ROW_BYTES
     memory_gb = rows * NODE_BYTES.value / 1e9 * choices.copies * choices.versions
     by_memory = math.ceil(memory_gb / (choices.node_gb * choices.used))
     read_per_s = choices.rows_per_s * (1 - choices.hit_rate)
     node_cores = read_per_s * NODE_US.value / 1e6
-    # A node runs commands on one thread. Replicas answer no reads while their primaries answer.
+    # A node runs commands on one thread, and replicas answer no reads while their primaries answer, so the CPU time for
+    # the load limits how few primaries there can be.
     primaries = max(math.ceil(node_cores / choices.busy), 3)
     nodes = max(by_memory, primaries * choices.copies)
     nodes = math.ceil(nodes / choices.copies) * choices.copies
     cluster_gbit_s = read_per_s * LINK_BYTES.value * 8 / 1e9
-    # A client sends 8 bytes for an id, and gets a row.
+    # For each row, a server receives an id of 8 bytes from its client and sends the row to the client.
     server_gbit_s = cluster_gbit_s + choices.rows_per_s * (ROW_BYTES + 8) * 8 / 1e9
     server_cores = choices.rows_per_s * SERVER_US.value / 1e6
     servers = math.ceil(server_gbit_s / (choices.link_gbit_s * choices.busy)) + 1
@@ -146,7 +147,7 @@ def report(choices: Choices) -> str:
 
 
 def main() -> None:
-    """Prints the report for the choices of the command line."""
+    """Prints the size of the cluster for the load and the tables of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, kind in (("copies", int), ("versions", int)):
         parser.add_argument(f"--{name}", type=kind, default=getattr(Choices(), name))

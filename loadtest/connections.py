@@ -31,7 +31,7 @@ _SPARE = 500
 _TIMEOUT_S = 60
 _BODY = b'{"features": {"user": [1]}}'
 _LOOKUP = b"POST /v1/models/many:lookup HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%s" % (len(_BODY), _BODY)
-# Source: RFC 9113, 3.4 the preface, 6.5 an empty SETTINGS, 6.7 PING and its ACK.
+# Sources of these bytes: RFC 9113, 3.4 (preface), 6.5 (empty SETTINGS frame), 6.7 (PING and its ACK).
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 _PING = bytes([0, 0, 8, 6, 0, 0, 0, 0, 0]) + b"as ever?"
 _PONG = bytes([0, 0, 8, 6, 1, 0, 0, 0, 0]) + b"as ever?"

@@ -19,7 +19,7 @@ _CONNECTIONS = 8
 
 
 class Table:
-    """One table of a running server, which the test reads over several connections, so that it reaches all workers."""
+    """One table of a running server, read over several connections, so that the reads reach all workers."""
 
     def __init__(self, url: str, admin_url: str, model: str, table: str, stack: ExitStack) -> None:
         self._admin = stack.enter_context(httpx.Client(base_url=admin_url, timeout=60))
@@ -48,7 +48,7 @@ class Table:
 
 
 def main() -> None:
-    """Measures deltas of several sizes, and prints a table of the median times."""
+    """Measures upserts of several sizes, and prints a table of the times until workers serve them."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--url", default="http://127.0.0.1:8501")
     parser.add_argument("--admin_url", default="http://127.0.0.1:8502", help="of the server's --admin_port")

@@ -19,7 +19,7 @@ _SHARDS = 4
 
 
 def main() -> None:
-    """Makes a run of each size, exports it, and prints one line for each."""
+    """Makes a training run of each size, exports it, and prints the checkpoint's size and the export's peak memory."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--rows", type=int, nargs="+", default=[1000, 4_000_000], help="rows of the user table (32 numbers each)"
@@ -33,7 +33,7 @@ def main() -> None:
     for rows in arguments.rows:
         with tempfile.TemporaryDirectory() as folder:
             run = Path(folder) / "run"
-            # TensorFlow chooses Keras 2 when it is imported.
+            # TF_USE_LEGACY_KERAS must be set before TensorFlow is imported, because the import chooses Keras 2 or 3.
             environment = {**os.environ, "TF_USE_LEGACY_KERAS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
             made = [sys.executable, "-m", "loadtest.export_memory", "--rows", str(rows), "--make", str(run)]
             subprocess.run(made, env=environment, stderr=subprocess.DEVNULL, check=True)
@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def make_run(folder: Path, rows: int) -> None:
-    """Writes the folder of a finished run whose tables have four shards each; the user table has this many rows."""
+    """Writes a finished training run whose tables have four shards each; rows: number of rows of the table `user`."""
     from tensorflow.python.distribute.sharded_variable import ShardedVariable
 
     from model_export.demo.config import TrainConfig

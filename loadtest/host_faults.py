@@ -21,7 +21,7 @@ from loadtest.network_hosts import Hosts
 from tests.valkey_cluster import until
 
 _COUNT = 3
-# Number of the host on which each fault happens.
+# Number of the host that each fault hits.
 _LOST = 0
 
 
@@ -33,7 +33,7 @@ class Network:
     hosts: Hosts
 
     def nodes_of(self, host: int) -> list[int]:
-        """Returns the numbers of the nodes of a host."""
+        """Returns the numbers of the cluster's nodes that run on a host."""
         place = self.hosts.hosts[host]
         return [number for number, node in enumerate(self.stage.cluster.nodes) if node.host == place]
 
@@ -48,8 +48,8 @@ class Network:
     def _is_primary(self, number: int) -> bool:
         if self.stage.role(number) == "master":
             return True
-        # Repeat the command: a replica refuses a failover while it knows no primary, and gives one up after five
-        # seconds.
+        # Repeat CLUSTER FAILOVER: a replica refuses the command while it knows no primary, and gives up a failover that
+        # takes five seconds.
         with suppress(redis.ResponseError):
             self.stage.cluster.nodes[number].ask("CLUSTER FAILOVER")
         time.sleep(0.5)
@@ -71,7 +71,7 @@ def lose_host(network: Network) -> None:
 
 
 def cut_host(network: Network) -> None:
-    """Takes a host off the network, and puts it back; its nodes go on."""
+    """Takes a host off the network, then puts it back; the nodes on the host keep running."""
     network.hosts.cut(_LOST)
     network.stage.wait()
     network.stage.wait_for_takeover(*network.nodes_of(_LOST))
@@ -88,7 +88,7 @@ def part_from_servers(network: Network) -> None:
 
 
 def part_from_hosts(network: Network) -> None:
-    """Parts a host from the other hosts, not from servers. For a time two nodes are primaries of the same slots."""
+    """Parts a host from the other hosts, but not from servers. For a time two nodes are primaries of the same slots."""
     pairs = [(_LOST, other) for other in range(1, _COUNT)] + [(other, _LOST) for other in range(1, _COUNT)]
     for number, other in pairs:
         network.hosts.part(number, network.hosts.hosts[other].address)
@@ -105,7 +105,7 @@ FAULTS: tuple[Callable[[Network], None], ...] = (lose_host, cut_host, part_from_
 def run(
     faults: Sequence[Callable[[Network], None]], num_rows: int, seconds: float, show: Callable[[str, Tally], None]
 ) -> None:
-    """Runs faults one after another on one cluster; calls `show` with the name and the counts of each fault."""
+    """Runs faults one after another on one cluster of several hosts; calls `show` with each fault's name and counts."""
     with Hosts(_COUNT) as hosts:
 
         def on(fault: Callable[[Network], None]) -> Callable[[Stage], None]:

@@ -71,7 +71,8 @@ class LiveServer:
             try:
                 record = json.loads(line)
             except ValueError:
-                # A line that is not JSON is a message of TensorFlow's own, or part of a traceback that Python printed.
+                # A line that is not JSON is no log record: TensorFlow wrote it, or it is part of a traceback that
+                # Python printed.
                 if "Error" in line:
                     self.faults[line.rstrip()] += 1
                 continue

@@ -72,7 +72,7 @@ class HttpClient(FastHttpUser):
     wait_time = rate
 
     def on_start(self) -> None:
-        """Makes the source of this user's random requests."""
+        """Makes the source of random requests for this locust user."""
         self.requests = Requests(self.environment)
 
     @task(3)

@@ -13,12 +13,12 @@ from pathlib import Path
 from types import TracebackType
 
 _ROOT = Path("/sys/fs/cgroup")
-# Seconds to wait until the kernel has noticed that the last process of a group has ended.
+# Seconds to wait until the kernel has noticed that the last process of a control group has ended.
 _PATIENCE_S = 30
 
 
 class NoMemoryGroup(Exception):
-    """Error that this process can not make a control group; the text says why."""
+    """Raised if this process can not make a control group; the message says why."""
 
 
 class MemoryGroup:
@@ -33,8 +33,8 @@ class MemoryGroup:
     def __init__(self, max_bytes: int) -> None:
         self._own, limit, self._usage = _own_group()
         name = f"embedding-server-{os.getpid()}-{time.monotonic_ns()}"
-        # Version 2 allows no limited group below a group with processes, so the new group lies beside this process's
-        # group.
+        # In version 2 of control groups, a group below a group with processes can have no limit, so the new group lies
+        # beside this process's group.
         above = self._own.parent if limit == "memory.max" and self._own != _ROOT else self._own
         self.folder = above / name
         try:
@@ -49,7 +49,7 @@ class MemoryGroup:
 
     @contextmanager
     def inside(self) -> Iterator[None]:
-        """Moves this process into the group; processes that the block starts stay in it, this process leaves it again.
+        """Moves this process into the control group for the `with` block; processes started in the block stay there.
 
         Raises:
           NoMemoryGroup: the system does not let this process move.
@@ -65,7 +65,7 @@ class MemoryGroup:
 
     @property
     def used_bytes(self) -> int:
-        """The bytes of memory that the group uses, pages of files included."""
+        """Bytes of memory that the control group uses, pages of files included."""
         return int((self.folder / self._usage).read_text())
 
     def __enter__(self) -> MemoryGroup:

@@ -11,7 +11,7 @@ from types import TracebackType
 
 @dataclass(frozen=True)
 class Host:
-    """The place of a process. address: its IP address. prefix: a command that runs another command there."""
+    """The host on which a process runs. address: its IP address. prefix: a command that runs another command on it."""
 
     address: str = "127.0.0.1"
     prefix: tuple[str, ...] = ()
@@ -30,7 +30,7 @@ def can_make_hosts() -> bool:
 
 
 class Hosts:
-    """Some hosts, removed at the end. This machine's own address on the bridge is `near`.
+    """The hosts of a test, removed at the end of the `with` block. near: this machine's address on their bridge.
 
     hosts: the hosts; methods take an index into this list.
     """
@@ -79,7 +79,7 @@ class Hosts:
         _ip("link", "set", self._names[number], "up")
 
     def part(self, number: int, address: str) -> None:
-        """Drops all that a host sends to an address."""
+        """Drops all packets that a host sends to an address."""
         _ip("-n", self._names[number], "route", "add", "blackhole", f"{address}/32")
 
     def mend(self, number: int, address: str) -> None:

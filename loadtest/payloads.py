@@ -14,7 +14,7 @@ MAX_IDS_PER_ROW = 8
 
 @dataclass(frozen=True, slots=True)
 class Feature:
-    """A feature of a request. cumulative: running sums of the Zipf weights of the feature's ids."""
+    """A feature whose ids are drawn for requests. cumulative: running sums of the Zipf weights of the feature's ids."""
 
     name: str
     is_ragged: bool

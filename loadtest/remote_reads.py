@@ -29,7 +29,7 @@ _REPEATS = 30
 
 
 def main() -> None:
-    """Measures each reader with each batch size, and prints a table."""
+    """Measures each reader of rows with each batch size, and prints a table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--dim", type=int, default=64)
@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def fill(client: redis.Redis, layout: TableLayout, table: np.ndarray) -> None:
-    """Writes the rows of a table into a cluster."""
+    """Writes the rows of a table into a cluster, one block under each key."""
     for begin in range(0, layout.num_blocks, 256):
         with client.pipeline(transaction=False) as pipe:
             for block in range(begin, min(begin + 256, layout.num_blocks)):
@@ -68,7 +68,7 @@ def fill(client: redis.Redis, layout: TableLayout, table: np.ndarray) -> None:
 
 
 def plain_reader(client: redis.Redis, layout: TableLayout) -> Callable[[np.ndarray], np.ndarray]:
-    """Returns a reader of redis-py: one GETRANGE a row, in a pipeline."""
+    """Returns a function that reads rows with redis-py, by a pipeline of one GETRANGE for each row."""
     client = redis.RedisCluster(*_place(client), protocol=2) if isinstance(client, redis.RedisCluster) else client
 
     def read(ids: np.ndarray) -> np.ndarray:
@@ -121,7 +121,7 @@ def _stat(pid: int) -> list[str]:
 
 
 def used_memory(cluster: Cluster) -> int:
-    """Returns the bytes that all nodes use."""
+    """Returns the bytes of memory that all nodes of the cluster use."""
     return sum(node.ask("INFO", "memory")["used_memory"] for node in cluster.nodes)
 
 

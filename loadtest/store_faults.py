@@ -44,7 +44,7 @@ _SLOW_DOWN = b"<Error><Code>SlowDown</Code><Message>Please reduce your request r
 
 @dataclass
 class Row:
-    """A row of the table: states of store and version during a fault, the server's text, and how the fault ended."""
+    """A row of the report about one fault: states of store and version, the server's text, and how the fault ended."""
 
     fault: str
     store: str = ""
@@ -57,7 +57,7 @@ class Row:
 
 @dataclass(frozen=True)
 class StoreFault:
-    """One fault of the store, for one model.
+    """One fault of the object store, which hits the versions of one model.
 
     about: the fault's name in the table. expects: pattern of the server's text. state: the version's state during it.
     on: object (the end of its path) whose answers the fault breaks, "list" for listings; None if it breaks no answers.
@@ -78,7 +78,7 @@ class StoreFault:
 
 
 def faults() -> list[StoreFault]:
-    """Returns the faults of single models: a server can have one model for each fault, at the same time."""
+    """Returns the faults that hit single models, so that one server can have a model for each fault at once."""
     unreadable, unlisted = r"the store can not be read: ", {"state": "", "on": "list"}
     return [
         StoreFault(
@@ -154,7 +154,7 @@ def faults() -> list[StoreFault]:
 
 
 class Broken:
-    """The store and its faults: uploads versions, and is the rule by which the proxy breaks answers."""
+    """The object store with its faults: uploads versions, and decides which answers the proxy breaks."""
 
     def __init__(self, s3: S3Server, folder: Path, chosen: Sequence[StoreFault]) -> None:
         self._s3 = s3
@@ -165,7 +165,7 @@ class Broken:
             write_toy_model(folder / str(scale), scale=scale)
 
     def upload(self, name: str, scale: int, *, fault: StoreFault | None = None) -> None:
-        """Uploads a version, without the fault's missing object and with its wrong bytes."""
+        """Uploads a version; leaves out the object that the fault says is missing, and uploads its wrong bytes."""
         made = self._folder / str(scale)
         if fault is not None and fault.name == "large":
             made = self._folder / "large"
@@ -181,14 +181,14 @@ class Broken:
                 self._s3.put(f"{name}/{scale}/{key}", data)
 
     def begin(self) -> None:
-        """Begins all faults, and uploads version 2 of each model."""
+        """Begins all chosen faults, and uploads version 2 of each model as its fault leaves it."""
         self._active = {fault.name: fault for fault in self._chosen if fault.on}
         for fault in self._chosen:
             if not fault.base_path:
                 self.upload(fault.name, 2, fault=fault)
 
     def end(self) -> None:
-        """Ends all faults; version 2 of each model is whole."""
+        """Ends all faults, and uploads what was missing or wrong in version 2 of each model."""
         for fault in self._active.values():
             if fault.fault.held is not None:
                 fault.fault.held.set()
@@ -201,7 +201,7 @@ class Broken:
                 self.upload(fault.name, 2)
 
     def rule(self, method: str, path: str, query: Mapping[str, Sequence[str]]) -> Fault | None:
-        """Returns the fault for a listing of a model's folder, or for an object of version 2; else None."""
+        """Returns the fault that hits a model's listing or an object of its version 2; None if no fault hits it."""
         prefix = query.get("prefix", [""])[0]
         if "list-type" in query:
             fault = self._active.get(prefix.partition("/")[0])
@@ -256,7 +256,7 @@ def running(folder: Path, models: Mapping[str, str], **settings: object) -> Iter
 
 
 def seen(server: ServerProcess, model: str) -> tuple[str, str, str]:
-    """Returns the state of a model's store, the state of its newest version, and the text on these states."""
+    """Returns the state of a model's store, the state of its newest version, and the server's text about both."""
     (store,) = [one for one in server.http.get("/v1/statusz").json()["stores"] if one["model"] == model]
     newest: Mapping[str, Any] = store["versions"][0] if store["versions"] else {"state": "", "message": ""}
     listed = server.http.get(f"/v1/models/{model}").json().get("model_version_status", [])
@@ -281,7 +281,7 @@ def wait(is_so: Callable[[], bool]) -> bool:
 
 
 def watched(server: ServerProcess, model: str, about: str, expects: str, state: str = "") -> Row:
-    """Waits until the status page shows the expected state and text of a model; returns the row with the last ones."""
+    """Waits until the status page shows a model's expected state and text; returns a row with the last of both."""
     row = Row(about)
 
     def is_seen() -> bool:
@@ -294,14 +294,14 @@ def watched(server: ServerProcess, model: str, about: str, expects: str, state: 
 
 
 def judge_old(rows: Mapping[str, Row], reader: Reader) -> None:
-    """Sets in each row how many requests version 1 answered."""
+    """Writes into each row of the report how many of the reader's requests version 1 answered."""
     for model, failed in reader.failed.items():
         rows[model].old_version = f"{reader.requests[model] - failed} of {reader.requests[model]}"
         rows[model].is_expected &= not failed and reader.requests[model] > 0
 
 
 def break_each(s3: S3Server, proxy: StoreProxy, folder: Path, chosen: Sequence[StoreFault]) -> list[Row]:
-    """Breaks the stores of all models at the same time, each by its fault, then repairs them; returns rows."""
+    """Breaks all models' stores at the same time, each by its own fault, then repairs them; returns table rows."""
     store = Broken(s3, folder, chosen)
     kept = [fault.name for fault in chosen if not fault.base_path]
     for name in kept:
@@ -324,7 +324,7 @@ def break_each(s3: S3Server, proxy: StoreProxy, folder: Path, chosen: Sequence[S
 
 
 def break_all(s3: S3Server, proxy: StoreProxy, folder: Path) -> list[Row]:
-    """Denies credentials and kills the store, under a running server and before other servers start; returns rows."""
+    """Denies credentials and kills the store, under a running server and before servers start; returns table rows."""
     folder.mkdir()
     Broken(s3, folder, ()).upload("toy", 1)
     proxy.rule = None
@@ -352,7 +352,7 @@ def break_all(s3: S3Server, proxy: StoreProxy, folder: Path) -> list[Row]:
     )
     names = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
     keys = {name: os.environ.pop(name) for name in names}
-    # The address of a machine's credentials: nothing listens at it, as outside a cloud.
+    # The address of the machine's credential service becomes one at which nothing listens, as outside a cloud.
     os.environ["AWS_METADATA_ENDPOINT"] = "http://127.0.0.1:1"
     rows.append(_of_a_start(folder / "none", models, "no credentials at the start", "the store can not be read"))
     os.environ.update(keys)
@@ -381,7 +381,7 @@ def printed(rows: Sequence[Row]) -> str:
 
 
 def run(folder: Path, chosen: Sequence[StoreFault]) -> list[Row]:
-    """Runs the chosen faults, and the faults of the whole store; returns a row for each."""
+    """Runs the chosen faults, then the faults that hit the whole store; returns a table row for each fault."""
     s3 = S3Server()
     proxy = StoreProxy(s3.port)
     before = dict(os.environ)
@@ -396,7 +396,7 @@ def run(folder: Path, chosen: Sequence[StoreFault]) -> list[Row]:
 
 
 def main() -> int:
-    """Prints the table of all faults; returns 1 if the server did not behave as expected in one."""
+    """Prints the table of all faults; returns 1 if the server behaved unexpectedly under at least one fault."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--without_slow", action="store_true", help="leave out faults that wait for a timeout")
     arguments = parser.parse_args()

@@ -62,7 +62,7 @@ def start(proxy: StoreProxy, cache: Path) -> str:
 
 
 def main() -> None:
-    """Prints a row for the upload and for each start."""
+    """Measures the upload of a version and the server's starts from it; prints a table row for each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mib", type=int, default=2048, help="size of the version (default: %(default)s)")
     arguments = parser.parse_args()

@@ -51,7 +51,7 @@ _EXPORT_FLAGS = (
 
 
 def say(text: str) -> None:
-    """Writes a line to the terminal, and flushes it."""
+    """Writes a line to standard output, and flushes standard output at once."""
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
 
@@ -86,9 +86,9 @@ def run_command(arguments: argparse.Namespace) -> None:
 
 
 def _store_uri(arguments: argparse.Namespace) -> StoreUri | None:
-    """Returns the object store that --out, or the file of --config, names for a command; None: it names a folder."""
+    """Returns the object store that --out or the file of --config names for a command; None if it names a folder."""
     if getattr(arguments, "print_spec", False):
-        # `adopt --print_spec` writes no version.
+        # `adopt --print_spec` writes no version, so it has no target.
         arguments.out = None
     out = getattr(arguments, "out", None)
     if out is None and getattr(arguments, "config", None) is not None:
@@ -135,7 +135,7 @@ def _export(arguments: argparse.Namespace) -> None:
         run = str(arguments.run or DEFAULT_RUN)
         config = ExportConfig("run", run, arguments.out or DEFAULT_MODELS, {"lookup_device": "both", **given})
     # Check the target folder before the slow export, so that a bad folder is refused early.
-    assert isinstance(config.out, Path)  # run_command() has replaced the URI of an object store by a folder
+    assert isinstance(config.out, Path)  # run_command() has replaced an object store's URI by a temporary folder
     new_version_folder(config.out, config.arguments.get("version"))
     if config.kind == "run":
         check_run(Path(config.model))

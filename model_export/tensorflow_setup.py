@@ -24,7 +24,7 @@ def _quiet_start() -> Iterator[None]:
     # file replaces the descriptor; if the import fails, the file's content is written to stderr.
     try:
         saved = os.dup(2)
-    # This process has no stderr.
+    # os.dup() fails if this process has no stderr; TensorFlow's messages need not be hidden then.
     except OSError:
         yield
         return

@@ -1,4 +1,4 @@
-"""Attacks servers; prints how much each attack slowed another client, its memory, and how the server reacted.
+"""Attacks servers; prints how each attack slows another client, what memory it costs, and how the server reacts.
 
 python -m loadtest.attacks                              # all cases on a server of ours that it starts
 python -m loadtest.attacks --peer=ours,grpcio,nghttpd,nginx --server_cpus=0 --client_cpus=1

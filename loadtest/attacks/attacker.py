@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from loadtest.attacks import frames
 from loadtest.attacks.targets import Target
 
-# Maximum number of bytes of one read, and number of bytes that are kept of the first HTTP/1.1 answer.
+# _READ_BYTES: largest size of one read. _KEPT_BYTES: number of bytes that are kept of the first HTTP/1.1 answer.
 _READ_BYTES = 1 << 18
 _KEPT_BYTES = 1 << 12
-# When its time is over, the attacker reads the server's last bytes, for example a GOAWAY: until no byte comes for the
-# first time, and at most for the second time.
+# After an attack, the attacker reads the server's last bytes, such as a GOAWAY, until no byte comes for _LAST_WORD_S,
+# and at most for _LAST_WORDS_S.
 _LAST_WORD_S, _LAST_WORDS_S = 0.3, 10.0
 # The attacker's nice value, so that the victim's process runs first if both share a processor.
 _NICENESS = 10
@@ -61,7 +61,7 @@ class Conn:
         return self._sock.fileno()
 
     def send(self, pieces: Iterable[bytes], end_s: float, *, reads: bool = True, pause_s: float = 0.0) -> None:
-        """Sends pieces of bytes until all are sent, the server closes, or time is over; reads answers if `reads`."""
+        """Sends pieces of bytes until none is left, the server closes, or `end_s`; reads answers if `reads` is true."""
         left = iter(pieces)
         piece = b""
         while not self.closed and (now_s := time.monotonic()) < end_s:
@@ -111,7 +111,7 @@ class Conn:
             self.head = self.head or data[:_KEPT_BYTES]
 
     def wait(self, end_s: float, *, reads: bool = True) -> None:
-        """Waits until the attack's time is over or the server closes the connection; reads answers if `reads`."""
+        """Waits until `end_s` or until the server closes the connection; reads answers meanwhile if `reads` is true."""
         while not self.closed and (now_s := time.monotonic()) < end_s:
             if not reads:
                 time.sleep(min(0.05, end_s - now_s))
@@ -131,7 +131,7 @@ class Conn:
     def last_word(self) -> None:
         """Reads the last bytes that the server sent, such as a GOAWAY after answers that were not read."""
         was = self.closed, self.closed_after_s
-        # After a reset, bytes that arrived before it may still be readable.
+        # Read on even if the connection was reset: bytes that arrived before the reset may still be readable.
         self.closed = ""
         end_s = time.monotonic() + _LAST_WORDS_S
         while not self.closed and time.monotonic() < end_s and select.select([self], [], [], _LAST_WORD_S)[0]:
@@ -145,7 +145,7 @@ class Conn:
 
 
 class Attacker:
-    """Runner of an attack on one port. Its time begins with the first connection, when all bytes are made."""
+    """Runner of one attack on one port. The attack's time begins at its first connection, when its bytes are made."""
 
     def __init__(self, target: Target, seconds: float) -> None:
         self.target = target
@@ -236,7 +236,7 @@ class Attacker:
         for conn in conns:
             conn.end()
         refused = [status for status in statuses if status >= "4"]
-        # One of ten or more connections may be open: the server may not have closed the last one yet.
+        # With ten or more connections, one may still be open: the server may not have closed the last connection yet.
         is_closed = len(closed) >= (len(conns) if len(conns) < 10 else len(conns) - 1)
         is_refused = (bool(refused) and len(refused) == len(statuses)) or ended == unfinished > 0
         is_out = is_closed or bool(goaways) or is_refused

@@ -19,7 +19,7 @@ _BEGUN_HELLO = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(50)
 
 
 def _dribble(attacker: Attacker, opening: bytes, piece: bytes) -> None:
-    """Opens many connections and sends one piece of bytes on each, again and again."""
+    """Opens many connections; on each, sends `opening` once and then `piece` again and again."""
     conns = []
     for _ in range(_SLOW_CONNECTIONS):
         if not attacker.is_over and (conn := attacker.connect()) is not None:
@@ -33,22 +33,22 @@ def _dribble(attacker: Attacker, opening: bytes, piece: bytes) -> None:
 
 
 def slow_head(attacker: Attacker) -> None:
-    """200 connections on which the heads of requests arrive byte by byte (slowloris)."""
+    """Opens 200 connections on which the heads of requests arrive byte by byte (slowloris)."""
     _dribble(attacker, attacker.target.head(b"content-length: 10"), b"x")
 
 
 def slow_body(attacker: Attacker) -> None:
-    """200 connections on which the bodies of requests arrive byte by byte."""
+    """Opens 200 connections on which the bodies of requests arrive byte by byte."""
     _dribble(attacker, attacker.target.head(b"content-length: 1000000") + b"\r\n{", b" ")
 
 
 def silent_connections(attacker: Attacker) -> None:
-    """200 connections on which the client sends nothing."""
+    """Opens 200 connections and sends nothing on them."""
     _dribble(attacker, b"", b"")
 
 
 def byte_chunks(attacker: Attacker) -> None:
-    """An endless request body in chunks of 1 byte."""
+    """Sends an endless request body in chunks of 1 byte."""
     conn = attacker.connect()
     if conn is not None:
         conn.send([attacker.target.head(b"transfer-encoding: chunked") + b"\r\n1\r\n{\r\n"], attacker.end_s)
@@ -56,7 +56,7 @@ def byte_chunks(attacker: Attacker) -> None:
 
 
 def chunk_extensions(attacker: Attacker) -> None:
-    """Chunks of 1 byte, each with a chunk extension of 4 KB."""
+    """Sends a request body in chunks of 1 byte, each with a chunk extension of 4 KB."""
     conn = attacker.connect()
     if conn is not None:
         conn.send([attacker.target.head(b"transfer-encoding: chunked") + b"\r\n"], attacker.end_s)
@@ -64,7 +64,7 @@ def chunk_extensions(attacker: Attacker) -> None:
 
 
 def chunk_trailers(attacker: Attacker) -> None:
-    """Endless trailer fields after a request body."""
+    """Sends endless trailer fields after a request body."""
     conn = attacker.connect()
     if conn is not None:
         conn.send([attacker.target.head(b"transfer-encoding: chunked") + b"\r\n1\r\n{\r\n0\r\n"], attacker.end_s)
@@ -72,22 +72,22 @@ def chunk_trailers(attacker: Attacker) -> None:
 
 
 def pipelining(attacker: Attacker) -> None:
-    """Small requests, pipelined without waiting for answers; the client reads the answers."""
+    """Sends small requests, pipelined without waiting for answers; the client reads the answers."""
     attacker.flood(repeated(attacker.target.whole()))
 
 
 def pipelining_unread(attacker: Attacker) -> None:
-    """Small requests, pipelined without waiting for answers; the client reads no answers."""
+    """Sends small requests, pipelined without waiting for answers; the client reads no answers."""
     attacker.flood(repeated(attacker.target.whole()), attacker.connect(receive_bytes=4096), reads=False)
 
 
 def empty_lines(attacker: Attacker) -> None:
-    """Empty lines in place of a request."""
+    """Sends empty lines in place of a request."""
     attacker.flood(repeated(b"\r\n"))
 
 
 def huge_head(attacker: Attacker) -> None:
-    """One endless header."""
+    """Sends a request with one header field that never ends."""
     conn = attacker.connect()
     if conn is not None:
         conn.send([attacker.target.head() + b"x: "], attacker.end_s)
@@ -95,12 +95,12 @@ def huge_head(attacker: Attacker) -> None:
 
 
 def many_headers(attacker: Attacker) -> None:
-    """Requests with 20,000 header fields each."""
+    """Sends requests with 20,000 header fields each."""
     attacker.again_and_again(attacker.target.head(*[b"a: b"] * 20_000, b"content-length: 0") + b"\r\n")
 
 
 def huge_path(attacker: Attacker) -> None:
-    """Requests with a path of 200 KB."""
+    """Sends requests with a path of 200 KB."""
     attacker.again_and_again(b"GET /" + b"a" * 200_000 + b" HTTP/1.1\r\nhost: x\r\n\r\n")
 
 
@@ -135,7 +135,7 @@ bad_chunk = _asked_again(
 
 
 def new_connections(attacker: Attacker) -> None:
-    """Connections that the client opens and closes at once, one after the other."""
+    """Opens connections one after the other, and closes each at once, without a request."""
     while not attacker.is_over:
         conn = attacker.connect(is_raw=True)
         if conn is not None:
@@ -143,7 +143,7 @@ def new_connections(attacker: Attacker) -> None:
 
 
 def handshakes(attacker: Attacker) -> None:
-    """TLS handshakes that stop after their first bytes, on 300 connections."""
+    """Begins TLS handshakes on 300 connections, and stops after their first bytes."""
     _hellos(attacker, _BEGUN_HELLO)
 
 
@@ -158,7 +158,7 @@ def _hellos(attacker: Attacker, begun: bytes) -> None:
 
 
 def whole_handshakes(attacker: Attacker) -> None:
-    """Complete TLS handshakes one after another, without a request."""
+    """Makes complete TLS handshakes one after another, without a request."""
     while not attacker.is_over:
         conn = attacker.connect()
         if conn is not None:
@@ -166,7 +166,7 @@ def whole_handshakes(attacker: Attacker) -> None:
 
 
 def unread_answers(attacker: Attacker) -> None:
-    """Requests on one connection for answers of megabytes, of which the client reads no byte."""
+    """Sends requests on one connection for answers of megabytes, and reads no byte of the answers."""
     target = attacker.target
     request = (
         target.whole(target.large_body)
@@ -190,12 +190,12 @@ def _bodies(attacker: Attacker, body: bytes, *lines: bytes) -> None:
 
 
 def gzip_bomb(attacker: Attacker) -> None:
-    """Compressed bodies of 60 KB that inflate to 60 MB."""
+    """Sends compressed bodies of 60 KB that inflate to 60 MB."""
     _bodies(attacker, gzipped_zeros(60), b"content-encoding: gzip")
 
 
 def gzip_members(attacker: Attacker) -> None:
-    """Compressed bodies that consist of 50,000 empty gzip members."""
+    """Sends compressed bodies that consist of 50,000 empty gzip members."""
     packer = zlib.compressobj(9, zlib.DEFLATED, 31)
     _bodies(attacker, packer.flush() * 50_000, b"content-encoding: gzip")
 
@@ -211,28 +211,28 @@ def _json(pieces: Iterator[bytes]) -> bytes:
 
 
 def json_keys(attacker: Attacker) -> None:
-    """A JSON body of 4 MB that has a key every 8 bytes."""
+    """Sends a JSON body of 4 MB that has a key every 8 bytes."""
     keys = _json(b'"%06x":1,' % number for number in range(1 << 30))
     _bodies(attacker, b'{"features": {' + keys + b'"z": 1}}')
 
 
 def json_depth(attacker: Attacker) -> None:
-    """A JSON body that consists of 4 MB of opening brackets."""
+    """Sends a JSON body that consists of 4 MB of opening brackets."""
     _bodies(attacker, b'{"features": {"user": ' + b"[" * _JSON_BYTES)
 
 
 def json_digits(attacker: Attacker) -> None:
-    """A JSON body with one number of 4 MB."""
+    """Sends a JSON body with one number of 4 MB."""
     _bodies(attacker, b'{"features": {"user": [' + b"9" * _JSON_BYTES + b"]}}")
 
 
 def json_tokens(attacker: Attacker) -> None:
-    """A JSON body that holds 4 MB of empty lists."""
+    """Sends a JSON body that holds 4 MB of empty lists."""
     _bodies(attacker, b'{"features": {"user": [' + b"[]," * (_JSON_BYTES // 3) + b"[]]}}")
 
 
 def json_strings(attacker: Attacker) -> None:
-    """A JSON body with one string of 4 MB of escape sequences."""
+    """Sends a JSON body with one string of 4 MB of escape sequences."""
     _bodies(attacker, b'{"features": {"user": ["' + b"\\u0041" * (_JSON_BYTES // 6) + b'"]}}')
 
 
@@ -242,23 +242,23 @@ def _feature(attacker: Attacker) -> str:
 
 
 def expectations(attacker: Attacker) -> None:
-    """Requests on 200 connections that announce a body of 60 MB, ask for the answer 100 Continue, and send no body."""
+    """Announces bodies of 60 MB on 200 connections, asks for the answer 100 Continue, and never sends the bodies."""
     _dribble(attacker, attacker.target.head(b"expect: 100-continue", b"content-length: 60000000") + b"\r\n", b"")
 
 
 def unknown_paths(attacker: Attacker) -> None:
-    """GET requests, pipelined, each for another path that the server does not have."""
+    """Sends pipelined GET requests, each for another path that the server does not have."""
     paths = (b"GET /p%d HTTP/1.1\r\nhost: x\r\n\r\n" % number for number in itertools.count())
     attacker.flood(iter(lambda: b"".join(itertools.islice(paths, 1000)), b""))
 
 
 def metrics(attacker: Attacker) -> None:
-    """GET requests for the server's metrics, pipelined."""
+    """Sends pipelined GET requests for the server's metrics."""
     attacker.flood(repeated(b"GET /metrics HTTP/1.1\r\nhost: x\r\n\r\n"))
 
 
 def searches(attacker: Attacker) -> None:
-    """Searches of 256 rows for the 1000 nearest rows of each."""
+    """Sends searches of 256 rows for the 1000 nearest rows of each row."""
     document = json.dumps({"ids": list(range(256)), "k": 1000}).encode()
     path = attacker.target.path.rpartition(":")[0] + f"/tables/{_feature(attacker)}:neighbors"
     head = attacker.target.head(b"content-length: %d" % len(document))
@@ -266,25 +266,25 @@ def searches(attacker: Attacker) -> None:
 
 
 def one_row(attacker: Attacker) -> None:
-    """Lookups of one row a million times, whose answers would have hundreds of megabytes."""
+    """Sends lookups that read one row a million times; the answers would have hundreds of megabytes."""
     _bodies(attacker, json.dumps({"features": {_feature(attacker): [1] * 1_000_000}}).encode())
 
 
 def json_surrogates(attacker: Attacker) -> None:
-    """A JSON body with one string of 4 MB of surrogate pairs, which an error text may quote."""
+    """Sends a JSON body with one string of 4 MB of surrogate pairs, which an error text may quote."""
     pairs = b"\\ud83d\\ude00" * (_JSON_BYTES // 12)
     _bodies(attacker, b'{"features": {"%s": ["%s"]}}' % (_feature(attacker).encode(), pairs))
 
 
 def change_cipher_specs(attacker: Attacker) -> None:
-    """TLS records of the type ChangeCipherSpec, after the first bytes of a handshake."""
+    """Sends TLS records of the type ChangeCipherSpec, after the first bytes of a handshake."""
     attacker.flood(
         itertools.chain([_BEGUN_HELLO], repeated(b"\x14\x03\x03\x00\x01\x01")), attacker.connect(is_raw=True)
     )
 
 
 def large_hellos(attacker: Attacker) -> None:
-    """Beginnings of TLS handshakes of 60 KB each, on 300 connections."""
+    """Sends beginnings of TLS handshakes, 60 KB each, on 300 connections."""
     hello = b"\x01\x00\xfe\x00\x03\x03" + bytes(60_000)
     parts = [hello[at : at + 16384] for at in range(0, len(hello), 16384)]
     _hellos(attacker, b"".join(b"\x16\x03\x01" + len(part).to_bytes(2) + part for part in parts))

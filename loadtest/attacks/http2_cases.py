@@ -33,7 +33,7 @@ _DRIBBLED = 20
 _DRIBBLE_S = 0.1
 # Number of calls in flight of an attack whose calls are legal; servers allow 100 streams or more.
 _AT_ONCE = 96
-# Numbers of connections that an attack with many streams on each of them opens.
+# Numbers of connections for attacks that open many streams on each connection.
 _CONNECTIONS, _FEW_CONNECTIONS = 100, 10
 
 
@@ -64,70 +64,70 @@ def _waiting(attacker: Attacker, *, window: int = 0, is_large: bool = False) -> 
 
 
 def window_updates(attacker: Attacker) -> None:
-    """WINDOW_UPDATE frames for the connection, while 1000 answers wait for the windows of their streams."""
+    """Sends WINDOW_UPDATE frames for the connection, while 1000 answers wait for the windows of their streams."""
     conn, _ = _waiting(attacker)
     attacker.flood(repeated(frames.window_update(0, 1)), conn)
 
 
 def stream_window_updates(attacker: Attacker) -> None:
-    """WINDOW_UPDATE frames that each add 1 byte to the window of a stream; 1000 streams have waiting answers."""
+    """Sends WINDOW_UPDATE frames that each add 1 byte to the window of one of 1000 streams with waiting answers."""
     conn, last = _waiting(attacker)
     one_round = b"".join(frames.window_update(stream, 1) for stream in range(1, last + 1, 2))
     attacker.flood(repeated(one_round), conn)
 
 
 def settings_beside_streams(attacker: Attacker) -> None:
-    """SETTINGS frames that change the window of 1000 streams with waiting answers to 1 byte and back."""
+    """Sends SETTINGS frames that change the window of 1000 streams with waiting answers to 1 byte and back."""
     conn, _ = _waiting(attacker)
     pair = frames.settings((INITIAL_WINDOW_SIZE, 1)) + frames.settings((INITIAL_WINDOW_SIZE, 0))
     attacker.flood(repeated(pair), conn)
 
 
 def settings_flood(attacker: Attacker) -> None:
-    """Empty SETTINGS frames, each of which the server must acknowledge."""
+    """Sends empty SETTINGS frames, each of which the server must acknowledge."""
     attacker.flood(repeated(frames.settings()), attacker.http2())
 
 
 def long_settings(attacker: Attacker) -> None:
-    """SETTINGS frames with 2730 values each."""
+    """Sends SETTINGS frames with 2730 values each."""
     values = [(INITIAL_WINDOW_SIZE, 65535 + number % 2) for number in range(2730)]
     attacker.flood(repeated(frames.settings(*values)), attacker.http2())
 
 
 def settings_unread(attacker: Attacker) -> None:
-    """Empty SETTINGS frames, whose acknowledgements the client does not read."""
+    """Sends empty SETTINGS frames, whose acknowledgements the client does not read."""
     attacker.flood(repeated(frames.settings()), attacker.http2(receive_bytes=4096), reads=False)
 
 
 def ping_flood(attacker: Attacker) -> None:
-    """PING frames without pause; the client reads the answers."""
+    """Sends PING frames without pause; the client reads the answers."""
     attacker.flood(repeated(frames.frame(PING, 0, 0, bytes(8))), attacker.http2())
 
 
 def ping_unread(attacker: Attacker) -> None:
-    """PING frames without pause; the client does not read the answers."""
+    """Sends PING frames without pause; the client does not read the answers."""
     attacker.flood(repeated(frames.frame(PING, 0, 0, bytes(8))), attacker.http2(receive_bytes=4096), reads=False)
 
 
 def ping_acks(attacker: Attacker) -> None:
-    """PING frames with the ACK flag, for PINGs that the server never sent."""
+    """Sends PING frames with the ACK flag, for PINGs that the server never sent."""
     attacker.flood(repeated(frames.frame(PING, ACK, 0, bytes(8))), attacker.http2())
 
 
 def unknown_frames(attacker: Attacker) -> None:
-    """Empty frames of a type that HTTP/2 does not define."""
+    """Sends empty frames of a type that HTTP/2 does not define."""
     attacker.flood(repeated(frames.frame(0x77, 0, 0)), attacker.http2())
 
 
 def empty_data(attacker: Attacker) -> None:
-    """A request body of empty DATA frames."""
+    """Sends a request body of empty DATA frames."""
     conn = attacker.http2()
     conn.send([attacker.target.open_request(1)], attacker.end_s)
     attacker.flood(repeated(frames.frame(DATA, 0, 1)), conn)
 
 
 def tiny_data(attacker: Attacker) -> None:
-    """A gRPC message that announces 1 MB, sent in DATA frames of 1 byte."""
+    """Sends a gRPC message that announces 1 MB, in DATA frames of 1 byte."""
     conn = attacker.http2()
     prefix = frames.frame(DATA, 0, 1, b"\0" + (1 << 20).to_bytes(4)) if attacker.target.is_grpc else b""
     conn.send([attacker.target.open_request(1) + prefix], attacker.end_s)
@@ -135,68 +135,68 @@ def tiny_data(attacker: Attacker) -> None:
 
 
 def padded_data(attacker: Attacker) -> None:
-    """A request body of DATA frames that hold only padding."""
+    """Sends a request body of DATA frames that hold only padding."""
     conn = attacker.http2()
     conn.send([attacker.target.open_request(1)], attacker.end_s)
     attacker.flood(repeated(frames.frame(DATA, 8, 1, b"\xff" + bytes(255))), conn)
 
 
 def priority_flood(attacker: Attacker) -> None:
-    """PRIORITY frames for streams that the client never opens."""
+    """Sends PRIORITY frames for streams that the client never opens."""
     sent = (frames.frame(PRIORITY, 0, stream, bytes([0, 0, 0, 0, 16])) for stream in _streams())
     attacker.flood(_gathered(sent), attacker.http2())
 
 
 def rapid_reset(attacker: Attacker) -> None:
-    """Requests that are cancelled as they are sent."""
+    """Sends requests, and cancels each request at once."""
     target = attacker.target
     sent = (target.request(stream) + frames.reset(stream) for stream in _streams())
     attacker.flood(_gathered(sent), attacker.http2())
 
 
 def open_and_reset(attacker: Attacker) -> None:
-    """Requests that the client cancels before it sends their body."""
+    """Begins requests, and cancels each request before its body is sent."""
     target = attacker.target
     sent = (target.open_request(stream) + frames.reset(stream) for stream in _streams())
     attacker.flood(_gathered(sent), attacker.http2())
 
 
 def made_you_reset(attacker: Attacker) -> None:
-    """Requests followed by a WINDOW_UPDATE of 0 bytes, which the server must answer with RST_STREAM."""
+    """Sends requests followed by a WINDOW_UPDATE of 0 bytes, which the server must answer with RST_STREAM."""
     target = attacker.target
     sent = (target.open_request(stream) + frames.window_update(stream, 0) for stream in _streams())
     attacker.flood(_gathered(sent), attacker.http2())
 
 
 def made_you_reset_by_window(attacker: Attacker) -> None:
-    """Requests followed by a WINDOW_UPDATE that overflows the window of their stream."""
+    """Sends requests followed by a WINDOW_UPDATE that overflows the window of their stream."""
     target = attacker.target
     sent = (target.open_request(s) + frames.window_update(s, frames.MAX_WINDOW) for s in _streams())
     attacker.flood(_gathered(sent), attacker.http2())
 
 
 def made_you_reset_by_data(attacker: Attacker) -> None:
-    """Complete requests, each followed by more DATA frames on its closed stream."""
+    """Sends complete requests, each followed by more DATA frames on its closed stream."""
     sent = (attacker.target.request(stream) + frames.frame(DATA, 0, stream, b"x") for stream in _streams())
     attacker.flood(_gathered(sent), attacker.http2())
 
 
 def requests_flood(attacker: Attacker) -> None:
-    """Small requests, as many as the server accepts, with large windows; the client reads the answers."""
+    """Sends small requests, as many as the server accepts, with large windows; the client reads the answers."""
     conn = attacker.http2((INITIAL_WINDOW_SIZE, frames.MAX_WINDOW))
     conn.send([frames.window_update(0, 1 << 30)], attacker.end_s)
     attacker.flood(_gathered(attacker.target.request(stream) for stream in _streams()), conn)
 
 
 def continuation_flood(attacker: Attacker) -> None:
-    """A header block that never ends, in CONTINUATION frames of 1 KB each."""
+    """Sends a header block that never ends, in CONTINUATION frames of 1 KB each."""
     conn = attacker.http2()
     conn.send([frames.frame(HEADERS, 0, 1, attacker.target.fields())], attacker.end_s)
     attacker.flood(repeated(frames.frame(CONTINUATION, 0, 1, frames.field(b"a", b"b" * 1000))), conn)
 
 
 def empty_continuation(attacker: Attacker) -> None:
-    """A header block that never ends, in empty CONTINUATION frames."""
+    """Sends a header block that never ends, in empty CONTINUATION frames."""
     conn = attacker.http2()
     conn.send([frames.frame(HEADERS, 0, 1, attacker.target.fields())], attacker.end_s)
     attacker.flood(repeated(frames.frame(CONTINUATION, 0, 1)), conn)
@@ -214,24 +214,24 @@ def _header_bomb(attacker: Attacker, first: bytes, more: bytes) -> None:
 
 
 def hpack_index_bomb(attacker: Attacker) -> None:
-    """A header field of 3.9 KB in the HPACK table, and requests that each refer to it 12,000 times, by one byte."""
+    """Puts a header field of 3.9 KB into the HPACK table; each request then refers to it 12,000 times, by one byte."""
     _header_bomb(attacker, frames.field(b"x", b"y" * 3900, first=0x40), b"\xbe" * 12_000)
 
 
 def hpack_huffman(attacker: Attacker) -> None:
-    """Header values of 12 KB in Huffman code that decode to 19 KB."""
+    """Sends header values of 12 KB in Huffman code that decode to 19 KB."""
     # In HPACK's Huffman code 00000 is the letter "0", so zero bytes decode to one letter for each 5 bits.
     value = frames.integer(1, 7) + b"x" + frames.integer(12_000, 7, 0x80) + bytes(12_000)
     _header_bomb(attacker, b"", b"\x00" + value)
 
 
 def many_fields(attacker: Attacker) -> None:
-    """Requests with 3,000 header fields each, all of which are empty."""
+    """Sends requests with 3,000 header fields each, all of which are empty."""
     _header_bomb(attacker, b"", frames.field(b"a", b"") * 3000)
 
 
 def table_resizes(attacker: Attacker) -> None:
-    """Header blocks that resize the HPACK table thousands of times."""
+    """Sends header blocks that resize the HPACK table thousands of times."""
     target = attacker.target
     resizes = (b"\x20" + frames.integer(4096, 5, 0x20)) * 3000
     sent = (
@@ -242,7 +242,7 @@ def table_resizes(attacker: Attacker) -> None:
 
 
 def unread_answers(attacker: Attacker) -> None:
-    """Requests for answers of megabytes on many streams, with large windows; the client reads nothing."""
+    """Sends requests for answers of megabytes on many streams, with large windows; the client reads nothing."""
     conn = attacker.http2((INITIAL_WINDOW_SIZE, frames.MAX_WINDOW), receive_bytes=4096)
     conn.send([frames.window_update(0, 1 << 30)], attacker.end_s)
     asked = (attacker.target.request(stream, is_large=True) for stream in itertools.islice(_streams(), _FEW))
@@ -250,7 +250,7 @@ def unread_answers(attacker: Attacker) -> None:
 
 
 def slow_read(attacker: Attacker) -> None:
-    """Requests for answers of megabytes on 100 streams; the client opens one window after another by 1 byte."""
+    """Sends requests for answers of megabytes on 100 streams; the client opens one window after another by 1 byte."""
     conn, last = _waiting(attacker, is_large=True)
     streams = itertools.cycle(range(1, last + 1, 2))
     grants = (
@@ -262,20 +262,20 @@ def slow_read(attacker: Attacker) -> None:
 
 
 def byte_windows(attacker: Attacker) -> None:
-    """Requests for answers of megabytes, which use up the connection's window; then WINDOW_UPDATEs of 1 byte."""
+    """Sends requests for answers of megabytes, which use up the connection's window; then WINDOW_UPDATEs of 1 byte."""
     conn, _ = _waiting(attacker, window=frames.MAX_WINDOW, is_large=True)
     attacker.flood(repeated(frames.window_update(0, 1)), conn)
 
 
 def zero_window(attacker: Attacker) -> None:
-    """Requests for answers of megabytes on 100 streams whose windows are 0, so the server can send nothing."""
+    """Sends requests for answers of megabytes on 100 streams whose windows are 0, so the server can send nothing."""
     conn, _ = _waiting(attacker, is_large=True)
     conn.wait(attacker.end_s)
     conn.last_word()
 
 
 def half_requests(attacker: Attacker) -> None:
-    """Requests on 1000 streams of one connection that the client begins and never ends."""
+    """Begins requests on 1000 streams of one connection, and never ends them."""
     conn = attacker.http2()
     begun = frames.frame(DATA, 0, 0, b"\0" + (1 << 20).to_bytes(4) + bytes(1000))
     sent = (
@@ -286,7 +286,7 @@ def half_requests(attacker: Attacker) -> None:
 
 
 def slow_body(attacker: Attacker) -> None:
-    """Messages on 20 streams that never become complete: each gets one more byte ten times a second."""
+    """Sends messages on 20 streams, of which none becomes complete: each gets one more byte ten times a second."""
     conn = attacker.http2()
     conn.unfinished = frozenset(range(1, 2 * _DRIBBLED, 2))
     prefix = b"\0" + (1 << 20).to_bytes(4)
@@ -304,7 +304,7 @@ def slow_body(attacker: Attacker) -> None:
 
 
 def no_preface(attacker: Attacker) -> None:
-    """300 connections on which the client sends nothing, and 300 on which it sends half of the HTTP/2 preface."""
+    """Opens 600 connections; sends nothing on one half, and half of the HTTP/2 preface on the other half."""
     conns = [conn for _ in range(600) if not attacker.is_over and (conn := attacker.connect(is_raw=True))]
     for conn in conns[::2]:
         conn.send([frames.PREFACE[:10]], attacker.end_s)
@@ -314,12 +314,12 @@ def no_preface(attacker: Attacker) -> None:
 
 
 def wrong_preface(attacker: Attacker) -> None:
-    """HTTP/1.1 requests on the port for HTTP/2."""
+    """Sends HTTP/1.1 requests to the port for HTTP/2."""
     attacker.flood(repeated(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"))
 
 
 def many_messages(attacker: Attacker) -> None:
-    """A unary gRPC call with a million empty messages."""
+    """Sends a unary gRPC call with a million empty messages."""
     conn = attacker.http2()
     conn.send([attacker.target.open_request(1)], attacker.end_s)
     attacker.flood(repeated(frames.frame(DATA, 0, 1, bytes(5) * 3000)), conn)
@@ -329,7 +329,7 @@ _REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
 
 
 def _gzip_bombs(attacker: Attacker, begun: bytes = b"", path: str = "") -> None:
-    """Calls a gRPC method on one stream after another with a message that inflates to 60 MB, sent after `begun`."""
+    """Calls a gRPC method on many streams; each body is `begun` and then a message that inflates to 60 MB."""
     bomb = gzipped_zeros(60)
     body = begun + b"\1" + len(bomb).to_bytes(4) + bomb
     parts = [body[at : at + 16384] for at in range(0, len(body), 16384)]
@@ -341,29 +341,30 @@ def _gzip_bombs(attacker: Attacker, begun: bytes = b"", path: str = "") -> None:
             sent = [frames.frame(HEADERS, END_HEADERS, stream, head)]
             sent += [frames.frame(DATA, 0, stream, part) for part in parts[:-1]]
             yield b"".join([*sent, frames.frame(DATA, 1, stream, parts[-1])])
-            # Read answers and WINDOW_UPDATEs for a moment, so that the windows are open for the next message.
+            # Read answers and WINDOW_UPDATE frames for a moment, so that the flow-control windows are open for the next
+            # message.
             conn.wait(min(time.monotonic() + 0.02, attacker.end_s))
 
     attacker.flood(asked(), conn)
 
 
 def gzip_messages(attacker: Attacker) -> None:
-    """gRPC messages of 60 KB that inflate to 60 MB each, on one stream after another."""
+    """Sends gRPC messages of 60 KB that inflate to 60 MB each, on one stream after another."""
     _gzip_bombs(attacker)
 
 
 def second_gzip_messages(attacker: Attacker) -> None:
-    """gRPC messages that inflate to 60 MB, each as the second message of a unary call; the first one is empty."""
+    """Sends gRPC messages that inflate to 60 MB, each as the second message of a unary call; the first one is empty."""
     _gzip_bombs(attacker, bytes(5))
 
 
 def stream_gzip_messages(attacker: Attacker) -> None:
-    """gRPC messages that inflate to 60 MB, each as the second message of a call of gRPC's reflection service."""
+    """Sends gRPC messages that inflate to 60 MB, each as the second message of a call of gRPC's reflection service."""
     _gzip_bombs(attacker, bytes(5), _REFLECTION)
 
 
 def _wide(attacker: Attacker) -> Conn:
-    """Opens a connection with large windows."""
+    """Opens an HTTP/2 connection with the largest flow-control windows for answers."""
     conn = attacker.http2((INITIAL_WINDOW_SIZE, frames.MAX_WINDOW))
     conn.send([frames.window_update(0, 1 << 30)], attacker.end_s)
     return conn
@@ -394,7 +395,7 @@ def _body(attacker: Attacker, stream: int, message: bytes | None = None) -> byte
 
 
 def dependencies(attacker: Attacker) -> None:
-    """Requests whose HEADERS frames each depend on the next stream, as HTTP/2's first version ordered streams."""
+    """Sends requests whose HEADERS frames each depend on the next stream, by HTTP/2's former stream priorities."""
     fields = attacker.target.fields()
 
     def call(stream: int) -> bytes:
@@ -407,14 +408,14 @@ def dependencies(attacker: Attacker) -> None:
 
 
 def window_changes(attacker: Attacker) -> None:
-    """SETTINGS frames that open and close the windows of 100 streams whose answers have megabytes."""
+    """Sends SETTINGS frames that open and close the windows of 100 streams whose answers have megabytes."""
     conn, _ = _waiting(attacker, is_large=True)
     pair = frames.settings((INITIAL_WINDOW_SIZE, 1000)) + frames.settings((INITIAL_WINDOW_SIZE, 0))
     attacker.flood(repeated(pair), conn)
 
 
 def byte_continuations(attacker: Attacker) -> None:
-    """Requests whose header blocks arrive in CONTINUATION frames of 1 byte."""
+    """Sends requests whose header blocks arrive in CONTINUATION frames of 1 byte."""
     fields = attacker.target.fields()
 
     def request(stream: int) -> bytes:
@@ -426,7 +427,7 @@ def byte_continuations(attacker: Attacker) -> None:
 
 
 def push_promises(attacker: Attacker) -> None:
-    """PUSH_PROMISE frames, which only a server may send."""
+    """Sends PUSH_PROMISE frames, which only a server may send."""
     conn = attacker.http2()
     conn.send([attacker.target.open_request(1)], attacker.end_s)
     promise = (2).to_bytes(4) + attacker.target.fields()
@@ -447,7 +448,7 @@ def _begun(attacker: Attacker, connections: int, begin: Callable[[int], bytes]) 
 
 
 def large_headers(attacker: Attacker) -> None:
-    """Requests with 60 KB of headers each on 100 streams of 10 connections; their bodies do not come."""
+    """Sends requests with 60 KB of headers each on 100 streams of 10 connections, and never sends their bodies."""
     more = [(b"h%d" % number, b"v" * 4000) for number in range(15)]
     fields = attacker.target.fields(*more)
     parts = [fields[at : at + 16384] for at in range(0, len(fields), 16384)]
@@ -474,7 +475,7 @@ _ODD_METADATA = (
 
 
 def health_watches(attacker: Attacker) -> None:
-    """Calls to Health/Watch, which have no end, on 100 streams of 100 connections."""
+    """Calls Health/Watch, which never ends by itself, on 100 streams of 100 connections."""
     fields = attacker.target.fields(path=_WATCH)
 
     def begin(stream: int) -> bytes:
@@ -484,13 +485,13 @@ def health_watches(attacker: Attacker) -> None:
 
 
 def odd_metadata(attacker: Attacker) -> None:
-    """Calls with malformed deadlines, unknown encodings, and metadata that is neither base64 nor text as it must be."""
+    """Makes calls with malformed deadlines, unknown encodings, and metadata that is neither valid base64 nor text."""
     heads = itertools.cycle([attacker.target.fields(pair, path=_STATUS) for pair in _ODD_METADATA])
     _calls(attacker, lambda s: frames.frame(HEADERS, END_HEADERS, s, next(heads)) + _body(attacker, s, b""))
 
 
 def unknown_models(attacker: Attacker) -> None:
-    """Predict calls that each name another model, which does not exist."""
+    """Sends Predict calls, each for another model that does not exist."""
     fields = attacker.target.fields()
 
     def call(stream: int) -> bytes:

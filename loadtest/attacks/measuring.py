@@ -26,7 +26,7 @@ _OVERTIME_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Growth of the server's resident memory since before the attack, in MiB; None if no process was watched.
+    """Growth of the server's resident memory, in MiB, from before the attack; None if no process was watched.
 
     most: during the attack. left: at the end.
     """
@@ -74,7 +74,7 @@ class _Watcher:
             self.most = max(self.most, resident_mib(self._pids))
 
     def end(self, allowed_mib: float) -> Memory:
-        """Waits up to a minute until memory grew by at most `allowed_mib`; returns maximum and last growth."""
+        """Waits, at most a minute, until memory grew by no more than `allowed_mib`; returns highest and last growth."""
         self._is_over.set()
         self._thread.join()
         if not self._pids:

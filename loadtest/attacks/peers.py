@@ -21,7 +21,7 @@ from loadtest.wire import PREDICT_METHOD, message_classes, predict_request
 
 HOST = "127.0.0.1"
 _MODEL, _FEATURE = "attacked", "user"
-# Number of ids in the large request; its answer has about 8 MB.
+# Number of ids in an attack target's large request; the answer to it has about 8 MB.
 _LARGE_IDS = 32_000
 _FILE_BYTES = 8 << 20
 # Seconds that a server waits for a client that sends slowly or does not read; an attack lasts longer.
@@ -39,7 +39,7 @@ _START_S = 20.0
 
 
 class PeerAbsent(Exception):
-    """Error that a program to attack is not installed on this machine."""
+    """Raised if a program to attack is not installed on this machine."""
 
 
 def targets_of(
@@ -78,7 +78,8 @@ def ours(folder: Path, threads: int, flags: list[str]) -> Iterator[list[Target]]
             yield found
             return
         tls = [f"--ssl_config_file={config}", f"--rest_api_ssl_config_file={config}"]
-        # The second server is not waited for, because the victim's first request waits until it has loaded the model.
+        # Do not wait until the second server is ready: the victim's first request waits until that server's model is
+        # loaded.
         with LiveServer(*given, *tls) as second:
             yield found + [secured(target) for target in _of_server(second)]
 

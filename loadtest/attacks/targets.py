@@ -75,7 +75,7 @@ class Target:
         return frames.block([*found, *more])
 
     def request(self, stream: int, *, is_large: bool = False) -> bytes:
-        """Encodes the small or the large request as HTTP/2: a HEADERS frame, and the body in DATA frames."""
+        """Encodes the target's small or large request as HTTP/2: a HEADERS frame, then DATA frames with the body."""
         body = self.large_body if is_large else self.body
         path = self.large_path if is_large else ""
         head = self.fields(path=path, is_post=bool(body))
@@ -95,6 +95,6 @@ class Target:
         return b"POST %s HTTP/1.1\r\n" % self.path.encode() + host + b"".join(line + b"\r\n" for line in lines)
 
     def whole(self, body: bytes | None = None, *lines: bytes) -> bytes:
-        """Encodes a whole HTTP/1.1 request; if body is None, with the body of the small request."""
+        """Encodes an HTTP/1.1 request with `body`; if `body` is None, with the body of the target's small request."""
         body = self.body if body is None else body
         return self.head(*lines, b"content-length: %d" % len(body)) + b"\r\n" + body

@@ -59,14 +59,14 @@ class Victim:
             raise RuntimeError(f"{target.peer} does not answer: {problem}")
 
     def waits(self) -> Waits:
-        """Returns the response times since the previous call, including the request that is in flight now."""
+        """Returns the victim's response times since the previous call, including that of the request in flight now."""
         self._ours.send("look")
         assert self._ours.poll(2 * PATIENCE_S), "the victim does not answer"
         seconds, faults = self._ours.recv()
         return Waits.of(seconds, faults)
 
     def close(self) -> None:
-        """Ends the process of the victim."""
+        """Ends the victim's process; kills the process if it has not ended after 5 s."""
         self._ours.close()
         self._process.join(5)
         if self._process.is_alive():
@@ -75,7 +75,7 @@ class Victim:
 
 
 class _Client:
-    """Sends requests on one connection; after a fault, connects again."""
+    """A client that sends requests on one connection, and opens a new connection after a fault."""
 
     def __init__(self, target: Target) -> None:
         self._target = target

@@ -28,7 +28,7 @@ DOCUMENT = ROOT / "docs" / "performance.md"
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measures the chosen cases; returns the exit status, which is 0 even if a ratio is below its limit."""
+    """Measures the chosen cases of the benchmark; returns the exit status, 0 even if a ratio is below its limit."""
     options = _parser().parse_args(arguments)
     wanted = [case for case in cases() if _matches(case.name, options.only)]
     has_start = _matches(START, options.only)

@@ -96,7 +96,7 @@ def measure(
 
 
 def timed(call: Any, request: Any) -> float:
-    """Calls a method and returns the seconds that the call took."""
+    """Calls a method with a request, and returns the seconds until the answer."""
     started = time.perf_counter()
     call(request)
     return time.perf_counter() - started

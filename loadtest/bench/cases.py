@@ -67,8 +67,8 @@ def _baseline(module: str, *more: str) -> Start:
 
 
 _LOOKUPS = "--graph_signatures=off"
-# The server's queue limit is raised for W3, which is so slow that with 32 connections the server would refuse requests
-# and falsify the figures.
+# The server's queue limit is raised for the workload W3, whose requests are so slow that with 32 connections the server
+# would refuse some of them and falsify the figures.
 _PATIENT = ("--max_queue_ms=60000",)
 # The server is bound to one processor core, so the native core gets one thread for connections.
 _NATIVE, _PYTHON = ("--data_plane=native", "--threads=1"), ("--data_plane=python",)
@@ -92,7 +92,8 @@ SERVERS: Mapping[str, Start] = {
     "FastAPI": _baseline("fastapi_constant"),
     "orjson": _baseline("asgi_constant", "W2"),
 }
-# Maps a server to the flag that it needs. If another commit's server lacks the flag, cases that need it are left out.
+# Maps a server of the benchmark to the flag that it needs. If the measured commit's server lacks the flag, cases that
+# need it are left out.
 FLAGS_NEEDED = {
     "one thread": "--threads",
     "two threads": "--threads",
@@ -102,7 +103,7 @@ ENCODE_ALONE = "orjson alone"
 
 
 def cases() -> Iterator[Case]:
-    """Yields all cases, in the order of the rows in the table."""
+    """Yields all cases of the benchmark, in the order in which the report shows them."""
     for row, suffix in (("gRPC", ""), ("gRPC, Python", ", Python")):
         for workload in WORKLOADS:
             server = "service with TensorFlow" if workload == "W5" else "service"
@@ -181,8 +182,8 @@ RATIOS = (
     Ratio("JSON/W1", "JSON, hyper constant/W1", 0.7),
     Ratio("JSON/W2", f"{ENCODE_ALONE}/W2", 0.8),
     Ratio("JSON, keys/W2", "JSON/W2", 0.5),
-    # This ratio is measured over JSON: server and generator share two cores, and over gRPC the generator uses much of
-    # them.
+    # Two threads and one thread are compared over JSON: server and generator share two cores, and over gRPC the
+    # generator needs much of their time.
     Ratio("JSON, two threads/W2", "JSON, one thread/W2", 1.6),
     *(
         Ratio(case.name, f"{case.row.replace('adopted', 'whole')}/{case.workload}", 1.5)

@@ -24,7 +24,7 @@ from service.types import Backend, SignatureSpec, Tensors
 
 
 def main() -> None:
-    """Measures the cut and the whole graph, and prints one line per number of rows."""
+    """Measures the graph's rates with its lookups cut out and as a whole; prints one line per number of rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("artifact", type=Path, help="a version folder with a lookup manifest")
     parser.add_argument("--signature", default="serving_default")
@@ -55,7 +55,7 @@ def _run(backend: Backend, name: str, outputs: tuple[str, ...], inputs: Tensors)
 
 
 def request(spec: SignatureSpec, rows: int) -> Tensors:
-    """Returns a random request, in the form in which engine.validation passes requests on."""
+    """Returns a random request in the form in which engine.validation gives it to a backend."""
     arrays, _ = checked(spec, random_request(spec, rows, np.random.default_rng(rows)))
     return arrays
 

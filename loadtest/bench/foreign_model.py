@@ -23,7 +23,7 @@ from loadtest.foreign.random_tables import normal
 from loadtest.live_server import ROOT
 from loadtest.wire import PREDICT_METHOD, message_classes, predict_request
 
-# Names of the folders of the original model and of the adopted one.
+# Folder names of the original foreign model and of its adopted version.
 WHOLE, ADOPTED = "foreign_whole", "foreign_adopted"
 # The size "quick" has small tables, because adopting tables of full size takes minutes.
 SIZES = {"full": FULL, "quick": replace(FULL, tables=SMALL.tables), "tiny": TINY}

@@ -32,7 +32,7 @@ _CONNECTIONS = 8
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measures and prints a table; returns the exit status, which is 0 for any figures."""
+    """Measures servers with and without sampling of ids, and prints a table; returns 0 for any figures."""
     parser = argparse.ArgumentParser(
         prog="python -m loadtest.bench.hot_rows",
         description=__doc__,

@@ -57,7 +57,7 @@ class Table:
 
 
 def main() -> None:
-    """Measures a file in small pages and one in huge pages, and prints a line for each."""
+    """Measures reads from a table file in small pages and from one in huge pages; prints a line for each file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gigabytes", type=float, default=2)
     parser.add_argument("--rounds", type=int, default=15)
@@ -90,7 +90,7 @@ def _turn(table: Table, rng: np.random.Generator) -> float:
 
 
 def _made(table: Table, rng: np.random.Generator) -> str:
-    """Makes the kernel use huge pages for a table; returns a sentence about lookups during this time."""
+    """Makes the kernel use huge pages for a table; returns a sentence on how fast lookups were meanwhile."""
     out = np.empty((_BESIDE_ROWS, _DIM), np.float32)
 
     def looked_up(is_over: Callable[[int], bool]) -> list[float]:

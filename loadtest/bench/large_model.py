@@ -70,12 +70,12 @@ def _write_index(target: Path, manifest: dict[str, Any]) -> None:
 
 
 def written_rows(rows: int) -> tuple[int, ...]:
-    """Returns the rows that hold numbers: the last one, which would reveal an overflowing offset, and two others."""
+    """Returns the rows that hold numbers: the last row, which would show an overflowing offset, and two others."""
     return (0, rows // 2, rows - 1)
 
 
 def row_of(table: str, row: int, dim: int) -> np.ndarray[Any, Any]:
-    """Returns the numbers of a row that is written to a table."""
+    """Returns the random numbers that the model holds in one row of a table."""
     return np.random.default_rng([*table.encode(), row]).standard_normal(dim, np.float32)
 
 
@@ -104,8 +104,8 @@ def _sorted_table(records: Mapping[bytes, bytes]) -> bytes:
     handles = []
     for block in (_block(records), _block({})):
         handles.append(varint(len(out)) + varint(len(block)))
-        # Each block is followed by its compression type, 0, and a checksum. Our readers do not check it, because the
-        # manifest has other checksums.
+        # Each block of the index file is followed by its compression type, 0, and a checksum. The checksum is left 0:
+        # our readers do not check it, because the manifest has other checksums.
         out += block + bytes(5)
     index = _block({max(records): handles[0]})
     index_handle = varint(len(out)) + varint(len(index))
@@ -115,5 +115,5 @@ def _sorted_table(records: Mapping[bytes, bytes]) -> bytes:
 
 def _block(records: Mapping[bytes, bytes]) -> bytes:
     rows = [varint(0) + varint(len(k)) + varint(len(v)) + k + v for k, v in sorted(records.items())]
-    # The block has one restart point, at its start.
+    # A block of the index file ends with a list of its restart points; here the only one is the block's start.
     return b"".join(rows) + struct.pack("<II", 0, 1)

@@ -57,7 +57,7 @@ _CHUNK_ROWS = 1 << 18
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measures and prints a table; returns 1 if this system can make no memory control group."""
+    """Measures the servers and prints a table; returns 1 if this process can make no memory control group."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--limit_mib", type=int, default=512, help="memory of each server")
     parser.add_argument("--times", type=float, default=4.0, help="size of the table, as a multiple of --limit_mib")
@@ -87,7 +87,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def rows_of(ids: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Returns [N, D] float32, the table's numbers of [N] int64 ids."""
+    """Computes the table's rows of [N] int64 ids by a formula; returns [N, D] float32."""
     return ((ids[:, None] * 31 + np.arange(_DIM) * 7) % (1 << 20)).astype(np.float32)
 
 
@@ -149,7 +149,7 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """The figures of one server at one share of hot ids.
+    """The figures of one server, measured with one share of hot ids among the looked-up ids.
 
     large: lookups of many ids. small: lookups of one hot row at the same time. used_bytes: the group's memory at the
     end.
@@ -191,7 +191,7 @@ def _started(stack: ExitStack, folder: Path, num_rows: int, options: argparse.Na
 
 
 def _forget(folder: Path) -> None:
-    """Drops the pages of all files in a folder from memory."""
+    """Drops the pages of all files in a folder from the page cache."""
     for path in folder.rglob("*"):
         if path.is_file():
             descriptor = os.open(path, os.O_RDONLY)
@@ -220,7 +220,7 @@ def _measured(servers: dict[str, Server], num_rows: int, options: argparse.Names
 def _ids(
     rng: np.random.Generator, num_rows: int, hot: np.ndarray[Any, Any], share: float, size: int
 ) -> np.ndarray[Any, Any]:
-    """Returns [_NUM_LOOKUPS, size] int64."""
+    """Draws the ids of _NUM_LOOKUPS lookups, [_NUM_LOOKUPS, size] int64; `share` of the ids are of hot rows."""
     shape = (_NUM_LOOKUPS, size)
     return np.where(rng.random(shape) < share, rng.choice(hot, shape), rng.integers(0, num_rows, shape))
 
@@ -294,7 +294,7 @@ def _table(found: Found) -> str:
 
 
 def _shown(number: float, digits: int) -> str:
-    # A server that answers no request in a turn has no percentiles.
+    # If a server answers no request while it is measured, its times have no percentiles.
     return f"{number:,.{digits}f}" if math.isfinite(number) else "-"
 
 

@@ -76,14 +76,14 @@ def main() -> None:
 
 
 def timed(call: Any, request: Any) -> float:
-    """Calls a method and returns the seconds until its answer."""
+    """Calls a method with a request, and returns the seconds until the answer."""
     started = time.perf_counter()
     call(request)
     return time.perf_counter() - started
 
 
 def compare(ours: Any, theirs: Any) -> None:
-    """Raises AssertionError unless both servers' answers hold the same numbers."""
+    """Raises AssertionError unless the answers of two servers hold the same numbers, up to rounding."""
     assert set(ours.outputs) == set(theirs.outputs)
     for name, tensor in ours.outputs.items():
         other = theirs.outputs[name].float_val
@@ -115,7 +115,7 @@ def commit() -> str:
 
 
 def write(line: str) -> None:
-    """Prints a line and flushes it."""
+    """Writes a line to standard output, which is flushed at once."""
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 

@@ -156,7 +156,7 @@ BINARY = Wire(False, INFER_JSON.path, _encode_binary, _decode_binary)
 
 
 def grpc_answer(arrays: Arrays) -> bytes:
-    """Encodes arrays as the PredictResponse that a constant server sends."""
+    """Encodes arrays as the PredictResponse that a baseline server sends to every lookup."""
     answer = message_classes()[1]()
     answer.model_spec.name = MODEL
     answer.model_spec.signature_name = LOOKUP
@@ -174,7 +174,7 @@ def grpc_answer(arrays: Arrays) -> bytes:
 
 
 def json_answer(arrays: Arrays) -> bytes:
-    """Encodes arrays as the JSON answer to a lookup that a constant server sends."""
+    """Encodes arrays as the JSON answer that a baseline server sends to every lookup."""
     return orjson.dumps({"embeddings": arrays}, option=orjson.OPT_SERIALIZE_NUMPY)
 
 

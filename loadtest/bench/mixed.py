@@ -26,13 +26,14 @@ from loadtest.bench.workloads import FULL, MODEL, TINY, Data
 from loadtest.live_server import ROOT
 
 _CONNECTIONS = 8
-# Limits for each row of the table: p50 and p99 of lookups beside larger requests, divided by those of lookups alone.
+# Limits for each row of the table: p50 and p99 of one-row lookups while the server answers larger requests, divided by
+# the same figure of lookups alone.
 _MOST_P50, _MOST_P99 = 1.5, 3.0
 
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """Requests that a server answers while lookups are measured. connections: each has one request in flight."""
+    """Larger requests that a server answers beside the measured lookups. connections: each has one call in flight."""
 
     name: str
     case: Case | None = None
@@ -50,7 +51,7 @@ _LOOKUP = Case("lookup", "W1", "service", GRPC)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measures and prints a table; returns the exit status, which is 0 whatever the figures are."""
+    """Measures lookups beside larger requests, and prints a table; returns the exit status, 0 for any figures."""
     parser = argparse.ArgumentParser(prog="python -m loadtest.bench.mixed", description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=3.0)

@@ -38,12 +38,12 @@ _LINKS, _CANDIDATES = 16, 64
 _LOOKUP_ROWS = 128
 
 Vectors = np.ndarray[Any, Any]
-# Takes [Q, D] queries, returns [Q, k] ids.
+# Type of a search function: it takes [Q, D] queries and returns the ids of their nearest rows, [Q, k].
 Find = Callable[[Vectors], Vectors]
 
 
 class Contender(NamedTuple):
-    """One way to search. per_call: queries of a call. build_s, mib: time and memory of its index; 0 without one."""
+    """One way to search for nearest rows. per_call: queries of a call. build_s, mib: time and memory of its index."""
 
     name: str
     per_call: int
@@ -54,7 +54,7 @@ class Contender(NamedTuple):
 
 
 def main() -> None:
-    """Measures tables of each size and prints a line for each contender."""
+    """Measures each way to search for nearest rows on tables of each size, and prints a line for each way."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, nargs="+", default=[200_000, 1_000_000])
     parser.add_argument("--dim", type=int, default=64)
@@ -84,7 +84,7 @@ def _measure(size: int, options: argparse.Namespace) -> None:
         (options.queries, options.dim), np.float32
     )
     if options.metric == "cosine":
-        # The libraries' exact searches multiply; with rows of length 1 that is the cosine.
+        # The libraries' exact searches compute dot products, which are cosines if all rows have length 1.
         rows /= np.linalg.norm(rows, axis=1, keepdims=True)
         queries /= np.linalg.norm(queries, axis=1, keepdims=True)
     true = _true_neighbors(rows, queries, options.metric)
@@ -110,7 +110,7 @@ def _measure(size: int, options: argparse.Namespace) -> None:
     for one in contenders:
         seconds = times[one.name]
         shares = (len(set(ids) & set(true[query])) / _K for query, ids in found[one.name].items())
-        # A filter changes which rows are true.
+        # A filtered search gets no recall: its filter changes which rows are the true neighbours.
         recall = f", recall {statistics.mean(shares):.3f}" if one.is_unfiltered else ""
         rate = one.per_call * len(seconds) / sum(seconds)
         p99_ms = float(np.quantile(seconds, 0.99)) * 1e3
@@ -247,7 +247,7 @@ def _beside_a_build(rows: Vectors) -> None:
             started_s = time.perf_counter()
             kernels.gather(*place, ids, kernels.ERROR, 0, out)
             seconds.append(time.perf_counter() - started_s)
-            # A pause, because a server does other work between lookups.
+            # Pause between two lookups, because a server does other work between them.
             time.sleep(0.001)
         return seconds
 

@@ -80,7 +80,7 @@ class Probe(Waits):
 
 
 class Counts(NamedTuple):
-    """Numbers of requests that a server answered, and answered or refused; seconds of its connection threads."""
+    """Counts of a server: requests answered; requests ended (answered or refused); time of its connection threads."""
 
     answered: float
     ended: float
@@ -88,7 +88,7 @@ class Counts(NamedTuple):
 
 
 class Target:
-    """A server under load; sends it single requests, gRPC on one connection, HTTP on new ones; for any thread."""
+    """A server under load, to which any thread can send single requests: gRPC on one connection, HTTP on new ones."""
 
     def __init__(self, service: Service) -> None:
         self.light, self._pid = light(), service.pid
@@ -102,7 +102,7 @@ class Target:
         self._channel.close()
 
     def ask(self, kind: Kind) -> bytes:
-        """Sends one request of a kind of work and returns the answer."""
+        """Sends one request of the given kind, and returns the answer."""
         return bytes(self._predict(kind.message, metadata=kind.headers, timeout=_GIVE_UP_S))
 
     def check_grpc(self) -> None:
@@ -137,7 +137,7 @@ class Target:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measures a server under overload and prints a table; returns the exit status, 0 whatever the figures are."""
+    """Measures a server under overload, and prints a table; returns 0, whatever the figures are."""
     parser = argparse.ArgumentParser(
         prog="python -m loadtest.bench.overload",
         description=__doc__,
@@ -183,14 +183,14 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _measure(target: Target, kind: Kind, h2load: str, folder: Path, options: argparse.Namespace) -> Iterator[Load]:
-    """Measures each load with one kind of work, and yields its figures."""
+    """Measures one kind of request at each load, and yields the figures of each load."""
     body = folder / "body"
     body.write_bytes(b"\0" + len(kind.message).to_bytes(4, "big") + kind.message)
     command = [h2load, f"--data={body}", "-Hcontent-type: application/grpc", "-Hte: trailers"]
     command += [f"-H{key}: {value}" for key, value in kind.headers]
     command += [f"http://127.0.0.1:{target.grpc_port}{PREDICT_METHOD}"]
     target.ask(kind)
-    # The first load is not measured, because during it the server learns the cost of this kind of request.
+    # Send a first load that is not measured, during which the server learns the cost of this kind of request.
     closed_loop = [*command, f"-c{_CLIENTS}", "-m1"]
     _loaded(target, closed_loop, 1.0)
     quiet, _ = _loaded(target, closed_loop, options.seconds / 2)
@@ -260,7 +260,7 @@ def _ask_at_times(probe: Probe, call: Callable[[], object], is_over: threading.E
 
 
 def _recovery(target: Target, kind: Kind) -> float:
-    """Returns the seconds until the first of ten consecutive requests that the server answers."""
+    """Returns the seconds until the server has recovered: until the first of ten consecutive answers."""
     begun_s = first_s = time.perf_counter()
     probe, in_a_row = Probe(), 0
     while in_a_row < _IN_A_ROW and time.perf_counter() - begun_s < 2 * _GIVE_UP_S:

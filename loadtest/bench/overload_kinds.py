@@ -14,7 +14,7 @@ KEYS, GRAPH = "keys", "graph"
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One kind of request. headers: extra header fields that make the core forward it, to measure forwarding."""
+    """One kind of request. headers: extra fields, because of which the core forwards it to the reference servers."""
 
     name: str
     message: bytes

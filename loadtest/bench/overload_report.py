@@ -18,9 +18,9 @@ HEAD = (
 
 @dataclass
 class Waits:
-    """The response times of requests that a client sent at fixed times.
+    """Response times of requests that a client sent at fixed times beside a load.
 
-    seconds, refused_s: of answers and of refusals. failed: requests that got neither.
+    seconds: times of answers. refused_s: times of refusals. failed: number of requests that got neither.
     """
 
     seconds: list[float] = field(default_factory=list)
@@ -30,7 +30,7 @@ class Waits:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """One load of a server, and the figures measured under it.
+    """One load that was put on a server, and the figures measured under this load.
 
     capacity, goodput: answers a second. connection_us: processor time of the threads that serve connections, for each
       request that was answered or refused; unlike rates, it hardly depends on what else the machine does.
@@ -49,7 +49,7 @@ class Load:
     recovered_s: float
 
     def row(self) -> str:
-        """Returns the row of the results table for this load."""
+        """Returns this load as a row of the Markdown table of results."""
         probes = (self.same, self.light, self.grpc_health, self.http_health)
         failed = sum(one.failed for one in probes) + len(self.grpc_health.refused_s) + len(self.light.refused_s)
         return (
@@ -62,7 +62,7 @@ class Load:
 
 
 def picture(loads: Sequence[Load]) -> str:
-    """Draws an SVG of each kind's goodput against the load; both are multiples of the kind's capacity."""
+    """Draws each request kind's goodput against the load as SVG; both are multiples of the kind's capacity."""
     names = dict.fromkeys(load.kind for load in loads)
     series = [
         Series(name, sorted((load.factor, load.goodput / load.capacity) for load in loads if load.kind == name))

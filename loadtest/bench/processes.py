@@ -52,7 +52,7 @@ class Service:
 
 
 class Baseline:
-    """A process of a constant server (loadtest.bench.baselines) that is bound to processor cores."""
+    """Process of a baseline server (loadtest.bench.baselines), bound to processor cores; it sends constant answers."""
 
     def __init__(self, cores: frozenset[int], module: str, arguments: Sequence[Any]) -> None:
         command = [sys.executable, "-m", f"loadtest.bench.baselines.{module}", *map(str, arguments)]
@@ -63,7 +63,7 @@ class Baseline:
         self._port = 0
 
     def wait(self) -> None:
-        """Waits until the constant server has written its port; raises RuntimeError if it ends before."""
+        """Waits until the baseline server has written its port; raises RuntimeError if it ends before."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line.strip().isdigit():
@@ -76,11 +76,11 @@ class Baseline:
 
     @property
     def pid(self) -> int:
-        """The process id of the constant server."""
+        """The process id of the baseline server."""
         return self.process.pid
 
     def stop(self) -> None:
-        """Stops the constant server and waits until its process has ended."""
+        """Stops the baseline server and waits until its process has ended."""
         self.process.kill()
         self.process.communicate()
 

@@ -40,7 +40,7 @@ _PATH = "/tensorflow.serving.PredictionService/Predict"
 _TOKEN = "Bearer 0123456789abcdef0123456789abcdef01234567"
 _TRACE = "00-0af7651916cd43dd8448eb211c80319c-{:016x}-00"
 _CONNECTIONS, _STREAMS = 4, 8
-# A client is killed if it runs this many seconds longer than planned.
+# A client program of the benchmark is killed if it runs this many seconds longer than planned.
 _PATIENCE_S = 30.0
 
 
@@ -164,7 +164,7 @@ CLIENTS: dict[str, tuple[Callable[[Job], int], Callable[[], bool]]] = {
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measures and prints a table; returns the exit status, 0 whatever the figures are."""
+    """Measures the server with each client program, and prints a table; returns 0 for any figures."""
     parser = argparse.ArgumentParser(prog="python -m loadtest.bench.real_clients", description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=3.0)

@@ -40,7 +40,7 @@ _PREDICT = "/tensorflow.serving.PredictionService/Predict"
 
 
 def main() -> None:
-    """Prints a table of figures."""
+    """Measures readers of a cluster's rows, and prints a table of their costs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--replicas", type=int, default=1, help="of each of the three primaries")
@@ -101,7 +101,7 @@ class Ids:
 def core_reader(
     layout: TableLayout, address: StoreAddress, cache_bytes: int
 ) -> tuple[Reader, Callable[[], tuple[int, int]]]:
-    """Returns a lookup of the core, and its counts of cache hits and misses."""
+    """Returns a function that looks up ids in the native core, and a function that counts its cache hits and misses."""
     clusters = _native.Clusters(cache_bytes)
     servable = _native.Servable(json.dumps(_description(layout, address)), None, clusters)
     forms = _native.Forms([("m", [(1, servable)], {}, 0.0)], as_content=True)
@@ -124,7 +124,7 @@ def core_reader(
 
 
 def _description(layout: TableLayout, address: StoreAddress) -> dict[str, object]:
-    # As service/native/description.py writes it, for a signature "lookup" of one feature.
+    # This description has the form that service/native/description.py writes for a signature "lookup" of one feature.
     feature = {
         **{"name": "ids", "ids": 0, "row_splits": None, "weights": None, "table": 0, "combiner": None},
         **{"summation": "in_order", "on_bad_id": "error", "default_row": 0, "at_least_one": False},
@@ -160,7 +160,7 @@ def _description(layout: TableLayout, address: StoreAddress) -> dict[str, object
 
 
 def glide_reader(layout: TableLayout, address: StoreAddress) -> Reader | None:
-    """Returns a reader of valkey-glide, one batch of GETRANGE a read; None where the package is not installed."""
+    """Returns a function that reads rows with valkey-glide, in one batch of GETRANGE; None if it is not installed."""
     try:
         from glide_sync import ClusterBatch, GlideClusterClient, GlideClusterClientConfiguration, NodeAddress
     except ModuleNotFoundError:
@@ -181,7 +181,7 @@ def glide_reader(layout: TableLayout, address: StoreAddress) -> Reader | None:
 
 
 def compare(cluster: Cluster, table: np.ndarray, readers: dict[str, Reader], ids: Ids, size: int, rounds: int) -> None:
-    """Runs the readers in turn on the same ids, compares each row, and prints a line for each reader."""
+    """Reads the same ids with each reader in turn, compares every row, and prints a line for each reader."""
     client_us: dict[str, list[float]] = {name: [] for name in readers}
     wall_us: dict[str, list[float]] = {name: [] for name in readers}
     server_s = dict.fromkeys(readers, 0.0)

@@ -1,4 +1,4 @@
-"""Measures W2 and W3 on tables in a real cluster whose nodes are on hosts of their own, with caches of several sizes.
+"""Measures workloads W2 and W3 on tables in a cluster whose nodes run on separate hosts, with caches of several sizes.
 
     python -m loadtest.bench.remote_workloads --rows 10000000
 
@@ -49,10 +49,11 @@ from tests.valkey_cluster import Cluster
 _DATA = "variables/variables.data-00000-of-00001"
 _CHUNK_ROWS = 1 << 18
 _TABLE_OF = {"user": "user", "item": "item", "tags": "tag"}
-# A push that outruns a replica must not make it start again from the beginning.
+# Large replication buffers: a replica that can not follow a push must not have to copy all data again from the start.
 _NODE_FLAGS = ("--protected-mode", "no", "--client-output-buffer-limit", "replica 0 0 0", "--repl-backlog-size", "64mb")
 _NUM_EQUAL_THREADS = 2
-# "Row": a distinct row of a request. "CPU": of the client or the server. "Nodes": figures for a row that nodes read.
+# In the table of results, "row" means a distinct row that a request reads. The first "CPU us a row" is of the client or
+# the server, and the columns from "Nodes" on have the figures of the nodes for a row that is read from them.
 _HEAD = """
 | Workload | Reader | Connections | ids/s | rows/s | CPU us an id | CPU us a row | p50 ms | p99 ms | Hit rate | Nodes: CPU us a row | bytes a row | Load |
 |---|---|---|---|---|---|---|---|---|---|---|---|---|"""  # noqa: E501
@@ -61,7 +62,7 @@ Tables = Mapping[str, np.ndarray]
 
 
 def main() -> None:
-    """Measures all readers, and prints a line for each workload and reader."""
+    """Measures all readers of rows on all workloads, and prints a line for each pair of workload and reader."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=10_000_000, help="of all tables together")
     parser.add_argument("--seconds", type=float, default=5.0, help="of each measurement")
@@ -94,7 +95,7 @@ def main() -> None:
 
 
 def scaled(rows: int) -> Sizes:
-    """Returns sizes with this many rows in all tables together; a small cache can not hold the rows of all requests."""
+    """Returns Sizes with `rows` rows in all tables together; requests read more rows than a small cache can hold."""
     before = sum(size for size, _ in FULL.tables.values())
     tables = {name: (size * rows // before, dim) for name, (size, dim) in FULL.tables.items()}
     return Sizes(tables, FULL.rows, {**FULL.variants, "W2": 2000, "W3": 128})
@@ -127,7 +128,7 @@ def _manifest(version: Path) -> Manifest:
 
 
 def _of_one_table(data: Data, size: int) -> list[Arrays]:
-    # Requests of W2 have 128 ids of users each.
+    # A request of the workload W2 has 128 ids of users.
     users = np.concatenate([inputs["user"] for inputs in data.requests("W2")])
     return [{"user": ids} for ids in users[: users.size // size * size].reshape(-1, size)]
 
@@ -138,7 +139,7 @@ def num_ids(inputs: Arrays) -> int:
 
 
 def num_distinct(inputs: Arrays) -> int:
-    """Returns the number of distinct rows that a request reads, each table for itself."""
+    """Returns the number of distinct rows that a request reads, counted separately in each table."""
     return sum(np.unique(ids).size for name, ids in inputs.items() if name != "tags__row_splits")
 
 
@@ -244,7 +245,7 @@ def _server(
             ids = sum(num_ids(inputs) for inputs in requests) / len(requests)
             distinct = sum(num_distinct(inputs) for inputs in requests) / len(requests)
             if share:
-                # Fills the cache by the same requests first.
+                # Fill the cache with the same requests before the measurement.
                 drive(
                     ask,
                     service.port(is_grpc=True),
@@ -283,7 +284,7 @@ def _ask(service: Service, tables: Tables, requests: list[Arrays]) -> Ask:
     with grpc.insecure_channel(f"127.0.0.1:{service.port(is_grpc=True)}", options=_NO_LIMIT) as channel:
         call = channel.unary_unary(PREDICT_METHOD)
         for inputs, body in zip(requests, bodies, strict=True):
-            # Answers to requests of the same shape have the same size.
+            # Answers to requests of the same shape have the same size, so one request of each shape is sent.
             shape = (inputs["user"].size, len(inputs))
             if shape not in sizes:
                 answer = call(body, timeout=60)
@@ -305,7 +306,7 @@ def _check(answer: bytes, vectors: Arrays) -> None:
 
 
 def _hits(service: Service) -> tuple[int, int]:
-    """Returns how many rows the cache had, and how many rows the server asked the nodes for, since its start."""
+    """Returns how many rows the server found in its cache, and how many it read from the nodes, since its start."""
     connection = http.client.HTTPConnection("127.0.0.1", service.port(is_grpc=False), timeout=60)
     connection.request("GET", "/v1/statusz")
     tables = json.loads(connection.getresponse().read())["remote"]["tables"]

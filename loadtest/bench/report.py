@@ -25,7 +25,7 @@ def median(measured: Measured, what: str) -> float:
 
 
 def tables(measured: Sequence[Measured], extra: Sequence[str] = ()) -> str:
-    """Returns the measurements as Markdown tables; extra: further rows for the table of ratios."""
+    """Returns the measurements as Markdown tables; extra: lines to append to the table of ratios."""
     by_name = {m.case.name: m for m in measured}
     rows = list(dict.fromkeys(m.case.row for m in measured))
     lines = ["| requests/s | " + " | ".join(WORKLOADS) + " |", "|---" * (len(WORKLOADS) + 1) + "|"]
@@ -56,7 +56,7 @@ def tables(measured: Sequence[Measured], extra: Sequence[str] = ()) -> str:
 
 
 def ratio_of(ratio: Ratio, by_name: dict[str, Measured]) -> float | None:
-    """Returns the median of the ratio of two cases in each round; None if one of the cases was not measured."""
+    """Returns the median over all rounds of the ratio of two cases' rates; None if one case was not measured."""
     sides = [by_name.get(ratio.of), by_name.get(ratio.over)]
     if sides[0] is None or sides[1] is None:
         return None
@@ -100,7 +100,7 @@ def machine() -> dict[str, Any]:
 
 
 def headline(rounds: int, seconds: float, connections: int) -> str:
-    """Returns a sentence with the commit, machine, rounds and connections of the measurements."""
+    """Returns a sentence on how the figures were measured: commit, machine, rounds, seconds and connections."""
     found = machine()
     return (
         f"Commit {commit()}, {found['cores']} cores ({found['processor']}), Python {found['python']}; medians of "

@@ -1,4 +1,4 @@
-"""Runs the cases: starts their servers, checks one answer of each, and measures all cases once in every round."""
+"""Runs the benchmark's cases: starts servers, checks one answer of each case, and measures all cases in each round."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Places = Callable[[Case], "Place"]
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Number, duration and load of the rounds. cores: for the server and for the generator; they should differ."""
+    """Number, duration and load of the benchmark's rounds. server_cores, generator_cores: should be different cores."""
 
     rounds: int
     seconds: float
@@ -42,7 +42,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The folder of the models for some cases, and the data of their requests."""
+    """The models folder, and the data of the requests, that some of the benchmark's cases use."""
 
     folder: Path
     data: Data
@@ -50,7 +50,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The figures of all rounds of one case, and the memory that its server held after them."""
+    """The figures of all rounds of one case, and the memory that the case's server held after the rounds."""
 
     case: Case
     shots: tuple[Shot, ...]
@@ -58,7 +58,7 @@ class Measured:
 
 
 def write_answers(folder: Path, data: Data) -> None:
-    """Writes the files of constant answers that the baseline servers send."""
+    """Writes the files with the constant answers that the baseline servers send."""
     folder.mkdir(parents=True, exist_ok=True)
     for workload in ("W1", "W2", "W3"):
         arrays = data.expected(workload, data.requests(workload)[0])
@@ -68,7 +68,7 @@ def write_answers(folder: Path, data: Data) -> None:
 
 
 def can_run(wanted: Sequence[Case]) -> list[Case]:
-    """Returns the cases that can run here: the server has the flags they need, and a compiler is there if needed."""
+    """Returns the cases that can run here: their server has the flags, and cargo is installed, if they need it."""
     done = subprocess.run([sys.executable, "-m", "service", "--help"], cwd=ROOT, capture_output=True, text=True)
     has_cargo = shutil.which("cargo") is not None
     return [
@@ -80,7 +80,7 @@ def can_run(wanted: Sequence[Case]) -> list[Case]:
 
 @contextmanager
 def running(wanted: Sequence[Case], place: Places, options: Options) -> Iterator[dict[str, Server]]:
-    """Starts the servers of the cases, and yields them when all are ready; stops them at the end."""
+    """Starts the servers of the benchmark's cases, and yields them when all are ready; stops them at the end."""
     servers: dict[str, Server] = {}
     everything = frozenset(os.sched_getaffinity(0))
     try:
@@ -89,7 +89,7 @@ def running(wanted: Sequence[Case], place: Places, options: Options) -> Iterator
                 cores = everything if case.is_free else options.server_cores
                 servers[case.server] = SERVERS[case.server](place(case).folder, cores)
                 if len(servers) == 1:
-                    # Wait until the first server is ready before starting others, which then find its files in the page
+                    # Wait until the first server is ready before others start: they then find its files in the page
                     # cache.
                     servers[case.server].wait()
         for server in servers.values():
@@ -101,7 +101,7 @@ def running(wanted: Sequence[Case], place: Places, options: Options) -> Iterator
 
 
 def measure(wanted: Sequence[Case], place: Places, options: Options, say: Callable[[str], None]) -> list[Measured]:
-    """Measures the cases in turn in every round; raises AssertionError or LoadError at a wrong answer."""
+    """Measures the benchmark's cases in turn in each round; raises AssertionError or LoadError at a wrong answer."""
     with running(wanted, place, options) as servers:
         pids = {name: tree(server.pid) for name, server in servers.items()}
         asks = {
@@ -131,7 +131,7 @@ def measure(wanted: Sequence[Case], place: Places, options: Options, say: Callab
                 shots[case.name].append(shot)
                 held[case.name] = memory(pids[case.server])
                 say(f"round {number + 1} {case.name}: {shot.requests_per_s:.0f}/s")
-        # Check one more answer of each case after the last round.
+        # After the last round, check one more answer of each benchmark case.
         for case in wanted:
             if case.row != ENCODE_ALONE:
                 ask_of(case, place(case).data, servers[case.server])
@@ -139,7 +139,7 @@ def measure(wanted: Sequence[Case], place: Places, options: Options, say: Callab
 
 
 def ask_of(case: Case, data: Data, server: Server) -> Ask:
-    """Sends each variant of a request once, compares answers with numpy's, and returns the generator's requests."""
+    """Sends each variant of a request once, compares answers with numpy's, and returns the requests to load with."""
     requests = data.requests(case.workload)
     path = case.path or case.wire.path(case.workload)
     encoded = [case.wire.encode(case.workload, inputs) for inputs in requests]
@@ -148,7 +148,7 @@ def ask_of(case: Case, data: Data, server: Server) -> Ask:
     sizes = []
     for inputs, (body, answer) in zip(requests, call(port, path, encoded), strict=True):
         sizes.append(len(body))
-        # A constant server sends the answer to the first variant for every request.
+        # A baseline server sends one constant answer to every request: the answer to the first variant.
         wanted = data.expected(case.workload, requests[0] if case.is_constant else inputs)
         found: Arrays = case.wire.decode(body, answer)
         try:

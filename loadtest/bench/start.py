@@ -48,7 +48,7 @@ class Starts:
         return statistics.median(b - a for a, b in zip(self.small_s, self.large_s, strict=True))
 
     def row(self) -> str:
-        """Returns the result as a row for the report's table of ratios."""
+        """Returns the measured starts as a row of the report's table of ratios."""
         small_s, large_s = statistics.median(self.small_s), statistics.median(self.large_s)
         cpu_s = f"{statistics.median(self.large_cpu_s):.2f}, {statistics.median(self.small_cpu_s):.2f}"
         then = f"{large_s:.2f}, {small_s:.2f}; of processor time {cpu_s}; then {self.held.private_mib:.0f} MiB private"
@@ -60,7 +60,7 @@ class Starts:
 
 
 def measure_starts(folder: Path, rounds: int, flags: Sequence[str] = ()) -> Starts:
-    """Measures starts with large and tiny tables in turns; raises AssertionError if a first answer is wrong."""
+    """Measures server starts with large and with tiny tables in turns; raises AssertionError for a wrong answer."""
     models = prepared(folder / "tiny" / "models", "tiny")
     small, large = folder / "start_small", folder / "start_large"
     for target, tables in ((small, TINY.tables), (large, TABLES)):
@@ -110,7 +110,7 @@ def _ask(port: int, body: str) -> tuple[int, Any]:
 
 
 def main() -> None:
-    """Measures the starts, and prints the row for the report's table."""
+    """Measures the server's starts, and prints the result as a row of the report's table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--folder", type=Path, default=ROOT / "build" / "bench")

@@ -1,4 +1,4 @@
-"""Builds foreign models, adopts them, and compares the answers of both versions with TensorFlow's."""
+"""Builds foreign models, adopts them, and compares answers of the original and adopted versions with TensorFlow's."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from loadtest.foreign.models import ForeignModel, all_models
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the campaign; returns 0 if each model was skipped, or was adopted and answers to the bit, else 1."""
+    """Tests the chosen foreign models; returns 0 if each was skipped, or adopted with answers equal to the bit."""
     arguments = _parser().parse_args(argv)
     if arguments.golden:
         os.environ[GOLDEN_VARIABLE] = str(arguments.golden.resolve())
@@ -49,7 +49,7 @@ def _run(models: Sequence[ForeignModel], folder: Path, arguments: argparse.Names
         sys.stdout.write(row(result) + "\n")
         sys.stdout.flush()
         if arguments.json:
-            # The file is written after each model, so that results remain if a long run is stopped.
+            # The file of results is written after each model, so that results remain if a long run is stopped.
             arguments.json.write_text(json.dumps([found.as_json() for found in results], indent=1) + "\n")
     sys.stdout.write("\n" + "".join(f"- {line}\n" for line in details(results)) + f"\n{summary(results)}\n")
     return 0 if all(result.is_exact or result.is_skipped for result in results) else 1

@@ -22,16 +22,17 @@ from loadtest.foreign.speed import NUM_REQUESTS, NUM_ROWS, Speed, measure
 from loadtest.foreign.wires import GrpcWire, RestWire, from_json, has_json_form
 from loadtest.live_server import LiveServer
 
-# One of this many gRPC requests is also sent over REST.
+# One of this many requests that are sent over gRPC is also sent over REST.
 _REST_SHARE = 10
-# Maximum number of requests that are drawn to find enough requests that TensorFlow answers; only these are timed.
+# Largest number of random requests that are drawn to find requests that TensorFlow answers; only answered requests are
+# timed.
 _MOST_DRAWN = 64
 _NUM_VALID = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The options of a campaign: the number of requests, rounds and seconds for each model.
+    """The options of a run over foreign models: requests, rounds and seconds for each model.
 
     requests: number of gRPC requests to each signature.
     seconds: duration of each turn of the timing; 0: no timing.
@@ -56,7 +57,7 @@ class SignatureResult:
     speed: dict[str, Speed] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
-        """Returns the results of the signature as a JSON object."""
+        """Returns the answers and speeds of one signature as a JSON object."""
         kinds = {"adopted": self.adopted, "original": self.original, "speed": self.speed}
         return {key: {wire: found.as_json() for wire, found in wires.items()} for key, wires in kinds.items()}
 
@@ -83,7 +84,7 @@ class ModelResult:
         return not self.fault and bool(tallies) and all(tally.equal == tally.asked for tally in tallies)
 
     def as_json(self) -> dict[str, Any]:
-        """Returns the results of the model as a JSON object."""
+        """Returns the outcome of a model's adoption, and the results of its signatures, as a JSON object."""
         adopted = self.adopted
         return {
             "name": self.name,
@@ -98,7 +99,7 @@ class ModelResult:
 
 
 def run(models: Sequence[ForeignModel], folder: Path, plan: Plan) -> Iterator[ModelResult]:
-    """Runs the campaign and yields the results of each model; if a model fails, its result has the reason.
+    """Tests foreign models in groups, and yields each model's results; if a model fails, its result has the reason.
 
     Args:
       folder: for original/<name>/1, adopted/<name>/1 and the servers' model lists.
@@ -200,7 +201,7 @@ def _compare(
 
 
 def expect(reference: Reference, signature: str, tensors: Tensors) -> Tensors | Refused:
-    """Returns TensorFlow's answer to a request, or the Refused that TensorFlow raised."""
+    """Returns TensorFlow's answer to a request; if TensorFlow refuses the request, the exception Refused."""
     try:
         return reference.predict(signature, tensors)
     except Refused as refusal:

@@ -11,7 +11,7 @@ import numpy as np
 
 from loadtest.foreign.kinds import Array, Tensors
 
-# Maximum number of different reasons that a comparison keeps.
+# Maximum number of different texts about differences that a Tally keeps.
 _MOST_REASONS = 5
 _REASON_CHARS = 240
 # gRPC codes by which a server says that a failure is its own fault, not the request's.
@@ -52,7 +52,7 @@ class Tally:
             self.reasons[short] += 1
 
     def as_json(self) -> dict[str, Any]:
-        """Returns the counts as a JSON object."""
+        """Returns the counts of compared answers as a JSON object."""
         return {
             "equal": self.equal,
             "asked": self.asked,
@@ -63,7 +63,7 @@ class Tally:
 
 
 def compare(tally: Tally, expected: Tensors | Refused, ask: Callable[[], Tensors]) -> None:
-    """Sends one request with `ask`, and counts whether the answer is the expected one."""
+    """Sends a request by a call of `ask`, and counts in `tally` whether the answer is the expected one."""
     try:
         answer: Tensors | Refused = ask()
     except Refused as refusal:

@@ -10,7 +10,8 @@ from loadtest.foreign.kinds import Examples, Kind, Ragged
 from loadtest.foreign.models import ZOO, Rows, Skip
 from loadtest.live_server import ROOT
 
-# Environment variable that names the folder; by default the folder lies beside the repository.
+# Environment variable that names the folder of the models that TensorFlow 2.15 exported; by default, the folder lies
+# beside the repository.
 GOLDEN_VARIABLE = "FOREIGN_GOLDEN"
 _IDS = {"a": 10, "b": 10, "c": 20}
 _INPUTS: dict[str, dict[str, Kind]] = {

@@ -36,7 +36,7 @@ class Draw:
         self.rng, self.num_rows, self.scale, self.bad_input = rng, num_rows, scale, bad_input
 
     def shape(self, spec: InputSpec) -> tuple[int, ...]:
-        """Returns the sizes of an input: as in the signature; if open, B rows, and 1 to 12 in inner dimensions."""
+        """Returns the shape of an input: as in the signature, with B rows, and with 1 to 12 for an open inner size."""
         if spec.shape is None:
             return (self.num_rows,)
         inner = [size if size >= 0 else int(self.rng.integers(1, _MOST_INNER + 1)) for size in spec.shape[1:]]
@@ -80,13 +80,13 @@ class Kind:
         return False
 
     def tensors(self, name: str, specs: Mapping[str, InputSpec], draw: Draw) -> Tensors:
-        """Returns random values for the input, and for other inputs that belong to it."""
+        """Returns random values for the input `name`, and for the inputs that describe it, such as its row splits."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)
 class Ids(Kind):
-    """Ids of a table of `size` rows, which start at `low`; the input may have any shape."""
+    """Kind of an input of ids of a table of `size` rows; the ids start at `low`, and the input may have any shape."""
 
     size: int
     low: int = 0
@@ -103,7 +103,7 @@ class Ids(Kind):
 
 @dataclass(frozen=True, slots=True)
 class Padded(Kind):
-    """Ids [B, K] with padding at the end of each row; if the padding is 0, valid ids start at 1."""
+    """Kind of an input of ids [B, K] with padding at the end of each row; if the padding is 0, valid ids start at 1."""
 
     size: int
     padding: int
@@ -124,7 +124,7 @@ class Padded(Kind):
 
 @dataclass(frozen=True, slots=True)
 class Ragged(Kind):
-    """Ids of all rows, [N]; splits, lengths, rowids, num_rows, weights: names of the inputs that describe the rows."""
+    """Kind of an input of ragged ids, [N]. splits, lengths, rowids, num_rows, weights: names of further inputs."""
 
     size: int
     splits: str = ""
@@ -153,7 +153,7 @@ class Ragged(Kind):
 
 @dataclass(frozen=True, slots=True)
 class Sparse(Kind):
-    """Values of a sparse tensor, with the inputs of its indices [N, 2], its dense shape [2], and its weights."""
+    """Kind of an input with a sparse tensor's ids. Its indices [N, 2], dense shape [2] and weights are other inputs."""
 
     size: int
     indices: str
@@ -179,7 +179,7 @@ class Sparse(Kind):
 
 @dataclass(frozen=True, slots=True)
 class Words(Kind):
-    """Strings of the model's vocabulary(), prefix0 to prefix<size - 1>, and some outside of it."""
+    """Kind of an input of strings: prefix0 to prefix<size - 1>, which vocabulary() makes, and some unknown strings."""
 
     prefix: str
     size: int
@@ -196,7 +196,7 @@ class Words(Kind):
 
 @dataclass(frozen=True, slots=True)
 class Keys(Kind):
-    """Integer keys of a vocabulary, 10, 20, ... 10 * size, and some outside of it."""
+    """Kind of an input of integer keys: 10, 20, ... 10 * size are in the vocabulary; some other keys are not."""
 
     size: int
 
@@ -209,7 +209,7 @@ class Keys(Kind):
 
 @dataclass(frozen=True, slots=True)
 class Numbers(Kind):
-    """Normally distributed numbers; for an input of integers, integers from 0 to 9."""
+    """Kind of an input of normally distributed numbers or, if its dtype is an integer type, of integers from 0 to 9."""
 
     def tensors(self, name: str, specs: Mapping[str, InputSpec], draw: Draw) -> Tensors:
         shape, dtype = draw.shape(specs[name]), specs[name].dtype
@@ -220,7 +220,7 @@ class Numbers(Kind):
 
 @dataclass(frozen=True, slots=True)
 class Examples(Kind):
-    """Serialized tf.Examples; features: name of a field of int64 values -> number of different ids."""
+    """Kind of an input of serialized tf.Examples; features: name of an int64 field -> number of different ids."""
 
     features: Mapping[str, int]
 

@@ -16,7 +16,7 @@ Builder = Callable[[Path, Rows], None]
 Keras = Literal["keras3", "tf_keras"]
 
 SEED = 7
-# First words of the reason why a model was skipped.
+# The reason why a model was skipped begins with these words.
 SKIPPED = "skipped: "
 _FILES = (
     "keras3_models",
@@ -37,12 +37,12 @@ _FILES = (
 
 
 class Skip(Exception):
-    """Error of a builder whose files are not part of this repository and not on this machine."""
+    """Raised by a builder whose files are not part of this repository and not on this machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class ForeignModel:
-    """One registered foreign model.
+    """A model of another framework, as its builder function registers it for the load test.
 
     build: writes the SavedModel into a folder that does not exist yet; raises Skip.
     keras: the version of Keras that tf.keras must be in the builder's process.
@@ -88,7 +88,7 @@ ZOO = Zoo()
 
 
 def all_models() -> dict[str, ForeignModel]:
-    """Imports all files of builders, and returns every model by name."""
+    """Imports the modules that register foreign models, and returns all registered models by name."""
     for file in _FILES:
         import_module(f"loadtest.foreign.{file}")
     return ZOO.models

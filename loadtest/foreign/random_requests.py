@@ -15,7 +15,7 @@ _NO_ROWS, _BAD_ID = 0.01, 0.04
 
 
 class NoKind(Exception):
-    """Error that a model declares no kind for an input of its signature."""
+    """Raised if a model declares no kind for an input of its signature."""
 
 
 @dataclass(frozen=True, slots=True)

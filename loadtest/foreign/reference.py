@@ -54,11 +54,11 @@ class Reference:
             if _LOST_VARIABLE in str(error.message):
                 return self._by_object(signature, inputs)
             code = type(error).__name__.removesuffix("Error")
-            # TensorFlow may write the line "Graph execution error" before the reason.
+            # TensorFlow may write "Graph execution error:" before the reason of the error.
             text = str(error.message).removeprefix("Graph execution error:").strip()
             raise Refused(code, text.partition("\n")[0]) from error
         except ValueError as error:
-            # The shape of an array in the request does not fit the placeholder.
+            # The session raises ValueError if the shape of an array in the request does not fit the placeholder.
             raise Refused("InvalidArgument", str(error)) from error
 
     def _by_object(self, signature: str, inputs: Tensors) -> Tensors:

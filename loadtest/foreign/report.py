@@ -1,4 +1,4 @@
-"""Writes a campaign's results as a Markdown table with one row per model."""
+"""Writes the results of tests of foreign models as a Markdown table with one row per model."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def header() -> str:
 
 
 def row(result: ModelResult) -> str:
-    """Returns the row of a model in the table; ratios are the smallest and the largest of its signatures."""
+    """Returns a model's row of the results table; the ratios are the smallest and largest of its signatures."""
     if result.adopted is None:
         fault = result.fault if result.is_skipped else f"not built: {result.fault}"
         return _line([result.name, _short(fault), *[""] * (len(_COLUMNS) - 2)])
@@ -50,7 +50,7 @@ def row(result: ModelResult) -> str:
 
 
 def details(results: Iterable[ModelResult]) -> list[str]:
-    """Returns one line for each difference between answers, and for each timing that failed."""
+    """Returns one line for each kind of difference between answers, and one for each signature that was not timed."""
     lines = []
     for result in results:
         for name, signature in result.signatures.items():

@@ -35,7 +35,7 @@ class Speed:
         return self.adopted / self.original if self.original else None
 
     def as_json(self) -> dict[str, Any]:
-        """Returns the requests per second of both versions as a JSON object."""
+        """Returns the requests per second of the adopted and of the original version as a JSON object."""
         return {"adopted": self.adopted, "original": self.original, "ratio": self.ratio, "reason": self.reason}
 
 
@@ -75,7 +75,7 @@ def _port(server: LiveServer, *, is_grpc: bool) -> int:
 
 
 def _ask(server: LiveServer, model: str, signature: str, requests: Sequence[Tensors], *, is_grpc: bool) -> Ask:
-    # Send each request once first, because the generator checks that later answers have the same size as this one.
+    # Send each request once first: the load generator checks that later answers have the same size as the first answer.
     if is_grpc:
         bodies = [grpc_request(model, signature, tensors).SerializeToString() for tensors in requests]
         with grpc.insecure_channel(server.grpc) as channel:

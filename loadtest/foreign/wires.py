@@ -82,7 +82,7 @@ def rest_body(signature: str, inputs: Tensors) -> bytes:
 
 
 def has_json_form(inputs: Tensors) -> bool:
-    """Says whether JSON can show the shapes of the inputs: of an empty array it shows one dimension only."""
+    """Says whether JSON can express the shapes of all inputs: an empty array becomes a list of one dimension."""
     return all(array.size or array.ndim == 1 for array in inputs.values())
 
 
@@ -98,7 +98,7 @@ def from_json(outputs: Any, expected: Tensors) -> Tensors:
 def _from_lists(value: Any, like: Array) -> Array:
     if like.dtype == object:
         return np.array([_bytes(item) for item in np.array(value, object).reshape(-1)], object).reshape(like.shape)
-    # JSON numbers are doubles, which convert exactly to the float16 or bfloat16 that the server had.
+    # JSON numbers are doubles, which convert exactly to the server's float16 or bfloat16 numbers.
     array = np.array(value, np.float64 if like.dtype.kind in "fV" else like.dtype)
     if not like.size and not array.size:
         array = array.reshape(like.shape)

@@ -52,7 +52,8 @@ _STATUSES = {
     for number, value in enumerate(map(bytes.fromhex, _STATUS_VALUES))
     for coded in (bytes([0x80 | len(value)]) + value, bytes([len(str(number))]) + str(number).encode())
 }
-# An overloaded server refuses a request with this code and with the header grpc-retry-pushback-ms (in Huffman code).
+# An overloaded server refuses a request with the status UNAVAILABLE and with the header grpc-retry-pushback-ms (here in
+# Huffman code).
 _UNAVAILABLE = 14
 _PUSHBACK_NAME = bytes.fromhex("9acac8b5854d9e96aed44f18c9d56a51")
 _CODES = {code.value[0]: code for code in verdicts.REFUSALS}
@@ -76,12 +77,12 @@ class _Request:
     answers: tuple[str, ...] = ()
 
     def sent(self, verdict: Verdict) -> _Numbered:
-        """Returns the record of this request with a verdict on its answer."""
+        """Returns the request's number, and its record with a verdict on the server's answer."""
         return self.number, Sent(self.target, self.data if self.is_alone else self.payload, verdict)
 
 
 class _Closed(Exception):
-    """Error that the server closed the connection."""
+    """Raised if the server closes the connection."""
 
 
 def _connect(address: str) -> socket.socket:
@@ -115,7 +116,8 @@ def _last_words(address: str, data: bytes) -> bytes:
     with _connect(address) as sock:
         try:
             sock.sendall(data)
-            # A server may drop a request if the client closes the sending half before the server has answered.
+            # Wait for the answer before the shutdown: a server may drop a request if the client closes its sending half
+            # earlier.
             select.select([sock], [], [], _ANSWER_S)
             sock.shutdown(socket.SHUT_WR)
             while got := sock.recv(_READ_BYTES):
@@ -123,7 +125,7 @@ def _last_words(address: str, data: bytes) -> bytes:
         except TimeoutError:
             return b"HTTP/1.1 504 the fuzzer waited too long\r\n\r\n"
         except OSError:
-            # The server closed the connection, before or after the client closed its half.
+            # The server has closed the connection; its answer is what has been received so far.
             pass
     return bytes(found)
 
@@ -142,7 +144,7 @@ class Http1Batches:
         self._binary = binary_seeds(model)
 
     def send_all(self, numbers: Sequence[int]) -> list[_Numbered]:
-        """Makes and sends the requests with these numbers, and judges their answers."""
+        """Makes and sends the requests that these numbers determine, and judges the server's answers."""
         made = [self._made(number) for number in numbers]
         alone = [self._judged_alone(request) for request in made if request.is_alone]
         waiting = [request for request in made if not request.is_alone]
@@ -150,7 +152,8 @@ class Http1Batches:
         is_again = False
         while waiting:
             done = self._pipelined(waiting)
-            # A server may close an idle connection just when the client sends on it.
+            # A server may close an idle connection just when the client sends on it, so a batch without any answer is
+            # sent once more.
             if not done and is_again:
                 done = [waiting[0].sent(_UNANSWERED)]
             is_again = not done
@@ -276,7 +279,7 @@ class GrpcBatches:
         self._fields = {method: _fields(method) for method in self._seeds}
 
     def send_all(self, numbers: Sequence[int]) -> list[_Numbered]:
-        """Makes and sends the requests with these numbers, and judges their answers."""
+        """Makes and sends the requests that these numbers determine, and judges the server's answers."""
         made = [self._made(number) for number in numbers]
         found = [self._judged_alone(request) for request in made if request.is_alone]
         waiting = [request for request in made if not request.is_alone]
@@ -308,7 +311,7 @@ class GrpcBatches:
 
     def _judged_alone(self, request: _Request) -> _Numbered:
         found = _last_words(self._address, request.data)
-        # Codes that blame the server: UNKNOWN, INTERNAL, DATA_LOSS.
+        # gRPC codes that blame the server: UNKNOWN, INTERNAL, DATA_LOSS.
         wrong = [code for code in _statuses(found) if code in (2, 13, 15)]
         label = "frames answered" if _STATUS_NAME in found else "frames closed"
         return request.sent(Verdict(label, f"{wrong}: {found[:300]!r}" if wrong else ""))
@@ -322,7 +325,7 @@ class GrpcBatches:
         return sock
 
     def _streams(self, requests: Sequence[_Request]) -> tuple[list[_Numbered], list[_Request]]:
-        """Sends requests, as many as the window allows; returns those that were answered, and the rest."""
+        """Sends as many requests as the window allows; returns the answered requests, and the unanswered ones."""
         done: list[_Numbered] = []
         streams: dict[int, _Stream] = {}
         left = list(requests)
@@ -331,7 +334,8 @@ class GrpcBatches:
             out = bytearray()
             taken = 0
             for request in left:
-                # A message that is longer than the whole window waits for none: it goes alone, on a new connection.
+                # A message longer than the whole flow-control window is not held back: it goes alone, on a new
+                # connection.
                 if len(request.data) > self._window and taken:
                     break
                 out += _request_frames(self._fields[request.target], self._next, request.data)
@@ -431,7 +435,8 @@ def _judged_stream(stream: _Stream) -> _Numbered:
     elif status in _CODES:
         verdict = Verdict(_CODES[status].name)
     elif status == _UNAVAILABLE and _PUSHBACK_NAME in stream.headers:
-        # On a busy machine the server's queues refuse some requests of a batch.
+        # On a busy machine the server's queues may be full when a batch arrives, so the server may refuse some of its
+        # requests.
         verdict = Verdict("UNAVAILABLE")
     else:
         verdict = Verdict(f"status {status}", f"status {status}: {bytes(stream.headers)!r}")

@@ -18,7 +18,7 @@ Mutation = Callable[[Random, bytes, Sequence[bytes]], bytes]
 
 
 def mutated(source: Random, seeds: Sequence[bytes]) -> bytes:
-    """Returns one of the seeds after one to four random changes, which rarely cancel each other."""
+    """Mutates one of the seeds (valid messages) by one to four random changes, which rarely cancel each other."""
     data = source.choice(seeds)
     for _ in range(source.choice((1, 1, 1, 1, 2, 4))):
         data = source.choice(_MUTATIONS)(source, data, seeds)[:MAX_BYTES]
@@ -185,7 +185,7 @@ def _double(source: Random, data: bytes, field: Field) -> bytes:
 
 
 def _bury(source: Random, data: bytes, field: Field) -> bytes:
-    """Nests a field in itself many times, or puts it into many groups that never end."""
+    """Nests a protobuf field in itself many times, or puts it into many groups that never end."""
     depth = source.choice((1, 10, 99, 101, _MAX_NESTING))
     if source.random() < 0.3:
         return varint(field.number << 3 | 3) * depth + data[field.body : field.end]
@@ -212,5 +212,6 @@ _FIELD_CHANGES = (
     _fill,
 )
 _BLIND: tuple[Mutation, ...] = (_flip, _overwrite, _truncate, _delete, _insert, _repeat, _splice)
-# Two of three changes are made by fields, because few messages can still be parsed after changes of random bytes.
+# Two thirds of the changes are made inside protobuf fields: after changes of random bytes few messages can still be
+# parsed.
 _MUTATIONS: tuple[Mutation, ...] = (*_BLIND, *(_within,) * len(_BLIND) * 2)

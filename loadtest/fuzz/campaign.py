@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from loadtest.fuzz.wires import Sent, Wire
 from loadtest.live_server import Held, LiveServer
 
-# A run stops after this many wrong reactions of the server.
+# A run of the fuzzer stops after this many wrong reactions of the server.
 _ENOUGH = 20
 _SHOWN_BYTES = 600
 # The share of requests that are sent a second time, to find memory that the server does not free. The first time memory
@@ -40,7 +40,7 @@ class Campaign:
     again: Held | None = None
 
     def run(self, numbers: Sequence[int], connect: Callable[[], Wire], *, connections: int, seed: int) -> None:
-        """Sends the requests of these numbers until all are sent, too many problems are found, or the server ends."""
+        """Sends the requests with these numbers; ends early after too many problems, or if the server has ended."""
         self.start = self.server.held()
         started_s = time.monotonic()
         self._send(numbers, connect, connections, seed)
@@ -72,7 +72,7 @@ class Campaign:
                         for number, sent in found:
                             self._count(sent, number, seed)
             except Exception as error:
-                # Without this, a run whose sender failed would end early and look successful.
+                # Count the fuzzer's own failure as a problem: otherwise the run would end early and look successful.
                 with lock:
                     self.problems += 1
                 say(f"FINDING {self.name}: the fuzzer itself failed: {error!r}")
@@ -107,7 +107,7 @@ class Campaign:
         return self.again.descriptors - self.start.descriptors if self.start and self.again else 0
 
     def print_figures(self) -> None:
-        """Prints the figures of the run: statuses, rate, memory and descriptors."""
+        """Prints the figures of the run: the answers by status, and the server's memory and descriptors."""
         sent = self.statuses.total()
         say(f"{self.name}: {sent} requests, {self.seconds:.1f} s without those that were repeated")
         say("  " + ", ".join(f"{status} {count}" for status, count in self.statuses.most_common()))

@@ -73,12 +73,13 @@ _KEYS = ("", "signature_name", "instances", "inputs", "features", "weights", "id
 _MARK = "\u2603 a token goes here \u2603"
 _MARKS = re.compile("|".join(re.escape(json.dumps(_MARK, ensure_ascii=ascii)) for ascii in (True, False)))
 _MAX_DEPTH = 100_000
-# Changes that repeat a value are applied only to documents below this size, because larger ones would become gigabytes.
+# Mutations that repeat a value are applied only to JSON documents below this size, because larger documents would
+# become gigabytes.
 _SMALL_BYTES = 400
 
 
 def mutated_json(source: Random, documents: Sequence[Any]) -> tuple[bytes, dict[str, str]]:
-    """Returns a request body, which is one of the documents after random changes, and its headers.
+    """Makes a request body from one of the JSON documents by random changes; returns the body and its headers.
 
     The changes are to structure, text or bytes; sometimes the body is compressed.
     """
@@ -140,7 +141,7 @@ def _change(source: Random, parent: Any, key: Any, node: Any, documents: Sequenc
 
 
 def _respelled(source: Random, data: bytes) -> bytes:
-    """Writes a document in another form of JSON, which may be valid or invalid."""
+    """Mutates the spelling of a JSON document: encoding, repeated keys, nesting, quotes; the result may be invalid."""
     how = source.randrange(9)
     depth = source.choice((10, 200, 2000, _MAX_DEPTH))
     if how == 0:
@@ -148,7 +149,7 @@ def _respelled(source: Random, data: bytes) -> bytes:
     if how == 1:
         return data.decode().encode(source.choice(("utf-16", "utf-32", "utf-16-le")))
     if how == 2:
-        # All members of the JSON object are written twice, so each key occurs twice.
+        # Write all members of the JSON object twice, so that each key occurs twice.
         return data[: data.rfind(b"}")] + b"," + data[1:] if data.startswith(b"{") else data
     if how == 3:
         opening, closing = source.choice(((b"[", b"]"), (b'{"a":', b"}")))

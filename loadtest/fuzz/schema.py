@@ -6,10 +6,10 @@ import subprocess
 import sys
 import tempfile
 
-# The checks of schemathesis that apply to this API. Left out are negative_data_rejection and positive_data_acceptance,
-# because valid inputs depend on the signature, which a route's schema can not describe; unsupported_method, because
-# TensorFlow Serving's status is 400, not 405; and those of required headers, authentication and resources, which the
-# API does not have.
+# The checks of schemathesis that fit this server's HTTP API. Left out are negative_data_rejection and
+# positive_data_acceptance, because valid inputs depend on the signature, which a route's schema can not describe;
+# unsupported_method, because TensorFlow Serving's status is 400, not 405; and the checks of required headers,
+# authentication and resources, which the API does not have.
 CHECKS = (
     "not_a_server_error",
     "status_code_conformance",

@@ -108,7 +108,7 @@ def infer_seeds(model: ServedModel) -> list[bytes]:
 
 
 def binary_seeds(model: ServedModel) -> list[Route]:
-    """Returns the HTTP route of the Open Inference Protocol; each document is a JSON head and the binary tensors."""
+    """Returns the Open Inference Protocol's HTTP route with binary bodies: a JSON head, then the tensors' bytes."""
     documents = []
     for _, document in _infer_documents(model):
         tensors = [

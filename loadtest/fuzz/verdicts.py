@@ -53,7 +53,7 @@ _VALUES = {
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The status of an answer, and a text about its problem; "" if the answer is right."""
+    """The status of a server's answer, and a text that says what is wrong with the answer; "" if nothing is wrong."""
 
     status: str
     problem: str = ""

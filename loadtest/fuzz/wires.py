@@ -36,23 +36,23 @@ class Wire(Protocol):
     batch: int
 
     def send_all(self, numbers: Sequence[int]) -> list[tuple[int, Sent]]:
-        """Makes and sends the requests with these numbers, at most `batch`; returns them, in any order, by number."""
+        """Makes and sends the requests with these numbers, at most `batch`; returns (number, request) in any order."""
 
     def close(self) -> None:
         """Closes the connection."""
 
 
 class _OneByOne:
-    """Base of the wires that send one request at a time."""
+    """Base class of the Wire classes that send one request at a time."""
 
     batch = 1
 
     def send(self, number: int) -> Sent:
-        """Makes and sends the request with this number, and judges its answer."""
+        """Makes and sends the request that this number determines, and judges the server's answer."""
         raise NotImplementedError
 
     def send_all(self, numbers: Sequence[int]) -> list[tuple[int, Sent]]:
-        """Makes and sends the requests with these numbers one after the other; returns them by number."""
+        """Makes and sends the requests with these numbers, one after the other; returns (number, request) of each."""
         return [(number, self.send(number)) for number in numbers]
 
 
@@ -63,7 +63,7 @@ class GrpcWire(_OneByOne):
         self._channel = grpc.insecure_channel(address, [("grpc.use_local_subchannel_pool", 1)])
         self._seed = seed
         self._seeds = grpc_seeds(model)
-        # The reload method is left to ReloadWire, because a mutated reload that is valid by chance changes the served
+        # ReloadWire alone calls the reload method, because a mutated reload that is valid by chance changes the served
         # models.
         self._others = [method for method in self._seeds if method not in (PREDICT, RELOAD)]
         self._calls: dict[str, Any] = {method: self._channel.unary_unary(method) for method in self._seeds}

@@ -77,8 +77,8 @@ async def _curve(name: str, port: int, options: argparse.Namespace) -> str:
             offer(wire, "flooded", per_s=factor * before, seed=number, **common),
             offer(wire, "other", per_s=_OTHER_PER_S, seed=1000 + number, **common),
         )
-        # The capacity is measured before and after each round, because other work on the machine changes during the
-        # run.
+        # The server's capacity is measured before and after each round, because other work on the machine changes
+        # during the run.
         after = await _capacity(wire, options)
         rounds.append((flood, other, (before + after) / 2))
         before = after
@@ -104,7 +104,7 @@ def _row(flood: Round, other: Round, per_s: float) -> str:
 
 
 def _chart(name: str, rounds: list[tuple[Round, Round, float]]) -> str:
-    """Draws goodput and refusals against the offered load, all as multiples of the capacity around each round."""
+    """Draws goodput and refusals against the offered load, all divided by the capacity measured around each round."""
     points = [
         ((flood.offered + other.offered) / per_s, (flood.goodput + other.goodput) / per_s, flood.refused / per_s)
         for flood, other, per_s in rounds

@@ -17,7 +17,7 @@ _MAX_ON_THEIR_WAY = 5000
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """The results of one offered load (requests per second that the generator sends).
+    """The results of one round, in which the generator offers the server one load (requests per second).
 
     factor: load as a multiple of the capacity; offered, goodput, refused: requests per second. goodput counts answers
         within the client's timeout.
@@ -52,7 +52,7 @@ async def capacity(wire: Wire, model: str, *, clients: int, seconds: float, time
 async def offer(
     wire: Wire, model: str, *, factor: float, per_s: float, seconds: float, timeout_s: float, seed: int
 ) -> Round:
-    """Sends requests at random times, without waiting for earlier answers, and returns the results."""
+    """Offers a load: sends requests at random times, without waiting for earlier answers; returns the results."""
     random_times = random.Random(seed)
     started_s = time.perf_counter()
     due_s = started_s

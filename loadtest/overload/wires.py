@@ -60,7 +60,7 @@ class HttpWire:
             return "failed", False
 
     async def close(self) -> None:
-        """Closes the idle connections."""
+        """Closes the wire's idle connections."""
         for _, writer in self._free:
             writer.close()
         for _, writer in self._free:

@@ -53,7 +53,7 @@ def run(
 
 
 def main() -> int:
-    """Prints the table, and the errors on standard error."""
+    """Runs the faults, prints the table of results, and writes the clients' errors to standard error."""
     by_name = {fault.__name__: fault for fault in FAULTS}
     parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
     parser.add_argument("--seconds", type=float, default=5.0, help="how long each fault lasts")

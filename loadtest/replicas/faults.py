@@ -63,12 +63,12 @@ def slow_down(fleet: Fleet) -> None:
 
 
 def cut_host(fleet: Fleet) -> None:
-    """Takes a host off the network: not even a refusal comes back. Then joins it again."""
+    """Takes a host off the network, so that its clients get no packet, not even a refusal; then puts it back."""
     fleet.hosts.cut(_LOST)
     fleet.wait()
     fleet.hosts.join(_LOST)
     time.sleep(_FOUND_S)
 
 
-# The roll-out comes last, because the new version stays.
+# roll_out_version comes last, because the replicas keep the new version.
 FAULTS: tuple[Callable[[Fleet], None], ...] = (rolling_restart, kill, freeze, slow_down, cut_host, roll_out_version)

@@ -26,14 +26,14 @@ GRPC_PORT, HTTP_PORT = 8500, 8501
 _COUNT = 3
 _PATIENCE_S = 60
 _CONFIGURATIONS = ROOT / "examples" / "balancers"
-# The network of the addresses in the examples.
+# The first three numbers of the addresses in the example configurations, which the test replaces.
 _EXAMPLE_NETWORK = "10.0.0."
 # The balancers in examples/balancers notice within a second that a replica is not ready.
 _FLAGS = ("--shutdown_delay_s=2", "--graph_signatures=off", "--file_system_poll_wait_seconds=0.1", "--log_format=json")
 
 
 def until(holds: Callable[[], bool]) -> None:
-    """Waits until a condition holds; raises TimeoutError after a minute."""
+    """Waits until a condition holds; raises TimeoutError if it does not hold within a minute."""
     end_s = time.monotonic() + _PATIENCE_S
     while not holds():
         if time.monotonic() > end_s:
@@ -61,7 +61,7 @@ class Replica:
         incoming.rename(self._models / str(version))
 
     def start(self) -> None:
-        """Starts the process and waits until it is ready."""
+        """Starts the replica's process, and waits until the replica is ready."""
         where = [f"--host={self.host.address}", f"--port={GRPC_PORT}", f"--rest_api_port={HTTP_PORT}"]
         model = [f"--model_name={MODEL}", f"--model_base_path={self._models}"]
         self._process = subprocess.Popen(
@@ -83,16 +83,16 @@ class Replica:
         self._process.wait(_PATIENCE_S)
 
     def kill(self) -> None:
-        """Ends the process by SIGKILL."""
+        """Kills the replica's process by SIGKILL."""
         self._process.kill()
         self._process.wait(_PATIENCE_S)
 
     def freeze(self) -> None:
-        """Stops all threads of the process; its connections stay."""
+        """Stops the replica's process (SIGSTOP); its connections stay open."""
         self._process.send_signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """Lets the threads run again after freeze()."""
+        """Lets the replica's process run again after freeze()."""
         self._process.send_signal(signal.SIGCONT)
 
     def _get(self, path: str) -> str | None:

@@ -43,7 +43,7 @@ _RETRIES = Retry(total=3, backoff_factor=0.05, status_forcelist=(502, 503, 504),
 
 @dataclass
 class Tally:
-    """The counts of one wire during one fault.
+    """Counts of the requests over one wire while one fault lasts.
 
     seconds: the time that each answered request took. last_failure_s: the end of the last failed request, on
     time.monotonic(). why: error -> how often it occurred. versions: model versions that answered.
@@ -63,7 +63,7 @@ class Tally:
         return max(self.last_failure_s - self.begin_s, 0.0)
 
     def quantile_ms(self, q: float) -> float:
-        """Returns a quantile of the answered requests' times; q from 0 to 1."""
+        """Returns a quantile of the answered requests' response times in milliseconds; q from 0 to 1."""
         return float(np.quantile(self.seconds, q)) * 1e3 if self.seconds else float("nan")
 
 
@@ -74,7 +74,7 @@ class Load:
     """
 
     def __init__(self, grpc_target: str, http_url: str) -> None:
-        """Makes clients of gRPC; of HTTP too, unless http_url is ""."""
+        """Makes clients that call over gRPC and, unless http_url is "", clients that call over HTTP."""
         self._wires = {"gRPC": lambda: _grpc_lookups(grpc_target)}
         if http_url:
             self._wires["HTTP"] = lambda: _http_lookups(http_url)
@@ -88,7 +88,7 @@ class Load:
         ]
 
     def renew(self) -> dict[str, Tally]:
-        """Begins new counts, and returns them; requests under way count for the former ones."""
+        """Starts new counts of requests, and returns them; requests under way still count in the previous counts."""
         self.tallies = {wire: Tally() for wire in self._wires}
         return self.tallies
 
@@ -132,9 +132,10 @@ class Load:
 def _grpc_lookups(target: str) -> Callable[[list[int]], tuple[int, np.ndarray]]:
     options = [
         ("grpc.service_config", _SERVICE_CONFIG),
-        # Each client has connections of its own.
+        # Clients must not share connections with other clients of this process.
         ("grpc.use_local_subchannel_pool", 1),
-        # For a list of addresses grpcio sends an authority that HTTP/2 does not allow (docs/replicas.md).
+        # Without this option, grpcio would send an authority that HTTP/2 does not allow if it has a list of addresses
+        # (docs/replicas.md).
         ("grpc.default_authority", "replicas"),
     ]
     request_class, response_class = message_classes()

@@ -92,7 +92,7 @@ def _soak(
             next_s += options.sample_seconds
         if server.is_alive:
             interrupted.wait(max(0.0, end_s - time.monotonic()))
-    # Take a last sample, which includes the requests that were still in flight.
+    # Take a last sample of the server, which includes the requests that were still in flight.
     _sample(server, tally, report, start_s)
 
 
@@ -100,7 +100,7 @@ def _sample(server: LiveServer, tally: Tally, report: Report, start_s: float) ->
     try:
         sample = sampled(server.pid, time.monotonic() - start_s, tally.next_window())
     except (OSError, KeyError) as error:
-        # Ctrl-C interrupts the server too, so the end of the server is then no failure.
+        # If Ctrl-C ended the server, Tally.failed() does not count the end of the server as a failure.
         tally.failed("server", f"it is gone: {error}")
         return
     report.samples.append(sample)

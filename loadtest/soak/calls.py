@@ -24,7 +24,7 @@ _METADATA = "/tensorflow.serving.PredictionService/GetModelMetadata"
 # Timeout of one request, much longer than even a busy machine needs.
 _PATIENCE_S = 30.0
 _OPTIONS = [
-    # This option makes grpcio open a separate connection for each channel.
+    # The option grpc.use_local_subchannel_pool makes grpcio open a separate connection for each channel.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.max_receive_message_length", -1),
 ]
@@ -34,7 +34,7 @@ SMALL_LOOKUP = "small lookup"
 
 
 class Wrong(Exception):
-    """Error that the server sent another answer than the expected one."""
+    """Raised if the server's answer is not the expected one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +241,7 @@ def _refused(channel: grpc.Channel, method: str, request: Any, code: grpc.Status
 
 
 def _code(call: Callable[[], Any], allowed: str) -> str:
-    """Makes a call; returns "OK", or the name of its error status if the error is allowed; raises other errors."""
+    """Makes a gRPC call; returns "OK", or the name of its error status if the error is allowed; raises other errors."""
     try:
         call()
     except grpc.FutureCancelledError:

@@ -19,12 +19,12 @@ from loadtest.soak.calls import SMALL_LOOKUP, Calls
 from loadtest.soak.tally import Tally
 
 THREADS = 8
-# Seconds after which half of the threads open a new gRPC channel.
+# Seconds after which half of the sending threads replace their gRPC channels by new ones.
 _CHANNEL_S = 5.0
 _MAX_LOAD_S = 60.0
 
 
-# Type of a function that disturbs the server in a thread, until the event is set.
+# Type of a function that disturbs the server from a thread of its own, until the event is set.
 Trouble = Callable[[threading.Event], None]
 
 
@@ -131,7 +131,7 @@ def _watch(watch: Iterator[health_pb2.HealthCheckResponse], tally: Tally, stop: 
 
 
 def _swap(calls: Calls, tally: Tally, stop: threading.Event, models: Path, swap_s: float) -> None:
-    """Adds a copy of the present version under the next number, and removes the version before the present one."""
+    """Publishes copies of the model as version 2, 3, ..., and removes the version before the previous one each time."""
     version = 1
     with calls.channel() as channel:
         while not stop.wait(swap_s):

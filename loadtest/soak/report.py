@@ -60,7 +60,7 @@ class Sample:
 
 
 def sampled(pid: int, at_s: float, window: Window) -> Sample:
-    """Makes a sample from a server process and the counts of a window; raises OSError if the process has ended."""
+    """Makes a Sample of a server's resources and a window's counts; raises OSError if the process has ended."""
     times = np.array(window.seconds or [0.0]) * 1e3
     return Sample(
         at_s=at_s,
@@ -117,7 +117,7 @@ class Report:
         return {what: slope_mib_per_hour(self.samples, what) for what in ("anonymous_mib", "private_mib", "pss_mib")}
 
     def markdown(self) -> str:
-        """Returns Markdown tables of the samples, some of them combined to fit a page, and of the totals."""
+        """Returns a Markdown table of the samples, several in a row if there are many, and tables of the totals."""
         together = max(1, -(-len(self.samples) // _MAX_ROWS))
         lines = [
             f"| {' | '.join(_COLUMNS)} |",

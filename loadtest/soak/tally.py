@@ -7,13 +7,14 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 
-# Maximum length of a failure's text. Failures after the server is gone differ only further on, so they count as one.
+# Maximum length of a failure's text. Failures after the server has ended differ only beyond this length, so they count
+# as one kind of failure.
 _MAX_LENGTH = 300
 
 
 @dataclass
 class Window:
-    """The counts of requests and failures between two samples.
+    """Counts of requests and failures since the previous sample.
 
     seconds: response time of each small lookup.
     behind_s: the longest delay of a request behind its schedule, caused by the clients or the server.
@@ -63,7 +64,7 @@ class Tally:
             self.problems[why] = (count + 1, first)
 
     def next_window(self) -> Window:
-        """Returns the counts since the previous call, and starts to count from 0."""
+        """Returns the counts of requests since the previous call, and starts new counts at 0."""
         with self._lock:
             window, self._window = self._window, Window()
         return window

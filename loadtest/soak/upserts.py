@@ -15,7 +15,8 @@ from loadtest.soak.tally import Tally
 
 _TABLE, _FEATURE = "user", "user"
 _PATIENCE_S = 30.0
-# Number of consecutive answers, each over a new connection, that must show a change.
+# Number of consecutive answers, each over a new connection, that must show an upserted row before the row counts as
+# seen.
 _LOOKS = 4
 _KIND = "upsert"
 
@@ -61,7 +62,7 @@ def _seen(address: str, row: int, wanted: list[float], stop: threading.Event) ->
             return "seen"
         if not in_a_row:
             if _versions(address) != versions:
-                # A new version was copied from the files before the change, so it does not have the change.
+                # The new version was copied from files that lack the upsert, so it does not have the changed row.
                 return "overtaken by a version"
             time.sleep(0.05)
     return ""

@@ -31,7 +31,7 @@ _CLIENTS: dict[str, Callable[[Place], Iterable[Check]]] = {
 
 
 def main() -> int:
-    """Runs the checks of all clients; returns 1 if a call failed."""
+    """Runs the checks of all stock clients; returns 1 if a call failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model_name", default="movielens")
     parser.add_argument("--model_base_path", type=Path, help="default: a tiny model, trained and exported now")

@@ -48,7 +48,7 @@ def _documented(place: Place, verb: str, path: str, query: str) -> str:
         return _get_text(place, url)
     if verb == "get":
         status, answer = _curl(place, url)
-        # 202: the map of a table is computed beside requests.
+        # The HTTP status 202 is right for :projection: the server computes the map of a table in the background.
         require(status == 200 or (status == 202 and ":projection" in path), f"{status}: {answer}")
         return json.dumps(answer)
     kind = path.rpartition(":")[2]
@@ -115,7 +115,7 @@ def _curl(place: Place, url: str, body: str | None = None) -> tuple[int, Any]:
 
 
 def _run(place: Place, url: str, *options: str) -> str:
-    """Runs curl; returns the status, a line break and the body, or the output that the options produce."""
+    """Runs curl; returns status and body, divided by a line break, or, with -w among the options, curl's own output."""
     binary = shutil.which("curl")
     if binary is None:
         raise Skip("curl is not on PATH")

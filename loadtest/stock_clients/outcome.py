@@ -14,11 +14,11 @@ _MAX_ANSWER = 100
 
 
 class Skip(Exception):
-    """A call that can not be made on this machine or with this model; the message says what is missing."""
+    """Raised if a call can not be made on this machine or with this model; the message says what is missing."""
 
 
 class Failed(Exception):
-    """Error that the answer to a call is wrong."""
+    """Raised if the answer to a call is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A check of one call of one client. run: returns the answer in a few words; raises if the answer is wrong."""
+    """A check of one call by one client. run: makes the call, and returns the answer in a few words or raises."""
 
     client: str
     call: str
@@ -51,7 +51,7 @@ def require(is_so: bool, otherwise: str) -> None:
 
 
 def run_checks(checks: Iterable[Check]) -> int:
-    """Runs checks, prints a line for each and a summary; returns the number of checks that failed."""
+    """Runs checks of clients, prints a line for each check and a summary; returns how many checks failed."""
     counts = {"ok": 0, "skipped": 0, "FAILED": 0}
     for check in checks:
         verdict, answer = _outcome(check)

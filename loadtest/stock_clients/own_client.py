@@ -25,7 +25,7 @@ def checks(place: Place) -> Iterator[Check]:
 
 
 def _open(place: Place, target: str) -> EmbeddingClient:
-    # rows() works only over HTTP, so the gRPC client gets an HTTP address too.
+    # EmbeddingClient.rows() works only over HTTP, so a client of gRPC gets an HTTP address too.
     http_target = None if target.startswith("http") else place.http
     return EmbeddingClient(target, model=place.model.name, timeout_s=_TIMEOUT_S, http_target=http_target)
 

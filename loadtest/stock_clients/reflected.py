@@ -29,7 +29,7 @@ _EXPECTED = {
 
 
 def checks(place: Place) -> Iterator[Check]:
-    """Yields the steps of a client that uses reflection, in order, then grpcurl itself if it is installed."""
+    """Yields checks of a client that learns all messages by reflection, then of grpcurl if it is installed."""
     dynamic = _Dynamic(place)
     yield Check(CLIENT, "list", dynamic.list_services)
     for service in sorted(_EXPECTED):

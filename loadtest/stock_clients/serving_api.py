@@ -18,7 +18,7 @@ _TIMEOUT_S = 60
 
 
 def checks(place: Place) -> Iterator[Check]:
-    """Yields a check for each method of the API that the model supports."""
+    """Yields a check for each method of TensorFlow Serving's API that the model supports."""
     try:
         stubs = _Stubs(place)
     except ImportError as error:

@@ -31,7 +31,7 @@ _PATIENCE_S = 60.0
 
 @dataclass(slots=True)
 class Run:
-    """The observations of a whole test run.
+    """Observations of a whole swap test: the swaps, and samples of the memory.
 
     swaps: times of each swap on the monotonic clock: the rename, the old version's end, and the new version's first
         answer.
@@ -43,7 +43,7 @@ class Run:
 
 
 def main() -> int:
-    """Runs the test; returns 1 if a request failed, or an answer had numbers of two versions."""
+    """Runs the swap test; returns 1 if a request failed, or an answer mixed numbers of two versions."""
     parser = argparse.ArgumentParser(prog="python -m loadtest.swap")
     parser.add_argument("--gigabytes", type=float, default=0.25)
     parser.add_argument("--folder", type=Path, help="where the versions are written; default: the temporary folder")
@@ -101,7 +101,7 @@ def _swap(server: LiveServer, base: Path, scratch: Path, options: argparse.Names
     next_s, version = started_s + options.every, 1
     while (now_s := time.monotonic()) - started_s < options.seconds:
         _remember(server, run)
-        # The state is read as often as during a swap, because reading it is load too.
+        # Read the versions' states as often as during a swap, because reading them loads the server, too.
         _states(server)
         if now_s >= next_s:
             _one_swap(server, base, scratch, version, run)

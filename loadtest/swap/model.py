@@ -101,7 +101,8 @@ def _sorted_table(records: dict[bytes, bytes]) -> bytes:
     def append(block: dict[bytes, bytes]) -> None:
         nonlocal out
         rows = [varint(0) + varint(len(k)) + varint(len(v)) + k + v for k, v in sorted(block.items())]
-        # The block has one restart point, at its start; a compression type, 0, and a checksum follow each block.
+        # A block of the index has one restart point, at its start; its compression type, 0, and its checksum follow the
+        # block.
         data = b"".join(rows) + struct.pack("<II", 0, 1) + b"\0"
         handles.append(varint(len(out)) + varint(len(data) - 1))
         out += data + struct.pack("<I", _masked(_crc32c(data)))

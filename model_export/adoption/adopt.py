@@ -132,7 +132,7 @@ class _Copy:
         _write_vocabularies(artifact, plan)
 
     def described(self, say: Say, *, measure: bool) -> tuple[Manifest, dict[str, Served]]:
-        """Compares lookups with the numpy oracle; returns the manifest and, per signature, how the server serves it."""
+        """Compares lookups with the numpy oracle; returns the manifest, and by signature how the server serves it."""
         say("comparing lookups with an oracle")
         signatures, why = self._proven(self._plan.signatures)
         added = self._added(signatures)
@@ -160,8 +160,8 @@ class _Copy:
         lookups = {name: entry for name, entry in signatures.items() if entry.kind == "lookup"}
         found, why = dict(signatures), {}
         if self._faults(lookups) is not None:
-            # The lookups, compared together, failed. Compare each signature by itself, to find the one that differs
-            # from the oracle.
+            # The comparison of all lookups together failed. Compare each signature by itself, to find the lookups that
+            # differ from the oracle.
             for name, entry in lookups.items():
                 fault = self._faults({name: entry})
                 if fault is None:
@@ -183,7 +183,7 @@ class _Copy:
         return None
 
     def _added(self, signatures: Mapping[str, SignatureEntry]) -> dict[str, SignatureEntry]:
-        """Adds lookup signatures to the graph and returns their entries."""
+        """Adds lookup signatures to the adopted model's graph, and returns their manifest entries."""
         devices = self._plan.added
         if devices is None:
             devices = () if any(entry.kind == "lookup" for entry in signatures.values()) else ("cpu",)

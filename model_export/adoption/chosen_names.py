@@ -34,7 +34,7 @@ def names_text(found: Discovery) -> str:
 
 
 def with_names(found: Discovery, names: Names) -> Discovery:
-    """Returns a copy of the discovery in which tables and features have the names that the user chose.
+    """Returns a copy of adopt's findings in which tables and features have the names that the user chose.
 
     Raises:
       ExportError: `names` renames a table or feature that was not found, or gives two tables or two features one name.

@@ -29,7 +29,7 @@ class NamedFeature:
 
 @dataclass(frozen=True, slots=True)
 class FoundSignature:
-    """One signature of the SavedModel, with the manifest entry that the search made for it.
+    """One signature of the SavedModel, with the manifest entry that adopt's search for lookups made for it.
 
     entry: the signature's entry for the manifest.
     reason: why the signature is no lookup, "" for a lookup.

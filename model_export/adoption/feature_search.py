@@ -41,7 +41,7 @@ _SEARCHED_ROWS = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class FoundFeature:
-    """A lookup that the search found in a signature's graph.
+    """A lookup that adopt's search found in the graph of a signature.
 
     tensor: the graph's tensor with the result: [B, D], or any shape if the ids are not combined.
     read: the read of the table whose rows the lookup uses.
@@ -192,7 +192,7 @@ class _Trial:
         return is_exact
 
     def _requests(self, feature: LookupFeature) -> Iterator[tuple[dict[str, Array], Tensors]]:
-        """Yields pairs: a request for the graph, and the same with row numbers in place of keys, for our kernels."""
+        """Yields trial requests in two forms: one for the graph, and one for our kernels, with row numbers for keys."""
         bad = {"error": [], "wrap": [-1, -self._size], "drop_negative": [-1, -7]}.get(
             feature.on_bad_id, [-1, -7, self._size, self._size + 9]
         )
@@ -234,7 +234,8 @@ class _Trial:
     def _policy(self, outcome: Callable[[Any], Outcome | None]) -> tuple[Any, int] | None:
         """Finds the on_bad_id and default_row that explain how the graph reacts to bad ids; None if no policy does."""
         if self._keys is not None:
-            # Known keys always become rows of the table, so only an unknown key is tried.
+            # Known keys always become rows of the table, so only an unknown key is tried, to find the policy for ids
+            # outside the table.
             entry = self._keys.entry
             if entry.num_oov_buckets or entry.oov_id is not None or not entry.size:
                 return "error", 0
@@ -271,8 +272,8 @@ class _Trial:
             probe_rows = [[0] * self._width, [min(1, self._size - 1)] * self._width]
             ids = self._probe.ids(self._graph, self._read, self._roles.request(self._graph.spec, probe_rows))
             if len(self._read.gathers) > 1:
-                # For a table saved in parts, the graph maps an id to a part and a row in it, so its ids can not be
-                # compared with row numbers here. _single and _combined compare the vectors.
+                # The graph maps an id of a table saved in parts to a part and to a row of that part. Such ids can not
+                # be compared with row numbers here; _single() and _combined() compare the looked-up vectors instead.
                 return True
             if (
                 ids is not None

@@ -51,7 +51,7 @@ def export_keras(
         try:
             _save(model, folder, inputs)
         except Exception as error:
-            # Keras raises exceptions of many types for layers that it can not save.
+            # Catch every exception, because Keras raises many types for layers that it can not save.
             raise ExportError(
                 f"Keras can not save {what}: {error}\nLeave that part out of the exported model, for example with a "
                 "second keras.Model over the same layers"
@@ -82,8 +82,8 @@ def _check(model: Any, what: str, inputs: Any) -> None:
             f"{what} runs on {backend!r}, whose SavedModels hold compiled code and no lookups: save its weights, and "
             "load them in a process with KERAS_BACKEND=tensorflow"
         )
-    # Without `inputs`, Keras 3 would export a subclassed model with the shapes of one batch, and every input as
-    # float32.
+    # If the caller does not pass `inputs`, Keras 3 exports a subclassed model with the shapes of one batch, and with
+    # every input as float32.
     tensors = tf.nest.flatten(getattr(model, "inputs", None) or [])
     if inputs is None and (not tensors or any(tensor.shape[0] is not None for tensor in tensors)):
         raise ExportError(f"{what} does not tell its inputs; {_INPUTS_HINT}")
@@ -110,7 +110,7 @@ def _save(model: Any, folder: Path, inputs: Any) -> None:
 
 
 def _named(inputs: Any) -> Any:
-    """Returns the input specs; in a dict, each spec gets its key as its name."""
+    """Returns the TensorSpecs of a model's inputs; in a dict, each spec gets its key as its name."""
     if not isinstance(inputs, Mapping):
         return inputs
     return {name: tf.TensorSpec(spec.shape, spec.dtype, name) for name, spec in inputs.items()}

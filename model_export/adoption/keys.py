@@ -48,7 +48,7 @@ class FoundKeys:
 
 
 def find_keys(probe: Probe, graph: SignatureGraph, read: Read, roles: Roles) -> FoundKeys | None:
-    """Returns the vocabulary or hash by which a graph maps an input's keys to the ids of a read; None without one.
+    """Returns the vocabulary or hash by which a graph maps an input's keys to row ids; None if the graph has neither.
 
     The returned entry says that an unknown key without a row is an error; feature_search then tries whether the graph
     drops it.
@@ -127,7 +127,7 @@ class _Search:
         return FoundKeys(replace(entry, empty_key_id=row), lines) if 0 <= row < self._size else None
 
     def _strangers(self, lines: set[bytes]) -> tuple[int | None, int, OovPolicy] | None:
-        """Finds the rule for unknown keys; returns their first row, the number of rows, and on_oov. None: no rule."""
+        """Finds the rows of unknown keys: first row, number of rows, and on_oov; None if no rule explains them."""
         keys = [key for key in self._unknown(lines) if _line(key) not in lines]
         rows = self._rows(np.array(keys, object if self._key_dtype == "string" else np.int64))
         if rows is None or not ((rows >= 0) & (rows < self._size)).any():

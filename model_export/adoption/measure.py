@@ -1,4 +1,4 @@
-"""Times the signatures of an adopted model, and decides whether the server runs the cut graph or the whole graph."""
+"""Times each signature of an adopted model, whole and with its lookups cut out; chooses the form that is served."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from service.types import Array, SignatureSpec
 
 # Numbers of rows of the timed requests; the summary shows the times of the largest request.
 _ROWS = (1, 32, 256)
-# Numbers of rows of further requests. The cut graph's answers to them are compared with the whole graph's, but not
-# timed.
+# Numbers of rows of further, untimed requests: the whole graph's answers are compared with the answers of the graph
+# whose lookups are cut out.
 _COMPARED_ROWS = (2, 7, 20, 64, 130)
 _IDS_PER_ROW = 5
-# The server runs the whole graph of a signature if the cut graph reaches less than this share of the whole graph's
-# rate, for any timed number of rows.
+# The server runs the whole graph of a signature if the graph with its lookups cut out reaches less than this share of
+# the whole graph's rate, for any timed number of rows.
 _LEAST_RATIO = 0.97
 _TURNS = 5
 _SEED = 37
@@ -32,12 +32,13 @@ _SEED = 37
 def measured(
     artifact: Path, manifest: Manifest, served: Mapping[str, Served], say: Callable[[str], None]
 ) -> dict[str, Served]:
-    """Returns the signatures with their times; sets `run` to "whole" for a predict that the whole graph serves better.
+    """Times each signature; sets `run` to "whole" for a predict that the server answers better by the whole graph.
 
-    It is better if the whole graph is faster, or if the cut graph's answers differ from the whole graph's in any bit.
+    The whole graph is better if it is faster than the graph with its lookups cut out, or if any bit of the answers
+    differs.
 
     The timed work is the server's: from a request's bytes to an answer's bytes. The graph's run alone is a third of
-    that time, and a cut signature may skip arrays and checks that the whole graph needs.
+    that time, and a signature with cut-out lookups may skip arrays and checks that the whole graph needs.
 
     A signature that refuses the random requests keeps its entry and gets no times.
     """
@@ -64,7 +65,7 @@ def measured(
 def _compared(
     trial: Trial, name: str, requests: Mapping[int, Mapping[str, Array]]
 ) -> tuple[float | None, Times | None]:
-    """Returns the smallest ratio of the cut graph's rate to the whole graph's, and the times of the largest request."""
+    """Returns the smallest ratio of the cut-out lookups' rate to the whole graph's, and the largest request's times."""
     try:
         rates = trial.rates(name, requests, turns=_TURNS)
     except ServiceError:
@@ -74,7 +75,7 @@ def _compared(
 
 
 def _differs(trial: Trial, name: str, requests: Iterable[Mapping[str, Array]]) -> bool:
-    """Says whether the cut and the whole graph differ: in a bit of an output, or in whether they refuse a request."""
+    """Says whether cutting out the lookups changes any bit of the outputs, or whether a request is refused."""
     for request in requests:
         cut, whole = trial.outputs(name, request)
         if cut.keys() != whole.keys() or any(cut[o].tobytes() != whole[o].tobytes() for o in cut):

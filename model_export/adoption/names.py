@@ -1,4 +1,4 @@
-"""Makes names for tables and features from the names of variables and inputs in the program."""
+"""Makes names for tables and features from the names of variables and inputs in the adopted model."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def table_names(keys: Iterable[str], variables: Mapping[str, str]) -> dict[str, 
 
 
 def unique(name: str, taken: set[str]) -> str:
-    """Returns the name, with a number appended if `taken` has it already."""
+    """Returns a name that is not in `taken`: the given name, or the given name with a number appended."""
     number, found = 2, name
     while found in taken:
         found, number = f"{name}_{number}", number + 1

@@ -120,7 +120,7 @@ class OpenedGraph:
         return variable_names(self.meta_graph, self.artifact)
 
     def alias(self, key: str) -> str:
-        """Returns the key under which the graph restores the numbers that are saved under `key`; else `key`."""
+        """Returns `key`, or the key of the graph variable with the same saved bytes if no variable has `key`."""
         if key in self.variables:
             return key
         entry = self.bundle.get(key)
@@ -203,6 +203,6 @@ def _content(entry: BundleEntry) -> tuple[object, ...]:
 
 
 def _first_row(part: str) -> int:
-    # The text of a part, such as "20 4 5,5:0,4", is the variable's shape, then the part's start and length in each
-    # dimension.
+    # A checkpoint describes a part of a variable by a text such as "20 4 5,5:0,4": the variable's shape, then the
+    # part's start and length in each dimension.
     return int(part.split(" ")[-1].partition(",")[0]) if part else 0

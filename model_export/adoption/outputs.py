@@ -17,7 +17,7 @@ _PLUMBING = frozenset(
 
 
 def find_outputs(graph: SignatureGraph, tensors: Mapping[str, str]) -> dict[str, list[str]] | str:
-    """Returns, for each output, the features that it concatenates; or why an output is more than a lookup.
+    """Returns the names of the features that each output concatenates, or a text that says why an output is no lookup.
 
     Args:
       tensors: tensor of the graph -> name of the feature that it holds.
@@ -52,5 +52,5 @@ def _parts(graph: SignatureGraph, tensor: str, tensors: Mapping[str, str]) -> li
 
 def _is_last_axis(graph: SignatureGraph, tensor: str, axis: str) -> bool:
     node = graph.flat.nodes[node_of(axis)]
-    # Axis 1 is the last axis, because an output that concatenates features has rank 2.
+    # If an output concatenates features, its rank is 2, so axis 1 is its last axis.
     return node.op == "Const" and int(tf.make_ndarray(node.attr["value"].tensor)) in (1, -1)

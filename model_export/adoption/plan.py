@@ -130,7 +130,7 @@ def plan_of_spec(spec: AdoptSpec, inputs: Mapping[str, Mapping[str, InputInfo]],
 def _model(
     found: Discovery, features: Mapping[str, FeatureEntry], vocabularies: Mapping[str, PlannedVocabulary]
 ) -> ModelSpec | None:
-    """Returns the spec of added lookups. It has the found tables of float32 that are read by ids or by string keys."""
+    """Returns a ModelSpec of the lookups that adopt adds; leaves out integer keys and tables other than float32."""
     lookups: dict[str, LookupFeature] = {}
     for one in found.signatures:
         for name, lookup in one.entry.features.items():

@@ -21,8 +21,8 @@ from service.graph.tower import request_feed
 from service.tables.table import MappedTable, open_tables
 from service.types import Array, TableInfo
 
-# A larger table is not replaced by random numbers: its own rows, which are mapped, are fed, on the assumption that no
-# two rows are equal.
+# Size in bytes up to which adopt replaces a table's rows by random numbers while it searches for lookups. A larger
+# table's own rows are fed, from the mapped file, on the assumption that no two rows are equal.
 _MOST_RANDOM_BYTES = 64 << 20
 _SEED = 29
 
@@ -54,7 +54,7 @@ class Probe:
         self.session.close()
 
     def feed(self, graph: SignatureGraph, request: Mapping[str, Array]) -> dict[str, Array]:
-        """Returns a request's arrays by tensor name, without the inputs that the session's graph lacks."""
+        """Returns a request's arrays by tensor name; leaves out inputs whose tensors the session's graph lacks."""
         to_feed, names = request_feed(graph.spec, graph.sparse)
         fed = dict(zip(names, to_feed(request), strict=True))
         return {tensor: array for tensor, array in fed.items() if node_of(tensor) in self._known}
@@ -62,7 +62,7 @@ class Probe:
     def run(
         self, graph: SignatureGraph, request: Mapping[str, Array], read: Read, tensors: Sequence[str]
     ) -> list[Array] | None:
-        """Computes tensors that depend on the rows of a read; None if the graph refuses the request."""
+        """Runs the graph up to the given tensors, feeding the rows of `read`; None if the graph refuses the request."""
         fed, table = self.feed(graph, request), self.tables[read.key]
         try:
             found = self.session.run([gather.ids for gather in read.gathers], fed)
@@ -106,13 +106,14 @@ def _table(opened: OpenedGraph, key: str) -> MappedTable:
 def _rows(table: MappedTable, ids: Array) -> Array:
     if table.info.dtype == "float32":
         return rows_of(ids, table)
-    # Called for its error only: rows_of() raises if an id is outside the table.
+    # Call rows_of() only for the error that it raises if an id is outside the table.
     rows_of(ids, table)
     return table.stored_rows(ids.reshape(-1)).reshape(*ids.shape, table.info.embedding_dim)
 
 
 def _random(key: str, entry: BundleEntry) -> MappedTable:
-    # Random numbers, because with equal rows of a trained table a wrong description of the lookup would go unnoticed.
+    # The rows are random, because a trained table may have equal rows, for which a wrong description of the lookup
+    # would go unnoticed.
     numbers = np.random.default_rng(_SEED).standard_normal(entry.shape, np.float32)
     is_bfloat16 = entry.dtype == "bfloat16"
     rows: Array = (numbers.view(np.uint32) >> 16).astype(np.uint16) if is_bfloat16 else numbers.astype(entry.dtype)

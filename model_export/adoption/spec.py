@@ -140,7 +140,7 @@ def find_variable(name: str, variables: Mapping[str, BundleEntry], *, dtypes: Co
 
 
 def is_table(entry: BundleEntry, dtypes: Collection[str] = _SERVED_DTYPES) -> bool:
-    """Says whether a variable is a matrix of one of the dtypes; by default, of those that a mapped file can serve."""
+    """Says whether a variable is a matrix of one of the dtypes; by default, of the dtypes that can be served mapped."""
     return entry.dtype in dtypes and len(entry.shape) == 2
 
 

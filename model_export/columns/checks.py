@@ -41,7 +41,7 @@ def innermost(column: Any) -> Any:
 
 
 def checked_dimension(dimension: Any) -> int:
-    """Returns dimension as an int; raises ValueError if it is not an integer above 0."""
+    """Returns a column's dimension as an int; raises ValueError if the dimension is not an integer above 0."""
     try:
         number = operator.index(dimension)
     except TypeError:
@@ -77,7 +77,7 @@ def check_device(device: Any, shape: Any, columns: Sequence[Any]) -> None:
 
 
 def check_max_sequence_length(length: Any, column: Any) -> None:
-    """Refuses a length that is no integer, one below 1 for a sequence column, and one not 0 for other columns."""
+    """Refuses a max_sequence_length that is no integer, below 1 for a sequence column, or not 0 for other columns."""
     is_sequence = isinstance(column, tensorflow_columns.SequenceColumn)
     try:
         number = operator.index(length)

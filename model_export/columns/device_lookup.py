@@ -50,7 +50,8 @@ class DeviceLookup:
     use_safe_embedding_lookup: bool
 
     def _set_device(self, device: str | None, shape: tuple[int | None, int] | None) -> None:
-        # TensorFlow's own column methods read these two attributes, but only inside a TPU context.
+        # TensorFlow's own column methods read _embedding_lookup_device and _tensor_core_shape, but only inside a TPU
+        # context.
         self._embedding_lookup_device = _BY_NAME[device]
         self._tensor_core_shape = shape
         self._device_name = device
@@ -82,7 +83,8 @@ class DeviceLookup:
         return self._device_name == TENSOR_CORE
 
     def _lookup(self, pair: Any, table: Any) -> Any:
-        # pair: ids and weights from the categorical column, which has already applied its vocabulary and default value.
+        # `pair` holds ids and weights from the categorical column, so its vocabulary and default value are applied
+        # already.
         ids, weights = pair.id_tensor, pair.weight_tensor
         if self._is_padded and not _asks_cpu.get():
             return tensor_core.combined(table, *self._padded(ids, weights), self.combiner)
@@ -96,7 +98,7 @@ class DeviceLookup:
         return _with_all_rows(tf.nn.embedding_lookup_sparse(table, ids, weights, combiner=self.combiner), ids)
 
     def _padded(self, ids: Any, weights: Any) -> tuple[Any, Any]:
-        # check_device() refused tensor-core columns without a tensor_core_shape.
+        # check_device() has refused tensor-core columns without a tensor_core_shape, so the shape is set here.
         assert self._tensor_core_shape is not None
         return tensor_core.padded(
             ids, weights, self._tensor_core_shape[1], drops_negative=self.use_safe_embedding_lookup

@@ -19,7 +19,7 @@ class SharedTable:
     """
 
     def __init__(self, name: str, num_buckets: int, dimension: int, initializer: Any) -> None:
-        # TensorFlow's method for the embedding cores reads this attribute.
+        # TensorFlow's lookup on a TPU's embedding cores reads the attribute `_name` of a shared table.
         self._name = name
         self.num_buckets = num_buckets
         self.dimension = dimension
@@ -37,7 +37,7 @@ class SharedTable:
 
     @property
     def embedding_weights(self) -> Any:
-        """The table's [V, D] float32 variable in the current graph, or outside of graphs."""
+        """The table's [V, D] float32 variable: one for each v1 graph, and one for code outside of graphs."""
         with tf.init_scope():
             if tf.executing_eagerly():
                 return self._eager_weights()
@@ -68,7 +68,7 @@ class TPUSharedEmbeddingColumn(DeviceLookup, tensorflow_columns.TpuSharedDeviceC
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """Makes the named tuple only: TensorFlow's __new__ would set device and shape on the class, for all columns."""
+        """Makes a column without TensorFlow's __new__, which would set device and shape on the class of all columns."""
         of_tensorflow = {
             key: kwargs[key] for key in kwargs if key not in ("embedding_lookup_device", "tensor_core_shape")
         }
@@ -124,7 +124,8 @@ class TPUSharedEmbeddingColumn(DeviceLookup, tensorflow_columns.TpuSharedDeviceC
         if tensorflow_columns.is_tpu_inference():
             if self._is_padded:
                 return self._tpu_serving_lookup(transformation_cache, state_manager, table.embedding_weights)
-            # TensorFlow's method below gets columns of the device tpu_embedding_core, and refuses them.
+            # A column of the device tpu_embedding_core goes on to TensorFlow's own method, which refuses it with an
+            # error.
             if self.embedding_lookup_device != "tpu_embedding_core":
                 return tensorflow_columns.on_host(lambda: self._sparse_lookup(transformation_cache, state_manager))
         is_plain = self.embedding_lookup_device is None

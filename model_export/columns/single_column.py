@@ -1,4 +1,4 @@
-"""The class of columns that `embedding_column` makes: one categorical column reads a table of its own."""
+"""The class of columns that `embedding_column` makes: each column has one categorical column and its own table."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class TPUEmbeddingColumn(DeviceLookup, tensorflow_columns.TpuDeviceColumn):  # t
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """Makes the named tuple only: TensorFlow's __new__ would set device and shape on the class of all columns."""
+        """Makes a column without TensorFlow's __new__, which would set device and shape on the class of all columns."""
         of_tensorflow = {
             key: kwargs[key] for key in kwargs if key not in ("embedding_lookup_device", "tensor_core_shape")
         }
@@ -60,7 +60,7 @@ class TPUEmbeddingColumn(DeviceLookup, tensorflow_columns.TpuDeviceColumn):  # t
         return self._cut_lengths(tpu.get_sequence_dense_tensor(self, transformation_cache, state_manager))
 
     def _get_dense_tensor(self, inputs: Any, weight_collections: Any = None, trainable: Any = None) -> Any:
-        # tf.compat.v1.feature_column.input_layer calls this method.
+        # tf.compat.v1.feature_column.input_layer calls _get_dense_tensor().
         owner = tensorflow_columns.EmbeddingColumn
         if tensorflow_columns.is_on_tpu():
             owner = self._of_tensorflow
@@ -71,12 +71,14 @@ class TPUEmbeddingColumn(DeviceLookup, tensorflow_columns.TpuDeviceColumn):  # t
         return self._cut_lengths(tpu._get_sequence_dense_tensor(self, inputs, weight_collections, trainable))
 
     def _get_dense_tensor_internal_helper(self, sparse_tensors: Any, embedding_weights: Any) -> Any:
-        # TensorFlow's column class calls this method for every lookup, except a lookup on the embedding cores.
+        # TensorFlow's column class calls _get_dense_tensor_internal_helper() for every lookup, except a lookup on the
+        # embedding cores.
         return self._lookup(sparse_tensors, embedding_weights)
 
     @property
     def _of_tensorflow(self) -> Any:
-        # Returns the TensorFlow class whose methods this column uses inside a TPU context: with or without a device.
+        # Inside a TPU context this column uses the methods of one of two TensorFlow classes: the class of columns with
+        # a lookup device, or the class of columns without.
         is_plain = self.embedding_lookup_device is None
         return tensorflow_columns.TpuEmbeddingColumn if is_plain else tensorflow_columns.TpuDeviceColumn
 

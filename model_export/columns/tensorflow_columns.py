@@ -10,7 +10,8 @@ from typing import Any
 
 from model_export.tensorflow_setup import tf
 
-# Importing model_export.tensorflow_setup chooses TensorFlow's Keras, so it must come before the imports below.
+# Importing model_export.tensorflow_setup makes TensorFlow use Keras 2, so it must come before imports of TensorFlow's
+# own modules.
 # isort: split
 from tensorflow.python.feature_column import feature_column_v2 as _columns
 from tensorflow.python.feature_column import serialization as _serialization

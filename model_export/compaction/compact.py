@@ -1,4 +1,4 @@
-"""Makes the next version of an artifact from its files: deltas written into tables, or tables of fewer bits, or both.
+"""Makes the next version of an artifact: folds deltas into its tables, stores tables in fewer bits, or does both.
 
 The new version has the files of the old one, with other rows, their checksums in index and manifest, and without the
 recorded answers of the old rows. A server loads it without deltas. Folding alone needs no TensorFlow.
@@ -47,7 +47,7 @@ def compact(
     table_dtype: str | Mapping[str, str] | None = None,
     progress: Callable[[str], Progress] = lambda what: lambda done, rows: None,
 ) -> Path:
-    """Writes a new version of an artifact with its deltas in the tables, or tables of fewer bits; returns its folder.
+    """Writes a new version of an artifact, with deltas folded in or tables in fewer bits; returns the version's folder.
 
     Args:
       artifact: the version folder; it is not changed.
@@ -123,7 +123,7 @@ def _provenance(folder: Path, deltas: list[Delta], reduction: Reduction | None) 
 
 def _reduced(copy: Path, manifest: Manifest, reduction: Reduction, progress: Callable[[str], Progress]) -> Manifest:
     made = reduce_tables(copy, manifest, reduction, progress=progress)
-    # The module is imported late, because the import starts TensorFlow.
+    # The module model_export.parity.verify is imported late, because its import starts TensorFlow.
     from model_export.parity.verify import check_parity
 
     made = dataclasses.replace(made, files=file_sizes(copy))

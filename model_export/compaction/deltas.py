@@ -61,7 +61,8 @@ def write_delta(
         except DeltaFault as fault:
             raise ExportError(str(fault)) from fault
         except FileExistsError as error:
-            # Another writer took the delta's number first. Without an explicit sequence, try the next number.
+            # Another writer was the first to use this number for a delta. If the caller gave no number, try the next
+            # number.
             if sequence is not None:
                 raise ExportError(f"{target} has a delta of number {number} already") from error
 
@@ -70,7 +71,7 @@ def read_tables(artifact: Path) -> dict[str, TableInfo]:
     """Reads the tables that a delta must fit from the manifest; raises ExportError if there is no manifest."""
     check_described(artifact)
     manifest = Manifest.read(artifact)
-    # check_described() would have raised if there were no manifest.
+    # check_described() raises ExportError if there is no manifest, so the manifest is not None here.
     assert manifest is not None
     return {
         name: TableInfo(name, entry.vocabulary_size, entry.embedding_dim, entry.dtype, entry.nbytes, ())

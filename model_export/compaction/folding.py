@@ -39,8 +39,8 @@ def read_deltas(folder: Path, journal: Path | None) -> tuple[list[Delta], list[s
         for delta in deltas:
             try:
                 check_delta(delta, tables, fingerprint)
-                # The order is the same as in service.deltas.version_deltas: with equal numbers, an acknowledged upsert
-                # wins over a delta file.
+                # Deltas and upserts come in the same order as in service.deltas.version_deltas: with equal numbers, an
+                # acknowledged upsert wins over a delta file.
                 found.append((2 * delta.sequence + is_journaled, delta))
             except DeltaFault as fault:
                 refused(fault, f"delta {delta.sequence} of table {delta.table!r}")

@@ -12,7 +12,7 @@ from pathlib import Path
 from service.artifact.delta_file import fingerprint_of
 from service.artifact.delta_journal import journal_path
 
-# Glob prefixes: a journal is searched in the folder itself, in its subfolders, and one level deeper.
+# Glob prefixes: a journal is searched in a root folder, in the root's subfolders, and in their subfolders.
 _DEPTHS = ("", "*/", "*/*/")
 
 

@@ -1,4 +1,4 @@
-"""Rewrites the lookup signatures in a saved_model.pb, so that their graphs read tables of fewer bits.
+"""Rewrites the lookup signatures in a saved_model.pb, so that their graphs read tables stored in fewer bits.
 
 Each lookup is built again from its manifest entry (ADR 0007), with its own variables. The rest of the graph stays, with
 the trained tables that predictions read; a SavedModel that has only lookups gets a new graph without those tables.
@@ -141,7 +141,7 @@ class _Variables:
         self._tables: dict[str, Any] = {}
 
     def table(self, name: str) -> Any:
-        """Returns a table in build_lookup's form: a variable, a list of parts, or a GraphTable of fewer bits."""
+        """Returns a table in a form that build_lookup takes: a variable, a list of its parts, or a GraphTable."""
         if name not in self._tables:
             entry = self._manifest.tables[name]
             shape = (entry.vocabulary_size, stored_columns(entry.dtype, entry.embedding_dim))
@@ -231,7 +231,7 @@ class _Vocabularies:
         return self._tables[file.name]
 
     def init(self, old: str) -> str:
-        """Adds an operation that fills all vocabularies; returns its name, or `old` if there is none to fill."""
+        """Adds an operation that fills the vocabularies' lookup tables; returns its name, `old` if there are none."""
         if not self._tables:
             return old
         graph = tf.compat.v1.get_default_graph()

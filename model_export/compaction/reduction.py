@@ -43,7 +43,7 @@ class Reduction:
 
 
 def plan_reduction(artifact: Path, manifest: Manifest, table_dtype: str | Mapping[str, str]) -> Reduction:
-    """Plans the reduction to a table_dtype, an argument of the same form as in export().
+    """Plans how compact() reduces tables to table_dtype, an argument of the same form as in export().
 
     Raises:
       ExportError: a table or dtype is unknown, a table is reduced already, or a lookup is the model's own graph.
@@ -112,7 +112,7 @@ def reduce_tables(
     kept |= {entry.scale.variable for entry in manifest.tables.values() if entry.scale is not None}
     old, new = artifact / VARIABLES_PREFIX, artifact / "reduced_variables" / "variables"
     with BundleWriter(new) as writer:
-        # If the artifact has only lookups, no signature needs the other variables.
+        # If the artifact has only lookups, no signature reads the checkpoint's other variables, so they are not copied.
         writer.copy(old, (lambda key: key in kept) if reduction.is_alone else (lambda key: True))
         for name, dtype in reduction.dtypes.items():
             entry = manifest.tables[name]
@@ -133,7 +133,7 @@ def reduce_tables(
             REBUILT_KEY: sorted({*manifest.provenance.get(REBUILT_KEY, ()), *reduction.rebuilt}),
         },
     )
-    # The module is imported late, because the import starts TensorFlow.
+    # The module compaction.reduced_lookups is imported late, because its import starts TensorFlow.
     from model_export.compaction.reduced_lookups import rewrite_lookups
 
     rewrite_lookups(artifact, reduced_manifest, reduction.rebuilt, is_alone=reduction.is_alone)
@@ -246,7 +246,8 @@ def _tables(
 
 
 def _remove_parts(artifact: Path, manifest: Manifest, trained: set[str]) -> None:
-    # For each table that the graph has in parts, adopt wrote a whole copy. No signature reads these copies now.
+    # If a graph holds a table in parts, adopt wrote a whole copy of the table. No signature reads that copy after the
+    # reduction, so it is deleted.
     for entry in manifest.tables.values():
         prefix = prefix_of(artifact / entry.file)
         if entry.variable in trained and prefix != artifact / VARIABLES_PREFIX:

@@ -29,7 +29,7 @@ MOST_CANDIDATES = 100_000
 NEIGHBOURS = 10
 _SEED = 0
 _BLOCK_ROWS = 100
-# Two cosines count as equal if they differ by no more than this, about their rounding error.
+# Two cosines count as equal if their difference is at most this number, about the rounding error of a cosine.
 _TIE = 1e-6
 
 
@@ -47,7 +47,7 @@ class Losses:
     _counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("error", "relative", "cosine"), 0))
 
     def add(self, trained: Array, stored: Array) -> None:
-        """Adds a block of rows to the sums: trained and stored are [N, D] float32, before and after the reduction."""
+        """Adds the errors of a block of rows, [N, D] float32, before (trained) and after the reduction (stored)."""
         is_finite = np.isfinite(trained).all(axis=1)
         exact, found = trained[is_finite].astype(np.float64), stored[is_finite].astype(np.float64)
         if not exact.size:
@@ -67,17 +67,17 @@ class Losses:
 
     @property
     def mean_error(self) -> float:
-        """Mean absolute error of the table's numbers; NaN and infinity are left out."""
+        """Mean absolute error of a reduced table's numbers; rows with NaN or infinity are left out."""
         return self._mean("error", 0.0)
 
     @property
     def mean_relative_error(self) -> float:
-        """Mean relative error of the table's numbers, without the trained numbers that are 0."""
+        """Mean relative error of a reduced table's numbers; trained numbers that are 0 are left out."""
         return self._mean("relative", 0.0)
 
     @property
     def mean_cosine(self) -> float:
-        """Mean cosine between each trained row and the row of fewer bits that lookups read."""
+        """Mean cosine between each trained row and the row in fewer bits that lookups read."""
         return self._mean("cosine", 1.0)
 
     def to_json(self) -> dict[str, Any]:

@@ -24,7 +24,7 @@ def add_training(parser: argparse.ArgumentParser) -> None:
 
 
 def add_distribution(parser: argparse.ArgumentParser) -> None:
-    """Adds the flag that says how several processes train."""
+    """Adds the flag --distribution, which says how several processes train together."""
     parser.add_argument(
         "--distribution",
         choices=DISTRIBUTIONS,

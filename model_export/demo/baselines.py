@@ -19,7 +19,7 @@ def rmse(prediction: Array, rating: Array) -> float:
 
 
 def baseline_rmse(train: Examples, held_out: Examples) -> Mapping[str, float]:
-    """Fits both baselines on the training part and returns their RMSE on the held-out part.
+    """Fits the baselines global_mean and user_film_bias to the training part; returns their RMSE on the held-out part.
 
     global_mean: the mean rating for every user and film. user_film_bias: mean + b_user + b_film, by alternating ridge
         means.

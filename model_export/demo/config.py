@@ -47,7 +47,7 @@ class TrainConfig:
             raise ValueError(f"distribution is {self.distribution!r}, expected one of {DISTRIBUTIONS}")
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the settings as a JSON object."""
+        """Returns the training settings as a JSON object."""
         return dataclasses.asdict(self)
 
     @staticmethod

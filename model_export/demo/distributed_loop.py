@@ -178,7 +178,7 @@ class DistributedTrainer:
             tape.watch(rows)
             vectors = self.model.vectors(distinct, rows)
             error = self.model.tower(vectors, self._config.dropout, seed, share) - batch["rating"]
-            # The sum of this loss over all workers is the mean over the batch.
+            # The loss of one worker; the sum of the losses of all workers is the mean over the batch.
             loss = tf.reduce_sum(tf.square(error)) / self._batch_size
         of_rows, of_dense = tape.gradient(loss, (rows, dense))
         for name, gradient in of_rows.items():

@@ -33,7 +33,7 @@ class Examples:
         return len(self.rating)
 
     def select(self, rows: Array) -> Examples:
-        """Returns the examples at the positions `rows` ([n] int64), in this order, or where `rows` ([B] bool) is 1."""
+        """Returns the examples at positions `rows` ([n] int64), in this order, or where `rows` ([B] bool) is True."""
         index = np.flatnonzero(rows) if rows.dtype == bool else rows
         return Examples(
             ids={name: ids[index] for name, ids in self.ids.items()},
@@ -89,7 +89,7 @@ def held_out_rows(data: RatingData) -> Array:
 
 
 def split(examples: Examples, data: RatingData, held_out: HeldOut) -> tuple[Examples, Examples]:
-    """Splits the examples into training and held-out examples, and returns both.
+    """Splits the examples; returns the training examples, then the held-out examples.
 
     "test" holds out each user's last 20%. "validation" drops these ratings and holds out the last 10% of the
     others, so that settings can be chosen without the test part.

@@ -67,7 +67,7 @@ class RatingSource:
         return RatingSource(run, saved.tower, prefix)
 
     def first_rows(self, number: int) -> RatingSource:
-        """Returns the source of the same model with at most this number of rows of each table."""
+        """Returns the ExportSource of the same model, with at most `number` rows of each table."""
         return RatingSource(self._run, self._tower, self._prefix, number)
 
     @property
@@ -134,11 +134,12 @@ class _ServingModule(tf.Module):  # type: ignore[misc]
             table.name: streamed_table(table.name, (table.vocabulary_size, table.embedding_dim))
             for table in spec.tables
         }
-        # Names of the tables whose trained rows become `tables`. For other tables, `tables` has rows of fewer bits.
+        # Names of the tables of which `tables` holds the trained rows. Of other tables, `tables` holds rows in fewer
+        # bits.
         self.streamed = [name for name in trained if name not in plan.reduced]
         self.tables = {**trained, **self.reduced.tables}
         self.scales = self.reduced.scales
-        # Predictions read the trained tables, even if lookups read tables of fewer bits.
+        # Predictions read the trained tables, even if lookups read tables that are stored in fewer bits.
         self.trained = {name: trained[name] for name in plan.reduced} if predict else {}
         self.tower = tower
         self.vocabularies = vocabulary_tables(spec, plan.vocabulary_files)

@@ -38,7 +38,7 @@ def feature_config(spec: ModelSpec, seed: int = 0) -> dict[str, Any]:
 
 
 class RatingModel(tf.Module):  # type: ignore[misc]
-    """Embedding layer and tower with their variables. For export: no table_optimizer and so no slot variables."""
+    """An embedding layer and a tower. A model made for export has no table_optimizer, and so no slot variables."""
 
     def __init__(
         self,

@@ -97,7 +97,7 @@ class Trainer:
         return self._checkpoints.restore()
 
     def save(self, epoch: int) -> None:
-        """Writes a checkpoint after the epoch with this number."""
+        """Writes a checkpoint after the epoch with the number `epoch`."""
         self._checkpoints.save(epoch)
 
     def run_epoch(self, epoch: int) -> EpochResult:
@@ -175,7 +175,7 @@ def padded_tensors(examples: Examples, spec: ModelSpec) -> dict[str, Any]:
 
 
 def feature_ids(batch: dict[str, Any], spec: ModelSpec) -> dict[str, Any]:
-    """Returns the ids of each feature in a batch of padded_tensors()."""
+    """Returns the ids of each feature in a batch of examples that padded_tensors() padded."""
     return {
         f.name: tf.RaggedTensor.from_tensor(batch[f.name], lengths=batch[f.name + "_length"])
         if f.is_ragged

@@ -106,7 +106,7 @@ def checked(data: RatingData) -> RatingData:
 
 
 def from_official(progress: Progress) -> RatingData:
-    """Downloads the publisher's zip file."""
+    """Downloads the zip file of MovieLens 100K from the publisher, and parses the ratings."""
     request = urllib.request.Request(OFFICIAL_URL, headers={"User-Agent": "model-export"})
     with urllib.request.urlopen(request, timeout=_CONNECT_TIMEOUT_S) as response:
         total = int(response.headers.get("Content-Length", 0)) or None
@@ -168,7 +168,7 @@ def parse_package(ratings: str, users: str, films: str) -> RatingData:
     parsed_films = []
     for line in _lines(films)[1:]:
         film_id, title, year, genres = line.split("\t")
-        # The package misspells "unknown".
+        # The package writes "unkonwn" for a film of unknown year.
         title = title if year == "unkonwn" else f"{title} ({year})"
         parsed_films.append(Film(int(film_id), title, tuple(sorted(genres.split() or [UNKNOWN_GENRE]))))
     return rating_data(
@@ -217,7 +217,7 @@ def _write(data: RatingData, folder: Path) -> None:
         write_ratings(data, temporary)
         (temporary / "NOTICE").write_text(NOTICE, encoding="utf-8")
         temporary.chmod(0o755)
-        # replace() is a rename, which replaces an empty folder.
+        # Path.replace() renames the folder: it replaces an empty folder, and fails if the target holds files.
         temporary.replace(folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

@@ -132,7 +132,7 @@ def rating_data(
 
 
 def write_ratings(data: RatingData, folder: Path) -> None:
-    """Writes the three CSV files into an existing folder."""
+    """Writes film ratings as three CSV files into an existing folder."""
     (folder / RATINGS_FILE).write_bytes(data.ratings_csv())
     users = [(u.user_id, u.age, u.gender, u.occupation) for _, u in sorted(data.users.items())]
     films = [(f.film_id, f.title, "|".join(f.genres)) for _, f in sorted(data.films.items())]

@@ -124,7 +124,8 @@ def train(
         folder=folder / CHECKPOINTS_FOLDER,
         on_steps=listener.on_steps,
     )
-    # Read the run after all processes have joined. Before, a chief that is about to fail may still write the folder.
+    # Read run.json only after all processes have joined the cluster: until then, a failing chief may still write the
+    # file.
     if task is not None and (folder / RUN_FILE).exists():
         before = _run_to_resume(folder, spec, config, data)
     done = trainer.resume() if before else 0
@@ -156,7 +157,7 @@ def train(
         if task is None or task.is_chief:
             run.write(folder)
         trainer.save(epoch)
-    # epochs is at least 1, so the loop above has set `run`.
+    # `run`, the record of the training run, is set: by the loop or, if no epoch was left to train, by the resumed run.
     assert run is not None
     return run
 
@@ -164,7 +165,7 @@ def train(
 def _trainer(config: TrainConfig, task: ClusterTask | None) -> Callable[..., Any]:
     if config.distribution == "none":
         return Trainer
-    # The module is imported late, because only runs of several processes need it.
+    # The module of distributed training is imported late, because only runs of several processes need it.
     from model_export.demo.distributed_loop import DistributedTrainer
 
     if task is None:

@@ -1,4 +1,4 @@
-"""The rating model for training in several processes. Its checkpoint has the names of the model in one process."""
+"""The rating model for training in several processes, with the variable names of the model for one process."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ class ShardedRatingModel:
         return distinct, {name: self.sharded[name].gather(rows) for name, rows in distinct.rows.items()}
 
     def vectors(self, distinct: DistinctRows, rows: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the [B, D] vectors of each feature from the result of rows()."""
+        """Returns the [B, D] vectors of each feature, combined from the rows that rows() read."""
         return distinct.look_up(rows, self._config)
 
 
 class _Tables(tf.Module):  # type: ignore[misc]
-    # These attributes have the names that a checkpoint of the TPUEmbedding layer gives to its tables.
+    # The attributes of this module have the names that a checkpoint of the TPUEmbedding layer gives to its tables.
     def __init__(self, tables: Mapping[str, Any]) -> None:
         super().__init__()
         self._tpu_embedding = tf.Module()

@@ -34,7 +34,7 @@ def recorded_requests(folder: Path) -> list[LoggedPrediction]:
             continue
         for request in read_predictions(path):
             name = request.signature or DEFAULT_SIGNATURE
-            # A record of another kind, such as a classification, has no inputs.
+            # A recorded request of another kind, such as a classification, has no input tensors.
             if request.inputs and name not in lookups:
                 found.append(LoggedPrediction(name, request.inputs))
     return found
@@ -57,7 +57,7 @@ def compare_predictions(
 
 
 def output_diff(signature: str, output: str, pairs: Sequence[tuple[Array, Array]]) -> OutputDiff:
-    """Returns the difference between pairs of answers of one shape.
+    """Returns the difference between old and new answers, which are given in pairs of equal shape.
 
     >>> found = output_diff("serving_default", "score", [(np.array([1.0, 2.0]), np.array([1.0, 2.5]))])
     >>> found.values, found.changed, found.max_absolute
@@ -86,7 +86,8 @@ def _answers(folder: Path, requests: Sequence[LoggedPrediction]) -> _Answers:
             try:
                 answers.append(signatures.run(request.signature, request.inputs))
             except (GraphRefusedError, ValueError, KeyError):
-                # The signature is gone, takes other inputs, or refuses an id.
+                # The version lacks the signature, its signature has other inputs, or it refuses an id: there is no
+                # answer to compare.
                 answers.append(None)
         return answers
 

@@ -8,7 +8,7 @@ from service.comparison.document import DRIFTED_COSINE, Drift, Neighbours, Outpu
 
 
 def to_text(diff: VersionDiff) -> str:
-    """Returns the comparison as lines of text."""
+    """Returns the comparison of two versions as lines of text."""
     return "\n".join(_lines(diff)) + "\n"
 
 
@@ -33,7 +33,7 @@ def drift_words(drift: Drift) -> str:
 
 
 def neighbour_words(found: Neighbours) -> str:
-    """Returns one sentence on the overlap of neighbours."""
+    """Returns one sentence on how many nearest neighbours of a table's rows are the same in both versions."""
     which = "hottest" if found.is_hottest else "sampled"
     return (
         f"{found.overlap:.1%} of the {found.k} nearest neighbours of {found.queries:,} {which} rows stayed "
@@ -51,7 +51,7 @@ def rows_words(table: TableDiff) -> str:
 
 
 def output_words(found: OutputDiff) -> str:
-    """Returns one sentence on the answers to recorded requests."""
+    """Returns one sentence on how the answers of two versions to recorded requests differ."""
     likeness = "" if found.correlation is None else f", correlation {found.correlation:.4f}"
     return (
         f"{found.changed:,} of {found.values:,} numbers of {found.requests} requests differ, by "
@@ -60,7 +60,7 @@ def output_words(found: OutputDiff) -> str:
 
 
 def shape_words(table: TableDiff) -> str:
-    """Returns the sizes and dtypes of a table in both versions."""
+    """Returns rows, columns and dtype of a table as "old -> new", or only once if both versions have the same."""
     old = f"{table.old_rows:,} x {table.old_dim} {table.old_dtype}"
     new = f"{table.new_rows:,} x {table.new_dim} {table.new_dtype}"
     return old if old == new else f"{old} -> {new}"

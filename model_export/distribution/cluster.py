@@ -17,7 +17,7 @@ from model_export.errors import ExportError
 Distribution = Literal["none", "multi_worker", "parameter_server"]
 DISTRIBUTIONS: tuple[Distribution, ...] = get_args(Distribution)
 
-# The kinds of tasks of each distribution, with the smallest and the largest number of their processes.
+# For each distribution: the kinds of its tasks, and the smallest and largest number of processes of each kind.
 _TASKS: Mapping[str, Mapping[str, tuple[int, int | None]]] = {
     "multi_worker": {"chief": (0, 1), "worker": (0, None)},
     "parameter_server": {"chief": (1, 1), "worker": (1, None), "ps": (1, None)},
@@ -32,7 +32,7 @@ _EXAMPLES = {
 
 @dataclass(frozen=True, slots=True)
 class ClusterTask:
-    """The part of one process in a cluster.
+    """The addresses of a cluster's processes, and the task of this process among them.
 
     cluster: kind of task -> addresses HOST:PORT of its processes. kind, index: the task of this process.
     """

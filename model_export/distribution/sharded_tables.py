@@ -81,7 +81,7 @@ class ShardedTable:
         shape = (spec.vocabulary_size, spec.embedding_dim)
 
         def initial(partition_shape: Any = shape, partition_offset: Any = (0, 0)) -> Any:
-            # TensorFlow asks for one shard at a time.
+            # TensorFlow calls this initializer once for each shard, with the shard's shape and offset.
             return initial_rows(spec, seed, partition_offset[0], partition_offset[0] + partition_shape[0])
 
         def accumulated(partition_shape: Any = shape, partition_offset: Any = (0, 0)) -> Any:
@@ -97,7 +97,7 @@ class ShardedTable:
         return tf.nn.embedding_lookup(self.table, rows)
 
     def update(self, rows: Any, gradients: Any, learning_rate: float, *, most_rows: int) -> None:
-        """Applies Adagrad to rows; call it in a replica of the strategy.
+        """Applies Adagrad to rows of the table; call it inside a replica of the strategy.
 
         First sums the gradients of all replicas by row.
 
@@ -122,7 +122,7 @@ def initial_rows(spec: TableSpec, seed: int, first: int, end: int) -> Any:
     for block in range(first // _BLOCK_ROWS, -(-end // _BLOCK_ROWS)):
         start = block * _BLOCK_ROWS
         rows = min(_BLOCK_ROWS, spec.vocabulary_size - start)
-        # Every block has a seed of its own; a table of the model has a seed near the run's seed.
+        # The seeds of blocks lie far apart, because tables have seeds near the run's seed: no two blocks share a seed.
         draw = tf.initializers.TruncatedNormal(stddev=spec.initial_stddev, seed=seed + block * _SEEDS_PER_BLOCK)
         drawn = draw([rows, spec.embedding_dim], tf.float32)
         blocks.append(drawn[max(first - start, 0) : end - start])
@@ -130,7 +130,7 @@ def initial_rows(spec: TableSpec, seed: int, first: int, end: int) -> Any:
 
 
 def parts(variable: Any) -> Sequence[Any]:
-    """Returns the shards of a ShardedVariable in the order of their rows; for any other variable, a list of it."""
+    """Returns the shards of a ShardedVariable in the order of their rows; for another variable, a list of it alone."""
     shards: Sequence[Any] = getattr(variable, "variables", None) or [variable]
     return shards
 

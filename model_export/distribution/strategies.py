@@ -28,7 +28,7 @@ class TablePartitioner:
 
     @contextmanager
     def splitting(self) -> Iterator[None]:
-        """Splits the variables that the `with` block creates."""
+        """Makes this partitioner split the variables that the `with` block creates."""
         self._is_on = True
         try:
             yield

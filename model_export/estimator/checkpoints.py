@@ -17,7 +17,7 @@ def latest_checkpoint(model_dir: str) -> str | None:
 
 
 def trained_checkpoint(model_dir: str, checkpoint_path: str | None = None) -> str:
-    """Returns `checkpoint_path`, or if it is None the newest checkpoint's path; raises ValueError without any."""
+    """Returns `checkpoint_path`, or the newest checkpoint's path if it is None; raises ValueError if there is none."""
     path = checkpoint_path or latest_checkpoint(model_dir)
     if path is None:
         raise ValueError(f"Could not find trained model in model_dir: {model_dir}.")

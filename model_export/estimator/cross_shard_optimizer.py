@@ -23,14 +23,14 @@ _WRAPPER = tf.compat.v1.tpu.CrossShardOptimizer
 
 @dataclass(slots=True)
 class _Unwrapping:
-    """State of one `with unwrapped(...)` block: TPUConfig.num_shards, and whether its log line was written."""
+    """State of one `with unwrapped(...)` block: TPUConfig.num_shards, and whether the block has logged its line yet."""
 
     num_shards: int | None
     is_logged: bool = False
 
 
 class _PatchedMethods:
-    """The replacement of two methods of CrossShardOptimizer, while any thread is inside an `unwrapped` block.
+    """The patch of two methods of CrossShardOptimizer, installed while any thread is inside an `unwrapped` block.
 
     TensorFlow has no hook for this. Threads that are not inside `unwrapped` still run the original methods.
     """
@@ -49,7 +49,7 @@ class _PatchedMethods:
 
     @contextmanager
     def installed(self, state: _Unwrapping) -> Iterator[None]:
-        """Replaces both methods of CrossShardOptimizer for this thread while the `with` block runs."""
+        """Replaces CrossShardOptimizer's two methods for this thread while the `with` block runs."""
         outer = self.active
         with self._lock:
             if not self._users:

@@ -79,7 +79,7 @@ class TableRecorder:
             self._configured = None
 
     def variables(self) -> Mapping[str, Any]:
-        """Returns each recorded table's variable, or the PartitionedVariable of its parts, by the table's name.
+        """Returns the variable, or the PartitionedVariable of its parts, that model_fn created for each table, by name.
 
         Raises:
           ValueError: model_fn did not use a table's columns, or used them in several layers, each with its own
@@ -139,8 +139,9 @@ class TableRecorder:
         if not self._keeps:
             return
         _remove(tf.compat.v1.GraphKeys.TRAINABLE_VARIABLES, lambda other: other is variable)
-        # Without any other variable than tables, an optimizer would refuse to minimize. So every lookup also depends on
-        # one number, the anchor, whose gradient is zero; TPUEstimator had dummy variables for the same reason.
+        # A TensorFlow optimizer refuses to minimize if the tables, which are hidden from it, are the only variables. So
+        # every lookup also depends on one number, the anchor, whose gradient is zero; TPUEstimator had dummy variables
+        # for the same reason.
         read = variable.sparse_read
         variable.sparse_read = lambda *args, **named: _tied(read(*args, **named), self._anchor_value)
 

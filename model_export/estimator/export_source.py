@@ -65,7 +65,7 @@ class EstimatorSource:
             refuse_mod_export(embedding.partition_strategy, model_dir=estimator.model_dir)
         self._spec = ModelSpec((), ()) if embedding is None else lookup_spec(embedding, max_ids_per_row=max_ids_per_row)
         self._tables: dict[str, Array] = {}
-        # The trained model in memory: predict() runs its graph in its session.
+        # This graph and this session hold the trained model in memory, for predict().
         self._graph = tf.Graph()
         with self._graph.as_default():
             self._serving = cpu_serving_graph(estimator.model, serving_input_receiver_fn)

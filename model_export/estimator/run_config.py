@@ -193,7 +193,7 @@ class RunConfig:
         self.global_id_in_cluster = 0 if self.task is None else self.task.number_among_workers
 
     def replace(self, **changes: Any) -> RunConfig:
-        """Returns a copy with other values; a change of one checkpoint interval leaves the other interval set."""
+        """Returns a copy with the changed fields; setting one checkpoint interval does not unset the other interval."""
         same = {name: getattr(self, name) for name in self._FIELDS}
         # A copied strategy would not be the strategy of its own replicas.
         copied = {name: value if name == "train_distribute" else copy.copy(value) for name, value in same.items()}

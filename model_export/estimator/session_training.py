@@ -131,7 +131,7 @@ class _TableSteps(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         self._step = run_context.session.run(self._global_step)
 
     def end(self, session: Any) -> None:
-        # The training loop adds this hook only if tables are trained.
+        # The training loop adds this hook, which applies pending gradients, only if there are tables to train.
         assert self._training is not None
         session.run(self._training.flush)
 

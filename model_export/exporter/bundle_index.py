@@ -54,7 +54,7 @@ def moved_record(record: bytes, offset: int) -> bytes:
 
 
 def replace_checksums(index: bytes, checksums: Mapping[str, int]) -> bytes:
-    """Returns a copy of an index with new checksums; checksums: masked CRC32C values by the key of the tensor."""
+    """Returns a copy of a checkpoint's index with new masked CRC32C checksums, which are given by the tensor's key."""
     records = read_records(index)
     for name, checksum in checksums.items():
         if name.encode() not in records:
@@ -68,7 +68,7 @@ def new_index(records: Mapping[bytes, bytes]) -> bytes:
     """Makes an uncompressed index file of the records, which are given by key."""
     rows = sorted(records.items())
     out = bytearray()
-    # All records go into one block, because readers accept blocks of any size.
+    # All records go into one block of the index file, because readers accept blocks of any size.
     data = _append(out, _block(rows))
     meta = _append(out, _block([]))
     index = _append(out, _block([(rows[-1][0], data)]))
@@ -117,7 +117,8 @@ def _without_fields(message: bytes, tags: Collection[int]) -> bytes:
 
 def _append(out: bytearray, block: bytes) -> bytes:
     handle = _varint(len(out)) + _varint(len(block))
-    # A block is followed by its compression type (0: none) and the checksum of block and type.
+    # Two fields follow each block in an index file: the block's compression type (0: none), and the checksum of block
+    # and type.
     out += block + b"\0" + struct.pack("<I", masked_of(block + b"\0"))
     return handle
 

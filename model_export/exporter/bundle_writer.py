@@ -43,7 +43,7 @@ class BundleWriter:
         self._end = 0
 
     def add(self, key: str, dtype: str, pieces: Iterable[Array]) -> tuple[int, ...]:
-        """Writes a new tensor and returns its shape.
+        """Writes a new tensor into the checkpoint, and returns the tensor's shape.
 
         Args:
           dtype: a name of service.artifact.bundle.DTYPES.

@@ -8,8 +8,7 @@ from model_export.spec.features import FeatureSpec, ModelSpec
 
 
 def cut_spec(spec: ModelSpec, rows: int) -> ModelSpec:
-    """Returns the spec with at most `rows` rows per table; drops keys of cut rows; ids of defaults are at most the last
-    row."""
+    """Returns the spec with at most `rows` rows per table; drops keys of cut rows, and clamps ids of default rows."""
     tables = tuple(replace(table, vocabulary_size=min(rows, table.vocabulary_size)) for table in spec.tables)
     return ModelSpec(tables, tuple(_cut(feature, rows) for feature in spec.features))
 

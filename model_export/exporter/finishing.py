@@ -8,10 +8,11 @@ from pathlib import Path
 from model_export.parity.integrity import check_integrity
 from service.artifact.manifest import MANIFEST_PATH, Manifest
 
-# For tables of more bytes than this, only the graph of a model with the first rows of each table is compared.
+# If the tables have more bytes than this, the export checks only the graph of a small copy, which has the first rows of
+# each table.
 WHOLE_CHECK_BYTES = 64 << 20
 COMPARED_ROWS = 1000
-# Key in the manifest's provenance. Its value is the number of compared rows per table, if not all rows were compared.
+# Key in the manifest's provenance. If the export compared only the first rows of each table, the value is their number.
 COMPARED_ROWS_KEY = "compared_rows"
 
 

@@ -84,7 +84,7 @@ def _value(graph: Any, node: str) -> Any:
 
 
 def append_nodes(meta_graph: Any, extended: Any, before: Collection[str]) -> None:
-    """Appends `extended`'s nodes, functions and ops that meta_graph lacks; before: names of meta_graph's nodes."""
+    """Appends the nodes, functions and ops of `extended` that meta_graph lacks; before: names of meta_graph's nodes."""
     functions = {function.signature.name for function in meta_graph.graph_def.library.function}
     for node in extended.graph_def.node:
         if node.name not in before:

@@ -56,10 +56,10 @@ def too_many_checks(lookup: LookupFeature, ids: Any) -> list[Any]:
 
 
 def gathered(table: Any, ids: Any) -> Any:
-    """Gathers the vectors of ids; the ids may have any shape.
+    """Gathers the vectors of ids, which may have any shape.
 
     Args:
-      table: a variable, a tensor, a list of its parts in order of rows, or a GraphTable of fewer bits.
+      table: a variable, a tensor, a list of its parts in order of rows, or a GraphTable (a table stored in fewer bits).
     """
     if isinstance(table, GraphTable):
         return table.gather(ids)

@@ -138,7 +138,7 @@ def build_lookup(
 
 
 def with_default_weights(lookup: LookupFeature, inputs: Mapping[str, Any]) -> Any:
-    """Returns [N] float32 weights, ones if the input is empty. Another length than N fails when the graph runs."""
+    """Returns [N] float32 weights: the request's, or ones if it has none; the graph fails if it has another number."""
     assert lookup.weights is not None  # callers check this
     values, weights = inputs[lookup.ids], inputs[lookup.weights]
     ones = tf.ones(tf.shape(values), tf.float32)

@@ -65,7 +65,8 @@ def padded_lookup(
             used = used[:, : _width(lookup)].flat_values
         checks += bad_id_checks(lookup, used, shapes[name].vocabulary_size)
     with tf.control_dependencies(checks):
-        # `count` gets the checks as control dependencies, so the padding waits until they have passed.
+        # The number of rows, `count`, depends on the checks, and the padding uses `count`, so the padding waits until
+        # the checks have passed.
         count = tf.identity(count)
         prepared = {
             name: _prepared(lookup, ids[name], weights.get(name), shapes[name].vocabulary_size)
@@ -84,7 +85,7 @@ def padded_lookup(
 
 def _width(lookup: LookupFeature) -> int:
     width = lookup.max_sequence_length or lookup.max_ids_per_row
-    # lookup_features sets K or L for every ragged feature.
+    # lookup_features() sets max_sequence_length or max_ids_per_row for every ragged feature, so the width is known.
     assert width is not None
     return width
 
@@ -94,14 +95,15 @@ def _num_rows(ids: Any) -> Any:
 
 
 def _int32(ids: Any) -> Any:
-    # A vocabulary returns int64 row numbers; all of them fit int32, which this lookup gathers by.
+    # A vocabulary returns int64 row numbers, but this lookup gathers by int32, which can hold each row number.
     if isinstance(ids, tf.RaggedTensor):
         return ids.with_flat_values(tf.cast(ids.flat_values, tf.int32))
     return tf.cast(ids, tf.int32)
 
 
 def _prepared(lookup: LookupFeature, ids: Any, weights: Any, vocabulary_size: int) -> tuple[Any, Any | None]:
-    # Returns ids in the table, and weights (0: dropped) or, for single ids that all count, None.
+    # Returns ids inside the table and their weights, 0 for a dropped id. The weights are None if each row has one id
+    # and no id is dropped.
     if lookup.row_splits is None:
         inside, is_kept = placed(lookup, ids, vocabulary_size)
         return inside, None if is_kept is None else tf.cast(is_kept, tf.float32)

@@ -1,4 +1,4 @@
-"""Reads tables of fewer bits in a TensorFlow graph: gathers the stored numbers, then converts them to float32."""
+"""Reads tables stored in fewer bits in a TensorFlow graph: gathers stored numbers, then converts them to float32."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def numbers_of(table: ReducedTable) -> Any:
 
 
 class ReducedVariables:
-    """Variables of tables of fewer bits, for a tf.Module that will be saved. Concurrency: one caller at a time.
+    """Variables of tables stored in fewer bits, for a tf.Module that will be saved. Concurrency: one caller at a time.
 
     tables, scales: the caller makes them attributes of the module, under these names.
     """
@@ -57,7 +57,7 @@ class ReducedVariables:
             }
 
     def for_lookups(self, tables: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the tables for build_lookup: `tables`, with a GraphTable in place of each that has fewer bits."""
+        """Returns build_lookup's tables: a GraphTable for each table in fewer bits, the given table for all others."""
         own = {
             name: _graph_table(self._reduced[name], numbers, self.scales.get(name))
             for name, numbers in self.tables.items()
@@ -70,7 +70,7 @@ class ReducedVariables:
 
 
 class ReducedGraphVariables:
-    """Variables of tables of fewer bits, added to the current v1 graph. Concurrency: one caller at a time."""
+    """Variables of tables stored in fewer bits, added to the current v1 graph. Concurrency: one caller at a time."""
 
     def __init__(self, reduced: Mapping[str, ReducedTable]) -> None:
         self._reduced = reduced
@@ -87,7 +87,7 @@ class ReducedGraphVariables:
         }
 
     def for_lookups(self, tables: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns `tables` for build_lookup, with a GraphTable in place of each table that has fewer bits."""
+        """Returns build_lookup's tables: a GraphTable for each table in fewer bits, the given table for all others."""
         own = {
             name: _graph_table(self._reduced[name], numbers, self._scales.get(name))
             for name, numbers in self._tables.items()
@@ -95,14 +95,14 @@ class ReducedGraphVariables:
         return {**tables, **own}
 
     def fill(self, session: Any) -> None:
-        """Feeds the numbers to the variables in a session. As constants they could exceed a GraphDef's largest size."""
+        """Writes the stored numbers into the session's variables: as constants they could exceed a GraphDef's size."""
         for name, table in self._reduced.items():
             _write(session, self._tables[name], table.numbers)
             if table.scales is not None:
                 _write(session, self._scales[name], table.scales)
 
     def table_keys(self) -> dict[str, str]:
-        """Returns the checkpoint key of the numbers of each table."""
+        """Returns the checkpoint key of each reduced table's stored numbers."""
         return {name: variable.op.name for name, variable in self._tables.items()}
 
     def scale_keys(self) -> dict[str, str]:
@@ -115,8 +115,8 @@ def _graph_table(table: ReducedTable, numbers: Any, scales: Any) -> GraphTable:
 
 
 def _unpacked(octets: Any, embedding_dim: int) -> Any:
-    # Converts [..., ceil(D / 2)] uint8 to [..., D] int32 from -8 to 7. The low half of a byte is the first of two
-    # columns. A half is read as a number below 16; numbers from 8 on are negative: subtract 16.
+    # Unpacks int4 numbers: converts [..., ceil(D / 2)] uint8 to [..., D] int32 from -8 to 7. The low half of a byte is
+    # the first of two columns. A half is read as a number below 16; numbers from 8 on are negative: subtract 16.
     halves = tf.stack([tf.bitwise.bitwise_and(octets, 15), tf.bitwise.right_shift(octets, 4)], axis=-1)
     numbers = tf.bitwise.bitwise_xor(tf.cast(halves, tf.int32), 8) - 8
     columns = tf.concat([tf.shape(octets)[:-1], [2 * octets.shape[-1]]], axis=0)

@@ -3,7 +3,7 @@
 float16, bfloat16: each number is rounded to the nearest one, and to the even one of two that are equally near. int8:
 row r is scale[r] times whole numbers from -127 to 127, scale[r] = max|row| / 127; a row of zeros has scale 0. int4: the
 same with numbers from -7 to 7, two of them a byte. No table dtype changes what a prediction computes: only lookups read
-the table of fewer bits.
+the table in fewer bits.
 
 >>> rows = np.array([[0.5, -1.0, 0.26], [0, 0, 0]], np.float32)
 >>> table = reduced("film", "int8", 2, lambda start, stop: rows[start:stop])
@@ -26,12 +26,13 @@ from service.artifact.rounding import LARGEST, STEPS, rounded, unpacked
 from service.types import SCALED_DTYPES, TABLE_DTYPES, Array, stored_columns
 
 TableDtype = Literal["float32", "float16", "bfloat16", "int8", "int4"]
-# Key in the manifest's provenance. Its value maps a table to Rounding.to_json() and, if compact reduced the table, to
-# its losses.
+# Key in the manifest's provenance. The value maps each table in fewer bits to Rounding.to_json() and, if compact
+# reduced the table, to its losses.
 REDUCED_KEY = "reduced_tables"
 
 _CHUNK_BYTES = 16 << 20
-# Half the distance between two neighbouring numbers of the dtype: of numbers between 1 and 2, and of subnormal numbers.
+# Half the distance between two neighbouring numbers of the dtype: first of numbers between 1 and 2, then of subnormal
+# numbers.
 _HALF_STEP = {"float16": (2.0**-11, 2.0**-25), "bfloat16": (2.0**-8, 2.0**-134)}
 
 
@@ -53,7 +54,7 @@ class ReducedTable:
     error_bound: float
 
     def to_json(self) -> dict[str, str | float]:
-        """Returns the provenance entry of the table: its dtype, errors and bound."""
+        """Returns the reduced table's entry in the manifest's provenance: dtype, largest error and error bound."""
         return _provenance(self.dtype, self.largest_error, self.error_bound)
 
 
@@ -110,7 +111,7 @@ class Rounding:
         self._name, self._dtype, self._done = name, dtype, 0
 
     def add(self, rows: Array) -> tuple[Array, Array | None]:
-        """Rounds the next [n, D] float32 rows of the table; raises the errors of reduced().
+        """Rounds the next [n, D] float32 rows of the table; raises the errors that reduced() raises.
 
         Returns:
           The numbers, in ReducedTable's form, and for int8 and int4 their [n, 1] float32 scales.
@@ -124,7 +125,7 @@ class Rounding:
         return numbers, scales
 
     def to_json(self) -> dict[str, str | float]:
-        """Returns the provenance entry of the rounded table."""
+        """Returns the rounded table's entry in the manifest's provenance: dtype, largest error and error bound."""
         return _provenance(self._dtype, self.largest_error, self.error_bound)
 
 

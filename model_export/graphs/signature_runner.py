@@ -31,7 +31,7 @@ class GraphRefusedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class InputInfo:
-    """One input of a signature. dtype: numpy's name or "string"; shape: None if unknown; default: None without one."""
+    """One input of a signature. dtype: numpy's name or "string"; shape: None if unknown; default: None if not given."""
 
     dtype: str
     shape: tuple[int | None, ...] | None
@@ -47,7 +47,7 @@ class SignatureRunner:
 
     @property
     def names(self) -> list[str]:
-        """The sorted names of the signatures."""
+        """The sorted names of the loaded MetaGraph's signatures."""
         return sorted(self._definitions)
 
     def inputs(self, signature: str) -> dict[str, InputInfo]:

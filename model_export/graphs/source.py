@@ -55,7 +55,7 @@ class LookupPlan:
     lookups: signature name -> its manifest entry; graphs.lookup_graph builds a lookup's graph from it.
     vocabulary_files: feature -> file with one key per line, which becomes an asset of the same name.
     export_to_tpu: write a {serve,tpu} MetaGraph too, over the same variables.
-    reduced: tables of fewer bits for the lookups to read; predictions read the trained tables.
+    reduced: tables in fewer bits for the lookups to read; predictions read the trained tables.
     """
 
     lookups: Mapping[str, SignatureEntry]
@@ -69,7 +69,7 @@ class ExportSource(Protocol):
 
     @property
     def spec(self) -> ModelSpec:
-        """The model's tables and features."""
+        """The tables and features of the trained model."""
         ...
 
     @property

@@ -9,7 +9,7 @@ from typing import Any
 from model_export.spec.features import FeatureSpec, ModelSpec, VocabularySpec
 from model_export.tensorflow_setup import tf
 
-# The id that stands for a key that the vocabulary drops. Any negative number would do.
+# The id by which a lookup marks a key that its vocabulary drops; any other negative number would do, too.
 DROPPED = -1
 
 

@@ -47,14 +47,14 @@ class Address:
                 options[key] = unquote(value)
         else:
             rest = text
-        # A colon may also be part of the path.
+        # A path may contain a colon, so try the whole text as a path before its last colon separates a table's name.
         path, _, name = ("", "", rest) if Path(rest).exists() else rest.rpartition(":")
         if not path:
             return Address(text, Path(rest), None, options, scratch)
         return Address(text, Path(path), name, options, scratch)
 
     def chosen(self, names: Sequence[str], what: str) -> str:
-        """Returns the name in the address; if it has none, the only name in the file.
+        """Returns the table's name: from the address or, if the address has none, the only name in the file.
 
         Raises:
           ExportError: the file has no such name, or has several and the address names none; lists the names.

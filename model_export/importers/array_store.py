@@ -139,7 +139,7 @@ class _Stored:
             if out is None:
                 out = np.empty((stop - start, member.embedding_dim), part.dtype)
             out[residue :: member.num_shards] = part
-        # The loop runs at least once, because a chunk has at least one row.
+        # `out` is set, because a chunk has at least one row: the loop above has read at least one slice of the array.
         assert out is not None
         return out
 
@@ -181,5 +181,5 @@ class _Spool:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # The map is not closed here, because a caller may still hold a view of it; the last view frees the map.
+        # The memory map is not closed here, because a caller may still hold a view of it; the last view frees the map.
         del self.array

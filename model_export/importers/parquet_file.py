@@ -17,7 +17,7 @@ from model_export.importers.address import Address
 from model_export.importers.table_reader import Chunk, Keys, TableReader, missing_library, rows_per_chunk
 from service.types import Array
 
-# Rows that are read at once if the length of the vectors is not known in advance.
+# Number of rows that are read at once if the length of the vectors is not known in advance.
 _BATCH_ROWS = 8192
 _BUFFER_BYTES = 1 << 20
 
@@ -119,7 +119,7 @@ def _vector_columns(address: Address, schema: Any, key: str | None) -> list[str]
     import pyarrow
 
     if said := address.options.get("vector"):
-        # A comma may also be part of one column's name, so try the whole text as a name first.
+        # A comma may be part of a column's name, so try the whole text as one name before it is split at commas.
         return [said] if said in schema.names else said.split(",")
     lists = [field.name for field in schema if pyarrow.types.is_nested(field.type) and field.name != key]
     if len(lists) != 1:

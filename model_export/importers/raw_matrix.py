@@ -60,7 +60,7 @@ class RawMatrix:
             raise ExportError(f"{self.path} is damaged: its numbers do not have the checksum that was saved with them")
 
     def read(self, start: int, stop: int) -> Array:
-        """Reads the rows [start, stop) of the matrix."""
+        """Reads the rows [start, stop) of the matrix from its file."""
         with self.path.open("rb", buffering=0) as file:
             return self.number.numbers(self._stored(file, start, stop))
 

@@ -24,7 +24,7 @@ class CopiedTable:
     """The result of copying one table into the checkpoint.
 
     source: address of the file. nonfinite: how many numbers are NaN or infinite.
-    key, scale_key: keys in the checkpoint; rounding: provenance entry of a table of fewer bits.
+    key, scale_key: keys in the checkpoint; rounding: provenance entry of a table in fewer bits.
     """
 
     read: ReadTable
@@ -92,7 +92,8 @@ class _Run:
             yield self._stored((self._sum / self._rows).astype(np.float32)[None, :])
 
     def _chunks(self, reader: TableReader) -> Iterator[Chunk]:
-        # The `try` below surrounds the reader only, because its library may raise OSError or ValueError.
+        # The `try` below surrounds the reader alone, so that each OSError or ValueError in it comes from the reader's
+        # library.
         chunks = reader.chunks()
         while True:
             try:

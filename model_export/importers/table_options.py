@@ -17,7 +17,7 @@ _INT64 = range(-(2**63), 2**63)
 
 @dataclass(frozen=True, slots=True)
 class ReadTable:
-    """A table whose rows are in the checkpoint. mean_row: number of the row that holds the mean of all, or None."""
+    """A table whose rows are in the checkpoint. mean_row: number of the row with the mean of all others, or None."""
 
     name: str
     vocabulary_size: int
@@ -142,7 +142,8 @@ def _vocabulary(table: ReadTable, oov: OovPolicy) -> VocabularySpec:
 
 
 def _bad_key(keys: Keys) -> str | None:
-    # The row of the bad key is added to the message, because VocabularySpec's own error does not name it.
+    # Returns a message with the row of the bad key, which VocabularySpec's own error does not name; None if all keys
+    # are good.
     first: dict[str | int, int] = {}
     listed: list[str | int] = list(keys)
     for row, key in enumerate(listed):

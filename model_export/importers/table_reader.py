@@ -29,7 +29,7 @@ class TableReader(Protocol):
 
     @property
     def num_rows(self) -> int | None:
-        """The number of rows, for a progress bar; None if the format does not give it in advance."""
+        """The number of rows of the table, for a progress bar; None if the file format does not tell it in advance."""
         ...
 
     def chunks(self) -> Iterator[Chunk]:

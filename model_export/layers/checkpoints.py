@@ -73,7 +73,7 @@ def restore_layer(path: str | Path, layer: Any) -> None:
 
 def _read(root: Any, path: str | Path, layers: list[Any], what: str, build: Callable[[], Any] | None = None) -> None:
     try:
-        # read() is used, because restore() needs a save counter, which checkpoints of write() lack.
+        # Checkpoint.read() is used instead of restore(), which needs a save counter: checkpoints of write() have none.
         status = root.read(str(path))
         # Silences TensorFlow's later warning about values in the checkpoint that are not restored, such as slots.
         status.expect_partial()
@@ -85,7 +85,7 @@ def _read(root: Any, path: str | Path, layers: list[Any], what: str, build: Call
         raise ExportError(f"{path} does not fit {what}: no feature uses its table {error}") from error
     except (ValueError, tf.errors.OpError) as error:
         raise ExportError(f"{path} does not fit {what}: {error}") from error
-    # unmatched() gets the unstacked tables, because TensorFlow reports them as missing in the checkpoint.
+    # unmatched() must not count the unstacked tables, because TensorFlow reports them as missing in the checkpoint.
     missed = introspection.unmatched(status, root, unstacked if is_stacked(path) else [])
     if missed:
         raise ExportError(f"{path} does not fit {what}: it lacks {missed}")
@@ -103,6 +103,6 @@ def _layers_of(part: Any) -> list[Any]:
         return []
     try:
         return introspection.embedding_layers(part)
-    # The checkpoint's object graph has no such node.
+    # embedding_layers() raises ExportError if this part of the user's objects has no TPUEmbedding layer.
     except ExportError:
         return []

@@ -102,7 +102,10 @@ class LayerSource(LookupSource):
 
     @property
     def predict_names(self) -> Sequence[str]:
-        """Names: serving_default and, if tf.Examples can hold all inputs, serve_examples. None for a layer alone."""
+        """Names of the predict signatures: serving_default and, if tf.Examples can hold all inputs, serve_examples.
+
+        A layer without a model has no predict signatures.
+        """
         if self._inputs is None:
             return ()
         try:

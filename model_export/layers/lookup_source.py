@@ -1,4 +1,4 @@
-"""Makes tables and features without a model an ExportSource: it writes lookup signatures, and no predictions."""
+"""Makes an ExportSource of tables and features without a model: it writes lookup signatures, and no predictions."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class LookupSource:
 
     @property
     def spec(self) -> ModelSpec:
-        """The tables and features of the lookups."""
+        """The tables and features that the lookup signatures read."""
         return self._spec
 
     @property
@@ -84,7 +84,7 @@ class LookupSource:
         )
 
     def table_rows(self, table: str, start: int, stop: int) -> Array:
-        """Returns the rows [start, stop) that a table has now."""
+        """Returns the rows [start, stop) of a table with their current values."""
         rows: Array = self._tables[table][start:stop].numpy()
         return rows
 

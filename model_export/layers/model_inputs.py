@@ -154,7 +154,7 @@ def _traced(model: Any) -> _Feeds:
 
 
 def _calls_within(model: Any, layer: Any) -> Iterator[Any]:
-    # Only calls of the layer within this model count, because other models may call the same layer.
+    # Only calls of the layer inside this model are returned, because other models may call the same layer.
     ours = {id(node) for nodes in model._nodes_by_depth.values() for node in nodes}
     return (node for node in layer.inbound_nodes if id(node) in ours)
 

@@ -1,4 +1,4 @@
-"""Trains a model's dense layers with one optimizer and its tables with others; the same on a CPU and a TPU."""
+"""Trains a model's dense layers with one optimizer and its tables with others, in the same way on CPU and TPU."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def split_variables(model: Any) -> tuple[list[Any], list[Any]]:
 def apply_gradients(
     model: Any, gradients: Sequence[Any], dense_optimizer: Any, embedding_optimizer: Any = None
 ) -> None:
-    """Applies gradients of model.trainable_variables: to each table by its optimizer, to the rest by dense_optimizer.
+    """Applies gradients of model.trainable_variables: to tables by their optimizers, to others by dense_optimizer.
 
     Args:
       gradients: one per trainable variable, in the model's order; None for a variable without gradient.
@@ -85,8 +85,8 @@ def train_step(
 
 
 def _optimizers(layer: Any, given: Any) -> Iterable[tuple[Any, Any, Any]]:
-    # Yields (variable, its optimizer, the table's variables); the last is None for a variable that stands in for tables
-    # on a TPU.
+    # Yields (variable, its optimizer, its table's variables); instead of the last, None if the variable stands in for
+    # tables on a TPU.
     tables = introspection.tables(layer)
     on_cpu = {id(held.parameters) for held in tables.values()}
     known = layer.table_optimizers if isinstance(layer, TPUEmbedding) else {}
@@ -94,7 +94,8 @@ def _optimizers(layer: Any, given: Any) -> Iterable[tuple[Any, Any, Any]]:
         yield held.parameters, given if given is not None else known.get(name, held.optimizer), held
     for variable in layer.trainable_variables:
         if id(variable) not in on_cpu:
-            # A stand-in's gradient is zero, but its optimizer must count the step, for its learning rate schedule.
+            # The gradient of a variable that stands in for tables is zero, but its optimizer must still count the step,
+            # because the learning rate may follow a schedule.
             keras = [optimizer for optimizer in (given, *known.values()) if _is_keras(optimizer)]
             yield variable, keras[0] if keras else None, None
 

@@ -47,7 +47,7 @@ class ServingModule(tf.Module):  # type: ignore[misc]
 def predict_function(model: Any, inputs: PredictInputs, vocabularies: Mapping[str, Any]) -> Any:
     """Returns a tf.function that computes a model's predictions from tensors of ids and numbers."""
     specs = inputs.tensor_specs()
-    # As in a lookup, Python default arguments become the signature's defaults, so requests may leave out weights.
+    # The Python default arguments become the signature's defaults, so that requests may leave out weights.
     defaults = {name: tf.zeros([0]) if name in inputs.optional() else None for name in specs}
     outputs = output_namer(model)
 

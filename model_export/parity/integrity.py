@@ -44,7 +44,7 @@ def check_integrity(artifact: Path, manifest: Manifest) -> None:
 
 
 def file_sizes(artifact: Path) -> dict[str, int]:
-    """Returns the size of every file by its path in the artifact, without the manifest and deltas, written later."""
+    """Returns every file's size by the file's path; leaves out manifest and deltas, which are written later."""
     paths = sorted(path for path in artifact.rglob("*") if path.is_file())
     names = {path.relative_to(artifact): path for path in paths}
     sizes = {name.as_posix(): path.stat().st_size for name, path in names.items() if name.parts[0] != DELTAS_FOLDER}

@@ -33,7 +33,7 @@ class RefusedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """A vocabulary with the lines of its file. sends_rows: clients send row numbers although there is a vocabulary."""
+    """A vocabulary with its file's lines. sends_rows: clients send row numbers instead of the vocabulary's keys."""
 
     entry: VocabularyEntry
     lines: tuple[bytes, ...]
@@ -125,7 +125,7 @@ def read_keys(artifact: Path, manifest: Manifest, id_dtypes: Mapping[str, str]) 
         if name is not None:
             entry = manifest.vocabularies[name]
             sends_rows = entry.key_dtype == "string" and dtype != "string"
-            # A vocabulary that hashes keys has no file.
+            # A vocabulary that hashes keys has no file, so its list of lines is empty.
             lines = vocabulary_lines(artifact / entry.file) if entry.file else ()
             keys[feature] = Keys(entry, lines, sends_rows)
     return keys

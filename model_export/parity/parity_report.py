@@ -50,7 +50,7 @@ class DeviceDifference:
 
 @dataclass(frozen=True, slots=True)
 class SignatureParity:
-    """The result of comparing one signature with its reference.
+    """The result of comparing one signature's answers with reference answers.
 
     reference: the numpy oracle for lookups; the trained model's recorded answers for predictions; "nothing" if there
         are no recorded answers, so that the signature was only run.
@@ -67,12 +67,12 @@ class SignatureParity:
 
     @property
     def max_absolute_error(self) -> float:
-        """The largest absolute error over all outputs."""
+        """The largest absolute error over all outputs of the signature."""
         return max((output.max_absolute_error for output in self.outputs.values()), default=0.0)
 
     @property
     def max_relative_error(self) -> float:
-        """The largest relative error over all outputs."""
+        """The largest relative error over all outputs of the signature."""
         return max((output.max_relative_error for output in self.outputs.values()), default=0.0)
 
 
@@ -112,7 +112,7 @@ def _signature_json(parity: SignatureParity) -> dict[str, Any]:
 
 
 class Disagreements(ExportError):
-    """Error that an artifact contradicts its manifest.
+    """Raised if an artifact contradicts its manifest.
 
     lines: one sentence per fault; report: the comparisons that were possible despite the faults, or None.
     """

@@ -33,7 +33,7 @@ class LoggedPrediction:
 
 
 def write_predictions(path: Path, predictions: Iterable[LoggedPrediction]) -> int:
-    """Writes requests and answers to a file, and returns their number."""
+    """Writes recorded requests and their answers to a file; returns the number of requests."""
     path.parent.mkdir(exist_ok=True)
     count = 0
     with tf.io.TFRecordWriter(str(path)) as writer:
@@ -76,8 +76,8 @@ def _message(prediction: LoggedPrediction) -> Any:
 
 
 def _tensor(array: Array) -> bytes:
-    # The dtype is given for strings: a numpy object array has no string dtype, and an empty one no element to infer it
-    # from.
+    # Strings need an explicit dtype: numpy's object dtype does not say that its elements are strings, and an empty
+    # array has no element from which TensorFlow could infer the dtype.
     dtype = tf.string if np.asarray(array).dtype.kind in "OSU" else None
     data: bytes = tf.make_tensor_proto(array, dtype, np.shape(array)).SerializeToString()
     return data

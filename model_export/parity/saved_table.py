@@ -36,7 +36,7 @@ class SavedTable:
         self._scales = read_scales(artifact, entry)
 
     def __getitem__(self, rows: int | Array) -> Array:
-        """Reads the [D] row of one id, or [N, D] rows, inside the table; float64 stays, other dtypes become float32."""
+        """Reads the row of one id, [D], or of an array of ids, [N, D]: float64 if stored so, otherwise float32."""
         if isinstance(rows, np.ndarray):
             dtype = np.float64 if self._entry.dtype == "float64" else np.float32
             return np.array([self[int(row)] for row in rows], dtype).reshape(-1, self.shape[1])

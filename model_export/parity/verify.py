@@ -149,7 +149,7 @@ class _Checks:
         return SignatureParity("predict", "recorded answers", len(predictions), comparison.outputs)
 
     def with_device_differences(self, signatures: Mapping[str, SignatureParity]) -> dict[str, SignatureParity]:
-        """Compares each padded lookup with the first lookup of device cpu, and adds the differences to the results."""
+        """Compares each padded lookup's answers with the first cpu lookup's; adds the differences to the results."""
         entries = self._manifest.signatures
         cpu = next((n for n, e in entries.items() if e.kind == "lookup" and e.device == "cpu"), None)
         result = dict(signatures)
@@ -176,8 +176,8 @@ class _Checks:
         return CaseWriter(self._manifest, entry, keys, dtypes, shapes)
 
     def _check_empty_rows(self, name: str, got: Mapping[str, Array], expected: Mapping[str, Array]) -> None:
-        # The comparison skips numbers whose expected value is NaN, because a table may hold NaN. So check here that
-        # rows that should be NaN are.
+        # The comparison skips numbers whose expected value is NaN, because a table may hold NaN. So check here that an
+        # answer is NaN wherever the expected value is NaN.
         if all(feature.on_empty_row != "nan" for feature in self._manifest.signatures[name].features.values()):
             return
         for output, wanted in expected.items():
@@ -211,20 +211,22 @@ class _Checks:
         parts = {feature.output: (key,) for key, feature in entry.features.items() if feature.output is not None}
         outputs = {**parts, **entry.concatenated}
         if any(len({len(found[key]) for key in keys}) > 1 for keys in outputs.values()):
-            # One feature lacks its last, empty rows, so the graph can not concatenate it with the other features.
+            # If one feature's vectors lack the last, empty rows of the batch, the graph can not concatenate the
+            # features.
             return {}
         return {output: _joined([found[key] for key in keys], ranks.get(output)) for output, keys in outputs.items()}
 
 
 def _joined(parts: Sequence[Array], rank: int | None) -> Array:
     if rank == 2:
-        # A graph may return [B, K, D] as [B, K * D].
+        # A graph may return a [B, K, D] result in the shape [B, K * D].
         parts = [part.reshape(len(part), math.prod(part.shape[1:])) for part in parts]
     return np.concatenate(parts, axis=-1)
 
 
 def _with_other_features(case: Case, writer: CaseWriter) -> Case:
-    # The requests were made for another lookup, which may lack features of this one: add ids for these features.
+    # The requests were made for another lookup signature, which may lack features of this signature: add ids for these
+    # features.
     missing = set(writer.signature.features) - set(case.features)
     if not missing:
         return case
@@ -250,8 +252,8 @@ def _check_lowered(
 def _lowered_predictions(
     runner: SignatureRunner, name: str, predictions: Sequence[LoggedPrediction], faults: list[str]
 ) -> SignatureParity:
-    # The tensor core cuts rows and bounds divisors, so its predictions may differ from those of the {serve} graph. So a
-    # difference is only reported; a failed request is a fault.
+    # The tensor core cuts long rows and computes a mean with a divisor of at least one, so its predictions may differ
+    # from those of the {serve} graph. Such a difference is only reported; a failed request is a fault.
     rows: dict[str, int] = {}
     differing: dict[str, int] = {}
     largest: dict[str, float] = {}

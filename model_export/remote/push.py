@@ -31,7 +31,8 @@ _BATCH = 128
 _TIMEOUT_S = 30.0
 _REPLICAS_S = 60.0
 
-# KEYS: block, orders. ARGV: the block's bytes, its rows.
+# Arguments of the Lua script. KEYS: the block, and the hash with the order of each changed row. ARGV: the block's
+# bytes, and the numbers of its rows.
 _SET_AGAIN = """
 redis.call('SET', KEYS[1], ARGV[1])
 for i = 2, #ARGV do redis.call('HDEL', KEYS[2], ARGV[i]) end
@@ -96,7 +97,7 @@ def push(
 
 
 class _Pace:
-    # Limits the rate of bytes: after each batch, spend() sleeps until the bytes fit the rate.
+    # Limits the rate at which a push writes: after each batch, spend() sleeps until the written bytes fit the rate.
 
     def __init__(self, bytes_per_s: float) -> None:
         self._bytes_per_s = bytes_per_s
@@ -149,8 +150,8 @@ class _Table:
             client.set(layout.record, layout.record_text(is_whole=False))
         written = self._write(range(layout.num_blocks), "written")
         if wrong := self._differing():
-            # The cluster holds other bytes under a key of this fingerprint, which only this command should write: write
-            # the block again.
+            # The cluster holds other bytes under a key of this version of the table, although only this command should
+            # write such keys: write the block again.
             written += self._write(wrong, "repaired", is_forced=True)
             if self._differing():
                 raise ExportError(f"{self._what}: {len(wrong)} blocks do not read back as they were written")
@@ -158,8 +159,9 @@ class _Table:
         client.set(layout.record, layout.record_text(is_whole=True))
         whole = (layout.fingerprint, *(one for one in found.fingerprints if one != layout.fingerprint))
         leaving = {one for one in (*whole[keep:], *found.others) if one not in whole[:keep]}
-        # The pointer names the new fingerprint only now, after all its blocks were compared. It still lists the
-        # fingerprints to remove, so that a later push removes them if this one is stopped here.
+        # Servers read the pointer to find the newest data. It names the new fingerprint only after all blocks of this
+        # fingerprint were compared, and it still lists the fingerprints to remove, so that a later push removes them if
+        # this one is stopped here.
         client.set(layout.pointer, Pointer(whole[:keep], tuple(sorted(leaving))).text)
         removed = sum(self._remove(fingerprint) for fingerprint in sorted(leaving))
         client.set(layout.pointer, Pointer(whole[:keep]).text)
@@ -186,7 +188,8 @@ class _Table:
     def _set(self, blocks: Sequence[int]) -> None:
         layout = self._layout
         if not self._is_new:
-            # Servers use this version: the block may have had rows that upserts changed, and they are gone.
+            # Servers read this version of the table already, so writing a block again undoes what upserts changed in
+            # its rows. The script therefore also deletes the orders of these rows, which record their last changes.
             for block in blocks:
                 keys = (layout.key(block), layout.orders(block % layout.num_shards))
                 self._client.eval(_SET_AGAIN, 2, *keys, self._bytes(block), *range(*layout.rows(block)))
@@ -197,11 +200,12 @@ class _Table:
             pipe.execute()
 
     def _differs(self, block: int, value: bytes | None) -> bool:
-        """Says whether a block has other bytes than the file, in rows that no delta or upsert changed."""
+        """Says whether a block in the cluster differs from the file, in rows that no delta or upsert changed."""
         layout, expected = self._layout, self._bytes(block)
         if value == expected or value is None or len(value) != len(expected):
             return value != expected
-        # Asked for after the block was read: so each changed row of the value has its order by now.
+        # Read the orders of changed rows after the block: then each row that was changed in the block's bytes has its
+        # order by now.
         changed = self._client.hkeys(layout.orders(block % layout.num_shards))
         begin, end = layout.rows(block)
         own = [int(row) - begin for row in changed if begin <= int(row) < end]
@@ -232,12 +236,13 @@ class _Table:
         return np.concatenate([part[begin:end] for part in self._parts], axis=1).tobytes()
 
     def _await_replicas(self) -> None:
-        """Waits until each replica has its primary's data: otherwise a failover at this moment would lose blocks."""
+        """Waits until each replica has all data of its primary: a failover before that would lose blocks."""
         end_s = time.monotonic() + _REPLICAS_S
         wanted: dict[str, int] | None = None
         while True:
             infos = _replication(self._client)
-            # Keep the primaries' first offsets: a push does not wait for commands that others write later.
+            # The replicas' offsets are compared with the first offsets of their primaries: the push does not wait for
+            # commands that other clients write later.
             wanted = wanted or {name: info["master_repl_offset"] for name, info in infos.items()}
             behind = [
                 name
@@ -252,13 +257,13 @@ class _Table:
             time.sleep(0.1)
 
     def _remove(self, fingerprint: str) -> int:
-        """Removes all keys of a fingerprint, batch by batch; returns the number of removed blocks."""
+        """Removes all keys of a pushed version (a fingerprint), batch by batch; returns how many blocks it removed."""
         record = f"{self._layout.record.partition('}')[0]}}}{fingerprint}"
         text = _text(self._client.get(record))
         old = layout_of_record(text) if text is not None else None
         count = 0
         for some in () if old is None else _batches(range(old.num_blocks)):
-            # The loop runs only if `old` is not None.
+            # `old`, the layout of the removed fingerprint, is not None here: without it there are no batches.
             assert old is not None
             with self._client.pipeline(transaction=False) as pipe:
                 for block in some:
@@ -273,7 +278,8 @@ class _Table:
                 pipe.execute()
         if old is not None:
             self._client.unlink(*map(old.note, NOTES))
-        # The record is deleted last, because it says which keys the fingerprint has.
+        # The fingerprint's record is deleted after the fingerprint's other keys, because only the record says which
+        # keys there are: an interrupted removal can go on.
         self._client.delete(record)
         return count
 

@@ -21,7 +21,8 @@ def push_tables(arguments: argparse.Namespace) -> None:
     except ValueError as error:
         raise ExportError(f"--to: {error}") from error
     with tqdm(unit="B", unit_scale=True, mininterval=0.5, leave=False, disable=None, file=sys.stderr) as bar:
-        # A bar that is off, because there is no terminal, knows no description.
+        # tqdm stores no description for a bar that is off because there is no terminal, so the last step is stored
+        # here.
         shown = ""
 
         def show(step: str, done: int, total: int) -> None:

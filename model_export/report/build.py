@@ -163,7 +163,7 @@ def row_names(artifact: Path, manifest: Manifest | None, table: str, rows: Colle
     try:
         return vocabulary_names(table_vocabularies(artifact, manifest, table), rows)
     except ArtifactError:
-        # The unreadable file is reported as a finding already, and the picture is useful without names.
+        # An unreadable vocabulary is reported as a finding already, and the picture is useful without names of rows.
         return {}
 
 

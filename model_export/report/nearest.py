@@ -26,7 +26,7 @@ Nearest = Mapping[int, tuple[tuple[int, float], ...]]
 
 
 def searched_ids(ids: Array, shape: tuple[int, ...]) -> Array:
-    """Returns the ids whose nearest rows are searched: all ids, or for a large [V, D] table, ids at equal distances."""
+    """Returns the ids for which nearest rows are searched: all ids or, for a large [V, D] table, evenly spaced ids."""
     count = max(_MIN_QUERIES, _MAX_PRODUCTS // max(shape[0] * shape[1], 1))
     if len(ids) <= count:
         return ids
@@ -51,7 +51,7 @@ def nearest_rows(table: TableRows, ids: Array, k: int) -> Nearest:
         cosines[:, ~np.isfinite(rows).all(axis=1)] = -np.inf
         inside = np.flatnonzero((ids >= start) & (ids < stop))
         cosines[inside, ids[inside] - start] = -np.inf
-        # A later row with the same cosine as the last kept row has a larger id, so the kept row stays.
+        # Compare by `>`: a later row with the same cosine as the last kept row has a larger id, so the kept row stays.
         at, column = np.divmod(np.flatnonzero(cosines > best[:, -1:]), stop - start)
         _keep_best(best_ids, best, at, start + column, cosines[at, column])
     return {
@@ -61,7 +61,7 @@ def nearest_rows(table: TableRows, ids: Array, k: int) -> Nearest:
 
 
 def _keep_best(best_ids: Array, best: Array, at: Array, new_ids: Array, cosines: Array) -> None:
-    # Merges the candidate new_ids[i] of query at[i] into the [N, k] best neighbours.
+    # Merges candidates into the [N, k] nearest rows found so far: new_ids[i] is a candidate of query at[i].
     k = best.shape[1]
     changed = np.unique(at)
     owner = np.concatenate([np.repeat(changed, k), at])
@@ -74,7 +74,8 @@ def _keep_best(best_ids: Array, best: Array, at: Array, new_ids: Array, cosines:
 
 
 def _blocks(num_rows: int) -> Iterator[tuple[int, int]]:
-    # The first blocks are small, because most of their rows are among the best so far and have to be sorted.
+    # The first blocks of rows are small: most of their rows are among the best rows so far, and these have to be
+    # sorted.
     start, size = 0, 32
     while start < num_rows:
         yield start, min(start + size, num_rows)
@@ -83,7 +84,7 @@ def _blocks(num_rows: int) -> Iterator[tuple[int, int]]:
 
 
 def _unit(rows: Array) -> Array:
-    # Lengths are computed in float64: squares of large float32 numbers overflow.
+    # Norms are computed in float64, because the squares of large float32 numbers overflow float32.
     finite = np.nan_to_num(rows.astype(np.float64), nan=0.0, posinf=0.0, neginf=0.0)
     lengths = np.linalg.norm(finite, axis=1, keepdims=True)
     unit: Array = np.divide(finite, lengths, out=np.zeros_like(finite), where=lengths > 0).astype(np.float32)

@@ -108,7 +108,7 @@ def figure(title: str, caption: str, drawing: str, *, is_wide: bool = False, kin
 
 def data(values: Mapping[str, Any]) -> str:
     """Returns the HTML of JSON values for the page's script, which browsers do not run."""
-    # A "<" could begin the end of the element.
+    # A "<" in the JSON could begin the end tag of the <script> element.
     text = json.dumps(values, allow_nan=False).replace("<", "\\u003c")
     return f'<script type="application/json">{text}</script>'
 

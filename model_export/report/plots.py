@@ -99,7 +99,7 @@ def scatter(table: str, projection: Projection) -> str:
     # hidden.
     order = sorted(drawn, key=lambda group: (legend[group] != _OTHER, legend[group]))
     body = "".join(f'<g class="{_class(legend[group])} point">{"".join(drawn[group])}</g>' for group in order)
-    # The page's script moves the points, and draws the axes of the part that it shows.
+    # The page's script can zoom the picture: it moves the points, and draws the axes of the part that it shows.
     body = frame.clipped(body + _point_names(frame, projection), "map")
     if projection.labels:
         lines = enumerate(legend.items())
@@ -188,7 +188,7 @@ def _point_names(frame: Frame, projection: Projection) -> str:
         is_free = all(abs(line - at) > 11 or left > end or left + width < start for start, end, at in taken)
         if shown and is_free:
             taken.append((left, left + width, line))
-            # A zoomed picture's name keeps its size and its distance from the point.
+            # When the page's script zooms the picture, a name keeps its size and its distance from the point.
             origin = f"transform-origin:{frame.px(x):.1f}px {frame.py(y):.1f}px"
             drawn.append(f'<g class="name" style="{origin}">{text(left, line, shown, kind="name")}</g>')
     return "".join(drawn)

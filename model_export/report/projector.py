@@ -31,7 +31,7 @@ _SEED = 0
 
 @dataclass(frozen=True, slots=True)
 class ProjectedTable:
-    """A written table. rows: number of written rows. left_out: number of drawn rows with NaN or infinity."""
+    """Counts of one table written for the projector. rows: written rows. left_out: drawn rows with NaN or infinity."""
 
     name: str
     rows: int
@@ -57,7 +57,7 @@ def write_projector(
         folder.mkdir(parents=True, exist_ok=True)
         (folder / CONFIG).unlink(missing_ok=True)
         for number, table in enumerate(tables):
-            # A table's name may have any characters, so files get numbers.
+            # A table's name may hold characters that a file's name can not hold, so the files are numbered.
             paths = [folder / f"{kind}-{number}.tsv" for kind in ("vectors", "metadata")]
             rows = map_table(artifact, table)
             ids = sample_ids(rows.shape[0], seed=_SEED, limit=max_rows)
@@ -92,7 +92,7 @@ def _write_table(
 
 
 def _line(cells: Sequence[str]) -> str:
-    # A tab or the end of a line within a cell would begin another cell or point.
+    # A tab or line break inside a cell would begin another cell or another point of the TSV file.
     return "\t".join(" ".join(cell.splitlines()).replace("\t", " ") for cell in cells) + "\n"
 
 

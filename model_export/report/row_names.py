@@ -27,7 +27,7 @@ class LabelFile:
 
     @staticmethod
     def parse(text: str) -> LabelFile:
-        """Parses "TABLE=FILE" or "TABLE=FILE#COLUMN".
+        """Parses a value of the flag --labels: "TABLE=FILE" or "TABLE=FILE#COLUMN".
 
         >>> LabelFile.parse("film=films.csv#genres").column
         'genres'
@@ -140,7 +140,7 @@ def _keys(path: Path, entry: VocabularyEntry) -> Iterator[tuple[int, str]]:
             for i, line in enumerate(lines):
                 key = line.removesuffix(b"\n").removesuffix(b"\r")
                 yield entry.first_id + i, key.decode(errors="backslashreplace")
-    # open() raises ValueError for an invalid path, for example one with a null byte.
+    # open() raises ValueError if the path is invalid, for example because it has a null byte.
     except (OSError, ValueError) as error:
         raise ArtifactError(f"cannot read vocabulary {str(path)!r}: {error}") from error
 

@@ -29,7 +29,7 @@ def clip(text: str, length: int) -> str:
 
 
 def short(value: float) -> str:
-    """Formats a number with few characters."""
+    """Formats a number in few characters, with a unit such as k or M for a large number."""
     size = abs(value)
     if size and (size < 0.001 or size >= 1e12):
         return f"{value:.1e}"
@@ -47,7 +47,7 @@ def ticks(low: float, high: float, about: int) -> list[float]:
     power = 10.0 ** math.floor(math.log10(span / about))
     step = next(power * factor for factor in (1, 2, 5, 10) if span / (power * factor) <= about)
     first = math.ceil(low / step - 1e-9)
-    # The numbers are rounded to the step's digits, so that 3 * 0.1 is not shown as 0.30000000000000004.
+    # Each mark is rounded to the step's number of decimals, so that 3 * 0.1 is not shown as 0.30000000000000004.
     digits = max(0, -math.floor(math.log10(step)))
     return [round(i * step, digits) for i in range(first, math.floor(high / step + 1e-9) + 1)]
 
@@ -99,7 +99,7 @@ class Frame:
 
 
 def text(x: float, y: float, content: str, *, anchor: str = "start", kind: str = "tick") -> str:
-    """Draws one line of text; kind is a CSS class of the page's style."""
+    """Draws one line of text as SVG; kind is a CSS class of the page's style."""
     return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(content)}</text>'
 
 

@@ -208,7 +208,7 @@ def _check_shared(parameters: OptimizationParameters) -> None:
         )
     clips_gradient = parameters.clip_gradient_min is not None or parameters.clip_gradient_max is not None
     if not parameters.use_gradient_accumulation and clips_gradient:
-        # The message has two spaces in one place, as TensorFlow's has, because old code may match its text.
+        # The error text has two spaces before "accumulation", as in TensorFlow, because callers may match the text.
         raise ValueError("When using gradient clipping limits, gradient  accumulation must be enabled.")
     for what in ("clip_weight", "clip_gradient"):
         lower, upper = getattr(parameters, f"{what}_min"), getattr(parameters, f"{what}_max")

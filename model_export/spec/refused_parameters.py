@@ -24,7 +24,7 @@ class _Refused:
 
 
 class AdagradMomentumParameters(_Refused):
-    """Adagrad with momentum; not supported."""
+    """Parameters of Adagrad with momentum, an optimizer of embedding tables that is not supported."""
 
     advice = "use AdagradParameters, or MomentumParameters for the momentum alone"
 
@@ -38,13 +38,13 @@ class FrequencyEstimatorParameters(_Refused):
 
 
 class ProximalAdagradParameters(_Refused):
-    """Adagrad with L1 and L2 regularization; not supported."""
+    """Parameters of Adagrad with L1 and L2 regularization, an optimizer of embedding tables that is not supported."""
 
     advice = "use FtrlParameters, which has l1_regularization_strength and l2_regularization_strength too"
 
 
 class ProximalYogiParameters(_Refused):
-    """Yogi, an Adam whose second moment grows slowly; not supported."""
+    """Parameters of Yogi, an Adam whose second moment grows slowly; this optimizer is not supported."""
 
     advice = "use AdamParameters"
 

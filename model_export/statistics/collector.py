@@ -88,7 +88,7 @@ class LookupStatistics:
         return LookupStatistics(directory, tables, partitions=partitions, seed=seed)
 
     def wants(self, step: int) -> bool:
-        """Says whether a training step is in the sample; if it is, observe() needs the step's ids."""
+        """Says whether the lookups of a training step are sampled; if they are, observe() needs the step's ids."""
         if step == 0:
             return True
         block, place = divmod(step, _BLOCK)

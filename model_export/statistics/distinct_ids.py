@@ -16,18 +16,18 @@ REGISTERS = 1 << _BITS
 
 
 def empty_registers() -> Array:
-    """Returns the state for no ids: [REGISTERS] uint8."""
+    """Returns the registers of a HyperLogLog counter that has seen no ids: [REGISTERS] uint8."""
     return np.zeros(REGISTERS, np.uint8)
 
 
 def with_ids(registers: Array, ids: Array) -> Array:
-    """Returns the state after [n] more ids. Two states merge by their elementwise maximum."""
+    """Returns the registers after [n] more ids. The registers of two counters merge by their elementwise maximum."""
     hashes = _hashed(np.asarray(ids, np.int64).astype(np.uint64))
     register = (hashes >> np.uint64(64 - _BITS)).astype(np.int64)
     rest = hashes << np.uint64(_BITS)
-    # The rank of a hash is the number of leading zeros of its other bits, plus one: 64 minus the exponent that frexp
-    # returns. Rounding to a double can add one to the exponent if the bits are almost all ones, which happens to one
-    # hash in 2**53.
+    # The rank of a hash is one more than the number of leading zeros of `rest`, which is 64 minus the exponent that
+    # frexp returns. Rounding to a double can add one to the exponent if the bits are almost all ones, which happens to
+    # one hash in 2**53.
     _, exponent = np.frexp(rest.astype(np.float64))
     rank = np.where(rest == 0, 64 - _BITS + 1, 65 - exponent)
     after = registers.copy()
@@ -36,7 +36,7 @@ def with_ids(registers: Array, ids: Array) -> Array:
 
 
 def estimate(registers: Array) -> int:
-    """Returns the estimated number of distinct ids that were added to a state."""
+    """Returns the estimated number of distinct ids that the registers have seen."""
     empty = int(np.count_nonzero(registers == 0))
     raw = 0.7213 / (1 + 1.079 / REGISTERS) * REGISTERS**2 / float(np.sum(2.0 ** -registers.astype(np.float64)))
     if raw <= 2.5 * REGISTERS and empty:

@@ -21,7 +21,7 @@ _PREFIX = "lookup_statistics_"
 
 
 class StatisticsFileError(ValueError):
-    """Error that a statistics file can not be read; the message names the file."""
+    """Raised if a statistics file can not be read; the message names the file."""
 
 
 def statistics_path(directory: Path, table: TableDescription, partitions: int) -> Path:
@@ -91,7 +91,7 @@ def to_json(statistics: TableStatistics) -> dict[str, Any]:
 
 
 def from_json(data: Any) -> TableStatistics:
-    """Makes TableStatistics of an object of to_json(); raises ValueError, KeyError or TypeError for another object."""
+    """Makes TableStatistics from an object of to_json(); raises ValueError, KeyError or TypeError for other objects."""
     if data["format_version"] != FORMAT_VERSION:
         raise ValueError(f"format {data['format_version']!r} is not the one this version reads ({FORMAT_VERSION})")
     histogram = np.zeros(HISTOGRAM_BINS, np.int64)

@@ -38,18 +38,19 @@ class IdCounts:
     undercount: int = 0
 
     def with_ids(self, ids: Array) -> IdCounts:
-        """Returns the counts after [n] more ids; an id that occurs several times counts several times."""
+        """Returns the counts after [n] more ids of the stream; each occurrence of an id counts."""
         found, counts = np.unique(np.asarray(ids, np.int64), return_counts=True)
         return self.merged(IdCounts(self.capacity, found, counts))
 
     def merged(self, other: IdCounts) -> IdCounts:
-        """Returns the counts for two streams of ids together."""
+        """Returns the sum of the counts of two streams of ids."""
         ids, position = np.unique(np.concatenate([self.ids, other.ids]), return_inverse=True)
         counts = np.zeros(len(ids), np.int64)
         np.add.at(counts, position, np.concatenate([self.counts, other.counts]))
         undercount = self.undercount + other.undercount
         if len(ids) > self.capacity:
-            # Subtract the largest count beyond `capacity` from all counts; ids whose count becomes 0 are dropped.
+            # To keep at most `capacity` ids, subtract the (capacity + 1)-th largest count from all counts, and drop
+            # each id whose count is then not positive.
             off = int(np.partition(counts, -(self.capacity + 1))[-(self.capacity + 1)])
             kept = counts > off
             ids, counts, undercount = ids[kept], counts[kept] - off, undercount + off

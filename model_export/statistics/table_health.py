@@ -175,7 +175,7 @@ def table_health(table: TableRows, *, progress: Progress = lambda done, rows: No
 
 
 def row_chunks(rows: int, dim: int) -> Iterator[tuple[int, int]]:
-    """Yields (start, stop) of chunks of about 16 MiB in float64."""
+    """Yields (start, stop) of chunks of rows; a chunk takes about 16 MiB in float64."""
     size = max(1, _CHUNK_BYTES // (8 * max(1, dim)))
     for start in range(0, rows, size):
         yield start, min(start + size, rows)
@@ -189,7 +189,7 @@ def _large_norms(values: Array) -> Array:
 
 
 class _Ids:
-    """Counter of row ids, which keeps the first ten ids."""
+    """Counter of row ids, which also keeps the first ten ids that were added to it."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -229,7 +229,7 @@ def _histogram(norms: Array, summary: Norms) -> Histogram:
 
 
 def _hash_factors(table: TableRows) -> Array:
-    # The factors may be any fixed odd numbers, because rows with equal hashes are compared byte by byte afterwards.
+    # Any fixed odd factors would do, because rows with equal hashes are compared byte by byte afterwards.
     num_bytes = table.shape[1] * table.dtype.itemsize
     words = num_bytes // _word(num_bytes).itemsize
     factors: Array = np.random.default_rng(0).integers(0, 1 << 63, words, np.uint64) * np.uint64(2) + np.uint64(1)

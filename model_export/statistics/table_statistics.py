@@ -131,7 +131,7 @@ class TableStatistics:
         )
 
     def with_step(self, *, is_sampled: bool) -> TableStatistics:
-        """Returns the statistics after one more training step."""
+        """Returns the lookup statistics after one more counted training step."""
         return replace(self, steps=self.steps + 1, sampled_steps=self.sampled_steps + is_sampled)
 
     def merged(self, other: TableStatistics) -> TableStatistics:
@@ -162,7 +162,7 @@ class TableStatistics:
         return (self.ids + self.bad_ids) / self.examples if self.examples else 0.0
 
     def quantile(self, share: float) -> int:
-        """Returns the smallest n such that this share of the examples has at most n ids each; 0 without examples."""
+        """Returns the smallest n such that `share` of the examples have at most n ids each; 0 without examples."""
         reached = np.cumsum(self.ids_per_example_histogram) >= share * self.examples
         n = int(np.argmax(reached))
         return self.max_ids_per_example if n == HISTOGRAM_BINS - 1 else n

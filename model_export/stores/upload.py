@@ -93,8 +93,8 @@ def upload(artifact: Path, store: ObjectStore, version: int, progress: Progress 
             try:
                 send(MANIFEST_PATH, is_new=True)
             except ObjectExists:
-                # Since the listing, another upload has written the manifest, or this upload, if the store's answer was
-                # lost.
+                # Another upload has written the manifest since the listing; or this upload has, if the store's answer
+                # was lost.
                 stored = {one.path: one for one in store.objects(name)}
         if MANIFEST_PATH in stored:
             _check_same(artifact, store, name, stored[MANIFEST_PATH])
@@ -127,7 +127,7 @@ def _files(artifact: Path) -> dict[str, int]:
         manifest = Manifest.read(artifact)
     except ArtifactError as error:
         raise ExportError(error.message) from error
-    assert manifest is not None  # check_described() has seen the file
+    assert manifest is not None  # check_described() has checked that the manifest exists
     found = {path.relative_to(artifact).as_posix(): path for path in sorted(artifact.rglob("*")) if path.is_file()}
     for path, size in manifest.files.items():
         if path not in found or found[path].stat().st_size != size:

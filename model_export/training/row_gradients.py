@@ -26,7 +26,7 @@ class RowGradient:
         return RowGradient(tf.range(variable.shape[0], dtype=tf.int64), gradient)
 
     def scaled(self, factor: Any | None) -> RowGradient:
-        """Returns the gradient, multiplied by a scalar; None means 1."""
+        """Returns the gradient, multiplied by a scalar factor; the factor None means 1."""
         if factor is None:
             return self
         return RowGradient(self.rows, self.values * tf.cast(factor, self.values.dtype))
@@ -35,8 +35,7 @@ class RowGradient:
         """Groups the gradient's vectors by row, and numbers the vectors of each row."""
         rows, position = tf.unique(self.rows)
         counts = tf.math.bincount(position, minlength=tf.size(rows), dtype=tf.int32)
-        # The number of an occurrence within its row is its place among the row's occurrences after a stable sort by
-        # row.
+        # The number of an occurrence is its position among the occurrences of the same row, in the order of the batch.
         order = tf.argsort(position, stable=True)
         starts = tf.cumsum(counts, exclusive=True)
         places = tf.range(tf.size(position)) - tf.gather(starts, tf.gather(position, order))

@@ -25,7 +25,7 @@ from model_export.training.table_updates import apply_gradient
 
 @dataclass(frozen=True, slots=True)
 class TrainedTable:
-    """A table's variable and its optimizer.
+    """An embedding table's variable, and the optimizer that trains it.
 
     Args:
       variable: [V, D] float, a resource variable of the current graph.
@@ -52,7 +52,7 @@ class TrainedTable:
 
 @dataclass(frozen=True, slots=True)
 class TableTraining:
-    """The operations by which a training loop trains tables.
+    """The TensorFlow operations with which a training loop updates embedding tables.
 
     train: one step of all tables; it does not increment the global step.
     flush: applies pending gradients of pipelined training; run it before a checkpoint and at the end. Without pending

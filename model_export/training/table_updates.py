@@ -46,7 +46,7 @@ def apply_gradient(
 def updated_rows(
     parameters: OptimizationParameters, state: tuple[Any, ...], gradient: Any, rate: Any
 ) -> tuple[Any, ...]:
-    """Returns the new values of some rows of the table and of each slot.
+    """Returns the new values of some rows of a table and of its slots after one step of the optimizer.
 
     Args:
       state: rows of the table, then of each slot, each [R, D].
@@ -95,7 +95,7 @@ def _ftrl(
     old, new = _power(slots[0], parameters), _power(accumulator, parameters)
     l1, l2 = parameters.l1_regularization_strength, parameters.l2_regularization_strength
     if parameters.multiply_linear_by_learning_rate:
-        # All terms are multiplied by the learning rate, so that a rate of 0 causes no division by 0.
+        # All terms of FTRL's formula are multiplied by the learning rate, so that a rate of 0 causes no division by 0.
         linear = slots[1] + rate * gradient - (new - old) * weights
         threshold = l1 * rate
         quadratic = new + parameters.beta + 2 * l2 * rate
@@ -124,8 +124,9 @@ def _power(accumulator: Any, parameters: FtrlParameters) -> Any:
 def _one_by_one(
     parameters: OptimizationParameters, state: tuple[Any, ...], gradient: RowGradient, rate: Any
 ) -> tuple[Any, tuple[Any, ...]]:
-    # Round k applies the k-th occurrence of each row that occurs at least k times. The rounds update a copy of the
-    # batch's rows, which is stored in the table once, so the cost of a round depends on its number of rows only.
+    # Gradients of the same row are applied in rounds: round k applies the k-th gradient of each row that has at least k
+    # gradients. The rounds update a copy of the batch's rows, which is stored in the table once, so the cost of a round
+    # depends on its number of rows only.
     found = gradient.occurrences()
 
     def one_round(number: Any, *current: Any) -> tuple[Any, ...]:

@@ -16,7 +16,8 @@ pub enum Declined {
     Waits,
     /// Rows of a Valkey or Redis cluster could not be read; [`crate::plan::Waiting::failure`] says why.
     NoRows,
-    /// The bytes are not valid, or use a feature of the wire format that only the reference servers read.
+    /// The request's bytes are not valid, or use a feature of the wire format that only the reference servers in Python
+    /// read.
     Unusual,
     /// The core is not certain that the request's caller may run the model.
     Denied,

@@ -33,9 +33,9 @@ def tag(field: int, wire_type: int) -> bytes:
 
 
 def length_prefix(data: bytes, position: int) -> tuple[int | None, int]:
-    """Reads a varint of up to 64 bits.
+    """Reads a varint of up to ten bytes.
 
-    Returns its value (None if the data end before it does) and the next position.
+    Returns its value and the next position; the value is None if the data end within the varint, or it is longer.
     """
     value = 0
     for shift in range(0, 70, 7):

@@ -137,8 +137,8 @@ def _read_tensor(name: str, info: Any) -> TensorSpec:
         name=name,
         dtype=dtypes.dtype_name(info.dtype),
         shape=None if shape.unknown_rank else tuple(None if dim.size < 0 else dim.size for dim in shape.dim),
-        # A TensorInfo's name is empty for other sparse or composite tensors, which have several tensor names; such an
-        # input can not be fed.
+        # The name in a TensorInfo is empty for composite tensors, and for sparse tensors that are no COO matrix,
+        # because these have several tensors. Such an input can not be fed.
         tensor_name=info.name,
     )
 

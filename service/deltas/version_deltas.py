@@ -42,7 +42,7 @@ _BATCH_BYTES = 64 << 20
 _PATIENCE_S = 0.25
 # Longest time, in seconds, that the request of an upsert waits until lookups are answered with the new rows.
 _SHOWN_S = 1.0
-# Maximum number of deltas whose times are kept: origin() knows the times of the newest deltas only.
+# Maximum number of deltas whose creation times are kept. For a row of an older delta, origin() returns no time.
 _MAX_TIMES = 100_000
 # Maximum number of applied deltas, the newest ones, that the status page lists.
 _MAX_RECENT = 20

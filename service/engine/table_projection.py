@@ -98,7 +98,8 @@ def _components(centred: Array, random: np.random.Generator) -> tuple[Array, tup
     small = centred @ basis
     _, lengths, turned = np.linalg.svd(small, full_matrices=False)
     axes = (turned @ basis.T)[:2]
-    # The sign of each axis is chosen so that its largest weight is positive: then two computations draw the same map.
+    # Each axis gets the sign that makes its weight of largest absolute value positive, so that two computations draw
+    # the same map.
     axes *= np.where(axes[np.arange(len(axes)), np.abs(axes).argmax(axis=1)] < 0, -1, 1)[:, None]
     total = float(np.square(centred, dtype=np.float64).sum())
     shares = [float(length) ** 2 / total if total else 0.0 for length in (*lengths[:2], 0.0, 0.0)]

@@ -54,7 +54,7 @@ class TableVerification:
 def table_verification(
     settings: Settings, is_served: Callable[[str], bool], on_damage: Callable[[str], None]
 ) -> TableVerification | None:
-    """Returns the rule of verification for the settings; None if they turn verification off."""
+    """Returns the object that compares tables with their checksums; None if the settings turn this off."""
     rule = settings.verify_tables
     verifier = Verifier(settings.verify_tables_mib_per_s * 2**20)
     return None if rule == "off" else TableVerification(rule, verifier, is_served, on_damage)

@@ -206,7 +206,8 @@ class _Writer:
 
     def predict(self, spec: SignatureSpec, graph: NativeGraph) -> dict[str, Any]:
         """Returns the entry of one predict signature in the JSON that describes a servable to the native core."""
-        # Ids that the graph computes count as further inputs, with numbers that follow the signature's inputs.
+        # The ids that the graph computes are numbered after the signature's inputs, so that a feature can name either
+        # by its number.
         inputs = {name: number for number, name in enumerate((*spec.inputs, *graph.computed))}
         return {
             "name": spec.name,

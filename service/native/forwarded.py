@@ -10,7 +10,8 @@ from urllib.parse import unquote
 from service.access.peer import NO_NAMES
 from service.engine.request_context import NO_DRAWS, Draws
 
-# Names of the headers that the native core adds, as in native/src/edge/shared.rs.
+# The prefix and the endings of the headers that the native core adds to the requests that it forwards. The file
+# native/src/edge/shared.rs has the same names.
 _PREFIX = b"x-embedding-server-"
 _SEAL, _NAMES, _LOG_DRAW, _TRACE_ID = b"seal", b"names", b"log-draw", b"trace-id"
 

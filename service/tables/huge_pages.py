@@ -41,8 +41,8 @@ _WRITE_BACK = 7
 _ATTEMPTS = 3
 # If none of the first _FIRST chunks of a version's files became a huge page, no further chunks are tried.
 _FIRST = 4
-# No more pages are made huge if the median time to read a chunk, over _TRIAL chunks, is above _SLOW_S (slower than 200
-# MB/s): lookups would wait for the slow disk.
+# After the _FIRST-th to the _TRIAL-th read, no further pages are made huge if the median time to read a chunk (2 MiB)
+# is above _SLOW_S, because lookups would wait for a disk slower than 200 MB/s.
 _TRIAL, _SLOW_S = 12, 0.010
 # Pause in seconds after each chunk of a file that is made a huge page, in which other threads get the interpreter's
 # lock and the kernel's lock on the memory map.

@@ -60,7 +60,7 @@ def parse_config_text(text: str, source: str) -> tuple[ModelConfig, ...] | None:
 
 
 def decode_reload_request(data: bytes) -> ReloadRequest:
-    """Parses the list of models in a ReloadConfigRequest; raises MalformedPayload, InvalidRequest."""
+    """Parses the models and metric names of a ReloadConfigRequest; raises MalformedPayload, InvalidRequest."""
     message = parse_message("tensorflow.serving.ReloadConfigRequest", data)
     if message.config.WhichOneof("config") != "model_config_list":
         raise InvalidRequest(

@@ -8,8 +8,8 @@ from service.artifact.protobuf_wire import length_prefix
 
 # The byte that is protobuf's tag of field 1 with a length-delimited value.
 _FIRST = 0x0A
-# Largest number of nested protobuf messages to pass until the model's name is found: in a MultiInferenceRequest, the
-# name is in the model spec of the first task.
+# Largest number of first fields to open until the model's name is found: in a MultiInferenceRequest these are the first
+# task, the model spec of this task, and the name.
 _DEPTH = 3
 _MAX_NAME_BYTES = 512
 

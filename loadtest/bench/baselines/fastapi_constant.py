@@ -10,7 +10,7 @@ from loadtest.bench.baselines.asgi_constant import serve
 
 
 def create_app() -> FastAPI:
-    """Returns the FastAPI application."""
+    """Makes the FastAPI application that sends the constant answers."""
     app = FastAPI()
     answers = constant_answers("json")
 

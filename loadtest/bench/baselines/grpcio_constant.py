@@ -23,7 +23,7 @@ class _Constants(grpc.GenericRpcHandler):
 
 def main() -> None:
     """Serves constant answers until the process is killed."""
-    # The number of threads is the service's default, and the size of messages is not limited.
+    # The server has as many threads as the service by default, and does not limit the size of messages.
     server = grpc.server(
         ThreadPoolExecutor(8),
         handlers=[_Constants(constant_answers("grpc"))],

@@ -23,7 +23,7 @@ def now_ns(clock):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True)
 def receive(fd, buffer):  # type: ignore[no-untyped-def]
-    """Reads from a socket into a buffer; returns the number of bytes, 0 at the connection's end, -1 without bytes."""
+    """Reads from a socket into a buffer; returns the number of bytes, 0 at the connection's end, -1 if none came."""
     return _recv(fd, buffer.ctypes.data, buffer.shape[0], _DONT_WAIT)
 
 

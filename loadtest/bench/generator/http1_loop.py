@@ -20,7 +20,8 @@ from loadtest.bench.generator.c_library import (
 from loadtest.bench.generator.http2_loop import BROKEN, DONE, IN_FLIGHT, NEXT_VARIANT, WRONG
 from loadtest.bench.generator.latencies import record
 
-# Columns of a connection's row. LEFT: missing bytes of the answer's body; -1 until the answer's head is complete.
+# Columns of a connection's row in the array of all connections. LEFT: missing bytes of the answer's body; -1 until the
+# answer's head is complete.
 FD, SENT, STARTED, VARIANT, HAVE, LEFT, IS_BUSY = range(7)
 CONNECTION_COLUMNS = 7
 HEAD_BYTES = 16384
@@ -103,7 +104,7 @@ def _send(row, bodies, sizes):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True)
 def run(connections, heads, waiting, data, requests, sizes, expected, counts, histogram, duration_ns, goes_on):  # type: ignore[no-untyped-def]
-    """Sends requests and counts answers for duration_ns; if not goes_on, only waits for requests in flight.
+    """Sends requests and counts answers for duration_ns; if goes_on is false, only waits for the requests in flight.
 
     Args:
       connections: [C, CONNECTION_COLUMNS] int64; heads: [C, HEAD_BYTES] uint8; data: [any] uint8, a receive buffer.

@@ -28,13 +28,13 @@ _INITIAL_WINDOW, _MAX_FRAME = 4, 5
 # Number of received bytes after which the client sends a WINDOW_UPDATE: half of the largest window.
 _GIVE_BACK = 1 << 30
 
-# Columns of a connection's row in the state array.
+# Columns of a connection's row in the array that holds the state of all connections.
 FD, HAVE, SKIP, ENDING, OUT_BEGIN, OUT_END, WINDOW, PEER_WINDOW, PEER_FRAME, UNRETURNED, NEXT_ID = range(11)
 CONNECTION_COLUMNS = 11
-# Columns of a stream's row in the state array.
+# Columns of a stream's row in the array that holds the state of all streams.
 ID, STARTED, VARIANT, SENT, STREAM_WINDOW, RECEIVED = range(6)
 STREAM_COLUMNS = 6
-# Positions of the counters in the array of counts.
+# Indices of the load generator's counters in its array `counts`.
 DONE, WRONG, BROKEN, IN_FLIGHT, NEXT_VARIANT = range(5)
 NUM_COUNTS = 5
 # Size of the buffer for a control frame that arrives in pieces; a SETTINGS frame of a hundred entries fits into it.
@@ -115,7 +115,8 @@ def _settings(row, streams, out, carry, length, bodies, sizes):  # type: ignore[
     for at in range(9, 9 + length - 5, 6):
         name, value = _get(carry, at, 2), _get(carry, at + 2, 4)
         if name == _MAX_FRAME:
-            # A frame has at most 64 KB: larger frames gain nothing and need larger buffers.
+            # The client sends HTTP/2 frames of at most 64 KB, even if the server allows larger ones: larger frames gain
+            # nothing and need larger buffers.
             row[PEER_FRAME] = min(value, 65536)
         elif name == _INITIAL_WINDOW:
             for s in range(streams.shape[0]):
@@ -227,7 +228,7 @@ def run(
     duration_ns,
     goes_on,
 ):  # type: ignore[no-untyped-def]
-    """Sends calls and counts answers for a time; if not goes_on, only waits until no call is in flight.
+    """Sends calls and counts answers for duration_ns; if goes_on is false, only waits until no call is in flight.
 
     Args:
       connections: [C, CONNECTION_COLUMNS] int64; streams: [C, M, STREAM_COLUMNS] int64, ID 0 means unused.

@@ -21,7 +21,7 @@ _LARGEST_WINDOW = 2**31 - 1
 
 
 class LoadError(Exception):
-    """Error that the server closed a connection, refused a call, or sent an answer of the wrong size."""
+    """Raised if the server closes a connection, refuses a call, or sends an answer of the wrong size."""
 
 
 @dataclass(frozen=True, slots=True)

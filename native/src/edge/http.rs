@@ -379,7 +379,7 @@ impl Exchange {
             Ok(Ok(outcome)) => Ok(outcome),
             Ok(Err(NotRun::Refused(refusal))) => Err(self.too_long(&model, refusal)),
             Err(_) => Err(self.too_long(&model, Refusal::Late)),
-            // The client does not read its answers, or the server is stopping.
+            // The request was not run: its client has left too many answers unread, or the server is stopping.
             Ok(Err(NotRun::Unread | NotRun::Closed)) => Err(shared::no_upstream()),
         }
     }

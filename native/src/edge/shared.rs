@@ -92,7 +92,7 @@ pub struct Shared {
     pub http_upstream: HttpUpstream,
 }
 
-/// The reason why the handler of a wire format (form) gave no answer to a request.
+/// The reason why a form gave no answer: it declined the request, rows could not be read, or it panicked.
 #[derive(Debug)]
 pub enum Failed {
     /// The handler (form) left the request to the reference server, for this reason.

@@ -42,7 +42,8 @@ pub struct Call<'a> {
 }
 
 impl<'a> Call<'a> {
-    /// Returns the servable of a model's version, if the caller may run the model and the core can run the version.
+    /// Returns the servable of a model's version, if the caller may run the model, the core can run the version, and the
+    /// request is not drawn for a log.
     ///
     /// # Errors
     /// [`Declined::Denied`], [`Declined::Drawn`] and [`Declined::Unknown`].

@@ -316,7 +316,7 @@ fn of_dtype<'a>(mut numbers: Vec<i64>, dtype: DataType) -> Data<'a> {
 
 /// The encoding of the values of one output.
 enum Values {
-    /// An empty tensor, which is encoded without any field.
+    /// The tensor has no elements, so its `TensorProto` has no field of values.
     None,
     /// Values whose encoding is their bytes in memory: the number of the field, and the size of the bytes.
     Raw(u32, usize),

@@ -258,7 +258,7 @@ impl Kernel for Scan<'_> {
         let width = queries.width;
         let row_bytes = width * size_of::<f32>();
         let block_rows = (BLOCK_BYTES / row_bytes / LANES * LANES).clamp(LANES, MAX_BLOCK_ROWS);
-        // Float32 rows need no copy if their number of columns is a multiple of eight.
+        // Float32 rows are read without a copy if their number of columns is a multiple of eight and no rows are listed.
         let is_direct = S::IS_FLOAT32 && table.dim == width && search.listed.is_none();
         let mut copies = vec![0.0_f32; block_rows * width];
         let mut factors = [1.0_f32; MAX_BLOCK_ROWS];

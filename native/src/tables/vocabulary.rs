@@ -79,7 +79,8 @@ impl Vocabulary {
         self.kept(find(&Lines { data, starts }, slots, &self.rows, keys))
     }
 
-    /// Returns the table row of each int64 key, -1 for a dropped key; and how many keys the vocabulary lacks.
+    /// Returns the table row of each int64 key, -1 for a dropped key; and how many keys the vocabulary lacks, 0 if keys
+    /// are hashed.
     ///
     /// # Errors
     /// As `rows_of_strings`.

@@ -82,8 +82,8 @@ fn layout_of(len: usize) -> Layout {
 
 fn free(start: *mut u8, len: usize) {
     if len > 0 {
-        // SAFETY: AlignedBuffer::new allocated the `len` bytes at `start` with this layout, and only their owner frees
-        // them, once.
+        // SAFETY: AlignedBuffer::new allocated the `len` bytes at `start` with this layout. They are freed once: when the
+        // buffer is dropped, or by the TensorFlow tensor that took over the buffer.
         unsafe { dealloc(start, layout_of(len)) };
     }
 }

@@ -57,7 +57,7 @@ impl<'a> Cursor<'a> {
         Ok(cursor)
     }
 
-    /// Returns the next byte of the body, or 0 at its end.
+    /// Returns the next byte of the body, or 0 at its end, without moving the position.
     #[inline]
     fn peek(&self) -> u8 {
         self.text.as_bytes().get(self.at).copied().unwrap_or(0)
