@@ -121,8 +121,8 @@ def train_tables(
 
 
 def _one_at_a_time(name: str, apply: Callable[[], Any]) -> Any:
-    # An update reads rows, computes, and writes them. If two processes did this at the same time, one of the two updates
-    # would be lost.
+    # An update reads rows, computes, and writes them. If two processes did this at the same time, one update would be
+    # lost.
     def run() -> Any:
         with tf.control_dependencies([apply()]):
             return tf.constant(True)
