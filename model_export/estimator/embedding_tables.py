@@ -13,10 +13,11 @@ from contextlib import contextmanager
 from typing import Any
 
 from model_export.columns.names import safe_name
+from model_export.estimator.split_tables import number_of_rows, split_variable
 from model_export.spec.embedding_config_spec import EmbeddingConfigSpec
 from model_export.tensorflow_setup import tf
 from model_export.training.table_optimizers import TrainedTable
-from model_export.training.table_parts import name_of, number_of_rows, parts_of, split_variable
+from model_export.training.table_parts import name_of, parts_of
 
 ANCHOR = "embedding_tables_anchor"
 

@@ -53,7 +53,7 @@ class ParameterServers(OneProcess):
         return {"config": config, "master": self._server.target, "is_chief": self.is_chief}
 
     def finish_steps(self) -> None:
-        """In the chief, waits for all workers, so that the last checkpoint has all their steps."""
+        """Waits for all workers if this is the chief, so that the last checkpoint has all their steps."""
         if self.is_chief:
             self._marks.wait_for(self._names("worker"))
 
