@@ -1,7 +1,7 @@
 """The parts of a table that lies in several variables of a TensorFlow 1 graph, one for each parameter server.
 
-The parts have consecutive rows. A checkpoint holds the parts under the name of the whole table, so a graph with the whole
-table reads it, too.
+The parts have consecutive rows. A checkpoint holds the parts under the name of the whole table, so it can be read into
+one variable, too.
 """
 
 from __future__ import annotations
