@@ -18,7 +18,8 @@ from model_export.estimator.training_processes import OneProcess
 from model_export.tensorflow_setup import tf
 
 _LOGGER = logging.getLogger(__name__)
-_POLL_S = 0.1
+_POLL_S = 0.2
+_RETRY_S = 1.0
 _LOG_S = 30.0
 
 
@@ -97,18 +98,26 @@ class _EndMarks:
 
     def put(self) -> None:
         """Marks that this process has ended; a second mark of a process that was started again changes nothing."""
-        with tf.compat.v1.Session(self._target, self._graph, self._config) as session:
-            if not session.run(self._sizes[self._own]):
-                session.run(self._put)
+        if not self._run(self._sizes[self._own]):
+            self._run(self._put)
 
     def wait_for(self, names: Iterable[str]) -> None:
         """Waits until all these processes have ended, and logs the missing ones every 30 seconds."""
         missing, log_s = list(names), time.monotonic() + _LOG_S
-        with tf.compat.v1.Session(self._target, self._graph, self._config) as session:
-            while missing:
-                sizes = session.run({name: self._sizes[name] for name in missing})
-                missing = [name for name, size in sizes.items() if not size]
-                if missing and time.monotonic() >= log_s:
-                    _LOGGER.info("waiting for the end of %s", ", ".join(missing))
-                    log_s += _LOG_S
-                time.sleep(_POLL_S if missing else 0)
+        while missing:
+            sizes = self._run({name: self._sizes[name] for name in missing})
+            missing = [name for name, size in sizes.items() if not size]
+            if missing and time.monotonic() >= log_s:
+                _LOGGER.info("waiting for the end of %s", ", ".join(missing))
+                log_s += _LOG_S
+            time.sleep(_POLL_S if missing else 0)
+
+    def _run(self, fetches: Any) -> Any:
+        while True:
+            try:
+                with tf.compat.v1.Session(self._target, self._graph, self._config) as session:
+                    return session.run(fetches)
+            # gRPC may send a request twice, which TensorFlow refuses; and parameter server 0 may be started again.
+            except (tf.errors.AbortedError, tf.errors.UnavailableError) as error:
+                _LOGGER.info("parameter server 0 gives no answer: %s", str(error.message).splitlines()[-1])
+                time.sleep(_RETRY_S)

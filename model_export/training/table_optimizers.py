@@ -127,7 +127,10 @@ def _one_at_a_time(name: str, apply: Callable[[], Any]) -> Any:
         with tf.control_dependencies([apply()]):
             return tf.constant(True)
 
-    return tf.CriticalSection(shared_name=f"{name}/update").execute(run)
+    done = tf.CriticalSection(shared_name=f"{name}/update").execute(run)
+    # TensorFlow can not store these records of its own in a MetaGraph, and logs a warning for each.
+    tf.compat.v1.get_default_graph().clear_collection("critical_section_executions")
+    return done
 
 
 def _check_accumulator(table: TrainedTable) -> None:
