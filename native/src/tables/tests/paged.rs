@@ -29,7 +29,7 @@ impl Rows {
         }
         std::fs::write(&path, &octets).unwrap();
         let file = File::open(&path).unwrap();
-        // Pages that are not written to the disk yet can not be dropped.
+        // Pages that are not written to the disk yet can not be dropped from memory, so the test syncs the file first.
         File::options().write(true).open(&path).unwrap().sync_all().unwrap();
         std::fs::remove_file(&path).unwrap();
         let (size, fd) = (octets.len(), file.into_raw_fd());
