@@ -27,7 +27,7 @@ pub async fn serve_call(
     };
     let next = tokio::select! {
         biased;
-        // The client has cancelled the call.
+        // The client has cancelled the call, so the server stops its work on the call and sends no answer.
         _ = poll_fn(|cx| respond.poll_reset(cx)) => return,
         next = answer(&mut incoming, &plain, first) => next,
     };

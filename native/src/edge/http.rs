@@ -434,7 +434,8 @@ impl Exchange {
         self.connection.shares(&self.shared.account, model(&self.shared, head))
     }
 
-    /// Reads the body of a request. `is_plain` says whether the core or the reference server answers the request.
+    /// Reads the body of a request. `is_plain`: the core may answer the request, so a large one is announced to the
+    /// queue of large work.
     async fn gather(&self, body: &mut Incoming, head: &Parts, is_plain: bool) -> Gathered {
         let limit = self.shared.limits.max_request_bytes;
         let told = body.size_hint().exact().and_then(|size| usize::try_from(size).ok());

@@ -113,7 +113,8 @@ impl Pool {
         }
         let id = if state.is_closed { u64::MAX } else { state.queue.push(&ask, Instant::now(), Box::new(job))? };
         drop(state);
-        // The drop of an announcement locks the queue, so `state` is dropped first.
+        // Dropping the announcement locks the queue, so the lock that `state` holds is released first: this thread
+        // would else wait for itself.
         drop(announcement);
         self.inner.has_job.notify_one();
         Ok(Ticket { inner: Arc::clone(&self.inner), ask, id })

@@ -129,7 +129,7 @@ pub struct Made {
     pub answered: Answered,
     /// The answer's bytes, which count as unread from the moment the answer is made.
     pub debt: Debt,
-    /// The time in which the handler made the answer.
+    /// Time that the handler took to make the answer.
     pub took: Duration,
 }
 
@@ -276,7 +276,7 @@ impl Shared {
         let (shared, connection, model) = (Arc::clone(self), Arc::clone(connection), Arc::clone(&ask.path[0]));
         let job = move |told: Result<Duration, Refusal>| {
             let not_run = match told {
-                // The client disconnected while its request waited for a thread.
+                // The client disconnected while its request waited for a thread, so the request does not run.
                 _ if sender.is_closed() => return false,
                 Err(refusal) => NotRun::Refused(refusal),
                 Ok(_) if connection.is_full() => NotRun::Unread,
@@ -328,7 +328,8 @@ impl Shared {
         Status { code, text: failure.text, may_retry: false }
     }
 
-    /// Returns the published health; None if the reference answers health checks, as it does under tracing.
+    /// Returns the health state that Python published; None if there is none, or if the server records traces: then the
+    /// reference server answers health checks.
     #[must_use]
     pub fn health(&self) -> Option<Arc<Health>> {
         if self.tracing.is_some() { None } else { self.health.load_full() }
