@@ -140,7 +140,7 @@ pub fn read_varint(rest: &mut &[u8]) -> Result<u64, Malformed> {
 /// Reads a varint of up to 32 bits and five bytes, as tags and lengths are.
 ///
 /// # Errors
-/// As [`read_varint`].
+/// The bytes end within the varint, or the varint has more than 32 bits or more than five bytes.
 #[inline]
 pub fn read_varint32(rest: &mut &[u8]) -> Result<u32, Malformed> {
     match rest.split_first() {

@@ -121,8 +121,8 @@ pub fn read_tensor<'a>(message: &'a [u8], allowance: &mut Allowance) -> Result<T
                 Data::Raw(content)
             }
         }
-        // Of a tensor with both `tensor_content` and typed values, the reference server uses `tensor_content`, but it
-        // also parses the typed values.
+        // A tensor with both `tensor_content` and typed values is declined: the reference server uses `tensor_content`,
+        // but it also parses the typed values.
         (_, [_, ..], _) => return Err(Declined::Unusual),
         _ => {
             if proto.num_pieces > 0 && proto.field != field_of_values(dtype) {
