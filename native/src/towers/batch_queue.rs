@@ -150,8 +150,8 @@ mod tests {
         one % 2 == other % 2
     }
 
-    /// Runs a batch of item 1, queues the items `others` meanwhile, and ends the run by the call `first`. Returns the
-    /// batches that ran afterwards, and the results of `others`.
+    /// Runs a batch of the single item 1, and queues the items `others` while it runs; then the run calls `first`,
+    /// which may panic, and ends. Returns the batches that ran afterwards, and the results of `others`.
     fn beside_a_run(queue: &Queue, others: &[u32], first: impl FnOnce() + Send) -> (Vec<Vec<u32>>, Vec<Option<u32>>) {
         let batches = Mutex::new(Vec::new());
         let double = |items: &[u32]| {
