@@ -134,7 +134,7 @@ impl Clusters {
         opened.tables.values().filter_map(Weak::upgrade).collect()
     }
 
-    /// Returns the read counts of each open table, in any order.
+    /// Returns the read counts of each open table of a cluster, in any order.
     #[must_use]
     pub fn counts(&self) -> Vec<TableCounts> {
         self.tables().iter().map(|table| table.counts()).collect()

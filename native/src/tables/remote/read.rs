@@ -548,7 +548,8 @@ impl Task<'_, '_> {
     fn failed(&mut self, node: &Node, error: &io::Error, is_reused: bool) {
         self.why = format!("{node}: {error}");
         if is_reused && error.kind() != io::ErrorKind::TimedOut {
-            // The process behind an idle connection has ended; another may serve the same address by now.
+            // The process behind an idle connection has ended; another may serve the same address by now. So only idle
+            // connections are closed, and the node is not avoided.
             self.topology.drop_idle(node);
         } else {
             self.topology.failed(node);

@@ -233,7 +233,7 @@ impl RemoteTable {
         copied
     }
 
-    /// Says whether the cache has a row that [`Self::read_stale`] may copy.
+    /// Says whether the cache has a row, however old, and [`Self::read_stale`] may copy old rows of this table.
     pub(super) fn has_stale(&self, id: u64) -> bool {
         self.serves_stale && self.cache.as_ref().is_some_and(|cache| cache.has(self.serial, id))
     }
