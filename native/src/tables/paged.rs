@@ -270,7 +270,8 @@ impl Pager {
     /// Drops pages until no more pages are in memory than the limit allows.
     fn drop_pages(&self) {
         let mut clock = self.lock();
-        // Another thread may have dropped enough pages while this thread waited for the lock.
+        // Another thread may have dropped enough pages while this thread waited for the lock, so the surplus is
+        // computed here again.
         let over = self.held.load(Relaxed).saturating_sub(self.max_pages);
         if over == 0 {
             return;
