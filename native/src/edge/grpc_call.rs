@@ -26,7 +26,7 @@ use super::shared::{self, Made, Shared, Terms};
 /// Maximal number of bytes that are allocated for a message before its bytes have come.
 const TRUSTED_BYTES: usize = 1 << 20;
 
-/// The checked headers of a call that the core may answer.
+/// The result of the check of a gRPC call's headers, if the core may answer the call.
 #[derive(Clone)]
 pub struct Plain {
     pub method: Method,

@@ -34,7 +34,8 @@ pub async fn serve_call(
     finish(incoming, &plain, respond, next).await;
 }
 
-/// Continues a small request that the connection's task could not answer at once.
+/// Continues a small request that the handler declined on the connection's task: runs it on a thread pool, or forwards
+/// it to the reference server.
 pub async fn declined_small(
     mut incoming: Incoming,
     plain: Plain,
@@ -117,7 +118,7 @@ fn after(incoming: &Incoming, plain: &Plain, outcome: Outcome, data: Bytes) -> N
     }
 }
 
-/// Answers a message on a thread of a pool; `why` is the reason why a thread of connections does not answer it.
+/// Answers a gRPC message on a thread of a pool; `why` is the reason why a thread of connections does not answer it.
 async fn large(incoming: &mut Incoming, plain: &Plain, data: Bytes, why: Declined) -> Next {
     let ask = incoming.ask(&data, data.len());
     let (shared, connection) = (Arc::clone(&incoming.shared), Arc::clone(&incoming.connection));

@@ -1,5 +1,5 @@
-//! Runs large work, and work that waits for other machines, on threads of its own, so that a small request never waits for
-//! either.
+//! Runs large work, and work that waits for disks or other machines, on threads of its own, so that a small request
+//! never waits for either.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;

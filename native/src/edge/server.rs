@@ -410,7 +410,7 @@ impl Drop for Registration {
 fn listen(listen: Listen) -> io::Result<Listener> {
     let socket = match listen {
         Listen::Path(path) => {
-            // An earlier run of the server may have left its socket file at this path.
+            // An earlier run of the server may have left its socket file at this path, which would make the bind fail.
             let _ = std::fs::remove_file(&path);
             return Ok(Listener::Unix(UnixListener::bind(&path)?, path));
         }
