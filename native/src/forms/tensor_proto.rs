@@ -36,8 +36,8 @@ pub struct Allowance {
 }
 
 impl Allowance {
-    /// Returns how many elements the tensors of a request of `num_bytes` bytes may have: at least one for each byte,
-    /// because an element that is sent takes at least one byte.
+    /// Returns the allowance of a request of `num_bytes` bytes: one element for each byte, because an element that is
+    /// sent takes at least one byte, but never fewer than `MAX_REPEATS_OF_REFERENCE` elements.
     #[must_use]
     pub fn of_request(num_bytes: usize) -> Self {
         Allowance { elements: num_bytes.max(MAX_REPEATS_OF_REFERENCE), repeats: MAX_REPEATS }
@@ -247,7 +247,8 @@ fn read_values<'a>(
     }
 }
 
-/// Returns the bytes of all packed and single values of `width` bytes, end to end.
+/// Returns the bytes of all numbers in the field with the tensor's values, packed or single, end to end; each number
+/// has `width` bytes.
 fn fixed_values(proto: &TensorProto<'_>, width: usize) -> Result<Vec<u8>, Declined> {
     let mut bytes = Vec::new();
     for piece in proto.pieces() {

@@ -94,8 +94,8 @@ impl<T, R> Waiter<T, R> {
     }
 }
 
-/// The items of one batch, while the batch runs. Dropping the batch, also by a panic, wakes the threads of items that
-/// have no result, and the thread that must run the next batch.
+/// The items of one batch of requests, while the batch runs. Dropping the batch, also by a panic, wakes the threads of
+/// items that have no result, and the thread that must run the next batch.
 struct Batch<'a, T, R> {
     queue: &'a BatchQueue<T, R>,
     items: Vec<T>,
