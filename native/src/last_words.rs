@@ -39,8 +39,8 @@ extern "C" fn on_abort(number: libc::c_int) {
                 break;
             }
         }
-        // The handler raises the signal again: the default action ends the process after this handler has returned.
-        // Without it, a SIGABRT that another process sent would not end this process.
+        // The handler restores the default action and raises SIGABRT again, so that the process ends after this handler
+        // has returned. Without it, a SIGABRT that another process sent would not end this process.
         libc::signal(number, libc::SIG_DFL);
         libc::raise(number);
     }

@@ -138,7 +138,7 @@ impl Clusters {
     }
 
     /// Reads rows of a table into the cache, in the order of `rows`, for at most `seconds`; returns how many of the
-    /// rows the cache then has. `tag`: the beginning of the table's keys.
+    /// rows the cache had or this call read. `tag`: the beginning of the table's keys.
     #[allow(clippy::needless_pass_by_value, reason = "pyo3 passes a list by value")]
     fn fill(&self, py: Python<'_>, tag: &str, version: i64, rows: Vec<u64>, seconds: f64) -> usize {
         let deadline = Instant::now() + Duration::from_secs_f64(seconds.clamp(0.0, 3600.0));
@@ -609,7 +609,8 @@ fn keep_last_words(lines: i32, standard_error: i32) -> PyResult<()> {
     Ok(last_words::keep(lines, standard_error)?)
 }
 
-/// The native core of embedding-server.
+/// The native core of embedding-server: servables, their tables in clusters and on disk, wire formats, and the network
+/// server.
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     python_log::install();

@@ -34,7 +34,8 @@ pub struct Caller {
 struct Digest([u8; 32]);
 
 impl PartialEq for Digest {
-    // The comparison reads all bytes of both digests, so that its time does not tell an attacker where they differ.
+    // The comparison reads all bytes of both token digests, so that its time does not tell an attacker where the
+    // digests differ.
     fn eq(&self, other: &Self) -> bool {
         self.0.iter().zip(&other.0).fold(0, |found, (a, b)| found | (a ^ b)) == 0
     }

@@ -98,7 +98,7 @@ impl Shares {
         })
     }
 
-    /// Returns the name of the model, or "".
+    /// Returns the name of the model whose requests these counters count; "" for requests to no configured model.
     #[must_use]
     pub fn model(&self) -> &str {
         &self.model
@@ -167,7 +167,8 @@ impl Hold {
         self.shares.get_or_insert_with(shares).grow(more, own)
     }
 
-    /// Returns the name of the model that the bytes count for, or "".
+    /// Returns the name of the model for which the bytes count; "" if no bytes count yet, or the request names no
+    /// configured model.
     #[must_use]
     pub fn model(&self) -> &str {
         self.shares.as_ref().map_or("", |shares| shares.model())
@@ -222,12 +223,12 @@ mod tests {
         let one = open("m", "x");
         let mut flooded = flood(&one);
         assert_eq!(flooded.len(), 600);
-        // A second connection of the same model, from the same client address.
+        // Here `other` is a second connection from the same client address, for the same model.
         let other = open("m", "x");
         assert!(other.has_room(200) && !other.has_room(201));
         flooded.extend(flood(&other));
         assert_eq!(flooded.len(), 800);
-        // A third connection of the same model, from another client address.
+        // Here `other` is a third connection for the same model, from another client address.
         let other = open("m", "y");
         assert!(other.has_room(160) && !other.has_room(161));
         flooded.extend(flood(&other));

@@ -328,7 +328,7 @@ impl Connection {
         self.open.load(Relaxed)
     }
 
-    /// Returns the current order to the connection's task.
+    /// Returns the server's current order to the connection's task, such as to drain.
     #[must_use]
     #[inline]
     pub fn order(&self) -> Order {

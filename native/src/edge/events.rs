@@ -45,7 +45,7 @@ pub enum Event {
     DisconnectedHttp,
 }
 
-/// Number of kinds of events.
+/// Number of events that the network server counts: the variants of [`Event`].
 pub const NUM_EVENTS: usize = Event::DisconnectedHttp as usize + 1;
 
 impl From<Flood> for Event {

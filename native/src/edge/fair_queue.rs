@@ -84,9 +84,9 @@ impl Refusal {
 /// The numbers of running and of waiting requests that one queue allows, and the longest wait.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Maximal number of requests that run at the same time.
+    /// Maximal number of requests from the queue that run at the same time.
     pub slots: usize,
-    /// Maximal number of requests that wait.
+    /// Maximal number of requests that wait in the queue.
     pub queued: usize,
     /// Maximal time that a request may be expected to wait when it arrives.
     pub wait: Duration,
@@ -204,7 +204,7 @@ impl<T> FairQueue<T> {
         Ok(id)
     }
 
-    /// Removes the announcement of a request: the request takes its place in the queue now, or never will.
+    /// Removes the announcement of a request, because the request is queued now or was given up.
     pub fn withdraw(&mut self, ask: &Ask, id: u64) {
         self.coming.remove(&ask.path, id);
     }
@@ -297,7 +297,8 @@ impl<T> FairQueue<T> {
         self.means.entry(run.model).or_insert(Means([0; CLASSES])).learn(run.class, nanos);
     }
 
-    /// Removes a request whose client disconnected; returns None if the request has left the queue already.
+    /// Removes a waiting request, because its client disconnected or its wait was too long. Returns its value; None if
+    /// the request has left the queue already.
     pub fn remove(&mut self, ask: &Ask, id: u64) -> Option<T> {
         let request = self.root.remove(&ask.path, id)?;
         self.learn_wait(request.expected, request.since.elapsed(), false);

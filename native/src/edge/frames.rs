@@ -100,7 +100,7 @@ impl FrameMeter {
         self.payload_left
     }
 
-    /// Counts bytes of answers that the client read; the connection regains 1 point of its frame budget for each
+    /// Counts bytes that the server wrote to the socket; the connection regains 1 point of its frame budget for each
     /// `PROGRESS_BYTES` of them.
     #[inline]
     pub fn note_written(&mut self, size: usize) {

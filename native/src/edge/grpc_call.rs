@@ -26,7 +26,7 @@ use super::shared::{self, Made, Shared, Terms};
 /// Maximal number of bytes that are allocated for a message before its bytes have come.
 const TRUSTED_BYTES: usize = 1 << 20;
 
-/// The checked headers of a call that the core may answer.
+/// The result of the check of a gRPC call's headers, if the core may answer the call.
 #[derive(Clone)]
 pub struct Plain {
     pub method: Method,
@@ -101,7 +101,7 @@ impl Incoming {
     /// Announces a large call to the queue of large work, until the call itself goes there.
     ///
     /// # Errors
-    /// The call would wait too long for a thread.
+    /// The queue is full, or the call would wait too long for a thread.
     pub fn announce(&mut self, data: &[u8], size: usize) -> Result<(), Status> {
         let ask = self.ask(data, size);
         let model = Arc::clone(&ask.path[0]);
@@ -162,7 +162,7 @@ fn note_refusal(connection: &Connection, status: &Status) {
     }
 }
 
-/// The answer with which a call ends.
+/// The result of a call that the core handled: an answer, a refusal, or a panic of the handler.
 pub enum Reply {
     Answer(Made),
     Refusal(Status),
@@ -238,7 +238,7 @@ pub enum Gathered {
     /// A refusal: the limit on bytes in flight is reached, the work would wait too long, or the message comes too
     /// slowly. The rest of the message is not read.
     Refused(Status),
-    /// More bytes follow the end of the message.
+    /// More bytes follow the first message, so the call is refused: its method takes only one.
     TooMany,
     Lost,
 }
@@ -247,7 +247,8 @@ fn is_whole(data: &[u8]) -> bool {
     grpc_message::whole(data).is_some()
 }
 
-/// Reads the one request message of a call. `is_plain` says whether the core or the reference server answers the call.
+/// Reads the one request message of a call. `is_plain`: the core may answer the call, so a large message is announced
+/// to the queue of large work.
 pub async fn gather(incoming: &mut Incoming, first: Option<Bytes>, is_plain: bool) -> Gathered {
     if incoming.shared.account.is_full() {
         return Gathered::Refused(incoming.shared.no_bytes(""));

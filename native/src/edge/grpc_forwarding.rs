@@ -22,7 +22,8 @@ use super::inflated::{self, Coding};
 use super::shared;
 use crate::forward::Lane;
 
-/// Serves a call that the core does not answer itself.
+/// Serves a call that is no plain predict or lookup: forwards it to the reference server, refuses it, or answers a
+/// health check.
 pub async fn serve_other(mut incoming: Incoming, mut respond: SendResponse<Payload>, first: Option<Bytes>) {
     let path = incoming.head.uri.path();
     let is_check = path == health::CHECK;

@@ -27,14 +27,15 @@ pub async fn serve_call(
     };
     let next = tokio::select! {
         biased;
-        // The client has cancelled the call.
+        // The client has cancelled the call, so the server stops its work on the call and sends no answer.
         _ = poll_fn(|cx| respond.poll_reset(cx)) => return,
         next = answer(&mut incoming, &plain, first) => next,
     };
     finish(incoming, &plain, respond, next).await;
 }
 
-/// Continues a small request that the connection's task could not answer at once.
+/// Continues a small request that the handler declined on the connection's task: runs it on a thread pool, or forwards
+/// it to the reference server.
 pub async fn declined_small(
     mut incoming: Incoming,
     plain: Plain,
@@ -117,7 +118,7 @@ fn after(incoming: &Incoming, plain: &Plain, outcome: Outcome, data: Bytes) -> N
     }
 }
 
-/// Answers a message on a thread of a pool; `why` is the reason why a thread of connections does not answer it.
+/// Answers a gRPC message on a thread of a pool; `why` is the reason why a thread of connections does not answer it.
 async fn large(incoming: &mut Incoming, plain: &Plain, data: Bytes, why: Declined) -> Next {
     let ask = incoming.ask(&data, data.len());
     let (shared, connection) = (Arc::clone(&incoming.shared), Arc::clone(&incoming.connection));

@@ -29,7 +29,7 @@ pub struct Health {
 }
 
 impl Health {
-    /// Returns a health state that is valid from now on.
+    /// Returns a health state that is valid for the next 10 seconds.
     #[must_use]
     pub fn new(serving: HashSet<String>, is_ready: bool) -> Self {
         Health { serving, is_ready, at: Instant::now() }

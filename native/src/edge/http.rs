@@ -168,7 +168,7 @@ fn has_one_host(head: &Parts) -> bool {
     has_one && hosts.next().is_none()
 }
 
-/// The headers of a request that the core may answer.
+/// The result of the check of an HTTP request's headers, if the core may answer the request.
 #[derive(Clone)]
 struct Plain {
     terms: Terms,
@@ -268,7 +268,7 @@ enum Gathered {
     Refused(Refusal),
     /// The client sent the body too slowly.
     Stalled,
-    /// The client disconnected.
+    /// The client disconnected, or sent a malformed body.
     Lost,
     /// The client sent the body in too many tiny parts.
     Flood,
@@ -353,7 +353,8 @@ impl Exchange {
         }
     }
 
-    /// Answers a body on a thread of a pool; `why` is the reason why a thread of connections does not answer it.
+    /// Answers the body of an HTTP request on a thread of a pool; `why` is the reason why a thread of connections does
+    /// not answer it.
     async fn large(
         &self,
         why: Declined,
@@ -434,7 +435,8 @@ impl Exchange {
         self.connection.shares(&self.shared.account, model(&self.shared, head))
     }
 
-    /// Reads the body of a request. `is_plain` says whether the core or the reference server answers the request.
+    /// Reads the body of a request. `is_plain`: the core may answer the request, so a large one is announced to the
+    /// queue of large work.
     async fn gather(&self, body: &mut Incoming, head: &Parts, is_plain: bool) -> Gathered {
         let limit = self.shared.limits.max_request_bytes;
         let told = body.size_hint().exact().and_then(|size| usize::try_from(size).ok());
@@ -539,7 +541,8 @@ impl Exchange {
         shared.statistics.count(Event::ForwardedHttp);
         let headers = head.headers.clone();
         shared.mark(&mut head.headers, &self.connection, self.draws);
-        // The future is boxed, so that the futures of requests that the core answers itself stay small.
+        // The future of a forwarded request is boxed, so that the futures of requests that the core answers itself stay
+        // small.
         let forwarded = Box::pin(shared.http_upstream.forward(head, body)).await;
         drop(permit);
         if let Some(response) = forwarded {

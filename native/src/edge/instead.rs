@@ -12,7 +12,8 @@ const STALE_ROWS: HeaderName = HeaderName::from_static("x-stale-rows");
 const ESCAPED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'_').remove(b'-').remove(b'.').remove(b'~');
 const DEFAULT_ROWS: HeaderName = HeaderName::from_static("x-default-rows");
 
-/// Adds `x-stale-rows: TABLE=COUNT, TABLE=COUNT` for rows of the cache, and `x-default-rows` for default rows.
+/// Adds the header `x-stale-rows: TABLE=COUNT, TABLE=COUNT` if rows of the cache are in the answer, and the header
+/// `x-default-rows` in the same form if default rows are.
 pub fn add(headers: &mut HeaderMap, instead: &[Instead]) {
     type Count = fn(&Instead) -> usize;
     let kinds: [(HeaderName, Count); 2] = [(STALE_ROWS, |one| one.stale_rows), (DEFAULT_ROWS, |one| one.default_rows)];

@@ -1,5 +1,5 @@
-//! Runs large work, and work that waits for other machines, on threads of its own, so that a small request never waits for
-//! either.
+//! Runs large work, and work that waits for disks or other machines, on threads of its own, so that a small request
+//! never waits for either.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -113,7 +113,8 @@ impl Pool {
         }
         let id = if state.is_closed { u64::MAX } else { state.queue.push(&ask, Instant::now(), Box::new(job))? };
         drop(state);
-        // The drop of an announcement locks the queue, so `state` is dropped first.
+        // Dropping the announcement locks the queue, so the lock that `state` holds is released first: this thread
+        // would else wait for itself.
         drop(announcement);
         self.inner.has_job.notify_one();
         Ok(Ticket { inner: Arc::clone(&self.inner), ask, id })

@@ -54,7 +54,7 @@ impl Pace {
         }
     }
 
-    /// Returns ready as soon as the client has sent too few bytes in an interval.
+    /// Polls for the end of an interval in which the client has sent too few bytes.
     fn poll_stalled(&mut self, cx: &mut Context<'_>) -> Poll<Stalled> {
         let end = match self.since {
             Some(since) => since + self.timeout,

@@ -53,7 +53,7 @@ mod tests {
     use super::*;
     use crate::edge::limits::Limits;
 
-    /// Ends one turn of the connection, and returns the sizes with which the turn called `resize`.
+    /// Calls `after_turn` as at the end of one turn, and returns the window sizes that it passed to `resize`.
     fn turn(window: &mut RequestWindow, connection: &Connection, now: Instant, is_settled: bool) -> Vec<u32> {
         let mut sizes = Vec::new();
         let has_changed = window.after_turn(connection, now, |size| {

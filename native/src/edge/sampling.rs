@@ -35,7 +35,7 @@ pub struct Draws {
 }
 
 impl Draws {
-    /// Draws the random numbers of a request.
+    /// Draws the random numbers that decide whether a request is sampled for a trace or a log.
     #[must_use]
     pub fn new(tracing: Option<&Tracing>) -> Self {
         // The drawn trace id is never 0, because 0 is not a valid trace id.

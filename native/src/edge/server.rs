@@ -43,7 +43,7 @@ use crate::plan::Routes;
 const EVENT_INTERVAL: u32 = 4;
 /// Maximal number of new connections that the system holds for a listener until the server accepts them.
 const BACKLOG: i32 = 4096;
-/// Pause after a connection could not be accepted because the system had no free file descriptor.
+/// Pause after a connection could not be accepted, for example because the system had no free file descriptor.
 const EXHAUSTED: Duration = Duration::from_millis(50);
 
 /// A running network server. Dropping it closes all connections.
@@ -173,8 +173,8 @@ impl Server {
         self.hub.shared.access.store(Some(Arc::new(access)));
     }
 
-    /// Stores the health state from which the core answers checks for some seconds; with None, the reference server
-    /// answers all checks.
+    /// Stores the health state from which the core answers health checks until the state expires; with None, the
+    /// reference server answers all checks.
     pub fn set_health(&self, health: Option<Health>) {
         self.hub.shared.health.store(health.map(Arc::new));
     }
@@ -410,7 +410,7 @@ impl Drop for Registration {
 fn listen(listen: Listen) -> io::Result<Listener> {
     let socket = match listen {
         Listen::Path(path) => {
-            // An earlier run of the server may have left its socket file at this path.
+            // An earlier run of the server may have left its socket file at this path, which would make the bind fail.
             let _ = std::fs::remove_file(&path);
             return Ok(Listener::Unix(UnixListener::bind(&path)?, path));
         }

@@ -40,8 +40,8 @@ pub const TRACE_ID_HEADER: &str = "x-embedding-server-trace-id";
 /// Header that proves to the reference server that the core wrote the other headers, because clients may also connect
 /// to the reference server directly.
 pub const SEAL_HEADER: &str = "x-embedding-server-seal";
-/// Threads for requests that wait for rows of Valkey or Redis clusters. They start with the first request for such
-/// rows.
+/// Number of threads for requests that wait for rows of Valkey or Redis clusters or of the disk. The threads start with
+/// the first such request.
 const WAITING_THREADS: usize = 64;
 /// Names in a client certificate are not forwarded if they have more bytes than this: grpcio takes 8 KiB of metadata.
 const MAX_NAMES_BYTES: usize = 4096;
@@ -72,7 +72,7 @@ pub struct Shared {
     pub account: Arc<Account>,
     /// The thread pool for large work.
     pub large: Pool,
-    /// Threads for requests that wait for other machines; None if the system gave no thread.
+    /// The thread pool for requests that wait for disks or other machines; None if the system gave no thread.
     pub waiting: OnceLock<Option<Pool>>,
     /// The count of connections that the server does not read now because it refused their requests.
     pub pauses: Pauses,
@@ -80,9 +80,9 @@ pub struct Shared {
     pub ids: RequestIds,
     /// The health state from which the core answers health checks.
     pub health: ArcSwapOption<Health>,
-    /// Queue that limits how many gRPC calls are forwarded at the same time.
+    /// Queues that limit how many gRPC calls are forwarded at the same time.
     pub grpc_gates: Gates,
-    /// Queue that limits how many HTTP requests are forwarded at the same time.
+    /// Queues that limit how many HTTP requests are forwarded at the same time.
     pub http_gates: Gates,
     /// Semaphore whose permits are the bytes that large headers of all open gRPC calls may still take.
     pub heads: Arc<Semaphore>,
@@ -129,7 +129,7 @@ pub struct Made {
     pub answered: Answered,
     /// The answer's bytes, which count as unread from the moment the answer is made.
     pub debt: Debt,
-    /// The time in which the handler made the answer.
+    /// Time that the handler took to make the answer.
     pub took: Duration,
 }
 
@@ -232,7 +232,7 @@ impl Shared {
     }
 
     /// Runs the handler of a wire format (form) on a pool: on a thread for large work, or on a thread that may wait for
-    /// other machines. Dropping the future removes the work from the pool's queue.
+    /// disks and other machines. Dropping the future removes the work from the pool's queue.
     ///
     /// `why`: the reason why a thread of connections does not run the form. `announcement`: the place that the request
     /// already has in the queue for large work.
@@ -276,7 +276,7 @@ impl Shared {
         let (shared, connection, model) = (Arc::clone(self), Arc::clone(connection), Arc::clone(&ask.path[0]));
         let job = move |told: Result<Duration, Refusal>| {
             let not_run = match told {
-                // The client disconnected while its request waited for a thread.
+                // The client disconnected while its request waited for a thread, so the request does not run.
                 _ if sender.is_closed() => return false,
                 Err(refusal) => NotRun::Refused(refusal),
                 Ok(_) if connection.is_full() => NotRun::Unread,
@@ -328,7 +328,8 @@ impl Shared {
         Status { code, text: failure.text, may_retry: false }
     }
 
-    /// Returns the published health; None if the reference answers health checks, as it does under tracing.
+    /// Returns the health state that Python published; None if there is none, or if the server records traces: then the
+    /// reference server answers health checks.
     #[must_use]
     pub fn health(&self) -> Option<Arc<Health>> {
         if self.tracing.is_some() { None } else { self.health.load_full() }

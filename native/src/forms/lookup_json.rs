@@ -1,5 +1,4 @@
-//! Handles `POST /v1/models/{model}:lookup`, which returns a vector for each feature and row of the request. The
-//! reference implementation is `service/wire/json_lookup.py`.
+//! Handles `POST /v1/models/{model}:lookup`, which returns a vector for each feature and row of the request.
 //!
 //! The reference implementation is `service/wire/json_lookup.py`.
 
@@ -46,6 +45,6 @@ pub(super) fn inputs_of<'a>(signature: &Signature, body: LookupBody<'a>) -> Resu
         }
         add_dense(&mut inputs, signature, index, column.value)?;
     }
-    // Weights that no column has used belong to a feature whose ids the body lacks.
+    // Weights that no column has used belong to a feature whose ids the body lacks, so the body is declined.
     if all_weights.is_empty() { Ok(inputs) } else { Err(Declined::Unfit) }
 }

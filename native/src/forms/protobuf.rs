@@ -140,7 +140,7 @@ pub fn read_varint(rest: &mut &[u8]) -> Result<u64, Malformed> {
 /// Reads a varint of up to 32 bits and five bytes, as tags and lengths are.
 ///
 /// # Errors
-/// The bytes end within the varint, or the varint has more than 32 bits or five bytes.
+/// The bytes end within the varint, or the varint has more than 32 bits or more than five bytes.
 #[inline]
 pub fn read_varint32(rest: &mut &[u8]) -> Result<u32, Malformed> {
     match rest.split_first() {
@@ -197,7 +197,7 @@ pub fn count_varints(packed: &[u8]) -> usize {
     parts.sum()
 }
 
-/// Returns the first eight bytes as a little-endian integer; all ones if there are fewer bytes.
+/// Returns the first eight bytes of a slice as a little-endian integer; an integer of 64 ones if the slice is shorter.
 #[inline]
 fn load_u64(bytes: &[u8]) -> u64 {
     bytes.first_chunk().map_or(u64::MAX, |word| u64::from_le_bytes(*word))

@@ -36,8 +36,8 @@ pub struct Allowance {
 }
 
 impl Allowance {
-    /// Returns how many elements the tensors of a request of `num_bytes` bytes may have: at least one for each byte,
-    /// because an element that is sent takes at least one byte.
+    /// Returns the allowance of a request of `num_bytes` bytes: one element for each byte, because an element that is
+    /// sent takes at least one byte, but never fewer than `MAX_REPEATS_OF_REFERENCE` elements.
     #[must_use]
     pub fn of_request(num_bytes: usize) -> Self {
         Allowance { elements: num_bytes.max(MAX_REPEATS_OF_REFERENCE), repeats: MAX_REPEATS }
@@ -121,8 +121,8 @@ pub fn read_tensor<'a>(message: &'a [u8], allowance: &mut Allowance) -> Result<T
                 Data::Raw(content)
             }
         }
-        // Of a tensor with both `tensor_content` and typed values, the reference server uses `tensor_content`, but it
-        // also parses the typed values.
+        // A tensor with both `tensor_content` and typed values is declined: the reference server uses `tensor_content`,
+        // but it also parses the typed values.
         (_, [_, ..], _) => return Err(Declined::Unusual),
         _ => {
             if proto.num_pieces > 0 && proto.field != field_of_values(dtype) {
@@ -247,7 +247,8 @@ fn read_values<'a>(
     }
 }
 
-/// Returns the bytes of all packed and single values of `width` bytes, end to end.
+/// Returns the bytes of all numbers in the field with the tensor's values, packed or single, end to end; each number
+/// has `width` bytes.
 fn fixed_values(proto: &TensorProto<'_>, width: usize) -> Result<Vec<u8>, Declined> {
     let mut bytes = Vec::new();
     for piece in proto.pieces() {

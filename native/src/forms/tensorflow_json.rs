@@ -32,7 +32,7 @@ pub fn answer(call: &Call<'_>, model: &str, version: Version<'_>, body: &[u8]) -
 /// The meaning of one column of a `:predict` body.
 #[derive(Clone, Copy)]
 enum ColumnRole {
-    /// Lists of ids for the feature with this index.
+    /// The column has a list of ids for each row, for the feature with this index.
     Ragged(usize),
     /// Lists of weights for a feature, which are read together with the feature's ids.
     Weights,
@@ -100,8 +100,8 @@ fn is_sent(columns: &[Column<'_>], name: &str) -> bool {
 fn ragged(signature: &Signature, columns: &[Column<'_>], name: &str) -> Option<usize> {
     let feature = signature.ragged_feature(name.as_bytes())?;
     let splits = signature.features[feature].row_splits?;
-    // The name may also be that of the input for the feature's ids: if the row splits are sent too, the value is flat
-    // ids, not lists.
+    // A ragged feature and its input of ids may have the same name. If the row splits are sent too, the value under
+    // this name is the flat ids, not lists of ids.
     let is_flat = signature.input(name.as_bytes()).is_some() && is_sent(columns, &signature.inputs[splits].name);
     (!is_flat).then_some(feature)
 }
@@ -130,7 +130,7 @@ fn role(signature: &Signature, columns: &[Column<'_>], name: &str, is_by_row: bo
     Ok(ColumnRole::Input(index))
 }
 
-/// Returns the position of the column with a ragged feature's weights.
+/// Returns the position of the column with the weights for a column of lists of ids; None if there is no such column.
 fn weights_of(signature: &Signature, columns: &[Column<'_>], role: ColumnRole) -> Option<usize> {
     let ColumnRole::Ragged(feature) = role else { return None };
     let name = &signature.inputs[signature.features[feature].weights?].name;

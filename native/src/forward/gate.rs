@@ -40,7 +40,7 @@ impl Gates {
     /// frees the slot.
     ///
     /// # Errors
-    /// [`Refusal`]: the queue is full, or the request waited too long.
+    /// [`Refusal`]: the queue is full, or the request would wait or has waited too long.
     pub async fn enter(&self, lane: Lane, ask: Ask) -> Result<Option<Permit>, Refusal> {
         match lane {
             Lane::Work => self.work.enter(ask).await.map(Some),

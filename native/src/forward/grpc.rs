@@ -59,7 +59,8 @@ impl GrpcUpstream {
             return Some(sender);
         }
         let _connecting = self.connecting.lock().await;
-        // Another call may have opened the connection while this call waited for the lock.
+        // Another call may have opened the connection while this call waited for the lock, so this call looks for it
+        // again.
         if let Some(sender) = self.current_sender()
             && let Ok(sender) = sender.ready().await
         {

@@ -39,7 +39,8 @@ pub struct Upload {
 /// The reason why the rest of a request's body is not read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UnreadReason {
-    /// The reference server did not read the rest of the body.
+    /// The forwarding ended before the rest of the body was read, for example because the reference server answered
+    /// early.
     Unread,
     /// The client sent the body in too many tiny parts.
     Flood,
@@ -264,7 +265,8 @@ impl HttpUpstream {
         HttpUpstream { path, idle: Arc::default() }
     }
 
-    /// Forwards a request, and returns the answer, whose body follows; None if the reference server can not be reached.
+    /// Forwards a request, and returns the answer, whose body follows; None if the reference server can not be reached,
+    /// or is lost before its answer begins.
     pub async fn forward(&self, head: Parts, body: Upload) -> Option<Response<Forwarded>> {
         let mut request = request(head, body);
         loop {

@@ -74,7 +74,7 @@ pub struct VocabularyDescription {
     pub rows: vocabulary::RowMapping,
 }
 
-/// The kind of a signature.
+/// The kind of a signature, a lookup or a predict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum SignatureKind {
@@ -144,7 +144,7 @@ pub struct FeatureDescription {
     /// Index of the input with the feature's ids. Indexes behind the last input are those of id tensors that the graph
     /// computes.
     pub ids: usize,
-    /// Index of the input with the feature's row splits; None if each row has one id.
+    /// Index of the input with the feature's row splits; None if the feature is not ragged.
     pub row_splits: Option<usize>,
     /// Index of the input with the feature's weights; None if the feature takes no weights.
     pub weights: Option<usize>,

@@ -17,7 +17,7 @@ use crate::tables::table::{Ints, OnBadId, OutputRows, Weights};
 /// table.
 pub(super) struct FeatureInputs<'r> {
     pub(super) ids: NumberBytes<'r>,
-    /// The shape of the ids tensor, `[B]` or `[B, K]`.
+    /// The shape of the ids tensor, such as `[B, K]`; `[N]` for the N ids of a ragged feature.
     pub(super) sizes: Dims,
     splits: Option<NumberBytes<'r>>,
     weights: Option<NumberBytes<'r>>,
@@ -230,7 +230,8 @@ impl<'s, 'r> Features<'s, 'r> {
     /// Writes a feature's vectors to `to`, one after the other.
     ///
     /// # Errors
-    /// The request lacks the feature, or the table's policy refuses an id.
+    /// The request lacks the feature, its ids do not fill their shape, or its policy refuses an id or drops one that a
+    /// row may need.
     ///
     /// # Panics
     /// `to` is too short.

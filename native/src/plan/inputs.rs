@@ -28,7 +28,7 @@ pub enum DataType {
 }
 
 impl DataType {
-    /// Returns how many bytes one number takes; 0 for strings.
+    /// Returns how many bytes one number of this dtype takes; 0 for strings.
     #[must_use]
     pub fn size(self) -> usize {
         match self {

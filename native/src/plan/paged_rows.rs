@@ -34,7 +34,7 @@ pub(super) fn read(
 /// Reads the rows of one paged table into memory, if the thread may wait for the disk.
 ///
 /// # Errors
-/// As `read`.
+/// [`Declined::Waits`]: a row is not in memory, and the thread may not wait for the disk.
 pub fn read_table(
     servable: &Servable,
     table: usize,

@@ -52,11 +52,13 @@ struct Distinct {
     num_read_instead: usize,
 }
 
-/// Returns the rows that each feature reads; None for a feature of a mapped table.
+/// Returns the rows that each feature reads; None for a feature of a mapped table, and for a feature that the request
+/// lacks.
 ///
 /// # Errors
-/// [`Declined::Waits`]: a row must be read from a cluster, and the effort is not [`Effort::Wait`]. [`Declined::NoRows`]:
-/// rows could not be read. [`Declined::Unfit`]: the policy refuses an id.
+/// [`Declined::Waits`]: a row must be read from a cluster, and the effort is not [`Effort::Wait`].
+/// [`Declined::NoRows`]: rows could not be read. [`Declined::Unfit`]: the policy refuses an id.
+/// [`Declined::NotNative`]: rows could not be read, and a default row has changed in the cluster.
 pub(super) fn read(
     servable: &Servable,
     plan: &Signature,

@@ -47,7 +47,7 @@ pub struct InputPlan {
     pub vocabulary: Option<usize>,
     /// Whether clients send only keys, never ids.
     pub takes_keys: bool,
-    /// Whether clients may send strings.
+    /// Whether clients may send strings as the values of this input.
     pub takes_strings: bool,
     /// Lower bound, inclusive, and upper bound, exclusive, of the ids of a predict; the core refuses other ids before
     /// it runs the graph.
@@ -62,7 +62,7 @@ pub enum NeedsIds {
     None,
     /// The last row.
     Last,
-    /// Any row.
+    /// Every row.
     All,
 }
 
@@ -90,7 +90,7 @@ pub struct FeaturePlan {
     pub name: String,
     /// Index of the input with the feature's ids, or, behind the last input, of an id tensor that the graph computes.
     pub ids: usize,
-    /// Index of the input with the feature's row splits; None if each row has one id.
+    /// Index of the input with the feature's row splits; None if the feature is not ragged.
     pub row_splits: Option<usize>,
     /// Index of the input with the feature's weights; None if the feature takes no weights.
     pub weights: Option<usize>,
@@ -100,7 +100,7 @@ pub struct FeaturePlan {
     pub lookup: LookupKind,
     /// The policy of the lookup for an id outside the table.
     pub policy: Policy,
-    /// Says which rows of ids must not be empty.
+    /// Says which rows of a request must have an id of the feature.
     pub needs_ids: NeedsIds,
 }
 
@@ -238,7 +238,7 @@ pub struct Servable {
     /// For each table, the object that reads its rows from a Valkey or Redis cluster; None for a mapped table. Empty if
     /// all tables are mapped.
     remote_tables: Arc<[Option<Arc<RemoteTable>>]>,
-    /// Owns the memory of the tables.
+    /// Owns the memory of the tables, which is released when the servable is dropped.
     _owner: Option<MemoryOwner>,
 }
 

@@ -241,8 +241,8 @@ impl<'s, 'r> Work<'s, 'r> {
         }
     }
 
-    /// Checks that no mapped file was damaged during the reads, and adds the request's ids to the counts. Call this
-    /// after the last `fill`. Returns the tables whose rows could not all be read.
+    /// Checks that no mapped file was damaged during the reads, and adds the request's ids and unknown keys to the
+    /// counts. Call this after the last `fill`. Returns the tables whose rows could not all be read.
     ///
     /// # Errors
     /// [`Declined::Damaged`]: the answer must not be sent.

@@ -240,8 +240,9 @@ impl<'a> Index<'a> {
     }
 }
 
-/// Returns the row of each searched key: for a known key `first_id` plus its number, for an unknown key that of its OOV
-/// bucket, or `oov_id` if there are no buckets.
+/// Returns the row of each searched key, with the number of unknown keys and the position of the first one. A known key
+/// has row `first_id` plus its number; an unknown key has the row of its OOV bucket, or `oov_id` if there are no
+/// buckets. A key that is never in the index, such as the empty string, has a row of its own.
 pub(super) fn find<K: Keys>(
     keys: &K,
     slots: &[i32],
@@ -294,8 +295,8 @@ pub(super) fn find<K: Keys>(
     (found, unknown)
 }
 
-/// Searches for a key from the first candidate slot on. Returns the number of the key, or Err with the empty slot that
-/// ended the search, where the key can be inserted.
+/// Searches the hash index for a key, from `candidate` on, the first slot with the same tag. Returns the number of the
+/// key, or Err with the empty slot that ended the search, where the key can be inserted.
 #[inline]
 fn search<K: Keys>(
     keys: &K,

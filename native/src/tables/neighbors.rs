@@ -14,11 +14,11 @@ use super::processor::{Kernel, Processor};
 use super::rows::{PREFETCH_DISTANCE, TableView};
 use super::table::{LookupResult, OnBadId, Policy, Table};
 
-/// Number of bytes that the rows of one block take as float32.
+/// A search compares the rows of a table block by block; the rows of one block take about this many bytes as float32.
 const BLOCK_BYTES: usize = 16 << 10;
 /// Largest number of rows of one block; a multiple of eight.
 const MAX_BLOCK_ROWS: usize = 512;
-/// Number of blocks that are compared between two checks of the time limit.
+/// Number of blocks that a search compares between two checks of its time limit.
 const CLOCK_BLOCKS: usize = 64;
 /// Minimal number of rows for each thread. The calling thread scans a smaller table by itself, because starting a
 /// thread takes some 50 us.
@@ -62,7 +62,7 @@ pub struct Search<'a> {
 pub struct Neighbor {
     /// The row's id.
     pub id: i64,
-    /// The metric's value for the row and the query.
+    /// The value of the search's metric, such as the scalar product, for the row and the query.
     pub score: f32,
 }
 
@@ -233,7 +233,7 @@ fn ordered(nearest: Nearest, metric: Metric) -> Vec<Neighbor> {
     candidates
         .map(|Candidate { nearness, id }| Neighbor {
             id,
-            // Adding 0.0 turns a score of -0.0 into 0.0.
+            // Adding 0.0 turns a score of -0.0, such as a negated distance, into 0.0.
             score: if metric == Metric::L2 { -nearness } else { nearness } + 0.0,
         })
         .collect()

@@ -28,12 +28,12 @@ use super::table::{Ints, Policy};
 
 /// The highest count of a page. The clock hand drops an unused page after at most this many rounds.
 const MOST_USES: u8 = 4;
-/// Maximal number of pages for which a thread asks the kernel at a time (a batch).
+/// Maximal number of pages that a thread asks the kernel to read at a time (a batch).
 const BATCH_PAGES: usize = 256;
-/// A large batch of pages is not read while threads are reading at least this many other pages. More reads would not
-/// make the disk faster, and the reading threads would take the processors from the threads of connections.
+/// A thread with a large batch of pages waits while threads are reading at least this many other pages. More reads
+/// would not make the disk faster, and the reading threads would take the processors from the threads of connections.
 const PAGES_IN_FLIGHT: usize = 256;
-/// A batch of fewer pages does not wait, so that a lookup of few rows does not queue behind large lookups.
+/// A batch of fewer pages is read without this wait, so that a lookup of few rows does not queue behind large lookups.
 const LARGE_BATCH: usize = 16;
 /// If more pages are in memory than the limit allows, a thread drops the surplus and 1/`SPARE_SHARE` of the limit, so
 /// that few reads drop pages.
@@ -72,13 +72,13 @@ pub struct PageCounts {
     pub losses: u64,
     /// Time that threads spent on reading pages, in nanoseconds.
     pub nanos: u64,
-    /// Number of bytes of the pages that are in memory.
+    /// Number of bytes of the pages that are in memory or that threads are reading.
     pub bytes: u64,
     /// The limit on the bytes of pages in memory.
     pub max_bytes: u64,
 }
 
-/// The page at which the clock hand, or the audit, continues.
+/// The position of the clock hand, or of the audit: the page of a paged table that it checks next.
 #[derive(Clone, Copy, Debug, Default)]
 struct Place {
     range: usize,
@@ -270,7 +270,8 @@ impl Pager {
     /// Drops pages until no more pages are in memory than the limit allows.
     fn drop_pages(&self) {
         let mut clock = self.lock();
-        // Another thread may have dropped enough pages while this thread waited for the lock.
+        // Another thread may have dropped enough pages while this thread waited for the lock, so the surplus is
+        // computed here again.
         let over = self.held.load(Relaxed).saturating_sub(self.max_pages);
         if over == 0 {
             return;
@@ -388,7 +389,8 @@ impl PagedRange {
         count > 0
     }
 
-    /// Drops pages from this process and from the page cache.
+    /// Drops `num_pages` pages of the file, from `page` on, from the memory of this process and from the page cache.
+    /// Does nothing if the file is not mapped any more.
     fn forget(&self, page: usize, num_pages: usize) {
         let is_mapped = self.is_mapped.read().unwrap_or_else(PoisonError::into_inner);
         if !*is_mapped {
@@ -459,7 +461,7 @@ impl PagedTable {
         policy.replacement(id, self.vocabulary_size as u64).ok().flatten().map(|row| row as usize)
     }
 
-    /// Returns how many pages of the table the pager keeps.
+    /// Returns how many of the table's pages are in memory, by the pager's use counts.
     #[cfg(test)]
     pub(super) fn num_kept(&self) -> usize {
         self.ranges.iter().flat_map(|range| &range.uses).filter(|uses| uses.load(Relaxed) > 0).count()

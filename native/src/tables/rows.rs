@@ -64,7 +64,7 @@ impl TableView {
         self.policy.replacement(id, self.size).map_err(|_| LookupError::BadId(at))
     }
 
-    /// Prefetches the row of an id, if the id lies in the table.
+    /// Prefetches the row of an id, with its scale, into the processor's cache, if the id lies in the table.
     #[inline(always)]
     pub(super) fn prefetch_row<S: Stored>(&self, id: i64) {
         if self.has_row(id) {
@@ -76,7 +76,8 @@ impl TableView {
         }
     }
 
-    /// Prefetches the row of the id at position `i`, if there is such an id.
+    /// Prefetches the row of the id at position `i` of `ids` into the processor's cache, if there is such an id and it
+    /// lies in the table.
     #[inline(always)]
     pub(super) fn prefetch_nth_row<S: Stored>(&self, ids: Ints<'_>, i: usize) {
         if i < ids.len() {

@@ -16,7 +16,7 @@ pub enum Dtype {
     Float32,
     /// IEEE float16, two bytes a number.
     Float16,
-    /// The upper half of a float32, two bytes a number.
+    /// bfloat16, the upper half of a float32, two bytes a number.
     Bfloat16,
     /// Signed bytes; each row has a float32 scale, by which its numbers are multiplied.
     Int8,
@@ -110,13 +110,13 @@ impl<'a> Ints<'a> {
         i64::from_le_bytes(self.0[i * 8..i * 8 + 8].try_into().expect("eight bytes"))
     }
 
-    /// Returns the part of the array from position `start` to `end`.
+    /// Returns the integers from position `start` up to `end`, which is excluded; copies nothing.
     #[must_use]
     pub fn slice(self, start: usize, end: usize) -> Ints<'a> {
         Ints(&self.0[start * 8..end * 8])
     }
 
-    /// Iterates over the integers.
+    /// Iterates over the int64 numbers of this array.
     pub fn iter(self) -> impl Iterator<Item = i64> + 'a {
         self.0.chunks_exact(8).map(|bytes| {
             let mut number = [0; 8];
@@ -153,13 +153,13 @@ impl<'a> Weights<'a> {
         f32::from_le_bytes(self.0[i * 4..i * 4 + 4].try_into().expect("four bytes"))
     }
 
-    /// Returns the weights from position `start` to `end`.
+    /// Returns the weights from position `start` up to `end`, which is excluded; copies nothing.
     #[must_use]
     pub fn slice(self, start: usize, end: usize) -> Weights<'a> {
         Weights(&self.0[start * 4..end * 4])
     }
 
-    /// Iterates over the weights.
+    /// Iterates over the float32 weights of this array.
     pub fn iter(self) -> impl Iterator<Item = f32> + 'a {
         self.0.chunks_exact(4).map(|bytes| {
             let mut number = [0; 4];
@@ -168,19 +168,19 @@ impl<'a> Weights<'a> {
         })
     }
 
-    /// Returns the number of weights.
+    /// Returns the number of weights in this array.
     #[must_use]
     pub fn len(self) -> usize {
         self.0.len() / 4
     }
 
-    /// Says whether there are no weights.
+    /// Says whether this array has no weights.
     #[must_use]
     pub fn is_empty(self) -> bool {
         self.0.is_empty()
     }
 
-    /// Returns the bytes of the weights.
+    /// Returns the little-endian bytes of the weights.
     #[must_use]
     pub fn as_bytes(self) -> &'a [u8] {
         self.0
@@ -310,7 +310,7 @@ pub struct CombineOptions {
 /// One `[V, D]` table in memory that the caller of [`Table::new`] keeps mapped.
 #[derive(Clone, Debug)]
 pub struct Table {
-    /// The dtype of the stored numbers.
+    /// The dtype in which the table stores its numbers.
     pub dtype: Dtype,
     /// V, the number of rows.
     pub vocabulary_size: usize,

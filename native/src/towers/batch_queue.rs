@@ -94,8 +94,8 @@ impl<T, R> Waiter<T, R> {
     }
 }
 
-/// The items of one batch, while the batch runs. Dropping the batch, also by a panic, wakes the threads of items that
-/// have no result, and the thread that must run the next batch.
+/// The items of one batch of requests, while the batch runs. Dropping the batch, also by a panic, wakes the threads of
+/// items that have no result, and the thread that must run the next batch.
 struct Batch<'a, T, R> {
     queue: &'a BatchQueue<T, R>,
     items: Vec<T>,
@@ -150,8 +150,8 @@ mod tests {
         one % 2 == other % 2
     }
 
-    /// Runs a batch of item 1, queues the items `others` meanwhile, and ends the run by the call `first`. Returns the
-    /// batches that ran afterwards, and the results of `others`.
+    /// Runs a batch of the single item 1, and queues the items `others` while it runs; then the run calls `first`,
+    /// which may panic, and ends. Returns the batches that ran afterwards, and the results of `others`.
     fn beside_a_run(queue: &Queue, others: &[u32], first: impl FnOnce() + Send) -> (Vec<Vec<u32>>, Vec<Option<u32>>) {
         let batches = Mutex::new(Vec::new());
         let double = |items: &[u32]| {

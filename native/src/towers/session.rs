@@ -150,7 +150,7 @@ impl Session {
         Ok(session)
     }
 
-    /// Returns the open session with this number.
+    /// Returns the open session with this number; None if no open session has it.
     #[must_use]
     pub fn of_number(number: u64) -> Option<Arc<Session>> {
         let open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);

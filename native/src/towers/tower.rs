@@ -74,7 +74,7 @@ impl GraphDescription {
 
 impl Tower {
     /// Returns the callable that fetches these outputs, whose indexes are sorted; prepares it at the first request for
-    /// them.
+    /// them. Declines further sets of outputs once [`MAX_CALLABLES`] callables are kept.
     fn callable(&self, wanted: &OutputIndexes) -> Result<Arc<Callable>, Declined> {
         let known = self.callables.read().unwrap_or_else(PoisonError::into_inner).get(wanted).cloned();
         if let Some(callable) = known {

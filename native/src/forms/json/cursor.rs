@@ -268,7 +268,7 @@ impl<'a> Cursor<'a> {
         if length == 0 || has_zero_in_front { Err(Declined::Unusual) } else { Ok((first, number)) }
     }
 
-    /// Skips the given word, such as `null`.
+    /// Skips the given word, such as `null`, and the white space behind it; declines any other text.
     fn expect_word(&mut self, word: &str) -> Parsed<()> {
         if !self.text[self.at..].starts_with(word) {
             return Err(Declined::Unusual);

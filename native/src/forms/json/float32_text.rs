@@ -52,7 +52,7 @@ struct Scale {
     exponent: i8,
 }
 
-/// The table of conversion constants; the index is the biased exponent of a float32.
+/// The constants that convert a float32 to decimal digits; the index is the biased exponent of the float32.
 static SCALES: [Scale; 256] = scales();
 
 const fn scales() -> [Scale; 256] {

@@ -17,7 +17,8 @@ pub enum NonFinite {
 }
 
 impl NonFinite {
-    /// Returns `Null` if the server's setting `strict_json` is on, else `Tokens`.
+    /// Returns the JSON text for NaN and infinity by the server's setting `strict_json`: `null` if it is on, else the
+    /// words of `Tokens`.
     #[must_use]
     pub fn of(strict_json: bool) -> Self {
         if strict_json { NonFinite::Null } else { NonFinite::Tokens }
@@ -39,7 +40,7 @@ const MAX_CHARS: usize = 17;
 
 /// A dtype of numbers or booleans, with the function that writes its elements as text.
 trait Element {
-    /// Size of one element in bytes.
+    /// Size of one element of this dtype in bytes.
     const SIZE: usize;
 
     /// Appends the text of each little-endian element in `bytes`, with commas between them.

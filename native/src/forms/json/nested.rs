@@ -29,7 +29,7 @@ pub enum Leaves<'a> {
 }
 
 impl Leaves<'_> {
-    /// Returns the number of leaves, which are the elements that are no lists.
+    /// Returns the number of leaves of the JSON value; a leaf is an element that is no list.
     #[must_use]
     pub fn len(&self) -> usize {
         match self {
@@ -41,7 +41,7 @@ impl Leaves<'_> {
         }
     }
 
-    /// Says whether the value has no leaves yet.
+    /// Says whether the JSON value has no leaves, as an empty list has none.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
@@ -55,9 +55,9 @@ const OPEN: usize = usize::MAX;
 #[derive(Clone, Debug, Default)]
 pub struct Nested<'a> {
     leaves: Leaves<'a>,
-    /// For each depth, the length of the first list at this depth.
+    /// For each depth in the JSON value, the length of the first list at this depth.
     sizes: SmallVec<[usize; 4]>,
-    /// For each depth, whether the lists that are nested at this depth have different lengths.
+    /// For each depth in the JSON value, whether the lists at this depth have different lengths.
     is_uneven: [bool; MAX_DEPTH],
     /// Depth of the leaves, which are the elements that are no lists; None before the first leaf is added.
     leaf_depth: Option<usize>,
@@ -77,7 +77,7 @@ impl<'a> Nested<'a> {
     /// Starts a list of the JSON value; `depth` is the number of lists around it.
     ///
     /// # Errors
-    /// The value mixes lists and leaves, or kinds of leaves, or nests too deeply.
+    /// The value has a leaf at this depth, or nests too deeply.
     #[inline]
     pub fn open(&mut self, depth: usize) -> Parsed<()> {
         if depth >= MAX_DEPTH || self.leaf_depth == Some(depth) {
@@ -89,7 +89,7 @@ impl<'a> Nested<'a> {
         Ok(())
     }
 
-    /// Ends a list of `length` elements; `depth` is the number of lists around it.
+    /// Ends a list of the JSON value, which has `length` elements; `depth` is the number of lists around it.
     #[inline]
     pub fn close(&mut self, depth: usize, length: usize) {
         let size = &mut self.sizes[depth];
@@ -119,7 +119,7 @@ impl<'a> Nested<'a> {
     /// Adds an integer to the JSON value; `depth` is the number of lists around the integer.
     ///
     /// # Errors
-    /// As `open`.
+    /// The value has a list at this depth, or a leaf of another depth or kind.
     #[inline]
     pub fn int(&mut self, depth: usize, number: i64) -> Parsed<()> {
         self.leaf(depth)?;
@@ -140,7 +140,7 @@ impl<'a> Nested<'a> {
     /// Adds a float to the JSON value; `depth` is the number of lists around the float.
     ///
     /// # Errors
-    /// As `open`.
+    /// The value has a list at this depth, or a leaf of another depth or kind.
     #[inline]
     pub fn float(&mut self, depth: usize, number: f64) -> Parsed<()> {
         self.leaf(depth)?;
@@ -161,7 +161,7 @@ impl<'a> Nested<'a> {
     /// Adds a boolean to the JSON value; `depth` is the number of lists around the boolean.
     ///
     /// # Errors
-    /// As `open`.
+    /// The value has a list at this depth, or a leaf of another depth or kind.
     pub fn bool(&mut self, depth: usize, value: bool) -> Parsed<()> {
         self.leaf(depth)?;
         match &mut self.leaves {
@@ -175,7 +175,7 @@ impl<'a> Nested<'a> {
     /// Adds a string to the JSON value; `depth` is the number of lists around the string.
     ///
     /// # Errors
-    /// As `open`.
+    /// The value has a list at this depth, or a leaf of another depth or kind.
     pub fn string(&mut self, depth: usize, bytes: Cow<'a, [u8]>) -> Parsed<()> {
         self.leaf(depth)?;
         match &mut self.leaves {

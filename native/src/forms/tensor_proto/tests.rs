@@ -79,7 +79,7 @@ impl ProstTensor {
         }
     }
 
-    /// Adds numbers, given as bits, to the typed field of their dtype.
+    /// Adds numbers, given as their bits, to the `TensorProto` field that has numbers of this dtype, such as `int_val`.
     #[allow(clippy::cast_possible_truncation, clippy::cast_possible_wrap)]
     fn add(&mut self, dtype: DataType, numbers: &[u64]) {
         for &bits in numbers {

@@ -75,7 +75,7 @@ impl Cache {
         true
     }
 
-    /// Says whether the cache has a row, without counting this as a read of it.
+    /// Says whether the cache has a row; the cache does not count this as a use of the row.
     pub(super) fn has(&self, table: u64, row: u64) -> bool {
         self.rows.contains_key(&key(table, row))
     }

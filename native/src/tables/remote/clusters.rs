@@ -76,7 +76,7 @@ impl Clusters {
         self.named(model, version, table).for_each(|one| one.forget(rows));
     }
 
-    /// Records that the server has just read all changes of a table.
+    /// Calls [`RemoteTable::heard`] for an open table, because the server has just read all changes of this table.
     pub fn heard(&self, model: &str, version: i64, table: &str) {
         self.named(model, version, table).for_each(|one| one.heard());
     }
@@ -102,7 +102,8 @@ impl Clusters {
     }
 
     /// Reads rows of an open table into the cache, in the order of `rows`, until `deadline`; leaves out numbers that
-    /// are no rows. Returns how many rows the cache then has; 0 if the table is not open, or there is no cache.
+    /// are no rows. Returns how many of the rows the cache had or this call read; 0 if the table is not open, or there
+    /// is no cache.
     #[must_use]
     pub fn fill(&self, tag: &str, version: i64, rows: &[u64], deadline: Instant) -> usize {
         let Some(table) = self.table(tag, version).filter(|table| table.has_cache()) else { return 0 };
@@ -133,7 +134,7 @@ impl Clusters {
         opened.tables.values().filter_map(Weak::upgrade).collect()
     }
 
-    /// Returns the read counts of each open table, in any order.
+    /// Returns the read counts of each open table of a cluster, in any order.
     #[must_use]
     pub fn counts(&self) -> Vec<TableCounts> {
         self.tables().iter().map(|table| table.counts()).collect()

@@ -124,7 +124,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Sends the bytes of one or more commands.
+    /// Sends the bytes of one or more commands to the node.
     ///
     /// # Errors
     /// The node did not receive all bytes before `until`. After an error of this method, or of a method that reads, the
@@ -146,7 +146,7 @@ impl Connection {
     /// Reads the answer to one command. If the answer begins with `head`, it has a row, which is copied to `to`.
     ///
     /// # Errors
-    /// The connection broke, or the answer did not come before `until`.
+    /// The connection broke, the answer did not come before `until`, or the received bytes are no valid answer.
     pub(super) fn row(&mut self, head: &[u8], to: &mut [u8], until: Instant) -> io::Result<Reply> {
         let frame = head.len() + to.len() + 2;
         loop {
@@ -170,7 +170,7 @@ impl Connection {
     /// Reads and decodes one answer, which may be any value of the RESP protocol.
     ///
     /// # Errors
-    /// As `row`.
+    /// The connection broke, an answer did not come before `until`, or the received bytes are no valid answer.
     pub(super) fn answer(&mut self, until: Instant) -> io::Result<OwnedFrame> {
         loop {
             let received = &self.buffer[self.start..self.end];
@@ -196,7 +196,7 @@ impl Connection {
     /// Reads and drops the answers that the node still owes to earlier reads on this connection.
     ///
     /// # Errors
-    /// As `row`.
+    /// The connection broke, an answer did not come before `until`, or the received bytes are no valid answer.
     pub(super) fn skip_owed(&mut self, until: Instant) -> io::Result<()> {
         while self.owed > 0 {
             self.answer(until)?;
@@ -262,7 +262,8 @@ fn password(address: &Address) -> io::Result<String> {
         if !password.is_empty() {
             return Ok(password.to_owned());
         }
-        // The file may be empty for a moment, because a program that rewrites the file empties it first.
+        // The password file may be empty for a moment, because a program that rewrites it empties it first. So the code
+        // waits and reads the file again.
         std::thread::sleep(PASSWORD_PAUSE);
     }
     Err(io::Error::new(ErrorKind::InvalidData, format!("password_file {} is empty", address.password_file)))
@@ -284,7 +285,8 @@ fn other(error: impl std::error::Error + Send + Sync + 'static) -> io::Error {
     io::Error::other(error)
 }
 
-/// Replaces the system's time-out errors by the error text that the reader in Python has.
+/// Replaces a time-out error of the system by the error of [`late`], whose text is also that of the reader in Python;
+/// returns any other error unchanged.
 fn told(error: io::Error) -> io::Error {
     match error.kind() {
         ErrorKind::WouldBlock | ErrorKind::TimedOut => late(),
@@ -292,7 +294,7 @@ fn told(error: io::Error) -> io::Error {
     }
 }
 
-/// Returns the error for an answer that did not come in time.
+/// Returns the time-out error of an operation on a node, such as an answer that did not come before its time limit.
 pub(super) fn late() -> io::Error {
     io::Error::new(ErrorKind::TimedOut, "timed out")
 }

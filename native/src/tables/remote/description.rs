@@ -23,9 +23,9 @@ pub struct Address {
     /// The password if `password_file` is empty; an empty password means no authentication.
     #[serde(default)]
     pub own_password: String,
-    /// Longest time for all rows of one read.
+    /// Longest time for one read to get all its rows, in milliseconds.
     pub timeout_ms: u64,
-    /// Longest time to wait for one node before another is asked.
+    /// Longest time that a read waits for one node before it asks another one, in milliseconds.
     pub node_timeout_ms: u64,
     /// How many of a hundred reads the server may also send to a second node, because the first is slow; 0: none.
     pub hedge_percent: u32,
@@ -54,7 +54,7 @@ impl Address {
 pub struct RemoteDescription {
     /// The cluster.
     pub address: Address,
-    /// The text with which the key of every block begins.
+    /// The text with which the key of every block of the table begins.
     pub tag: String,
     /// Rows of a block.
     pub block_rows: usize,

@@ -52,7 +52,7 @@ impl Times {
 #[derive(Debug)]
 pub(super) struct Budget {
     percent: u32,
-    /// Saved hedged reads, in hundredths of a read.
+    /// The hedged reads that the budget allows now, in hundredths of a hedged read.
     saved: AtomicU32,
 }
 
@@ -91,7 +91,8 @@ pub(super) fn wait(connections: &[&Connection], until: Instant) -> Vec<bool> {
     let mut sockets: Vec<libc::pollfd> = connections.iter().map(asked).collect();
     // SAFETY: poll(2) gets the length of `sockets`, and the sockets in the list stay open for the length of the call.
     let count = unsafe { libc::poll(sockets.as_mut_ptr(), sockets.len() as libc::nfds_t, millis) };
-    // After an error, such as an interruption by a signal, poll(2) has filled in no element.
+    // After an error, such as an interruption by a signal, poll(2) has filled in no element, so no connection counts as
+    // ready.
     sockets.iter().map(|socket| count > 0 && socket.revents != 0).collect()
 }
 

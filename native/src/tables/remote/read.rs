@@ -32,7 +32,7 @@ const PASSING: [&str; 6] = ["MOVED", "ASK", "CLUSTERDOWN", "LOADING", "TRYAGAIN"
 pub struct Want<'t> {
     /// The table.
     pub table: &'t RemoteTable,
-    /// Numbers of the rows, each below V.
+    /// Numbers of the rows to read, each below V.
     pub ids: Vec<u64>,
     /// The buffer for the bytes of the rows, end to end.
     pub rows: Vec<u8>,
@@ -40,12 +40,13 @@ pub struct Want<'t> {
     pub left: Vec<u32>,
     /// Number of rows that could not be read and were taken from the cache.
     pub num_stale: usize,
-    /// The table's count of changes when the read began.
+    /// The table's count of reported changes when the read began; rows are cached only if the count is still the same.
     changes: u64,
 }
 
 impl<'t> Want<'t> {
-    /// Copies the rows that the cache has; the other rows are left to [`read`].
+    /// Begins the read of some rows: copies the rows that the cache has into the buffer, and leaves the other rows to
+    /// [`read`].
     #[must_use]
     pub fn new(table: &'t RemoteTable, ids: Vec<u64>) -> Self {
         let mut rows = vec![0; ids.len() * table.row_bytes()];
@@ -155,7 +156,7 @@ struct Asked {
     group: Group,
     connection: Connection,
     at: Instant,
-    /// Time at which the read stops waiting for the node.
+    /// Time at which the read stops waiting for the group's answers.
     until: Instant,
     /// Time at which a second node is asked, too; None if none is to be asked, or one was asked already.
     hedge_at: Option<Instant>,
@@ -248,8 +249,8 @@ impl Task<'_, '_> {
         self.left.iter().all(|item| self.has_stale(*item) && !self.asking.contains_key(item) && is_silent(item))
     }
 
-    /// Says whether a missing row can not be read: each node of its slot failed a moment ago, or answered without the
-    /// row.
+    /// Says whether any of the missing rows can not be read: each node of its slot failed a moment ago, or answered
+    /// without the row.
     fn is_hopeless(&mut self) -> bool {
         let map = self.topology.map();
         for &item in &self.left {
@@ -370,7 +371,8 @@ impl Task<'_, '_> {
         asked.extend(one.of_second(self.node_until()));
     }
 
-    /// Asks a second node for the rows of a group, too; None if no other node has them, or the budget is used up.
+    /// Asks a second node for the rows of a group, too; None if no other node can be asked for all of them, or the
+    /// budget is used up.
     fn ask_second(&mut self, group: &Group) -> Option<(Node, Connection)> {
         if !self.lacking.is_empty() {
             return None;
@@ -413,7 +415,7 @@ impl Task<'_, '_> {
         None
     }
 
-    /// Reads the second node's answers; returns true if each of them has a row.
+    /// Reads the second node's answers and copies their rows to the buffers; returns true if each answer has a row.
     fn has_all(&mut self, items: &[Item], connection: &mut Connection) -> bool {
         let until = self.node_until();
         if connection.skip_owed(until).is_err() {
@@ -546,7 +548,8 @@ impl Task<'_, '_> {
     fn failed(&mut self, node: &Node, error: &io::Error, is_reused: bool) {
         self.why = format!("{node}: {error}");
         if is_reused && error.kind() != io::ErrorKind::TimedOut {
-            // The process behind an idle connection has ended; another may serve the same address by now.
+            // The process behind an idle connection has ended; another may serve the same address by now. So only idle
+            // connections are closed, and the node is not avoided.
             self.topology.drop_idle(node);
         } else {
             self.topology.failed(node);

@@ -92,11 +92,11 @@ pub struct RemoteTable {
     heard_ms: AtomicU64,
     /// For each shard, the hash slot of the cluster in which the shard's keys lie.
     slots: Vec<u16>,
-    /// The bytes with which the command for every row begins.
+    /// The bytes with which the GETRANGE command for every row of the table begins.
     head: Vec<u8>,
-    /// For each row of a block, the bytes with which the command for this row ends.
+    /// For each row of a block, the bytes with which the row's GETRANGE command ends.
     tails: Vec<Vec<u8>>,
-    /// The bytes with which an answer that has a row begins.
+    /// The header of an answer to GETRANGE that has a row: `$`, the row's size in bytes, and CR LF.
     reply_head: Vec<u8>,
 }
 
@@ -233,7 +233,7 @@ impl RemoteTable {
         copied
     }
 
-    /// Says whether the cache has a row that [`Self::read_stale`] may copy.
+    /// Says whether the cache has a row, however old, and [`Self::read_stale`] may copy old rows of this table.
     pub(super) fn has_stale(&self, id: u64) -> bool {
         self.serves_stale && self.cache.as_ref().is_some_and(|cache| cache.has(self.serial, id))
     }
@@ -264,8 +264,8 @@ impl RemoteTable {
         {
             cache.offer(self.serial, id, row);
             if self.changes() != changes {
-                // The row may have changed after the first comparison of the count of changes, before this code added
-                // the row to the cache.
+                // The table may have changed between the first comparison of the count of changes and the insertion.
+                // Then the inserted row may be old, so it is removed.
                 cache.remove(self.serial, id);
             }
         }
@@ -301,7 +301,7 @@ impl RemoteTable {
         to.extend_from_slice(&self.tails[row]);
     }
 
-    /// Returns the bytes with which an answer that has a row begins.
+    /// Returns the header of an answer to GETRANGE that has a row; the row's bytes follow it.
     pub(super) fn reply_head(&self) -> &[u8] {
         &self.reply_head
     }

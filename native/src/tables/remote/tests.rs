@@ -11,7 +11,7 @@ use super::connection::Connection;
 use super::topology::{Node, map_of};
 use super::*;
 
-/// Rows of a block, bytes of a row, and rows of the test table.
+/// The sizes of the test table: rows of a block (the value of one key), bytes of a row, and rows of the table.
 const BLOCK_ROWS: usize = 10;
 const ROW_BYTES: usize = 8;
 const ROWS: usize = 95;
@@ -83,7 +83,8 @@ impl Server {
         }
     }
 
-    /// Writes the blocks of a table to the server, except block `skipped`.
+    /// Writes the blocks of the test table to the Valkey or Redis server, under keys that begin with `tag`; leaves out
+    /// block `skipped`.
     fn write(&self, tag: &str, skipped: Option<usize>) {
         let until = Instant::now() + Duration::from_secs(60);
         let mut connection = Connection::open(&self.node(), &self.description(tag, Vec::new()).address, until).unwrap();
@@ -289,8 +290,9 @@ fn cached_rows_are_served_without_a_wait_while_a_node_is_frozen() {
     assert_eq!(clusters.counts()[0].stale_rows, reads * ROWS as u64);
 }
 
-/// Starts two servers with the same slots, and opens a table that asks the first one; 40 reads have measured its answer
-/// times.
+/// Starts two Valkey or Redis servers which the test treats as primary and replica of all slots, and opens a table
+/// there. Runs 40 reads, so that the answer times of the primary are known. Returns None if no such server is
+/// installed.
 fn primary_and_replica(
     replica_has: Option<&str>,
     node_timeout_ms: u64,
@@ -347,7 +349,8 @@ fn a_slow_nodes_rows_are_asked_of_its_replica_within_the_budget() {
 
 #[test]
 fn answers_that_come_after_the_replicas_are_never_taken_for_later_rows() {
-    // If a busy machine connects to the second node too late, the read waits for the first node's timeout.
+    // The timeout of a node is only 2 seconds here, because a read waits for it if a busy machine connects to the
+    // second node too late.
     let Some((primary, _replica, clusters, table)) = primary_and_replica(Some("{es:m/t/f/"), 2_000) else { return };
     let all: Vec<u64> = (0..ROWS as u64).collect();
     for turn in 0..20 {
@@ -362,7 +365,8 @@ fn answers_that_come_after_the_replicas_are_never_taken_for_later_rows() {
         assert_eq!(read_one(&table, &all), (rows_of(&all), vec![], String::new()));
         clusters.forget("m", 1, "t", None);
     }
-    // On a busy machine, some reads give up the frozen node before their hedged read is due.
+    // The test demands only one hedged read that the second node answered first. On a busy machine, other reads give up
+    // the frozen node before their hedged read is due.
     assert!(hedges(&clusters).1 >= 1);
 }
 

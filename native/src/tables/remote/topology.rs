@@ -88,7 +88,7 @@ struct Asked {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // A panic can not leave the data behind these locks half-changed.
+    // A panic can not leave the data behind these locks half-changed, so a lock is used even after a panic.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -127,7 +127,8 @@ impl Topology {
         }
     }
 
-    /// Says whether a node failed a moment ago; unlike [`Self::is_out`], this does not let the caller try the node.
+    /// Says whether a node failed a moment ago. Unlike [`Self::is_out`], this method never reserves the next try of the
+    /// node for its caller.
     pub(super) fn is_down(&self, node: &Node) -> bool {
         self.has_down.load(Relaxed) && lock(&self.down).get(node).is_some_and(|until| Instant::now() < *until)
     }
@@ -148,10 +149,10 @@ impl Topology {
         }
     }
 
-    /// Returns a connection to a node.
+    /// Returns an idle connection to a node, or opens a new one.
     ///
     /// # Errors
-    /// As `Connection::open`.
+    /// A new connection is not open before `until`, or the node refuses the user.
     pub(super) fn connection(&self, node: &Node, until: Instant) -> io::Result<Connection> {
         let idle = lock(&self.idle).get_mut(node).and_then(Vec::pop);
         idle.map_or_else(|| Connection::open(node, &self.address, until), Ok)
@@ -179,7 +180,7 @@ impl Topology {
         drop(closed);
     }
 
-    /// Records how long a node took to answer.
+    /// Records how long a node took to answer, for the time that [`Self::slow`] returns.
     pub(super) fn took(&self, node: &Node, time: Duration) {
         let mut times = lock(&self.times);
         if let Some(of_node) = times.get_mut(node) {
@@ -270,8 +271,8 @@ pub(super) fn map_of(frame: &OwnedFrame, asked: &Node, has_tls: bool) -> Option<
     for shard in items(frame)? {
         let mut nodes = Vec::new();
         for node in items(field(shard, "nodes")?)? {
-            // The answer still calls a primary that was just killed `online`, until the other nodes agree that it
-            // failed.
+            // CLUSTER SHARDS still says `online` for a primary that was just killed, until the other nodes agree that
+            // the primary failed. So the map may contain such a primary.
             if text(field(node, "health")?)? == "fail" {
                 continue;
             }
@@ -304,7 +305,7 @@ fn items(frame: &OwnedFrame) -> Option<&[OwnedFrame]> {
     }
 }
 
-/// Returns the value of a name in a list of names and values.
+/// Returns the value that follows a name in a RESP list of alternate names and values; None if the list lacks the name.
 fn field<'f>(frame: &'f OwnedFrame, name: &str) -> Option<&'f OwnedFrame> {
     items(frame)?.chunks_exact(2).find(|pair| text(&pair[0]) == Some(name)).map(|pair| &pair[1])
 }

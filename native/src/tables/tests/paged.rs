@@ -29,7 +29,7 @@ impl Rows {
         }
         std::fs::write(&path, &octets).unwrap();
         let file = File::open(&path).unwrap();
-        // Pages that are not written to the disk yet can not be dropped.
+        // Pages that are not written to the disk yet can not be dropped from memory, so the test syncs the file first.
         File::options().write(true).open(&path).unwrap().sync_all().unwrap();
         std::fs::remove_file(&path).unwrap();
         let (size, fd) = (octets.len(), file.into_raw_fd());
@@ -159,7 +159,7 @@ fn pages_that_the_kernel_dropped_are_found() {
     read(&table, &ids);
     let held = pager.counts().bytes;
     rows.drop_all();
-    // The pager's own thread may have audited the pages before this call.
+    // The test audits the pages itself. The pager's own thread may have done so before; the counts are then the same.
     pager.audit();
     let counts = pager.counts();
     assert_eq!((counts.bytes, counts.losses * 4096), (0, held));
