@@ -39,7 +39,7 @@ class OutputRule:
 
 @dataclass(frozen=True, slots=True)
 class LookupRules:
-    """The rules of a lookup signature: output -> its features, shape and dtype; feature -> the rank of its ids."""
+    """The form of a lookup signature: output -> its features, shape and dtype; feature -> the rank of its ids."""
 
     outputs: Mapping[str, OutputRule]
     ids_ranks: Mapping[str, int]
@@ -126,7 +126,7 @@ def _of_both(
 
 
 def lookup_rules(spec: SignatureSpec, entry: SignatureEntry, manifest: Manifest) -> LookupRules:
-    """Returns the rules of a lookup's outputs; raises ArtifactError if the signature's graph has other outputs."""
+    """Returns a lookup signature's LookupRules; raises ArtifactError if the signature's graph has other outputs."""
     parts = {lookup.output: (name,) for name, lookup in entry.features.items() if lookup.output is not None}
     rules = {output: _rule(spec, entry, manifest, output, of) for output, of in {**parts, **entry.concatenated}.items()}
     for name in entry.features:
@@ -263,8 +263,8 @@ def _ragged_names(spec: SignatureSpec, entry: SignatureEntry) -> tuple[RaggedNam
     names = []
     for (ids, row_splits, weights), features in found.items():
         if weights is None and any(other[:2] == (ids, row_splits) and other[2] for other in found):
-            # Another feature reads the same ids with weights, and its entry already makes engine.validation check this
-            # feature's row splits.
+            # No entry is added for this feature: another feature reads the same ids with weights, and the entry of that
+            # feature already makes engine.validation check the same row splits.
             continue
         name = _json_name(spec, features, ids, row_splits)
         unsent = name + WEIGHTS_SUFFIX if name + WEIGHTS_SUFFIX not in spec.inputs else ""
