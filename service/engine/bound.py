@@ -31,7 +31,7 @@ class Observer(Protocol):
     """The observer that counts finished requests. Concurrency: any thread; must not raise."""
 
     def finished(self, request: Finished) -> None:
-        """Counts a request that has succeeded or failed."""
+        """Counts a request that has ended, with an answer or with an error."""
         ...
 
 

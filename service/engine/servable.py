@@ -34,7 +34,7 @@ class Files(Protocol):
     def is_verification_due(self) -> bool: ...
 
     def look(self) -> str:
-        """Checks the files for damage; returns one line that describes it, "" if there is none."""
+        """Checks the mapped table files for damage; returns one line that describes the damage, "" if none is found."""
         ...
 
     def close(self) -> None:

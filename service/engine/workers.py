@@ -151,7 +151,8 @@ class Workers:
         return None
 
     def _expected_wait_s(self, num_mine: int) -> float:
-        # Models take turns: before a job ends, each other model runs at most as many jobs as the job's own model does.
+        # Models take turns: until this model has run its waiting jobs and the new one, each other model runs at most as
+        # many jobs.
         turns = num_mine + 1
         means = self._means
         total_s = sum(min(len(jobs), turns) * means.get(model, 0.0) for model, jobs in self._waiting.items())
