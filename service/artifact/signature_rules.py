@@ -46,7 +46,7 @@ class LookupRules:
 
 
 def signature_faults(manifest: Manifest, signatures: Mapping[str, SignatureSpec]) -> dict[str, str]:
-    """Returns signature -> why it contradicts its manifest entry and can not be served; {} if no signature does.
+    """Returns signature -> why it contradicts its manifest entry, so that only TensorFlow can run it; {} if none does.
 
     Args:
       signatures: as read from the artifact's saved_model.pb.
@@ -195,7 +195,10 @@ def _fits(saved: Shape | None, shape: Shape) -> bool:
 
 
 def _dtype(found: TensorSpec, entry: SignatureEntry, manifest: Manifest, parts: tuple[str, ...]) -> str:
-    """Returns the dtype of a lookup's output: the tables' dtype if rows are returned as stored, else float32."""
+    """Returns the dtype of a lookup's output: the tables' dtype if rows are returned as stored, else float32.
+
+    Raises ArtifactError if rows of float64 would not be returned as stored.
+    """
     stored = {manifest.tables[manifest.features[part].table].dtype for part in parts}
     lookups = [entry.features[part] for part in parts]
     is_copied = all(lookup.combiner is None and lookup.max_norm is None for lookup in lookups)
