@@ -37,10 +37,7 @@ class Observer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """The objects of an engine that all its requests share, such as the clock and the observer;
-
-    Engine describes them.
-    """
+    """The objects that all requests of an engine share, such as its clock and its observer; see class Engine."""
 
     observer: Observer
     clock: Callable[[], float]

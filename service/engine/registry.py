@@ -262,8 +262,8 @@ class Registry:
         can_answer = [bool(model.available) and not self.problem_beside(name) for name, model in configured.items()]
         if self._is_strict:
             return all(can_answer)
-        # The server is not ready until each model has loaded a version or has failed: a rolling update would else
-        # replace servers that have loaded a model by servers that have not.
+        # The server is not ready until each model has loaded a version, has failed to, or has none to load: a rolling
+        # update would else replace servers that have loaded a model by servers that have not.
         return all(model.is_tried for model in configured.values()) and any(can_answer)
 
     @property

@@ -143,7 +143,7 @@ class ModelWatcher:
         return any(not attempt.is_over for attempt in tuple(self._late_loads.values()))
 
     def run(self, poll_interval_s: float) -> None:
-        """Scans the model's folder at each interval until stop(); at an interval of 0, once per configuration."""
+        """Scans the model's folder until stop(): at each interval (0: never), when woken, and when a version is due."""
         while not self._is_stopped:
             self._wake.clear()
             due_s: float | None = None

@@ -175,7 +175,7 @@ class Servable:
         )
 
     def key_of(self, table: str, row: int) -> str | int | None:
-        """Returns the key of a row in the first vocabulary with one; bytes that are no UTF-8 are escaped."""
+        """Returns the key of a row in the first vocabulary with one, else None; bytes that are no UTF-8 are escaped."""
         keys = (vocabulary.key_of(row) for vocabulary in self.vocabularies.get(table, ()))
         key = next((key for key in keys if key is not None), None)
         return key.decode(errors="backslashreplace") if isinstance(key, bytes) else key
