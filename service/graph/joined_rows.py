@@ -133,7 +133,7 @@ class _Values:
     def sizes(self, tensor: str, parts: tuple[str, ...]) -> list[int] | None:
         """Returns the target sizes of a Reshape without its first size, the batch size.
 
-        Returns None if the first size is not the batch size of the given sources.
+        Returns None if the first size is not the batch size of the given sources, or another size is no constant.
         """
         numbers = self.numbers(tensor)
         if numbers is not None:
