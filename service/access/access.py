@@ -81,7 +81,7 @@ class Access:
 
 
 def create_access(path: str, secret_path: str, engine: Engine, metrics: Counters) -> Access | None:
-    """Reads the --auth_config file, and wraps the engine with checks of its rights; returns None without a file.
+    """Returns the callers of the --auth_config file and an engine that checks their rights; None if there is no file.
 
     Args:
       path: the --auth_config file; "": the server has no such file.

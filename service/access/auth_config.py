@@ -103,7 +103,8 @@ class AuthFile:
             return
         if config == self._current:
             if self._complaint:
-                # The invalid --auth_config file was replaced by a file with the same content as the one in force.
+                # An invalid --auth_config file was replaced by a file with the content that is in force: this counts as
+                # a reload, and the callers stay.
                 self._complaint = ""
                 self._counter.accepted()
             return

@@ -159,7 +159,7 @@ class Callers:
 
     @contextmanager
     def acting(self, grant: Grant) -> Iterator[None]:
-        """Returns a contextvars.Context in which code runs with a caller's grant as the current one."""
+        """Makes a caller's grant the current one (Callers.current) while the code of a `with` block runs."""
         token = self.current.set(grant)
         try:
             yield

@@ -73,7 +73,7 @@ class Sessions:
         return digest
 
     def find(self, cookie: str) -> tuple[Session, Grant] | None:
-        """Returns the session of a cookie and the grant of its caller; None if the session has ended."""
+        """Returns the session of a cookie and its caller's grant; None if the session ended or the caller is gone."""
         session = self._open.get(_key(cookie))
         if session is None or session.ends_s <= self._clock():
             return None
@@ -81,7 +81,7 @@ class Sessions:
         return None if grant is None else (session, grant)
 
     def grant(self, cookie: str, csrf: str | None, *, is_read: bool) -> Grant | None:
-        """Returns the grant of a request with a cookie; None if the session has ended.
+        """Returns the grant of a request with a cookie; None if find() finds no session for the cookie.
 
         Args:
           csrf: value of CSRF_HEADER; None without that header. is_read: the request is a GET or a HEAD.

@@ -142,8 +142,8 @@ class SignedSessions(Sessions):
         return None
 
     def _digests_now(self) -> tuple[dict[bytes, bytes], ...]:
-        # The generation is read before the list of callers: if the list is replaced in between, the next request
-        # indexes the new list.
+        # The generation of the list of callers is read before the list: if a reload replaces the list in between, the
+        # result is stored under the old generation, and the next request computes it again.
         generation = self._callers.generation
         if self._digests[0] != generation:
             digests = [digest for caller in self._callers.listed for digest in caller.digests]

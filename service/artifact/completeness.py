@@ -24,7 +24,7 @@ class Fingerprint:
 
 
 def fingerprint(folder: Path) -> Fingerprint:
-    """Returns the Fingerprint of a folder and of all files below it; files that vanish during the scan are left out."""
+    """Returns the Fingerprint of a folder and of all below it; files that vanish during the scan are left out."""
     entries: set[tuple[str, int, int, int]] = set()
     newest_ns = 0
     for parent, _, files in os.walk(folder):

@@ -98,9 +98,9 @@ class Delta:
 
 
 def fingerprint_of(artifact: Path) -> bytes:
-    """Returns the SHA-256 of a version's manifest, as a fingerprint that no two versions share.
+    """Returns the SHA-256 of a version's manifest, by which a delta names the version that it is made for.
 
-    No two manifests are equal, because a manifest has the tables' checksums and the time of the export.
+    No two exports have equal manifests, because a manifest has the tables' checksums and the time of the export.
     """
     try:
         return hashlib.sha256((artifact / MANIFEST_PATH).read_bytes()).digest()
@@ -188,7 +188,7 @@ def sequence_of(name: str) -> int | None:
 
 
 def write_file(folder: Path, data: bytes, name: str) -> Path:
-    """Writes a new file to disk so that readers never see a half-written one; raises OSError, also if it exists."""
+    """Writes a new file to disk, which readers see whole or not at all; raises OSError, also if the file exists."""
     temporary = folder / f".{name}.{os.getpid()}.tmp"
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644)
     try:

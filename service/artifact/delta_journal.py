@@ -145,8 +145,8 @@ class Journal:
                 "version with `model-export compact`."
             )
         if os.fstat(self._descriptor).st_size > self._end:
-            # A writer that was killed left an incomplete delta at the end of the journal. It may be cut off: no client
-            # was told that this delta is stored.
+            # The bytes behind the last whole record are an incomplete delta, left by a writer that was killed. They are
+            # cut off, because no client was told that this delta is stored.
             os.ftruncate(self._descriptor, self._end)
         try:
             written = 0

@@ -121,7 +121,7 @@ class VocabularyEntry:
 
 @dataclass(frozen=True, slots=True)
 class FeatureEntry:
-    """The manifest's entry of one feature: a named input of ids, and the table that it reads.
+    """The manifest's entry of a feature, for all signatures: the table that it reads, and the vocabulary of its keys.
 
     Features may share a table.
     """

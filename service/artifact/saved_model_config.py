@@ -1,4 +1,4 @@
-"""Checks the file assets.extra/saved_model_config.pb, with TensorFlow Serving's options for rewriting a model's graph.
+"""Checks assets.extra/saved_model_config.pb, the file with TensorFlow Serving's options to rewrite a model's graph.
 
 Source: tensorflow_serving/servables/tensorflow/saved_model_config_util.cc (9d981c5).
 """

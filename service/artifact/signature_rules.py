@@ -39,14 +39,14 @@ class OutputRule:
 
 @dataclass(frozen=True, slots=True)
 class LookupRules:
-    """The rules of a lookup signature: output -> its features, shape and dtype; feature -> the rank of its ids."""
+    """The form of a lookup signature: output -> its features, shape and dtype; feature -> the rank of its ids."""
 
     outputs: Mapping[str, OutputRule]
     ids_ranks: Mapping[str, int]
 
 
 def signature_faults(manifest: Manifest, signatures: Mapping[str, SignatureSpec]) -> dict[str, str]:
-    """Returns signature -> why it contradicts its manifest entry and can not be served; {} if no signature does.
+    """Returns signature -> why it contradicts its manifest entry, so that only TensorFlow can run it; {} if none does.
 
     Args:
       signatures: as read from the artifact's saved_model.pb.
@@ -126,7 +126,7 @@ def _of_both(
 
 
 def lookup_rules(spec: SignatureSpec, entry: SignatureEntry, manifest: Manifest) -> LookupRules:
-    """Returns the rules of a lookup's outputs; raises ArtifactError if the signature's graph has other outputs."""
+    """Returns a lookup signature's LookupRules; raises ArtifactError if the signature's graph has other outputs."""
     parts = {lookup.output: (name,) for name, lookup in entry.features.items() if lookup.output is not None}
     rules = {output: _rule(spec, entry, manifest, output, of) for output, of in {**parts, **entry.concatenated}.items()}
     for name in entry.features:
@@ -195,7 +195,10 @@ def _fits(saved: Shape | None, shape: Shape) -> bool:
 
 
 def _dtype(found: TensorSpec, entry: SignatureEntry, manifest: Manifest, parts: tuple[str, ...]) -> str:
-    """Returns the dtype of a lookup's output: the tables' dtype if rows are returned as stored, else float32."""
+    """Returns the dtype of a lookup's output: the tables' dtype if rows are returned as stored, else float32.
+
+    Raises ArtifactError if rows of float64 would not be returned as stored.
+    """
     stored = {manifest.tables[manifest.features[part].table].dtype for part in parts}
     lookups = [entry.features[part] for part in parts]
     is_copied = all(lookup.combiner is None and lookup.max_norm is None for lookup in lookups)
@@ -263,8 +266,8 @@ def _ragged_names(spec: SignatureSpec, entry: SignatureEntry) -> tuple[RaggedNam
     names = []
     for (ids, row_splits, weights), features in found.items():
         if weights is None and any(other[:2] == (ids, row_splits) and other[2] for other in found):
-            # Another feature reads the same ids with weights, and its entry already makes engine.validation check this
-            # feature's row splits.
+            # No entry is added for this feature: another feature reads the same ids with weights, and the entry of that
+            # feature already makes engine.validation check the same row splits.
             continue
         name = _json_name(spec, features, ids, row_splits)
         unsent = name + WEIGHTS_SUFFIX if name + WEIGHTS_SUFFIX not in spec.inputs else ""

@@ -1,4 +1,4 @@
-"""Checks the files in a version's folder before any of them is opened."""
+"""Checks a version's folder, before it is read, for pipes, sockets, devices and links out of the model's folder."""
 
 from __future__ import annotations
 

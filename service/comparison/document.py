@@ -89,7 +89,7 @@ class TableDiff:
 
     matched_by: "key": rows of equal keys belong together; "id": rows of equal ids.
     added, removed: rows that only the new or the old version has. moved: rows of a key that have another id now.
-    drift, neighbours: None if the reason is in `notes`.
+    drift: None for a reason that `notes` has. neighbours: None for fewer than 20 common rows.
     """
 
     table: str

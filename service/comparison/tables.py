@@ -131,7 +131,7 @@ def row_cosines(old: Table, new: Table, matching: Matching, new_ids: Array) -> t
 def neighbours_of(
     old: Table, new: Table, pairs: RowPairs, matching: Matching, budget: Budget, hottest: Array | None
 ) -> Neighbours | None:
-    """Compares the nearest neighbours of some rows in both versions of a table; None for fewer than 20 common rows.
+    """Compares the nearest neighbours of some rows in both versions of a table; returns None for under 20 common rows.
 
     Args:
       hottest: [n] int64 ids of the old version's hottest rows, the hottest first; None: a sample of rows is taken.
@@ -163,7 +163,7 @@ def neighbours_of(
 
 
 class _Found:
-    """Counts the rows that are passed to add(), and keeps the names (keys or ids) of the first ten."""
+    """A counter of the rows that are passed to add(), which keeps the names (keys or ids) of the first ten rows."""
 
     def __init__(self, matching: Matching, *, is_new: bool) -> None:
         self._matching, self._is_new = matching, is_new
@@ -229,7 +229,7 @@ def _chunks(old: Table, new: Table, old_ids: Array, new_ids: Array) -> Iterator[
 
 
 def _nearest(table: Table, queries: Array, pool: Array) -> Array:
-    """Returns the [n, k] positions in the pool of the rows nearest to each query row, without the query row itself."""
+    """Returns [n, k] positions in `pool`: for each query row, the k nearest rows of the pool except the row itself."""
     wanted = _unit(table.rows(queries))
     best_score = np.full((len(queries), 0), -np.inf, np.float32)
     best = np.empty((len(queries), 0), np.int64)

@@ -136,7 +136,7 @@ class ListenerSettings(ServerSettings):
 
     @property
     def rest_api_timeout_s(self) -> float:
-        """Seconds until an HTTP request that is not answered yet gets an error."""
+        """Longest time, in seconds, that an HTTP request may take until its answer; then it gets an error."""
         return self.rest_api_timeout_in_ms / 1e3
 
     @property
@@ -152,7 +152,10 @@ class ListenerSettings(ServerSettings):
 
     @property
     def http_graph_threads(self) -> int:
-        """Number of threads for graph runs of HTTP requests; more with batching, as threads wait for batches."""
+        """Number of threads that run graphs for HTTP requests.
+
+        With batching they are at least grpc_max_threads, because a thread waits while the batch of its request fills.
+        """
         return max(self.graph_threads, self.grpc_max_threads) if self.enable_batching else self.graph_threads
 
     @property

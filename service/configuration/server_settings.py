@@ -207,9 +207,9 @@ class ServerSettings:
 
     @property
     def parallelism(self) -> tuple[int, int]:
-        """Number of threads within one TensorFlow operation, and of operations that run at the same time; 0:
+        """Two numbers: threads within one TensorFlow operation, and operations that run at the same time.
 
-        TensorFlow chooses.
+        For 0, TensorFlow chooses the number.
         """
         own = (self.tensorflow_intra_op_parallelism, self.tensorflow_inter_op_parallelism)
         both = self.tensorflow_session_parallelism or self.graph_threads

@@ -80,7 +80,10 @@ def flags_without_effect(arguments: Sequence[str]) -> dict[str, str]:
 
 
 def _foreign_values(flags: Mapping[str, str | None]) -> tuple[dict[str, str], list[str]]:
-    """Returns flag of tensorflow_model_server -> why this server lacks it, and error texts for wrong values."""
+    """Returns flag -> why this server lacks it, for given flags of tensorflow_model_server; and texts for wrong values.
+
+    A flag whose value asks only for things that this server always does is left out.
+    """
     asking: dict[str, str] = {}
     faults: list[str] = []
     for name, flag in FOREIGN_FLAGS.items():
@@ -102,7 +105,7 @@ def otlp_protocol(environ: Mapping[str, str] | None = None) -> str:
 
 def prepare_libraries() -> None:
     """Sets environment variables that TensorFlow and numpy read at their import, unless the user has set them."""
-    # Level 3 keeps TensorFlow's own log messages below "error" out of the server's log.
+    # Level 3 keeps all of TensorFlow's own log messages, except fatal ones, out of the server's log.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     # One thread is enough for OpenBLAS in numpy, as lookups multiply no matrices; by default it starts a thread for
     # each processor, and each spins for 50 ms.

@@ -61,7 +61,7 @@ class JournalPruning:
         self._since_s: dict[str, dict[_Journal, float]] = {}
 
     def looked(self, model: str, versions: Collection[int] | None) -> None:
-        """Removes the journals of a model's versions whose folders have been gone for GONE_S seconds.
+        """Removes each journal of a model whose version has been gone for GONE_S seconds, if a newer version exists.
 
         Called after each scan of the model's folder.
 
@@ -103,7 +103,8 @@ class JournalPruning:
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError:
-            # The journal can not be opened: another process has removed it already, or this process may not read it.
+            # The journal is left alone if it can not be opened: another process has removed it already, or this process
+            # may not read it.
             return
         try:
             # Each writer of the journal takes the same file lock, so no process appends to the journal between the

@@ -140,8 +140,8 @@ class Overlay:
         """Drops the references to all copies of the tables; the last request that reads a copy frees its memory."""
         self._shown = self._spare = None
         self._lost = []
-        # _rebuild and _base refer to the version, which refers to this overlay: such a reference cycle would keep the
-        # memory of the tables.
+        # _rebuild and _base are deleted because they refer to the version, which refers to this overlay: the reference
+        # cycle would keep the memory of the tables.
         del self._rebuild, self._base
         self._maps.close()
 

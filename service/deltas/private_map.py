@@ -54,7 +54,8 @@ class OverlaidTable:
 
     def _note(self, ids: Array) -> None:
         if self.table.changed is None:
-            # The kernel allocates only the pages of this array that are written to.
+            # np.zeros() takes little memory at first: the kernel allocates only the pages of the array that are written
+            # to.
             self.table.changed = np.zeros(self.table.info.vocabulary_size, bool)
         self.table.changed[ids] = True
 

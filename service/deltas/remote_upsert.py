@@ -1,4 +1,4 @@
-"""Upserts of rows of a table that lies in a cluster."""
+"""Writes upserts of a remote table into the Redis cluster that holds its rows."""
 
 from __future__ import annotations
 

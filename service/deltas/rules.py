@@ -40,7 +40,7 @@ class DeltaRules:
         )
 
     def may_have(self, model: str, version: int, artifact: Path) -> bool:
-        """Returns False only if a version surely has no folder of deltas or journal; raises ArtifactError.
+        """Returns False only if a version surely has neither a folder of deltas nor a journal; raises ArtifactError.
 
         The check finds out whether a journal or a folder of deltas exists; it reads neither.
         """

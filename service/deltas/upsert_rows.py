@@ -29,7 +29,7 @@ def resolved_rows(
         known = ", ".join(sorted(tables)) or "none"
         raise TableNotFound(f'There is no table "{table}". Tables: {known}.')
     named = upsert.ids if upsert.ids is not None else upsert.keys
-    assert named is not None  # the parser of upserts refuses an upsert without ids and keys
+    assert named is not None  # the parser of upserts refuses an upsert that has neither ids nor keys
     if len(named) != len(upsert.rows) or not len(named):
         raise InputMismatch(f'table "{table}": {len(named)} ids or keys for {len(upsert.rows)} rows.')
     if len(named) > max_rows:

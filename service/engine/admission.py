@@ -57,7 +57,7 @@ class Admission:
         self._refuse(model, "bytes", f"{self._bytes} bytes of requests and answers are in flight", self.limits.bytes)
 
     def check_bytes(self, model: str, size: int) -> None:
-        """Raises Overloaded if the limit on bytes in flight leaves no space for a body of `size` bytes."""
+        """Raises Overloaded if reserve_bytes() would refuse these bytes now; reserves nothing."""
         free = self.limits.bytes - self._bytes
         held = self._held.get(model)
         if size > free or not has_share(held.bytes if held else 0, free):
@@ -141,7 +141,7 @@ class Reservation:
         return self._model
 
     def check(self, size: int) -> None:
-        """Raises Overloaded if the server's limit on bytes in flight leaves no space for a body of this size."""
+        """Raises Overloaded if grow() would refuse a body of `size` bytes now; reserves nothing."""
         self._admission.check_bytes(self._model, size)
 
     def grow(self, size: int) -> None:

@@ -184,7 +184,8 @@ class BatchQueue:
                     f"{len(self._batches)} batches enqueued and max_enqueued_batches is {most}"
                 )
             return
-        # If the request's group has no open batch, the request opens a new batch, which counts as a waiting batch too.
+        # If the request's group has no open batch, the request opens a new batch, which this check counts as
+        # one more waiting batch.
         waiting, begun = (len(self._batches), last.rows) if last is not None else (len(self._batches) + 1, 0)
         capacity = max(0, (most - waiting) * full + full - begun)
         if call.rows > capacity:

@@ -167,7 +167,11 @@ def _inputs(spec: SignatureSpec, task: Task) -> Tensors:
 
 
 def _part(outputs: Mapping[str, Array], names: tuple[str, ...], begin: int, rows: int, total: int) -> dict[str, Array]:
-    """Returns a task's rows (begin to begin + rows) of the outputs of a batch of `total` rows; raises NotBatchable."""
+    """Returns a task's rows (begin to begin + rows) of the batch's outputs with the given names.
+
+    Raises:
+      NotBatchable: an output has not `total` rows, the number of rows of the batch.
+    """
     part = {}
     for name in names:
         array = outputs[name]

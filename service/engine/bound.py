@@ -31,16 +31,13 @@ class Observer(Protocol):
     """The observer that counts finished requests. Concurrency: any thread; must not raise."""
 
     def finished(self, request: Finished) -> None:
-        """Counts a request that has succeeded or failed."""
+        """Counts a request that has ended, with an answer or with an error."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """The objects of an engine that all its requests share, such as the clock and the observer;
-
-    Engine describes them.
-    """
+    """The objects that all requests of an engine share, such as its clock and its observer; see class Engine."""
 
     observer: Observer
     clock: Callable[[], float]

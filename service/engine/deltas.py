@@ -68,7 +68,7 @@ class JournalSize(NamedTuple):
 
 
 class DeltaStatus(NamedTuple):
-    """Numbers of a version's deltas: applied, pending, missing and refused ones.
+    """The counts of a version's deltas: applied, pending, missing and refused ones.
 
     last_sequence: highest sequence number that is applied. applied: number of applied deltas.
     rows: number of rows that have ever differed from the version's own.

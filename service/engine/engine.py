@@ -348,8 +348,8 @@ class Engine:
             with self._registry.lease(ref, lambda early: True) as servable:
                 return SIGNATURE not in servable.signatures
         except ServiceError:
-            # The error is not raised here: neighbors(), which is called next, leases the model too, and raises the
-            # error to the client.
+            # An error of the lease is not raised here: neighbors(), which is called next, leases the model too, and
+            # raises the error to the client.
             return True
 
     def may_wait(self, ref: ModelRef, table_name: str) -> bool:
@@ -361,7 +361,8 @@ class Engine:
             with self._registry.lease(ref, lambda early: True) as servable:
                 return table_name in servable.remote_tables
         except ServiceError:
-            # The error is not raised here: table_rows(), which is called next, raises it to the client.
+            # An error of the lease is not raised here: table_rows(), which is called next, leases the model too, and
+            # raises the error to the client.
             return False
 
     def upsert(self, ref: ModelRef, table_name: str, upsert: Upsert) -> UpsertReceipt:
@@ -422,7 +423,7 @@ class Engine:
         return self._registry.is_draining
 
     def require_ready(self, ref: ModelRef) -> str:
-        """Returns a model's name if the model can answer requests, else raises the reason.
+        """Returns a model's name if the model can answer requests; else raises the error that says why it can not.
 
         Raises:
           ModelNotFound, VersionNotFound, LabelNotFound: the server has no such model, version or label.

@@ -39,7 +39,7 @@ def note(kind: Kind, table: str, rows: int) -> None:
 
 
 def headers_of(noted: Noted) -> Mapping[str, str]:
-    """Returns the headers or the trailing metadata of an answer.
+    """Returns the headers, or the trailing metadata, that tell how many stale and default rows an answer has.
 
     >>> headers_of({"stale": {"user": 3, "film, new": 1}})
     {'x-stale-rows': 'user=3, film%2C%20new=1'}

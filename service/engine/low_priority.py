@@ -11,7 +11,7 @@ _NICENESS = 15
 
 
 def low_priority_thread(name: str) -> ThreadPoolExecutor:
-    """Returns an executor of one thread, which starts with the first task."""
+    """Returns an executor of one low-priority thread, which starts with the first task."""
     return ThreadPoolExecutor(1, thread_name_prefix=name, initializer=_be_nice)
 
 

@@ -102,7 +102,7 @@ class ModelSet:
         check_platforms_known(configs)
 
     def start(self, configs: Sequence[ModelConfig]) -> None:
-        """Starts to serve the first list of models, without waiting until they are loaded; raises as check does."""
+        """Starts to serve the first list of models, without waiting until they are loaded; raises as check() does."""
         with self._changing:
             self.check(configs)
             self._rules.on_list(configs)
@@ -289,7 +289,7 @@ class ModelSet:
             time.sleep(_LOOK_AGAIN_S)
 
     def _failure(self, name: str) -> str:
-        """Returns the error that keeps a model from becoming available; "" if it loads or there is none."""
+        """Returns the error that keeps a model from becoming available; "" while it loads, or without an error."""
         statuses = self._registry.all_statuses(name)
         if any(status.state in (State.START, State.LOADING) for status in statuses):
             return ""

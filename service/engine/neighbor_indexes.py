@@ -51,10 +51,10 @@ class IndexFiles(Protocol):
         ...
 
     def keep(self, name: IndexName, index: RowIndex, changed: Array) -> None:
-        """Writes an index to a file, or logs why the index can not be kept.
+        """Writes a table's index to a file, or logs why the file is not written.
 
         Args:
-          changed: [N] int64, rows that differ from the file of the table.
+          changed: [N] int64, ids of the rows whose values differ from the table's file.
         """
         ...
 

@@ -262,8 +262,8 @@ class Registry:
         can_answer = [bool(model.available) and not self.problem_beside(name) for name, model in configured.items()]
         if self._is_strict:
             return all(can_answer)
-        # The server is not ready while a model was not tried yet: a rolling update would else replace servers that have
-        # loaded this model.
+        # The server is not ready until each model has loaded a version, has failed to, or has none to load: a rolling
+        # update would else replace servers that have loaded a model by servers that have not.
         return all(model.is_tried for model in configured.values()) and any(can_answer)
 
     @property
@@ -319,7 +319,7 @@ class Registry:
             self._told_no_more(name, model.statuses.values())
 
     def note_problem(self, name: str, problem: str) -> None:
-        """Stores why a model has no version to load; readiness and error texts show the reason."""
+        """Stores why a model has no version to load ("": it has one); readiness and error texts show the reason."""
         with self._write:
             if model := self._snapshot.get(name):
                 new = replace(model, problem=problem, is_tried=model.is_tried or bool(problem))
@@ -367,8 +367,8 @@ class Registry:
 
     def publish(self, servable: Servable) -> None:
         """Lets requests reach a loaded servable, and then reports its version as AVAILABLE."""
-        # The lookups that the model answers during a load are read without a lock: after the load, only this thread
-        # changes them.
+        # `early`, the holder that answers lookups during the load, is read without a lock: after the load, only this
+        # thread changes it.
         early = self._snapshot[servable.name].early
         self._move(servable.name, VersionStatus(servable.version, State.AVAILABLE), Holder(servable, early))
         if early is not None:

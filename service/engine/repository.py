@@ -116,12 +116,13 @@ class ModelWatcher:
         """Sets the model's configuration; None makes the watcher unload all versions and end its thread.
 
         Returns:
-          False if the thread has ended.
+          False: the thread has ended already, and the configuration is not set.
         """
         with self._ending:
             if self._is_over:
                 return False
-            # With another config, such as other remote tables, a version that failed may load now.
+            # If the config changes (other remote tables, for example), failures are forgotten: a version that failed
+            # may load now.
             self._failures = self._failures if config == self._config else {}
             self._config = config
         self._wake.set()
@@ -142,7 +143,7 @@ class ModelWatcher:
         return any(not attempt.is_over for attempt in tuple(self._late_loads.values()))
 
     def run(self, poll_interval_s: float) -> None:
-        """Scans the model's folder at each interval until stop(); at an interval of 0, once per configuration."""
+        """Scans the model's folder until stop(): at each interval (0: never), when woken, and when a version is due."""
         while not self._is_stopped:
             self._wake.clear()
             due_s: float | None = None
@@ -241,7 +242,8 @@ class ModelWatcher:
         try:
             found = self.folders = self._within_time(Path(base_path), source.find)
         except TimeoutError as error:
-            # source.unreadable() is not asked for the reason: it would read the same folder, and would hang as well.
+            # The message is made here and not by source.unreadable(), which would read the same folder again and hang
+            # as well.
             self._set_problem(f"cannot read its folder {base_path}: {error.strerror}")
         except OSError as error:
             self._set_problem(source.unreadable(error))
@@ -285,7 +287,7 @@ class ModelWatcher:
         arrival = self._arrivals.get(version)
         try:
             if arrival is None or arrival.folder != path:
-                assert self._source is not None  # the scan found the version in self._source
+                assert self._source is not None  # set by the scan that found the version
                 new = partial(self._source[1].arrival, version, path)
                 arrival = self._arrivals[version] = self._within_time(path, new)
             if not self._within_time(path, arrival.is_complete):
@@ -346,7 +348,7 @@ class ModelWatcher:
             ) from None
 
     def _late(self, servable: Servable | None) -> None:
-        """Closes the servable of a load that ended after its timeout, so that the watcher loads the version again."""
+        """Closes the servable of a load that ended after its timeout; wakes the watcher, which tries the load again."""
         if servable is not None:
             servable.close()
         self._wake.set()

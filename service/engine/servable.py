@@ -34,7 +34,7 @@ class Files(Protocol):
     def is_verification_due(self) -> bool: ...
 
     def look(self) -> str:
-        """Checks the files for damage; returns one line that describes it, "" if there is none."""
+        """Checks the mapped table files for damage; returns one line that describes the damage, "" if none is found."""
         ...
 
     def close(self) -> None:
@@ -175,7 +175,7 @@ class Servable:
         )
 
     def key_of(self, table: str, row: int) -> str | int | None:
-        """Returns the key of a row in the first vocabulary with one; bytes that are no UTF-8 are escaped."""
+        """Returns the key of a row in the first vocabulary with one, else None; bytes that are no UTF-8 are escaped."""
         keys = (vocabulary.key_of(row) for vocabulary in self.vocabularies.get(table, ()))
         key = next((key for key in keys if key is not None), None)
         return key.decode(errors="backslashreplace") if isinstance(key, bytes) else key

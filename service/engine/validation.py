@@ -207,7 +207,7 @@ def _converted(tensor: TensorSpec, array: Array, spec: SignatureSpec) -> Array:
 
 
 def _feed_position(tensor: TensorSpec, spec: SignatureSpec) -> int:
-    """Returns an input's position among the graph's arguments in error texts; TensorFlow sorts them by tensor name."""
+    """Returns the N of "arg[N]", as TensorFlow's error texts name an input: its place in order of tensor names."""
     return sorted(other.tensor_name for other in spec.inputs.values()).index(tensor.tensor_name)
 
 

@@ -26,7 +26,7 @@ class VersionArrival(Protocol):
         """Fingerprint of the version's folder when it was last read."""
 
     def is_complete(self) -> bool:
-        """Checks whether all files of the version are in its folder; raises ServiceError if they can not be fetched."""
+        """Says whether all files of the version are in its folder; raises ServiceError if they can not be fetched."""
 
 
 class VersionSource(Protocol):
@@ -36,7 +36,7 @@ class VersionSource(Protocol):
         """Returns version -> local folder, also for versions whose files are not there yet; raises OSError."""
 
     def unreadable(self, error: OSError) -> str:
-        """Returns one line for people that explains an OSError which find() raised."""
+        """Returns one line for people that explains an OSError of find(): why the base path can not be read."""
 
     def unserved(self, found: Collection[int]) -> str:
         """Returns one line that says why the base path has no version that the model's policy wants."""

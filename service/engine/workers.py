@@ -27,8 +27,8 @@ Work = Callable[[ServiceError | None], Any]
 # counts as at most twice the average plus _MOST_S, because a single run may wait for a graph to load.
 _NEWEST = 4
 _MOST_S = 1e-3
-# A job is dropped once it has waited this many times limits.wait_s, the longest expected wait with which jobs are
-# admitted.
+# A job fails with Overloaded if it has waited this many times limits.wait_s (the longest expected wait with which jobs
+# are admitted) and other jobs wait behind it.
 _PATIENCE = 4
 
 
@@ -67,8 +67,8 @@ class Workers:
         self._limits = admission.limits
         self._observer = admission.observer
         self._clock = clock
+        # _waiting: model -> its waiting jobs. _turns: the models with waiting jobs; the next job is the first model's.
         self._waiting: dict[str, deque[Job]] = {}
-        # Model -> its waiting jobs; the next job is the first model's.
         self._turns: deque[str] = deque()
         self._num_waiting = 0
         # _started: all threads of the pool. _num_idle: number of the pool's threads that wait for a job.
@@ -151,7 +151,8 @@ class Workers:
         return None
 
     def _expected_wait_s(self, num_mine: int) -> float:
-        # Models take turns: before a job ends, each other model runs at most as many jobs as the job's own model does.
+        # Models take turns: until this model has run its waiting jobs and the new one, each other model runs at most as
+        # many jobs.
         turns = num_mine + 1
         means = self._means
         total_s = sum(min(len(jobs), turns) * means.get(model, 0.0) for model, jobs in self._waiting.items())

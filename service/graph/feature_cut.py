@@ -36,8 +36,6 @@ def find_lookup(
 
     Returns None if no candidate equals the lookup.
 
-    Returns None if no candidate equals the lookup.
-
     Args:
       candidates: tensors that depend on the read, nearest first.
       feed: converts a request to values of the graph's tensors.
@@ -70,9 +68,7 @@ def find_lookup(
 def _constants(flat: FlatGraph, tensor: str, read: TableRead, *, has_keys: bool) -> Constants | None:
     """Returns the constants that the graph uses when it computes a tensor from a feature's inputs.
 
-    Returns None if anything but arithmetic lies between the inputs and the tensor.
-
-    None if other nodes than arithmetic lie between them.
+    Returns None if an op between the inputs and the tensor is no arithmetic, or a constant has too many numbers.
 
     Args:
       has_keys: whether a vocabulary may lie there too; the probe requests hold all its keys.

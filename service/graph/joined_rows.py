@@ -63,8 +63,8 @@ def joined_rows(
 def _first_met(
     flat: FlatGraph, ends: Iterable[str], values: _Values, given: frozenset[str], follow: Callable[[str], bool]
 ) -> dict[str, JoinedRows]:
-    # The search goes back from the tensors that the session runs, and stops at each tensor that only joins looked-up
-    # rows.
+    # The search starts at `ends`, the tensors that the session computes, and goes towards the graph's inputs, but not
+    # past a tensor that only joins looked-up rows.
     found: dict[str, JoinedRows] = {}
     seen: set[str] = set()
     todo = list(ends)
@@ -122,7 +122,7 @@ class _Values:
         return found
 
     def numbers(self, tensor: str) -> list[int] | None:
-        """Returns the numbers in a constant tensor; None if the tensor is no constant."""
+        """Returns the numbers in a constant tensor, as a flat list of int; None if the tensor is no constant."""
         import tensorflow as tf
 
         node = self._flat.nodes[node_of(tensor)]
@@ -133,7 +133,7 @@ class _Values:
     def sizes(self, tensor: str, parts: tuple[str, ...]) -> list[int] | None:
         """Returns the target sizes of a Reshape without its first size, the batch size.
 
-        Returns None if the first size is not the batch size of the given sources.
+        Returns None if the first size is not the batch size of the given sources, or another size is no constant.
         """
         numbers = self.numbers(tensor)
         if numbers is not None:
@@ -146,8 +146,8 @@ class _Values:
             return None
         behind = [self.numbers(other) for other in others]
         sizes = [number for numbers in behind for number in numbers or ()]
-        # One of a Reshape's sizes may be -1, which TensorFlow computes, because the batch size is no constant:
-        # _reshaped() computes the size from the width of a row.
+        # If a Reshape's batch size is computed, one of its other sizes may be -1: _reshaped() replaces the -1 by the
+        # size that the width of a row leaves.
         return sizes if len(sizes) == len(others) else None
 
     def _is_batch(self, tensor: str, parts: tuple[str, ...]) -> bool:

@@ -69,8 +69,8 @@ def is_same_sum(feature: LookupFeature, inputs: Tensors, wanted: Array, found: A
     if not wanted.size or not np.array_equal(np.isnan(found), is_nan):
         return not wanted.size
     if feature.max_norm is not None:
-        # The error bound of a lookup with max_norm: a norm is a rounded sum of D squares, and each number of the vector
-        # is divided by this norm.
+        # The rounding error that max_norm adds: a norm is a rounded sum of D squares, and each number of the vector is
+        # divided by this norm.
         largest = float(np.abs(wanted[~is_nan]).max(initial=0)) + feature.max_norm
         norm_error = (wanted.shape[-1] + 4) * np.finfo(np.float32).eps * largest
     else:
@@ -120,8 +120,8 @@ def _keys(keys: Array, constants: Constants, random: np.random.Generator) -> Arr
         return random.permutation(np.concatenate([keys, np.array(others, np.int64)]))
     texts = [b"", b" ", b"0", b"-1", b"\xc3\xa4", *(f"{n:x}".encode() for n in random.integers(0, 2**62, 60).tolist())]
     for key in keys[:50].tolist():
-        # A graph that trims keys or ignores their case takes these variants for the same key, which the vocabulary does
-        # not do: so the graph's rows differ from the lookup's.
+        # Variants of a key show whether a graph trims keys or ignores their case. The vocabulary does neither, so that
+        # the graph's rows for the variants then differ from the lookup's.
         texts += [key.upper(), key.lower(), key + b" ", b" " + key, key + b"\0"]
     return random.permutation(np.array([*keys.tolist(), *texts, None], object)[:-1])
 

@@ -107,8 +107,8 @@ class RowFeed:
             return None
         out = self._writer.write(ids, layout.blocks)
         if isinstance(out, int):
-            # out is the number of a source of rows with an id that has no row: rows() of this source raises an
-            # InvalidRequest that names the id.
+            # `out` is an int only if an id has no row: it is the number of the source of rows with this id, and rows()
+            # of the source raises an InvalidRequest that names the id.
             self._copied[out].source.rows(inputs, computed)
             return None
         for rows, one, view in zip(combined, self._combined, layout.combined, strict=True):
@@ -128,7 +128,7 @@ class RowFeed:
         return source.row_shape or (source.table.info.embedding_dim,)
 
     def _add(self, number: int, parts: Sequence[str]) -> list[BlockPart | int]:
-        """Returns, for each source of rows that a fed array joins, its BlockPart or its width in bytes."""
+        """Returns for each source of rows in a fed array: its BlockPart if rows are copied, else its width in bytes."""
         block: list[BlockPart | int] = []
         column = 0
         for name in parts:

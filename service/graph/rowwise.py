@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from service.graph.flat_graph import FlatGraph
 
-# Ops that can compute each row of a batch independently. An op's axes and shapes decide whether it does;
-# loading.tower_batching tests this by running rows together and separately.
+# Ops that, with suitable axes and shapes, compute each row of the output from the same row of the inputs alone.
+# loading.tower_batching tests whether the ops of a graph do so, by running rows together and separately.
 _OPS = frozenset(
     """
     Const Placeholder VarHandleOp ReadVariableOp VariableV2 Identity NoOp StopGradient
@@ -21,5 +21,5 @@ _OPS = frozenset(
 
 
 def is_rowwise(flat: FlatGraph, nodes: set[str]) -> bool:
-    """Says whether all given nodes have ops that can compute each row of a batch independently."""
+    """Says whether all given nodes have ops that can compute each output row from the same row of the inputs alone."""
     return all(flat.nodes[name].op in _OPS for name in nodes)

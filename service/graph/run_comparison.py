@@ -29,7 +29,7 @@ class Rates:
 
     @property
     def ratio(self) -> float:
-        """The cut signature's request rate divided by the whole graph's."""
+        """The cut signature's requests per second, divided by the whole graph's requests per second."""
         return self.cut / self.whole
 
 
@@ -76,7 +76,7 @@ class _Callers:
         self._runs = max(1, int(3 * _TURN_S / self._seconds(3)))
 
     def rate(self) -> float:
-        """Lets each thread run the request again and again for a moment; returns the number of requests per second."""
+        """Runs the request again and again in each thread, for about _TURN_S seconds; returns requests per second."""
         return self._threads * self._runs / self._seconds(self._runs)
 
     def _seconds(self, runs: int) -> float:

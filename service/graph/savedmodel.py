@@ -123,8 +123,8 @@ def open_savedmodel(
     import tensorflow as tf
     from tensorflow.python.saved_model.loader_impl import SavedModelLoader
 
-    # TensorFlow's log is silenced: at every load it calls this loader deprecated, the only one with tensors fed by
-    # name.
+    # TensorFlow's log is silenced, because TensorFlow calls SavedModelLoader deprecated at every load. It has no other
+    # loader for sessions in which tensors are fed by name.
     logging.getLogger("tensorflow").setLevel(logging.ERROR)
     side_by_side = threads if inter_op_threads is None else inter_op_threads
     config = tf.compat.v1.ConfigProto(intra_op_parallelism_threads=threads, inter_op_parallelism_threads=side_by_side)

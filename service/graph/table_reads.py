@@ -98,7 +98,7 @@ def bottlenecks(
 ) -> list[str]:
     """Returns the tensors that lie on every path from a tensor to the signature's outputs, nearest first.
 
-    The first is the tensor itself; none is an output of the signature.
+    There are at most _MOST_BOTTLENECKS tensors: the first is the tensor itself, and none is an output of the signature.
     """
     readers: dict[str, list[str]] = {}
     for name in needed:

@@ -70,14 +70,15 @@ class TowerBackend:
         self._error_type = error_type
         self._rows = {name: RowFeed(cut.sources, cut.fed) for name, cut in cuts.items()}
         self._callables: dict[tuple[str, tuple[str, ...]], _Calls] = {}
-        # Functions that run a signature with the rows of each lookup fed as an array of their own. Such a function is
-        # made at the first request whose shapes do not allow to join the rows of several lookups in one array.
+        # (Signature name, output names) -> a function that runs the signature with the rows of each lookup fed as an
+        # array of their own. Such a function is made at the first request whose shapes do not allow to join the rows of
+        # several lookups in one array.
         self._calls_apart: dict[tuple[str, tuple[str, ...]], _Call] = {}
         self._compile = threading.Lock()
 
     @property
     def cuts(self) -> Mapping[str, CutSignature]:
-        """The cut signatures, by signature name."""
+        """The signatures that were cut into lookups and a tower (the rest of the graph), by signature name."""
         return self._cuts
 
     @property
@@ -90,7 +91,7 @@ class TowerBackend:
         return self._sparse.get(signature_name, {})
 
     def with_cuts(self, cuts: Mapping[str, CutSignature]) -> TowerBackend:
-        """Returns a TowerBackend on the same session that reads rows from other tables; closing one closes both."""
+        """Returns a TowerBackend on the same session with rows of other tables; closing either one ends the session."""
         made = TowerBackend(self._session, cuts, self._sparse, error_type=self._error_type)
         # The new backend shares this backend's functions that run parts of the graph, because these functions do not
         # depend on the tables.

@@ -110,8 +110,8 @@ def open_tower(
         logger.info("the whole graph is run", extra={"path": str(artifact), "reason": str(error)})
         return None
     except Exception as error:
-        # A failed cut raises no error, because only speed is lost: TensorFlow then runs the whole graph. If the model
-        # itself has a fault, the load of the whole graph raises an error.
+        # If the lookups can not be cut out of the graph, no error is raised, because only speed is lost: TensorFlow
+        # then runs the whole graph. If the model itself has a fault, the load of the whole graph raises an error.
         logger.warning("the whole graph is run", extra={"path": str(artifact), "reason": str(error)})
         return None
     try:
@@ -248,7 +248,7 @@ def _cut(
 
 
 def _carried(candidate: _Candidate, left: set[str], before: set[str]) -> frozenset[str]:
-    """Returns the tensors that the run for ids computes from the request and that the second run of a graph needs."""
+    """Returns the tensors that a signature's first run (ids) computes from the request for its second run (outputs)."""
     nodes = candidate.flat.nodes
     from_request = {name for name in before if nodes[name].op != "Placeholder" and _sees_request(candidate, name)}
     return frozenset(
@@ -291,7 +291,7 @@ def _source(
 
 
 def _row_shape(ids: tuple[int | None, ...] | None, dim: int) -> tuple[int, ...] | None:
-    """Returns the shape of the table rows for one row of ids; None if the size of a row of ids is open."""
+    """Returns the shape of the table rows that one row of ids reads; None if the number of ids in a row is unknown."""
     if not ids or None in ids[1:]:
         return None
     return (*(size or 0 for size in ids[1:]), dim)
@@ -307,6 +307,6 @@ def _may_stand_for(claim: Claim, spec: SignatureSpec, direct: str | None) -> boo
         return False
     if claim.is_described or feature.on_bad_id in ("drop", "default_row", "clamp"):
         return True
-    # The graph's error for an id without a row quotes the ids that its gather op reads. It shows the request's ids only
-    # if the gather reads the input itself, so that the lookup may replace it only then.
+    # The lookup may stand for the graph only if the gather op reads the input itself: for an id without a row, the
+    # graph's error quotes the ids that the op reads, and the lookup's error quotes the ids of the request.
     return feature.on_bad_id == "error" and direct == feature.ids

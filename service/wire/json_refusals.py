@@ -84,7 +84,7 @@ def refuse_rows(instances: list[Any], spec: SignatureSpec) -> None:
 
 
 def refuse_columns(inputs: Any, spec: SignatureSpec) -> None:
-    """Raises TensorFlow Serving's error for the first fault in "inputs"; returns if it would find none."""
+    """Raises TensorFlow Serving's error for the first fault in "inputs" of a predict body; returns if there is none."""
     names = sorted(spec.inputs)
     if not _is_object(inputs):
         if len(names) > 1:

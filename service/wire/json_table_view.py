@@ -14,7 +14,7 @@ _PLACE_DECIMALS = 5
 
 
 def encode_page(page: Page) -> bytes:
-    """Encodes {"version", "start", "total", "keys", "norms"}; keys is empty where the table has no vocabulary."""
+    """Encodes a page of a table: {"version", "start", "total", "keys", "norms"}; keys is empty without a vocabulary."""
     return dump(page._asdict() | {"keys": [_text(key) for key in page.keys]}, strict=True)
 
 

@@ -62,7 +62,7 @@ def _text(body: bytes) -> str:
     try:
         document = json.loads(body)
     except (ValueError, RecursionError):
-        # A body that is not JSON is probably the error page of a proxy.
+        # A body that is not JSON is probably the error page of a proxy: its first characters become the error's text.
         return body.decode("utf-8", "replace")[:_SHOWN_CHARS]
     error = document.get("error") if isinstance(document, dict) else None
     return error if isinstance(error, str) else body.decode("utf-8", "replace")[:_SHOWN_CHARS]

@@ -53,7 +53,8 @@ class HttpTransport:
                 connection.close()
                 if is_reused:
                     # The server may close an idle connection at any moment; if it closed this one, it has probably
-                    # closed all idle ones. Every method of the client only reads, so the request can be sent again.
+                    # closed all idle ones, so all idle ones are dropped. Every method of the client only reads, so the
+                    # request can be sent again.
                     self._drop_idle()
                     continue
                 reason = f"{type(error).__name__}: {error}"
@@ -87,7 +88,7 @@ class HttpTransport:
 
     def _remaining(self, deadline_s: float) -> float:
         remaining_s = deadline_s - self._clock()
-        # settimeout(0) would make the socket non-blocking, so that its reads fail at once.
+        # A timeout of 0 is never set: settimeout(0) would make the socket non-blocking, so that its reads fail at once.
         if remaining_s <= 0:
             raise TimeoutError
         return remaining_s

@@ -42,8 +42,8 @@ def float32_array(value: Any) -> Array:
     with np.errstate(over="ignore"):
         rounded = exact.astype(np.float32)
     is_suspect = (exact.view(np.int64) & _LOST_BITS) == _MIDDLE
-    # Subnormal float32 have fewer bits, so a float64 halfway between two of them has other low bits than _MIDDLE.
-    # Therefore every number in the subnormal range is compared with its decimal form.
+    # Subnormal float32 have fewer bits, so the comparison with _MIDDLE does not find each float64 halfway between two
+    # of them. Therefore every number in the subnormal range is compared with its decimal form.
     is_suspect |= (np.abs(exact) < _SMALLEST_NORMAL) & (exact != 0)
     if is_suspect.any():
         flat, result = exact.reshape(-1), rounded.reshape(-1)

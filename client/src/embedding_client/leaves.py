@@ -58,7 +58,8 @@ def to_array(what: str, value: Any) -> Array:
     if kind not in "OSU":
         raise invalid(f"{what}: dtype {value.dtype} can not be sent.")
     if is_typed and not value.size:
-        # The dtype of an empty array tells that it is of strings; an empty list has no dtype and becomes int64.
+        # An empty array of strings becomes an empty array of objects, the dtype of strings; an empty list has no dtype,
+        # and becomes int64 below.
         return np.empty(value.shape, object)
     return leaf_array(what, value.reshape(-1).tolist()).reshape(value.shape)
 
@@ -69,7 +70,7 @@ def _objects(what: str, value: Any) -> Array:
         array = np.array(value, object)
     except ValueError as error:
         raise invalid(unequal) from error
-    # numpy turns most lists of unequal lengths into an array whose elements are lists.
+    # For lists of unequal lengths, numpy mostly returns an array whose elements are lists, and raises no ValueError.
     if any(issubclass(kind, (list, tuple)) for kind in set(map(type, array.reshape(-1).tolist()))):
         raise invalid(unequal)
     return array

@@ -59,7 +59,7 @@ class Attempts:
         return self._deadline_s - self._clock()
 
     def wait_s(self, error: EmbeddingError) -> float:
-        """Returns the seconds to wait before the next try: the server's Retry-After, if the server sent it.
+        """Returns the seconds to wait before the next try: the server's Retry-After, else a random, growing time.
 
         Raises:
           EmbeddingError: `error` itself, if it is not retryable, no retries are left, or the wait would exceed

@@ -76,7 +76,7 @@ def dtype_name(number: int) -> str:
 
 
 def dtype_of_proto_name(name: str) -> str:
-    """Returns the dtype's name for a DataType name such as "DT_FLOAT", which JSON metadata contains.
+    """Returns the client's dtype name, such as "float32", for the name in JSON metadata, such as "DT_FLOAT".
 
     >>> dtype_of_proto_name("DT_FLOAT"), dtype_of_proto_name("DT_INT64")
     ('float32', 'int64')
