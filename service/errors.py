@@ -219,7 +219,7 @@ class ArtifactError(ServiceError):
 
 
 class DataLoss(ServiceError):
-    """Files of a version may differ from the exported files; another version may answer soon."""
+    """Files of a version are damaged or were changed, so its rows may be wrong; the server does not serve it."""
 
     code = "DATA_LOSS"
 
