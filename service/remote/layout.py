@@ -174,7 +174,7 @@ class Pointer:
 
     @staticmethod
     def of(text: str | None) -> Pointer:
-        """Parses the JSON record that lists a table's fingerprints in a cluster; returns an empty one for None."""
+        """Parses the JSON record of a table's fingerprints in a cluster; None, for no record, gives no fingerprints."""
         if text is None:
             return Pointer()
         data = json.loads(text)
