@@ -219,7 +219,7 @@ class ArtifactError(ServiceError):
 
 
 class DataLoss(ServiceError):
-    """Files of a version are damaged or were changed, so its rows may be wrong; the server does not serve it."""
+    """Files of the version are damaged or were changed, so it is not served; another version may answer soon."""
 
     code = "DATA_LOSS"
 
