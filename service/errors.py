@@ -219,7 +219,7 @@ class ArtifactError(ServiceError):
 
 
 class DataLoss(ServiceError):
-    """Files of a version may differ from the exported files; another version may answer soon."""
+    """Files of the version are damaged or were changed, so it is not served; another version may answer soon."""
 
     code = "DATA_LOSS"
 

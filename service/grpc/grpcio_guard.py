@@ -76,7 +76,7 @@ class CallerTable(grpc.GenericRpcHandler):
 
 
 class GuardedHealth(Health):
-    """A health service that hides models which the caller may not see."""
+    """A health service that finds the caller of each call, and hides models on which this caller has no right."""
 
     def __init__(self, guard: ContextGuard) -> None:
         super().__init__()

@@ -26,8 +26,8 @@ def server_credentials(now: Callable[[], SslConfig]) -> grpc.ServerCredentials:
         shown = config
         return _configuration(config)
 
-    # grpcio calls `fetch` for each new connection. Its type is Any, because it may return None for "no change" of the
-    # certificate, which grpcio's type stubs do not allow.
+    # grpcio calls `fetch` for each new connection, to ask for a changed certificate. `fetch` has the type Any, because
+    # it returns None for "no change", which grpcio's type stubs do not allow.
     fetch: Any = newer
     return grpc.dynamic_ssl_server_credentials(_configuration(shown), fetch, shown.client_verify)
 

@@ -48,7 +48,7 @@ class Guard:
 
 
 class HealthFor:
-    """The health service as one caller sees it: a model without rights for the caller looks like an unknown service."""
+    """The health service for one caller: a model on which the caller has no right looks like an unknown service."""
 
     def __init__(self, all_health: health.Health, grant: Grant) -> None:
         self._health = all_health

@@ -19,7 +19,7 @@ _PUSHBACK_KEY, _PUSHBACK_MS = "grpc-retry-pushback-ms", "1000"
 
 
 def retry_hint(error: BaseException) -> tuple[tuple[str, str], ...]:
-    """Returns the gRPC trailers that tell a client when to retry; none for errors that a retry can not cure."""
+    """Returns the gRPC trailer that tells a client when to retry after Overloaded; none for any other error."""
     return ((_PUSHBACK_KEY, _PUSHBACK_MS),) if isinstance(error, Overloaded) else ()
 
 

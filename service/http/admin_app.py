@@ -76,7 +76,7 @@ def create_admin_app(
         """Points a label of a model to a version; the version null removes the label."""
         body = await read_body(request, _MAX_CONFIG_BYTES, Reservation(Admission(), ""))
         ref, version = model_ref(request), _version_of(body)
-        assert ref.label is not None  # The path of a request to this route always contains a label.
+        assert ref.label is not None  # Only paths with a label lead to this route.
         await asyncio.to_thread(copy_context().run, engine.set_label, ref.name, ref.label, version)
         return Response(orjson.dumps({"label": ref.label, "version": version}), media_type="application/json")
 
@@ -112,7 +112,7 @@ def create_admin_app(
 
 
 class _OwnPagesMiddleware:
-    """Refuses requests of web pages, which can make a browser send anything to the server's loopback address.
+    """Refuses requests of web pages but the console's: any page can make a browser send requests to loopback addresses.
 
     The console's own pages send a token that only they can read; without a session it is the listener's.
     """

@@ -51,7 +51,7 @@ T = TypeVar("T")
 class Answered(NamedTuple, Generic[A]):
     """The answer of an HTTP method, and the model version that computed it.
 
-    instead: headers that name tables with unreadable rows, and count the rows in their place.
+    instead: headers of the answer that say, by table, how many default or cached rows replace unreadable rows.
     """
 
     content: A
@@ -194,7 +194,7 @@ class Calls:
             reservation.drop_user()
 
     def close(self) -> None:
-        """Closes the pools of threads: jobs that run go on to their end, jobs that wait are cancelled."""
+        """Ends the build of nearest-row indexes and all thread pools: running jobs go on, waiting ones are dropped."""
         self._engine.searches.indexes.close()
         for threads in (self._graph_threads, self._parse_threads, self._waiting_threads, self._engine.searches.pool):
             threads.close()
@@ -207,7 +207,7 @@ class Calls:
         deadline_s: float,
         bound: Bound | None = None,
     ) -> T:
-        """Runs work() in a thread and waits for its result until the deadline.
+        """Runs work() in a thread and returns its result; raises DeadlineExceeded if the deadline passes before.
 
         If work() never begins, this function ends the lease of the bound signature; else work() does.
         """
@@ -236,8 +236,8 @@ class Calls:
         except TimeoutError as error:
             raise late from error
         finally:
-            # cancel() returns True only if no thread has begun work(), and none will. A thread that has begun it
-            # holds the lease until the work ends, even if the client got a timeout.
+            # cancel() returns True only if work() has not begun and never will: the lease is ended here. A thread that
+            # has begun work() holds the lease until the work ends, even if the client got a timeout.
             if future.cancel():
                 _release(bound, late)
 

@@ -96,7 +96,7 @@ def add_console_routes(
             csrf = sources.csrf if is_plain_host(request.headers.get("host", "")) else ""
             document |= {"caller": None, "csrf": csrf, "rights": ["admin", "metadata", "predict"]}
         else:
-            # Without a session, a client certificate may have identified the caller.
+            # A browser without a session has the rights of the caller in its client certificate, if it sends one.
             grant = callers.current.get()
             document |= {"caller": grant.name or None, "csrf": "", "rights": sorted(grant.everywhere)}
         return _json(document)

@@ -25,7 +25,7 @@ _PATH = "/v1/models/{model}/versions/{version}"
 
 
 def add_diff_route(app: FastAPI, engine: Engine) -> None:
-    """Adds the route that compares two versions, in threads of its own beside requests."""
+    """Adds the route that compares two versions, in threads that run no other requests."""
     threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="http-diff")
     waiting = 0
 
@@ -36,7 +36,7 @@ def add_diff_route(app: FastAPI, engine: Engine) -> None:
         if not (to := request.query_params.get("to", "")):
             raise InvalidRequest("Name the version to compare with: versions/1:diff?to=2.")
         new, old = version_number(to), where.version
-        assert old is not None  # The path of a request to this route always contains a version.
+        assert old is not None  # Only paths with a version lead to this route.
         if waiting >= _MAX_WAITING:
             raise Overloaded(f"{_MAX_WAITING} comparisons of versions wait already; try again later.")
         waiting += 1

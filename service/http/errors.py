@@ -81,7 +81,7 @@ def error_response(status: int, text: str, headers: Mapping[str, str] | None = N
 def service_error_response(error: ServiceError, request_id: str) -> Response:
     """Logs an error and returns the HTTP response for it.
 
-    The response to an INTERNAL error has the request id and not the cause.
+    With status 500, the response has the request id, and only the log has the traceback.
     """
     status = HTTP_STATUS[type(error)]
     text = _cut(error.message)

@@ -136,7 +136,7 @@ def read_only_ready(body: bytes) -> bool:
 
 
 def accepted_coding(request: Request) -> bytes | None:
-    """Returns gzip or deflate if Accept-Encoding names only this one coding, as the library tritonclient does.
+    """Returns gzip or deflate if Accept-Encoding names only this coding, as the library tritonclient does; else None.
 
     HTTP libraries list all codings that they know with every request; compressing numbers for these clients would only
     cost time.

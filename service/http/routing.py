@@ -48,7 +48,7 @@ def model_ref(request: Request) -> ModelRef:
     """Returns the model, and its version or label, that a request's path names.
 
     Raises:
-      InvalidRequest: the version is not a number.
+      InvalidRequest: the version is not a number, or the model's name or the label has a colon.
     """
     params: dict[str, Any] = request.path_params
     name, version, label = params["model"], params.get("version"), params.get("label")

@@ -64,7 +64,7 @@ def add_table_view_routes(app: FastAPI, engine: Engine) -> Callable[[], None]:
         return _answer_or_wait(await in_thread(work))
 
     async def drift(request: Request) -> Response:
-        """Returns how much each row on a table's 2-D map drifted from another version; 202 while a thread computes."""
+        """Returns the drift of each row on a table's 2-D map since another version; status 202 while it is computed."""
         if not (older := request.query_params.get("from", "")):
             raise InvalidRequest("Name the version to compare with: versions/2/tables/T:drift?from=1.")
         work = partial(_drift, engine, maps, model_ref(request), request.path_params["table"], version_number(older))

@@ -1,4 +1,4 @@
-"""Adapts uvicorn: without signal handlers, and with the names in client certificates."""
+"""Adapts uvicorn: it sets no signal handlers, and gives each request the names in the client's certificate."""
 
 from __future__ import annotations
 

@@ -80,8 +80,8 @@ class GraphOpening:
                     if tower is not None:
                         tower.close()
                     raise
-                # Only signatures that contradict their manifest entry need the whole graph here. The version is served
-                # without them.
+                # The whole graph can not be loaded, and only signatures that contradict their manifest entry need it.
+                # The version is served without these signatures.
                 logger.warning("the graph can not be loaded", extra={"path": str(path), "reason": error.message})
         for backend in {id(backend): backend for backend in backends.values()}.values():
             warm_up(backend, {name: specs[name] for name in names if backends.get(name) is backend})

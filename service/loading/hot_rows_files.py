@@ -88,7 +88,7 @@ class HotRowsFiles:
             return {}
 
     def newest(self, model: str, version: int) -> Mapping[str, Array]:
-        """Returns the hot rows in the version's file; without it, those of the newest AVAILABLE older version."""
+        """Returns the hot rows that read() finds; without any, those of the newest AVAILABLE version up to this one."""
         if found := self.read(model, version):
             return found
         older = [one.servable for one in self._loaded() if one.servable.name == model]

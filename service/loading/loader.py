@@ -202,8 +202,8 @@ class ServableLoader:
             graph = self._graph_opening().whole(path, signatures)
             return Servable(name, version, signatures, dict.fromkeys(signatures, graph)), None
         if self.tags != SERVE_TAGS:
-            # The manifest describes the MetaGraph with the tag "serve". The MetaGraph that the settings choose may have
-            # fewer signatures over the same tables, so the manifest's entries of missing signatures are left out.
+            # The manifest lists the signatures of the MetaGraph with the tag "serve"; the MetaGraph that the settings
+            # choose may have fewer, over the same tables. The manifest's entries of missing signatures are left out.
             described = {name: entry for name, entry in manifest.signatures.items() if name in signatures}
             manifest = replace(manifest, signatures=described)
         remote = self.open_remote(name, version, path, manifest) if self.open_remote is not None else {}

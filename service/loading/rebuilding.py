@@ -1,4 +1,4 @@
-"""Rebuilds a servable on tables with deltas, and finds the signatures whose answers would keep the old rows."""
+"""Rebuilds a servable on tables with deltas, and finds the signatures that would still answer with the old rows."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from service.types import Backend
 def with_deltas(
     servable: Servable, lookups: OpenedLookups, artifact: Path, rules: DeltaRules, residency: Residency
 ) -> Servable:
-    """Returns a servable on tables with all present deltas, which also gets later deltas.
+    """Returns a servable whose tables have all present deltas, and will get later deltas.
 
     Raises:
       ArtifactError: the version's files are gone.

@@ -33,7 +33,7 @@ _EXAMPLE_METHODS = {
 
 
 def replay_requests(servable: Servable, artifact: Path, iterations: int, cold: frozenset[str] = frozenset()) -> int:
-    """Runs each warm-up request of a version; the model name, the version and the answer in a record are ignored.
+    """Runs each warm-up request of a version `iterations` times; ignores the model, version and answer in its record.
 
     Returns the number of records.
 

@@ -12,7 +12,7 @@ from service.remote.address import StoreAddress, remote_tables
 
 
 class RemoteNames:
-    """The names of remote tables, and the models that are served. Concurrency: any thread.
+    """The tables that --remote_tables and the list of models make remote, with addresses. Concurrency: any thread.
 
     Args:
       flag: addresses by table, or by model/table, as --remote_tables has them.
@@ -21,9 +21,9 @@ class RemoteNames:
     def __init__(self, flag: Mapping[str, StoreAddress]) -> None:
         self._flag = flag
         self._changing = threading.Lock()
-        # Model -> table -> address, of each model in the list of models.
+        # Model -> remote table -> address of its cluster, as the list of models gives them.
         self._listed: Mapping[str, Mapping[str, StoreAddress]] = {}
-        # Model -> the tables of the version that was opened last.
+        # Model -> names of all tables of its version that was opened last.
         self._tables: dict[str, frozenset[str]] = {}
 
     def configure(self, configs: Sequence[ModelConfig]) -> None:
@@ -68,7 +68,7 @@ class RemoteNames:
 
 
 def unserved_models(flag: Mapping[str, StoreAddress], models: Collection[str]) -> str:
-    """Returns the fault of a MODEL/TABLE whose model is not in the list of models; "" if there is none."""
+    """Returns an error text if --remote_tables names a MODEL/TABLE of no model in the list of models, else ""."""
     for name in flag:
         model, separator, _ = name.partition("/")
         if separator and not any(name.startswith(f"{each}/") for each in models):

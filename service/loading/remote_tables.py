@@ -1,4 +1,4 @@
-"""Opens the tables that --remote_tables names, and checks regularly whether their clusters can be reached."""
+"""Opens the remote tables of versions, and checks regularly whether their clusters can be reached."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ class RemoteTables:
             return {subject: reader.counts for subject, reader in self._readers.items()}
 
     def clusters(self) -> list[dict[str, object]]:
-        """Returns the nodes of each cluster for the status page, and why a table can not be read."""
+        """Returns each cluster's nodes, and why the cluster can not be reached ("" if it can), for the status page."""
         with self._changing:
             topologies = dict(self._topologies)
         return [
@@ -205,7 +205,7 @@ class RemoteTables:
         self._on_change()
 
     def watch(self, stop: threading.Event) -> None:
-        """Starts to check the clusters each second until stop is set, when the first remote table is opened."""
+        """Checks clusters and follows changed rows, in threads, from the first remote table on, until stop is set."""
         self._stop = stop
         if self._topologies:
             self._start()

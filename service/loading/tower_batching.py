@@ -92,7 +92,7 @@ def batched(tower: TowerBackend, max_rows: int) -> dict[str, Backend]:
 
 
 def _is_rowwise(tower: TowerBackend, spec: SignatureSpec) -> bool:
-    """Says whether test requests get the same answers in one run as in separate runs, up to rounding."""
+    """Says whether a tower gives test requests the same answers in one run as in separate runs, up to rounding."""
     random = np.random.default_rng(5)
     requests = [_random_request(spec, rows, random) for rows in (3, 1, 4)]
     outputs = tuple(spec.outputs)

@@ -144,7 +144,7 @@ def native_plan(spec: SignatureSpec, source: RowSource) -> FeaturePlan | None:
     table = source.table
     if isinstance(table, RemoteTable):
         return None
-    assert isinstance(table, MappedTable)  # open_towers() passes only mapped and remote tables to this function.
+    assert isinstance(table, MappedTable)  # open_towers() uses only mapped and remote tables.
     if isinstance(source, FeatureRows):
         lookup = source.claim.lookup
         assert isinstance(lookup, FeatureLookup)  # Every claim that _claims() makes has a FeatureLookup.

@@ -94,7 +94,7 @@ class Edge:
 
     @property
     def statistics(self) -> str:
-        """All counters of the native core, as JSON."""
+        """All statistics of the native core, as the JSON text that edge/snapshot.rs writes."""
         return self._server.statistics()
 
     def retire(self, model: str, version: int) -> str:

@@ -128,7 +128,7 @@ class NativeStatistics:
             self._is_stopped = True
 
     def _add(self, subjects: list[Document]) -> dict[tuple[Subject, SignatureKind], _Numbers]:
-        """Adds the native core's new counts to the request counter; returns the core's numbers by their labels."""
+        """Adds the core's counts since the last call to the RequestCounter; returns the core's totals by labels."""
         found: dict[tuple[Subject, SignatureKind], _Numbers] = {}
         for one in subjects:
             subject, kind, numbers = _subject(one), one["kind"], _Numbers(*(one[name] for name in _Numbers._fields))
@@ -184,7 +184,7 @@ class NativeStatistics:
                 self._events.waits_counted(model, _times(counts, before, seconds - seconds_before, QUEUE))
 
     def _new(self, document: Document, name: str) -> list[tuple[str, int]]:
-        """Returns a pair (label, total count) for each connection that the core newly dropped or failed to set up."""
+        """Returns a pair (label, total) for each connection that the core dropped since the last call."""
         found = []
         for label, count in document[name]:
             before = self._counted.get((name, label), 0)

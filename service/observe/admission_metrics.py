@@ -53,7 +53,7 @@ class AdmissionCounter:
         cell.add(seconds)
 
     def waits_counted(self, model: str, times: Times) -> None:
-        """Adds the times that requests waited in the native core, which it counted itself."""
+        """Adds a histogram of the times that requests waited in the native core, as the core counted them."""
         self._waits.setdefault((get_ident(), model), Times(QUEUE)).merge(times)
 
     def connection_dropped(self, reason: str) -> None:

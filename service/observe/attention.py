@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-# A limit needs attention if at least this share of the limit is used.
+# A limit, such as the one on bytes in flight, needs attention if at least this share of it is used.
 FULL = 0.9
-# Seconds for which a delta may wait, as in the alert EmbeddingDeltaLag.
+# A version needs attention if its deltas have waited longer than this many seconds, as in the alert EmbeddingDeltaLag.
 MAX_LAG_S = 10
 # A certificate needs attention if it ends within this many seconds.
 CERTIFICATE_S = 14 * 86_400
@@ -22,7 +22,7 @@ CERTIFICATE_S = 14 * 86_400
 class ReadFiles:
     """The state of certificates and of the --auth_config file, which the server reads again while it runs.
 
-    certificate_ends_s: port -> when its first certificate ends, in seconds since 1970. is_auth_current: False: the
+    certificate_ends_s: port -> when its first certificate expires, in seconds since 1970. is_auth_current: False: the
     present --auth_config file was refused, and an older one is in force.
     """
 

@@ -44,7 +44,7 @@ class BatchCounter:
         self._arrived: dict[int, Rows] = {}
 
     def arrived(self, *, rows: int) -> None:
-        """Counts the rows of a request before it joins a batch."""
+        """Adds a request's number of rows to the histogram of requests that arrive to be batched."""
         thread = get_ident()
         cell = self._arrived.get(thread)
         if cell is None:

@@ -8,8 +8,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.observe.spans import Spans
 
-# Path prefixes of traced requests. Health checks and reads of metrics are not traced: they are frequent, and their
-# spans would help nobody.
+# Path prefixes of traced requests. Requests for /healthz, /readyz and metrics are not traced: they are frequent, and
+# their spans would help nobody.
 _TRACED = ("/v1/models", "/v2/")
 
 

@@ -55,7 +55,7 @@ class Metrics:
         self._versions = VersionStates()
 
     def version_changed(self, model: str, status: VersionStatus) -> None:
-        """Records a version's new state; UNKNOWN means that the model's status no longer shows the version."""
+        """Records a version's new state; at its END, drops the version's counts of requests and warm-ups."""
         self._versions.changed(model, status)
         if status.state is State.END:
             # The counts of an ended version are dropped, because new versions may come all day, and each would leave

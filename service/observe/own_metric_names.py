@@ -124,7 +124,7 @@ _TABLE_FAMILIES: tuple[tuple[str, str, Callable[[TableCounts], int]], ...] = (
 
 
 def batch_lines(batches: Batches) -> list[str]:
-    """Returns the lines of metrics on batches that TensorFlow Serving does not have."""
+    """Returns the lines of this server's own metrics on batches, which TensorFlow Serving lacks."""
     waits = Times(QUEUE)
     for of_pool in batches.waits.values():
         waits.merge(of_pool)

@@ -23,7 +23,7 @@ _EXAMPLE_METHODS = frozenset({"Classify", "Regress", "MultiInference", "classify
 
 
 class Successes:
-    """Counts of requests that succeeded with the same labels: in one thread, or over several threads or versions.
+    """Counts of the successful requests with one set of labels, of one thread or summed over threads or versions.
 
     times: seconds that whole requests took; run_times: seconds that their lookups or graph runs took.
     examples: numbers of tensorflow.Examples in a request; None for methods without Examples.
@@ -40,7 +40,7 @@ class Successes:
 
     @property
     def count(self) -> int:
-        """Number of successful requests that were counted."""
+        """Number of successful requests in these counts."""
         return sum(self.times.counts)
 
     def merge(self, other: Successes) -> None:
@@ -60,14 +60,14 @@ class Requests:
     failures: dict[tuple[Subject, str], int] = field(default_factory=dict)
 
     def add_successes(self, subject: Subject, more: Successes) -> None:
-        """Adds counts of successful requests with the given labels."""
+        """Adds counts of successful requests to the counts with the same labels."""
         known = self.successes.get(subject)
         if known is None:
             known = self.successes[subject] = Successes(more.kind, more.examples is not None)
         known.merge(more)
 
     def add_failures(self, subject: Subject, code: str, count: int) -> None:
-        """Adds to the number of requests with the given labels that failed with an error code."""
+        """Adds `count` to the number of requests with the given labels that failed with an error code."""
         self.failures[subject, code] = self.failures.get((subject, code), 0) + count
 
 
@@ -95,11 +95,11 @@ class CountsElsewhere(Protocol):
     """A source of counts of requests that Python does not see, because the native core answers them."""
 
     def collect(self) -> None:
-        """Adds the counts of requests since the last call to the RequestCounter."""
+        """Adds the requests that this source has counted since the last collect() to the RequestCounter."""
         ...
 
     def retire(self, model: str, version: int) -> None:
-        """Adds a version's last counts to the RequestCounter, and drops the version."""
+        """Adds a version's last counts to the RequestCounter, and drops all counts of the version in this source."""
         ...
 
 
@@ -161,7 +161,7 @@ class RequestCounter:
     def _failed(self, subject: Subject, error: BaseException) -> None:
         code: str = error.code if isinstance(error, ServiceError) else "INTERNAL"
         if not isinstance(error, Exception):
-            code = "CANCELLED"  # The client disconnected, so asyncio cancelled the request's task.
+            code = "CANCELLED"  # asyncio cancels a request's task if the client disconnects.
         self._failures.setdefault((get_ident(), subject, code), [0])[0] += 1
         if self._notes is not None:
             self._notes.failed(subject, error, code)

@@ -44,7 +44,7 @@ class Statusz:
     requests: returns the counts of requests for versions that are still served.
     logs: returns the counts of each model's request log.
     stores: returns the counts of fetches, for each model in an object store.
-    clusters: returns the nodes of each cluster with remote tables, and the node that is missing.
+    clusters: returns the nodes of each cluster with remote tables, and why the cluster can not be reached.
     overload: returns the requests in flight and the refused requests.
     data_plane: returns the kind and the state of the data plane.
     remote: returns the counts of reads of remote tables, and of the cache of their rows.
@@ -211,7 +211,7 @@ def _time(at_s: float) -> str:
 
 
 def _process() -> Document:
-    """Returns memory, threads and open files of this process, as far as the kernel shows them."""
+    """Returns memory, threads, open files and CPU time of this process, as far as the kernel shows them."""
     document: Document = {}
     try:
         status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines() if ":" in line)

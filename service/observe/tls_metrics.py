@@ -20,7 +20,7 @@ class TlsCounter:
         self._failed: dict[str, int] = {}
 
     def accepted(self, api: str, end_s: float) -> None:
-        """Counts a new TLS file that was accepted, whose certificates the port now uses.
+        """Counts an accepted change of a port's TLS files; the first call is for the start, and is not counted.
 
         Args:
           end_s: when the first of the certificates expires, in seconds since 1970.
@@ -45,7 +45,7 @@ class TlsCounter:
                 self._failed[api] += 1
 
     def ends_s(self) -> dict[str, float]:
-        """Returns port -> when its first certificate ends, in seconds since 1970."""
+        """Returns port -> when the first of its certificates expires, in seconds since 1970."""
         with self._lock:
             return self._ends_s.copy()
 

@@ -27,7 +27,7 @@ class VersionStates:
         self._failures: dict[tuple[str, int], int] = {}
 
     def changed(self, model: str, status: VersionStatus) -> None:
-        """Stores a version's new state; UNKNOWN drops the version, as the model's status no longer shows it."""
+        """Stores a version's new state. UNKNOWN, or END without an error, drops the version from the metrics."""
         key = (model, status.version)
         before = self._statuses.get(key)
         is_over = status.state is State.UNKNOWN or (status.state is State.END and status.code == "OK")

@@ -242,13 +242,15 @@ class App:
     def _create_admin(self) -> AdminServer | None:
         if self._settings.admin_port < 0:
             return None
-        # The import is here and not at the top, because http_transport imports FastAPI.
+        # The import is here and not at the top, because http_transport imports FastAPI, which takes long.
         from service.process.http_transport import create_admin_server
 
         return create_admin_server(self._http_parts, self._lists.reload_config)
 
     async def _open(self, models: Sequence[str]) -> Ports | None:
-        """Opens the ports when the first models are loaded or have failed, and starts the reference servers.
+        """Opens the ports, first_loads_timeout_s after the start at the latest, and starts the reference servers.
+
+        The ports open when the first models are loaded or have failed; at once if first_loads_timeout_s is 0.
 
         Returns:
           None if the server was stopped before.
@@ -268,7 +270,7 @@ class App:
         return ports
 
     async def _have_settled(self, models: Sequence[str], end_s: float) -> bool:
-        """Waits until each of the models is loaded, has failed, or answers lookups; False if time is over before."""
+        """Waits until each model is loaded, has failed, or answers lookups; False if end_s or a stop comes before."""
         while not (is_done := all(map(self._models.is_settled, models))) and time.monotonic() < end_s:
             if self._stop.is_set():
                 break

@@ -79,7 +79,7 @@ class NativeServers:
         self._folder = tempfile.TemporaryDirectory(prefix="embedding-server-", ignore_cleanup_errors=True)
         self._upstreams = {wire: Path(self._folder.name) / wire for wire in ("http", "grpc")}
         self._engine, self._access, self._http_parts = engine, access, http_parts
-        # complete() creates the reference gRPC server, the reference HTTP server, and the task that runs the latter.
+        # The reference gRPC server, the reference HTTP server and the task that runs it are None until complete().
         self._grpc: GrpcServer | None = None
         self._http: HttpServer | None = None
         self._serving: asyncio.Task[None] | None = None
@@ -154,7 +154,8 @@ class NativeServers:
         return edge
 
     def _collect(self) -> None:
-        assert self._statistics is not None  # open() calls _open_edge(), which sets it, before it starts this thread.
+        # open() calls _open_edge(), which sets _statistics, before it starts this thread.
+        assert self._statistics is not None
         while not self._stop_collecting.wait(_COLLECT_S):
             self._statistics.collect()
 

@@ -43,7 +43,10 @@ class PythonServers:
         self._serving: asyncio.Task[None] | None = None
 
     def bind(self) -> None:
-        """Binds the HTTP port and checks the gRPC port; connections are refused until open(). Raises StartError."""
+        """Binds the HTTP port and tests that the gRPC port is free; both refuse connections until open().
+
+        Raises StartError.
+        """
         self._http_port = http_port(self._settings)
         # The gRPC port is bound and closed once, to get the reason if that fails: grpcio binds the port itself later,
         # and its error has no reason.

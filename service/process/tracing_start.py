@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def tracing_of(settings: Settings) -> OtelTracing | None:
-    """Starts tracing; None: the settings ask for none. Raises StartError if the packages are not installed."""
+    """Starts tracing; returns None if the settings ask for none. Raises StartError if tracing can not start."""
     try:
         return start_tracing(settings)
     except TracingUnavailable as error:

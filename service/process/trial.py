@@ -74,7 +74,10 @@ class Trial:
         return name in self._cut.backends
 
     def rates(self, name: str, requests: Mapping[int, Mapping[str, Array]], *, turns: int) -> dict[int, Rates]:
-        """Measures a signature's request rates on each of the given requests; raises ServiceError if it refuses one."""
+        """Measures, for each of the given requests, the request rates of a signature's cut graph and its whole graph.
+
+        Raises ServiceError if the signature refuses a request.
+        """
         encoded = {key: _predict_request(self._cut, name, inputs) for key, inputs in requests.items()}
         return compare_runs(*self._answers, encoded, turns=turns)
 
@@ -128,7 +131,7 @@ def _answering(servable: Servable, lookups: OpenedLookups | None) -> Answer:
 
 
 def _native_forms(servable: Servable, lookups: OpenedLookups | None) -> Any:
-    """Returns the native core's function that answers requests for a version.
+    """Returns the native core's object that answers requests for a version.
 
     Returns None if the core is not built or can not serve the version.
     """

@@ -94,7 +94,10 @@ class StoreAddress:
 
     @property
     def password(self) -> str:
-        """Reads the password from its file at each call; "" without one. Raises OSError, also for an empty file."""
+        """The password: the first line of password_file, read at each call; without a file, the address's own or "".
+
+        Raises OSError if the file is empty or can not be read.
+        """
         if not self.password_file:
             return self.own_password
         # A program that writes a new password into the file may have emptied it a moment ago.
@@ -145,7 +148,10 @@ def _node(text: str, whole: str) -> tuple[str, int]:
 
 
 def _number(options: Mapping[str, str], name: str, default: int, expected: str, whole: str) -> int:
-    """Returns an option of an address as a number within the limits that `expected` names, such as "from 0 to 100"."""
+    """Returns an option of an address as a number; raises ValueError if the number is not within the limits.
+
+    expected: names the limits, such as "a number from 0 to 100". whole: the address, for the text of the error.
+    """
     text = options.get(name, str(default))
     first, last = (int(limit) for limit in expected.split(" from ")[1].split(" to "))
     if not (text.isascii() and text.isdigit() and first <= int(text) <= last):

@@ -131,7 +131,7 @@ class TableChanges:
 
     @property
     def lag_s(self) -> float:
-        """Seconds for which a change has waited to be written, or other servers' changes could not be read."""
+        """Seconds for which changes have waited to be written, or other servers' changes could not be read; else 0."""
         since_s = self._behind_since_s
         return 0.0 if since_s is None else max(time.monotonic() - since_s, 0.0)
 
@@ -167,7 +167,7 @@ class TableChanges:
         self._files.append((delta, refused))
 
     def follow(self) -> None:
-        """Tells the listeners what other servers changed, writes queued files, and finishes ended servers' upserts."""
+        """Tells listeners the rows that other servers changed; writes queued delta files and ended servers' upserts."""
         with self._following:
             try:
                 self._look(time.monotonic() + _LOOK_S)
@@ -270,7 +270,7 @@ class TableChanges:
         script = self._script(_TELL, notes, delta.sequence, told, _KEPT_ENTRIES, deed, delta.checksum)
         self._primaries.run([script], end_s)
         self.applied += 1
-        # This server's listeners are told at once; other servers read the change from the stream.
+        # This server's listeners of changed rows are called at once; other servers read the rows from the stream.
         self._tell(ids)
 
     def _tell(self, ids: Array | None) -> None:

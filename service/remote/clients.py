@@ -42,7 +42,7 @@ def store_client(address: StoreAddress, timeout_s: float) -> Any:
             problem = error
             continue
         return redis.RedisCluster(*node, **_options(address, timeout_s))
-    assert problem is not None  # An address names at least one node, and all its nodes failed.
+    assert problem is not None  # At least one node was asked, and its error is in `problem`.
     raise problem
 
 

@@ -108,7 +108,7 @@ class TableLayout:
 
     @property
     def pointer(self) -> str:
-        """The key of the JSON record that lists the fingerprints (versions) whose rows are completely written."""
+        """The key of the Pointer, a JSON record of the complete and the incomplete fingerprints (versions)."""
         return f"{{es:{_escaped(self.model)}/{_escaped(self.table)}}}pointer"
 
     def note(self, name: str) -> str:
@@ -153,7 +153,7 @@ class TableLayout:
 
 
 def layout_of_record(text: str) -> TableLayout | None:
-    """Returns the layout of a table from its JSON record; None if another version of this software wrote it."""
+    """Returns the layout of a table from its JSON record; None if the record has another number than LAYOUT."""
     data = json.loads(text)
     if data.pop("layout", None) != LAYOUT:
         return None
@@ -174,7 +174,7 @@ class Pointer:
 
     @staticmethod
     def of(text: str | None) -> Pointer:
-        """Parses the JSON record that lists a table's fingerprints in a cluster; returns an empty one for None."""
+        """Parses the JSON record of a table's fingerprints in a cluster; None, for no record, gives no fingerprints."""
         if text is None:
             return Pointer()
         data = json.loads(text)
@@ -182,7 +182,7 @@ class Pointer:
 
     @property
     def text(self) -> str:
-        """The JSON text of this list of a table's fingerprints, as the cluster stores it."""
+        """The JSON text of these fingerprints of a table, as the cluster stores it."""
         return json.dumps({"layout": LAYOUT, "fingerprints": self.fingerprints, "others": self.others})
 
 

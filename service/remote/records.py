@@ -20,8 +20,9 @@ def check_records(layout: TableLayout, topology: Topology, end_s: float) -> None
     while (left_s := end_s - time.monotonic()) > 0:
         try:
             topology.refresh(end_s)
-            # The same node has the table's record and the pointer to the newest fingerprint, because their keys have
-            # the same hash tag. Only the primary surely has the newest pointer, so no replica is asked.
+            # One node has both the table's record and the pointer to the newest fingerprint, because their keys have
+            # the same hash tag, so one connection reads both. Only the primary surely has the newest pointer, so no
+            # replica is asked.
             for node in topology.nodes(slot)[:1]:
                 with node_client(topology.address, node, min(left_s, 2.0)) as client:
                     record, pointer = client.get(layout.record), client.get(layout.pointer)

@@ -288,7 +288,7 @@ class _Task:
         return True
 
     def _judged(self, node: Node, positions: Array, replies: Sequence[Reply]) -> tuple[Array, bool]:
-        """Stores rows from a node's replies; returns their positions, and whether the map of hash slots may be old."""
+        """Stores the rows in a node's replies; returns their positions, and whether the map of slots may be old."""
         read, is_old = [], False
         for position, reply in zip(positions.tolist(), replies, strict=True):
             if isinstance(reply, ErrorReply):

@@ -23,7 +23,7 @@ _LOOK_BREAK_S = 2.0
 
 
 class Unreachable(Exception):
-    """No node of a cluster returned the map of hash slots to nodes; the exception's text says why."""
+    """A cluster did not return its map of hash slots, or did not answer commands, in time; the text says why."""
 
 
 class _Map(NamedTuple):
@@ -92,7 +92,7 @@ class Topology:
         return list(dict.fromkeys([node for nodes in self._map.holders for node in nodes] + list(self.address.nodes)))
 
     def uncovered(self) -> str:
-        """Returns one line on hash slots whose nodes have all failed lately; "" if there are none."""
+        """Returns one line on hash slots without nodes, or whose nodes have all failed lately; "" if there are none."""
         failed = f"; dead: {_named(self._map.failed)}" if self._map.failed else ""
         if -1 in self._map.by_slot:
             return f"{self._map.by_slot.count(-1)} slots of {self.address} have no node{failed}"

@@ -125,7 +125,7 @@ class Fetch:
             # The network may have damaged the manifest's bytes, so the next attempt fetches the manifest again.
             (self._staging / MANIFEST_PATH).unlink()
             raise ArtifactError(f"version {self._name} of {self._store.uri}: {error.message}") from error
-        assert manifest is not None  # _bring_object() has just fetched the manifest.
+        assert manifest is not None  # Manifest.read() returns None only if the file is missing.
         if not manifest.files:
             return self._has_settled(objects)
         return all(path in by_path and by_path[path].num_bytes == size for path, size in manifest.files.items())

@@ -64,11 +64,11 @@ class Arrival:
 
     @property
     def seen(self) -> Fingerprint:
-        """A value computed from the version's local folder, which changes when files are fetched into the folder."""
+        """A fingerprint of the version's local folder; the value changes when files are fetched into the folder."""
         return fingerprint(self.folder)
 
     def is_complete(self) -> bool:
-        """Starts the version's fetch if needed; says whether all its files are here; raises a fetch's error once."""
+        """Says whether all files of the version are in its local folder. May start a fetch or raise as Mirror.has."""
         return self._mirror.has(self._version)
 
 
@@ -181,7 +181,7 @@ class Mirror:
         return Arrival(self, version, path)
 
     def has(self, version: int) -> bool:
-        """Says whether a version is fetched, and starts its fetch if none runs. Raises a failed fetch's error once."""
+        """Says whether a version is fetched; starts a fetch if one is due. Raises the error of a failed fetch once."""
         job = self._jobs.get(version)
         if job is None or (job.is_over and self.clock() >= job.again_at_s):
             attempts = 0 if job is None or job.error is None else job.attempts
@@ -196,7 +196,7 @@ class Mirror:
         return job.state == "HERE"
 
     def keep(self, versions: Collection[int]) -> None:
-        """Removes the local copies of all versions but the given ones; no removed version may be loaded."""
+        """Ends fetches and removes local copies of all versions but the given ones; no other version may be loaded."""
         for version in self._jobs.keys() - set(versions):
             self._jobs.pop(version).is_stopped = True
             self._settling.pop(version, None)
@@ -273,8 +273,8 @@ class Mirror:
                 job.again_at_s = self.clock() + self.settle_s
         except StoreError as error:
             if read_record(target) is not None:
-                # The store can not be read, but an earlier fetch, maybe of an earlier process, has stored the whole
-                # version.
+                # The store can not be read, but the cache folder has the whole version, maybe from an earlier process,
+                # so the version can be served.
                 job.state, job.again_at_s = "HERE", self.clock() + self._jittered(self.poll_s)
                 logger.warning("store can not be asked about a version", extra=self._named(version, error.text))
             else:

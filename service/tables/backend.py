@@ -57,7 +57,7 @@ class LookupBackend:
         return self._plans[signature_name].run(inputs, outputs)
 
     def table_counts(self) -> dict[str, TableCounts]:
-        """Returns table -> counts of reads so far; a table that no lookup reads is left out."""
+        """Returns table -> counts of reads so far; leaves out a table without lookups and without vocabularies."""
         totals: dict[str, TableCounts] = {}
         for plan in self._plans.values():
             for table, more in plan.counts():

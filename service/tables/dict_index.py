@@ -130,7 +130,15 @@ def find_integers(
     num_oov_buckets: int,
     ids: Array,
 ) -> int:
-    """Finds the row of each integer key of a request, as find_strings() does. keys, index: the vocabulary."""
+    """Finds the row of each integer key: first_id + its place in keys, or the row of its OOV bucket, or oov_id.
+
+    Returns OK if the vocabulary has all keys, else (number of unknown keys) * STRANGER + position of the first.
+
+    Args:
+      keys, index: the vocabulary. sent: the [N] keys of a request.
+      first_bucket, num_oov_buckets: rows of the buckets; 0 for none.
+      ids: [N] int64, written.
+    """
 
     def row_of(key: int) -> int | None:
         return first_id + index[key] if key in index else None

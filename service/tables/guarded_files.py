@@ -101,7 +101,7 @@ class GuardedFiles:
 
     @property
     def sizes(self) -> dict[Path, int]:
-        """Path of each mapped file -> its size in bytes."""
+        """Path of each mapped file of the version -> size of the file in bytes."""
         return {path: opened.size for path, opened in self._opened.items()}
 
     def guard(self, mapped: GuardedMap) -> None:
@@ -168,6 +168,6 @@ class GuardedFiles:
         self._opened = {}
 
     def __del__(self) -> None:
-        # If the load of the version failed, close() was not called, and the files' descriptors are still open.
+        # Without a call of close(), as after a failed load of the version, the files' descriptors are still open.
         for opened in self._opened.values():
             os.close(opened.descriptor)

@@ -248,7 +248,7 @@ def _places(lengths: Array) -> tuple[Array, Array]:
 
 
 def _sums(terms: _Terms, lengths: Array, dim: int, order: int) -> Array:
-    """Returns the sum of each row's vectors, added in one of three orders.
+    """Returns the sum of each row's vectors, added in the order IN_ORDER, BLOCKS_OF_8 or FOUR_LANES.
 
     BLOCKS_OF_8: the sum of sums of eight terms; the first of these has the n % 8 terms that remain, and eight more if
       that is 0 or 1. FOUR_LANES: from 16 terms on, the sum of four lanes and of the remaining terms; columns that fill

@@ -97,7 +97,7 @@ _CHUNK_PAGES = 1 << 16
 
 
 def resident_bytes(array: np.ndarray[Any, Any]) -> int | None:
-    """Returns how many bytes of an array's pages are in memory; None if the kernel does not tell.
+    """Returns how many bytes of an array's pages are in this process's page table; None if the kernel does not tell.
 
     The call takes 0.1 s for each 100 GB of a table.
     """

@@ -55,12 +55,12 @@ class FeaturePlan:
 
     @property
     def is_plain(self) -> bool:
-        """Whether one kernel call computes the lookup, and the ids have rank 1: one per row, or ragged."""
+        """Whether one kernel call computes the lookup (is_one_kernel) and ids have rank 1: one per row, or ragged."""
         return self.ids_rank == 1 and self.is_one_kernel
 
     @property
     def is_one_kernel(self) -> bool:
-        """Whether one kernel call computes the lookup, unless the request has empty rows and a policy treats them."""
+        """Whether one kernel call computes the lookup, but for empty rows, which a policy may fill after the call."""
         feature = self.feature
         treats_rows_apart = feature.on_empty_row != "zeros" or feature.trailing_empty_rows != "keep"
         return (
@@ -79,12 +79,12 @@ class FeaturePlan:
         return rows
 
     def read_counts(self, ids: int, missing: int) -> TableCounts:
-        """Returns the table's counts for a lookup of `ids` ids, `missing` of them without a row; counts no keys."""
+        """Returns what a lookup of `ids` ids, `missing` of them without a row, adds to the table's counts."""
         read = ids if self.feature.on_bad_id in _READ_INSTEAD else ids - missing
         return TableCounts(ids, missing, 0, max(read, 0) * self.table.row_bytes)
 
     def feature_ids(self, ids: int, missing: int) -> FeatureIds:
-        """Returns the feature's counts for a lookup of `ids` ids, of which `missing` have no row."""
+        """Returns what a lookup of `ids` ids adds to the feature's counts, if `missing` of the ids have no row."""
         return FeatureIds(ids, missing, missing if self.feature.on_bad_id in _READ_INSTEAD else 0)
 
     def run(self, inputs: Tensors, counts: Array) -> Array:
@@ -218,7 +218,8 @@ class SignaturePlan:
 
     features: Mapping[str, FeaturePlan]
     outputs: Mapping[str, OutputPlan]
-    # Number of a thread -> its counts of ids; each thread has an array of its own, so that no lock is needed.
+    # Number of a thread -> for each feature, how many ids the thread looked up, and how many of them had no row. Each
+    # thread adds to an array of its own, so that no lock is needed.
     _counts: dict[int, Array] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -293,7 +294,7 @@ class SignaturePlan:
         return counts
 
     def feature_counts(self) -> Iterator[tuple[str, str, FeatureIds]]:
-        """Yields each feature's table name, the feature's name and its counts of ids so far."""
+        """Yields, for each feature, its table's name, its own name, and the counts of the ids that were looked up."""
         totals = sum(self._counts.copy().values(), np.zeros((len(self.features), 2), np.int64))
         for plan in self.features.values():
             ids, missing = totals[plan.position].tolist()

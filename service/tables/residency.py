@@ -161,7 +161,7 @@ def _octets(address: int, nbytes: int) -> np.ndarray[Any, Any]:
 
 
 def _warm(hot: Iterable[tuple[str, Array]], tables: Mapping[str, MappedTable], artifact: Path) -> None:
-    """Reads rows into memory; hot: a table's name with its rows, ascending."""
+    """Reads the pages of hot rows into memory. hot: names of tables, each with its hot rows, ascending."""
     started_s = time.monotonic()
     num_rows = 0
     for name, rows in hot:
@@ -185,7 +185,7 @@ def _warm(hot: Iterable[tuple[str, Array]], tables: Mapping[str, MappedTable], a
 
 
 def _runs(starts: np.ndarray[Any, Any], row_bytes: int) -> Iterator[tuple[int, int]]:
-    """Yields the address and size of each group of adjacent pages with some of the given rows, which are ascending."""
+    """Yields the address and size of each range of pages that have rows. starts: the rows' addresses, ascending."""
     begin = end = 0
     for start in starts.tolist():
         first, behind = start & -mmap.PAGESIZE, start + row_bytes

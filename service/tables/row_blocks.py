@@ -86,7 +86,7 @@ class RowBlocks:
         return BlockLayout(tuple(rows), tuple(begins), end)
 
     def write(self, ids: Sequence[Array], layout: BlockLayout) -> Array | int:
-        """Copies table rows into blocks; returns their buffer, or the number of the first part with an unknown id.
+        """Copies table rows into blocks; returns the buffer, or the number of the first part with an id without row.
 
         Args:
           ids: the ids of each part in the order of the blocks, integers of any shape, K for each row of the block.

@@ -88,7 +88,7 @@ class RowLists:
 
     @staticmethod
     def of(lists: Lists) -> RowLists:
-        """Returns the index that is made of arrays and numbers which an earlier index had."""
+        """Makes an index from the arrays and numbers of an earlier index, such as one that was read from a file."""
         index = RowLists(_Space(lists.metric, lists.longest), lists.centres, lists.members, lists.starts)
         index._loose = lists.loose
         index.probes, index.recall, index.seconds = lists.probes, lists.recall, lists.seconds

@@ -24,7 +24,7 @@ class RowRunner(Protocol):
     """The function that runs a kernel on all rows of a lookup, at once or in parts. Concurrency: any thread."""
 
     def __call__(self, part: Part, rows: int, row_splits: Array | None, num_bytes: int) -> int:
-        """Runs a kernel on all rows of a lookup; returns the first fault, else how many ids have no row.
+        """Runs a kernel on all rows of a lookup; returns OK, the first fault, or MISSING - n for n ids without a row.
 
         Args:
           row_splits: [rows + 1], by which the ids are shared out evenly; None: all rows cost the same.

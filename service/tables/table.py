@@ -162,7 +162,7 @@ def check_files(artifact: Path, manifest: Manifest) -> None:
     for name, nbytes in manifest.files.items():
         try:
             found = (artifact / name).stat().st_size
-        except (OSError, ValueError) as error:  # ValueError: stat() raises it for an impossible file name
+        except (OSError, ValueError) as error:  # stat() raises ValueError for a name with a NUL
             raise ArtifactError(f"file {name!r} of {artifact} can not be read: {error}") from error
         if found != nbytes:
             raise ArtifactError(f"file {name} of {artifact} has {found} bytes, its manifest says {nbytes}")
@@ -179,7 +179,7 @@ class _Files:
     def view(self, what: str, entry: TableEntry | TableScale, dtype: str, shape: tuple[int, ...]) -> Array:
         """Returns a read-only array on a checkpoint variable's mapped bytes.
 
-        Raises ArtifactError with a text that starts with `what`.
+        Raises ArtifactError, with a text that starts with `what`, if the variable is missing or does not fit `entry`.
         """
         prefix = prefix_of(Path(entry.file))
         if prefix not in self._indexes:

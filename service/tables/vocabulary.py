@@ -153,7 +153,13 @@ class IntegerVocabulary:
         self.strangers = Strangers()
 
     def ids_of(self, keys: Array, input_name: str) -> Array:
-        """Maps int64 or int32 keys to int64 row ids of the same shape; treats unknown keys as StringVocabulary does."""
+        """Maps int64 or int32 keys to int64 row ids of the same shape.
+
+        An unknown key gets the row of its OOV bucket, or the OOV row, or -1 if it is to be dropped.
+
+        Raises:
+          IdOutOfRange: a key is unknown, and the vocabulary refuses unknown keys.
+        """
         sent = np.ascontiguousarray(keys, np.int64).reshape(-1)
         ids = np.empty(sent.shape, np.int64)
         found = key_index.find_integers(self._keys, self._slots, sent, *self._oov, ids)
