@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from tests.integration.process import ServerProcess
+from tests.conftest import MakeOnce
+from tests.integration.process import ROOT, ServerProcess, environment
 from tests.toy_model import write_toy_model
 
 Serve = Callable[..., ServerProcess]
+# The largest number of rows of one request to the padded lookups of the demo's model.
+DEMO_ROWS = 8
 
 
 @pytest.fixture
@@ -36,6 +41,19 @@ def serve(base: Path) -> Iterator[Serve]:
             return stack.enter_context(ServerProcess(*flags, **(given | settings)))
 
         yield start
+
+
+@pytest.fixture(scope="session")
+def demo_model(make_once: MakeOnce) -> Path:
+    """Makes a model folder with the command that `make demo` runs, but a small one; tests must not change the files."""
+
+    def write(folder: Path) -> None:
+        command = [sys.executable, "-m", "model_export", "demo", "--dataset=synthetic", "--epochs=1"]
+        command += [f"--out={folder}", f"--batch_sizes=1,{DEMO_ROWS}"]
+        done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    return make_once("demo-model", write)
 
 
 def add_version(base: Path, version: int, **options: object) -> Path:
