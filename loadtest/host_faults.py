@@ -103,15 +103,19 @@ FAULTS: tuple[Callable[[Network], None], ...] = (lose_host, cut_host, part_from_
 
 
 def run(
-    faults: Sequence[Callable[[Network], None]], num_rows: int, seconds: float, show: Callable[[str, Tally], None]
+    faults: Sequence[Callable[[Network], None]],
+    num_rows: int,
+    seconds: float,
+    show: Callable[[str, Tally], None],
+    settled_s: float = 1.0,
 ) -> None:
-    """Runs faults one after another on one cluster; calls `show` with the name and the counts of each fault."""
+    """Runs faults as cluster_faults.run does, on a cluster whose nodes are spread over hosts."""
     with Hosts(_COUNT) as hosts:
 
         def on(fault: Callable[[Network], None]) -> Callable[[Stage], None]:
             return lambda stage: fault(Network(stage, hosts))
 
-        run_on([(fault.__name__, on(fault)) for fault in faults], num_rows, seconds, show, hosts.hosts)
+        run_on([(fault.__name__, on(fault)) for fault in faults], num_rows, seconds, show, hosts.hosts, settled_s)
 
 
 def main() -> int:
