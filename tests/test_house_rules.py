@@ -50,7 +50,7 @@ _BASE = {"service.errors", "service.types"}
 _FORMATS = _BASE | {"service.artifact"}
 # _SHARED: modules of the server that every folder of model_export may import. near_names is among them, so that both
 # programs suggest a name for a misspelt one in the same words.
-_SHARED = _FORMATS | {"service.near_names", "model_export.errors"}
+_SHARED = _FORMATS | {"service.near_names", "model_export.environment", "model_export.errors"}
 _TRAINED = _SHARED | {"model_export.spec", "model_export.tensorflow_setup"}
 
 # The table of allowed imports. A row names only rows above it, so that no two folders import each other
@@ -165,8 +165,11 @@ MAY_IMPORT: dict[str, Row] = {
     # The client knows only the wire, so it works beside any version of protobuf (docs/adr/0042). It imports ml_dtypes,
     # if it is installed, for bfloat16.
     "embedding_client": Row(set(), {"numpy", "grpc", "httpx", "ml_dtypes"}),
+    "model_export.environment": Row(),
     "model_export.errors": Row(),
-    "model_export.tensorflow_setup": Row(set(), {"tensorflow", "tensorflow_recommenders", "tf_keras"}),
+    "model_export.tensorflow_setup": Row(
+        {"model_export.environment"}, {"tensorflow", "tensorflow_recommenders", "tf_keras"}
+    ),
     "model_export.folder_checks": Row(_SHARED),
     "model_export.spec": Row(_SHARED, {"numpy"}),
     "model_export.training": Row(_TRAINED, {"numpy"}),
@@ -434,7 +437,7 @@ def reads_environment(file: Path) -> bool:
 
 def test_the_environment_is_read_in_one_file_of_each_package() -> None:
     reading = [str(file) for file in SOURCES if reads_environment(file)]
-    assert reading == ["model_export/tensorflow_setup.py", "service/configuration/settings_reading.py"]
+    assert reading == ["model_export/environment.py", "service/configuration/settings_reading.py"]
 
 
 def test_a_files_name_says_a_thing() -> None:
