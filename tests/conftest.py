@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import fcntl
+import gc
 import os
 import re
 import shutil
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Skips the folders that `--quick` leaves out, before their files are imported."""
     return True if config.getoption("--quick") and collection_path in map(TESTS.joinpath, SLOW_FOLDERS) else None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collects the tests without garbage collections, and excludes the collected objects from later ones.
+
+    Modules and test items stay until the end. Garbage collections among them took a third of the time (4.7 of 12.9 s).
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
