@@ -48,8 +48,9 @@ def _documented(place: Place, verb: str, path: str, query: str) -> str:
         return _get_text(place, url)
     if verb == "get":
         status, answer = _curl(place, url)
-        # 202: the map of a table is computed beside requests.
-        require(status == 200 or (status == 202 and ":projection" in path), f"{status}: {answer}")
+        # 202: the map of a table and the map's colours are computed beside requests.
+        is_computed = path.endswith((":projection", ":drift", ":keys"))
+        require(status == 200 or (status == 202 and is_computed), f"{status}: {answer}")
         return json.dumps(answer)
     kind = path.rpartition(":")[2]
     body = _body(place, kind)
