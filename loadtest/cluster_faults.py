@@ -191,6 +191,7 @@ class Stage:
     """A cluster, and the model versions in it. seconds: for how long a fault lasts. secret: file of its password."""
 
     cluster: Cluster
+    servers: Sequence[LiveServer]
     folder: Path
     newer: Path
     models: Path
@@ -349,10 +350,18 @@ def change_password(stage: Stage) -> None:
 
 
 def flip_version(stage: Stage) -> None:
-    """Pushes a newer version into the cluster, and moves its folder to where servers look for versions."""
+    """Pushes a newer version, moves it to where servers look for versions, and waits until both answer from it."""
     push(stage.newer, stage.address, model="toy", tables=["user"])
     stage.newer.rename(stage.models / "2")
+    until(lambda: all(_has_version(server.http.removeprefix("http://"), "2") for server in stage.servers))
     stage.wait()
+
+
+def _has_version(address: str, version: str) -> bool:
+    server = _Connection(address)
+    _, found, _ = server.post("/v1/models/toy:lookup", {"features": {"user": [0]}})
+    server.close()
+    return found == version
 
 
 # flip_version comes last, because the new version stays, and upserts change the version that answers.
@@ -387,16 +396,23 @@ def _stage(folder: Path, num_rows: int, seconds: float, hosts: Sequence[Host]) -
         flags = ["--model_name=toy", f"--model_base_path={models}", "--graph_signatures=off"]
         flags += [f"--remote_tables=user={text}", "--file_system_poll_wait_seconds=0.2"]
         servers = [stack.enter_context(LiveServer(*flags)).ready() for _ in range(2)]
-        stage = Stage(cluster, first, newer, models, secret, address, seconds)
+        stage = Stage(cluster, servers, first, newer, models, secret, address, seconds)
         with Load(servers, {"1": rows, "2": newer_rows}) as load:
             yield stage, load
 
 
 def run(
-    faults: Sequence[Callable[[Stage], None]], num_rows: int, seconds: float, show: Callable[[str, Tally], None]
+    faults: Sequence[Callable[[Stage], None]],
+    num_rows: int,
+    seconds: float,
+    show: Callable[[str, Tally], None],
+    settled_s: float = 1.0,
 ) -> None:
-    """Runs faults one after another on one cluster; calls show with the name and the counts of each."""
-    run_on([(fault.__name__, fault) for fault in faults], num_rows, seconds, show, (LOOPBACK,))
+    """Runs faults one after another on one cluster; calls show with the name and the counts of each.
+
+    settled_s: the pause after a fault, twice. In the first one, failed requests still count for this fault.
+    """
+    run_on([(fault.__name__, fault) for fault in faults], num_rows, seconds, show, (LOOPBACK,), settled_s)
 
 
 def run_on(
@@ -405,6 +421,7 @@ def run_on(
     seconds: float,
     show: Callable[[str, Tally], None],
     hosts: Sequence[Host],
+    settled_s: float,
 ) -> None:
     """Runs the named faults one after another on a cluster whose nodes are spread over hosts."""
     with tempfile.TemporaryDirectory() as folder, _stage(Path(folder), num_rows, seconds, hosts) as (stage, load):
@@ -413,10 +430,10 @@ def run_on(
         for name, fault in faults:
             load.tally = tally = Tally(begin_s=time.monotonic())
             fault(stage)
-            time.sleep(1)
+            time.sleep(settled_s)
             # Requests that are under way when the fault ends still count for this fault.
             load.tally = Tally(begin_s=time.monotonic())
-            time.sleep(1)
+            time.sleep(settled_s)
             show(name, tally)
 
 

@@ -103,7 +103,11 @@ FAULTS: tuple[Callable[[Network], None], ...] = (lose_host, cut_host, part_from_
 
 
 def run(
-    faults: Sequence[Callable[[Network], None]], num_rows: int, seconds: float, show: Callable[[str, Tally], None]
+    faults: Sequence[Callable[[Network], None]],
+    num_rows: int,
+    seconds: float,
+    show: Callable[[str, Tally], None],
+    settled_s: float = 1.0,
 ) -> None:
     """Runs faults one after another on one cluster of several hosts; calls `show` with each fault's name and counts."""
     with Hosts(_COUNT) as hosts:
@@ -111,7 +115,7 @@ def run(
         def on(fault: Callable[[Network], None]) -> Callable[[Stage], None]:
             return lambda stage: fault(Network(stage, hosts))
 
-        run_on([(fault.__name__, on(fault)) for fault in faults], num_rows, seconds, show, hosts.hosts)
+        run_on([(fault.__name__, on(fault)) for fault in faults], num_rows, seconds, show, hosts.hosts, settled_s)
 
 
 def main() -> int:

@@ -21,6 +21,7 @@ from model_export.demo.ratings import RatingData
 from model_export.demo.synthetic import synthetic_ratings
 from model_export.diff.command import diff
 from model_export.distribution.cluster import ClusterTask
+from model_export.environment import tf_config
 from model_export.errors import ExportError
 from model_export.export_config import ExportConfig, read_config, run_config
 from model_export.exporter.versions import existing_versions, new_version_folder
@@ -111,11 +112,11 @@ def _train(arguments: argparse.Namespace) -> None:
     if arguments.distribution == "none":
         _train_run(arguments, arguments.run, is_resumed=arguments.resume)
     else:
+        # A wrong TF_CONFIG is refused before TensorFlow's slow start.
+        task = ClusterTask.parse(tf_config(), arguments.distribution)
         from model_export.distribution.failures import named_failures
         from model_export.distribution.strategies import serve_coordinator
-        from model_export.tensorflow_setup import tf_config
 
-        task = ClusterTask.parse(tf_config(), arguments.distribution)
         if arguments.distribution == "parameter_server" and task.kind != "chief":
             say(f"{task.kind} {task.index} serves the chief until SIGTERM")
             serve_coordinator(task)

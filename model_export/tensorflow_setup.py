@@ -15,6 +15,8 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from model_export.environment import set_for_tensorflow
+
 _LONGEST_MESSAGE = 500
 
 
@@ -42,8 +44,7 @@ def _quiet_start() -> Iterator[None]:
             os.close(saved)
 
 
-os.environ["TF_USE_LEGACY_KERAS"] = "1"
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+set_for_tensorflow()
 
 with _quiet_start(), warnings.catch_warnings():
     # TensorFlow and its dependencies raise deprecation warnings about themselves, about which users can do nothing.
@@ -68,9 +69,4 @@ def _is_news(record: logging.LogRecord) -> bool:
 logging.getLogger("tensorflow").addFilter(_is_news)
 
 
-def tf_config() -> str | None:
-    """Returns the environment variable TF_CONFIG, or None if it is not set."""
-    return os.environ.get("TF_CONFIG")
-
-
-__all__ = ["tf", "tf_config", "tfrs"]
+__all__ = ["tf", "tfrs"]

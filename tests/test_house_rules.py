@@ -1,15 +1,13 @@
-"""Checks rules about the source: imports between folders, reads of the environment, docstrings, and file names."""
+"""Checks rules about the source: imports between folders, reads of the environment, files, and tables of errors."""
 
 from __future__ import annotations
 
 import ast
 import io
-import re
 import subprocess
 import sys
 import tokenize
-from collections.abc import Iterable, Iterator
-from functools import cache
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple, get_args
 
@@ -19,11 +17,21 @@ import pytest
 from service import errors
 from service.grpc.status_codes import STATUS_CODES
 from service.http.errors import HTTP_STATUS
+from tests.source_files import (
+    CLIENT,
+    MODULES,
+    ROOT,
+    SOURCES,
+    faultless,
+    imports,
+    is_below,
+    module_path,
+    python_files,
+    run_nodes,
+    tree,
+)
 from tests.unit.test_errors import leaves
 
-ROOT = Path(__file__).parents[1]
-# The client is a distribution of its own, so its package lies two folders deeper than the other packages.
-CLIENT = Path("client/src")
 MAX_CODE_LINES = 300
 
 
@@ -42,7 +50,7 @@ _BASE = {"service.errors", "service.types"}
 _FORMATS = _BASE | {"service.artifact"}
 # _SHARED: modules of the server that every folder of model_export may import. near_names is among them, so that both
 # programs suggest a name for a misspelt one in the same words.
-_SHARED = _FORMATS | {"service.near_names", "model_export.errors"}
+_SHARED = _FORMATS | {"service.near_names", "model_export.environment", "model_export.errors"}
 _TRAINED = _SHARED | {"model_export.spec", "model_export.tensorflow_setup"}
 
 # The table of allowed imports. A row names only rows above it, so that no two folders import each other
@@ -157,8 +165,11 @@ MAY_IMPORT: dict[str, Row] = {
     # The client knows only the wire, so it works beside any version of protobuf (docs/adr/0042). It imports ml_dtypes,
     # if it is installed, for bfloat16.
     "embedding_client": Row(set(), {"numpy", "grpc", "httpx", "ml_dtypes"}),
+    "model_export.environment": Row(),
     "model_export.errors": Row(),
-    "model_export.tensorflow_setup": Row(set(), {"tensorflow", "tensorflow_recommenders", "tf_keras"}),
+    "model_export.tensorflow_setup": Row(
+        {"model_export.environment"}, {"tensorflow", "tensorflow_recommenders", "tf_keras"}
+    ),
     "model_export.folder_checks": Row(_SHARED),
     "model_export.spec": Row(_SHARED, {"numpy"}),
     "model_export.training": Row(_TRAINED, {"numpy"}),
@@ -252,73 +263,52 @@ MAY_IMPORT: dict[str, Row] = {
     "model_export.commands": Row(_SHARED | {"model_export"}, {"tqdm"}),
     "model_export.__main__": Row(_SHARED | {"model_export.cli", "model_export.commands"}),
 }
+# Modules of the project that load tests and examples may import, by a pattern of their paths; the others know only the
+# wire.
+ALSO_KNOWN: dict[str, set[str]] = {
+    # These examples show the public names of the exporter, and of the client, which stock_clients tests too.
+    "examples/export/*.py": {"model_export"},
+    "examples/client.py": {"embedding_client"},
+    "loadtest/stock_clients/*.py": {"embedding_client"},
+    # This benchmark measures the cost of a row of a mapped table, which the time of a request over a wire would hide.
+    "loadtest/bench/huge_pages.py": {"service.tables"},
+    # This benchmark compares the kernel with libraries that have no wire.
+    "loadtest/bench/neighbors.py": {
+        *("service.engine.low_priority", "service.engine.neighbors", "service.tables", "service.types")
+    },
+    # This benchmark compares a cut graph and the whole graph in one process, without a wire.
+    "loadtest/bench/cut_vs_whole.py": {
+        *("service.types", "service.engine.validation", "service.graph", "service.loading")
+    },
+    # This load test writes runs with tables that are too large to train in minutes.
+    "loadtest/export_memory.py": {"model_export"},
+    # These load tests call adopt() itself, because a command would import TensorFlow again for each model.
+    "loadtest/foreign/adopting.py": {"model_export"},
+    "loadtest/bench/artifact.py": {"model_export"},
+    "loadtest/bench/foreign_model.py": {"model_export"},
+    # These benchmarks measure the cost of a row that is read from a cluster, without a wire; the tests start the
+    # cluster's nodes.
+    **dict.fromkeys(
+        ("loadtest/remote_reads.py", "loadtest/bench/remote.py"),
+        {"service._native", "service.artifact.manifest", "service.remote", "tests.valkey_cluster"},
+    ),
+    # This benchmark pushes tables, and reads the keys of the same layout with other clients.
+    "loadtest/bench/remote_workloads.py": {
+        *("model_export.remote.push", "service.artifact", "service.remote", "tests.valkey_cluster")
+    },
+    # Versions, nodes and the writer are those of the tests of remote tables.
+    "loadtest/cluster_faults.py": {"model_export.remote.push", "service.remote.address", "tests"},
+    # These load tests use the stores of the tests of object stores, and the proxy that breaks answers.
+    "loadtest/store_faults.py": {"tests"},
+    "loadtest/store_start.py": {"tests"},
+    "loadtest/host_faults.py": {"tests.valkey_cluster"},
+    # Versions of the toy model differ in their rows, and are written without TensorFlow.
+    "loadtest/replicas/fleet.py": {"tests.toy_model"},
+}
 # Packages whose __init__.py exports public names. The one of model_export imports each name on first use
 # (docs/adr/0008).
 PUBLIC_PACKAGES = [Path("model_export"), CLIENT / "embedding_client"]
 _PACKAGES = {"service", "model_export", "embedding_client"}
-
-
-def python_files(*folders: str) -> list[Path]:
-    """Returns the Python files below folders of the repository, as paths relative to the repository."""
-    return sorted(file.relative_to(ROOT) for folder in folders for file in (ROOT / folder).rglob("*.py"))
-
-
-SOURCES = python_files("service", "model_export", str(CLIENT))
-
-
-def faultless(faults: Iterable[object]) -> None:
-    """Fails the test if there are faults, and lists all of them, one a line."""
-    found = [str(fault) for fault in faults]
-    if found:
-        pytest.fail("\n".join(found), pytrace=False)
-
-
-def module_name(file: Path) -> str:
-    """Returns the dotted module name of a source file."""
-    inner = file.relative_to(CLIENT) if file.is_relative_to(CLIENT) else file
-    return ".".join(inner.with_suffix("").parts).removesuffix(".__init__")
-
-
-def module_path(name: str) -> Path:
-    """Returns the path of one of the project's modules, without the file's ending."""
-    return ROOT / (CLIENT if is_below(name, {"embedding_client"}) else "") / name.replace(".", "/")
-
-
-MODULES = {module_name(file): file for file in SOURCES}
-
-
-@cache
-def tree(file: Path) -> ast.Module:
-    """Returns the syntax tree of a source file; parses each file once."""
-    return ast.parse((ROOT / file).read_text(), str(file))
-
-
-def imports(nodes: Iterable[ast.AST]) -> Iterator[str]:
-    """Yields every module that the nodes import; `from a import b` yields a.b if a.b is a module."""
-    for node in nodes:
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0 and node.module, f"line {node.lineno}: relative import"
-            for alias in node.names:
-                as_module = module_path(node.module) / alias.name
-                # The native core is a compiled module, so only its stub (.pyi) is among the sources.
-                is_module = as_module.is_dir() or any(as_module.with_suffix(end).exists() for end in (".py", ".pyi"))
-                yield f"{node.module}.{alias.name}" if is_module else node.module
-
-
-def run_nodes(node: ast.AST) -> Iterator[ast.AST]:
-    """Yields the nodes of a syntax tree that Python runs, that is, without `if TYPE_CHECKING:` blocks."""
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
-            continue
-        yield child
-        yield from run_nodes(child)
-
-
-def is_below(name: str, packages: Iterable[str]) -> bool:
-    """Says whether a dotted name is one of the packages, or a module below one of them."""
-    return any(name == package or name.startswith(package + ".") for package in packages)
 
 
 def row_of(module: str) -> str | None:
@@ -417,49 +407,13 @@ def test_only_the_graph_folder_names_tensorflow() -> None:
 
 
 def test_load_tests_and_examples_know_the_wire_only() -> None:
-    faultless(fault for file in python_files("loadtest", "examples") for fault in _known_too_much(file))
+    files = python_files("loadtest", "examples")
+    faultless(fault for file in files for fault in _known_too_much(file))
+    faultless(f"{pattern} is no file" for pattern in ALSO_KNOWN if not any(file.match(pattern) for file in files))
 
 
 def _known_too_much(file: Path) -> Iterator[str]:
-    # An example may import the public names that it shows: of the exporter, or of the client, which stock_clients tests
-    # too.
-    shows_client = {"client.py", "stock_clients"}
-    shown = {"export": {"model_export"}, **dict.fromkeys(shows_client, {"embedding_client"})}.get(file.parts[1], set())
-    if file == Path("loadtest/bench/huge_pages.py"):
-        # This benchmark measures the cost of a row of a mapped table, which the time of a request over a wire would
-        # hide.
-        shown = {"service.tables"}
-    if file == Path("loadtest/bench/neighbors.py"):
-        # This benchmark compares the kernel with libraries that have no wire.
-        shown = {"service.engine.low_priority", "service.engine.neighbors", "service.tables", "service.types"}
-    if file == Path("loadtest/bench/cut_vs_whole.py"):
-        # This benchmark compares a cut graph and the whole graph in one process, without a wire.
-        shown = {"service.types", "service.engine.validation", "service.graph", "service.loading"}
-    if file == Path("loadtest/export_memory.py"):
-        # This load test writes runs with tables that are too large to train in minutes.
-        shown = {"model_export"}
-    if file == Path("loadtest/foreign/adopting.py"):
-        # This load test calls adopt() itself: one command for each of a hundred models would import TensorFlow a
-        # hundred times.
-        shown = {"model_export"}
-    if file in (Path("loadtest/remote_reads.py"), Path("loadtest/bench/remote.py")):
-        # These benchmarks measure the cost of a row that is read from a cluster, without a wire; the tests start the
-        # cluster's nodes.
-        shown = {"service._native", "service.artifact.manifest", "service.remote", "tests.valkey_cluster"}
-    if file == Path("loadtest/bench/remote_workloads.py"):
-        # This benchmark pushes tables, and reads the keys of the same layout with other clients.
-        shown = {"model_export.remote.push", "service.artifact", "service.remote", "tests.valkey_cluster"}
-    if file == Path("loadtest/cluster_faults.py"):
-        # Versions, nodes and the writer are those of the tests of remote tables.
-        shown = {"model_export.remote.push", "service.remote.address", "tests"}
-    if file in (Path("loadtest/store_faults.py"), Path("loadtest/store_start.py")):
-        # These load tests use the stores of the tests of object stores, and the proxy that breaks answers.
-        shown = {"tests"}
-    if file == Path("loadtest/host_faults.py"):
-        shown = {"tests.valkey_cluster"}
-    if file == Path("loadtest/replicas/fleet.py"):
-        # Versions of the toy model differ in their rows, and are written without TensorFlow.
-        shown = {"tests.toy_model"}
+    shown = {name for pattern, names in ALSO_KNOWN.items() if file.match(pattern) for name in names}
     for name in imports(ast.walk(tree(file))):
         if is_below(name, _PACKAGES | {"tests"}) and not is_below(name, shown):
             yield f"{file} imports {name}"
@@ -483,7 +437,7 @@ def reads_environment(file: Path) -> bool:
 
 def test_the_environment_is_read_in_one_file_of_each_package() -> None:
     reading = [str(file) for file in SOURCES if reads_environment(file)]
-    assert reading == ["model_export/tensorflow_setup.py", "service/configuration/settings_reading.py"]
+    assert reading == ["model_export/environment.py", "service/configuration/settings_reading.py"]
 
 
 def test_a_files_name_says_a_thing() -> None:
@@ -533,147 +487,6 @@ def test_the_exporter_imports_nothing_until_a_name_is_used() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_every_public_name_has_a_docstring() -> None:
-    faultless(f"{file} has no docstring" for file in SOURCES if not ast.get_docstring(tree(file)))
-    faultless(
-        f"{file}:{node.lineno} {node.name} has no docstring"
-        for file in SOURCES
-        for node in public_definitions(tree(file))
-        if not documented(node)
-    )
-
-
-Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
-
-
-def public_definitions(node: ast.AST) -> Iterator[Definition]:
-    """Yields public classes and functions, and the public methods of public classes."""
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, Definition) and not child.name.startswith("_"):
-            yield child
-            if isinstance(child, ast.ClassDef):
-                yield from public_definitions(child)
-
-
-def documented(node: Definition) -> bool:
-    """Says whether a definition has a docstring or needs none, because it is a property in a protocol."""
-    body = node.body[-1]
-    is_declaration = isinstance(body, ast.Expr) and isinstance(body.value, ast.Constant) and body.value.value is ...
-    is_property = any(isinstance(d, ast.Name) and d.id == "property" for d in getattr(node, "decorator_list", []))
-    return bool(ast.get_docstring(node)) or (is_declaration and is_property)
-
-
-# The files in the folders whose docstrings must keep the rules that are tested below.
-PLAIN_WORDS = python_files("service", "model_export", "client", "loadtest")
-# In loadtest/attacks, an attack's docstring is the label of its case in the report, so it need not open with a verb.
-ATTACKS = Path("loadtest/attacks")
-
-
-class Described(NamedTuple):
-    """A module, class or function that has a docstring, with its place in the sources."""
-
-    place: str
-    name: str
-    node: ast.Module | Definition
-    text: str
-
-
-def described(files: Iterable[Path]) -> Iterator[Described]:
-    """Yields all modules, classes and functions of files that have a docstring, private ones included."""
-    for file in files:
-        for node in ast.walk(tree(file)):
-            if isinstance(node, ast.Module | Definition) and (text := ast.get_docstring(node)):
-                name = file.stem if isinstance(node, ast.Module) else node.name
-                yield Described(f"{file}:{getattr(node, 'lineno', 1)} {name}", name, node, text)
-
-
-def is_property(node: Definition) -> bool:
-    """Says whether a function is a property, which callers read like an attribute."""
-    return any("property" in ast.unparse(decorator) for decorator in node.decorator_list)
-
-
-def opens_with_a_verb(text: str) -> bool:
-    """Says whether a text opens with a verb in the third person, as far as the first word's letters show.
-
-    >>> opens_with_a_verb("Returns a name."), opens_with_a_verb("The name."), opens_with_a_verb("Names of files.")
-    (True, False, False)
-    """
-    return re.match(r"[A-Z][a-z]+s\b(?! (of|whose)\b)", text) is not None
-
-
-# "What passes between the layers" names nothing: a reader who sees the sentence alone must know its subject.
-OPENS_BADLY = re.compile(r"(Who|What|Whoever|Those|That|Of)\b")
-
-
-def test_a_docstring_names_its_subject() -> None:
-    faultless(
-        f"{one.place} opens with {found[0]!r}"
-        for one in described(PLAIN_WORDS + python_files("tests"))
-        if (found := OPENS_BADLY.match(one.text))
-    )
-
-
-def rust_openings(source: str) -> Iterator[tuple[int, str]]:
-    """Yields the line number and the text of each line that opens a paragraph of a Rust doc comment.
-
-    >>> list(rust_openings("/// Of a row.\\n/// Of two.\\n///\\n/// What.\\nstruct A; // Of\\n//! That."))
-    [(1, 'Of a row.'), (4, 'What.'), (6, 'That.')]
-    """
-    before = ""
-    for number, line in enumerate(source.splitlines(), 1):
-        comment = re.match(r"\s*//[/!] ?(.*)", line)
-        text = comment[1].strip() if comment else ""
-        if text and not before:
-            yield number, text
-        before = text
-
-
-def test_a_rust_doc_comment_names_its_subject() -> None:
-    files = sorted(file for file in tracked_files() if file.suffix == ".rs")
-    assert files
-    faultless(
-        f"{file.relative_to(ROOT)}:{number} opens with {found[0]!r}"
-        for file in files
-        for number, text in rust_openings(file.read_text())
-        if (found := OPENS_BADLY.match(text))
-    )
-
-
-def test_a_docstring_is_more_than_a_reference() -> None:
-    faultless(f"{one.place} opens with 'See'" for one in described(PLAIN_WORDS) if re.match(r"See\b", one.text))
-
-
-def test_a_class_says_what_it_is_before_its_docstring_has_a_section() -> None:
-    section = re.compile(r"(Attributes|Args|Raises|Returns|Yields|Concurrency|Examples?|Source):")
-    faultless(
-        f"{one.place} opens with the section {found[0]!r}"
-        for one in described(PLAIN_WORDS)
-        if isinstance(one.node, ast.ClassDef) and (found := section.match(one.text))
-    )
-
-
-def test_a_functions_docstring_opens_with_a_verb() -> None:
-    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
-    faultless(
-        f"{one.place} opens with {one.text.split()[0]!r}"
-        for one in described(file for file in PLAIN_WORDS if file.parent != ATTACKS)
-        if isinstance(one.node, functions) and not is_property(one.node) and not opens_with_a_verb(one.text)
-    )
-
-
-def test_no_two_names_have_the_same_first_line() -> None:
-    # Methods with the same name may share a first line, because they do the same in several classes.
-    found: dict[str, dict[str, str]] = {}
-    for one in described(PLAIN_WORDS):
-        found.setdefault(one.text.splitlines()[0], {}).setdefault(one.name, one.place)
-    faultless(f"{', '.join(places.values())}: {line!r}" for line, places in found.items() if len(places) > 1)
-
-
-def test_every_other_file_says_what_it_is_for() -> None:
-    files = python_files("tests", "loadtest", "examples", ".ci")
-    faultless(f"{file} has no docstring" for file in files if not ast.get_docstring(tree(file)))
-
-
 def test_every_error_has_its_own_row_on_both_wires() -> None:
     # Each class needs an entry of its own; the entry of a base class does not count.
     faultless(f"{cls.__name__} has no status of HTTP" for cls in leaves() if not 400 <= HTTP_STATUS.get(cls, 0) < 600)
@@ -719,48 +532,3 @@ def test_the_server_starts_without_tensorflow() -> None:
     )
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
-
-
-def tracked_files() -> list[Path]:
-    """Returns the files of the repository that git tracks or would add."""
-    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    if result.returncode:
-        pytest.skip("not a git checkout")
-    return [ROOT / name for name in result.stdout.split("\0") if name and (ROOT / name).is_file()]
-
-
-# The patterns are written in pieces, so that this file does not match them itself.
-MACHINE_PATHS = re.compile(
-    rb"(?<![\w.])/(" + rb"|".join([rb"ho" + rb"me", rb"ro" + rb"ot", rb"Us" + rb"ers", rb"wo" + rb"rk"]) + rb")/\w"
-)
-REGISTRY_HOSTS = re.compile(
-    b"|".join(
-        [
-            b"files\\.python" + b"hosted",
-            b"py" + b"pi\\.org",
-            b"registry-1\\." + b"docker",
-            b"registry\\.npm" + b"js",
-            b"gh" + b"cr\\.io",
-        ]
-    )
-)
-
-
-def test_no_file_holds_a_path_of_a_machine() -> None:
-    found = ((file, MACHINE_PATHS.search(file.read_bytes())) for file in tracked_files())
-    faultless(f"{file.relative_to(ROOT)} holds {match.group(0)!r}" for file, match in found if match)
-
-
-def test_no_file_names_a_package_registry() -> None:
-    found = ((file, REGISTRY_HOSTS.search(file.read_bytes())) for file in tracked_files())
-    faultless(f"{file.relative_to(ROOT)} names {match.group(0)!r}" for file, match in found if match)
-
-
-def test_the_lock_file_pins_versions_and_no_places() -> None:
-    lines = (ROOT / "requirements.lock").read_text().splitlines()
-    pins = [line for line in lines if line.strip() and not line.lstrip().startswith("#")]
-    assert pins
-    for line in pins:
-        assert re.match(r"^[A-Za-z0-9._-]+(\[[a-z,]+\])?==[^\s;]+( *;.*)?$", line), line
-        assert "://" not in line

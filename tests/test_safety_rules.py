@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.test_house_rules import faultless, imports, python_files, tree
+from tests.source_files import faultless, imports, python_files, tree
 
 # Functions and modules that run code which is hidden in the data they read.
 _RUNS_DATA = {"pickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "jsonpickle", "yaml", "code"}

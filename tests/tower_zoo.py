@@ -19,6 +19,7 @@ from service.types import Array
 Request = dict[str, Array]
 SIGNATURE = "serving_default"
 NUM_KEYS = 50
+ZOO_ROWS = 60
 
 
 class ZooModel(NamedTuple):
@@ -33,10 +34,10 @@ class ZooModel(NamedTuple):
     request: Callable[[int, int, np.random.Generator], Request]
 
 
-def write_zoo_model(tf: Any, name: str, folder: Path, size: int) -> Path:
-    """Writes version 1 of a model whose tables have `size` rows, below a folder; returns the version's folder."""
+def write_zoo_model(tf: Any, name: str, folder: Path) -> Path:
+    """Writes version 1 of a model whose tables have ZOO_ROWS rows, below a folder; returns the version's folder."""
     module = tf.Module()
-    function, specs = ZOO[name].build(tf, module, size)
+    function, specs = ZOO[name].build(tf, module, ZOO_ROWS)
     signature = tf.function(function, input_signature=specs, autograph=False)
     version = folder / "1"
     tf.saved_model.save(module, str(version), signatures={SIGNATURE: signature})

@@ -19,6 +19,7 @@ Source: tensorflow/core/lib/io/table_builder.cc, tensorflow/core/util/tensor_bun
 from __future__ import annotations
 
 import json
+import os
 import struct
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -116,6 +117,15 @@ def write_toy_model(
         edit_manifest(manifest)
     (folder / MANIFEST).write_text(json.dumps(manifest))
     return folder
+
+
+def add_filler(folder: Path, num_bytes: int) -> Path:
+    """Adds a file of random bytes to a version and to the manifest's list of files; returns the file's path."""
+    filler = folder / "assets" / "filler"
+    filler.parent.mkdir(exist_ok=True)
+    filler.write_bytes(os.urandom(num_bytes))
+    rewrite_manifest(folder, lambda manifest: manifest["files"].update({"assets/filler": num_bytes}))
+    return filler
 
 
 def rewrite_manifest(folder: Path, edit: Callable[[dict[str, Any]], None]) -> None:

@@ -19,8 +19,8 @@ from loadtest.attacks.targets import Target
 _READ_BYTES = 1 << 18
 _KEPT_BYTES = 1 << 12
 # After an attack, the attacker reads the server's last bytes, such as a GOAWAY, until no byte comes for _LAST_WORD_S,
-# and at most for _LAST_WORDS_S.
-_LAST_WORD_S, _LAST_WORDS_S = 0.3, 10.0
+# and at most for the time of the attack and _LAST_WORDS_S.
+_LAST_WORD_S, _LAST_WORDS_S = 0.3, 2.0
 # The attacker's nice value, so that the victim's process runs first if both share a processor.
 _NICENESS = 10
 
@@ -128,12 +128,12 @@ class Conn:
         self.closed = "reset" if how in ("ConnectionResetError", "BrokenPipeError") else how
         self.closed_after_s = time.monotonic() - self._opened_s
 
-    def last_word(self) -> None:
-        """Reads the last bytes that the server sent, such as a GOAWAY after answers that were not read."""
+    def last_word(self, attack_s: float) -> None:
+        """Reads the last bytes that the server sends after an attack, such as a GOAWAY after answers not read."""
         was = self.closed, self.closed_after_s
         # Read on even if the connection was reset: bytes that arrived before the reset may still be readable.
         self.closed = ""
-        end_s = time.monotonic() + _LAST_WORDS_S
+        end_s = time.monotonic() + _LAST_WORDS_S + attack_s
         while not self.closed and time.monotonic() < end_s and select.select([self], [], [], _LAST_WORD_S)[0]:
             self.read()
         if was[0]:
@@ -149,7 +149,7 @@ class Attacker:
 
     def __init__(self, target: Target, seconds: float) -> None:
         self.target = target
-        self._seconds = seconds
+        self.seconds = seconds
         self.end_s = time.monotonic() + seconds
         self._conns: list[Conn] = []
         self._failed: Counter[str] = Counter()
@@ -167,7 +167,7 @@ class Attacker:
         """
         target = self.target
         if not self._conns and not self._failed:
-            self.end_s = time.monotonic() + self._seconds
+            self.end_s = time.monotonic() + self.seconds
         try:
             if is_raw:
                 sock = socket.create_connection((target.host, target.port), 5)
@@ -198,7 +198,7 @@ class Attacker:
             return
         conn.send(pieces, self.end_s, reads=reads)
         conn.wait(self.end_s, reads=reads)
-        conn.last_word()
+        conn.last_word(self.seconds)
 
     def again_and_again(self, request: bytes) -> None:
         """Sends the same request on one new connection after another, and reads the start of each answer."""

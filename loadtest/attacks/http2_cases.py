@@ -258,7 +258,7 @@ def slow_read(attacker: Attacker) -> None:
         for _ in itertools.count()
     )
     conn.send(grants, attacker.end_s, pause_s=_SLOW_STEP_S)
-    conn.last_word()
+    conn.last_word(attacker.seconds)
 
 
 def byte_windows(attacker: Attacker) -> None:
@@ -271,7 +271,7 @@ def zero_window(attacker: Attacker) -> None:
     """Sends requests for answers of megabytes on 100 streams whose windows are 0, so the server can send nothing."""
     conn, _ = _waiting(attacker, is_large=True)
     conn.wait(attacker.end_s)
-    conn.last_word()
+    conn.last_word(attacker.seconds)
 
 
 def half_requests(attacker: Attacker) -> None:
@@ -386,7 +386,7 @@ def _calls(attacker: Attacker, call: Callable[[int], bytes]) -> None:
             begun += free
         else:
             conn.wait(min(time.monotonic() + 0.001, attacker.end_s))
-    conn.last_word()
+    conn.last_word(attacker.seconds)
 
 
 def _body(attacker: Attacker, stream: int, message: bytes | None = None) -> bytes:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from loadtest.bench import foreign_model, report
 from loadtest.bench.artifact import prepared
-from loadtest.bench.cases import cases
+from loadtest.bench.cases import cases, models_of
 from loadtest.bench.rounds import Measured, Options, Place, can_run, measure, write_answers
 from loadtest.bench.start import measure_starts
 from loadtest.bench.workloads import FULL, TINY, Data
@@ -48,8 +48,8 @@ def main(arguments: list[str] | None = None) -> int:
     if wanted:
         _say("preparing the models ...")
         places = {False: Place(folder, data)}
-        if any(not case.is_foreign for case in wanted):
-            prepared(folder / "models", size)
+        if own := [case for case in wanted if not case.is_foreign]:
+            prepared(folder / "models", size, models_of(own))
             write_answers(folder / "answers", data)
         if any(case.is_foreign for case in wanted):
             places[True] = _foreign(options.folder, "quick" if options.quick and not options.tiny else size)

@@ -1,6 +1,6 @@
 """Exports the benchmark's model: with a manifest by model_export, and as plain SavedModels for TensorFlow alone.
 
-python -m loadtest.bench.artifact FOLDER full|small|tiny
+python -m loadtest.bench.artifact FOLDER full|small|tiny MODEL...
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +38,11 @@ is_ragged = true
 """
 
 
-def prepared(folder: Path, sizes: str) -> Path:
-    """Returns the folder of the models; a child process exports the models that do not exist yet."""
-    if not (folder / "done").exists():
-        command = [sys.executable, "-m", "loadtest.bench.artifact", str(folder), sizes]
+def prepared(folder: Path, sizes: str, models: Iterable[str] = ("model",)) -> Path:
+    """Returns the folder of the models; a child process exports the named models that do not exist yet."""
+    missing = [name for name in models if not (folder / name / "1").exists()]
+    if missing:
+        command = [sys.executable, "-m", "loadtest.bench.artifact", str(folder), sizes, *missing]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
         if done.returncode:
             raise RuntimeError(f"the export failed:\n{done.stdout}{done.stderr}")
@@ -48,23 +50,23 @@ def prepared(folder: Path, sizes: str) -> Path:
 
 
 def main() -> None:
-    """Exports those models that do not exist in the folder yet."""
+    """Exports the named models into the folder, all in this process, which imports TensorFlow once."""
+    from model_export import adopt
+
     folder = Path(sys.argv[1])
     folder.mkdir(parents=True, exist_ok=True)
     data = Data({"full": FULL, "small": SMALL, "tiny": TINY}[sys.argv[2]])
-    for name, signatures in MODELS.items():
-        if (folder / name / "1").exists():
-            continue
-        if name.startswith("model"):
-            with tempfile.TemporaryDirectory(dir=folder) as scratch:
-                _save(data, Path(scratch) / "saved", signatures)
-                spec = _with_vocabularies(data, Path(scratch)) if name == "model_keys" else _SPEC
-                (Path(scratch) / "spec.toml").write_text(spec)
-                command = [sys.executable, "-m", "model_export", "adopt", f"{scratch}/saved"]
-                subprocess.run([*command, f"--spec={scratch}/spec.toml", f"--out={folder / name}"], check=True)
-        else:
-            _save(data, folder / name / "1", signatures)
-    (folder / "done").touch()
+    for name in sys.argv[3:]:
+        with tempfile.TemporaryDirectory(dir=folder) as scratch:
+            saved = Path(scratch) / "saved"
+            _save(data, saved, MODELS[name])
+            if name.startswith("model"):
+                spec = Path(scratch) / "spec.toml"
+                spec.write_text(_with_vocabularies(data, Path(scratch)) if name == "model_keys" else _SPEC)
+                adopt(saved, spec, folder / name)
+            else:
+                (folder / name).mkdir(exist_ok=True)
+                saved.rename(folder / name / "1")
 
 
 def _with_vocabularies(data: Data, folder: Path) -> str:

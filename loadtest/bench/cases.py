@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,12 +54,20 @@ class Ratio:
     at_least: float
 
 
-def _service(model: str, *flags: str) -> Start:
-    def start(folder: Path, cores: frozenset[int]) -> Server:
-        where = (f"--model_name={MODEL}", f"--model_base_path={folder / 'models' / model}")
-        return Service(cores, (*where, *flags))
+@dataclass(frozen=True, slots=True)
+class StartService:
+    """Function that starts the service on one of the benchmark's models."""
 
-    return start
+    model: str
+    flags: tuple[str, ...]
+
+    def __call__(self, folder: Path, cores: frozenset[int]) -> Server:
+        where = (f"--model_name={MODEL}", f"--model_base_path={folder / 'models' / self.model}")
+        return Service(cores, (*where, *self.flags))
+
+
+def _service(model: str, *flags: str) -> StartService:
+    return StartService(model, flags)
 
 
 def _baseline(module: str, *more: str) -> Start:
@@ -100,6 +108,12 @@ FLAGS_NEEDED = {
 }
 NEED_CARGO = ("hyper constant, gRPC", "hyper constant, JSON")
 ENCODE_ALONE = "orjson alone"
+
+
+def models_of(wanted: Iterable[Case]) -> set[str]:
+    """Returns the names of the models that the service serves in some cases."""
+    starts = (SERVERS[case.server] for case in wanted)
+    return {start.model for start in starts if isinstance(start, StartService)}
 
 
 def cases() -> Iterator[Case]:

@@ -97,32 +97,28 @@ JSON = Wire(False, lambda _: f"/v1/models/{MODEL}:predict", _encode_json, _decod
 
 
 def prepare(folder: Path, sizes: str) -> None:
-    """Builds the foreign model and adopts it, in child processes, unless the folder has both versions already."""
-    if not (folder / WHOLE / "1").exists():
-        _run("loadtest.bench.foreign_model", str(folder), sizes)
+    """Builds the foreign model and adopts it, in a child process, unless the folder has both versions already."""
     if not (folder / ADOPTED / "1").exists():
-        _run("model_export", "adopt", str(folder / WHOLE / "1"), f"--out={folder / ADOPTED}")
-
-
-def _run(module: str, *arguments: str) -> None:
-    done = subprocess.run([sys.executable, "-m", module, *arguments], cwd=ROOT, capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(f"{module} failed:\n{done.stdout}{done.stderr}")
+        command = [sys.executable, "-m", "loadtest.bench.foreign_model", str(folder), sizes]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        if done.returncode:
+            raise RuntimeError(f"the foreign model failed:\n{done.stdout}{done.stderr}")
 
 
 def main() -> None:
-    """Builds the foreign model in this process, which imports TensorFlow."""
+    """Builds and adopts the foreign model in this process, which imports TensorFlow once for both."""
+    from model_export import adopt
+
     folder, tables = Path(sys.argv[1]), SIZES[sys.argv[2]].tables
     rows = {USERS: tables["user"][0], ITEMS: tables["item"][0], TAGS: tables["tag"][0]}
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        peer(Path(scratch) / "1", rows.__getitem__)
-        (Path(scratch) / "1").rename(_made(folder / WHOLE) / "1")
-
-
-def _made(folder: Path) -> Path:
-    folder.mkdir(exist_ok=True)
-    return folder
+    whole = folder / WHOLE / "1"
+    if not whole.exists():
+        with tempfile.TemporaryDirectory(dir=folder) as scratch:
+            peer(Path(scratch) / "1", rows.__getitem__)
+            whole.parent.mkdir(exist_ok=True)
+            (Path(scratch) / "1").rename(whole)
+    adopt(whole, out=folder / ADOPTED)
 
 
 if __name__ == "__main__":

@@ -156,7 +156,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     models = options.folder / "full" / "models"
     models.mkdir(parents=True, exist_ok=True)
-    prepared(models, "full")
+    prepared(models, "full", ("model", "model_keys"))
     cores = sorted(os.sched_getaffinity(0))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -20,7 +20,7 @@ from pathlib import Path
 from loadtest.network_hosts import can_make_hosts
 from loadtest.replicas.faults import FAULTS, roll_out_version, rolling_restart
 from loadtest.replicas.fleet import Fleet, balancers, fleet
-from loadtest.replicas.load import Load, Tally
+from loadtest.replicas.load import PERIOD_S, Load, Tally
 
 Show = Callable[[str, str, dict[str, Tally]], None]
 # Faults that an operator plans; no client may notice them.
@@ -29,15 +29,21 @@ _QUIET = "no fault"
 
 
 def run(
-    faults: Sequence[Callable[[Fleet], None]], balancer: str, seconds: float, show: Show, settled_s: float = 5.0
+    faults: Sequence[Callable[[Fleet], None]],
+    balancer: str,
+    seconds: float,
+    show: Show,
+    settled_s: float = 5.0,
+    period_s: float = PERIOD_S,
 ) -> None:
     """Runs faults one after another; calls `show` with the balancer, the fault, and the counts by wire.
 
     settled_s: the pause after a fault. Requests under way still count for this fault. Clients wait longer after each
     failed connection; they must connect again before the next fault, so that it hits a replica with requests.
+    period_s: the time from one request of a client to its next one.
     """
     with tempfile.TemporaryDirectory() as folder, fleet(Path(folder), balancer, seconds) as present:
-        with Load(present.grpc, present.http) as load:
+        with Load(present.grpc, present.http, period_s) as load:
             # The first requests open connections, and so are slower: do not count them.
             time.sleep(1)
             tallies = load.renew()

@@ -13,6 +13,7 @@ import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -41,6 +42,7 @@ def until(holds: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
+@cache
 def user_rows(version: int) -> np.ndarray:
     """Returns the rows of the table `user` in a version, float32 [5, 2]; each version has other rows."""
     return toy_tables(version)["user"]

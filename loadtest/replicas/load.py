@@ -20,7 +20,8 @@ from loadtest.replicas.fleet import MODEL, user_rows
 from loadtest.wire import PREDICT_METHOD, message_classes, predict_request
 
 _CLIENTS = 4
-_PERIOD_S = 0.02
+# Time from one request of a client to its next one.
+PERIOD_S = 0.02
 _NUM_IDS = 20
 # Longest time of a call, all of its attempts together.
 _TIMEOUT_S = 5.0
@@ -73,8 +74,9 @@ class Load:
     tallies: wire -> its counts since renew() was called last.
     """
 
-    def __init__(self, grpc_target: str, http_url: str) -> None:
+    def __init__(self, grpc_target: str, http_url: str, period_s: float = PERIOD_S) -> None:
         """Makes clients that call over gRPC and, unless http_url is "", clients that call over HTTP."""
+        self._period_s = period_s
         self._wires = {"gRPC": lambda: _grpc_lookups(grpc_target)}
         if http_url:
             self._wires["HTTP"] = lambda: _http_lookups(http_url)
@@ -105,7 +107,7 @@ class Load:
     def _run(self, wire: str, number: int) -> None:
         source = random.Random(number)
         look_up = self._wires[wire]()
-        self._is_over.wait(number * _PERIOD_S / _CLIENTS)
+        self._is_over.wait(number * self._period_s / _CLIENTS)
         while not self._is_over.is_set():
             ids = [source.randrange(5) for _ in range(_NUM_IDS)]
             tally, begin_s = self.tallies[wire], time.monotonic()
@@ -126,7 +128,7 @@ class Load:
                     tally.seconds.append(end_s - begin_s)
                     tally.versions[version] += 1
                     tally.wrong += not np.array_equal(rows, user_rows(version)[ids])
-            self._is_over.wait(max(0.0, begin_s + _PERIOD_S - end_s))
+            self._is_over.wait(max(0.0, begin_s + self._period_s - end_s))
 
 
 def _grpc_lookups(target: str) -> Callable[[list[int]], tuple[int, np.ndarray]]:

@@ -48,8 +48,9 @@ def _documented(place: Place, verb: str, path: str, query: str) -> str:
         return _get_text(place, url)
     if verb == "get":
         status, answer = _curl(place, url)
-        # The HTTP status 202 is right for :projection: the server computes the map of a table in the background.
-        require(status == 200 or (status == 202 and ":projection" in path), f"{status}: {answer}")
+        # The HTTP status 202 is right for these paths: the server computes a map and its colours in the background.
+        is_computed = path.endswith((":projection", ":drift", ":keys"))
+        require(status == 200 or (status == 202 and is_computed), f"{status}: {answer}")
         return json.dumps(answer)
     kind = path.rpartition(":")[2]
     body = _body(place, kind)

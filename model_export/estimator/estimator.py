@@ -15,6 +15,7 @@ from typing import Any
 
 from model_export.distribution.cluster import number_of_processes
 from model_export.distribution.failures import named_failures
+from model_export.environment import tf_config
 from model_export.estimator import checkpoints, session_evaluation, session_prediction, session_training
 from model_export.estimator.call_arguments import check_model_fn
 from model_export.estimator.mirrored_workers import MirroredWorkers
@@ -25,7 +26,7 @@ from model_export.estimator.run_config import InputPipelineConfig, RunConfig, ch
 from model_export.estimator.training_processes import OneProcess
 from model_export.estimator.warm_start import warm_start_settings
 from model_export.spec.embedding_config_spec import EmbeddingConfigSpec
-from model_export.tensorflow_setup import tf, tf_config
+from model_export.tensorflow_setup import tf
 
 _RESERVED_PARAMS = ("batch_size", "context")
 

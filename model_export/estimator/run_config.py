@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 
 from model_export.distribution.cluster import ClusterTask, Distribution, lists_parameter_servers
-from model_export.tensorflow_setup import tf, tf_config
+from model_export.environment import tf_config
+from model_export.tensorflow_setup import tf
 
 _UNSET: Any = object()
 _LOOP = re.compile(r"[1-9]\d*[smh]?")

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from tests.integration.process import ServerProcess
+from tests.conftest import MakeOnce
+from tests.integration.process import ROOT, ServerProcess, environment
+from tests.integration.s3_server import BUCKET, S3Server
+from tests.integration.store_proxy import StoreProxy
 from tests.toy_model import write_toy_model
 
 Serve = Callable[..., ServerProcess]
+# The largest number of rows of one request to the padded lookups of the demo's model.
+DEMO_ROWS = 8
 
 
 @pytest.fixture
@@ -36,6 +43,67 @@ def serve(base: Path) -> Iterator[Serve]:
             return stack.enter_context(ServerProcess(*flags, **(given | settings)))
 
         yield start
+
+
+@pytest.fixture(scope="session")
+def demo_model(make_once: MakeOnce) -> Path:
+    """Makes a model folder with the command that `make demo` runs, but a small one; tests must not change the files."""
+
+    def write(folder: Path) -> None:
+        command = [sys.executable, "-m", "model_export", "demo", "--dataset=synthetic", "--epochs=1"]
+        command += [f"--out={folder}", f"--batch_sizes=1,{DEMO_ROWS}"]
+        done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    return make_once("demo-model", write)
+
+
+@pytest.fixture(scope="session")
+def moto() -> Iterator[S3Server]:
+    """Starts one S3 server for all tests of a worker process."""
+    server = S3Server()
+    yield server
+    server.kill()
+
+
+@pytest.fixture
+def s3(moto: S3Server) -> S3Server:
+    """Returns the S3 server, with an empty bucket."""
+    moto.empty()
+    return moto
+
+
+@pytest.fixture
+def proxy(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[StoreProxy]:
+    """Starts a proxy before the S3 server; environment variables lead the store's clients to the proxy."""
+    proxy = StoreProxy(s3.port)
+    for name, value in s3.variables(proxy.url).items():
+        monkeypatch.setenv(name, value)
+    yield proxy
+    proxy.close()
+
+
+@pytest.fixture
+def uri() -> str:
+    """Returns a place in the S3 server's bucket."""
+    return f"s3://{BUCKET}/toy"
+
+
+@pytest.fixture
+def start(serve: Serve, tmp_path: Path, uri: str) -> Serve:
+    """Returns a function that starts a server over the place in the store."""
+
+    def start(**settings: object) -> ServerProcess:
+        given = {
+            "model_base_path": uri,
+            "store_cache_dir": tmp_path / "cache",
+            "store_poll_wait_seconds": 0.2,
+            "first_loads_timeout_s": 0.5,
+            "max_num_load_retries": 1000,
+        }
+        return serve(**(given | settings))
+
+    return start
 
 
 def add_version(base: Path, version: int, **options: object) -> Path:

@@ -44,7 +44,7 @@ PREDICT = LOOKUP.replace(b":lookup", b":predict")
 TIMEOUT_S = 0.3
 # How long an attack lasts. A busy machine leaves the attacker little time to send what the server must react to, so an
 # attack that had no effect is made again, each time for longer.
-ATTACK_S = (0.6, 2.4, 9.6, 38.4)
+ATTACK_S = (0.4, 1.6, 6.4, 25.6)
 # Far beyond measured values, because the allocator keeps some of the memory that the server frees.
 LEFT_MIB = 64.0
 

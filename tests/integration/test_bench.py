@@ -38,7 +38,7 @@ CASES = [
 
 def test_a_run_has_a_row_for_each_case(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "results.json"
-    arguments = ["--tiny", "--rounds=2", "--seconds=0.2", "--connections=4", f"--folder={tmp_path}", f"--out={out}"]
+    arguments = ["--tiny", "--rounds=2", "--seconds=0.1", "--connections=4", f"--folder={tmp_path}", f"--out={out}"]
     assert main([*arguments, *(f"--only={name}" for name in CASES)]) == 0
     text = capsys.readouterr().out
     for name in CASES:

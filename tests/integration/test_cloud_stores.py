@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ from tests.integration.cloud_emulators import BUCKET, EMULATORS, Azurite, FakeGc
 from tests.integration.conftest import Serve
 from tests.integration.process import ServerProcess, until
 from tests.integration.store_proxy import Fault, StoreProxy
-from tests.toy_model import rewrite_manifest, write_toy_model
+from tests.toy_model import add_filler, write_toy_model
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("obstore") is None, reason="obstore is not installed")
 # Size of an object that the server reads in three parts.
@@ -50,17 +49,6 @@ def uri(store: Store, tmp_path: Path) -> str:
     return f"{store.SCHEME}://{BUCKET}/{tmp_path.name}"
 
 
-@pytest.fixture
-def start(serve: Serve, tmp_path: Path, uri: str) -> Callable[..., ServerProcess]:
-    """Starts a server over the store."""
-
-    def start(**settings: object) -> ServerProcess:
-        given = {"model_base_path": uri, "store_cache_dir": tmp_path / "cache", "store_poll_wait_seconds": 0.2}
-        return serve(**(given | {"first_loads_timeout_s": 0.5, "max_num_load_retries": 1000} | settings)).answering()
-
-    return start
-
-
 def fill(store: Store, folder: Path, prefix: str) -> int:
     """Uploads a version's files; returns their bytes."""
     paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
@@ -79,18 +67,16 @@ def problem(server: ServerProcess) -> str:
 
 
 def test_a_version_is_fetched_resumed_after_a_cut_and_not_fetched_again(
-    store: Store, proxy: StoreProxy, start: Callable[..., ServerProcess], tmp_path: Path
+    store: Store, proxy: StoreProxy, start: Serve, tmp_path: Path
 ) -> None:
     first, second = tmp_path / "1", tmp_path / "2"
     write_toy_model(first)
     fill(store, first, f"{tmp_path.name}/1")
-    server = start()
+    server = start().answering()
     until(lambda: server.tells({"user": [1]}, {"user": [[1, 10]]}))
     before = read_bytes(server)
     write_toy_model(second, scale=2)
-    (second / "assets").mkdir(exist_ok=True)
-    (second / "assets" / "filler").write_bytes(os.urandom(FILLER_BYTES))
-    rewrite_manifest(second, lambda manifest: manifest["files"].update({"assets/filler": FILLER_BYTES}))
+    filler = add_filler(second, FILLER_BYTES)
 
     asked = itertools.count()
 
@@ -106,10 +92,10 @@ def test_a_version_is_fetched_resumed_after_a_cut_and_not_fetched_again(
     until(lambda: server.tells({"user": [1]}, {"user": [[2, 20]]}))
     assert read_bytes(server) - before == size, "no byte was written twice"
     (folder,) = [path for path in (tmp_path / "cache").iterdir() if path.is_dir()]
-    assert (folder / "2" / "assets" / "filler").read_bytes() == (second / "assets" / "filler").read_bytes()
+    assert (folder / "2" / "assets" / "filler").read_bytes() == filler.read_bytes()
     server.signal(15)
     server.exit_code()
-    again = start()
+    again = start().answering()
     until(lambda: again.tells({"user": [1]}, {"user": [[2, 20]]}))
     assert read_bytes(again) == 0
     assert "very-secret" not in server.text() + again.text()
@@ -118,13 +104,13 @@ def test_a_version_is_fetched_resumed_after_a_cut_and_not_fetched_again(
 def test_what_is_wrong_is_said_in_one_line_without_secrets(
     store: Store,
     proxy: StoreProxy,
-    start: Callable[..., ServerProcess],
+    start: Serve,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     write_toy_model(tmp_path / "1")
     fill(store, tmp_path / "1", f"{tmp_path.name}/1")
-    server = start()
+    server = start().answering()
     until(lambda: server.tells({"user": [1]}, {"user": [[1, 10]]}))
 
     def busy(method: str, path: str, query: dict[str, list[str]]) -> Fault | None:
@@ -140,31 +126,29 @@ def test_what_is_wrong_is_said_in_one_line_without_secrets(
     until(lambda: problem(server) == "")
     if isinstance(store, Azurite):
         # fake-gcs-server answers 500 for a missing bucket and judges no credentials.
-        missing = start(model_base_path="az://nobody/toy", store_cache_dir=tmp_path / "missing")
+        missing = start(model_base_path="az://nobody/toy", store_cache_dir=tmp_path / "missing").answering()
         until(lambda: problem(missing) != "")
         assert problem(missing) == "there is no such bucket"
         for name, value in store.wrong_variables(proxy.url, tmp_path).items():
             monkeypatch.setenv(name, value)
-        denied = start(store_cache_dir=tmp_path / "denied")
+        denied = start(store_cache_dir=tmp_path / "denied").answering()
         until(lambda: problem(denied) != "")
         assert problem(denied).startswith("the store denies access: ") and "\n" not in problem(denied)
         assert "very-secret" not in denied.text()
 
 
 def test_a_version_is_written_into_the_store(
-    store: Store, proxy: StoreProxy, uri: str, start: Callable[..., ServerProcess], tmp_path: Path
+    store: Store, proxy: StoreProxy, uri: str, start: Serve, tmp_path: Path
 ) -> None:
     if not store.CAN_WRITE:
         pytest.skip(f"{store.PROGRAM} takes no writes of the XML interface")
     version = tmp_path / "4"
     write_toy_model(version)
-    (version / "assets").mkdir(exist_ok=True)
-    (version / "assets" / "filler").write_bytes(os.urandom(FILLER_BYTES))
-    rewrite_manifest(version, lambda manifest: manifest["files"].update({"assets/filler": FILLER_BYTES}))
+    add_filler(version, FILLER_BYTES)
     assert main(["upload", str(version), "--out", uri]) == 0
     puts = [one.path for one in proxy.requests if one.method == "PUT"]
     assert puts[0].endswith("4/assets.extra/lookup_manifest.json") and puts[-1].endswith("4/saved_model.pb")
     write_toy_model(tmp_path / "other" / "4", scale=2)
     assert main(["upload", str(tmp_path / "other" / "4"), "--out", uri]) == 1
-    server = start()
+    server = start().answering()
     until(lambda: server.tells({"user": [1]}, {"user": [[1, 10]]}))

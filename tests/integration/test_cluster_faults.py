@@ -21,7 +21,7 @@ def test_faults_under_load_give_no_wrong_row() -> None:
         cluster_faults.change_password,
         cluster_faults.flip_version,
     ]
-    cluster_faults.run(chosen, 60_000, 2.0, found.__setitem__)
+    cluster_faults.run(chosen, 60_000, 1.0, found.__setitem__, settled_s=0.5)
     assert [*found] == ["no fault", *(fault.__name__ for fault in chosen)]
     assert {name: tally.wrong_rows for name, tally in found.items()} == dict.fromkeys(found, 0)
     assert min(tally.requests for tally in found.values()) > 0
@@ -34,7 +34,9 @@ def test_faults_under_load_give_no_wrong_row() -> None:
 @pytest.mark.skipif(not can_make_hosts(), reason="network namespaces need root and `ip`: NO HOST WAS LOST")
 def test_lost_and_parted_hosts_under_load_give_no_wrong_row() -> None:
     found: dict[str, Tally] = {}
-    host_faults.run([host_faults.part_from_servers, host_faults.lose_host], 20_000, 2.0, found.__setitem__)
+    host_faults.run(
+        [host_faults.part_from_servers, host_faults.lose_host], 20_000, 1.0, found.__setitem__, settled_s=0.5
+    )
     assert [*found] == ["no fault", "part_from_servers", "lose_host"]
     assert {name: tally.wrong_rows for name, tally in found.items()} == dict.fromkeys(found, 0)
     assert min(tally.requests for tally in found.values()) > 0

@@ -15,7 +15,6 @@ from service.artifact.protos import message_class
 from tests.exposition import read_exposition
 from tests.integration.conftest import Serve
 from tests.integration.process import DATA_PLANES, ServerProcess, environment, until, unused_ports
-from tests.tower_model import write_tower_model
 from tests.toy_model import rewrite_manifest
 
 pytestmark = pytest.mark.tf
@@ -47,16 +46,10 @@ sys.meta_path.insert(0, Hold())
 """
 
 
-@pytest.fixture(scope="module")
-def tower(tf: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Version 1 of a model with lookups and predicts; not to be changed."""
-    return write_tower_model(tf, tmp_path_factory.mktemp("towers"))
-
-
 @pytest.fixture
-def models(tower: Path, tmp_path: Path) -> Path:
-    """A model folder with that version, to change."""
-    shutil.copytree(tower, tmp_path / "towers" / "1")
+def models(tower_version: Path, tmp_path: Path) -> Path:
+    """Makes a model folder, which tests may change, with a version that has lookups and predicts."""
+    shutil.copytree(tower_version, tmp_path / "towers" / "1")
     return tmp_path / "towers"
 
 
@@ -93,10 +86,10 @@ def lookup(server: ServerProcess, version: str = "") -> tuple[int, Any]:
     return answer.status_code, answer.json().get("embeddings") or answer.json()["error"]
 
 
-def predict(server: ServerProcess, path: str = "") -> tuple[int, Any]:
-    """Asks for the row of user 1 by a signature of the graph."""
+def predict(server: ServerProcess, model: str = "default") -> tuple[int, Any]:
+    """Asks for the row of user 1 by a signature of the graph; the model's name may have a version's path behind it."""
     answer = server.http.post(
-        f"/v1/models/default{path}:predict", json={"signature_name": "rows", "instances": [{"user": 1}]}
+        f"/v1/models/{model}:predict", json={"signature_name": "rows", "instances": [{"user": 1}]}
     )
     return answer.status_code, answer.json().get("predictions") or answer.json()["error"]
 
@@ -125,7 +118,7 @@ def test_lookups_are_answered_before_tensorflow_is_imported_and_predicts_when_it
     assert (ready.status_code, ready.json()["problems"]) == (503, {"default": LOADING})
     # Predicts are refused as if the version answered nothing.
     assert predict(server) == (503, f'Model "default" is not ready: {LOADING}')
-    assert predict(server, "/versions/1") == (404, "Servable not found for request: Specific(default, 1)")
+    assert predict(server, "default/versions/1") == (404, "Servable not found for request: Specific(default, 1)")
     assert server.http.get("/v1/models/default/metadata").status_code == 503
     assert server.http.get("/v2/models/default/ready").status_code == 503
     assert server.http.post("/v1/models/default/tables/user:rows", json={"ids": [1]}).status_code == 200
@@ -139,36 +132,7 @@ def test_lookups_are_answered_before_tensorflow_is_imported_and_predicts_when_it
     assert server.http.get("/readyz").status_code == 200
 
 
-@by_plane
-def test_early_lookups_can_be_turned_off(serve: Serve, models: Path, let_go: Callable[[], None], plane: str) -> None:
-    server = serve(
-        "--early_lookups=false",
-        model_base_path=models,
-        graph_signatures="auto",
-        data_plane=plane,
-        first_loads_timeout_s=0,
-    ).answering()
-    assert lookup(server) == (503, 'Model "default" is not ready: version 1 is LOADING')
-    let_go()
-    until(lambda: lookup(server) == (200, USER_1))
-    assert predict(server) == (200, USER_1["user"])
-
-
-def test_a_second_version_is_published_whole_or_not_at_all(serve: Serve, models: Path, tmp_path: Path) -> None:
-    server = serve(model_base_path=models, graph_signatures="auto", max_num_load_retries=0).ready()
-    draft = shutil.copytree(models / "1", tmp_path / "draft")
-    break_graph(draft)
-    draft.rename(models / "2")
-    seen = set()
-    while "END" not in states(server).get(2, ""):
-        seen.add((lookup(server, "/versions/2")[0], lookup(server)[0], predict(server)[0]))
-    assert seen == {(404, 200, 200)}
-    assert states(server) == {2: "END", 1: "AVAILABLE"}
-    assert (lookup(server), predict(server)) == ((200, USER_1), (200, USER_1["user"]))
-    assert [record for record in server.records if record["message"] == SHOWN and record["version"] == 2] == []
-
-
-def test_lookups_of_a_version_that_fails_go_with_it_and_do_not_come_back(
+def test_a_version_that_fails_answers_no_more_and_a_second_one_is_published_whole_or_not_at_all(
     serve: Serve, models: Path, tmp_path: Path, let_go: Callable[[], None]
 ) -> None:
     break_graph(models / "1")
@@ -188,23 +152,35 @@ def test_lookups_of_a_version_that_fails_go_with_it_and_do_not_come_back(
     break_graph(draft, mend=True)
     draft.rename(models / "2")
     until(lambda: predict(server) == (200, USER_1["user"]))
+    # While a version answers, no lookup is answered by a later version that is LOADING.
+    draft = shutil.copytree(models / "2", tmp_path / "draft")
+    break_graph(draft)
+    draft.rename(models / "3")
+    seen = set()
+    while "END" not in states(server).get(3, ""):
+        seen.add((lookup(server, "/versions/3")[0], lookup(server)[0], predict(server)[0]))
+    assert seen == {(404, 200, 200)}
+    assert states(server).items() >= {3: "END", 2: "AVAILABLE"}.items()
+    assert (lookup(server), predict(server)) == ((200, USER_1), (200, USER_1["user"]))
+    assert [record for record in server.records if record["message"] == SHOWN and record["version"] == 3] == []
 
 
 @by_plane
-def test_ports_open_when_the_model_has_loaded_and_the_end_does_not_wait_for_that(
-    serve: Serve, models: Path, let_go: Callable[[], None], plane: str
+def test_ports_open_when_models_have_loaded_without_early_lookups_and_the_end_does_not_wait_for_that(
+    serve: Serve, models: Path, tmp_path: Path, let_go: Callable[[], None], plane: str
 ) -> None:
     # Without a manifest all of it is a graph.
-    shutil.rmtree(models / "1" / "assets.extra")
+    graphs = shutil.copytree(models, tmp_path / "graphs")
+    shutil.rmtree(graphs / "1" / "assets.extra")
     http_port, grpc_port = unused_ports(2)
-    given: dict[str, Any] = {"model_base_path": models, "graph_signatures": "auto", "data_plane": plane}
+    given: dict[str, Any] = {"graph_signatures": "auto", "data_plane": plane}
     given |= {"rest_api_port": http_port, "port": grpc_port, "version_settle_s": 0}
 
     def is_open(port: int) -> bool:
         with socket.socket() as probe:
             return probe.connect_ex(("127.0.0.1", port)) == 0
 
-    server = serve(**given, first_loads_timeout_s=3600)
+    server = serve(**given, model_base_path=graphs, first_loads_timeout_s=3600)
     server.wait_for_log("models")
     assert not is_open(http_port) and not is_open(grpc_port)
     server.signal(signal.SIGTERM)
@@ -212,14 +188,20 @@ def test_ports_open_when_the_model_has_loaded_and_the_end_does_not_wait_for_that
     assert not [record for record in server.records if record["message"] == "listening"]
     server.signal(signal.SIGTERM)
     server.exit_code()
-    at_once = serve(**given, first_loads_timeout_s=0).answering()
+    at_once = serve("--early_lookups=false", **given, model_base_path=models, first_loads_timeout_s=0).answering()
     assert is_open(http_port) and is_open(grpc_port)
-    assert states(at_once) in ({1: "LOADING"}, {1: "START"})
+    until(lambda: lookup(at_once) == (503, 'Model "default" is not ready: version 1 is LOADING'))
+    assert states(at_once) == {1: "LOADING"}
     at_once.signal(signal.SIGKILL)
     at_once.exit_code()
-    server = serve(**given, first_loads_timeout_s=3600)
+    bases = {"default": models, "graph": graphs}
+    configs = (f'config {{ name: "{n}" base_path: "{b}" model_platform: "tensorflow" }}' for n, b in bases.items())
+    (tmp_path / "models.config").write_text(f"model_config_list {{ {' '.join(configs)} }}")
+    given |= {"model_base_path": "", "model_config_file": tmp_path / "models.config"}
+    server = serve("--early_lookups=false", **given, first_loads_timeout_s=3600)
     server.wait_for_log("models")
     assert not is_open(http_port) and not is_open(grpc_port)
     let_go()
     assert states(server.answering()) == {1: "AVAILABLE"}
-    assert predict(server) == (200, USER_1["user"])
+    assert lookup(server) == (200, USER_1)
+    assert predict(server) == predict(server, "graph") == (200, USER_1["user"])

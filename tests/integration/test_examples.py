@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,11 +16,15 @@ pytestmark = pytest.mark.tf
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model folder as `make demo` has it, but small."""
-    base = tmp_path_factory.mktemp("examples") / "models"
-    run("-m", "model_export", "demo", "--dataset=synthetic", "--epochs=1", "--batch_sizes=1,8", f"--out={base}")
-    return base
+def server(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """Starts a server with TensorFlow over the demo's model."""
+    config = tmp_path_factory.mktemp("examples") / "models.config"
+    model = f'name: "movielens" base_path: "{demo_model}" model_platform: "tensorflow"'
+    label = 'version_labels { key: "stable" value: 1 }'
+    config.write_text(f"model_config_list {{ config {{ {model} {label} }} }}")
+    settings = {"model_config_file": config, "graph_signatures": "auto"}
+    with ServerProcess("--allow_version_labels_for_unavailable_models", **settings) as server:
+        yield server.ready()
 
 
 def run(*arguments: str) -> str:
@@ -31,10 +36,10 @@ def run(*arguments: str) -> str:
     return done.stdout + done.stderr
 
 
-def test_every_request_of_the_demo_is_answered(base: Path) -> None:
+def test_every_request_of_the_demo_is_answered(demo_model: Path) -> None:
     port, rest_api_port = unused_ports(2)
     ports = (f"--port={port}", f"--rest_api_port={rest_api_port}")
-    shown = run("examples/demo.py", "--check", f"--model_base_path={base}", *ports)
+    shown = run("examples/demo.py", "--check", f"--model_base_path={demo_model}", *ports)
     assert '{"embeddings":{"genres":[[' in shown
     assert re.search(r'\{"rows":\[\[-?\d', shown)
     (over_http,) = re.findall(r'\{"predictions":\[([\d.]+),([\d.]+)\]\}', shown)
@@ -42,63 +47,54 @@ def test_every_request_of_the_demo_is_answered(base: Path) -> None:
     assert [float(x) for x in over_http] == pytest.approx([float(x) for x in over_grpc], rel=1e-6)
 
 
-def test_every_example_of_the_api_page_is_answered(base: Path, tmp_path: Path) -> None:
-    model = f'name: "movielens" base_path: "{base}" model_platform: "tensorflow"'
-    label = 'version_labels { key: "stable" value: 1 }'
-    (tmp_path / "models.config").write_text(f"model_config_list {{ config {{ {model} {label} }} }}")
-    settings = {"model_config_file": tmp_path / "models.config", "graph_signatures": "auto"}
-    tried = 0
-    with ServerProcess("--allow_version_labels_for_unavailable_models", **settings) as server:
-        http = server.ready().http
-        for path, methods in http.get("/openapi.json").json()["paths"].items():
-            for method, operation in methods.items():
-                url = path
-                for parameter in operation.get("parameters", ()):
-                    if parameter["in"] == "path":
-                        url = url.replace(f"{{{parameter['name']}}}", str(parameter["example"]))
-                queries = [one for one in operation.get("parameters", ()) if one["in"] == "query"]
-                params = {one["name"]: one["example"] for one in queries if "example" in one}
-                body = operation.get("requestBody")
-                examples = body["content"]["application/json"]["examples"].values() if body else [{"value": None}]
-                for example in examples:
-                    response = http.request(method, url, params=params, json=example["value"])
-                    if path.endswith((":classify", ":regress")):
-                        # The demo has no such signature; tests/conformance/ runs these on a model that has.
-                        assert response.status_code == 400, response.text
-                        continue
-                    # A thread computes the map of a table and its colours: ask until the answer is there.
-                    expected = (200, 202) if path.endswith((":projection", ":drift", ":keys")) else (200,)
-                    assert response.status_code in expected, f"{method} {url} {example['value']}: {response.text}"
-                    tried += 1
+def test_every_example_of_the_api_page_is_answered(server: ServerProcess) -> None:
+    http, tried = server.http, 0
+    for path, methods in http.get("/openapi.json").json()["paths"].items():
+        for method, operation in methods.items():
+            url = path
+            for parameter in operation.get("parameters", ()):
+                if parameter["in"] == "path":
+                    url = url.replace(f"{{{parameter['name']}}}", str(parameter["example"]))
+            queries = [one for one in operation.get("parameters", ()) if one["in"] == "query"]
+            params = {one["name"]: one["example"] for one in queries if "example" in one}
+            body = operation.get("requestBody")
+            examples = body["content"]["application/json"]["examples"].values() if body else [{"value": None}]
+            for example in examples:
+                response = http.request(method, url, params=params, json=example["value"])
+                if path.endswith((":classify", ":regress")):
+                    # The demo has no such signature; tests/conformance/ runs these on a model that has.
+                    assert response.status_code == 400, response.text
+                    continue
+                # A thread computes the map of a table and its colours: ask until the answer is there.
+                expected = (200, 202) if path.endswith((":projection", ":drift", ":keys")) else (200,)
+                assert response.status_code in expected, f"{method} {url} {example['value']}: {response.text}"
+                tried += 1
     assert tried > 40
 
 
-def test_the_load_test_counts_no_failure_on_either_wire(base: Path) -> None:
-    settings = {"model_base_path": base, "model_name": "movielens", "graph_signatures": "auto"}
-    with ServerProcess(**settings) as server:
-        server.ready()
-        summary = run(
-            "-m",
-            "locust",
-            "--locustfile=loadtest/locustfile.py",
-            "--headless",
-            "--only-summary",
-            "--exit-code-on-error=1",
-            "--users=4",
-            "--spawn-rate=4",
-            "--run-time=8s",
-            f"--host=http://127.0.0.1:{server.http_port}",
-            f"--grpc_host=127.0.0.1:{server.grpc_port}",
-        )
+def test_the_load_test_counts_no_failure_on_either_wire(server: ServerProcess) -> None:
+    summary = run(
+        "-m",
+        "locust",
+        "--locustfile=loadtest/locustfile.py",
+        "--headless",
+        "--only-summary",
+        "--exit-code-on-error=1",
+        "--users=4",
+        "--spawn-rate=4",
+        "--run-time=3s",
+        f"--host=http://127.0.0.1:{server.http_port}",
+        f"--grpc_host=127.0.0.1:{server.grpc_port}",
+    )
     for name in (":lookup", ":predict", "Predict lookup", "Predict serving_default"):
         assert re.search(rf"{name} +[1-9]\d* +0\(0\.00%\)", summary), summary
 
 
-def test_the_benchmark_compares_answers_and_prints_a_ratio(base: Path) -> None:
+def test_the_benchmark_compares_answers_and_prints_a_ratio(demo_model: Path) -> None:
     shown = run(
         "-m",
         "loadtest.bench.lookup_vs_graph",
-        f"--model_base_path={base}",
+        f"--model_base_path={demo_model}",
         "--rows=3",
         "--rounds=2",
         "--requests=3",

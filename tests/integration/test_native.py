@@ -16,7 +16,7 @@ from service.artifact.protos import message_class
 from tests.exposition import read_exposition
 from tests.integration.conftest import Serve, add_version
 from tests.integration.process import PATIENCE_S, ServerProcess, until
-from tests.tower_model import TAGS, USERS, write_tower_model
+from tests.tower_model import TAGS, USERS
 from tests.toy_described import write_described_model
 
 pytestmark = pytest.mark.skipif(
@@ -142,9 +142,9 @@ def test_rows_that_change_are_seen_by_the_core(serve: Serve, tmp_path: Path) -> 
 
 
 @pytest.mark.tf
-def test_predicts_that_share_runs_get_their_own_rows(tf: Any, serve: Serve, tmp_path: Path) -> None:
-    base = write_tower_model(tf, tmp_path / "towers").parent
-    server = serve(data_plane="native", model_base_path=base, graph_signatures="auto", tower_batch_rows=8).ready()
+def test_predicts_that_share_runs_get_their_own_rows(serve: Serve, tower_version: Path) -> None:
+    settings = {"model_base_path": tower_version.parent, "graph_signatures": "auto"}
+    server = serve(data_plane="native", tower_batch_rows=8, **settings).ready()
     users, tags = np.array(USERS), np.array(TAGS)
 
     def found(number: int) -> Any:

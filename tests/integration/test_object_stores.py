@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
-import os
+import itertools
 import shutil
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,9 @@ from tests.deltas import delta_bytes
 from tests.exposition import read_exposition
 from tests.integration.conftest import Serve
 from tests.integration.process import ServerProcess, until
-from tests.integration.s3_server import BUCKET, Proxy, S3Server
-from tests.toy_model import rewrite_manifest, write_toy_model
+from tests.integration.s3_server import BUCKET, S3Server
+from tests.integration.store_proxy import Fault, StoreProxy
+from tests.toy_model import add_filler, write_toy_model
 
 pytestmark = pytest.mark.skipif(
     not all(map(importlib.util.find_spec, ("obstore", "moto"))), reason="obstore or moto is not installed"
@@ -27,50 +27,12 @@ URI = f"s3://{BUCKET}/toy"
 FILLER_BYTES = 20 << 20
 
 
-@pytest.fixture(scope="module")
-def s3() -> Iterator[S3Server]:
-    server = S3Server()
-    yield server
-    server.kill()
-
-
-@pytest.fixture
-def proxy(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
-    """A proxy before an empty store; servers that are started find the store by the environment."""
-    s3.kill()
-    s3.start()
-    proxy = Proxy(s3.port)
-    for name, value in s3.variables(proxy.url).items():
-        monkeypatch.setenv(name, value)
-    yield proxy
-    proxy.close()
-
-
-@pytest.fixture
-def start(serve: Serve, tmp_path: Path) -> Callable[..., ServerProcess]:
-    """Starts a server over the store."""
-
-    def start(**settings: object) -> ServerProcess:
-        given = {
-            "model_base_path": URI,
-            "store_cache_dir": tmp_path / "cache",
-            "store_poll_wait_seconds": 0.2,
-            "first_loads_timeout_s": 0.5,
-            "max_num_load_retries": 1000,
-        }
-        return serve(**(given | settings))
-
-    return start
-
-
 def version(tmp_path: Path, scale: int, filler_bytes: int = 0) -> Path:
     """Makes a version whose rows are multiplied by a scale; the filler makes it large."""
     folder = tmp_path / f"made-{scale}"
     write_toy_model(folder, scale=scale)
     if filler_bytes:
-        (folder / "assets").mkdir(exist_ok=True)
-        (folder / "assets" / "filler").write_bytes(os.urandom(filler_bytes))
-        rewrite_manifest(folder, lambda manifest: manifest["files"].update({"assets/filler": filler_bytes}))
+        add_filler(folder, filler_bytes)
     return folder
 
 
@@ -103,7 +65,7 @@ def store_state(server: ServerProcess) -> Any:
 
 
 def test_versions_are_fetched_swapped_removed_and_not_fetched_again(
-    s3: S3Server, proxy: Proxy, start: Callable[..., ServerProcess], tmp_path: Path
+    s3: S3Server, proxy: StoreProxy, start: Serve, tmp_path: Path
 ) -> None:
     s3.upload(version(tmp_path, 1), "toy/1")
     server = start().answering()
@@ -130,15 +92,14 @@ def test_versions_are_fetched_swapped_removed_and_not_fetched_again(
     again.signal(15)
     again.exit_code()
     # With the store gone, what an earlier process has fetched is served.
-    s3.kill()
+    proxy.close()
     alone = start().answering()
     until(lambda: answers(alone, 1))
     assert count(alone, "is_listed") == 0
-    s3.start()
 
 
 def test_deltas_that_are_added_in_the_store_are_served_also_after_a_restart(
-    s3: S3Server, proxy: Proxy, start: Callable[..., ServerProcess], tmp_path: Path
+    s3: S3Server, proxy: StoreProxy, start: Serve, tmp_path: Path
 ) -> None:
     made = version(tmp_path, 1)
     s3.upload(made, "toy/1")
@@ -156,19 +117,26 @@ def test_deltas_that_are_added_in_the_store_are_served_also_after_a_restart(
 
 
 def test_a_store_that_is_cut_off_and_killed_resumes_and_the_old_version_serves(
-    s3: S3Server, proxy: Proxy, start: Callable[..., ServerProcess], tmp_path: Path
+    s3: S3Server, proxy: StoreProxy, start: Serve, tmp_path: Path
 ) -> None:
     s3.upload(version(tmp_path, 1), "toy/1")
     server = start().answering()
     until(lambda: answers(server, 1))
     before = count(server, "read_bytes_total")
     made = version(tmp_path, 2, FILLER_BYTES)
-    # Room for a first part of the filler and not for a second.
-    proxy.allow(12 << 20)
+    asked = itertools.count()
+
+    def cut(method: str, path: str, query: dict[str, list[str]]) -> Fault | None:
+        # The parts of the filler are asked for side by side; only the first of these requests is answered.
+        return Fault(cut_after=1000) if path.endswith("filler") and next(asked) else None
+
+    proxy.rule = cut
     size = s3.upload(made, "toy/2")
     until(lambda: ".fetching-2" in cached(tmp_path))
     until(lambda: states(server).get(2, ("", "", ""))[1] == "UNAVAILABLE")
     s3.kill()
+    # The killed server answers nothing, and so does its proxy.
+    proxy.rule = lambda method, path, query: Fault(cut_after=-1)
     until(lambda: store_state(server)["problem"] != "")
     assert f"version 2 of {URI}: the store can not be read" in states(server)[2][2]
     for _ in range(20):
@@ -177,7 +145,7 @@ def test_a_store_that_is_cut_off_and_killed_resumes_and_the_old_version_serves(
     s3.start()
     s3.upload(tmp_path / "made-1", "toy/1")
     s3.upload(made, "toy/2")
-    proxy.allow(None)
+    proxy.rule = None
     until(lambda: answers(server, 2))
     assert count(server, "read_bytes_total") - before == size, "no byte was written twice"
     assert "very-secret" not in server.text()
@@ -186,7 +154,7 @@ def test_a_store_that_is_cut_off_and_killed_resumes_and_the_old_version_serves(
 
 
 def test_half_an_upload_waits_and_a_wrong_byte_is_refused(
-    s3: S3Server, proxy: Proxy, start: Callable[..., ServerProcess], tmp_path: Path
+    s3: S3Server, proxy: StoreProxy, start: Serve, tmp_path: Path
 ) -> None:
     made = version(tmp_path, 1)
     s3.upload(made, "toy/1", but=SHARD)
@@ -204,7 +172,7 @@ def test_half_an_upload_waits_and_a_wrong_byte_is_refused(
 
 
 def test_a_version_without_a_manifest_is_fetched_once_its_upload_rests(
-    s3: S3Server, proxy: Proxy, start: Callable[..., ServerProcess], tmp_path: Path
+    s3: S3Server, proxy: StoreProxy, start: Serve, tmp_path: Path
 ) -> None:
     made = version(tmp_path, 1)
     shutil.rmtree(made / "assets.extra")
@@ -220,7 +188,7 @@ def test_a_version_without_a_manifest_is_fetched_once_its_upload_rests(
 
 
 def test_what_is_wrong_with_a_store_is_said_in_one_line(
-    s3: S3Server, proxy: Proxy, start: Callable[..., ServerProcess], tmp_path: Path
+    s3: S3Server, proxy: StoreProxy, start: Serve, tmp_path: Path
 ) -> None:
     s3.upload(version(tmp_path, 1), "toy/1")
 
@@ -245,7 +213,7 @@ UNSEEN = "its folder has not been looked at yet"
 
 
 def test_a_version_larger_than_the_cache_is_refused(
-    s3: S3Server, proxy: Proxy, start: Callable[..., ServerProcess], tmp_path: Path
+    s3: S3Server, proxy: StoreProxy, start: Serve, tmp_path: Path
 ) -> None:
     s3.upload(version(tmp_path, 1), "toy/1")
     server = start(store_cache_mib=1).answering()

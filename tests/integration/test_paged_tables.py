@@ -6,7 +6,6 @@ import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import numpy as np
@@ -15,7 +14,7 @@ import pytest
 from loadtest.bench.larger_than_memory import rows_of, write_model
 from loadtest.memory_group import MemoryGroup, NoMemoryGroup
 from tests.integration.process import DATA_PLANES, PATIENCE_S, ServerProcess
-from tests.tower_model import TAGS, USERS, write_tower_model
+from tests.tower_model import TAGS, USERS
 
 pytestmark = [
     pytest.mark.tf,
@@ -171,12 +170,11 @@ def test_changed_rows_of_a_paged_table_stay_changed(small_models: tuple[Path, np
             assert np.array_equal(_rows(server, everything), expected)
 
 
-def test_predicts_read_pages_of_their_features(tf: Any, tmp_path: Path) -> None:
-    base = write_tower_model(tf, tmp_path / "towers").parent
+def test_predicts_read_pages_of_their_features(tower_version: Path) -> None:
     ids = np.array([3, 0, 2])
     inputs = {"user": ids, "tags__values": ids % 3, "tags__row_splits": np.arange(4)}
     wanted = np.concatenate([np.array(USERS)[ids], np.array(TAGS)[ids % 3]], 1) @ [1, 10, 100, 1000] + 0.5
-    with _paged(base, graph_signatures="auto") as server:
+    with _paged(tower_version.parent, graph_signatures="auto") as server:
         server.ready()
         got = server.predict_grpc(inputs, "serving_default")["score"].ravel()
         assert got.tolist() == wanted.tolist()

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import base64
 import json
-import subprocess
-import sys
+import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ import numpy as np
 import pytest
 
 from tests import oracle
-from tests.integration.process import ROOT, ServerProcess, environment
+from tests.integration.process import ServerProcess
 from tests.toy_model import MANIFEST
 
 pytestmark = pytest.mark.tf
@@ -71,14 +70,9 @@ class Model:
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def base(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model folder that the exporter wrote, as a user would have it."""
-    base = tmp_path_factory.mktemp("parity") / "models"
-    command = [sys.executable, "-m", "model_export", "demo", "--dataset", "synthetic", "--epochs", "1"]
-    command += ["--out", str(base), "--batch_sizes", f"1,{MAX_ROWS}"]
-    result = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True)
-    assert result.returncode == 0, result.stdout + result.stderr
-    return base
+    return Path(shutil.copytree(demo_model, tmp_path_factory.mktemp("parity") / "models"))
 
 
 @pytest.fixture(scope="module")
@@ -305,8 +299,6 @@ def test_what_the_graph_refuses_the_server_refuses_in_words(model: Model, server
 
 
 def test_a_new_version_is_served_by_tensorflow_too(base: Path, model: Model, server: ServerProcess) -> None:
-    import shutil
-
     before = post(server, {"inputs": {name: [] for name in model.features("serving_default")}})
     shutil.copytree(base / "1", base / "incoming")
     (base / "incoming").rename(base / "2")

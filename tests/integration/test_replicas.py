@@ -19,7 +19,7 @@ def test_no_request_fails_while_replicas_restart_and_a_version_is_rolled_out(bal
         pytest.skip(f"{balancer} is not installed: IT WAS NOT TRIED")
     found: dict[str, dict[str, Tally]] = {}
     chosen = [faults.rolling_restart, faults.roll_out_version]
-    run(chosen, balancer, 1.0, lambda _, fault, tallies: found.update({fault: tallies}), settled_s=0.5)
+    run(chosen, balancer, 1.0, lambda _, fault, tallies: found.update({fault: tallies}), settled_s=0.5, period_s=0.06)
     assert [*found] == ["no fault", *(fault.__name__ for fault in chosen)]
     for fault, tallies in found.items():
         assert tallies.keys() == {"gRPC", "HTTP"}

@@ -47,7 +47,7 @@ def read_until(process: subprocess.Popen[str], pattern: str) -> re.Match[str]:
 
 
 def test_nothing_fails_and_the_report_has_its_rows(exported: Path, tmp_path: Path) -> None:
-    with soak(exported, tmp_path, "--minutes=0.25", "--rate=120") as process:
+    with soak(exported, tmp_path, "--minutes=0.12", "--rate=200") as process:
         text, _ = process.communicate(timeout=300)
     assert process.returncode == 0, text
     found = json.loads((tmp_path / "soak.json").read_text())
@@ -56,7 +56,7 @@ def test_nothing_fails_and_the_report_has_its_rows(exported: Path, tmp_path: Pat
     assert set(found["totals"]["requests"]) - {"upsert"} == KINDS
     assert found["totals"]["outcomes"]["health watch: SERVING"] >= 1
     assert found["totals"]["outcomes"]["version swap: OK"] > 1
-    assert 12 <= len(found["samples"]) <= 15
+    assert 6 <= len(found["samples"]) <= 8
     assert all(
         s["anonymous_mib"] > 0 and s["descriptors"] > 0 and s["p99_ms"] >= s["p50_ms"] >= 0 for s in found["samples"]
     )

@@ -18,18 +18,10 @@ from tests.integration.store_proxy import StoreProxy
 CHOSEN = ("html_list", "throttled", "short", "flipped", "torn")
 
 
-def test_each_fault_is_told_and_the_old_version_serves_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_fault_is_told_and_the_old_version_serves_on(s3: S3Server, proxy: StoreProxy, tmp_path: Path) -> None:
     chosen = [fault for fault in store_faults.faults() if fault.name in CHOSEN]
     assert len(chosen) == len(CHOSEN)
-    s3 = S3Server()
-    proxy = StoreProxy(s3.port)
-    try:
-        for name, value in s3.variables(proxy.url).items():
-            monkeypatch.setenv(name, value)
-        rows = store_faults.break_each(s3, proxy, tmp_path, chosen)
-    finally:
-        proxy.close()
-        s3.kill()
+    rows = store_faults.break_each(s3, proxy, tmp_path, chosen)
     assert [row.fault for row in rows if not row.is_expected] == [], store_faults.printed(rows)
     assert all(row.afterwards == "version 2" for row in rows)
 

@@ -9,9 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from model_export import export
-from model_export.demo.config import TrainConfig
-from model_export.demo.synthetic import synthetic_ratings
 from service.engine.servable import Servable
 from service.engine.validation import checked
 from service.errors import InvalidRequest
@@ -25,13 +22,9 @@ SERVE = frozenset({"serve"})
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(demo_model: Path) -> Path:
     """Version 1 of a model on TPUEmbedding layers."""
-    from model_export.demo.run import train
-
-    run = tmp_path_factory.mktemp("training") / "run"
-    train(synthetic_ratings(), TrainConfig(epochs=1, batch_size=64), run)
-    return Path(export(run, tmp_path_factory.mktemp("models") / "synthetic"))
+    return demo_model / "1"
 
 
 @pytest.fixture(scope="module")

@@ -1,16 +1,17 @@
 """Typical mistakes of users, each as the real command: the exit status, and a text that says what to do.
 
-Nothing here may start TensorFlow: what is cheap to check is checked before. The commands run once, a few at a time.
+Nothing here may start TensorFlow: what is cheap to check is checked before. Each command runs once, in a process of its
+own, which is a fork of one process that has imported both programs.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -265,7 +266,6 @@ SERVER: dict[str, Mistake] = {
 ALL = {("model_export", name): mistake for name, mistake in EXPORT.items()} | {
     ("service", name): mistake for name, mistake in SERVER.items()
 }
-Done = subprocess.CompletedProcess[str]
 
 
 @pytest.fixture(scope="module")
@@ -292,33 +292,56 @@ def port() -> Iterator[int]:
         yield taken.getsockname()[1]
 
 
+# Reads commands (program, arguments, more environment variables) from stdin, and runs each as `python -m` does. Prints
+# the exit status and stderr of each.
+_FORKS = """
+import json, os, runpy, sys, tempfile
+import model_export.commands, service.process.cli
+
+done = []
+for program, arguments, variables in json.load(sys.stdin):
+    with tempfile.TemporaryFile("w+") as errors:
+        child = os.fork()
+        if not child:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            os.dup2(errors.fileno(), 2)
+            os.environ.update(variables)
+            sys.argv = [program, *arguments]
+            runpy.run_module(program, run_name="__main__", alter_sys=True)
+        _, status = os.waitpid(child, 0)
+        errors.seek(0)
+        done.append((os.waitstatus_to_exitcode(status), errors.read()))
+print(json.dumps(done))
+"""
+
+
 @pytest.fixture(scope="module")
-def commands(where: Path, port: int) -> Iterator[dict[tuple[str, str], Future[Done]]]:
-    """Every command, run once."""
-
-    def run(program: str, mistake: Mistake) -> Done:
-        arguments = mistake.command.format(port=port).split()
-        path = os.pathsep.join([str(where / "hidden"), str(ROOT)])
+def commands(where: Path, port: int) -> dict[tuple[str, str], tuple[int, str]]:
+    """Runs every command once, and returns its exit status and what it wrote to stderr."""
+    given = []
+    for (program, _), mistake in ALL.items():
         own = ["--log_format=text"] if program == "service" else []
-        return subprocess.run(
-            [sys.executable, "-m", program, *arguments, *own],
-            cwd=where,
-            env=environment(PYTHONPATH=path, **dict(mistake.environ)),
-            capture_output=True,
-            text=True,
-        )
-
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        yield {key: pool.submit(run, key[0], mistake) for key, mistake in ALL.items()}
+        given.append((program, [*mistake.command.format(port=port).split(), *own], dict(mistake.environ)))
+    path = os.pathsep.join([str(where / "hidden"), str(ROOT)])
+    done = subprocess.run(
+        [sys.executable, "-c", _FORKS],
+        cwd=where,
+        env=environment(PYTHONPATH=path),
+        input=json.dumps(given),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return dict(zip(ALL, map(tuple, json.loads(done.stdout)), strict=True))
 
 
 @pytest.mark.parametrize(("program", "name"), ALL)
 def test_a_mistake_has_its_status_and_says_what_to_do(
-    program: str, name: str, commands: dict[tuple[str, str], Future[Done]], where: Path, port: int
+    program: str, name: str, commands: dict[tuple[str, str], tuple[int, str]], where: Path, port: int
 ) -> None:
-    mistake, done = ALL[program, name], commands[program, name].result()
+    mistake, (status, errors) = ALL[program, name], commands[program, name]
     text = mistake.text.format(w=where, port=port)
-    told = done.stderr.rstrip("\n")
+    told = errors.rstrip("\n")
     if program == "model_export":
         assert told == f"model-export: {text}"
     elif not text.startswith(_CAN_NOT):
@@ -327,8 +350,8 @@ def test_a_mistake_has_its_status_and_says_what_to_do(
         assert told == text
     else:
         assert told == text
-    assert done.returncode == mistake.status
-    assert "Traceback" not in done.stderr and "must be found without TensorFlow" not in done.stderr
+    assert status == mistake.status
+    assert "Traceback" not in errors and "must be found without TensorFlow" not in errors
     assert not (where / "out").exists()
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ from tests.integration.process import until
 from tests.integration.s3_server import BUCKET, S3Server
 from tests.integration.store_proxy import Fault, StoreProxy
 from tests.toy_model import MANIFEST as MANIFEST_FILE
-from tests.toy_model import rewrite_manifest, write_toy_model
+from tests.toy_model import add_filler, write_toy_model
 
 pytestmark = pytest.mark.skipif(
     not all(map(importlib.util.find_spec, ("obstore", "moto"))), reason="obstore or moto is not installed"
@@ -29,24 +28,13 @@ MARKER = "saved_model.pb"
 FILLER_BYTES = 20 << 20
 
 
-@pytest.fixture(scope="module")
-def s3() -> Iterator[S3Server]:
-    server = S3Server()
-    yield server
-    server.kill()
-
-
-@pytest.fixture
-def proxy(s3: S3Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[StoreProxy]:
-    """A proxy before an empty store; the environment leads to it, and temporary folders are below tmp_path."""
-    s3.empty()
-    proxy = StoreProxy(s3.port)
-    for name, value in s3.variables(proxy.url).items():
-        monkeypatch.setenv(name, value)
-    (tmp_path / "temporary").mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
-    yield proxy
-    proxy.close()
+@pytest.fixture(autouse=True)
+def temporary(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Makes the folder in which temporary folders are made."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    return folder
 
 
 @pytest.fixture
@@ -80,9 +68,7 @@ def test_the_manifest_is_written_first_and_the_marker_last(
 ) -> None:
     drop(version, 1, delta_bytes(version, 1, "user", [1], [[5, 50]]))
     (version / ".left-over").write_bytes(b"of another program")
-    (version / "assets").mkdir(exist_ok=True)
-    (version / "assets" / "filler").write_bytes(os.urandom(FILLER_BYTES))
-    rewrite_manifest(version, lambda manifest: manifest["files"].update({"assets/filler": FILLER_BYTES}))
+    add_filler(version, FILLER_BYTES)
     assert main(["upload", str(version), "--out", URI]) == 0
     names = written(proxy)
     assert (names[0], names[-1]) == (f"3/{MANIFEST}", f"3/{MARKER}")
@@ -103,8 +89,7 @@ def test_an_upload_that_failed_goes_on_and_servers_wait_for_it(
     s3: S3Server,
     proxy: StoreProxy,
     version: Path,
-    serve: Serve,
-    tmp_path: Path,
+    start: Serve,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     proxy.rule = refusing("variables.index")
@@ -112,12 +97,7 @@ def test_an_upload_that_failed_goes_on_and_servers_wait_for_it(
     error = capsys.readouterr().err
     assert error.startswith(f"model-export: cannot write {URI}/3: the store denies access: ") and error.count("\n") == 1
     assert MARKER not in {name.removeprefix("3/") for name in written(proxy)}
-    server = serve(
-        model_base_path=URI,
-        store_cache_dir=tmp_path / "cache",
-        store_poll_wait_seconds=0.2,
-        first_loads_timeout_s=0.5,
-    ).answering()
+    server = start().answering()
     until(lambda: server.http.get("/v1/statusz").json()["stores"][0]["versions"][0]["state"] == "INCOMPLETE")
     proxy.rule = None
     before = written(proxy)
@@ -128,7 +108,7 @@ def test_an_upload_that_failed_goes_on_and_servers_wait_for_it(
 
 
 def test_compact_writes_the_next_version_into_the_store(
-    s3: S3Server, proxy: StoreProxy, version: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    s3: S3Server, proxy: StoreProxy, version: Path, temporary: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     s3.upload(version, "toy/7")
     drop(version, 1, delta_bytes(version, 1, "user", [1], [[5, 50]]))
@@ -136,14 +116,14 @@ def test_compact_writes_the_next_version_into_the_store(
     out = capsys.readouterr().out
     assert f"uploaded: {URI}/8, " in out
     assert s3.contents("toy/8/")[MARKER] == (version / MARKER).read_bytes()
-    assert list((tmp_path / "temporary").iterdir()) == []
+    assert list(temporary.iterdir()) == []
     # An existing version number is refused before anything is written.
     assert main(["compact", str(version), "--out", URI, "--version", "8"]) == 1
     assert f"{URI}/8 exists; a version is never overwritten" in capsys.readouterr().err
 
 
 def test_a_version_that_can_not_be_sent_is_kept_with_the_command_that_goes_on(
-    s3: S3Server, proxy: StoreProxy, version: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    s3: S3Server, proxy: StoreProxy, version: Path, temporary: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     drop(version, 1, delta_bytes(version, 1, "user", [1], [[5, 50]]))
     proxy.rule = refusing(MARKER)
@@ -157,11 +137,11 @@ def test_a_version_that_can_not_be_sent_is_kept_with_the_command_that_goes_on(
     assert main(["demo", "--if_missing", "--out", URI]) == 0
     assert capsys.readouterr().out.endswith(f"{URI} holds version 1: nothing to do\n")
     # If the command fails before it has made a version, no temporary folder is left.
-    shutil.rmtree(tmp_path / "temporary")
-    (tmp_path / "temporary").mkdir()
+    shutil.rmtree(temporary)
+    temporary.mkdir()
     drop(version, 2, b"no delta")
     assert main(["compact", str(version), "--out", URI]) == 1
-    assert list((tmp_path / "temporary").iterdir()) == []
+    assert list(temporary.iterdir()) == []
 
 
 def test_a_number_of_another_version_is_refused(

@@ -8,6 +8,8 @@ use super::limits::Limits;
 
 /// Time in which a client that floods the server may still read the error before the server closes its connection.
 const LAST_WORD: Duration = Duration::from_secs(1);
+/// Time in which an idle connection must end after the order to close; longer than a socket's last reads take.
+const CLOSING: Duration = Duration::from_secs(3);
 
 /// The client's progress: how many bytes the client had read at a point in time, and that time. Once the client has
 /// read enough more bytes, the current number and time replace the pair.
@@ -86,9 +88,12 @@ impl Watch {
             // to that for idle connections.
             (_, false) => (since, limits.keep_alive + limits.head_timeout),
         };
-        if now.duration_since(from) <= time {
+        let waited = now.duration_since(from);
+        if waited <= time {
             Order::Serve
-        } else if read == bytes && served > 0 {
+        } else if read == bytes && served > 0 && waited <= time + CLOSING {
+            // hyper ends the connection, unless it still waits for the body of a request that is answered: a client that
+            // expects "100 Continue" may never send the body.
             Order::Close
         } else {
             Order::Cut
@@ -126,6 +131,17 @@ mod tests {
         connection.note_read(1);
         assert_eq!(watch.look(&connection, &limits(), at(start, 6)), Order::Serve);
         assert_eq!(watch.look(&connection, &limits(), at(start, 7)), Order::Cut);
+    }
+
+    #[test]
+    fn an_idle_http_connection_that_does_not_close_is_cut() {
+        let (start, connection) = (Instant::now(), Connection::new(String::new(), &limits()));
+        drop(connection.open());
+        let mut watch = Watch::new(true, start);
+        assert_eq!(watch.look(&connection, &limits(), at(start, 3)), Order::Serve);
+        assert_eq!(watch.look(&connection, &limits(), at(start, 5)), Order::Close);
+        assert_eq!(watch.look(&connection, &limits(), at(start, 7)), Order::Close);
+        assert_eq!(watch.look(&connection, &limits(), at(start, 8)), Order::Cut);
     }
 
     #[test]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,20 +27,19 @@ from service.graph.table_rows import FeatureRows
 from service.graph.tower import TowerBackend
 from service.loading.loader import ServableLoader
 from service.types import Array
-from tests.tower_zoo import NUM_KEYS, SIGNATURE, ZOO, write_zoo_model
+from tests.tower_zoo import NUM_KEYS, SIGNATURE, ZOO, ZOO_ROWS
 
 pytestmark = pytest.mark.tf
 
-SIZE = 60
 SERVE = frozenset({"serve"})
 TAGS = LookupFeature("tag_values", "tag_splits", combiner="mean", trailing_empty_rows="cut")
 
 
 @pytest.fixture(scope="module")
-def folders(tf: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def folders(zoo_version: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The models by name; their manifests are rewritten by each test."""
-    names = ("hashed", "two_towers", "tags")
-    return {name: write_zoo_model(tf, name, tmp_path_factory.mktemp(name), SIZE) for name in names}
+    base = tmp_path_factory.mktemp("claims")
+    return {name: Path(shutil.copytree(zoo_version(name), base / name)) for name in ("hashed", "two_towers", "tags")}
 
 
 @pytest.fixture
@@ -94,11 +94,11 @@ def same_answers(opened: list[Servable], folder: Path, requests: list[dict[str, 
 def requests(name: str) -> list[dict[str, Array]]:
     """Returns random requests of several sizes."""
     random = np.random.default_rng(8)
-    return [ZOO[name].request(rows, SIZE, random) for rows in (1, 5, 40)]
+    return [ZOO[name].request(rows, ZOO_ROWS, random) for rows in (1, 5, 40)]
 
 
 def test_hashed_keys_need_one_run(folders: dict[str, Path], opened: list[Servable]) -> None:
-    keys = {f"c{i}": VocabularyEntry("", 0, num_oov_buckets=SIZE) for i in range(4)}
+    keys = {f"c{i}": VocabularyEntry("", 0, num_oov_buckets=ZOO_ROWS) for i in range(4)}
     described(folders["hashed"], {f"c{i}": (f"t{i:02}", LookupFeature(f"c{i}")) for i in range(4)}, keys)
     servable = same_answers(opened, folders["hashed"], requests("hashed"))
     tower = servable.backends[SIGNATURE]
@@ -121,9 +121,9 @@ def test_keys_of_a_table_in_the_graph(
 
 def tags_request(*lengths: int) -> dict[str, Array]:
     """Returns a request whose rows have so many tags."""
-    request = ZOO["tags"].request(len(lengths), SIZE, np.random.default_rng(4))
+    request = ZOO["tags"].request(len(lengths), ZOO_ROWS, np.random.default_rng(4))
     splits = np.cumsum([0, *lengths])
-    return request | {"tag_values": np.arange(splits[-1]) % SIZE, "tag_splits": splits}
+    return request | {"tag_values": np.arange(splits[-1]) % ZOO_ROWS, "tag_splits": splits}
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ from service.graph.flat_graph import flatten
 from service.graph.joined_rows import joined_rows
 from service.graph.tower import TowerBackend
 from service.loading.loader import ServableLoader
-from tests.tower_model import write_tower_model
 
 pytestmark = pytest.mark.tf
 
@@ -103,9 +102,8 @@ def test_what_something_waits_for(tf: Any) -> None:
     assert found(tf, build).keys() == {"a:0", "b:0", "d:0"}
 
 
-def test_a_towers_features_are_fed_together(tf: Any, tmp_path: Path) -> None:
-    folder = write_tower_model(tf, tmp_path)
-    servable = ServableLoader(frozenset({"serve"}), "auto", 1)("m", 1, folder)
+def test_a_towers_features_are_fed_together(tower_version: Path) -> None:
+    servable = ServableLoader(frozenset({"serve"}), "auto", 1)("m", 1, tower_version)
     tower = servable.backends["serving_default"]
     assert isinstance(tower, TowerBackend)
     (joined,) = tower.cuts["serving_default"].fed.values()

@@ -7,7 +7,6 @@ import logging
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +19,6 @@ from service.graph.savedmodel import SavedModelBackend
 from service.graph.tower import TowerBackend
 from service.loading.loader import ServableLoader
 from service.types import Array
-from tests.tower_model import write_tower_model
 
 pytestmark = pytest.mark.tf
 
@@ -41,23 +39,17 @@ def predict(servable: Servable, name: str, inputs: dict[str, Array]) -> dict[str
 
 
 @pytest.fixture(scope="module")
-def folder(tf: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The version folder of the model; not to be changed."""
-    return write_tower_model(tf, tmp_path_factory.mktemp("towers"))
-
-
-@pytest.fixture(scope="module")
-def cut(folder: Path) -> Iterator[Servable]:
+def cut(tower_version: Path) -> Iterator[Servable]:
     """The model, its graphs cut where they can be."""
-    servable = ServableLoader(SERVE, "auto", 2)("m", 1, folder)
+    servable = ServableLoader(SERVE, "auto", 2)("m", 1, tower_version)
     yield servable
     servable.close()
 
 
 @pytest.fixture(scope="module")
-def whole(folder: Path) -> Iterator[Servable]:
+def whole(tower_version: Path) -> Iterator[Servable]:
     """The model as TensorFlow runs it."""
-    servable = ServableLoader(SERVE, "auto", 2, has_towers=False)("m", 1, folder)
+    servable = ServableLoader(SERVE, "auto", 2, has_towers=False)("m", 1, tower_version)
     yield servable
     servable.close()
 
@@ -69,9 +61,9 @@ def test_what_can_be_cut_is(cut: Servable, whole: Servable) -> None:
     assert not any(isinstance(backend, TowerBackend) for backend in whole.backends.values())
 
 
-def test_why_a_graph_is_not_cut_is_logged_once(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_why_a_graph_is_not_cut_is_logged_once(tower_version: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "service.graph.tower_opening"):
-        ServableLoader(SERVE, "auto", 2)("m", 1, folder).close()
+        ServableLoader(SERVE, "auto", 2)("m", 1, tower_version).close()
     reasons = [vars(r)["reason"] for r in caplog.records if r.getMessage() == "the whole graph is run"]
     assert len(reasons) == 1 and "reads table 'user' otherwise than row by row" in reasons[0]
 
@@ -160,10 +152,10 @@ def test_some_of_the_outputs(cut: Servable) -> None:
     assert cut.backends["keyed"].run("keyed", arrays, ("rows",))["rows"].tolist() == [[4.0, 6.0], [0.0, 2.0]]
 
 
-def test_tensorflow_does_not_load_the_tables(folder: Path, tmp_path: Path) -> None:
+def test_tensorflow_does_not_load_the_tables(tower_version: Path, tmp_path: Path) -> None:
     """A table whose bytes differ from their checksum: TensorFlow, which checks what it loads, refuses the graph."""
     broken = tmp_path / "1"
-    shutil.copytree(folder, broken)
+    shutil.copytree(tower_version, broken)
     without_whole(broken)
     (shard,) = broken.glob("variables/variables.data-*")
     data = shard.read_bytes()
@@ -193,8 +185,8 @@ def without_whole(folder: Path) -> None:
     manifest.write_text(json.dumps(data))
 
 
-def test_a_closed_tower_runs_no_more(folder: Path) -> None:
-    servable = ServableLoader(SERVE, "auto", 2)("m", 1, folder)
+def test_a_closed_tower_runs_no_more(tower_version: Path) -> None:
+    servable = ServableLoader(SERVE, "auto", 2)("m", 1, tower_version)
     servable.close()
     with pytest.raises(BackendFailure):
         servable.backends["rows"].run("rows", {"user": int64(1)}, ("rows",))

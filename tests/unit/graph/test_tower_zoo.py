@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +16,19 @@ from service.graph.run_comparison import compare_runs
 from service.graph.tower import TowerBackend
 from service.loading.loader import ServableLoader
 from service.types import Array
-from tests.tower_zoo import SIGNATURE, ZOO, write_zoo_model
+from tests.tower_zoo import SIGNATURE, ZOO, ZOO_ROWS
 
 pytestmark = pytest.mark.tf
 
-SIZE = 60
 # Tensors that the last run is fed in place of lookups.
 FED = {"dlrm": 8, "dlrm_matrix": 8, "deepfm": 12, "many": 1, "hashed": 1, "two_towers": 2, "columns": 6, "tags": 3}
 Pair = tuple[Servable, Servable]
 
 
 @pytest.fixture(scope="module", params=sorted(ZOO))
-def model(request: pytest.FixtureRequest, tf: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def model(request: pytest.FixtureRequest, zoo_version: Callable[[str], Path]) -> Iterator[Any]:
     """A model's name, and the model cut and whole."""
-    folder: Path = write_zoo_model(tf, request.param, tmp_path_factory.mktemp(request.param), SIZE)
+    folder = zoo_version(request.param)
     serve = frozenset({"serve"})
     cut = ServableLoader(serve, "auto", 1)("m", 1, folder)
     whole = ServableLoader(serve, "auto", 1, has_towers=False)("m", 1, folder)
@@ -64,7 +63,7 @@ def test_answers_are_the_whole_graphs_to_the_bit(model: tuple[str, Pair]) -> Non
     for rows in (1, 2, 7, 0, 130):
         if name == "tags" and not rows:
             continue
-        got, wanted = answers(pair, ZOO[name].request(rows, SIZE, random))
+        got, wanted = answers(pair, ZOO[name].request(rows, ZOO_ROWS, random))
         assert isinstance(got, dict) and isinstance(wanted, dict) and got.keys() == wanted.keys()
         for output, array in wanted.items():
             np.testing.assert_array_equal(got[output], array)
@@ -75,7 +74,7 @@ def test_rows_that_do_not_fit_are_refused_in_the_graphs_words(model: tuple[str, 
     name, pair = model
     if name == "dlrm_matrix":
         pytest.skip("its ids are one input")
-    inputs = ZOO[name].request(4, SIZE, np.random.default_rng(2))
+    inputs = ZOO[name].request(4, ZOO_ROWS, np.random.default_rng(2))
     inputs["c1"] = inputs["c1"][:3]
     got, wanted = answers(pair, inputs)
     # Which of two nodes refuses first is the executor's choice.
@@ -84,11 +83,11 @@ def test_rows_that_do_not_fit_are_refused_in_the_graphs_words(model: tuple[str, 
 
 def test_an_id_without_a_row_is_refused_in_the_graphs_words(model: tuple[str, Pair]) -> None:
     name, pair = model
-    inputs = ZOO[name].request(4, SIZE, np.random.default_rng(2))
+    inputs = ZOO[name].request(4, ZOO_ROWS, np.random.default_rng(2))
     ids = inputs["ids" if name == "dlrm_matrix" else "c1"]
     if ids.dtype == object:
         pytest.skip("its ids are in the graph")
-    ids[2] = SIZE
+    ids[2] = ZOO_ROWS
     got, wanted = answers(pair, inputs)
     assert isinstance(got, str) and got == wanted
 
@@ -98,7 +97,7 @@ def test_one_row_beside_many_is_answered_as_the_graph_does(model: tuple[str, Pai
     name, pair = model
     if name == "dlrm_matrix":
         pytest.skip("its ids are one input")
-    inputs = ZOO[name].request(4, SIZE, np.random.default_rng(2))
+    inputs = ZOO[name].request(4, ZOO_ROWS, np.random.default_rng(2))
     inputs["c0"] = inputs["c0"][:1]
     got, wanted = answers(pair, inputs)
     assert isinstance(got, dict) == isinstance(wanted, dict) == (name == "two_towers")
@@ -111,7 +110,7 @@ def test_one_row_beside_many_is_answered_as_the_graph_does(model: tuple[str, Pai
 def test_both_are_timed_on_each_request(model: tuple[str, Pair]) -> None:
     name, (cut, whole) = model
     random = np.random.default_rng(3)
-    requests = {rows: ZOO[name].request(rows, SIZE, random) for rows in (1, 3)}
+    requests = {rows: ZOO[name].request(rows, ZOO_ROWS, random) for rows in (1, 3)}
     outputs = tuple(cut.signatures[SIGNATURE].outputs)
     runs = [
         lambda inputs, backend=servable.backends[SIGNATURE]: backend.run(SIGNATURE, inputs, outputs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +16,6 @@ from service.loading.loader import ServableLoader
 from service.loading.tower_batching import TowerBatcher
 from service.types import Array, SignatureSpec, Tensors, TensorSpec
 from tests.conftest import Clock
-from tests.tower_model import write_tower_model
 
 SPEC = SignatureSpec(
     "double",
@@ -180,10 +179,9 @@ def test_closing_closes_the_backend_and_ends_the_thread(backend: Doubling, pool:
 
 
 @pytest.fixture(scope="module")
-def servable(tf: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servable]:
+def servable(tower_version: Path) -> Iterator[Servable]:
     """A model with towers, requests run together."""
-    folder = write_tower_model(tf, tmp_path_factory.mktemp("batched"))
-    servable = ServableLoader(frozenset({"serve"}), "auto", 2, tower_batch_rows=64)("m", 1, folder)
+    servable = ServableLoader(frozenset({"serve"}), "auto", 2, tower_batch_rows=64)("m", 1, tower_version)
     yield servable
     servable.close()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -21,14 +21,12 @@ from service.graph.savedmodel import open_savedmodel
 from service.graph.tower import TowerBackend
 from service.loading.loader import ServableLoader
 from service.types import Array, SignatureSpec
-from tests.tower_model import write_tower_model
-from tests.tower_zoo import SIGNATURE, ZOO, write_zoo_model
+from tests.tower_zoo import SIGNATURE, ZOO, ZOO_ROWS
 
 _native = pytest.importorskip("service._native")
 pytestmark = pytest.mark.tf
 
 SERVE = frozenset({"serve"})
-SIZE = 60
 
 
 def native_answer(servable: Servable, signature: str, inputs: Mapping[str, Array]) -> dict[str, Array]:
@@ -83,9 +81,9 @@ def assert_same(got: Mapping[str, Array], wanted: Mapping[str, Array]) -> None:
 
 
 @pytest.fixture(scope="module", params=sorted(ZOO))
-def zoo(request: pytest.FixtureRequest, tf: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def zoo(request: pytest.FixtureRequest, zoo_version: Callable[[str], Path]) -> Iterator[Any]:
     """A model's name, and the model in the core and in Python."""
-    folder = write_zoo_model(tf, request.param, tmp_path_factory.mktemp(request.param), SIZE)
+    folder = zoo_version(request.param)
     pair = load(folder), load(folder, has_core=False)
     yield request.param, pair
     for servable in pair:
@@ -96,7 +94,7 @@ def test_towers_answer_to_the_bit(zoo: tuple[str, tuple[Servable, Servable]]) ->
     name, (core, reference) = zoo
     random = np.random.default_rng(1)
     for rows in (1, 2, 7, 130):
-        inputs = ZOO[name].request(rows, SIZE, random)
+        inputs = ZOO[name].request(rows, ZOO_ROWS, random)
         wanted = reference_answer(reference, SIGNATURE, inputs)
         # Python on the core's session, then the core by itself.
         assert_same(reference_answer(core, SIGNATURE, inputs), wanted)
@@ -107,19 +105,13 @@ def test_towers_answer_to_the_bit(zoo: tuple[str, tuple[Servable, Servable]]) ->
 
 def test_an_id_without_a_row_is_left_to_the_reference(zoo: tuple[str, tuple[Servable, Servable]]) -> None:
     name, (core, _) = zoo
-    inputs = ZOO[name].request(3, SIZE, np.random.default_rng(2))
+    inputs = ZOO[name].request(3, ZOO_ROWS, np.random.default_rng(2))
     key = next((key for key, array in inputs.items() if array.dtype.kind == "i"), None)
     if key is None:
         pytest.skip("the graph works out ids of strings, each of which has a row")
     inputs[key] = np.full_like(inputs[key], 2**30)
     with pytest.raises(ValueError, match="Unfit"):
         native_answer(core, SIGNATURE, inputs)
-
-
-@pytest.fixture(scope="module")
-def tower_folder(tf: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model with one signature for each way of reading tables."""
-    return write_tower_model(tf, tmp_path_factory.mktemp("tower"))
 
 
 REQUESTS: dict[str, dict[str, Array]] = {
@@ -146,8 +138,8 @@ RAGGED = {name for name, inputs in REQUESTS.items() if "tags__values" in inputs}
 
 
 @pytest.mark.parametrize("has_towers", [True, False])
-def test_signatures_of_one_model(tower_folder: Path, has_towers: bool) -> None:
-    core, reference = (load(tower_folder, has_core=has_core, has_towers=has_towers) for has_core in (True, False))
+def test_signatures_of_one_model(tower_version: Path, has_towers: bool) -> None:
+    core, reference = (load(tower_version, has_core=has_core, has_towers=has_towers) for has_core in (True, False))
     native = set()
     for signature, inputs in REQUESTS.items():
         wanted = reference_answer(reference, signature, inputs)
@@ -163,8 +155,8 @@ def test_signatures_of_one_model(tower_folder: Path, has_towers: bool) -> None:
         servable.close()
 
 
-def test_a_check_in_the_graph_is_left_to_the_reference(tower_folder: Path) -> None:
-    core = load(tower_folder)
+def test_a_check_in_the_graph_is_left_to_the_reference(tower_version: Path) -> None:
+    core = load(tower_version)
     inputs = REQUESTS["with_extra"] | {"extra": np.array([0.25, 200], np.float32)}
     with pytest.raises(ValueError, match="Graph"):
         native_answer(core, "with_extra", inputs)

@@ -18,15 +18,8 @@ from service.graph.run_comparison import Rates
 from service.native.choice import has_core
 from service.process import trial
 from service.process.trial import Answer
-from tests.tower_model import write_tower_model
 
 pytestmark = pytest.mark.tf
-
-
-@pytest.fixture(scope="module")
-def folder(tf: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The version folder of the model; not to be changed."""
-    return write_tower_model(tf, tmp_path_factory.mktemp("measured"))
 
 
 def outputs(answer: bytes) -> dict[str, Any]:
@@ -35,20 +28,20 @@ def outputs(answer: bytes) -> dict[str, Any]:
     return {name: decode_tensor(name, tensor) for name, tensor in response.outputs.items()}
 
 
-def timed(folder: Path, compare: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> dict[str, Served]:
+def timed(tower_version: Path, compare: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> dict[str, Served]:
     """Returns what measured says where a comparison of rates comes to what compare says."""
-    manifest = Manifest.read(folder)
+    manifest = Manifest.read(tower_version)
     assert manifest is not None
     monkeypatch.setattr(trial, "compare_runs", compare)
     served = {name: Served(entry) for name, entry in manifest.signatures.items()}
-    return measure.measured(folder, manifest, served, lambda line: None)
+    return measure.measured(tower_version, manifest, served, lambda line: None)
 
 
 @pytest.mark.parametrize(
     ("ratios", "run"), [((2.0, 2.0, 2.0), "cut"), ((2.0, 0.9, 2.0), "whole"), ((0.98, 1.0, 1.0), "cut")]
 )
 def test_a_predict_is_cut_where_that_is_slower_at_no_size(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, ratios: tuple[float, ...], run: str
+    tower_version: Path, monkeypatch: pytest.MonkeyPatch, ratios: tuple[float, ...], run: str
 ) -> None:
     def compare(adopted: Answer, original: Answer, requests: Mapping[int, bytes], *, turns: int) -> dict[int, Rates]:
         for request in requests.values():
@@ -58,7 +51,7 @@ def test_a_predict_is_cut_where_that_is_slower_at_no_size(
                 np.testing.assert_allclose(found[name], array, rtol=1e-6)
         return {rows: Rates(ratio * 1e3, 1e3) for rows, ratio in zip(requests, ratios, strict=True)}
 
-    found = timed(folder, compare, monkeypatch)
+    found = timed(tower_version, compare, monkeypatch)
     score = found["serving_default"]
     assert score.entry.kind == "predict" and score.entry.run == run
     assert score.times is not None and score.times.before_s == 1e-3
@@ -66,7 +59,9 @@ def test_a_predict_is_cut_where_that_is_slower_at_no_size(
     assert {one.entry.run for one in found.values() if one.entry.kind == "lookup"} <= {"cut"}
 
 
-def test_signatures_are_timed_as_the_native_core_serves_them(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_signatures_are_timed_as_the_native_core_serves_them(
+    tower_version: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if not has_core():
         pytest.skip("the native core is not built here (no cargo)")
     asked_of_python = []
@@ -77,5 +72,5 @@ def test_signatures_are_timed_as_the_native_core_serves_them(folder: Path, monke
             assert outputs(adopted(request))
         return {rows: Rates(1e3, 1e3) for rows in requests}
 
-    timed(folder, compare, monkeypatch)
+    timed(tower_version, compare, monkeypatch)
     assert asked_of_python == []

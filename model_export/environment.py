@@ -1,0 +1,17 @@
+"""Reads and sets environment variables for the whole package, without TensorFlow."""
+
+from __future__ import annotations
+
+import os
+
+
+def tf_config() -> str | None:
+    """Returns the environment variable TF_CONFIG, or None if it is not set."""
+    return os.environ.get("TF_CONFIG")
+
+
+def set_for_tensorflow() -> None:
+    """Sets the environment variables that TensorFlow reads when it is imported."""
+    # TFRS's TPUEmbedding layer works with Keras 2 only.
+    os.environ["TF_USE_LEGACY_KERAS"] = "1"
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")

@@ -1,0 +1,152 @@
+"""Checks rules about docstrings and comments: each public name has one, and its first words name a subject."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.source_files import ROOT, SOURCES, faultless, python_files, tracked_files, tree
+
+
+def test_every_public_name_has_a_docstring() -> None:
+    faultless(f"{file} has no docstring" for file in SOURCES if not ast.get_docstring(tree(file)))
+    faultless(
+        f"{file}:{node.lineno} {node.name} has no docstring"
+        for file in SOURCES
+        for node in public_definitions(tree(file))
+        if not documented(node)
+    )
+
+
+Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+
+
+def public_definitions(node: ast.AST) -> Iterator[Definition]:
+    """Yields public classes and functions, and the public methods of public classes."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, Definition) and not child.name.startswith("_"):
+            yield child
+            if isinstance(child, ast.ClassDef):
+                yield from public_definitions(child)
+
+
+def documented(node: Definition) -> bool:
+    """Says whether a definition has a docstring or needs none, because it is a property in a protocol."""
+    body = node.body[-1]
+    is_declaration = isinstance(body, ast.Expr) and isinstance(body.value, ast.Constant) and body.value.value is ...
+    is_property = any(isinstance(d, ast.Name) and d.id == "property" for d in getattr(node, "decorator_list", []))
+    return bool(ast.get_docstring(node)) or (is_declaration and is_property)
+
+
+# The files in the folders whose docstrings must keep the rules that are tested below.
+PLAIN_WORDS = python_files("service", "model_export", "client", "loadtest")
+# In loadtest/attacks, an attack's docstring is the label of its case in the report, so it need not open with a verb.
+ATTACKS = Path("loadtest/attacks")
+
+
+class Described(NamedTuple):
+    """A module, class or function that has a docstring, with its place in the sources."""
+
+    place: str
+    name: str
+    node: ast.Module | Definition
+    text: str
+
+
+def described(files: Iterable[Path]) -> Iterator[Described]:
+    """Yields all modules, classes and functions of files that have a docstring, private ones included."""
+    for file in files:
+        for node in ast.walk(tree(file)):
+            if isinstance(node, ast.Module | Definition) and (text := ast.get_docstring(node)):
+                name = file.stem if isinstance(node, ast.Module) else node.name
+                yield Described(f"{file}:{getattr(node, 'lineno', 1)} {name}", name, node, text)
+
+
+def is_property(node: Definition) -> bool:
+    """Says whether a function is a property, which callers read like an attribute."""
+    return any("property" in ast.unparse(decorator) for decorator in node.decorator_list)
+
+
+def opens_with_a_verb(text: str) -> bool:
+    """Says whether a text opens with a verb in the third person, as far as the first word's letters show.
+
+    >>> opens_with_a_verb("Returns a name."), opens_with_a_verb("The name."), opens_with_a_verb("Names of files.")
+    (True, False, False)
+    """
+    return re.match(r"[A-Z][a-z]+s\b(?! (of|whose)\b)", text) is not None
+
+
+# "What passes between the layers" names nothing: a reader who sees the sentence alone must know its subject.
+OPENS_BADLY = re.compile(r"(Who|What|Whoever|Those|That|Of)\b")
+
+
+def test_a_docstring_names_its_subject() -> None:
+    faultless(
+        f"{one.place} opens with {found[0]!r}"
+        for one in described(PLAIN_WORDS + python_files("tests"))
+        if (found := OPENS_BADLY.match(one.text))
+    )
+
+
+def rust_openings(source: str) -> Iterator[tuple[int, str]]:
+    """Yields the line number and the text of each line that opens a paragraph of a Rust doc comment.
+
+    >>> list(rust_openings("/// Of a row.\\n/// Of two.\\n///\\n/// What.\\nstruct A; // Of\\n//! That."))
+    [(1, 'Of a row.'), (4, 'What.'), (6, 'That.')]
+    """
+    before = ""
+    for number, line in enumerate(source.splitlines(), 1):
+        comment = re.match(r"\s*//[/!] ?(.*)", line)
+        text = comment[1].strip() if comment else ""
+        if text and not before:
+            yield number, text
+        before = text
+
+
+def test_a_rust_doc_comment_names_its_subject() -> None:
+    files = sorted(file for file in tracked_files() if file.suffix == ".rs")
+    assert files
+    faultless(
+        f"{file.relative_to(ROOT)}:{number} opens with {found[0]!r}"
+        for file in files
+        for number, text in rust_openings(file.read_text())
+        if (found := OPENS_BADLY.match(text))
+    )
+
+
+def test_a_docstring_is_more_than_a_reference() -> None:
+    faultless(f"{one.place} opens with 'See'" for one in described(PLAIN_WORDS) if re.match(r"See\b", one.text))
+
+
+def test_a_class_says_what_it_is_before_its_docstring_has_a_section() -> None:
+    section = re.compile(r"(Attributes|Args|Raises|Returns|Yields|Concurrency|Examples?|Source):")
+    faultless(
+        f"{one.place} opens with the section {found[0]!r}"
+        for one in described(PLAIN_WORDS)
+        if isinstance(one.node, ast.ClassDef) and (found := section.match(one.text))
+    )
+
+
+def test_a_functions_docstring_opens_with_a_verb() -> None:
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+    faultless(
+        f"{one.place} opens with {one.text.split()[0]!r}"
+        for one in described(file for file in PLAIN_WORDS if file.parent != ATTACKS)
+        if isinstance(one.node, functions) and not is_property(one.node) and not opens_with_a_verb(one.text)
+    )
+
+
+def test_no_two_names_have_the_same_first_line() -> None:
+    # Methods with the same name may share a first line, because they do the same in several classes.
+    found: dict[str, dict[str, str]] = {}
+    for one in described(PLAIN_WORDS):
+        found.setdefault(one.text.splitlines()[0], {}).setdefault(one.name, one.place)
+    faultless(f"{', '.join(places.values())}: {line!r}" for line, places in found.items() if len(places) > 1)
+
+
+def test_every_other_file_says_what_it_is_for() -> None:
+    files = python_files("tests", "loadtest", "examples", ".ci")
+    faultless(f"{file} has no docstring" for file in files if not ast.get_docstring(tree(file)))
