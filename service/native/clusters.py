@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 
 import numpy as np
@@ -39,6 +39,10 @@ class Clusters:
     def heard(self, subject: Subject) -> None:
         """Notes that the server has read all changes of a table, so that its cached rows are valid for a while."""
         self.core.heard(*subject)
+
+    def set_in_sync(self, nodes: Sequence[tuple[str, int]], seconds: float) -> None:
+        """Notes replicas whose rows may be read for so many seconds."""
+        self.core.set_in_sync(list(nodes), seconds)
 
     def refresh(self) -> None:
         """Asks each cluster for its map of slots; waits for the nodes."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from service.remote.counts import Subject
@@ -26,6 +27,9 @@ class RowCache(Protocol):
 
     def heard(self, subject: Subject) -> None:
         """Notes that the server has read all changes of a table, so that cached rows are valid. Must not raise."""
+
+    def set_in_sync(self, nodes: Sequence[tuple[str, int]], seconds: float) -> None:
+        """Notes replicas whose rows may be read for so many seconds. Must not raise."""
 
     def refresh(self) -> None:
         """Asks each cluster for its map of slots; waits for the nodes. Must not raise."""
