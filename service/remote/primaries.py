@@ -61,7 +61,10 @@ class Primaries:
         return self._run(commands, end_s, has_copies=False)[0]
 
     def read(self, commands: Sequence[Command], end_s: float) -> list[Any]:
-        """Returns the answers to commands that read; a replica is asked if the primary failed lately. Raises as run."""
+        """Returns the answers to commands that read; raises as run does.
+
+        If the primary failed lately, a replica is asked that is in sync.
+        """
         return self._run(commands, end_s, has_copies=False, is_read=True)[0]
 
     def write(self, commands: Sequence[Command], end_s: float) -> bool:
