@@ -87,7 +87,7 @@ class Node:
         port = ["--port", str(self.port)] if security.tls is None else ["--port", "0", "--tls-port", str(self.port)]
         self._arguments = [
             *(*host.prefix, PROGRAM, *port, "--bind", host.address, "--dir", str(folder)),
-            *("--save", "", "--appendonly", "no", "--repl-diskless-sync-delay", "0"),
+            *("--save", "", "--appendonly", "no", "--repl-diskless-sync-delay", "0", "--repl-ping-replica-period", "1"),
             *(cluster if is_cluster else ()),
             *security.flags,
             *flags,

@@ -132,6 +132,12 @@ impl Clusters {
         self.inner.heard(model, version, table);
     }
 
+    /// Notes replicas, by host and port, whose rows may be read for so many seconds.
+    #[allow(clippy::needless_pass_by_value, reason = "pyo3 passes a list by value")]
+    fn set_in_sync(&self, nodes: Vec<(String, u16)>, seconds: f64) {
+        self.inner.set_in_sync(&nodes, Duration::from_secs_f64(seconds.clamp(0.0, 3600.0)));
+    }
+
     /// Asks each Valkey or Redis cluster for its slot map, which says which nodes hold which slots.
     fn refresh(&self, py: Python<'_>) {
         py.detach(|| self.inner.refresh());

@@ -27,16 +27,18 @@ from service.types import Array
 if TYPE_CHECKING:
     from service.remote.changes import Listener, TableChanges
     from service.remote.primaries import Primaries
+    from service.remote.replicas import Replicas
     from service.remote.row_reader import RowReader
     from service.remote.topology import Topology
 
 logger = logging.getLogger(__name__)
 
-# Seconds that the load of a version waits for a cluster, seconds between two checks whether a cluster answers, and
-# seconds between two checks for rows that other servers changed.
+# Seconds that the load of a version waits for a cluster, seconds between two checks whether a cluster answers, seconds
+# between two checks for rows that other servers changed, and seconds between two checks whether replicas are in sync.
 _OPEN_S = 10.0
 _LOOK_S = 1.0
 _FOLLOW_S = 0.2
+_COMPARE_S = 0.3
 
 
 class RemoteTables:
@@ -59,6 +61,7 @@ class RemoteTables:
         self._on_change = on_change
         self._changing = threading.Lock()
         self._looking = threading.Lock()
+        self._comparing = threading.Lock()
         self._stop: threading.Event | None = None
         self._is_watched = False
         self._topologies: dict[StoreAddress, Topology] = {}
@@ -68,6 +71,7 @@ class RemoteTables:
         self._readers: weakref.WeakValueDictionary[Subject, RowReader] = weakref.WeakValueDictionary()
         self._changes: weakref.WeakSet[TableChanges] = weakref.WeakSet()
         self._primaries: dict[StoreAddress, Primaries] = {}
+        self._replicas: dict[StoreAddress, Replicas] = {}
 
     def configure(self, configs: Sequence[ModelConfig]) -> None:
         """Stores the list of models; versions that are loaded later use its addresses of remote tables."""
@@ -92,6 +96,7 @@ class RemoteTables:
             # New clusters are checked before the version is AVAILABLE. If a cluster lacks nodes for some hash slots,
             # the server is not ready from the version's first moment.
             self.look()
+            self.compare()
         self._start()
         return found
 
@@ -227,8 +232,37 @@ class RemoteTables:
             while not stop.wait(_FOLLOW_S):
                 self.follow()
 
+        def compare() -> None:
+            while not stop.wait(_COMPARE_S):
+                self.compare()
+
         threading.Thread(target=run, name="remote-tables", daemon=True).start()
+        threading.Thread(target=compare, name="remote-replicas", daemon=True).start()
         threading.Thread(target=follow, name="remote-changes", daemon=True).start()
+
+    def compare(self) -> None:
+        """Checks which replicas of each cluster are in sync, and so may be read."""
+        # The import is here and not at the top, because redis-py is an optional extra.
+        from service.remote.replicas import Replicas
+
+        with self._comparing:
+            with self._changing:
+                topologies = dict(self._topologies)
+            for address, topology in topologies.items():
+                if address not in self._replicas:
+                    self._replicas[address] = Replicas(topology)
+                try:
+                    self._compare(self._replicas[address])
+                except Exception:
+                    # The thread must go on: it is the only one, for all clusters.
+                    logger.exception("replicas of a cluster can not be compared", extra={"cluster": str(address)})
+
+    def _compare(self, replicas: Replicas) -> None:
+        found = replicas.compare()
+        if self._cache is not None:
+            self._cache.set_in_sync(found.in_sync, found.seconds)
+            if found.is_map_old:
+                self._cache.refresh()
 
     def follow(self) -> None:
         """Reads which rows of remote tables other servers changed, and writes this server's waiting changes."""

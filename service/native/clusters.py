@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 
 import numpy as np
@@ -39,6 +39,10 @@ class Clusters:
     def heard(self, subject: Subject) -> None:
         """Extends the time for which cached rows of a table are valid: the server has read all changes of the table."""
         self.core.heard(*subject)
+
+    def set_in_sync(self, nodes: Sequence[tuple[str, int]], seconds: float) -> None:
+        """Notes replicas whose rows may be read for so many seconds."""
+        self.core.set_in_sync(list(nodes), seconds)
 
     def refresh(self) -> None:
         """Asks each Valkey or Redis cluster for its map of hash slots to nodes; blocks until the nodes reply."""

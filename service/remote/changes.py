@@ -4,16 +4,21 @@ An upsert gets a number, is held in the cluster as a whole, is written into its 
 stream, and is released once the replicas have it. A server that finds an upsert held for a second finishes it, because
 the server that took the upsert may be gone. A script writes a row only if no change of a higher order wrote it, so a
 change may be written twice, by two servers, or late, and the rows end the same.
+
+A replica that takes over may lack the last entries of the stream, and then gives their numbers to other entries. So
+each entry has a digest of all entries up to it: equal digests are equal streams. A server whose last digest is not in
+the stream drops all cached rows, and the server that wrote an entry writes it again until all replicas have it.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -32,6 +37,8 @@ _LOOK_S = 1.0
 # If an upsert stays in the Valkey hash `held` for this many seconds, any server finishes it, because the server that
 # put it there has probably ended.
 _HELD_S = 1.0
+# Seconds until this server writes an entry again that some replica lacks.
+_AGAIN_S = 1.0
 # Number of entries that the stream of changed rows in Valkey keeps, and that a server reads at a time. A server that
 # missed an entry drops all cached rows.
 _KEPT_ENTRIES = 1000
@@ -78,11 +85,13 @@ return redis.call('HSET', KEYS[2], ARGV[2], ARGV[3])
 """
 # Lua script for Valkey that tells all servers which rows were changed. KEYS: the stream `changes`, the last number, the
 # hash `held` or `files`. ARGV: the change's number, its ids or '', the entries to keep, 'release' or 'file' or '', a
-# file's checksum.
+# file's checksum, and random bytes.
 _TELL = """
 local last = redis.call('XREVRANGE', KEYS[1], '+', '-', 'COUNT', 1)[1]
 local number = last and string.match(last[1], '^%d+') or '0'
-redis.call('XADD', KEYS[1], 'MAXLEN', ARGV[3], string.format('%.0f-1', tonumber(number) + 1), 'ids', ARGV[2])
+local history = redis.sha1hex((last and last[2][4] or '') .. ARGV[6] .. ARGV[2])
+redis.call('XADD', KEYS[1], 'MAXLEN', ARGV[3], string.format('%.0f-1', tonumber(number) + 1),
+  'ids', ARGV[2], 'history', history)
 if tonumber(redis.call('GET', KEYS[2]) or 0) < tonumber(ARGV[1]) then redis.call('SET', KEYS[2], ARGV[1]) end
 if ARGV[4] == 'release' then redis.call('HDEL', KEYS[3], ARGV[1]) end
 if ARGV[4] == 'file' then redis.call('HSET', KEYS[3], ARGV[1], ARGV[5]) end
@@ -92,6 +101,27 @@ return 1
 # Type of a function that is called with the [N] int64 ids of changed rows, or with None if any row may have changed. It
 # must not raise.
 Listener = Callable[[Array | None], None]
+
+
+class _Entry(NamedTuple):
+    """An entry of the stream.
+
+    history: digest of this entry and all entries before it; b"" if an older version of the server wrote the entry.
+    """
+
+    name: bytes = b"0-0"
+    ids: bytes = b""
+    history: bytes = b""
+
+    @staticmethod
+    def of(told: Any) -> _Entry:
+        """Returns an entry from the parts that a node sent."""
+        name, fields = told
+        return _Entry(name, fields[b"ids"], fields.get(b"history", b""))
+
+
+# The place before the first entry of a stream, and the name of the first.
+_BEGIN, _FIRST = _Entry(), b"1-1"
 
 
 class TableChanges:
@@ -116,8 +146,12 @@ class TableChanges:
         self.on_heard: Callable[[], None] | None = None
         self.applied = 0
         self._following = threading.Lock()
-        # Number of the last entry of the stream of changes that the listeners have been told of.
-        self._told = 0
+        # The last entry of the stream of changes that the listeners have been told of.
+        self._told = _BEGIN
+        # For each entry that this server wrote and that some replica lacks: the entry's random bytes -> its ids. Below:
+        # the time when to write these ids again.
+        self._uncopied: dict[bytes, bytes] = {}
+        self._again_at_s = 0.0
         # Number of an unfinished upsert in the cluster -> time when this server saw it first.
         self._held: dict[str, float] = {}
         self._files: deque[tuple[Delta, Callable[[DeltaFault], None]]] = deque()
@@ -136,9 +170,9 @@ class TableChanges:
         return 0.0 if since_s is None else max(time.monotonic() - since_s, 0.0)
 
     def begin(self, end_s: float) -> None:
-        """Reads the number of the newest change in the cluster, before any row is read; raises Unreachable, Refused."""
-        (newest,) = self._primaries.run([self._command("XREVRANGE", "changes", "+", "-", "COUNT", 1)], end_s)
-        self._told = _number_of(newest)
+        """Reads the newest change in the cluster, before any row is read; raises Unreachable, Refused."""
+        (newest,) = self._primaries.read([self._command("XREVRANGE", "changes", "+", "-", "COUNT", 1)], end_s)
+        self._told = _Entry.of(newest[0]) if newest else _BEGIN
 
     def upsert(self, make: Callable[[int], tuple[Delta, bytes]], floor: int) -> tuple[Delta, bool]:
         """Puts an upsert into the cluster; returns it, and whether all its rows are written.
@@ -154,7 +188,8 @@ class TableChanges:
         whole = self._layout.record_text(is_whole=True)
         (number,) = self._primaries.run([self._script(_NEXT, ["", "sequence"], whole, floor)], end_s)
         delta, data = make(int(number))
-        self._primaries.run([self._script(_HOLD, ["", "held"], whole, delta.sequence, data)], end_s)
+        # The replicas get the upsert before a row changes, so that a replica that takes over can finish it.
+        self._primaries.write([self._script(_HOLD, ["", "held"], whole, delta.sequence, data)], end_s)
         try:
             self._finish(delta, end_s)
         except (Unreachable, Refused) as error:
@@ -171,6 +206,7 @@ class TableChanges:
         with self._following:
             try:
                 self._look(time.monotonic() + _LOOK_S)
+                self._tell_again(time.monotonic() + _LOOK_S)
                 self._write_files(time.monotonic() + _WRITE_S)
             except (Unreachable, Refused) as error:
                 if not self._trouble:
@@ -184,16 +220,22 @@ class TableChanges:
                 self._behind_since_s = time.monotonic()
 
     def _look(self, end_s: float) -> None:
-        after = f"({self._told}-1"
-        newest, entries, held = self._primaries.read(
-            [
-                self._command("XREVRANGE", "changes", "+", "-", "COUNT", 1),
-                self._command("XRANGE", "changes", after, "+", "COUNT", _READ_ENTRIES),
-                self._command("HKEYS", "held"),
-            ],
-            end_s,
-        )
-        self._hear(_number_of(newest), entries)
+        told = self._told
+        # The range begins with the entry that was told last: this entry proves that the stream goes on from there.
+        told_and_new = self._command("XRANGE", "changes", told.name.decode(), "+", "COUNT", _READ_ENTRIES)
+        found, held = self._primaries.read([told_and_new, self._command("HKEYS", "held")], end_s)
+        entries = [_Entry.of(one) for one in found]
+        if told is _BEGIN:
+            is_known = not entries or entries[0].name == _FIRST
+        else:
+            is_known = bool(entries) and (entries[0].name, entries[0].history) == (told.name, told.history)
+        if is_known:
+            self._hear(entries if told is _BEGIN else entries[1:])
+        else:
+            # Entries that were told are gone, or others were missed: the node lost them, or is another node. The rows
+            # are dropped after the newest entry was read, so that no row is cached between both.
+            self.begin(end_s)
+            self._tell(None)
         if self.on_heard is not None and len(entries) < _READ_ENTRIES:
             self.on_heard()
         now_s = time.monotonic()
@@ -203,19 +245,12 @@ class TableChanges:
             if now_s - since_s >= _HELD_S:
                 self._finish_held(name)
 
-    def _hear(self, newest: int, entries: Any) -> None:
-        if newest < self._told:
-            # The stream of changes begins anew, because a node lost its data: any row may have changed.
-            self._told = newest
-            self._tell(None)
-            return
+    def _hear(self, entries: list[_Entry]) -> None:
         if not entries:
             return
-        numbers = [_number_of([entry]) for entry in entries]
-        ids = [entry[1][b"ids"] for entry in entries]
-        is_all = numbers != list(range(self._told + 1, self._told + 1 + len(numbers))) or not all(ids)
-        self._told = numbers[-1]
-        self._tell(None if is_all else np.unique(np.frombuffer(b"".join(ids), "<i8")))
+        self._told = entries[-1]
+        ids = [one.ids for one in entries]
+        self._tell(np.unique(np.frombuffer(b"".join(ids), "<i8")) if all(ids) else None)
 
     def _finish_held(self, name: str) -> None:
         (data,) = self._primaries.run([self._command("HGET", "held", name)], time.monotonic() + _LOOK_S)
@@ -267,11 +302,29 @@ class TableChanges:
     def _announce(self, delta: Delta, notes: list[str], deed: str, end_s: float) -> None:
         ids = np.ascontiguousarray(delta.ids, "<i8")
         told = ids.tobytes() if ids.size <= _MOST_IDS else b""
-        script = self._script(_TELL, notes, delta.sequence, told, _KEPT_ENTRIES, deed, delta.checksum)
-        self._primaries.run([script], end_s)
+        self._add(told, notes, [deed, delta.checksum], delta.sequence, end_s)
         self.applied += 1
         # This server's listeners of changed rows are called at once; other servers read the rows from the stream.
         self._tell(ids)
+
+    def _tell_again(self, end_s: float) -> None:
+        """Writes entries again that a replica may lack: if this replica takes over, the other servers hear them."""
+        if not self._uncopied or time.monotonic() < self._again_at_s:
+            return
+        self._again_at_s = time.monotonic() + _AGAIN_S
+        told = self._uncopied.copy()
+        size = sum(map(len, told.values()))
+        ids = b"".join(told.values()) if all(told.values()) and size <= 8 * _MOST_IDS else b""
+        self._add(ids, ["changes", "sequence"], ["", 0], 0, end_s)
+        for nonce in told:
+            self._uncopied.pop(nonce, None)
+
+    def _add(self, ids: bytes, notes: list[str], deed: list[str | int], sequence: int, end_s: float) -> None:
+        """Adds an entry to the stream, and notes it unless all replicas have it."""
+        nonce = os.urandom(16)
+        self._uncopied[nonce] = ids
+        if self._primaries.write([self._script(_TELL, notes, sequence, ids, _KEPT_ENTRIES, *deed, nonce)], end_s):
+            self._uncopied.pop(nonce, None)
 
     def _tell(self, ids: Array | None) -> None:
         for listener in self.listeners:
@@ -286,11 +339,6 @@ class TableChanges:
 
     def _names(self) -> dict[str, object]:
         return {"model": self._layout.model, "table": self._layout.table}
-
-
-def _number_of(entries: Any) -> int:
-    """Returns the number of the first entry in a list of entries of a Valkey stream; 0 if the list is empty."""
-    return int(entries[0][0].partition(b"-")[0]) if entries else 0
 
 
 def _octets(rows: Array, dtype: str) -> Array:

@@ -61,7 +61,10 @@ class Primaries:
         return self._run(commands, end_s, has_copies=False)[0]
 
     def read(self, commands: Sequence[Command], end_s: float) -> list[Any]:
-        """Runs Valkey commands that read, on a replica if the primary failed lately; returns and raises as run does."""
+        """Runs Valkey commands that read; returns and raises as run does.
+
+        If the primary failed lately, a replica that is in sync is asked.
+        """
         return self._run(commands, end_s, has_copies=False, is_read=True)[0]
 
     def write(self, commands: Sequence[Command], end_s: float) -> bool:

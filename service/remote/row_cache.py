@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from service.remote.counts import Subject
@@ -26,6 +27,9 @@ class RowCache(Protocol):
 
     def heard(self, subject: Subject) -> None:
         """Extends the time for which cached rows of a table are valid: all its changes were read. Must not raise."""
+
+    def set_in_sync(self, nodes: Sequence[tuple[str, int]], seconds: float) -> None:
+        """Notes replicas whose rows may be read for so many seconds. Must not raise."""
 
     def refresh(self) -> None:
         """Asks each Valkey or Redis cluster for its map of hash slots to nodes; blocks. Must not raise."""

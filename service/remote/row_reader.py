@@ -1,8 +1,8 @@
 """Reads rows of one version's table from a cluster before a deadline.
 
 A read asks all primaries at once. If a primary is down, slow, or lacks a key, the read asks another node of the same
-slot for its rows. A replica's rows are of the same version, and may lack the last changes. Only an answer with the size
-of a row counts as a row. A connection that broke or was given up is closed, so that no later read gets its
+slot for its rows. Replicas are asked only while they are in sync. Only an answer with the size of a row counts as a
+row. A connection that broke or was given up is closed, so that no later read gets its
 answers.
 """
 
@@ -183,7 +183,7 @@ class _Task:
         for position in self.left.tolist():
             if position in self._asking:
                 continue
-            nodes = topology.nodes(int(self._slots[position]))
+            nodes = topology.hopes(int(self._slots[position]))
             lacking = self._lacking.get(position, set())
             if nodes and all(node in lacking for node in nodes):
                 self.why = "its rows are not in the cluster"

@@ -1,11 +1,11 @@
-"""Keeps the map of a cluster: the nodes that hold each hash slot, and the nodes that failed lately."""
+"""Keeps the map of a cluster: the nodes that hold each hash slot, that failed lately, and that may be read."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import redis
@@ -29,22 +29,28 @@ class Unreachable(Exception):
 class _Map(NamedTuple):
     """The map from a cluster's hash slots to nodes.
 
-    holders: tuples of nodes, each with the primary first. by_slot: slot -> index into holders, -1 for no node. failed:
+    holders: tuples of nodes, each with the primary first, or without it if it failed. primaries: the primary of each of
+    these tuples, also a failed one; None if none is known. by_slot: slot -> index into both, -1 for no node. failed:
     nodes that the other nodes have marked as failed.
     """
 
     holders: tuple[tuple[Node, ...], ...]
+    primaries: tuple[Node | None, ...]
     by_slot: tuple[int, ...]
     failed: tuple[Node, ...] = ()
 
 
 class NodeStatus(NamedTuple):
-    """The status of one cluster node. num_slots: its hash slots; 0 if the other nodes have marked it as failed."""
+    """The status of one cluster node. num_slots: its hash slots; 0 if the other nodes have marked it as failed.
+
+    is_in_sync: whether rows may be read from the node: a replica may lack the last changes.
+    """
 
     node: str
     is_primary: bool
     num_slots: int
     answers: bool
+    is_in_sync: bool
 
 
 class Topology:
@@ -52,27 +58,57 @@ class Topology:
 
     def __init__(self, address: StoreAddress) -> None:
         self.address = address
-        self._map = _Map((), (-1,) * NUM_SLOTS)
+        self._map = _Map((), (), (-1,) * NUM_SLOTS)
         self._down: dict[Node, float] = {}
+        # Replica -> until when it may be read.
+        self._in_sync: dict[Node, float] = {}
         self._changing = threading.Lock()
         self._asked_s = float("-inf")
 
+    def holders(self, slot: int) -> tuple[Node, ...]:
+        """Returns a slot's nodes, the primary first."""
+        place = self._map.by_slot[slot]
+        return () if place < 0 else self._map.holders[place]
+
     def nodes(self, slot: int) -> tuple[Node, ...]:
-        """Returns the nodes to ask for a hash slot, in order: the primary, its replicas, then recently failed nodes."""
+        """Returns the nodes of a hash slot that may be read: the primary, and replicas that are in sync.
+
+        They are in the order to ask them: nodes that failed recently are last, and the primary is before replicas.
+        """
         place = self._map.by_slot[slot]
         if place < 0:
             return ()
-        nodes = self._map.holders[place]
-        return tuple(sorted(nodes, key=self.is_down)) if self._down else nodes
+        primary = self._map.primaries[place]
+        found = tuple(node for node in self._map.holders[place] if node == primary or self.is_in_sync(node))
+        return tuple(sorted(found, key=self.is_down)) if self._down else found
+
+    def hopes(self, slot: int) -> tuple[Node, ...]:
+        """Returns the nodes of a slot to read now or soon: if its primary is down, any replica may take over."""
+        primary = self.primary(slot)
+        is_led = primary is not None and primary in self.holders(slot) and not self.is_down(primary)
+        return self.nodes(slot) if is_led else self.holders(slot)
+
+    def groups(self) -> list[tuple[Node, list[Node]]]:
+        """Returns pairs of a primary, also one that failed, and its replicas."""
+        pairs = zip(self._map.primaries, self._map.holders, strict=True)
+        return [(primary, [node for node in nodes if node != primary]) for primary, nodes in pairs if primary]
+
+    def is_in_sync(self, node: Node) -> bool:
+        """Says whether the server saw within SYNC_S that a replica is in sync."""
+        return time.monotonic() < self._in_sync.get(node, 0.0)
+
+    def set_in_sync(self, nodes: Iterable[Node], until_s: float) -> None:
+        """Notes replicas that may be read until a time on time.monotonic()."""
+        self._in_sync.update(dict.fromkeys(nodes, until_s))
 
     def primary(self, slot: int) -> Node | None:
         """Returns the primary of a hash slot, whether it answers or not; None if no node of the hash slot is known."""
         place = self._map.by_slot[slot]
-        return None if place < 0 else self._map.holders[place][0]
+        return None if place < 0 else self._map.primaries[place]
 
     def num_replicas(self, node: Node) -> int:
         """Returns how many replicas of a primary node are known."""
-        return max((len(nodes) - 1 for nodes in self._map.holders if nodes[0] == node), default=0)
+        return max((len(replicas) for primary, replicas in self.groups() if primary == node), default=0)
 
     def is_down(self, node: Node) -> bool:
         """Says whether a node failed so lately that other nodes shall be asked first."""
@@ -106,13 +142,19 @@ class Topology:
         """Returns the status of each known node of the cluster."""
         places = Counter(self._map.by_slot)
         slots: Counter[Node] = Counter()
-        primaries = {nodes[0] for nodes in self._map.holders}
+        primaries = {primary for primary, _ in self.groups()}
         for place, nodes in enumerate(self._map.holders):
             for node in nodes:
                 slots[node] += places[place]
         known = dict.fromkeys((*slots, *self._map.failed))
         return [
-            NodeStatus(_named((node,)), node in primaries, slots[node], slots[node] > 0 and not self.is_down(node))
+            NodeStatus(
+                _named((node,)),
+                node in primaries,
+                slots[node],
+                slots[node] > 0 and not self.is_down(node),
+                node in primaries or self.is_in_sync(node),
+            )
             for node in known
         ]
 
@@ -168,8 +210,9 @@ def _cluster_shards(address: StoreAddress, node: Node, timeout_s: float) -> list
 
 def _map_of(shards: Sequence[dict[str, Any]] | None, asked: Node, has_tls: bool) -> _Map:
     if shards is None:
-        return _Map(((asked,),), (0,) * NUM_SLOTS)
+        return _Map(((asked,),), (asked,), (0,) * NUM_SLOTS)
     holders: list[tuple[Node, ...]] = []
+    primaries: list[Node | None] = []
     failed: list[Node] = []
     by_slot = [-1] * NUM_SLOTS
     for shard in shards:
@@ -178,6 +221,7 @@ def _map_of(shards: Sequence[dict[str, Any]] | None, asked: Node, has_tls: bool)
         # until the other nodes agree that it is down.
         alive = [node for node in nodes if node["health"] != "fail"]
         alive.sort(key=lambda node: node["role"] != "master")
+        primary = next((node for node in (*alive, *nodes) if node["role"] == "master"), None)
         failed += [_place(node, asked, has_tls) for node in nodes if node["health"] == "fail"]
         slots = shard["slots"]
         if not (alive and slots):
@@ -185,7 +229,8 @@ def _map_of(shards: Sequence[dict[str, Any]] | None, asked: Node, has_tls: bool)
         for first, last in zip(slots[::2], slots[1::2], strict=True):
             by_slot[int(first) : int(last) + 1] = [len(holders)] * (int(last) + 1 - int(first))
         holders.append(tuple(_place(node, asked, has_tls) for node in alive))
-    return _Map(tuple(holders), tuple(by_slot), tuple(failed))
+        primaries.append(None if primary is None else _place(primary, asked, has_tls))
+    return _Map(tuple(holders), tuple(primaries), tuple(by_slot), tuple(failed))
 
 
 def _place(node: dict[str, Any], asked: Node, has_tls: bool) -> Node:

@@ -1,8 +1,9 @@
 """Fetches one version from an object store into a local folder, and can resume after an interruption.
 
-The version is fetched into a staging folder beside its place. A file there only grows, by parts in order, so its size
-says where the next attempt goes on. A record of the listing lies with the files: an object whose tag differs is fetched
-anew, and a version whose record equals the store's listing is not fetched again.
+The version is fetched into a staging folder beside its place. A file there only grows, by parts in order; each part is
+synced and then noted, so the notes say where the next attempt continues inside an object. A record of the listing lies
+with the files: an object whose tag differs is fetched anew, and a version whose record equals the store's listing is
+not fetched again.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from service.artifact.manifest import MANIFEST_PATH, Manifest
 from service.errors import ArtifactError, NotReady
 from service.stores.cache import Cache
 from service.stores.object_store import ObjectStore, StoredObject
+from service.stores.progress import PROGRESS, Progress, Step
 
 RECORD = ".fetched.json"
 # Type of the record of the objects from which a version's folder was fetched: path of an object -> its size and ETag.
@@ -67,6 +69,7 @@ class Fetch:
         self._cache = cache
         self._has_settled = has_settled
         self._is_stopped = is_stopped
+        self._progress = Progress(staging)
         self.num_bytes = 0
         self.done_bytes = 0
         self.read_bytes = 0
@@ -90,7 +93,7 @@ class Fetch:
         if not self._is_whole(objects):
             return False
         self.num_bytes = sum(one.num_bytes for one in objects)
-        self.done_bytes = sum(_size(self._staging / one.path) for one in objects)
+        self.done_bytes = sum(self._progress.of(one).num_bytes for one in objects)
         what = f"version {self._name} of {self._store.uri}"
         with self._cache.reserved(lambda: self.num_bytes - self.done_bytes, what):
             for one in objects:
@@ -123,7 +126,7 @@ class Fetch:
             manifest = Manifest.read(self._staging)
         except ArtifactError as error:
             # The network may have damaged the manifest's bytes, so the next attempt fetches the manifest again.
-            (self._staging / MANIFEST_PATH).unlink()
+            self._progress.note(by_path[MANIFEST_PATH], Step())
             raise ArtifactError(f"version {self._name} of {self._store.uri}: {error.message}") from error
         assert manifest is not None  # Manifest.read() returns None only if the file is missing.
         if not manifest.files:
@@ -131,21 +134,25 @@ class Fetch:
         return all(path in by_path and by_path[path].num_bytes == size for path, size in manifest.files.items())
 
     def _bring_object(self, one: StoredObject) -> None:
-        path = self._staging / one.path
+        path, step = self._staging / one.path, self._progress.of(one)
+        if step.num_bytes == one.num_bytes and path.exists():
+            return
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("ab") as file:
-            begin = file.tell()
-            if begin > one.num_bytes:
-                file.truncate(0)
-                begin = 0
-            if begin == one.num_bytes:
-                return
-            for part in self._parts(one, begin):
+        with path.open("r+b" if path.exists() else "w+b") as file:
+            if _crc_of(file, 0, step.num_bytes) != step.crc:
+                # The disk has other bytes than were noted: it was not synced, or is damaged.
+                self.done_bytes -= step.num_bytes
+                step = Step()
+            # The bytes behind the noted ones may be torn.
+            file.truncate(step.num_bytes)
+            file.seek(step.num_bytes)
+            for part in self._parts(one, step.num_bytes):
                 file.write(part)
-                file.flush()
+                _sync(file)
+                step = Step(step.num_bytes + len(part), crc32c_of(part, step.crc))
+                self._progress.note(one, step)
                 self.done_bytes += len(part)
                 self.read_bytes += len(part)
-            _sync(file)
 
     def _parts(self, one: StoredObject, begin: int) -> Iterator[bytes]:
         """Yields the bytes of an object from an offset on, in order; fetches the next parts meanwhile."""
@@ -169,6 +176,7 @@ class Fetch:
 
     def _publish(self) -> None:
         """Renames the staging folder to the version's folder, which always has a complete version or is missing."""
+        (self._staging / PROGRESS).unlink(missing_ok=True)
         if self._target.exists():
             outdated = self._target.with_name(f".outdated-{self._target.name}")
             shutil.rmtree(outdated, ignore_errors=True)
@@ -245,18 +253,24 @@ def _verify(folder: Path, what: str) -> None:
 
 
 def _masked_of(path: Path, offset: int, nbytes: int) -> int:
-    found = 0
     with path.open("rb") as file:
-        file.seek(offset)
-        while nbytes and (chunk := file.read(min(nbytes, _CHUNK_BYTES))):
-            found = crc32c_of(chunk, found)
-            nbytes -= len(chunk)
-    return masked(found) if not nbytes else 0
+        found = _crc_of(file, offset, nbytes)
+    return 0 if found is None else masked(found)
+
+
+def _crc_of(file: IO[bytes], offset: int, nbytes: int) -> int | None:
+    """Returns the CRC-32C of bytes of a file; None if the file ends before them."""
+    found = 0
+    file.seek(offset)
+    while nbytes and (chunk := file.read(min(nbytes, _CHUNK_BYTES))):
+        found = crc32c_of(chunk, found)
+        nbytes -= len(chunk)
+    return None if nbytes else found
 
 
 def _check_path(path: str) -> None:
     parts = PurePosixPath(path).parts
-    if path.startswith("/") or ".." in parts or "\0" in path or parts[:1] == (RECORD,):
+    if path.startswith("/") or ".." in parts or "\0" in path or parts[:1] in ((RECORD,), (PROGRESS,)):
         raise ArtifactError(f"an object is named {path!r}, which can not be a file of a version")
 
 
@@ -269,10 +283,3 @@ def _write(path: Path, data: bytes) -> None:
 def _sync(file: IO[bytes]) -> None:
     file.flush()
     os.fsync(file.fileno())
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0

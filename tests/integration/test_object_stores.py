@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import shutil
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from tests.deltas import delta_bytes
 from tests.exposition import read_exposition
 from tests.integration.conftest import Serve
 from tests.integration.process import ServerProcess, until
-from tests.integration.s3_server import BUCKET, S3Server
+from tests.integration.s3_server import BUCKET, Proxy, S3Server
 from tests.integration.store_proxy import Fault, StoreProxy
 from tests.toy_model import add_filler, write_toy_model
 
@@ -25,6 +27,9 @@ SHARD = "variables/variables.data-00000-of-00001"
 URI = f"s3://{BUCKET}/toy"
 # Three parts of an object, as the server reads it.
 FILLER_BYTES = 20 << 20
+# Five parts; the last one is small.
+PART_BYTES = 8 << 20
+LARGE_BYTES = 4 * PART_BYTES + 1000
 
 
 def version(tmp_path: Path, scale: int, filler_bytes: int = 0) -> Path:
@@ -151,6 +156,57 @@ def test_a_store_that_is_cut_off_and_killed_resumes_and_the_old_version_serves(
     assert "very-secret" not in server.text()
     (folder,) = [path for path in (tmp_path / "cache").iterdir() if path.is_dir()]
     assert (folder / "2" / "assets" / "filler").read_bytes() == (made / "assets" / "filler").read_bytes()
+
+
+def test_a_server_that_is_killed_within_an_object_continues_there_unless_the_object_changed(
+    s3: S3Server, proxy: Proxy, start: Callable[..., ServerProcess], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(number: int) -> Path:
+        """Starts a server that gets four parts of the filler, and kills it; returns the partly fetched file."""
+        store, requests = StoreProxy(s3.port), itertools.count(1)
+
+        def hold(method: str, path: str, query: dict[str, list[str]]) -> Fault | None:
+            # The first four requests are of the first four parts; more are sent only when one of these has come.
+            is_late = path.endswith("/filler") and next(requests) > 4
+            return Fault(held=threading.Event()) if is_late else None
+
+        store.rule = hold
+        monkeypatch.setenv("AWS_ENDPOINT_URL", store.url)
+        server = start().answering()
+        until(lambda: any(one["done_bytes"] >= 4 * PART_BYTES for one in store_state(server)["versions"]))
+        server.signal(9)
+        server.exit_code()
+        store.close()
+        (found,) = (tmp_path / "cache").glob(f"*/.fetching-{number}/assets/filler")
+        assert found.stat().st_size == 4 * PART_BYTES
+        return found
+
+    def bytes_of_filler(number: int) -> int:
+        """Starts a server and waits for a version; returns how many bytes of the filler the store sent."""
+        store = StoreProxy(s3.port)
+        monkeypatch.setenv("AWS_ENDPOINT_URL", store.url)
+        with start().answering() as server:
+            until(lambda: answers(server, number))
+        store.close()
+        return sum(one.answer_bytes for one in store.requests if one.path.endswith("/filler"))
+
+    def filler(number: int) -> bytes:
+        (found,) = (tmp_path / "cache").glob(f"*/{number}/assets/filler")
+        return found.read_bytes()
+
+    made = version(tmp_path, 1, LARGE_BYTES) / "assets" / "filler"
+    s3.upload(tmp_path / "made-1", "toy/1")
+    with killed(1).open("ab") as partial:
+        # What a write leaves that the kill, or a power failure, cuts off.
+        partial.write(b"torn" * 1000)
+    assert bytes_of_filler(1) == LARGE_BYTES - 4 * PART_BYTES
+    assert filler(1) == made.read_bytes()
+    version(tmp_path, 2, LARGE_BYTES)
+    s3.upload(tmp_path / "made-2", "toy/2")
+    killed(2)
+    s3.put("toy/2/assets/filler", made.read_bytes())
+    assert bytes_of_filler(2) == LARGE_BYTES
+    assert filler(2) == made.read_bytes()
 
 
 def test_half_an_upload_waits_and_a_wrong_byte_is_refused(

@@ -10,14 +10,18 @@
 //! drops a page whose count is 1, and subtracts 1 from any higher count. So pages that many lookups use stay, and a
 //! page that only one lookup used is dropped.
 //!
-//! The kernel may drop pages too, if the machine or the control group runs out of memory. A thread finds these pages
-//! with mincore(2), and checks a part of all pages every quarter of a second.
+//! The kernel may drop pages too, if the machine or the control group runs out of memory. A thread finds these pages in
+//! the process's own page table, and checks a part of all pages every quarter of a second. mincore(2) would report all
+//! pages of a file as resident to a user who neither owns the file nor may write to it.
 //!
-//! Source: madvise(2), mincore(2), posix_fadvise(2) and mm/madvise.c, mm/readahead.c (Linux 6.18); Nicola, Dan and Dias,
-//! Analysis of the Generalized Clock Buffer Replacement Scheme for Database Transaction Processing (1992).
+//! Source: madvise(2), mincore(2), posix_fadvise(2), proc_pid_pagemap(5) and mm/madvise.c, mm/readahead.c (Linux 6.18);
+//! Nicola, Dan and Dias, Analysis of the Generalized Clock Buffer Replacement Scheme for Database Transaction Processing
+//! (1992).
 
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 use std::time::{Duration, Instant};
@@ -39,8 +43,12 @@ const LARGE_BATCH: usize = 16;
 /// that few reads drop pages.
 const SPARE_SHARE: usize = 256;
 const AUDIT_EVERY: Duration = Duration::from_millis(250);
-/// Number of pages in one call of mincore(2), and the limits of one audit: pages that mincore checks, and bytes of page
-/// counts that are scanned.
+/// Bytes of a page's entry in /proc/self/pagemap, and the bit of the last of them that says whether the page is in
+/// memory.
+const ENTRY_BYTES: usize = 8;
+const IS_PRESENT: u8 = 0x80;
+/// Number of pages whose entries are read together, and the limits of one audit: pages that it checks, and bytes of
+/// page counts that it scans.
 const AUDIT_CHUNK: usize = 1024;
 const AUDITED_PAGES: usize = 16 * AUDIT_CHUNK;
 const AUDITED_BYTES: usize = 4 << 20;
@@ -99,6 +107,8 @@ struct Clock {
 pub struct Pager {
     page_bytes: usize,
     max_pages: usize,
+    /// The page table of this process; None where the system does not show it.
+    page_table: Option<File>,
     /// Number of pages in memory, and of pages that threads are reading.
     held: AtomicUsize,
     /// Number of pages that threads are reading now.
@@ -153,6 +163,7 @@ impl Pager {
         Arc::new(Pager {
             page_bytes,
             max_pages: max_pages.max(1),
+            page_table: File::open("/proc/self/pagemap").ok(),
             held: AtomicUsize::new(0),
             in_flight: Mutex::default(),
             has_ended: Condvar::new(),
@@ -289,7 +300,29 @@ impl Pager {
         }
     }
 
-    /// Checks some pages with mincore(2), and sets the use counts of pages that the kernel has dropped to 0.
+    /// Finds out which of at most [`AUDIT_CHUNK`] mapped pages from an address on are in memory; says whether the kernel
+    /// tells.
+    fn find_pages(&self, at: *mut libc::c_void, is_there: &mut [bool]) -> bool {
+        let mut entries = [0_u8; AUDIT_CHUNK * ENTRY_BYTES];
+        let entries = &mut entries[..is_there.len() * ENTRY_BYTES];
+        let offset = at.addr() / self.page_bytes * ENTRY_BYTES;
+        if let Some(file) = &self.page_table
+            && file.read_exact_at(entries, offset as u64).is_ok()
+        {
+            for (is_there, entry) in is_there.iter_mut().zip(entries.chunks_exact(ENTRY_BYTES)) {
+                // The entry is a number in the order of bytes of the machine, which is little-endian.
+                *is_there = entry[ENTRY_BYTES - 1] & IS_PRESENT != 0;
+            }
+            return true;
+        }
+        let mut found = [0_u8; AUDIT_CHUNK];
+        // SAFETY: `found` has a byte for each of at most AUDIT_CHUNK pages.
+        let result = unsafe { libc::mincore(at, is_there.len() * self.page_bytes, found.as_mut_ptr()) };
+        is_there.iter_mut().zip(found).for_each(|(is_there, found)| *is_there = found & 1 == 1);
+        result == 0
+    }
+
+    /// Checks some pages, and sets the use counts of pages that the kernel has dropped to 0.
     pub(super) fn audit(&self) {
         let mut clock = self.lock();
         let ranges: Vec<_> = clock.ranges.iter().filter_map(Weak::upgrade).collect();
@@ -413,15 +446,14 @@ impl PagedRange {
         if !*is_mapped {
             return 0;
         }
-        let mut found = [0_u8; AUDIT_CHUNK];
-        // SAFETY: mincore writes one byte for each of the at most AUDIT_CHUNK pages, and `found` has as many.
-        let result = unsafe { libc::mincore(self.address(from), (to - from) * self.page_bytes, found.as_mut_ptr()) };
-        if result != 0 {
+        let mut is_there = [false; AUDIT_CHUNK];
+        if !self.pager.find_pages(self.address(from), &mut is_there[..to - from]) {
             return 0;
         }
-        let lost = self.uses[from..to].iter().zip(found).filter(|(uses, found)| {
+        // A lookup has touched each page whose count is above 0, so the page table has it as long as it is in memory.
+        let lost = self.uses[from..to].iter().zip(is_there).filter(|(uses, is_there)| {
             let count = uses.load(Relaxed);
-            found & 1 == 0 && count > 0 && uses.compare_exchange(count, 0, Relaxed, Relaxed).is_ok()
+            !is_there && count > 0 && uses.compare_exchange(count, 0, Relaxed, Relaxed).is_ok()
         });
         lost.count()
     }

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from service.artifact.manifest import MANIFEST_PATH
 from service.errors import ArtifactError, NotReady
 from tests.toy_model import write_toy_model
 
 if importlib.util.find_spec("obstore") is None:
     pytest.skip("obstore is not installed", allow_module_level=True)
 
+import service.stores.fetch as fetch_module
 from service.stores.cache import Cache
 from service.stores.fetch import RECORD, Fetch, bring_deltas, read_record
-from service.stores.object_store import StoredObject
+from service.stores.object_store import StoredObject, StoreError
+from service.stores.progress import PROGRESS
 
 if TYPE_CHECKING:
     from service.stores.object_store import ObjectStore
@@ -27,14 +32,18 @@ class Bucket:
     """Objects of version 1 in a dict, in the place of an ObjectStore; tells what was read."""
 
     uri = "s3://bucket/m"
+    has_tags = True
 
     def __init__(self, objects: dict[str, bytes]) -> None:
         self.contents = objects
         self.reads: list[str] = []
+        # Path -> offset from which the object can not be read.
+        self.readable: dict[str, int] = {}
 
     def objects(self, folder: str) -> list[StoredObject]:
         """Lists the version; the tag of an object is its content's hash."""
-        found = [StoredObject(path, len(data), str(hash(data))) for path, data in sorted(self.contents.items())]
+        contents = sorted(self.contents.items())
+        found = [StoredObject(path, len(data), str(hash(data)) * self.has_tags) for path, data in contents]
         if folder == "1/deltas":
             below = [one for one in found if one.path.startswith("deltas/")]
             return [one._replace(path=one.path.removeprefix("deltas/")) for one in below]
@@ -43,6 +52,8 @@ class Bucket:
 
     def read(self, folder: str, one: StoredObject, begin: int, end: int) -> bytes:
         """Reads a part."""
+        if begin >= self.readable.get(one.path, len(self.contents[one.path])):
+            raise StoreError(5, "cut off")
         self.reads.append(one.path)
         return self.contents[one.path][begin:end]
 
@@ -96,17 +107,91 @@ def test_a_version_is_brought_once(tmp_path: Path, cache: Cache) -> None:
     assert bucket.reads == []
 
 
-def test_an_attempt_goes_on_where_the_last_one_ended(tmp_path: Path, cache: Cache) -> None:
-    bucket = Bucket(toy_objects(tmp_path / "toy"))
-    with pytest.raises(NotReady):
-        fetch_of(bucket, cache, is_stopped=True).bring()
-    staged = cache.folder / ".fetching-1"
-    saved = bucket.contents["saved_model.pb"]
-    (staged / "saved_model.pb").write_bytes(saved[:100])
-    fetch = fetch_of(bucket, cache)
-    assert fetch.bring()
+PART = 1000
+LARGE = "assets/large"
+
+
+def partly_fetched(bucket: Bucket, cache: Cache, readable: int = 3 * PART) -> Path:
+    """Fetches what can be read of a version, the large object up to an offset; returns the file of this object."""
+    bucket.readable = {LARGE: readable}
+    with pytest.raises(StoreError):
+        fetch_of(bucket, cache).bring()
+    bucket.readable = {}
+    partial = cache.folder / ".fetching-1" / LARGE
+    assert partial.read_bytes() == bucket.contents[LARGE][:readable]
+    return partial
+
+
+@pytest.fixture
+def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bucket:
+    """A version with an object of five parts."""
+    monkeypatch.setattr(fetch_module, "_PART_BYTES", PART)
+    return Bucket(toy_objects(tmp_path / "toy") | {LARGE: random.Random(1).randbytes(5 * PART)})
+
+
+def fetched_of_large(bucket: Bucket, cache: Cache) -> int:
+    """Fetches the version, and compares its files; returns how many parts of the large object were read."""
+    bucket.reads.clear()
+    assert fetch_of(bucket, cache).bring()
     assert files(cache.folder / "1") == bucket.contents
-    assert fetch.read_bytes == fetch.num_bytes - 100
+    return bucket.reads.count(LARGE)
+
+
+def test_an_attempt_continues_inside_an_object(bucket: Bucket, cache: Cache) -> None:
+    partly_fetched(bucket, cache)
+    assert fetched_of_large(bucket, cache) == 2
+    assert MANIFEST_PATH not in bucket.reads, "complete objects are not read again"
+
+
+@pytest.mark.parametrize("tail", [b"torn" * 10, b"\0" * 2 * PART, b"\0" * 9 * PART])
+def test_bytes_behind_the_noted_ones_are_not_believed(bucket: Bucket, cache: Cache, tail: bytes) -> None:
+    partial = partly_fetched(bucket, cache)
+    with partial.open("ab") as file:
+        file.write(tail)
+    assert fetched_of_large(bucket, cache) == 2
+
+
+@pytest.mark.parametrize("place", [0, PART, 3 * PART - 1])
+def test_a_byte_that_differs_from_the_notes_costs_the_object(bucket: Bucket, cache: Cache, place: int) -> None:
+    partial = partly_fetched(bucket, cache)
+    data = bytearray(partial.read_bytes())
+    data[place] ^= 1
+    partial.write_bytes(data)
+    assert fetched_of_large(bucket, cache) == 5
+
+
+@pytest.mark.parametrize("size", [None, 0, 2 * PART])
+def test_a_file_shorter_than_the_notes_costs_the_object(bucket: Bucket, cache: Cache, size: int | None) -> None:
+    partial = partly_fetched(bucket, cache)
+    if size is None:
+        partial.unlink()
+    else:
+        os.truncate(partial, size)
+    assert fetched_of_large(bucket, cache) == 5
+
+
+def test_notes_that_are_lost_or_torn_cost_only_what_they_noted(bucket: Bucket, cache: Cache) -> None:
+    partial = partly_fetched(bucket, cache)
+    notes = partial.parents[1] / PROGRESS
+    # The last line is torn, and the next one follows it.
+    notes.write_bytes(notes.read_bytes()[:-5])
+    assert fetched_of_large(bucket, cache) == 3
+
+
+def test_an_object_that_was_replaced_is_not_continued(bucket: Bucket, cache: Cache) -> None:
+    partial = partly_fetched(bucket, cache)
+    older = partial.read_bytes()
+    bucket.contents[LARGE] = bucket.contents[LARGE][::-1]
+    # The power fails during the first attempt after the replacement: the older file comes back beside the new record.
+    partly_fetched(bucket, cache, 0).write_bytes(older)
+    assert fetched_of_large(bucket, cache) == 5
+
+
+def test_an_object_without_a_tag_is_not_continued(bucket: Bucket, cache: Cache) -> None:
+    bucket.has_tags = False
+    partly_fetched(bucket, cache)
+    bucket.contents[LARGE] = bucket.contents[LARGE][::-1]
+    assert fetched_of_large(bucket, cache) == 5
 
 
 def test_what_changed_in_the_store_is_read_anew(tmp_path: Path, cache: Cache) -> None:
@@ -201,7 +286,7 @@ def test_deltas_that_come_later_are_brought_alone_and_once(tmp_path: Path, cache
     assert bring_deltas(store, "2", cache.folder / "2", cache) == 0, "a version that is not fetched has no deltas"
 
 
-@pytest.mark.parametrize("path", ["../evil", "/evil", "a/../../evil", ".fetched.json", "a\0b"])
+@pytest.mark.parametrize("path", ["../evil", "/evil", "a/../../evil", ".fetched.json", ".progress.jsonl", "a\0b"])
 def test_an_object_can_not_name_a_file_elsewhere(cache: Cache, path: str) -> None:
     bucket = Bucket({"saved_model.pb": b"graph", path: b"evil"})
     with pytest.raises(ArtifactError, match="can not be a file of a version"):

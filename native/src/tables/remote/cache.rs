@@ -92,7 +92,12 @@ impl Cache {
 
     /// Removes all rows of a table from the cache.
     pub(super) fn remove_table(&self, table: u64) {
-        self.rows.retain(|key, _| key >> ROW_BITS != table);
+        self.remove_rows(table, |_| true);
+    }
+
+    /// Removes some rows of a table.
+    pub(super) fn remove_rows(&self, table: u64, is_one: impl Fn(u64) -> bool) {
+        self.rows.retain(|key, _| key >> ROW_BITS != table || !is_one(key & ((1 << ROW_BITS) - 1)));
     }
 
     pub(super) fn counts(&self) -> CacheCounts {

@@ -2,13 +2,13 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::cache::{Cache, CacheCounts};
 use super::description::{Address, RemoteDescription};
 use super::read::{Want, read};
 use super::remote_table::{RemoteTable, TableCounts};
-use super::topology::Topology;
+use super::topology::{InSync, Node, Topology};
 
 /// Expected size of a row, for a cache that is created before the first table is opened.
 const TYPICAL_ROW_BYTES: usize = 256;
@@ -28,6 +28,7 @@ struct Opened {
 pub struct Clusters {
     opened: Mutex<Opened>,
     cache: Option<Arc<Cache>>,
+    in_sync: Arc<InSync>,
 }
 
 impl Clusters {
@@ -36,7 +37,7 @@ impl Clusters {
     #[must_use]
     pub fn new(cache_bytes: u64) -> Self {
         let cache = (cache_bytes > 0).then(|| Arc::new(Cache::new(cache_bytes, TYPICAL_ROW_BYTES)));
-        Clusters { opened: Mutex::default(), cache }
+        Clusters { opened: Mutex::default(), cache, in_sync: Arc::default() }
     }
 
     /// Opens a table; `rows` is V, its number of rows. Two servables of one version get the same table.
@@ -60,12 +61,16 @@ impl Clusters {
         opened.tables.retain(|_, one| one.strong_count() > 0);
         let known = opened.topologies.get(&description.address).and_then(Weak::upgrade);
         let topology = known.unwrap_or_else(|| {
-            let new = Arc::new(Topology::new(description.address.clone()));
+            let new = Arc::new(Topology::new(description.address.clone(), Arc::clone(&self.in_sync)));
             opened.topologies.insert(description.address.clone(), Arc::downgrade(&new));
             new
         });
         let subject = (model.to_owned(), version, table.to_owned());
         let new = Arc::new(RemoteTable::new(subject, description, rows, topology, self.cache.clone()));
+        let mut of_topology = new.topology.tables.lock().unwrap_or_else(PoisonError::into_inner);
+        of_topology.retain(|one| one.strong_count() > 0);
+        of_topology.push(Arc::downgrade(&new));
+        drop(of_topology);
         opened.tables.insert(name, Arc::downgrade(&new));
         new
     }
@@ -79,6 +84,11 @@ impl Clusters {
     /// Calls [`RemoteTable::heard`] for an open table, because the server has just read all changes of this table.
     pub fn heard(&self, model: &str, version: i64, table: &str) {
         self.named(model, version, table).for_each(|one| one.heard());
+    }
+
+    /// Notes replicas, by host and port, that are in sync with their primaries: their rows may be read for so long.
+    pub fn set_in_sync(&self, nodes: &[(String, u16)], time: Duration) {
+        self.in_sync.set(nodes.iter().map(|(host, port)| Node::new(host, *port)), Instant::now() + time);
     }
 
     /// Returns an open table by the tag of its keys and its version; None if it is not open.

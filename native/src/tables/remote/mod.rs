@@ -1,8 +1,8 @@
 //! Reads rows of tables that lie in a Valkey or Redis cluster, by a deadline.
 //!
 //! `service/remote/layout.py` says where a row lies there; `service/remote/row_reader.py` is the reference of the
-//! reads. A key names the fingerprint of one version, so any replica may answer, and a row of one version can not be taken
-//! for a row of another version.
+//! reads. A key names the fingerprint of one version, so a row of one version can not be taken for a row of another
+//! version. A replica may answer while it is in sync with its primary.
 
 mod cache;
 mod clusters;

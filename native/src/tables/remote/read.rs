@@ -1,10 +1,10 @@
 //! Reads rows of one or more tables from one Valkey or Redis cluster, all at the same time.
 //!
 //! A read asks all primaries at once. If a primary is down, slow, or lacks a key, the read asks another node of the
-//! same slot for its rows. Only an answer with the size of a row counts as a row. The read closes a connection that
-//! broke or on which a read was given up, so that no later read gets its answers. If another node answered first, the
-//! connection stays open, and its next read skips the late answers. The reference is service/remote/row_reader.py,
-//! which asks no second node while the first is only slow.
+//! same slot for its rows; a replica is asked only while it is in sync. Only an answer with the size of a row counts as
+//! a row. The read closes a connection that broke or on which a read was given up, so that no later read gets its
+//! answers. If another node answered first, the connection stays open, and its next read skips the late answers. The
+//! reference is service/remote/row_reader.py, which asks no second node while the first is only slow.
 
 use std::collections::HashMap;
 use std::io;
@@ -245,7 +245,8 @@ impl Task<'_, '_> {
     /// Says whether the cache has all rows that are still missing, and all nodes of their slots failed a moment ago.
     fn is_cache_best(&self) -> bool {
         let map = self.topology.map();
-        let is_silent = |item: &Item| map.nodes(self.slot(*item)).iter().all(|node| self.topology.is_down(node));
+        let topology = self.topology;
+        let is_silent = |item: &Item| topology.readable(&map, self.slot(*item)).all(|node| topology.is_down(node));
         self.left.iter().all(|item| self.has_stale(*item) && !self.asking.contains_key(item) && is_silent(item))
     }
 
@@ -257,9 +258,17 @@ impl Task<'_, '_> {
             if self.asking.contains_key(&item) {
                 continue;
             }
-            let nodes = map.nodes(self.slot(item));
+            let slot = self.slot(item);
             let lacking = self.lacking.get(&item).map_or(&[][..], |lacking| lacking);
-            if nodes.is_empty() || !nodes.iter().all(|node| lacking.contains(node) || self.topology.is_down(node)) {
+            // A replica that is not in sync is a hope only if the primary is down: it may take over.
+            let nodes: Vec<&Node> = match map.primary(slot) {
+                Some(primary) if !self.topology.is_down(primary) => self.topology.readable(&map, slot).collect(),
+                _ => map.nodes(slot).iter().collect(),
+            };
+            if nodes.is_empty() {
+                continue;
+            }
+            if !nodes.iter().all(|node| lacking.contains(node) || self.topology.is_down(node)) {
                 continue;
             }
             if nodes.iter().all(|node| lacking.contains(node)) {
@@ -378,12 +387,13 @@ impl Task<'_, '_> {
             return None;
         }
         let map = self.topology.map();
-        let holder = map.holder(self.slot(*group.items.first()?))?;
+        let slot = self.slot(*group.items.first()?);
+        let holder = map.holder(slot)?;
         if group.items.iter().any(|item| map.holder(self.slot(*item)) != Some(holder)) {
             return None;
         }
-        let nodes = map.holders[usize::from(holder)].iter();
-        let node = nodes.into_iter().find(|node| **node != group.node && !self.topology.is_down(node))?;
+        let mut nodes = self.topology.readable(&map, slot);
+        let node = nodes.find(|node| **node != group.node && !self.topology.is_down(node))?;
         if !self.topology.budget.take() {
             return None;
         }
@@ -452,7 +462,7 @@ impl Task<'_, '_> {
                 continue;
             }
             let asks = told.is_some();
-            let able = || map.nodes(slot).iter().filter(|node| !lacking.contains(node));
+            let able = || self.topology.readable(&map, slot).filter(|node| !lacking.contains(node));
             // If all nodes of a slot failed a moment ago, one of them is asked all the same, unless the cache has the
             // row.
             let any = || if self.has_stale(item) { None } else { able().next() };
@@ -462,7 +472,7 @@ impl Task<'_, '_> {
                 self.left.push(item);
                 continue;
             };
-            let is_primary = asks || map.nodes(slot).first() == Some(&node);
+            let is_primary = asks || map.primary(slot) == Some(&node);
             let group = *of_node.entry((node.clone(), asks)).or_insert_with(|| {
                 groups.push(Group { node, asks, is_primary, items: Vec::new() });
                 groups.len() - 1

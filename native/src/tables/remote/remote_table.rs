@@ -286,6 +286,13 @@ impl RemoteTable {
         }
     }
 
+    /// Removes the cached rows of slots; `is_one` says of each slot whether it is one of them.
+    pub(super) fn forget_slots(&self, is_one: &[bool]) {
+        let Some(cache) = &self.cache else { return };
+        self.changes.fetch_add(1, SeqCst);
+        cache.remove_rows(self.serial, |row| is_one[usize::from(self.slot(row))]);
+    }
+
     /// Returns the hash slot of the cluster in which a row lies.
     pub(super) fn slot(&self, id: u64) -> u16 {
         self.slots[id as usize / self.block_rows % self.slots.len()]

@@ -292,7 +292,7 @@ fn cached_rows_are_served_without_a_wait_while_a_node_is_frozen() {
 
 /// Starts two Valkey or Redis servers which the test treats as primary and replica of all slots, and opens a table
 /// there. Runs 40 reads, so that the answer times of the primary are known. Returns None if no such server is
-/// installed.
+/// installed. The second server counts as in sync.
 fn primary_and_replica(
     replica_has: Option<&str>,
     node_timeout_ms: u64,
@@ -307,6 +307,7 @@ fn primary_and_replica(
     (description.address.timeout_ms, description.address.node_timeout_ms) = (60_000, node_timeout_ms);
     let table = clusters.open("m", 1, "t", ROWS, &description);
     table.topology.set_one_holder(vec![primary.node(), replica.node()]);
+    clusters.set_in_sync(&[("127.0.0.1".to_owned(), replica.port)], Duration::from_secs(3600));
     // A hedged read waits only briefly for a new connection to the second node, so the test opens the connection
     // before.
     let until = Instant::now() + Duration::from_secs(60);
@@ -345,6 +346,23 @@ fn a_slow_nodes_rows_are_asked_of_its_replica_within_the_budget() {
     assert_eq!(hedges(&clusters).0 - hedged_before, 1);
     primary.signal("-CONT");
     assert_eq!(read_one(&table, &[70]).0, row(70));
+}
+
+#[test]
+fn a_replica_that_is_not_in_sync_is_not_asked() {
+    let Some((primary, replica, clusters, table)) = primary_and_replica(Some("{es:m/t/f/"), 200) else { return };
+    let is_in_sync = |time| clusters.set_in_sync(&[("127.0.0.1".to_owned(), replica.port)], time);
+    is_in_sync(Duration::ZERO);
+    let hedged_before = hedges(&clusters).0;
+    (0..100).for_each(|_| table.topology.budget.earn());
+    primary.signal("-STOP");
+    let mut wants = [Want::new(&table, vec![60])];
+    // The primary is slow at first, and then given up: the replica has the row, and its row may be old.
+    read(&mut wants, Some(Instant::now() + Duration::from_millis(700)));
+    assert_eq!((&wants[0].left[..], hedges(&clusters).0), (&[0][..], hedged_before));
+    is_in_sync(Duration::from_secs(3600));
+    assert_eq!(read_one(&table, &[60]), (rows_of(&[60]), vec![], String::new()));
+    primary.signal("-CONT");
 }
 
 #[test]
@@ -426,6 +444,29 @@ fn the_map_of_slots_is_asked_for_without_a_read() {
 }
 
 #[test]
+fn rows_of_a_former_primary_leave_the_cache() {
+    let Some(server) = Server::start(None) else { return };
+    server.write("{es:m/t/f/", None);
+    let clusters = Clusters::new(1 << 20);
+    let table = clusters.open("m", 1, "t", ROWS, &server.description("{es:m/t/f/", Vec::new()));
+    let (topology, mut primaries) = (&table.topology, Vec::new());
+    topology.set_one_holder(vec![server.node()]);
+    assert_eq!(read_one(&table, &[1, 2]).0, rows_of(&[1, 2]));
+    for _ in 0..2 {
+        topology.forget_moved(&mut primaries);
+        assert_eq!(Want::new(&table, vec![1, 2]).left, [0_u32; 0], "the primary is the same");
+    }
+    // A read that begins before the map changes does not cache what it gets of the former primary.
+    let mut begun = [Want::new(&table, vec![3])];
+    topology.set_one_holder(vec![Node::new("127.0.0.1", 1), server.node()]);
+    topology.forget_moved(&mut primaries);
+    topology.set_one_holder(vec![server.node()]);
+    read(&mut begun, None);
+    assert_eq!(begun[0].rows, rows_of(&[3]));
+    assert_eq!(Want::new(&table, vec![1, 2, 3]).left, [0, 1, 2]);
+}
+
+#[test]
 fn a_cache_is_filled_until_its_deadline() {
     let Some(mut server) = Server::start(None) else { return };
     server.write("{es:m/t/f/", None);
@@ -495,6 +536,7 @@ fn the_map_of_slots_has_primaries_first_and_no_failed_node() {
     let map = map_of(&told, &asked, false).unwrap();
     assert_eq!(map.nodes(99), [Node::new("a", 7000), Node::new("b", 7000)]);
     assert_eq!(map.nodes(100), [Node::new("d", 7000)]);
+    assert_eq!((map.primary(99), map.primary(100)), (Some(&Node::new("a", 7000)), None), "d is a replica");
     assert_eq!(map_of(&told, &asked, true).unwrap().nodes(0)[0], Node::new("a", 7001));
     assert!(map_of(&OwnedFrame::Array(vec![words(&["slots"])]), &asked, false).is_none());
 }

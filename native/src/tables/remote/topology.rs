@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::io::{self, ErrorKind};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
@@ -13,6 +13,7 @@ use redis_protocol::resp2::types::OwnedFrame;
 use super::connection::{Connection, command, is_single};
 use super::description::Address;
 use super::hedging::{Budget, Times};
+use super::remote_table::RemoteTable;
 
 /// Number of hash slots of a Valkey or Redis cluster.
 const NUM_SLOTS: usize = 16384;
@@ -45,11 +46,12 @@ impl std::fmt::Display for Node {
     }
 }
 
-/// The cluster's slot map. Each element of `holders` is the nodes of some slots, the primary first; `by_slot` has each
-/// slot's index in `holders`.
+/// The cluster's slot map. Each element of `holders` is the nodes of some slots, the primary first; `has_primary` says for
+/// each element whether its first node is a primary, which may have failed; `by_slot` has each slot's index in both.
 #[derive(Debug, Default)]
 pub(super) struct Map {
     pub(super) holders: Vec<Vec<Node>>,
+    has_primary: Vec<bool>,
     by_slot: Vec<Option<u16>>,
 }
 
@@ -62,6 +64,30 @@ impl Map {
     /// Returns a slot's nodes, the primary first.
     pub(super) fn nodes(&self, slot: u16) -> &[Node] {
         self.holder(slot).map_or(&[], |holder| &self.holders[usize::from(holder)])
+    }
+
+    /// Returns a slot's primary; None if it has failed.
+    pub(super) fn primary(&self, slot: u16) -> Option<&Node> {
+        let holder = usize::from(self.holder(slot)?);
+        self.holders[holder].first().filter(|_| self.has_primary[holder])
+    }
+}
+
+/// Replicas of all clusters that were in sync with their primaries, and until when their rows may be read. Concurrency:
+/// any thread. `service/remote/replicas.py` decides which these are.
+#[derive(Debug, Default)]
+pub(super) struct InSync(Mutex<HashMap<Node, Instant>>);
+
+impl InSync {
+    /// Notes replicas whose rows may be read until `until`.
+    pub(super) fn set(&self, nodes: impl Iterator<Item = Node>, until: Instant) {
+        let mut known = lock(&self.0);
+        known.retain(|_, until| Instant::now() < *until);
+        known.extend(nodes.map(|node| (node, until)));
+    }
+
+    fn has(&self, node: &Node) -> bool {
+        lock(&self.0).get(node).is_some_and(|until| Instant::now() < *until)
     }
 }
 
@@ -78,13 +104,17 @@ pub(super) struct Topology {
     times: Mutex<HashMap<Node, Times>>,
     /// The number of hedged reads, which also ask a second node, that are allowed now.
     pub(super) budget: Budget,
+    in_sync: Arc<InSync>,
+    /// The tables that lie in the cluster.
+    pub(super) tables: Mutex<Vec<Weak<RemoteTable>>>,
 }
 
-/// When a node last gave the slot map, and when all nodes last failed to give it.
+/// When a node last gave the slot map, and when all nodes last failed to give it; and the last known primary of each slot.
 #[derive(Default)]
 struct Asked {
     at: Option<Instant>,
     in_vain: Option<Instant>,
+    primaries: Vec<Option<Node>>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -93,8 +123,10 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Topology {
-    pub(super) fn new(address: Address) -> Self {
+    pub(super) fn new(address: Address, in_sync: Arc<InSync>) -> Self {
         Topology {
+            in_sync,
+            tables: Mutex::default(),
             budget: Budget::new(address.hedge_percent),
             times: Mutex::default(),
             address,
@@ -108,6 +140,12 @@ impl Topology {
 
     pub(super) fn map(&self) -> Arc<Map> {
         self.map.load_full()
+    }
+
+    /// Returns the nodes of a slot that may be read: the primary, and replicas that are in sync.
+    pub(super) fn readable<'n>(&'n self, map: &'n Map, slot: u16) -> impl Iterator<Item = &'n Node> {
+        let primary = map.primary(slot);
+        map.nodes(slot).iter().filter(move |node| Some(*node) == primary || self.in_sync.has(node))
     }
 
     /// Says whether reads must avoid a node because it failed a moment ago. The first caller after that time gets
@@ -228,7 +266,8 @@ impl Topology {
             match self.ask_for_map(node, Instant::now() + share) {
                 Ok(map) => {
                     self.map.store(Arc::new(map));
-                    *asked = Asked { at: Some(Instant::now()), in_vain: None };
+                    (asked.at, asked.in_vain) = (Some(Instant::now()), None);
+                    self.forget_moved(&mut asked.primaries);
                     return Ok(());
                 }
                 Err(error) => {
@@ -241,9 +280,34 @@ impl Topology {
         Err(why)
     }
 
+    /// Removes the cached rows of slots that have another primary now. The former one may have been a replica already
+    /// when they were read, or may have had changes that are lost.
+    pub(super) fn forget_moved(&self, primaries: &mut Vec<Option<Node>>) {
+        let map = self.map.load();
+        primaries.resize(NUM_SLOTS, None);
+        let mut has_moved = vec![false; NUM_SLOTS];
+        for (slot, (before, has_moved)) in (0..).zip(primaries.iter_mut().zip(&mut has_moved)) {
+            if let Some(primary) = map.primary(slot)
+                && before.as_ref() != Some(primary)
+            {
+                *has_moved = before.is_some();
+                *before = Some(primary.clone());
+            }
+        }
+        if has_moved.contains(&true) {
+            let mut tables = lock(&self.tables);
+            tables.retain(|table| table.strong_count() > 0);
+            tables.iter().filter_map(Weak::upgrade).for_each(|table| table.forget_slots(&has_moved));
+        }
+    }
+
     #[cfg(test)]
     pub(super) fn set_one_holder(&self, nodes: Vec<Node>) {
-        self.map.store(Arc::new(Map { holders: vec![nodes], by_slot: vec![Some(0); NUM_SLOTS] }));
+        self.map.store(Arc::new(Map {
+            holders: vec![nodes],
+            has_primary: vec![true],
+            by_slot: vec![Some(0); NUM_SLOTS],
+        }));
         lock(&self.asked).at = Some(Instant::now() + Duration::from_secs(3600));
     }
 
@@ -253,7 +317,8 @@ impl Topology {
         connection.send(&command(&["CLUSTER", "SHARDS"]), until)?;
         let map = match connection.answer(until)? {
             OwnedFrame::Error(text) if is_single(&text) => {
-                Map { holders: vec![vec![node.clone()]], by_slot: vec![Some(0); NUM_SLOTS] }
+                let by_slot = vec![Some(0); NUM_SLOTS];
+                Map { holders: vec![vec![node.clone()]], has_primary: vec![true], by_slot }
             }
             OwnedFrame::Error(text) => return Err(io::Error::other(text)),
             frame => map_of(&frame, node, self.address.has_tls).ok_or_else(|| {
@@ -267,7 +332,7 @@ impl Topology {
 
 /// Converts the answer to CLUSTER SHARDS to a slot map; leaves out nodes that failed.
 pub(super) fn map_of(frame: &OwnedFrame, asked: &Node, has_tls: bool) -> Option<Map> {
-    let mut map = Map { holders: Vec::new(), by_slot: vec![None; NUM_SLOTS] };
+    let mut map = Map { holders: Vec::new(), has_primary: Vec::new(), by_slot: vec![None; NUM_SLOTS] };
     for shard in items(frame)? {
         let mut nodes = Vec::new();
         for node in items(field(shard, "nodes")?)? {
@@ -289,6 +354,7 @@ pub(super) fn map_of(frame: &OwnedFrame, asked: &Node, has_tls: bool) -> Option<
             continue;
         }
         let holder = u16::try_from(map.holders.len()).ok()?;
+        map.has_primary.push(!nodes[0].0);
         map.holders.push(nodes.into_iter().map(|(_, node)| node).collect());
         for range in items(field(shard, "slots")?)?.chunks_exact(2) {
             let (first, last) = (usize::try_from(number(&range[0])?).ok()?, usize::try_from(number(&range[1])?).ok()?);

@@ -1,6 +1,7 @@
 //! Tests of paged tables on a file that is dropped from the page cache.
 
 use std::fs::File;
+use std::io::Write;
 use std::os::fd::IntoRawFd;
 use std::ptr::null_mut;
 use std::sync::Arc;
@@ -164,6 +165,31 @@ fn pages_that_the_kernel_dropped_are_found() {
     let counts = pager.counts();
     assert_eq!((counts.bytes, counts.losses * 4096), (0, held));
     assert!(!table.has_rows(Ints::of(&ids), ERROR));
+}
+
+#[test]
+fn pages_that_the_kernel_dropped_are_found_by_a_user_who_may_not_write_the_file() {
+    // SAFETY: the call changes the effective user of this thread alone, as glibc's function would not.
+    let become_user = |user: libc::uid_t| unsafe { libc::syscall(libc::SYS_setresuid, -1, user, -1) };
+    // SAFETY: `geteuid` gets and changes nothing.
+    if unsafe { libc::geteuid() } != 0 {
+        let _ = writeln!(std::io::stderr(), "this user can not become another one: NO FOREIGN FILE WAS TESTED");
+        return;
+    }
+    let rows = Rows::new("paged-foreign");
+    let pager = Pager::new(1 << 30);
+    let table = rows.open(&pager);
+    let ids: Vec<i64> = (0..100).map(|n| n * 40).collect();
+    read(&table, &ids);
+    let held = pager.counts().bytes;
+    rows.drop_all();
+    assert_eq!(become_user(65534), 0);
+    let resident = rows.resident();
+    pager.audit();
+    assert_eq!(become_user(0), 0);
+    let counts = pager.counts();
+    assert_eq!((counts.bytes, counts.losses * 4096), (0, held));
+    assert_eq!(resident, rows.size.div_ceil(4096), "mincore reports all pages of a foreign file as resident");
 }
 
 #[test]

@@ -1,0 +1,138 @@
+"""Finds the replicas that have all changes of their primaries, so that their rows are not old.
+
+The server compares how far a primary and its replica are in the stream of their replication. A primary that refuses
+connections takes no changes: a replica that was in sync until then stays so. If a primary does not answer this server,
+a replica counts that says itself that it heard from this primary a second ago.
+"""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import NamedTuple
+
+from service.remote.clients import Node
+from service.remote.row_connection import RowConnection, command
+from service.remote.topology import Topology, Unreachable
+
+# For how many seconds the rows of a replica may be read after the server began to compare it with its primary.
+SYNC_S = 1.0
+# The longest wait for the report of one node, and most reports that are waited for at once.
+_REPORT_S = 0.3
+_MOST_THREADS = 16
+# The most seconds since a replica heard from its primary, in whole seconds as the replica reports them.
+_HEARD_S = 1
+
+
+class Report(NamedTuple):
+    """The report of a node about its replication.
+
+    history: name of the sequence of changes that the node follows or makes; a primary that takes over gives it a new
+    name. offset: how far the node is in it, in bytes. heard_s: seconds since a replica heard from its primary; None
+    for a replica that is cut from it.
+    """
+
+    is_primary: bool
+    history: str
+    offset: int
+    heard_s: int | None
+
+    @staticmethod
+    def of(text: str) -> Report:
+        """Parses the answer to INFO replication of Redis and Valkey."""
+        found = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
+        is_primary, is_linked = found["role"] == "master", found.get("master_link_status") == "up"
+        # A replica that was never in sync reports no offset.
+        offset = int(found.get("master_repl_offset" if is_primary else "slave_repl_offset", -1))
+        heard_s = int(found["master_last_io_seconds_ago"]) if is_linked else None
+        return Report(is_primary, found["master_replid"], offset, heard_s)
+
+
+class Found(NamedTuple):
+    """The result of a comparison. in_sync: replicas in sync, for so many seconds from now on.
+
+    is_map_old: whether a node reports another role than the map of slots has for it.
+    """
+
+    in_sync: list[Node]
+    seconds: float
+    is_map_old: bool
+
+
+class Replicas:
+    """The replicas of one cluster. Concurrency: one caller at a time."""
+
+    def __init__(self, topology: Topology) -> None:
+        self._topology = topology
+        self._connections: dict[Node, RowConnection] = {}
+        self._threads = ThreadPoolExecutor(_MOST_THREADS, "replicas")
+        # Whether a replica was in sync when it was compared last.
+        self._was_in_sync: dict[Node, bool] = {}
+
+    def compare(self) -> Found:
+        """Compares each replica with its primary; notes in the topology which replicas are in sync."""
+        until_s = time.monotonic() + SYNC_S
+        groups = [group for group in self._topology.groups() if group[1]]
+        found = list(self._threads.map(self._of_group, groups))
+        in_sync = [node for nodes, _ in found for node in nodes]
+        self._topology.set_in_sync(in_sync, until_s)
+        seconds, is_map_old = max(until_s - time.monotonic(), 0.0), any(is_old for _, is_old in found)
+        if is_map_old:
+            with suppress(Unreachable):
+                self._topology.refresh(time.monotonic() + self._topology.address.timeout_s)
+        return Found(in_sync, seconds, is_map_old)
+
+    def _of_group(self, group: tuple[Node, list[Node]]) -> tuple[list[Node], bool]:
+        """Returns the replicas in sync of a primary and its replicas, and whether a node has another role by now."""
+        # The primary is asked first, so that a replica in sync has all changes until then.
+        primary, is_gone = None, False
+        try:
+            primary = self._report(group[0])
+        except ConnectionRefusedError:
+            is_gone = True
+        except OSError:
+            # The primary is frozen, or its network is down: the replicas say how long they have not heard from it.
+            pass
+        in_sync, is_old = [], primary is not None and not primary.is_primary
+        for node in group[1]:
+            try:
+                own = self._report(node)
+            except OSError:
+                continue
+            is_old |= own.is_primary
+            if not is_gone:
+                self._was_in_sync[node] = _is_in_sync(own, primary)
+            if own.is_primary or self._was_in_sync.get(node, False):
+                in_sync.append(node)
+        return in_sync, is_old
+
+    def _report(self, node: Node) -> Report:
+        """Asks a node for its report; raises OSError, ConnectionRefusedError if no process listens there."""
+        end_s = time.monotonic() + _REPORT_S
+        kept = self._connections.pop(node, None)
+        if kept is not None:
+            try:
+                return self._ask(node, kept, end_s)
+            except ConnectionError:
+                # The process has ended; a new connection shows whether it is back.
+                pass
+        return self._ask(node, RowConnection(node, self._topology.address, end_s), end_s)
+
+    def _ask(self, node: Node, connection: RowConnection, end_s: float) -> Report:
+        try:
+            connection.send([command("INFO", "replication")], end_s)
+            (reply,) = connection.replies(1, end_s)
+            if not isinstance(reply, bytes):
+                raise ConnectionError(str(reply))
+        except BaseException:
+            connection.close()
+            raise
+        self._connections[node] = connection
+        return Report.of(reply.decode())
+
+
+def _is_in_sync(replica: Report, primary: Report | None) -> bool:
+    if primary is not None and primary.is_primary:
+        return replica.history == primary.history and replica.offset >= primary.offset
+    return replica.heard_s is not None and replica.heard_s <= _HEARD_S

@@ -1,0 +1,53 @@
+"""Notes how many bytes of each object are safe on the disk, so that a fetch continues inside an object.
+
+The notes are lines in a file beside the fetched files. A line is added when the bytes before it are synced, so each
+line that survives a kill or a power failure is true. What a file has beyond its last line may be torn.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+from service.stores.object_store import StoredObject
+
+PROGRESS = ".progress.jsonl"
+
+
+class Step(NamedTuple):
+    """The bytes of an object that are synced: their number, and their CRC-32C."""
+
+    num_bytes: int = 0
+    crc: int = 0
+
+
+class Progress:
+    """The notes of the version in one folder. Concurrency: one caller at a time."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / PROGRESS
+        # Path and tag of an object -> its bytes that are synced.
+        self._steps: dict[tuple[str, str], Step] = {}
+        try:
+            lines = self._path.read_bytes().split(b"\n")
+        except FileNotFoundError:
+            return
+        for line in filter(None, lines):
+            try:
+                path, tag, num_bytes, crc = json.loads(line)
+            except ValueError:
+                # The process was killed, or the power failed, while the line was written.
+                continue
+            self._steps[path, tag] = Step(num_bytes, crc)
+
+    def of(self, one: StoredObject) -> Step:
+        """Returns the bytes of an object that are safe; none of an object without a tag, which may be another one."""
+        return self._steps.get((one.path, one.tag), Step()) if one.tag else Step()
+
+    def note(self, one: StoredObject, step: Step) -> None:
+        """Notes that the first bytes of an object are synced; raises OSError."""
+        self._steps[one.path, one.tag] = step
+        with self._path.open("ab") as file:
+            # The line begins with a line's end, because the line before it may be torn.
+            file.write(b"\n" + json.dumps([one.path, one.tag, *step]).encode() + b"\n")

@@ -1,0 +1,190 @@
+"""Replicas that are cut off from their primaries: their rows are not read, and the entries they lack are told again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from model_export.remote.push import push
+from service.errors import TableUnreachable
+from service.remote.address import StoreAddress
+from service.remote.layout import slot_of
+from tests.integration.process import DATA_PLANES, ServerProcess
+from tests.integration.test_remote_changes import Server
+from tests.integration.test_remote_core import ROWS, read, serving
+from tests.integration.test_remote_push import large, layout_of
+from tests.valkey_cluster import Cluster, Node, needs_program, until
+
+pytestmark = needs_program
+_IMPATIENT = "?timeout_ms=1000&node_timeout_ms=300"
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, np.ndarray]:
+    """A version with a table of many blocks, and its rows; not to be changed."""
+    return large(tmp_path_factory.mktemp("model") / "toy" / "1", ROWS)
+
+
+class Stage:
+    """A cluster with a table. primary: has the table's stream; replica: of this primary.
+
+    own: rows that the primary has. others: rows that another primary has.
+    """
+
+    def __init__(self, cluster: Cluster, folder: Path) -> None:
+        self.cluster, self.folder = cluster, folder
+        push(folder, StoreAddress.parse(cluster.address), tables=["user"])
+        layout = layout_of(folder, "user")
+        per_node = 16384 // 3 + 1
+        number = slot_of(layout.record) // per_node
+        of_node = layout.slots[np.arange(ROWS) // layout.block_rows % layout.num_shards] // per_node
+        self.primary, self.replica = cluster.nodes[number], cluster.nodes[number + 3]
+        self.own, self.others = (np.flatnonzero((of_node == number) == is_own).tolist() for is_own in (True, False))
+
+    def cut(self) -> None:
+        """Cuts the replica off from its primary, which all others reach."""
+        self.primary.ask("ACL SETUSER", "default", "-psync", "-sync")
+        self.primary.ask("CLIENT KILL", "TYPE", "replica")
+        until(lambda: self.replica.ask("INFO", "replication")["master_link_status"] == "down")
+
+    def forbid_takeover(self) -> None:
+        """Keeps the replica a replica, and lets the nodes answer while slots have no primary."""
+        self.replica.ask("CONFIG SET", "cluster-replica-no-failover", "yes")
+        for node in self.cluster.nodes:
+            node.ask("CONFIG SET", "cluster-require-full-coverage", "no")
+
+    def mend(self) -> None:
+        """Lets the replica follow its primary again."""
+        self.primary.ask("ACL SETUSER", "default", "+psync", "+sync")
+        until(self.cluster.is_whole)
+
+    def take_over(self) -> None:
+        """Makes the replica the primary, without what it lacks; the old primary follows it."""
+        self.replica.ask("CLUSTER FAILOVER", "TAKEOVER")
+        until(lambda: _role(self.replica) == "master" and _role(self.primary) == "slave")
+        until(self.cluster.is_whole)
+
+
+def _role(node: Node) -> str:
+    return str(node.ask("INFO", "replication")["role"])
+
+
+@pytest.fixture
+def stage(tmp_path: Path, written: tuple[Path, np.ndarray]) -> Iterator[Stage]:
+    """Three primaries with a replica each, which have the table."""
+    with Cluster(tmp_path / "nodes", 3, 1) as cluster:
+        yield Stage(cluster, written[0])
+
+
+def test_entries_that_a_failover_lost_are_told_again_and_their_numbers_are_not_mistaken(stage: Stage) -> None:
+    writer, heard, unheard = (Server(stage.cluster, stage.folder) for _ in range(3))
+    lost, new = stage.others[:2]
+    stage.cut()
+    # The entry of the stream is on the primary alone. One server hears it there; the other may have cached the row.
+    assert writer.upsert([lost], [[1, 1]])[0] == 1
+    assert heard.heard_rows() == {lost}
+    stage.take_over()
+    assert Server(stage.cluster, stage.folder).upsert([new], [[2, 2]])[0] == 1, "the number is given again"
+    heard.heard.clear()
+    assert heard.heard_rows() == {None}, "all cached rows of the table are dropped"
+    until(lambda: (writer.table.changes.follow(), unheard.heard_rows() >= {lost, new})[1])
+    for server in (heard, unheard):
+        assert server.table.rows(np.array([lost, new])).tolist() == [[1, 1], [2, 2]]
+
+
+def test_rows_of_a_replica_that_is_cut_off_are_not_read(stage: Stage, written: tuple[Path, np.ndarray]) -> None:
+    _, rows = written
+    server, (row,) = Server(stage.cluster, stage.folder, _IMPATIENT), stage.own[:1]
+    heard: list[bool] = []
+    server.table.changes.on_heard = lambda: heard.append(True)
+    stage.forbid_takeover()
+    until(partial(_is_in_sync, server, stage.replica))
+    assert _reads(server, row) == [rows[row].tolist()]
+    stage.cut()
+    assert server.upsert([row], [[7, 7]])[0] == 1
+    until(lambda: not _is_in_sync(server, stage.replica))
+    stage.primary.freeze()
+    for is_held_for_dead in (False, True):
+        # The map of slots names the replica alone once the other nodes hold the primary for dead.
+        until(lambda dead=is_held_for_dead: not dead or _status(server, stage.primary)["num_slots"] == 0)
+        server.tables.compare()
+        assert _reads(server, row) == "unreachable"
+        heard.clear()
+        server.table.changes.follow()
+        assert heard == [], "the replica lacks an entry, so it does not tell that there was no change"
+    stage.primary.thaw()
+    until(lambda: _reads(server, row) == [[7, 7]])
+    stage.mend()
+    until(partial(_is_in_sync, server, stage.replica))
+    # A primary that has ended takes no changes, so its replica stays in sync.
+    stage.primary.kill()
+    for is_held_for_dead in (False, True):
+        until(lambda dead=is_held_for_dead: not dead or _status(server, stage.primary)["num_slots"] == 0)
+        until(lambda: _is_in_sync(server, stage.replica) and _reads(server, row) == [[7, 7]])
+
+
+def _status(server: Server, node: Node) -> dict[str, Any]:
+    server.tables.look()
+    server.tables.compare()
+    return of_node(server.tables.clusters(), node)
+
+
+def of_node(clusters: Any, node: Node) -> dict[str, Any]:
+    """Returns the status of a node of the only cluster."""
+    (cluster,) = clusters
+    (found,) = (dict(one) for one in cluster["nodes"] if one["node"] == f"127.0.0.1:{node.port}")
+    return found
+
+
+def _is_in_sync(server: Server, node: Node) -> bool:
+    return bool(_status(server, node)["is_in_sync"])
+
+
+def _reads(server: Server, row: int) -> list[list[float]] | str:
+    try:
+        return list(server.table.rows(np.array([row])).tolist())
+    except TableUnreachable:
+        return "unreachable"
+
+
+@pytest.mark.skipif("native" not in DATA_PLANES, reason="the native core is not built: NO READ OF THE CORE RAN")
+def test_the_core_reads_no_row_of_a_replica_that_is_cut_off(stage: Stage, written: tuple[Path, np.ndarray]) -> None:
+    folder, rows = written
+    (row,) = stage.own[:1]
+    ids = np.array([row])
+    options = "?timeout_ms=2000&node_timeout_ms=500&hedge_percent=100"
+    stage.forbid_takeover()
+    with serving(stage.cluster, folder, options) as server:
+        server.ready()
+        for _ in range(100):
+            assert (read(server, ids) == rows[ids]).all()
+
+        def is_in_sync() -> bool:
+            clusters = server.http.get("/v1/statusz").json()["clusters"]
+            return bool(of_node(clusters, stage.replica)["is_in_sync"])
+
+        until(is_in_sync)
+        stage.cut()
+        writer = Server(stage.cluster, folder)
+        assert writer.upsert([row], [[7, 7]])[0] == 1
+        until(lambda: not is_in_sync())
+        stage.primary.freeze()
+        for _ in range(3):
+            with pytest.raises(grpc.RpcError) as told:
+                read(server, ids)
+            assert told.value.code() is grpc.StatusCode.UNAVAILABLE
+        stage.primary.thaw()
+        until(lambda: _core_reads(server, ids) == [[7, 7]])
+
+
+def _core_reads(server: ServerProcess, ids: np.ndarray) -> list[list[float]]:
+    try:
+        return list(read(server, ids).tolist())
+    except grpc.RpcError:
+        return []
