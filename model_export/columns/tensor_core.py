@@ -38,7 +38,7 @@ def padded(ids: Any, weights: Any, width: int, *, drops_negative: bool) -> tuple
     factors = tf.ones_like(ids.values, tf.float32) if weights is None else tf.cast(weights.values, tf.float32)
     if drops_negative:
         factors = tf.where(ids.values < 0, 0.0, factors)
-    # A negative id reads row 0 without effect, because the mask gives it the weight 0.
+    # With drops_negative, a negative id reads row 0 without effect, because the mask gives it the weight 0.
     mask = _dense(tf.SparseTensor(ids.indices, factors, shape), width)
     values = tf.maximum(ids.values, 0) if drops_negative else ids.values
     return _dense(tf.SparseTensor(ids.indices, values, shape), width), mask

@@ -103,8 +103,8 @@ class AuthFile:
             return
         if config == self._current:
             if self._complaint:
-                # An invalid --auth_config file was replaced by a file with the content that is in force: this counts as
-                # a reload, and the callers stay.
+                # If an invalid --auth_config file is replaced by a file with the content in force, this counts as a
+                # reload, and the callers stay.
                 self._complaint = ""
                 self._counter.accepted()
             return

@@ -19,7 +19,7 @@ _SMALLEST_SCALE = np.float32(2.0**-126)
 
 
 def rounded(rows: Array, dtype: str) -> tuple[Array, Array | None]:
-    """Returns [N, D] float32 rows rounded to a table dtype, and for int8 and int4 also their [N, 1] float32 scales.
+    """Converts [N, D] float32 rows to a table dtype; returns stored rows and, for int8 and int4, [N, 1] float32 scales.
 
     Stored rows are [N, D], for int4 [N, ceil(D / 2)] bytes. Numbers beyond the dtype's range become infinities; int8
     and int4 have no place for NaN and infinity.

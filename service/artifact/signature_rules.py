@@ -1,4 +1,4 @@
-"""Checks that a SavedModel's signature agrees with its manifest entry, and adds the entry's facts to its SignatureSpec.
+"""Checks a SavedModel's signature against its manifest entry; adds the entry's bounds and shapes to its SignatureSpec.
 
 The server and `model-export verify` use the same rules, so the server serves a signature that `verify` accepts from the
 tables. A signature that breaks a rule is run in TensorFlow; all others are served as usual.

@@ -1,4 +1,4 @@
-"""Declares a search for the rows of a table that are nearest to some vectors, and its answer."""
+"""Defines the types of a search for the rows of a table that are nearest to some vectors, and of its answer."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class VersionArrival(Protocol):
 
 
 class VersionSource(Protocol):
-    """The source of one model's versions below one base path. Concurrency: one caller at a time."""
+    """Finder of one model's versions below a base path, local or remote. Concurrency: one caller at a time."""
 
     def find(self) -> Mapping[int, Path]:
         """Returns version -> local folder, also for versions whose files are not there yet; raises OSError."""

@@ -155,5 +155,5 @@ def native_plan(spec: SignatureSpec, source: RowSource) -> FeaturePlan | None:
     if isinstance(source, ComputedRows):
         return FeaturePlan(LookupFeature(source.tensor), table, None, ids_rank=None)
     sizes = spec.inputs[source.input_name].shape
-    # There is no plan for ids of rank 0 or of unknown rank, because such ids have no rows to count.
+    # The native core gets no lookup plan for ids of rank 0, which have no rows, or of unknown rank, which may lack them.
     return FeaturePlan(LookupFeature(source.input_name), table, None, ids_rank=len(sizes)) if sizes else None

@@ -36,7 +36,7 @@ class WarmupCounter:
             self._found[model, version, status] = Warmup(path, status, records + (old.records if old else 0), times)
 
     def read(self) -> list[Warmup]:
-        """Returns the counts of replays for versions that are still served, by version folder and status."""
+        """Returns the counts of warm-up replays for versions still served, sorted by folder and by the final status."""
         with self._lock:
             return sorted(self._found.values(), key=lambda warmup: warmup[:2])
 

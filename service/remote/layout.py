@@ -88,7 +88,7 @@ class TableLayout:
 
     @property
     def num_blocks(self) -> int:
-        """The number of blocks of rows; each block is stored under a key of its own."""
+        """The number of blocks of rows; each block is stored in Valkey under a key of its own."""
         return -(-self.vocabulary_size // self.block_rows)
 
     @property

@@ -22,7 +22,8 @@ _OPTIONS: tuple[tuple[str, int], ...] = (
     # The client accepts and sends messages of any size, because the server limits them.
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
-    # Reconnect within tenths of a second after the server restarted. gRPC's defaults wait from 1 s up to 2 minutes.
+    # Pauses between attempts to connect grow from 0.1 s to 2 s, so that the client soon finds a restarted server. The
+    # defaults of gRPC grow from 1 s to 2 minutes.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 2000),
     # Ignore http_proxy and similar variables, which are meant for the internet; the client's HTTP transports ignore

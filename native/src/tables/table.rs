@@ -22,7 +22,7 @@ pub enum Dtype {
     Int8,
     /// Two four-bit numbers in a byte, in two's complement, the even column in the low half; scaled as in `Int8`.
     Int4,
-    /// IEEE float64, eight bytes a number; no kernel reads this dtype as float32.
+    /// IEEE float64, eight bytes a number. Kernels only copy such rows; none converts them to float32.
     Float64,
 }
 

@@ -10,7 +10,7 @@ use crate::plan::DataType;
 /// The JSON text for NaN and infinity, for which standard JSON has none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NonFinite {
-    /// The words `NaN`, `Infinity` and `-Infinity`, which TensorFlow Serving writes too.
+    /// NaN and infinity are written as the words `NaN`, `Infinity` and `-Infinity`, as TensorFlow Serving writes them.
     Tokens,
     /// The word `null`.
     Null,

@@ -102,7 +102,7 @@ fn read_cluster(topology: &Topology, wants: &mut [Want<'_>], items: Vec<Item>, d
     let until = begun + topology.address.timeout();
     let mut until = deadline.map_or(until, |deadline| deadline.min(until));
     if items.iter().any(|item| wants[item.want as usize].table.serves_stale) {
-        // The last quarter of the time is kept for answering with cached rows.
+        // The last quarter of the time until the deadline or timeout is kept for answering with cached rows.
         until -= until.saturating_duration_since(begun) / 4;
     }
     let mut sizes = vec![0_usize; wants.len()];
