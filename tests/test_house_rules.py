@@ -449,7 +449,7 @@ def _known_too_much(file: Path) -> Iterator[str]:
     if file == Path("loadtest/bench/remote_workloads.py"):
         # This benchmark pushes tables, and reads the keys of the same layout with other clients.
         shown = {"model_export.remote.push", "service.artifact", "service.remote", "tests.valkey_cluster"}
-    if file == Path("loadtest/cluster_faults.py"):
+    if file in (Path("loadtest/cluster_faults.py"), Path("loadtest/bench/remote_predicts.py")):
         # Versions, nodes and the writer are those of the tests of remote tables.
         shown = {"model_export.remote.push", "service.remote.address", "tests"}
     if file in (Path("loadtest/store_faults.py"), Path("loadtest/store_start.py")):

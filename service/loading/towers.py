@@ -140,9 +140,7 @@ def native_plan(spec: SignatureSpec, source: RowSource) -> FeaturePlan | None:
     None if that needs more than one lookup.
     """
     table = source.table
-    if isinstance(table, RemoteTable):
-        return None
-    assert isinstance(table, MappedTable)  # open_towers() passes only mapped and remote tables
+    assert isinstance(table, MappedTable | RemoteTable)  # open_towers() passes only mapped and remote tables
     if isinstance(source, FeatureRows):
         lookup = source.claim.lookup
         assert isinstance(lookup, FeatureLookup)  # _claims() makes every claim's lookup a FeatureLookup
