@@ -44,15 +44,16 @@ class LiveServer:
 
     Args:
       flags: flags of the server in addition to those for ports and log.
+      root: the folder whose `service` is run.
 
     faults: error that the server logged -> how often; of a text only the end is kept, which has the cause.
     """
 
-    def __init__(self, *flags: str) -> None:
+    def __init__(self, *flags: str, root: Path = ROOT) -> None:
         where = ["--host=127.0.0.1", "--port=0", "--rest_api_port=0", "--admin_port=0", "--log_format=json"]
         self._process = subprocess.Popen(
             [sys.executable, "-m", "service", *where, *flags],
-            cwd=ROOT,
+            cwd=root,
             stdin=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,

@@ -297,7 +297,10 @@ ALSO_KNOWN: dict[str, set[str]] = {
         *("model_export.remote.push", "service.artifact", "service.remote", "tests.valkey_cluster")
     },
     # Versions, nodes and the writer are those of the tests of remote tables.
-    "loadtest/cluster_faults.py": {"model_export.remote.push", "service.remote.address", "tests"},
+    **dict.fromkeys(
+        ("loadtest/cluster_faults.py", "loadtest/bench/remote_predicts.py"),
+        {"model_export.remote.push", "service.remote.address", "tests"},
+    ),
     # These load tests use the stores of the tests of object stores, and the proxy that breaks answers.
     "loadtest/store_faults.py": {"tests"},
     "loadtest/store_start.py": {"tests"},

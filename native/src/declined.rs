@@ -14,7 +14,8 @@ pub enum Declined {
     /// The request needs rows that must be read from a Valkey or Redis cluster, or from the disk. The edge runs it
     /// again, with [`crate::plan::Effort::Wait`], on the thread pool for requests that wait.
     Waits,
-    /// Rows of a Valkey or Redis cluster could not be read; [`crate::plan::Waiting::failure`] says why.
+    /// Rows of a Valkey or Redis cluster could not be read, or the request's deadline passed after the read, before its
+    /// graph was run; [`crate::plan::Waiting::failure`] says which.
     NoRows,
     /// The request's bytes are not valid, or use a feature of the wire format that only the reference servers in Python
     /// read.

@@ -124,6 +124,8 @@ def _random_request(spec: SignatureSpec, rows: int, random: np.random.Generator)
         splits = np.cumsum([0, *random.integers(0, 4, rows)])
         request[names.row_splits] = splits.astype(spec.inputs[names.row_splits].numpy_dtype)
         request[names.values] = _random(spec, names.values, (int(splits[-1]),), random)
+        if names.weights in spec.inputs:
+            request[names.weights] = _random(spec, names.weights, (int(splits[-1]),), random)
     return request
 
 

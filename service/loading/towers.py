@@ -142,9 +142,7 @@ def native_plan(spec: SignatureSpec, source: RowSource) -> FeaturePlan | None:
     None if that needs more than one lookup.
     """
     table = source.table
-    if isinstance(table, RemoteTable):
-        return None
-    assert isinstance(table, MappedTable)  # open_towers() uses only mapped and remote tables.
+    assert isinstance(table, MappedTable | RemoteTable)  # open_towers() uses only mapped and remote tables.
     if isinstance(source, FeatureRows):
         lookup = source.claim.lookup
         assert isinstance(lookup, FeatureLookup)  # Every claim that _claims() makes has a FeatureLookup.

@@ -43,6 +43,8 @@ def _one_row(spec: SignatureSpec) -> dict[str, Array]:
     for names in spec.ragged_names:
         row[names.values] = _filled(spec.inputs[names.values], (1,))
         row[names.row_splits] = np.array([0, 1], spec.inputs[names.row_splits].numpy_dtype)
+        if names.weights in spec.inputs:
+            row[names.weights] = _filled(spec.inputs[names.weights], (1,))
     return row
 
 

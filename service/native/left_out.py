@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from service.graph.native_form import NativeGraph, PythonOnly
 from service.tables.backend import OpenedLookups
 from service.tables.plan import FeaturePlan, OutputPlan, SignaturePlan
-from service.tables.remote_table import RemoteTable
 from service.types import SignatureSpec
 
 # The dtypes of tensors that the native core can read and write, as in native/src/plan/inputs.rs.
@@ -54,8 +53,6 @@ def predict_fault(spec: SignatureSpec, graph: NativeGraph) -> str:
             return f'"{name}" is {tensor.dtype}, which the native core does not read or write'
     for feature in graph.features:
         lookup = feature.feature
-        if isinstance(feature.table, RemoteTable):
-            return f'table "{feature.table.info.name}" is remote'
         if lookup.ids in graph.computed:
             continue
         if fault := _feature_fault(spec, feature):

@@ -80,7 +80,7 @@ def compile_native(
     A compiled form that the servable has already was for its early lookups; the new form adds its counts.
 
     Args:
-      clusters: opens the remote tables of the version; None: the core forwards the lookups of remote tables.
+      clusters: opens the remote tables of the version; None: the core forwards requests for remote tables.
       pager: reads the tables of a version whose tables are larger than memory.
       has_hot_rows: the core samples ids, to find the hot rows of each table.
     """

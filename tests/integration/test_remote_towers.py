@@ -1,8 +1,9 @@
-"""Predicts over tables in a cluster give the numbers that those over mapped tables give, to the bit."""
+"""Predicts over tables in a cluster give the numbers of mapped tables to the bit, in Python and in the native core."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -10,18 +11,25 @@ import pytest
 
 from model_export.remote.push import push
 from service.engine.servable import Servable
-from service.graph.native_form import PythonOnly
+from service.graph.native_form import NativeGraph, PythonOnly
 from service.graph.tower import TowerBackend
-from service.loading.loader import ServableLoader
+from service.loading.loader import CompileNative, ServableLoader
 from service.loading.native_graphs import native_graphs
 from service.loading.remote_tables import RemoteTables
+from service.loading.tower_batching import TowerBatcher
+from service.native.clusters import Clusters
+from service.native.native_servable import compile_native
 from service.remote.address import StoreAddress
+from tests.integration.process import DATA_PLANES
 from tests.integration.test_towers import SERVE, answers, folder, random_request
+from tests.native_answers import assert_same, native_answer
 from tests.valkey_cluster import Cluster, needs_program
 
 __all__ = ["folder"]
 
 pytestmark = [pytest.mark.tf, needs_program]
+HAS_CORE = "native" in DATA_PLANES
+BATCH_ROWS = 64
 
 
 @pytest.fixture(scope="module")
@@ -31,27 +39,37 @@ def pair(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tup
         pushed = push(folder, StoreAddress.parse(cluster.address), model="m")
         address = StoreAddress.parse(cluster.address + "?timeout_ms=60000&node_timeout_ms=30000")
         tables = RemoteTables({one.table: address for one in pushed}, lambda: None)
-        both = (
-            ServableLoader(SERVE, "auto", 1, open_remote=tables.open)("m", 1, folder),
-            ServableLoader(SERVE, "auto", 1)("m", 1, folder),
-        )
+        core: CompileNative | None = partial(compile_native, clusters=Clusters(0).core) if HAS_CORE else None
+        load = partial(ServableLoader, SERVE, "auto", 1, tower_batch_rows=BATCH_ROWS, compile_native=core)
+        both = load(open_remote=tables.open)("m", 1, folder), load()("m", 1, folder)
         yield both
         for servable in both:
             servable.close()
 
 
-def test_predicts_are_cut_and_the_core_leaves_them_to_python(pair: tuple[Servable, Servable]) -> None:
+def test_predicts_are_cut_and_the_core_has_the_same_form_of_both(pair: tuple[Servable, Servable]) -> None:
     remote, mapped = pair
     assert remote.remote_tables == set(mapped.tables)
-    assert isinstance(remote.backends["serving_default"], TowerBackend)
-    assert isinstance(native_graphs(remote)["serving_default"], PythonOnly)
+    backend = remote.backends["serving_default"]
+    assert isinstance(backend, TowerBatcher) and isinstance(backend.backend, TowerBackend)
+    forms = native_graphs(remote)
+    assert {name: type(form) for name, form in forms.items()} == {
+        name: type(form) for name, form in native_graphs(mapped).items()
+    }
+    form = forms["serving_default"]
+    if HAS_CORE:
+        assert isinstance(form, NativeGraph) and form.document["batch_rows"] == BATCH_ROWS
+        assert remote.forwarded == mapped.forwarded
+    else:
+        assert isinstance(form, PythonOnly)
 
 
 @pytest.mark.parametrize("rows", [0, 1, 9, 64])
 def test_a_prediction_is_that_over_mapped_tables(pair: tuple[Servable, Servable], rows: int) -> None:
     random = np.random.default_rng(rows)
     for _ in range(3):
-        got, wanted = answers(pair, "serving_default", random_request(pair[1], rows, random))
-        assert got.keys() == wanted.keys()
-        for name in wanted:
-            np.testing.assert_array_equal(got[name], wanted[name])
+        inputs = random_request(pair[1], rows, random)
+        got, wanted = answers(pair, "serving_default", inputs)
+        assert_same(got, wanted)
+        if HAS_CORE:
+            assert_same(native_answer(pair[0], "serving_default", inputs), wanted)

@@ -8,7 +8,9 @@ use std::sync::{Arc, LazyLock};
 
 use _native::declined::Declined;
 use _native::forms::Call;
-use _native::plan::{Effort, Graph, Inputs, MemoryOwner, ModelRoutes, OutputData, GraphOutput, Routes, Servable, Signature};
+use _native::plan::{
+    Effort, Graph, GraphOutput, Inputs, Instead, MemoryOwner, ModelRoutes, OutputData, Routes, Servable, Signature,
+};
 use serde_json::{Value, json};
 
 const ROWS: usize = 50;
@@ -53,7 +55,8 @@ impl Graph for Zeros {
         signature: &Signature,
         _: &Inputs<'_>,
         wanted: &[usize],
-    ) -> Result<Vec<GraphOutput>, Declined> {
+        _: Effort<'_>,
+    ) -> Result<(Vec<GraphOutput>, Vec<Instead>), Declined> {
         let zero = |&number: &usize| {
             let dtype = signature.outputs[number].dtype;
             let data = match DTYPES[number] {
@@ -62,7 +65,7 @@ impl Graph for Zeros {
             };
             GraphOutput { dtype, dims: [1].into_iter().collect(), data }
         };
-        Ok(wanted.iter().map(zero).collect())
+        Ok((wanted.iter().map(zero).collect(), vec![]))
     }
 }
 

@@ -36,7 +36,7 @@ use super::snapshot::{Snapshot, SubjectSnapshot};
 use super::statistics::Statistics;
 use super::{grpc, http};
 use crate::forward::{Gates, GrpcUpstream, HttpUpstream};
-use crate::plan::Routes;
+use crate::plan::{GraphLimit, Routes};
 
 /// Number of tasks that the async runtime runs before it looks for new bytes on sockets. The number is low, so that a
 /// flood on one connection delays other connections by 8 ms and not by 607 ms.
@@ -108,6 +108,7 @@ impl Server {
             account: Account::new(config.limits.max_bytes_in_flight),
             large: Pool::start("large", config.limits.queue(config.large_threads))?,
             waiting: OnceLock::new(),
+            graph_limit: Arc::new(GraphLimit::new(config.threads)),
             pauses: Pauses::new(config.threads),
             ids: super::request_id::RequestIds::default(),
             health: ArcSwapOption::empty(),

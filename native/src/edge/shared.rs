@@ -26,7 +26,7 @@ use super::statistics::Statistics;
 use crate::declined::Declined;
 use crate::forms::{Answered, Call};
 use crate::forward::{Gates, GrpcUpstream, HttpUpstream};
-use crate::plan::{Effort, Failure, Grant, Routes, Waiting};
+use crate::plan::{Effort, Failure, Grant, GraphLimit, Routes, Waiting};
 
 /// Prefix of the names of headers that only the core may send to the reference server.
 pub const OWN_HEADERS: &str = "x-embedding-server-";
@@ -74,6 +74,8 @@ pub struct Shared {
     pub large: Pool,
     /// The thread pool for requests that wait for disks or other machines; None if the system gave no thread.
     pub waiting: OnceLock<Option<Pool>>,
+    /// How many of these threads run graphs at the same time: there are more of them than processors.
+    pub graph_limit: Arc<GraphLimit>,
     /// The count of connections that the server does not read now because it refused their requests.
     pub pauses: Pauses,
     /// The generator of request ids.
@@ -282,7 +284,8 @@ impl Shared {
                 Ok(_) if connection.is_full() => NotRun::Unread,
                 Ok(waited) => {
                     shared.statistics.waited(&model, waited);
-                    let waiting = Waiting { deadline, ..Waiting::default() };
+                    let graph_limit = Some(Arc::clone(&shared.graph_limit));
+                    let waiting = Waiting { deadline, graph_limit, ..Waiting::default() };
                     let effort = if may_wait { Effort::Wait(&waiting) } else { Effort::Any };
                     let outcome = shared.call(effort, &connection, &terms, form);
                     // The references are dropped before the answer is sent, so that this thread neither keeps the async

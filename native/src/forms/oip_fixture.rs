@@ -13,8 +13,8 @@ use super::Call;
 use super::oip_binary::{datatype_of, num_elements};
 use crate::declined::Declined;
 use crate::plan::{
-    Data, DataType, Effort, Graph, GraphOutput, Inputs, MemoryOwner, ModelRoutes, OutputData, Routes, Servable,
-    Signature, Tensor,
+    Data, DataType, Effort, Graph, GraphOutput, Inputs, Instead, MemoryOwner, ModelRoutes, OutputData, Routes,
+    Servable, Signature, Tensor,
 };
 
 /// All dtypes of the protocol, in the order of the inputs and outputs of the test signature "echo".
@@ -156,7 +156,8 @@ impl Graph for Echo {
         signature: &Signature,
         inputs: &Inputs<'_>,
         wanted: &[usize],
-    ) -> Result<Vec<GraphOutput>, Declined> {
+        _: Effort<'_>,
+    ) -> Result<(Vec<GraphOutput>, Vec<Instead>), Declined> {
         let echo = |&number: &usize| match &inputs[number] {
             Some(tensor) => GraphOutput {
                 dtype: tensor.dtype,
@@ -175,7 +176,7 @@ impl Graph for Echo {
                 },
             },
         };
-        Ok(wanted.iter().map(echo).collect())
+        Ok((wanted.iter().map(echo).collect(), vec![]))
     }
 }
 

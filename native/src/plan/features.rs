@@ -7,9 +7,9 @@ use smallvec::SmallVec;
 use super::inputs::{Dims, Inputs, Tensor};
 use super::numbers::{NumberBytes, number_bytes};
 use super::paged_rows::read_table;
-use super::remote_rows::RemoteRows;
+use super::remote_rows::{self, RemoteRows};
 use super::servable::{FeaturePlan, LookupKind, NeedsIds, Servable, Signature};
-use super::work::{Effort, Waiting};
+use super::work::{Effort, Instead, Waiting};
 use crate::declined::Declined;
 use crate::tables::table::{Ints, OnBadId, OutputRows, Weights};
 
@@ -193,6 +193,8 @@ pub struct Features<'s, 'r> {
     servable: &'s Servable,
     plan: &'s Signature,
     sent: SmallVec<[Option<FeatureInputs<'r>>; 8]>,
+    /// For each feature the rows that were read from a cluster; empty if no feature reads one, or before `read_remote`.
+    remote: Vec<Option<RemoteRows>>,
 }
 
 impl<'s, 'r> Features<'s, 'r> {
@@ -215,7 +217,28 @@ impl<'s, 'r> Features<'s, 'r> {
             tensor.as_ref().filter(|_| is_read).cloned()
         });
         let sent = feature_inputs(plan, of_features.chain(computed.into_iter().map(Some)).collect())?;
-        Ok(Features { servable, plan, sent })
+        if sent.iter().flatten().any(|one| one.sizes.iter().product::<usize>() != one.ids().len()) {
+            // The ids have a dtype of fewer bytes than int64, so a lookup would leave a part of its output unwritten.
+            return Err(Declined::NotNative);
+        }
+        Ok(Features { servable, plan, sent, remote: Vec::new() })
+    }
+
+    /// Reads the rows of all features whose tables lie in clusters, together. Call this once, before the first `read`.
+    ///
+    /// # Errors
+    /// [`Declined::NoRows`]: rows could not be read. [`Declined::Unfit`]: a table's policy refuses an id.
+    pub fn read_remote(&mut self, effort: Effort<'_>) -> Result<(), Declined> {
+        if remote_rows::reads_any(self.servable, self.plan, &self.sent) {
+            self.remote = remote_rows::read(self.servable, self.plan, &self.sent, effort)?;
+        }
+        Ok(())
+    }
+
+    /// Returns the tables whose rows `read_remote` could not all read.
+    #[must_use]
+    pub fn instead(&self) -> Vec<Instead> {
+        remote_rows::instead(self.servable, self.plan, &self.remote)
     }
 
     /// Returns the shape of a feature's vectors; if `is_flat` is true, the shape `[B, K, D]` becomes `[B, K * D]`.
@@ -261,15 +284,11 @@ impl<'s, 'r> Features<'s, 'r> {
 
     fn read_at(&self, feature: usize, to: &mut [MaybeUninit<u8>], placement: &Placement) -> Result<(), Declined> {
         let sent = self.sent[feature].as_ref().ok_or(Declined::Unfit)?;
-        if sent.sizes.iter().product::<usize>() != sent.ids().len() {
-            // The ids' bytes are too few for their shape, as for a dtype shorter than int64: the lookup would leave a
-            // part of `to` unwritten.
-            return Err(Declined::NotNative);
-        }
         let plan = &self.plan.features[feature];
         self.servable.see(plan.table, sent.ids());
         // A predict runs on a thread of a pool, which may wait for the disk.
         read_table(self.servable, plan.table, sent.ids(), plan.policy, Effort::Wait(&Waiting::default()))?;
-        read(self.servable, plan, sent, None, to, placement).map(drop)
+        let remote = self.remote.get(feature).and_then(Option::as_ref);
+        read(self.servable, plan, sent, remote, to, placement).map(drop)
     }
 }

@@ -2,6 +2,7 @@
 
 use super::inputs::{DataType, Dims, Inputs};
 use super::servable::{Servable, Signature};
+use super::work::{Effort, Instead};
 use crate::declined::Declined;
 
 /// The elements of one output of a graph.
@@ -25,20 +26,22 @@ pub struct GraphOutput {
 /// The graph of one predict signature. Concurrency: any thread.
 pub trait Graph: Send + Sync + std::fmt::Debug {
     /// Looks up the vectors that the graph gets as inputs, runs the graph, and returns one output for each index in
-    /// `wanted`.
+    /// `wanted`, and the tables whose rows could not all be read.
     ///
     /// The inputs have passed [`super::Work::prepare`]: names, dtypes, ranks, row splits and ids fit the signature,
     /// and each required input is there.
     ///
     /// # Errors
-    /// [`Declined`]: the request is then forwarded to the reference server, which answers or refuses it.
+    /// [`Declined::NoRows`]: rows could not be read from a cluster in time. Any other [`Declined`]: the request is then
+    /// forwarded to the reference server, which answers or refuses it.
     fn run(
         &self,
         servable: &Servable,
         signature: &Signature,
         inputs: &Inputs<'_>,
         wanted: &[usize],
-    ) -> Result<Vec<GraphOutput>, Declined>;
+        effort: Effort<'_>,
+    ) -> Result<(Vec<GraphOutput>, Vec<Instead>), Declined>;
 }
 
 /// A function that opens the graph of a predict from `SignatureDescription::graph`; its error is one sentence of text.

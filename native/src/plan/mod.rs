@@ -4,6 +4,7 @@ mod description;
 mod features;
 mod grant;
 mod graph;
+mod graph_limit;
 mod inputs;
 mod names;
 mod numbers;
@@ -23,6 +24,7 @@ pub use description::{
 pub use features::Features;
 pub use grant::Grant;
 pub use graph::{Graph, GraphOutput, OpenGraph, OutputData};
+pub use graph_limit::{GraphLimit, GraphPermit};
 pub use inputs::{Data, DataType, Dims, Inputs, Strings, Tensor};
 pub use paged_rows::read_table;
 pub use routes::{ModelRoutes, Routes};

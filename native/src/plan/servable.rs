@@ -136,6 +136,8 @@ pub struct Signature {
     pub max_rows: Option<usize>,
     /// Number of id tensors that the graph computes; their indexes follow those of the inputs.
     pub num_computed: usize,
+    /// Whether a feature reads a table in a cluster.
+    pub is_remote: bool,
     /// The graph of a predict; None for a lookup.
     pub graph: Option<Box<dyn Graph>>,
     input_names: Names,
@@ -149,10 +151,16 @@ impl Signature {
     /// this before they parse the inputs.
     ///
     /// # Errors
-    /// [`Declined::TooLarge`]: the signature runs a graph, and the effort is [`Effort::Small`].
+    /// [`Declined::TooLarge`]: the signature runs a graph, and the effort is [`Effort::Small`]. [`Declined::Waits`]: the
+    /// graph is fed rows of a table in a cluster, and the effort is not [`Effort::Wait`].
     #[inline]
     pub fn check_effort(&self, effort: Effort<'_>) -> Result<(), Declined> {
-        if self.graph.is_some() && effort == Effort::Small { Err(Declined::TooLarge) } else { Ok(()) }
+        match effort {
+            _ if self.graph.is_none() => Ok(()),
+            Effort::Small | Effort::Any if self.is_remote => Err(Declined::Waits),
+            Effort::Small => Err(Declined::TooLarge),
+            Effort::Any | Effort::Wait(_) => Ok(()),
+        }
     }
 
     /// Returns the index of the input with this name.
@@ -367,7 +375,7 @@ impl Servable {
         self.paged_tables.get(table)?.as_deref()
     }
 
-    /// Opens the tables that lie in Valkey or Redis clusters. Until then, a lookup refuses every id of such a table.
+    /// Opens the tables that lie in Valkey or Redis clusters. Until then, requests for such tables are declined.
     #[must_use]
     pub fn with_clusters(self, clusters: &Clusters) -> Self {
         let SharedParts { model, version, tables, .. } = &*self.shared;
@@ -380,6 +388,12 @@ impl Servable {
         };
         let remote_tables = tables.iter().map(open).collect();
         Servable { remote_tables, ..self }
+    }
+
+    /// Says whether the tables that lie in Valkey or Redis clusters are open.
+    #[must_use]
+    pub fn has_clusters(&self) -> bool {
+        !self.remote_tables.is_empty()
     }
 
     /// Returns the object that reads a table's rows from a Valkey or Redis cluster, and V, its number of rows; None for
@@ -541,6 +555,7 @@ fn signature(
             return Err(format!("signature {name:?} is a predict without a graph, or a lookup with one"));
         }
     };
+    let is_remote = features.iter().any(|feature| tables[feature.table].remote.is_some());
     let input_names = Names::new(inputs.iter().enumerate().map(|(i, input)| (input.name.as_str(), i)));
     let output_names = Names::new(outputs.iter().enumerate().map(|(o, output)| (output.name.as_str(), o)));
     let ragged = features.iter().enumerate().filter(|(_, feature)| feature.row_splits.is_some());
@@ -554,6 +569,7 @@ fn signature(
         row_bytes,
         max_rows,
         num_computed,
+        is_remote,
         graph,
         input_names,
         output_names,

@@ -1,6 +1,7 @@
 //! Compares lookups with rows worked out by hand: row `i` of every table is `[10 i, 10 i + 1]`.
 
 use std::mem::MaybeUninit;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
@@ -245,4 +246,15 @@ fn keys_that_a_vocabulary_lacks_are_counted_once_for_an_input() {
     let relaxed = std::sync::atomic::Ordering::Relaxed;
     assert_eq!(servable.unknown_keys()[0].load(relaxed), 3);
     assert_eq!(servable.counts()[0][1].ids.load(relaxed), 3);
+}
+
+#[test]
+fn a_request_that_waited_past_its_deadline_is_late() {
+    let late = Waiting { deadline: Some(Instant::now()), ..Waiting::default() };
+    assert_eq!(Effort::Wait(&late).check_deadline(), Err(Declined::NoRows));
+    assert!(late.failure.get().is_some_and(|failure| failure.is_late));
+    let in_time = Waiting { deadline: Some(Instant::now() + Duration::from_secs(3600)), ..Waiting::default() };
+    for effort in [Effort::Any, Effort::Wait(&Waiting::default()), Effort::Wait(&in_time)] {
+        assert_eq!(effort.check_deadline(), Ok(()));
+    }
 }

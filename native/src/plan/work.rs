@@ -2,6 +2,7 @@
 
 use std::cell::OnceCell;
 use std::mem::MaybeUninit;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
@@ -9,6 +10,7 @@ use smallvec::SmallVec;
 
 use super::features::{FeatureInputs, Placement, feature_inputs, read, vector_dims, vector_width};
 use super::graph::{GraphOutput, OutputData};
+use super::graph_limit::{GraphLimit, GraphPermit};
 use super::inputs::{DataType, Dims, Inputs};
 use super::paged_rows;
 use super::remote_rows::{self, RemoteRows};
@@ -32,8 +34,34 @@ pub enum Effort<'a> {
     Wait(&'a Waiting),
 }
 
-/// Limits how long one request waits for rows of Valkey or Redis clusters, and stores the failure if they can not be
-/// read.
+impl<'a> Effort<'a> {
+    /// Blocks until the thread may run a graph; returns the permit, which the caller keeps until the graph has run.
+    /// None: the thread needs no permit.
+    #[must_use]
+    pub fn graph_permit(self) -> Option<GraphPermit<'a>> {
+        match self {
+            Effort::Wait(waiting) => waiting.graph_limit.as_deref().map(GraphLimit::permit),
+            Effort::Small | Effort::Any => None,
+        }
+    }
+
+    /// Checks that a request which has waited can still be answered in time.
+    ///
+    /// # Errors
+    /// [`Declined::NoRows`]: the request's deadline has passed.
+    pub fn check_deadline(self) -> Result<(), Declined> {
+        let Effort::Wait(waiting) = self else { return Ok(()) };
+        if waiting.deadline.is_none_or(|deadline| Instant::now() < deadline) {
+            return Ok(());
+        }
+        let text = "The deadline passed before the request was run.".to_owned();
+        let _ = waiting.failure.set(Failure { is_late: true, text });
+        Err(Declined::NoRows)
+    }
+}
+
+/// Limits how long one request waits for rows of Valkey or Redis clusters and for a permit to run its graph, and stores
+/// the failure if it could not be answered.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Waiting {
     /// The time by which the request must be answered; None if only the time limits of the Valkey or Redis clusters
@@ -41,9 +69,12 @@ pub struct Waiting {
     pub deadline: Option<Instant>,
     /// The reason why rows could not be read, if the request ended with [`Declined::NoRows`].
     pub failure: OnceCell<Failure>,
+    /// The limit on graphs that the threads of the pool run at the same time; None: no limit.
+    pub graph_limit: Option<Arc<GraphLimit>>,
 }
 
-/// The reason why rows of a Valkey or Redis cluster could not be read.
+/// The reason why rows of a Valkey or Redis cluster could not be read, or why the request's graph was not run after the
+/// read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
     /// Whether the request's deadline has passed.
@@ -94,7 +125,12 @@ enum Content<'r> {
         /// in a cluster.
         remote: Vec<Option<RemoteRows>>,
     },
-    Predict(Vec<GraphOutput>),
+    Predict {
+        /// The outputs of the graph.
+        outputs: Vec<GraphOutput>,
+        /// The tables of the graph's features whose rows could not all be read.
+        instead: Vec<Instead>,
+    },
 }
 
 /// A validated request, whose answer is being written.
@@ -128,6 +164,9 @@ impl<'s, 'r> Work<'s, 'r> {
     ) -> Result<Self, Declined> {
         let plan = &servable.signatures()[signature];
         plan.check_effort(effort)?;
+        if plan.is_remote && !servable.has_clusters() {
+            return Err(Declined::NotNative);
+        }
         check_names(plan, &inputs)?;
         let (inputs, unknown_keys) = validate_tensors(servable, plan, inputs)?;
         let rows = count_rows(plan, &inputs)?;
@@ -139,18 +178,18 @@ impl<'s, 'r> Work<'s, 'r> {
             signature,
             rows,
             outputs: SmallVec::new(),
-            content: Content::Predict(vec![]),
+            content: Content::Predict { outputs: vec![], instead: vec![] },
             unknown_keys,
         };
         if let Some(graph) = &plan.graph {
             let all: SmallVec<[usize; 8]> = (0..plan.outputs.len()).collect();
             let numbers = if wanted.is_empty() { &all[..] } else { wanted };
-            let outputs = graph.run(servable, plan, &inputs, numbers)?;
+            let (outputs, instead) = graph.run(servable, plan, &inputs, numbers, effort)?;
             let shapes = numbers.iter().zip(&outputs);
             work.outputs = shapes
                 .map(|(&index, output)| OutputShape { output: index, dtype: output.dtype, dims: output.dims.clone() })
                 .collect();
-            work.content = Content::Predict(outputs);
+            work.content = Content::Predict { outputs, instead };
         } else {
             let sent = feature_inputs(plan, inputs)?;
             work.outputs = lookup_outputs(servable, plan, &sent, wanted)?;
@@ -195,7 +234,7 @@ impl<'s, 'r> Work<'s, 'r> {
         assert_eq!(to.len(), self.outputs[index].num_bytes());
         let plan = &self.servable.signatures()[self.signature];
         match &mut self.content {
-            Content::Predict(outputs) => {
+            Content::Predict { outputs, .. } => {
                 let OutputData::Numbers(numbers) = &outputs[index].data else {
                     return Err(Declined::Graph);
                 };
@@ -233,7 +272,7 @@ impl<'s, 'r> Work<'s, 'r> {
     #[must_use]
     pub fn strings(&self, index: usize) -> &[Vec<u8>] {
         match &self.content {
-            Content::Predict(outputs) => match &outputs[index].data {
+            Content::Predict { outputs, .. } => match &outputs[index].data {
                 OutputData::Strings(strings) => strings,
                 OutputData::Numbers(_) => &[],
             },
@@ -254,20 +293,20 @@ impl<'s, 'r> Work<'s, 'r> {
         for &(vocabulary, count) in &self.unknown_keys {
             self.servable.unknown_keys()[vocabulary].fetch_add(count as u64, Ordering::Relaxed);
         }
-        let mut instead = Vec::new();
-        if let Content::Lookup { sent, missing, remote } = &self.content {
-            instead = remote_rows::instead(self.servable, &self.servable.signatures()[self.signature], remote);
-            let counts = &self.servable.counts()[self.signature];
-            let features = &self.servable.signatures()[self.signature].features;
-            for (((sent, missing), counts), feature) in sent.iter().zip(missing).zip(counts).zip(features) {
-                if let (Some(sent), Some(missing)) = (sent, missing) {
-                    self.servable.see(feature.table, sent.ids());
-                    counts.ids.fetch_add(sent.ids().len() as u64, Ordering::Relaxed);
-                    counts.missing.fetch_add(*missing as u64, Ordering::Relaxed);
-                }
+        let (sent, missing, remote) = match self.content {
+            Content::Predict { instead, .. } => return Ok(instead),
+            Content::Lookup { sent, missing, remote } => (sent, missing, remote),
+        };
+        let counts = &self.servable.counts()[self.signature];
+        let features = &self.servable.signatures()[self.signature].features;
+        for (((sent, missing), counts), feature) in sent.iter().zip(missing).zip(counts).zip(features) {
+            if let (Some(sent), Some(missing)) = (sent, missing) {
+                self.servable.see(feature.table, sent.ids());
+                counts.ids.fetch_add(sent.ids().len() as u64, Ordering::Relaxed);
+                counts.missing.fetch_add(missing as u64, Ordering::Relaxed);
             }
         }
-        Ok(instead)
+        Ok(remote_rows::instead(self.servable, &self.servable.signatures()[self.signature], &remote))
     }
 
     /// Returns the number of bytes that a lookup reads from tables and writes to its answer.

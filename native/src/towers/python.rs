@@ -11,7 +11,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
 
 use crate::declined::Declined;
-use crate::plan::{self, Data, DataType, Effort, Inputs, Strings, Work};
+use crate::plan::{self, Data, DataType, Effort, Inputs, Strings, Waiting, Work};
 
 use super::c_api::Api;
 use super::session::{Callable, GraphError, Session, Step};
@@ -227,7 +227,10 @@ fn predict<'py>(
     let wanted: Option<Vec<usize>> = outputs.iter().map(|name| plan.output(name.as_bytes())).collect();
     let wanted = wanted.ok_or_else(unknown)?;
     let declined = |why: Declined| PyValueError::new_err(format!("{why:?}"));
-    let ran = py.detach(|| Work::prepare(&servable, number, sent, &wanted, Effort::Any, usize::MAX));
+    let ran = py.detach(|| {
+        let waiting = Waiting::default();
+        Work::prepare(&servable, number, sent, &wanted, Effort::Wait(&waiting), usize::MAX)
+    });
     let mut work = ran.map_err(declined)?;
     let shapes = work.outputs().to_vec();
     let mut fetched = Vec::with_capacity(shapes.len());

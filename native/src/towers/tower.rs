@@ -12,7 +12,9 @@ use super::description::{FedInput, FedRows, GraphDescription};
 use super::session::{Callable, Session};
 use super::tensor::{AlignedBuffer, Tensor};
 use crate::declined::Declined;
-use crate::plan::{self, Data, DataType, Dims, Features, GraphOutput, Inputs, OutputData, Servable, Signature};
+use crate::plan::{
+    self, Data, DataType, Dims, Effort, Features, GraphOutput, Inputs, Instead, OutputData, Servable, Signature,
+};
 
 /// Maximal number of sets of outputs for which a graph keeps a callable. Clients choose the outputs, and each callable
 /// takes memory.
@@ -101,13 +103,16 @@ impl Tower {
         &self,
         signature: &Signature,
         inputs: &Inputs<'_>,
+        effort: Effort<'_>,
     ) -> Result<(Vec<plan::Tensor<'static>>, Vec<Tensor>), Declined> {
         let (Some(callable), Some(part)) = (&self.computing, &self.description.computing) else {
             return Ok((Vec::new(), Vec::new()));
         };
         let mut feeds = Vec::with_capacity(part.inputs.len());
         self.feed_inputs(&mut feeds, &part.inputs, signature, inputs)?;
+        let permit = effort.graph_permit();
         let mut fetched = self.session.run(callable, &feeds).map_err(|_| Declined::Graph)?;
+        drop(permit);
         let carried = fetched.split_off(part.ids.len().min(fetched.len()));
         let computed = fetched.iter().map(|tensor| {
             let dtype = DataType::of_number(u64::from(tensor.dtype())).ok_or(Declined::NotNative)?;
@@ -135,9 +140,9 @@ impl Tower {
         Ok(())
     }
 
-    fn rows_tensor(&self, features: &Features<'_, '_>, fed: &FedRows) -> Result<Tensor, Declined> {
-        let (buffer, dims) = gather_rows(features, fed)?;
-        let tensor = Tensor::new(self.session.api(), DataType::Float32 as u32, &signed_dims(&dims)?, buffer);
+    fn rows_tensor(&self, features: &Features<'_, '_>, fed: &FedRows, dims: &[usize]) -> Result<Tensor, Declined> {
+        let buffer = gather_rows(features, fed, dims)?;
+        let tensor = Tensor::new(self.session.api(), DataType::Float32 as u32, &signed_dims(dims)?, buffer);
         tensor.ok_or(Declined::Unfit)
     }
 
@@ -237,31 +242,45 @@ impl plan::Graph for Tower {
         signature: &Signature,
         inputs: &Inputs<'_>,
         wanted: &[usize],
-    ) -> Result<Vec<GraphOutput>, Declined> {
+        effort: Effort<'_>,
+    ) -> Result<(Vec<GraphOutput>, Vec<Instead>), Declined> {
         // The output indexes are sorted, so that requests for the same outputs in another order use the same callable.
         let mut sorted: OutputIndexes = wanted.iter().copied().collect();
         sorted.sort_unstable();
         let callable = self.callable(&sorted)?;
-        let (computed, carried) = self.compute_ids(signature, inputs)?;
-        let mut feeds = Vec::with_capacity(self.description.rows.len() + self.description.inputs.len() + carried.len());
-        if !self.description.rows.is_empty() {
-            let features = Features::new(servable, signature, inputs, computed)?;
-            for fed in &self.description.rows {
-                feeds.push(self.rows_tensor(&features, fed)?);
-            }
+        let (computed, carried) = self.compute_ids(signature, inputs, effort)?;
+        let mut features = Features::new(servable, signature, inputs, computed)?;
+        // All shapes and inputs are judged before the request waits for rows of clusters.
+        let fed_rows = self.description.rows.iter().map(|fed| fed_dims(&features, fed).map(|dims| (fed, dims)));
+        let fed_rows = fed_rows.collect::<Result<Vec<_>, Declined>>()?;
+        let mut fed_inputs = Vec::with_capacity(self.description.inputs.len());
+        self.feed_inputs(&mut fed_inputs, &self.description.inputs, signature, inputs)?;
+        features.read_remote(effort)?;
+        let mut feeds = Vec::with_capacity(fed_rows.len() + carried.len() + fed_inputs.len());
+        for (fed, dims) in fed_rows {
+            feeds.push(self.rows_tensor(&features, fed, &dims)?);
         }
         feeds.extend(carried);
-        self.feed_inputs(&mut feeds, &self.description.inputs, signature, inputs)?;
+        feeds.extend(fed_inputs);
         let fetched = match (&self.batch_queue, rows_of(&feeds)) {
             (Some(batch_queue), Some(rows)) if rows <= self.description.batch_rows => {
                 let request = Request { callable, feeds, rows };
-                batch_queue.run(request, rows, can_join, |requests| self.run_batch(requests)).ok_or(Declined::Graph)?
+                let run = |requests: &[Request]| {
+                    // Only the thread that runs the batch takes a permit, so that others can wait for the next batch.
+                    let _permit = effort.graph_permit();
+                    self.run_batch(requests)
+                };
+                batch_queue.run(request, rows, can_join, run).ok_or(Declined::Graph)?
             }
-            _ => self.run_alone(&callable, &feeds),
+            _ => {
+                let _permit = effort.graph_permit();
+                effort.check_deadline()?;
+                self.run_alone(&callable, &feeds)
+            }
         }?;
         let mut outputs: HashMap<usize, GraphOutput> = sorted.iter().copied().zip(fetched).collect();
         let ran = wanted.iter().map(|number| outputs.remove(number));
-        ran.collect::<Option<_>>().ok_or(Declined::NotNative)
+        Ok((ran.collect::<Option<_>>().ok_or(Declined::NotNative)?, features.instead()))
     }
 }
 
@@ -285,21 +304,16 @@ fn can_join(one: &Request, other: &Request) -> bool {
     Arc::ptr_eq(&one.callable, &other.callable) && one.feeds.iter().zip(&other.feeds).all(is_like)
 }
 
-/// Looks up the vectors for one fed tensor; returns them in a new buffer, with the tensor's shape.
-fn gather_rows(features: &Features<'_, '_>, fed: &FedRows) -> Result<(AlignedBuffer, Dims), Declined> {
+/// Returns the shape of one fed tensor of vectors.
+fn fed_dims(features: &Features<'_, '_>, fed: &FedRows) -> Result<Dims, Declined> {
     if let [part] = fed.parts[..] {
         let vectors = features.dims(part.feature, false)?;
-        let mut dims = vectors.clone();
-        if let Some(shape) = &fed.shape {
-            let width = product(vectors.get(1..).unwrap_or_default())?;
-            if part.width != Some(width) || product(shape)? != width {
-                return Err(Declined::Unfit);
-            }
-            dims = vectors.iter().take(1).chain(shape).copied().collect();
+        let Some(shape) = &fed.shape else { return Ok(vectors) };
+        let width = product(vectors.get(1..).unwrap_or_default())?;
+        if part.width != Some(width) || product(shape)? != width {
+            return Err(Declined::Unfit);
         }
-        let mut buffer = AlignedBuffer::new(bytes_of(product(&vectors)?)?);
-        features.read(part.feature, buffer.memory())?;
-        return Ok((buffer, dims));
+        return Ok(vectors.iter().take(1).chain(shape).copied().collect());
     }
     let shape = fed.shape.as_ref().ok_or(Declined::NotNative)?;
     let mut rows = None;
@@ -320,13 +334,23 @@ fn gather_rows(features: &Features<'_, '_>, fed: &FedRows) -> Result<(AlignedBuf
     if product(shape)? != width {
         return Err(Declined::NotNative);
     }
-    let mut buffer = AlignedBuffer::new(bytes_of(product(&[rows, width])?)?);
+    Ok([rows].into_iter().chain(shape.iter().copied()).collect())
+}
+
+/// Looks up the vectors for one fed tensor of shape `dims`; returns them in a new buffer.
+fn gather_rows(features: &Features<'_, '_>, fed: &FedRows, dims: &[usize]) -> Result<AlignedBuffer, Declined> {
+    let mut buffer = AlignedBuffer::new(bytes_of(product(dims)?)?);
+    if let [part] = fed.parts[..] {
+        features.read(part.feature, buffer.memory())?;
+        return Ok(buffer);
+    }
+    let stride = bytes_of(product(dims.get(1..).unwrap_or_default())?)?;
     let mut skip = 0;
     for part in &fed.parts {
-        features.read_column(part.feature, buffer.memory(), skip, width * 4)?;
+        features.read_column(part.feature, buffer.memory(), skip, stride)?;
         skip += part.width.unwrap_or(0) * 4;
     }
-    Ok((buffer, [rows].into_iter().chain(shape.iter().copied()).collect()))
+    Ok(buffer)
 }
 
 fn product(sizes: &[usize]) -> Result<usize, Declined> {

@@ -21,34 +21,13 @@ from service.graph.savedmodel import open_savedmodel
 from service.graph.tower import TowerBackend
 from service.loading.loader import ServableLoader
 from service.types import Array, SignatureSpec
+from tests.native_answers import assert_same, native_answer
 from tests.tower_zoo import SIGNATURE, ZOO, ZOO_ROWS
 
-_native = pytest.importorskip("service._native")
+pytest.importorskip("service._native")
 pytestmark = pytest.mark.tf
 
 SERVE = frozenset({"serve"})
-
-
-def native_answer(servable: Servable, signature: str, inputs: Mapping[str, Array]) -> dict[str, Array]:
-    """Returns what the core answers; raises ValueError where it leaves the request to the reference."""
-    import tensorflow as tf
-
-    def sent(array: Array) -> tuple[int, list[int], object]:
-        number = tf.as_dtype(array.dtype).as_datatype_enum
-        if array.dtype.kind == "O":
-            return number, list(array.shape), array.reshape(-1).tolist()
-        return number, list(array.shape), array.tobytes()
-
-    spec = servable.signatures[signature]
-    assert servable.native is not None
-    fed = [(name, *sent(np.asarray(array))) for name, array in inputs.items()]
-    found = _native.predict(servable.native.compiled, signature, fed, list(spec.outputs))
-    answer = {}
-    for name, (number, shape, data) in zip(spec.outputs, found, strict=True):
-        dtype = np.dtype(tf.as_dtype(number).as_numpy_dtype)
-        array = np.array([*data, None], object)[:-1] if dtype.kind == "O" else np.frombuffer(data, dtype)
-        answer[name] = array.reshape(shape)
-    return answer
 
 
 def load(folder: Path, *, has_core: bool = True, **options: Any) -> Servable:
@@ -67,17 +46,6 @@ def reference_answer(servable: Servable, signature: str, inputs: Mapping[str, Ar
     spec = servable.signatures[signature]
     arrays, _ = checked(spec, dict(inputs))
     return servable.backends[signature].run(signature, arrays, tuple(spec.outputs))
-
-
-def assert_same(got: Mapping[str, Array], wanted: Mapping[str, Array]) -> None:
-    """Compares dtypes, shapes and bytes."""
-    assert got.keys() == wanted.keys()
-    for name, array in wanted.items():
-        assert (got[name].dtype, got[name].shape) == (array.dtype, array.shape)
-        if array.dtype.kind == "O":
-            assert got[name].tolist() == array.tolist()
-        else:
-            assert got[name].tobytes() == np.ascontiguousarray(array).tobytes()
 
 
 @pytest.fixture(scope="module", params=sorted(ZOO))

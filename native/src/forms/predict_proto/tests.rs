@@ -10,7 +10,7 @@ use serde_json::json;
 use super::*;
 use crate::forms::tensor_proto::tests::ProstTensor;
 use crate::plan::tests::{feature, input, output, servable, toy};
-use crate::plan::{DataType, Description, Graph, GraphOutput, MemoryOwner, ModelRoutes, OutputData, Routes};
+use crate::plan::{DataType, Description, Graph, GraphOutput, Instead, MemoryOwner, ModelRoutes, OutputData, Routes};
 
 #[derive(Clone, PartialEq, Message)]
 struct ProstVersion {
@@ -208,7 +208,14 @@ fn long_requests_are_large_work() {
 struct EveryDtype;
 
 impl Graph for EveryDtype {
-    fn run(&self, _: &Servable, _: &Signature, _: &Inputs<'_>, wanted: &[usize]) -> Result<Vec<GraphOutput>, Declined> {
+    fn run(
+        &self,
+        _: &Servable,
+        _: &Signature,
+        _: &Inputs<'_>,
+        wanted: &[usize],
+        _: Effort<'_>,
+    ) -> Result<(Vec<GraphOutput>, Vec<Instead>), Declined> {
         let ran = wanted.iter().map(|&number| {
             let (_, dtype, dims, bytes) = EVERY_DTYPE[number];
             let data = if dtype == DataType::String {
@@ -218,7 +225,7 @@ impl Graph for EveryDtype {
             };
             GraphOutput { dtype, dims: dims.iter().copied().collect(), data }
         });
-        Ok(ran.collect())
+        Ok((ran.collect(), vec![]))
     }
 }
 
