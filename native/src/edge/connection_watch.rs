@@ -9,8 +9,8 @@ use super::limits::Limits;
 /// Time in which a client that floods the server may still read the error before the server closes its connection.
 const LAST_WORD: Duration = Duration::from_secs(1);
 
-/// A pair of the number of bytes that a client had read, and the time; it is renewed when the client has read enough
-/// since.
+/// A pair of the number of bytes that a client had read, or sent, and the time; it is renewed when the client has read, or
+/// sent, enough since.
 #[derive(Debug, Default)]
 struct Progress(Option<(u64, Instant)>);
 
@@ -34,6 +34,8 @@ pub struct Watch {
     is_http: bool,
     begun: Instant,
     writing: Progress,
+    // Of the bytes of an HTTP/2 frame that has come in part.
+    reading: Progress,
     // The number of served requests, the number of received bytes, and the time when the sweeper first saw the
     // connection without a request.
     idle: Option<(u64, u64, Instant)>,
@@ -44,7 +46,8 @@ impl Watch {
     /// Starts to watch a connection.
     #[must_use]
     pub fn new(is_http: bool, now: Instant) -> Self {
-        Watch { is_http, begun: now, writing: Progress::default(), idle: None, ending: None }
+        let (writing, reading) = (Progress::default(), Progress::default());
+        Watch { is_http, begun: now, writing, reading, idle: None, ending: None }
     }
 
     /// Checks a connection's counters; returns the order for the task that serves the connection.
@@ -61,6 +64,11 @@ impl Watch {
             return Order::Serve;
         }
         self.writing = Progress::default();
+        if self.is_http || !connection.has_part() {
+            self.reading = Progress::default();
+        } else if self.reading.is_stalled(read, now, limits) {
+            return Order::Cut;
+        }
         if connection.num_open() > 0 {
             self.idle = None;
             return Order::Serve;
@@ -126,6 +134,22 @@ mod tests {
         connection.note_read(1);
         assert_eq!(watch.look(&connection, &limits(), at(start, 6)), Order::Serve);
         assert_eq!(watch.look(&connection, &limits(), at(start, 7)), Order::Cut);
+    }
+
+    #[test]
+    fn a_client_that_does_not_finish_a_frame_is_cut() {
+        let (start, connection) = (Instant::now(), Connection::new(String::new(), &limits()));
+        let mut watch = Watch::new(false, start);
+        let mut look = |seconds| watch.look(&connection, &limits(), at(start, seconds));
+        assert_eq!([look(0), look(9)], [Order::Serve; 2]);
+        assert!(connection.note_part(1000));
+        assert_eq!([look(10), look(13)], [Order::Serve; 2]);
+        connection.note_read(5000);
+        assert_eq!([look(15), look(19)], [Order::Serve; 2]);
+        assert!(connection.note_part(0));
+        assert_eq!(look(20), Order::Serve);
+        assert!(connection.note_part(1));
+        assert_eq!([look(21), look(26)], [Order::Serve, Order::Cut]);
     }
 
     #[test]
