@@ -20,6 +20,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from loadtest.tls import client_context
+
 ROOT = Path(__file__).parents[1]
 # Seconds to wait until the server is ready: enough for a slow machine to import TensorFlow.
 _PATIENCE_S = 180
@@ -59,6 +61,7 @@ class LiveServer:
             text=True,
         )
         self.faults: Counter[str] = Counter()
+        self._scheme = "https" if any(flag.startswith("--rest_api_ssl_config_file=") for flag in flags) else "http"
         self._ports: dict[str, int] = {}
         self._last_line = ""
         self._is_listening = threading.Event()
@@ -92,7 +95,7 @@ class LiveServer:
         reason = ""
         while self.is_alive and time.monotonic() < end_s:
             try:
-                with urllib.request.urlopen(f"{self.http}/readyz", timeout=5):
+                with urllib.request.urlopen(f"{self.http}/readyz", timeout=5, context=client_context()):
                     return self
             except urllib.error.HTTPError as error:
                 reason = error.read().decode()
@@ -110,7 +113,7 @@ class LiveServer:
     def http(self) -> str:
         """The server's HTTP address, the first part of a URL."""
         self._wait_for_ports()
-        return f"http://127.0.0.1:{self._ports['http_port']}"
+        return f"{self._scheme}://127.0.0.1:{self._ports['http_port']}"
 
     @property
     def admin(self) -> str:

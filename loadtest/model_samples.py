@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from loadtest.tls import client_context
+
 PREDICT_METHOD_NAME = "tensorflow/serving/predict"
 NUM_ROWS = 2
 # Number of ids in each row of a ragged feature.
@@ -130,7 +132,7 @@ def _signature(name: str, signature: dict[str, Any]) -> Signature:
 
 
 def _get(url: str) -> Any:
-    with urllib.request.urlopen(url, timeout=30) as response:
+    with urllib.request.urlopen(url, timeout=30, context=client_context()) as response:
         return json.load(response)
 
 

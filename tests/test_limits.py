@@ -30,6 +30,21 @@ CONSTANTS: dict[str, tuple[str, str]] = {
         f"{EDGE}/connection.rs",
         r"MAX_LONG_CALLS: usize = ([^;]+);",
     ),
+    "TLS handshakes that each thread continues before other connections get their turn": (
+        f"{EDGE}/limits.rs",
+        r"HANDSHAKES_A_TURN: usize = ([^;]+);",
+    ),
+    "bytes of TLS without data after the handshake, such as changes of keys and padding": (
+        f"{EDGE}/limits.rs",
+        r"TLS_BYTES_WITHOUT_DATA: usize = ([^;]+);",
+    ),
+    "bytes of a client's TLS handshake": (f"{EDGE}/limits.rs", r"TLS_HANDSHAKE_BYTES: usize = ([^;]+);"),
+    "intermediate certificates that a client shows": (f"{EDGE}/limits.rs", r"MAX_INTERMEDIATES: usize = ([^;]+);"),
+    "unfinished heads (HTTP/1.1), frames and header blocks (HTTP/2) above 4 KB, of all connections": (
+        f"{EDGE}/limits.rs",
+        r"max_part_bytes: (\d[^,]*),",
+    ),
+    "frame (HTTP/2)": (f"{EDGE}/grpc.rs", r"FRAME_BYTES: u32 = ([^;]+);"),
     "metadata above 4 KB of a gRPC connection's open calls": (
         f"{EDGE}/limits.rs",
         r"HEAD_BYTES_A_CONNECTION: usize = ([^;]+);",

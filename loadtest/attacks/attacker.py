@@ -9,11 +9,12 @@ import socket
 import ssl
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from loadtest.attacks import frames
 from loadtest.attacks.targets import Target
+from loadtest.attacks.tls_records import Records, handshake
 
 # _READ_BYTES: largest size of one read. _KEPT_BYTES: number of bytes that are kept of the first HTTP/1.1 answer.
 _READ_BYTES = 1 << 18
@@ -42,8 +43,11 @@ class Outcome:
 class Conn:
     """One connection of the attacker to the attacked port."""
 
-    def __init__(self, target: Target, sock: socket.socket) -> None:
+    def __init__(self, target: Target, sock: socket.socket, *, is_opaque: bool = False) -> None:
         self._sock = sock
+        # Whether the server's bytes are encrypted, so that the attacker does not read them.
+        self._is_opaque = is_opaque
+        self._has_answer = False
         self._is_http2 = target.wire == "http2"
         self._opened_s = time.monotonic()
         self.received = frames.Received()
@@ -100,8 +104,11 @@ class Conn:
         except OSError as error:
             self._close(type(error).__name__)
             return
+        self._has_answer = True
         if not data:
             self._close("closed")
+        elif self._is_opaque:
+            return
         elif self._is_http2:
             self.received.feed(data)
         else:
@@ -123,6 +130,20 @@ class Conn:
         while not self.closed and self.statuses.total() < count and (now_s := time.monotonic()) < end_s:
             if select.select([self], [], [], min(0.1, end_s - now_s))[0]:
                 self.read()
+
+    def answer(self, end_s: float) -> None:
+        """Waits until any bytes of the server arrive, it closes the connection, or the time is over."""
+        while not self.closed and not self._has_answer and (now_s := time.monotonic()) < end_s:
+            if select.select([self], [], [], min(0.1, end_s - now_s))[0]:
+                self.read()
+
+    def handshake(self, end_s: float) -> Records:
+        """Makes a TLS handshake on a connection that is open as TCP; returns the encoder of encrypted records."""
+        self._sock.settimeout(max(end_s - time.monotonic(), 0.001))
+        try:
+            return handshake(self._sock, "h2" if self._is_http2 else "http/1.1")
+        finally:
+            self._sock.setblocking(False)
 
     def _close(self, how: str) -> None:
         self.closed = "reset" if how in ("ConnectionResetError", "BrokenPipeError") else how
@@ -176,7 +197,7 @@ class Attacker:
         except OSError as error:
             self._failed[type(error).__name__] += 1
             return None
-        conn = Conn(target, sock)
+        conn = Conn(target, sock, is_opaque=is_raw and target.is_tls)
         self._conns.append(conn)
         return conn
 
@@ -199,6 +220,12 @@ class Attacker:
         conn.send(pieces, self.end_s, reads=reads)
         conn.wait(self.end_s, reads=reads)
         conn.last_word(self.seconds)
+
+    def until_closed(self, conns: Sequence[Conn]) -> None:
+        """Reads on connections until the server has closed all of them, or the time is over."""
+        while not self.is_over and not all(conn.closed for conn in conns):
+            for conn in conns:
+                conn.wait(min(time.monotonic() + 0.001, self.end_s))
 
     def again_and_again(self, request: bytes) -> None:
         """Sends the same request on one new connection after another, and reads the start of each answer."""

@@ -8,6 +8,7 @@ from typing import Literal
 
 from loadtest.attacks import http1_cases as http1
 from loadtest.attacks import http2_cases as http2
+from loadtest.attacks import tls_cases as tls
 from loadtest.attacks.attacker import Attacker
 from loadtest.attacks.targets import Target
 
@@ -93,6 +94,8 @@ CASES: dict[str, Case] = {
     ),
     "http2.unread_answers": Case(http2.unread_answers, "http2", True, 2.0),
     "http2.slow_read": Case(http2.slow_read, "http2", True, 5.0),
+    "http2.half_frames": Case(http2.half_frames, "http2", True, 3.0),
+    "http2.half_headers": Case(http2.half_headers, "http2", True, 3.0),
     **_named(
         "http2",
         False,
@@ -110,12 +113,22 @@ CASES: dict[str, Case] = {
         http2.second_gzip_messages,
         http2.stream_gzip_messages,
         http2.health_watches,
+        http2.many_watches,
         http2.odd_metadata,
         http2.unknown_models,
     ),
     "grpc.slow_body": Case(http2.slow_body, "grpc", True, 2.0),
-    **_named("tls", True, http1.handshakes, http1.change_cipher_specs, http1.large_hellos),
-    **_named("tls", False, http1.whole_handshakes),
+    **_named(
+        "tls",
+        True,
+        tls.handshakes,
+        tls.change_cipher_specs,
+        tls.large_hellos,
+        tls.key_updates,
+        tls.padded_records,
+        tls.slow_handshakes,
+    ),
+    **_named("tls", False, tls.whole_handshakes, tls.hellos_at_once, tls.odd_hellos),
     **_named(
         "http1",
         True,
@@ -140,8 +153,9 @@ CASES: dict[str, Case] = {
     ),
     **_named("http1", True, http1.unread_answers),
     "http1.expectations": Case(http1.expectations, "http1", True, 2.0),
+    "http1.half_heads": Case(http1.half_heads, "http1", True, 3.0),
     **_named("http1", False, http1.pipelining, http1.new_connections, http1.unknown_paths),
-    **_named("json", False, http1.metrics, http1.searches),
+    **_named("json", False, http1.metrics, http1.searches, http1.names),
     **_named(
         "json",
         True,

@@ -73,6 +73,7 @@ class Received:
         self.resets: Counter[str] = Counter()
         self.ended_streams: set[int] = set()
         self.goaway = ""
+        self.max_frame = 1 << 14
         self.watched = watched
         self.data = bytearray()
         self.is_ended = False
@@ -98,6 +99,9 @@ class Received:
         if kind == GOAWAY:
             code = int.from_bytes(payload[4:8])
             self.goaway = _ERRORS[code] if code < len(_ERRORS) else str(code)
+        elif kind == SETTINGS:
+            pairs = [payload[at : at + 6] for at in range(0, len(payload), 6)]
+            self.max_frame = next((int.from_bytes(p[2:]) for p in pairs if p[1] == MAX_FRAME_SIZE), self.max_frame)
         elif kind == RST_STREAM:
             code = int.from_bytes(payload)
             self.resets[_ERRORS[code] if code < len(_ERRORS) else str(code)] += 1

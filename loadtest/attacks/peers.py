@@ -17,6 +17,7 @@ from pathlib import Path
 from loadtest.attacks.targets import Target
 from loadtest.live_server import ROOT, LiveServer
 from loadtest.swap.model import write_version
+from loadtest.tls import server_flags, write_ssl_config
 from loadtest.wire import PREDICT_METHOD, message_classes, predict_request
 
 HOST = "127.0.0.1"
@@ -73,14 +74,13 @@ def ours(folder: Path, threads: int, flags: list[str]) -> Iterator[list[Target]]
     given += [f"--threads={threads}", *_IMPATIENT, *flags]
     with LiveServer(*given) as server:
         found = _of_server(server.ready())
-        config = _ssl_config(folder)
+        config = write_ssl_config(folder)
         if config is None:
             yield found
             return
-        tls = [f"--ssl_config_file={config}", f"--rest_api_ssl_config_file={config}"]
         # Do not wait until the second server is ready: the victim's first request waits until that server's model is
         # loaded.
-        with LiveServer(*given, *tls) as second:
+        with LiveServer(*given, *server_flags(config)) as second:
             yield found + [secured(target) for target in _of_server(second)]
 
 
@@ -92,19 +92,6 @@ def _of_server(server: LiveServer) -> list[Target]:
 def secured(target: Target) -> Target:
     """Returns a copy of a target whose port uses TLS instead of plain TCP."""
     return Target(**{name: getattr(target, name) for name in Target.__slots__} | {"is_tls": True})
-
-
-def _ssl_config(folder: Path) -> Path | None:
-    if not shutil.which("openssl"):
-        return None
-    key, certificate = folder / "key.pem", folder / "cert.pem"
-    made = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    made += ["-subj", "/CN=localhost", "-days", "2", "-keyout", str(key), "-out", str(certificate)]
-    subprocess.run(made, check=True, capture_output=True)
-    config = folder / "ssl.conf"
-    names = {"server_key": key, "server_cert": certificate}
-    config.write_text("".join(f"{name}: {json.dumps(file.read_text())}\n" for name, file in names.items()))
-    return config
 
 
 @contextmanager

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import socket
-import ssl
 from dataclasses import dataclass, field
 from typing import Literal
 
 from loadtest.attacks import frames
+from loadtest.tls import client_context
 
 Wire = Literal["http2", "http1"]
 _CONNECT_S = 5.0
@@ -53,10 +53,7 @@ class Target:
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
             sock.connect((self.host, self.port))
             if self.is_tls:
-                context = ssl.create_default_context()
-                context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-                context.set_alpn_protocols(["h2" if self.wire == "http2" else "http/1.1"])
-                sock = context.wrap_socket(sock)
+                sock = client_context("h2" if self.wire == "http2" else "http/1.1").wrap_socket(sock)
         except OSError:
             sock.close()
             raise

@@ -5,6 +5,7 @@
     python -m loadtest.fuzz --seed 7 --wires http --only 1234       one request again
     python -m loadtest.fuzz --requests 2000 -- --graph_signatures=off
     python -m loadtest.fuzz --wires grpc-batches,http-batches --requests 1000000    over raw sockets, in batches
+    python -m loadtest.fuzz --wires grpc-batches,http-batches --tls                 the same over TLS
 
 A finding is a 500, INTERNAL, UNKNOWN or anything else that blames the server, an answer that is not well formed, a log
 record of level error, a server that is gone, or one that grows by more than --max_growth_mib when some of the requests
@@ -15,7 +16,9 @@ from __future__ import annotations
 
 import argparse
 import sys
+import tempfile
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
@@ -25,18 +28,31 @@ from loadtest.fuzz.schema import PHASES, run_schemathesis
 from loadtest.fuzz.wires import GrpcWire, HttpWire, ReloadWire, Wire
 from loadtest.live_server import LiveServer, served_model
 from loadtest.model_samples import ServedModel, ask
+from loadtest.tls import server_flags, write_ssl_config
 
-_WIRES = ("grpc", "http", "grpc-batches", "http-batches", "schema", "reload")
+_BATCHES = ("grpc-batches", "http-batches")
+_WIRES = ("grpc", "http", *_BATCHES, "schema", "reload")
 # Reload requests are slow and may unload the model, so they are sent last, and fewer by this factor.
 _RELOAD_SHARE = 100
 
 
 def main() -> int:
     """Sends the requests of all chosen wires; returns 1 if the server reacted wrongly to one."""
-    options = _parser().parse_args()
-    with served_model(options.model_base_path, options.model_name, options.server_flags) as (server, _):
+    parser = _parser()
+    options = parser.parse_args()
+    wires = options.wires.split(",")
+    with ExitStack() as stack:
+        flags = list(options.server_flags)
+        if options.tls:
+            if not set(wires) <= set(_BATCHES):
+                parser.error(f"--tls is for the wires {','.join(_BATCHES)}")
+            config = write_ssl_config(Path(stack.enter_context(tempfile.TemporaryDirectory())))
+            if config is None:
+                parser.error("--tls needs the program openssl")
+            flags += server_flags(config)
+        server, _ = stack.enter_context(served_model(options.model_base_path, options.model_name, flags))
         say(f"seed {options.seed}; the server at the start: {server.held()}")
-        failed = [wire for wire in options.wires.split(",") if not _attack(wire, server, options)]
+        failed = [wire for wire in wires if not _attack(wire, server, options)]
         for fault, count in server.faults.most_common():
             say(f"FINDING the server logged {count} times: {fault}")
         if server.faults:
@@ -55,6 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", type=int, help="send the request of this number alone")
     parser.add_argument("--wires", default=",".join(_WIRES), help="which, comma-separated (default: %(default)s)")
+    parser.add_argument("--tls", action="store_true", help=f"for {' and '.join(_BATCHES)}: connect with TLS")
     parser.add_argument("--connections", type=int, default=4, help="requests in flight (default: %(default)s)")
     parser.add_argument(
         "--max_growth_mib", type=float, default=64.0, help="when requests are repeated (default: %(default)s)"
@@ -72,8 +89,8 @@ def _attack(wire: str, server: LiveServer, options: argparse.Namespace) -> bool:
     kinds: dict[str, tuple[Callable[[str, ServedModel, int], Wire], str]] = {
         "grpc": (GrpcWire, server.grpc),
         "http": (HttpWire, server.http),
-        "grpc-batches": (GrpcBatches, server.grpc),
-        "http-batches": (Http1Batches, server.http),
+        "grpc-batches": (partial(GrpcBatches, is_tls=options.tls), server.grpc),
+        "http-batches": (partial(Http1Batches, is_tls=options.tls), server.http),
         "reload": (ReloadWire, server.grpc),
     }
     kind, address = kinds[wire]

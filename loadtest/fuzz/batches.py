@@ -6,10 +6,12 @@ share of the requests also has mutated HTTP headers or HTTP/2 frames; each of th
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import select
 import socket
+import ssl
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from random import Random
@@ -32,6 +34,7 @@ from loadtest.fuzz.seeds import (
 from loadtest.fuzz.verdicts import Verdict
 from loadtest.fuzz.wires import TIMEOUT_S, Sent
 from loadtest.model_samples import ServedModel
+from loadtest.tls import client_context
 from loadtest.wire import INFER_METHOD
 
 # The share of requests with mutated HTTP headers or HTTP/2 frames.
@@ -41,8 +44,11 @@ _ANSWER_S = 0.05
 _BINARY_SHARE = 0.15
 _PREDICT_SHARE, _INFER_SHARE = 0.6, 0.25
 _READ_BYTES = 1 << 18
+_SENT_BYTES = 1 << 16
 _FRAME_BYTES = 16384
 _FIRST_WINDOW, _WINDOW = 65535, 1 << 30
+# Errors of a socket that does not block, and can not read or write now.
+_NOT_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 # The name grpc-status in HPACK's Huffman code, and the codes 0 to 16. The client announces an HPACK table of 0 bytes,
 # so a server must send name and value in each answer.
 _STATUS_NAME = bytes.fromhex("9acac8b21234da8f")
@@ -85,45 +91,69 @@ class _Closed(Exception):
     """Raised if the server closes the connection."""
 
 
-def _connect(address: str) -> socket.socket:
-    host, _, port = address.removeprefix("http://").partition(":")
-    sock = socket.create_connection((host, int(port)), TIMEOUT_S)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return sock
+@dataclass(frozen=True, slots=True)
+class _Port:
+    """The address of a server's port, and the protocol that a client offers by ALPN if the port has TLS; else ""."""
+
+    address: str
+    protocol: str = ""
+
+    def connect(self) -> socket.socket:
+        """Opens a connection."""
+        host, _, port = self.address.partition("://")[2].partition(":")
+        sock = socket.create_connection((host, int(port)), TIMEOUT_S)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return client_context(self.protocol).wrap_socket(sock) if self.protocol else sock
 
 
-def _exchange(sock: socket.socket, data: bytes) -> Iterator[bytes]:
-    """Sends bytes, and yields the received bytes until the caller stops; raises _Closed at the end of the stream."""
-    left = memoryview(data)
+def _exchange(sock: socket.socket, out: bytearray) -> Iterator[bytes]:
+    """Sends and removes the bytes in `out`, to which the caller may add more; yields the received bytes.
+
+    Raises:
+      _Closed: the server closed the connection, or sent nothing for too long.
+    """
     while True:
-        readable, writable, _ = select.select([sock], [sock] if left else [], [], TIMEOUT_S)
-        if not readable and not writable:
+        # The socket does not tell select() of decrypted bytes that wait in it.
+        has_more = isinstance(sock, ssl.SSLSocket) and sock.pending() > 0
+        readable, writable, _ = select.select([sock], [sock] if out else [], [], 0.0 if has_more else TIMEOUT_S)
+        if not (readable or writable or has_more):
             raise _Closed
+        got = None
         try:
-            if readable:
-                if not (got := sock.recv(_READ_BYTES)):
-                    raise _Closed
-                yield got
+            sock.settimeout(0.0)
+            if readable or has_more:
+                with contextlib.suppress(*_NOT_NOW):
+                    got = sock.recv(_READ_BYTES)
             if writable:
-                left = left[sock.send(left) :]
+                with contextlib.suppress(*_NOT_NOW):
+                    del out[: sock.send(bytes(out[:_SENT_BYTES]))]
+            sock.settimeout(TIMEOUT_S)
         except OSError as error:
             raise _Closed from error
+        if got == b"":
+            raise _Closed
+        if got:
+            yield got
 
 
-def _last_words(address: str, data: bytes) -> bytes:
-    """Sends bytes on a new connection, closes its sending half, and returns all that the server answers."""
+def _last_words(port: _Port, data: bytes) -> bytes:
+    """Sends bytes on a new connection, and returns all that the server answers."""
     found = bytearray()
-    with _connect(address) as sock:
+    with port.connect() as sock:
         try:
             sock.sendall(data)
             # Wait for the answer before the shutdown: a server may drop a request if the client closes its sending half
             # earlier.
             select.select([sock], [], [], _ANSWER_S)
-            sock.shutdown(socket.SHUT_WR)
+            if port.protocol:
+                # A connection with TLS can not be closed in one direction only, so the client waits for a short time.
+                sock.settimeout(_ANSWER_S)
+            else:
+                sock.shutdown(socket.SHUT_WR)
             while got := sock.recv(_READ_BYTES):
                 found += got
         except TimeoutError:
-            return b"HTTP/1.1 504 the fuzzer waited too long\r\n\r\n"
+            return bytes(found) if port.protocol else b"HTTP/1.1 504 the fuzzer waited too long\r\n\r\n"
         except OSError:
             # The server has closed the connection; its answer is what has been received so far.
             pass
@@ -135,8 +165,8 @@ class Http1Batches:
 
     batch = 128
 
-    def __init__(self, address: str, model: ServedModel, seed: int) -> None:
-        self._address = address
+    def __init__(self, address: str, model: ServedModel, seed: int, *, is_tls: bool = False) -> None:
+        self._port = _Port(address, "http/1.1" if is_tls else "")
         self._sock: socket.socket | None = None
         self._source = Random()
         self._seed = seed
@@ -189,8 +219,8 @@ class Http1Batches:
         done: list[_Numbered] = []
         waiting = bytearray()
         try:
-            self._sock = self._sock or _connect(self._address)
-            for got in _exchange(self._sock, b"".join(request.data for request in requests)):
+            self._sock = self._sock or self._port.connect()
+            for got in _exchange(self._sock, bytearray().join(request.data for request in requests)):
                 waiting += got
                 at = 0
                 while len(done) < len(requests) and (answer := _answer(waiting, at)):
@@ -205,7 +235,7 @@ class Http1Batches:
         return done
 
     def _judged_alone(self, request: _Request) -> _Numbered:
-        found = _last_words(self._address, request.data)
+        found = _last_words(self._port, request.data)
         statuses = [int(status) for status in re.findall(rb"HTTP/1\.[01] (\d\d\d)", found)]
         # 501, 505: a method or a version of HTTP that the server does not know. 408: a body that ends too early.
         wrong = [status for status in statuses if status >= 500 and status not in (501, 505)]
@@ -269,8 +299,8 @@ class GrpcBatches:
 
     batch = 96
 
-    def __init__(self, address: str, model: ServedModel, seed: int) -> None:
-        self._address = address
+    def __init__(self, address: str, model: ServedModel, seed: int, *, is_tls: bool = False) -> None:
+        self._port = _Port(f"http://{address}", "h2" if is_tls else "")
         self._sock: socket.socket | None = None
         self._source = Random()
         self._seed = seed
@@ -310,17 +340,18 @@ class GrpcBatches:
         return _Request(number, method, message, body, is_alone)
 
     def _judged_alone(self, request: _Request) -> _Numbered:
-        found = _last_words(self._address, request.data)
+        found = _last_words(self._port, request.data)
         # gRPC codes that blame the server: UNKNOWN, INTERNAL, DATA_LOSS.
         wrong = [code for code in _statuses(found) if code in (2, 13, 15)]
         label = "frames answered" if _STATUS_NAME in found else "frames closed"
         return request.sent(Verdict(label, f"{wrong}: {found[:300]!r}" if wrong else ""))
 
     def _open(self) -> socket.socket:
-        sock = _connect(self._address)
+        sock = self._port.connect()
         pairs = (frames.INITIAL_WINDOW_SIZE, frames.MAX_WINDOW), (frames.HEADER_TABLE_SIZE, 0)
         sock.sendall(frames.PREFACE + frames.settings(*pairs) + frames.window_update(0, _WINDOW))
-        self._next, self._window, self._received, self._waiting = 1, _FIRST_WINDOW, 0, bytearray()
+        self._next, self._window, self._received = 1, _FIRST_WINDOW, 0
+        self._waiting, self._out = bytearray(), bytearray()
         self._sock = sock
         return sock
 
@@ -331,7 +362,7 @@ class GrpcBatches:
         left = list(requests)
         try:
             sock = self._sock or self._open()
-            out = bytearray()
+            out = self._out
             taken = 0
             for request in left:
                 # A message longer than the whole flow-control window is not held back: it goes alone, on a new
@@ -344,9 +375,9 @@ class GrpcBatches:
                 self._next += 2
                 taken += 1
             left = left[taken:]
-            for got in _exchange(sock, bytes(out)):
+            for got in _exchange(sock, out):
                 self._waiting += got
-                done += self._read(sock, streams)
+                done += self._read(streams)
                 if not streams:
                     break
         except (_Closed, OSError):
@@ -354,7 +385,7 @@ class GrpcBatches:
             left = [stream.request for stream in streams.values()] + left
         return done, left
 
-    def _read(self, sock: socket.socket, streams: dict[int, _Stream]) -> list[_Numbered]:
+    def _read(self, streams: dict[int, _Stream]) -> list[_Numbered]:
         """Handles the frames that have arrived; removes finished streams, and returns the requests of these streams."""
         done: list[_Numbered] = []
         data, at = self._waiting, 0
@@ -363,7 +394,7 @@ class GrpcBatches:
             payload = data[at + 9 : end]
             at = end
             if kind == SETTINGS and not flags & frames.ACK:
-                sock.sendall(frames.frame(SETTINGS, frames.ACK, 0))
+                self._out += frames.frame(SETTINGS, frames.ACK, 0)
             elif kind == frames.WINDOW_UPDATE and not number:
                 self._window += int.from_bytes(payload)
             elif kind == frames.GOAWAY:
@@ -382,7 +413,7 @@ class GrpcBatches:
                 done.append(_judged_stream(streams.pop(number)))
         del data[:at]
         if self._received > _WINDOW // 2:
-            sock.sendall(frames.window_update(0, self._received))
+            self._out += frames.window_update(0, self._received)
             self._received = 0
         return done
 

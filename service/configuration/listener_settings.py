@@ -40,6 +40,9 @@ class ListenerSettings(ServerSettings):
     )
     max_rows_in_flight: int = setting(16_000_000, "Largest number of rows of requests in flight at a time.", 1, 1 << 62)
     max_queued_requests: int = setting(1024, "Requests that may wait for a thread, on each wire.", 0, 1_000_000)
+    max_long_calls: int = setting(
+        8192, "gRPC calls without end, such as health watches, of all clients; one address has a tenth.", 1, 1_000_000
+    )
     max_queue_ms: int = setting(
         200,
         "Milliseconds that a request may wait for a thread; one that is expected to wait longer is refused at once.",

@@ -153,5 +153,5 @@ def native_plan(spec: SignatureSpec, source: RowSource) -> FeaturePlan | None:
     if isinstance(source, ComputedRows):
         return FeaturePlan(LookupFeature(source.tensor), table, None, ids_rank=None)
     sizes = spec.inputs[source.input_name].shape
-    # The native core gets no lookup plan for ids of rank 0, which have no rows, or of unknown rank, which may lack them.
+    # The core gets no lookup plan for ids of rank 0, which have no rows, or of unknown rank, which may have none.
     return FeaturePlan(LookupFeature(source.input_name), table, None, ids_rank=len(sizes)) if sizes else None

@@ -142,6 +142,7 @@ def edge_config(settings: Settings, *, max_connections: int, max_table_rows: int
             "max_connections": max_connections,
             "max_head_bytes": settings.rest_api_max_head_bytes,
             "max_queued_requests": settings.max_queued_requests,
+            "max_long_calls": settings.max_long_calls,
             "max_queue_s": settings.max_queue_ms / 1e3,
             # The native core forwards at most twice as many requests as Python runs at a time, so that Python never has
             # to wait for its next request.

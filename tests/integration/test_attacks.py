@@ -218,6 +218,20 @@ def test_a_body_that_dribbles_is_request_timeout(server: ServerProcess, start: b
     until(lambda: num_stalled(server) > before)
 
 
+def test_slow_bodies_of_status_requests_leave_slots(server: ServerProcess) -> None:
+    # More connections than the reference server has slots for such requests.
+    with contextlib.ExitStack() as stack:
+        socks = [stack.enter_context(connect(server)) for _ in range(64)]
+        for sock in socks:
+            sock.sendall(b"POST /v1/models/default HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n")
+        for _ in range(5):
+            assert (
+                status(answer(server, b"GET /v1/models/default HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"))
+                == 200
+            )
+        assert status(rest(socks[0])) == 408
+
+
 def num_stalled(server: ServerProcess) -> float:
     """Returns how many requests were refused because their body came too slowly."""
     # A connection of its own: the server closes idle ones after a moment.

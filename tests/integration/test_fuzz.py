@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -31,6 +32,22 @@ def test_mutated_messages_and_bodies_find_nothing(base: Path) -> None:
     assert re.search(batches.format("grpc", "INVALID_ARGUMENT", "OK", "frames"), done.stdout, re.MULTILINE)
     assert re.search(batches.format("http", "400", "200", "head"), done.stdout, re.MULTILINE)
     assert "0 findings" in done.stdout
+
+
+def test_mutated_messages_and_bodies_over_tls_find_nothing(base: Path) -> None:
+    if not shutil.which("openssl"):
+        pytest.skip("openssl, which makes the certificate, is not installed")
+    done = fuzz(base, "--wires=grpc-batches,http-batches", "--tls", "--requests=400", "--seed=4")
+    assert done.returncode == 0, done.stdout + done.stderr
+    for wire, refused, answered in (("grpc", "INVALID_ARGUMENT", "OK"), ("http", "400", "200")):
+        assert re.search(
+            rf"^{wire}-batches: 480 requests, .*\n .*\b{refused} \d+.*\b{answered} \d+", done.stdout, re.MULTILINE
+        )
+
+
+def test_tls_is_refused_for_other_wires(base: Path) -> None:
+    done = fuzz(base, "--wires=grpc", "--tls")
+    assert done.returncode == 2 and "--tls is for the wires" in done.stderr
 
 
 def test_schemathesis_finds_nothing(base: Path) -> None:

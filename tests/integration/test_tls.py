@@ -221,6 +221,22 @@ def test_a_client_without_a_certificate_of_the_authority_is_let_in_only_where_cl
         assert not server.is_native or now[wire] > failed[wire]
 
 
+def test_a_client_with_a_long_chain_is_refused(server: Secured) -> None:
+    if not server.is_native or not server.verifying:
+        pytest.skip("only the native core, where it verifies clients, limits the certificates of a client")
+    for count in (3, 4):
+        longer = Issued(CLIENT.key, CLIENT.cert + STRANGER.pem * count)
+        with secured(server, "http", context(longer)) as connection:
+            connection.sendall(b"GET /healthz HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+            got = b""
+            try:
+                while data := connection.recv(4096):
+                    got += data
+            except OSError as error:
+                assert not isinstance(error, TimeoutError)
+            assert got.startswith(b"HTTP/1.1 200 ") == (count == 3), got
+
+
 @pytest.mark.parametrize(
     "sent",
     [b"GET / HTTP/1.1\r\nHost: a\r\n\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"\x16\x03\x01\xff\xff" * 99],

@@ -11,7 +11,7 @@ use super::account::{Account, Hold, Shares};
 use super::certificate;
 use super::fair_queue::address_of;
 use super::frames::Flood;
-use super::limits::{BACKED_UP_BYTES, HEAD_BYTES_A_CONNECTION, Limits};
+use super::limits::{BACKED_UP_BYTES, HEAD_BYTES_A_CONNECTION, LARGE_PART_BYTES, Limits};
 
 /// Number of pipelined HTTP/1.1 requests of one connection that the server starts before it serves other connections.
 const REQUESTS_A_TURN: usize = 16;
@@ -68,6 +68,10 @@ pub struct Connection {
     arriving: AtomicUsize,
     is_paused: AtomicBool,
     begun: AtomicUsize,
+    part: AtomicUsize,
+    parts: OnceLock<Arc<Account>>,
+    part_shares: OnceLock<Arc<Shares>>,
+    part_hold: Mutex<Hold>,
     names: OnceLock<Vec<String>>,
     // The list has one entry for each model to which this connection sent large requests, or from which it got large
     // answers.
@@ -102,6 +106,10 @@ impl Connection {
             arriving: AtomicUsize::new(0),
             is_paused: AtomicBool::new(false),
             begun: AtomicUsize::new(0),
+            part: AtomicUsize::new(0),
+            parts: OnceLock::new(),
+            part_shares: OnceLock::new(),
+            part_hold: Mutex::default(),
             names: OnceLock::new(),
             shares: Mutex::default(),
         })
@@ -110,6 +118,50 @@ impl Connection {
     /// Stores the names in the client's verified certificate; `der` is the certificate in DER form.
     pub fn set_certificate(&self, der: &[u8]) {
         self.names.get_or_init(|| certificate::names(der));
+    }
+
+    /// Sets the account of the parts of heads and frames that have come on all connections.
+    pub fn count_parts(&self, account: &Arc<Account>) {
+        let _ = self.parts.set(Arc::clone(account));
+    }
+
+    /// Counts the bytes that have come of an unfinished head or HTTP/2 frame; `size` replaces the last count. Returns false
+    /// if all connections together hold too many such bytes.
+    #[inline]
+    pub fn note_part(&self, size: usize) -> bool {
+        let before = self.part.swap(size, Relaxed);
+        before.max(size) < LARGE_PART_BYTES || self.hold_part(size)
+    }
+
+    fn hold_part(&self, size: usize) -> bool {
+        let mut hold = self.part_hold.lock().unwrap_or_else(PoisonError::into_inner);
+        *hold = Hold::default();
+        let Some(account) = self.parts.get().filter(|_| size >= LARGE_PART_BYTES) else { return true };
+        hold.reach(size, || {
+            Arc::clone(self.part_shares.get_or_init(|| Shares::open(account, "", address_of(&self.peer))))
+        })
+    }
+
+    /// Replaces the count of an unfinished head, when the head is finished, by the size of its fields.
+    #[inline]
+    pub fn finish_head(&self, size: impl FnOnce() -> usize) {
+        if self.part.load(Relaxed) >= LARGE_PART_BYTES {
+            // The request is served even if others have taken the room meanwhile.
+            let _ = self.note_part(size());
+        }
+    }
+
+    /// Says whether a part of an HTTP/2 frame has come, and its rest has not.
+    #[must_use]
+    pub fn has_part(&self) -> bool {
+        self.part.load(Relaxed) > 0
+    }
+
+    /// Returns the number of requests that have begun so far.
+    #[must_use]
+    #[inline]
+    pub fn num_begun(&self) -> u64 {
+        self.served.load(Relaxed) + self.num_open() as u64
     }
 
     /// Returns the names in the client's verified certificate; empty if the client showed no certificate.
@@ -453,6 +505,25 @@ mod tests {
         assert_eq!(connection.owed(), 19 << 10);
         drop(debt);
         assert_eq!((connection.owed(), account.held()), (0, 0));
+    }
+
+    #[test]
+    fn parts_of_heads_are_counted_until_they_are_finished() {
+        let account = Account::new(100 << 10);
+        let [one, two] = ["a:1", "a:2"].map(|peer| Connection::new(peer.into(), &limits()));
+        one.count_parts(&account);
+        two.count_parts(&account);
+        assert!(one.note_part(LARGE_PART_BYTES - 1) && account.held() == 0);
+        assert!(one.note_part(60 << 10) && account.held() == 60 << 10);
+        assert!(!two.note_part(60 << 10));
+        drop(two);
+        one.finish_head(|| 10 << 10);
+        assert_eq!(account.held(), 10 << 10);
+        one.finish_head(|| 10);
+        assert_eq!(account.held(), 0);
+        assert!(one.note_part(9 << 10));
+        drop(one);
+        assert_eq!(account.held(), 0);
     }
 
     #[test]

@@ -11,8 +11,8 @@ const LAST_WORD: Duration = Duration::from_secs(1);
 /// Time in which an idle connection must end after the order to close; longer than a socket's last reads take.
 const CLOSING: Duration = Duration::from_secs(3);
 
-/// The client's progress: how many bytes the client had read at a point in time, and that time. Once the client has
-/// read enough more bytes, the current number and time replace the pair.
+/// The client's progress: how many bytes the client had read, or sent, at a point in time, and that time. Once the
+/// client has read, or sent, enough more bytes, the current number and time replace the pair.
 #[derive(Debug, Default)]
 struct Progress(Option<(u64, Instant)>);
 
@@ -36,6 +36,8 @@ pub struct Watch {
     is_http: bool,
     begun: Instant,
     writing: Progress,
+    // Of the bytes of an HTTP/2 frame that has come in part.
+    reading: Progress,
     // The number of served requests, the number of received bytes, and the time when the sweeper first saw the
     // connection without a request.
     idle: Option<(u64, u64, Instant)>,
@@ -46,7 +48,8 @@ impl Watch {
     /// Creates the sweeper's record of a new connection.
     #[must_use]
     pub fn new(is_http: bool, now: Instant) -> Self {
-        Watch { is_http, begun: now, writing: Progress::default(), idle: None, ending: None }
+        let (writing, reading) = (Progress::default(), Progress::default());
+        Watch { is_http, begun: now, writing, reading, idle: None, ending: None }
     }
 
     /// Checks a connection's counters; returns the order for the task that serves the connection.
@@ -63,6 +66,11 @@ impl Watch {
             return Order::Serve;
         }
         self.writing = Progress::default();
+        if self.is_http || !connection.has_part() {
+            self.reading = Progress::default();
+        } else if self.reading.is_stalled(read, now, limits) {
+            return Order::Cut;
+        }
         if connection.num_open() > 0 {
             self.idle = None;
             return Order::Serve;
@@ -142,6 +150,22 @@ mod tests {
         assert_eq!(watch.look(&connection, &limits(), at(start, 5)), Order::Close);
         assert_eq!(watch.look(&connection, &limits(), at(start, 7)), Order::Close);
         assert_eq!(watch.look(&connection, &limits(), at(start, 8)), Order::Cut);
+    }
+
+    #[test]
+    fn a_client_that_does_not_finish_a_frame_is_cut() {
+        let (start, connection) = (Instant::now(), Connection::new(String::new(), &limits()));
+        let mut watch = Watch::new(false, start);
+        let mut look = |seconds| watch.look(&connection, &limits(), at(start, seconds));
+        assert_eq!([look(0), look(9)], [Order::Serve; 2]);
+        assert!(connection.note_part(1000));
+        assert_eq!([look(10), look(13)], [Order::Serve; 2]);
+        connection.note_read(5000);
+        assert_eq!([look(15), look(19)], [Order::Serve; 2]);
+        assert!(connection.note_part(0));
+        assert_eq!(look(20), Order::Serve);
+        assert!(connection.note_part(1));
+        assert_eq!([look(21), look(26)], [Order::Serve, Order::Cut]);
     }
 
     #[test]

@@ -36,6 +36,8 @@ pub enum Event {
     FloodOther,
     FloodHttp2,
     FloodParts,
+    FloodTls,
+    FloodUnfinished,
     MalformedHttp,
     HandshakeFailedGrpc,
     HandshakeFailedHttp,
@@ -57,6 +59,8 @@ impl From<Flood> for Event {
             Flood::Ping => Event::FloodPing,
             Flood::Window => Event::FloodWindow,
             Flood::Other => Event::FloodOther,
+            Flood::Tls => Event::FloodTls,
+            Flood::Unfinished => Event::FloodUnfinished,
         }
     }
 }

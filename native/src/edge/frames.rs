@@ -12,8 +12,10 @@ const RST_STREAM: u8 = 3;
 const SETTINGS: u8 = 4;
 const PING: u8 = 6;
 const WINDOW_UPDATE: u8 = 8;
+const CONTINUATION: u8 = 9;
 const END_STREAM: u8 = 1;
 const ACK: u8 = 1;
+const END_HEADERS: u8 = 4;
 
 /// A connection has a frame budget: HTTP/2 frames that carry no part of a request cost points of it. This is the number
 /// of points at the start, and the maximum. Each such frame costs at least 1 point, and a connection without points is
@@ -37,7 +39,7 @@ const TINY_BYTES: usize = 64;
 /// regained for the request.
 const RECENT_STREAMS: u32 = 64;
 
-/// The type of HTTP/2 frame with which a client floods the server.
+/// The type of HTTP/2 frame, or of TLS record, with which a client floods the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 #[allow(missing_docs)]
@@ -48,6 +50,10 @@ pub enum Flood {
     Ping,
     Window,
     Other,
+    /// TLS records without data, which no HTTP/2 frame shows.
+    Tls,
+    /// Heads of requests, or frames, of which only a part comes.
+    Unfinished,
 }
 
 impl Flood {
@@ -55,9 +61,18 @@ impl Flood {
     #[must_use]
     #[inline]
     pub fn of(number: u8) -> Option<Flood> {
-        [Flood::Data, Flood::Reset, Flood::Settings, Flood::Ping, Flood::Window, Flood::Other]
-            .into_iter()
-            .find(|flood| number != 0 && *flood as u8 == number)
+        [
+            Flood::Data,
+            Flood::Reset,
+            Flood::Settings,
+            Flood::Ping,
+            Flood::Window,
+            Flood::Other,
+            Flood::Tls,
+            Flood::Unfinished,
+        ]
+        .into_iter()
+        .find(|flood| number != 0 && *flood as u8 == number)
     }
 }
 
@@ -66,7 +81,12 @@ impl Flood {
 #[derive(Debug)]
 pub struct FrameMeter {
     preface_left: usize,
+    // Payload bytes of the current frame: all of them, and those that have not come yet.
+    payload: usize,
     payload_left: usize,
+    // Whether the current frame belongs to a header block and is not its last frame; payload bytes of the frames before it.
+    is_in_block: bool,
+    block: usize,
     head: [u8; HEAD_BYTES],
     head_filled: usize,
     left: u32,
@@ -83,7 +103,10 @@ impl FrameMeter {
     pub fn new(now: Instant) -> Self {
         FrameMeter {
             preface_left: PREFACE_BYTES,
+            payload: 0,
             payload_left: 0,
+            is_in_block: false,
+            block: 0,
             head: [0; HEAD_BYTES],
             head_filled: 0,
             left: ALLOWANCE,
@@ -98,6 +121,14 @@ impl FrameMeter {
     #[inline]
     pub fn payload_left(&self) -> usize {
         self.payload_left
+    }
+
+    /// Returns how many bytes have come of a frame, or of a header block, whose rest has not come yet.
+    #[must_use]
+    #[inline]
+    pub fn part(&self) -> usize {
+        let is_unfinished = self.payload_left > 0 || self.is_in_block;
+        self.head_filled + if is_unfinished { self.block + self.payload - self.payload_left } else { 0 }
     }
 
     /// Counts bytes that the server wrote to the socket; the connection regains 1 point of its frame budget for each
@@ -143,7 +174,9 @@ impl FrameMeter {
         let size = u32::from_be_bytes([0, a, b, c]) as usize;
         // The first bit of the stream number is reserved, so it is ignored.
         let stream = u32::from_be_bytes(stream) & (u32::MAX >> 1);
-        self.payload_left = size;
+        self.block = if self.is_in_block { self.block + self.payload } else { 0 };
+        self.is_in_block = matches!(kind, HEADERS | CONTINUATION) && flags & END_HEADERS == 0;
+        (self.payload, self.payload_left) = (size, size);
         match kind {
             HEADERS if stream > self.last_stream => {
                 self.last_stream = stream;
@@ -295,6 +328,19 @@ mod tests {
             sent.extend(cancel(stream - 1000));
             assert!(meter.take(&sent).is_ok());
         }
+    }
+
+    #[test]
+    fn the_part_that_has_come_is_known() {
+        let mut meter = begun();
+        let mut part = |bytes: &[u8]| {
+            meter.take(bytes).unwrap();
+            meter.part()
+        };
+        let sent = frame(DATA, 0, 1, &[7; 1000]);
+        assert_eq!([part(&sent[..5]), part(&sent[5..9]), part(&sent[9..509]), part(&sent[509..])], [5, 0, 500, 0]);
+        assert_eq!([part(&frame(HEADERS, 0, 1, &[7; 30])), part(&frame(CONTINUATION, 0, 1, &[7; 20])[..19])], [30, 40]);
+        assert_eq!([part(&[7; 10]), part(&frame(CONTINUATION, END_HEADERS, 1, &[7; 20]))], [50, 0]);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::future::{Future, poll_fn};
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
@@ -43,22 +43,29 @@ const UNWRITTEN_BYTES: usize = 128 << 10;
 const TURN: Duration = Duration::from_micros(500);
 /// Number of bytes that one connection may send before the server has read them (the HTTP/2 window).
 const CONNECTION_WINDOW: u32 = 4 << 20;
-const FRAME_BYTES: u32 = 1 << 20;
+/// Maximal size of an HTTP/2 frame, which h2 holds in memory until the whole frame has come.
+const FRAME_BYTES: u32 = 32 << 10;
 
 /// Serves one gRPC connection until it is closed.
 pub async fn serve<S: AsyncRead + AsyncWrite + Unpin>(stream: S, connection: Arc<Connection>, shared: Arc<Shared>) {
     let limits = &shared.limits;
     let flushes = Arc::new(Flushes::default());
     let socket = Socket::metered(stream, Arc::clone(&connection), Arc::clone(&flushes));
-    let handshake = h2::server::Builder::new()
-        .max_concurrent_streams(limits.max_streams)
-        .initial_window_size(STREAM_WINDOW)
-        .initial_connection_window_size(CONNECTION_WINDOW)
-        .max_frame_size(FRAME_BYTES)
-        .max_header_list_size(limits.max_header_list_bytes)
-        .handshake::<_, Payload>(socket);
-    let Ok(Ok(h2)) = tokio::time::timeout(limits.handshake_timeout, handshake).await else {
-        shared.statistics.count(Event::HandshakeFailedGrpc);
+    let mut handshake = pin!(
+        h2::server::Builder::new()
+            .max_concurrent_streams(limits.max_streams)
+            .initial_window_size(STREAM_WINDOW)
+            .initial_connection_window_size(CONNECTION_WINDOW)
+            .max_frame_size(FRAME_BYTES)
+            .max_header_list_size(limits.max_header_list_bytes)
+            .handshake::<_, Payload>(socket)
+    );
+    let handshake = poll_fn(|cx| match handshake.as_mut().poll(cx) {
+        Poll::Pending if connection.flood().is_some() => Poll::Ready(None),
+        state => state.map(Result::ok),
+    });
+    let Ok(Some(h2)) = tokio::time::timeout(limits.handshake_timeout, handshake).await else {
+        shared.statistics.count(connection.flood().map_or(Event::HandshakeFailedGrpc, Event::from));
         return;
     };
     let mut pause = RefusalPause::new(&shared.pauses, Arc::clone(&connection));

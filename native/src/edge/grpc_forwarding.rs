@@ -13,12 +13,13 @@ use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
 use super::connection::MAX_LONG_CALLS;
 use super::events::Event;
-use super::fair_queue::Refusal;
+use super::fair_queue::{Refusal, address_of};
 use super::grpc_call::{Gathered, Incoming, gather, is_serving, late, refuse, send_serving, too_many, unimplemented};
 use super::grpc_message::{self, Code, PREFIX_BYTES, Payload, Status};
 use super::grpc_metadata;
 use super::health;
 use super::inflated::{self, Coding};
+use super::long_calls::LongCall;
 use super::shared;
 use crate::forward::Lane;
 
@@ -92,9 +93,9 @@ pub async fn forward(mut incoming: Incoming, mut respond: SendResponse<Payload>,
     let shared = Arc::clone(&incoming.shared);
     let lane = lane(incoming.head.uri.path());
     let _stream = match lane {
-        Lane::Stream => match Arc::clone(&incoming.connection.streaming).try_acquire_owned() {
-            Ok(permit) => Some(permit),
-            Err(_) => return refuse(&incoming, respond, &too_many_streams()),
+        Lane::Stream => match hold_long_call(&incoming) {
+            Ok(held) => Some(held),
+            Err(status) => return refuse(&incoming, respond, &status),
         },
         Lane::Work | Lane::Control => None,
     };
@@ -118,10 +119,27 @@ pub async fn forward(mut incoming: Incoming, mut respond: SendResponse<Payload>,
     drop(inflated);
 }
 
-/// Returns the status that refuses a further long-lived call of a connection.
-fn too_many_streams() -> Status {
-    let text = format!("A connection may have {MAX_LONG_CALLS} health watches and reflection calls at the same time.");
-    Status { code: Code::ResourceExhausted, text, may_retry: false }
+/// Counts a long-lived call against the limits on such calls, until the caller drops the returned values.
+///
+/// # Errors
+/// The connection, its address, or all connections together already have as many as they may.
+fn hold_long_call(incoming: &Incoming) -> Result<(OwnedSemaphorePermit, LongCall), Status> {
+    let shared = &incoming.shared;
+    let refused = |text: String| {
+        shared.statistics.refused("", "streams");
+        Err(Status { code: Code::ResourceExhausted, text, may_retry: false })
+    };
+    let Ok(of_connection) = Arc::clone(&incoming.connection.streaming).try_acquire_owned() else {
+        return refused(format!(
+            "A connection may have {MAX_LONG_CALLS} health watches and reflection calls at the same time."
+        ));
+    };
+    let Some(of_all) = shared.long_calls.begin(address_of(&incoming.connection.peer)) else {
+        return refused(
+            "The server, or the client's address, has too many health watches and reflection calls.".into(),
+        );
+    };
+    Ok((of_connection, of_all))
 }
 
 fn coding(head: &Parts) -> Option<Coding> {

@@ -122,7 +122,14 @@ pub async fn serve<S: AsyncRead + AsyncWrite + Unpin>(stream: S, connection: Arc
                 return Poll::Ready(());
             }
         }
-        hyper.as_mut().poll(cx).map(|_| ())
+        let state = hyper.as_mut().poll(cx).map(|_| ());
+        if state.is_pending()
+            && let Some(flood) = connection.flood()
+        {
+            shared.statistics.count(flood.into());
+            return Poll::Ready(());
+        }
+        state
     })
     .await;
 }
@@ -149,11 +156,16 @@ async fn handle(
     let draws = Draws::new(shared.tracing.as_ref());
     let exchange = Exchange { shared, connection, draws };
     let (head, body) = request.into_parts();
+    exchange.connection.finish_head(|| {
+        let fields = head.headers.iter().map(|(name, value)| name.as_str().len() + value.len());
+        head.uri.path().len() + fields.sum::<usize>()
+    });
     let mut response = if has_one_host(&head) {
         exchange.respond(head, body, open).await
     } else {
         exchange.malformed(Event::MalformedHttp, open)
     };
+    exchange.connection.finish_head(|| 0);
     if exchange.connection.order() != Order::Serve {
         response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
     }
@@ -280,9 +292,9 @@ impl Exchange {
             return self.page(&head.headers, text, open);
         }
         let plain = plain(&self.shared, &self.connection, &head, self.draws);
-        // The core reads the whole body of a predict or lookup before it forwards the request, so that a slow client
-        // does not hold a slot of the reference server.
-        if plain.is_none() && lane(&head) == Lane::Control {
+        // The core reads the whole body before it forwards the request, so that a slow client does not hold a slot of the
+        // reference server.
+        if plain.is_none() && body.is_end_stream() && lane(&head) == Lane::Control {
             return self.forward(head, self.upload(Bytes::new(), body), open).await;
         }
         let (data, mut hold) = match self.gather(&mut body, &head, plain.is_some()).await {

@@ -18,6 +18,17 @@ pub const LARGE_HEAD_BYTES: usize = 4 << 10;
 pub const HEAD_BYTES_A_CONNECTION: usize = 512 << 10;
 /// Maximal size of the counted headers of the open gRPC calls of all connections together.
 pub const ALL_HEAD_BYTES: usize = 32 << 20;
+/// The server counts the part that has come of a request's head, or of an HTTP/2 frame, if the part has this size.
+pub const LARGE_PART_BYTES: usize = 4 << 10;
+/// Maximal number of bytes of a client's part of a TLS handshake.
+pub const TLS_HANDSHAKE_BYTES: usize = 32 << 10;
+/// Maximal number of encrypted bytes that a client may send without data after its TLS handshake. A read counts its data
+/// when it ends, after up to [`READ_BUDGET`] bytes.
+pub const TLS_BYTES_WITHOUT_DATA: usize = 128 << 10;
+/// Number of TLS handshakes that each thread may continue before it looks for new bytes of other connections.
+pub const HANDSHAKES_A_TURN: usize = 2;
+/// Maximal number of intermediate certificates that a client may show.
+pub const MAX_INTERMEDIATES: usize = 3;
 /// A request with more bytes never runs on the thread of its connection, but on the pool for large work.
 pub const INLINE_BYTES: usize = 64 << 10;
 /// An HTTP/1.1 body that comes in more than `TINY_PARTS` parts must have at least `TINY_BYTES` bytes in each part on
@@ -37,6 +48,11 @@ pub struct Limits {
     pub max_response_bytes: usize,
     /// Maximal number of bytes that the requests and answers of all connections together may hold.
     pub max_bytes_in_flight: usize,
+    /// Maximal number of bytes that unfinished heads of requests, and unfinished HTTP/2 frames, of all connections together
+    /// may hold; those below [`LARGE_PART_BYTES`] do not count.
+    pub max_part_bytes: usize,
+    /// Maximal number of long-lived calls, such as health watches, of all gRPC connections together.
+    pub max_long_calls: usize,
     /// Maximal number of connections on each wire.
     pub max_connections: usize,
     /// Maximal number of streams on one HTTP/2 connection.
@@ -77,6 +93,8 @@ impl Default for Limits {
             max_request_bytes: 64 << 20,
             max_response_bytes: 256 << 20,
             max_bytes_in_flight: 1 << 30,
+            max_part_bytes: 24 << 20,
+            max_long_calls: 8192,
             max_connections: 1 << 16,
             max_streams: 128,
             max_head_bytes: 64 << 10,

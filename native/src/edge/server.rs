@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::task::Poll;
+use std::task::{Poll, ready};
 use std::time::{Duration, Instant};
 
 use arc_swap::{ArcSwap, ArcSwapOption};
@@ -26,10 +26,12 @@ use super::config::{Config, Listen, Wire};
 use super::connection::{Connection, Order};
 use super::connection_watch::Watch;
 use super::dispatch::Dispatch;
+use super::encrypted::Encrypted;
 use super::events::Event;
 use super::health::Health;
 use super::large::Pool;
-use super::limits::ALL_HEAD_BYTES;
+use super::limits::{ALL_HEAD_BYTES, HANDSHAKES_A_TURN};
+use super::long_calls::LongCalls;
 use super::refusal_pause::Pauses;
 use super::shared::Shared;
 use super::snapshot::{Snapshot, SubjectSnapshot};
@@ -64,6 +66,8 @@ struct Hub {
     connections: Mutex<HashMap<u64, Entry>>,
     // TLS handshakes in progress, the oldest first.
     handshakes: Mutex<BTreeMap<u64, Arc<Connection>>>,
+    // Semaphore with a permit for each TLS handshake that may go on before other connections get the threads.
+    handshake_turns: Arc<Semaphore>,
     next: AtomicU64,
     // The numbers of open gRPC connections and of open HTTP connections.
     open: [AtomicUsize; 2],
@@ -115,6 +119,8 @@ impl Server {
             grpc_upstream: GrpcUpstream::new(config.grpc_upstream),
             http_upstream: HttpUpstream::new(config.http_upstream),
             heads: Arc::new(Semaphore::new(ALL_HEAD_BYTES)),
+            parts: Account::new(config.limits.max_part_bytes),
+            long_calls: LongCalls::new(config.limits.max_long_calls),
             grpc_gates: Gates::new(config.limits.queue(config.limits.max_forwarded)),
             http_gates: Gates::new(config.limits.queue(config.limits.max_forwarded)),
             limits: config.limits,
@@ -125,6 +131,7 @@ impl Server {
             http_tls: ArcSwapOption::new(config.http_tls),
             connections: Mutex::default(),
             handshakes: Mutex::default(),
+            handshake_turns: Arc::new(Semaphore::new(HANDSHAKES_A_TURN * config.threads.max(1))),
             next: AtomicU64::new(0),
             open: [AtomicUsize::new(0), AtomicUsize::new(0)],
             is_draining: AtomicBool::new(false),
@@ -284,12 +291,22 @@ impl Hub {
             oldest.tell(Order::Cut);
         }
         let mut handshake = pin!(handshake);
+        let mut turn = Box::pin(Arc::clone(&self.handshake_turns).acquire_owned());
         poll_fn(|cx| {
             connection.wake_by(cx.waker());
             if connection.order() == Order::Cut {
                 return Poll::Ready(Err(io::ErrorKind::ConnectionAborted.into()));
             }
-            handshake.as_mut().poll(cx)
+            let permit = ready!(turn.as_mut().poll(cx));
+            turn.set(Arc::clone(&self.handshake_turns).acquire_owned());
+            let state = handshake.as_mut().poll(cx);
+            // A step of a handshake takes up to a millisecond. So the next one waits until the thread has looked for
+            // new bytes, and the tasks that these bytes wake come first.
+            tokio::spawn(async move {
+                tokio::task::yield_now().await;
+                drop(permit);
+            });
+            state
         })
         .await
     }
@@ -325,6 +342,7 @@ impl Hub {
             return;
         }
         let connection = Connection::new(peer, limits);
+        connection.count_parts(&self.shared.parts);
         let number = self.next.fetch_add(1, Relaxed);
         let entry =
             Entry { connection: Arc::clone(&connection), watch: Watch::new(wire == Wire::Http, Instant::now()) };
@@ -342,13 +360,15 @@ impl Hub {
             let Some(config) = tls else {
                 return serve(wire, stream, connection, &hub.shared).await;
             };
+            let stream = Encrypted::new(stream, Arc::clone(&connection));
             let handshake = hub.unless_cut(number, &connection, TlsAcceptor::from(config).accept(stream));
             match tokio::time::timeout(hub.shared.limits.handshake_timeout, handshake).await {
                 // RFC 9113, section 3.2: client and server must both choose HTTP/2 by ALPN in the TLS handshake.
                 Ok(Ok(stream)) if wire == Wire::Grpc && stream.get_ref().1.alpn_protocol() != Some(b"h2") => {
                     hub.shared.statistics.count(Event::HandshakeFailedGrpc);
                 }
-                Ok(Ok(stream)) => {
+                Ok(Ok(mut stream)) => {
+                    stream.get_mut().0.end_handshake();
                     let certificate = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
                     if let Some(certificate) = certificate {
                         connection.set_certificate(certificate);

@@ -19,6 +19,7 @@ use super::grpc_message::{Code, Status};
 use super::health::Health;
 use super::large::{Announcement, Pool};
 use super::limits::Limits;
+use super::long_calls::LongCalls;
 use super::refusal_pause::Pauses;
 use super::request_id::RequestIds;
 use super::sampling::{Draws, Tracing};
@@ -88,6 +89,10 @@ pub struct Shared {
     pub http_gates: Gates,
     /// Semaphore whose permits are the bytes that large headers of all open gRPC calls may still take.
     pub heads: Arc<Semaphore>,
+    /// The counters of the bytes of requests' heads, and of HTTP/2 frames, of which only a part has come.
+    pub parts: Arc<Account>,
+    /// The counters of gRPC calls without end, such as health watches.
+    pub long_calls: Arc<LongCalls>,
     /// The client that forwards calls to the gRPC reference server.
     pub grpc_upstream: GrpcUpstream,
     /// The client that forwards requests to the HTTP reference server.

@@ -15,7 +15,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::Sleep;
 
 use super::connection::Connection;
-use super::frames::FrameMeter;
+use super::frames::{Flood, FrameMeter};
 use super::limits::{READ_BUDGET, WRITE_BUDGET};
 
 /// A write of at most this many bytes is appended to the buffer of waiting bytes.
@@ -83,6 +83,8 @@ pub struct Socket<S> {
     written: usize,
     // The counter of HTTP/2 frames; None for HTTP/1.1.
     meter: Option<FrameMeter>,
+    // For HTTP/1.1: the number of bytes that have come of a request's head, and the number of requests before it.
+    head: (usize, u64),
     // After the stream is shut down, this timer limits how long the server still reads and drops the client's bytes.
     linger: Option<Pin<Box<Sleep>>>,
     discarded: usize,
@@ -102,6 +104,7 @@ impl<S> Socket<S> {
             turn: 0,
             written: 0,
             meter,
+            head: (0, 0),
             linger,
             discarded: 0,
         }
@@ -200,7 +203,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Socket<S> {
             return Poll::Pending;
         }
         let before = buffer.filled().len();
-        let most = me.meter.as_ref().map_or(usize::MAX, |meter| meter.payload_left().saturating_add(READ_AT_ONCE));
+        let most = me.meter.as_ref().map_or(READ_BUDGET, |meter| meter.payload_left().saturating_add(READ_AT_ONCE));
         let mut part = buffer.take(most);
         let read = Pin::new(&mut me.stream).poll_read(cx, &mut part);
         let size = part.filled().len();
@@ -214,11 +217,20 @@ impl<S: AsyncRead + Unpin> AsyncRead for Socket<S> {
         }
         me.turn += size;
         me.connection.note_read(size);
+        let mut has_room = true;
         if let Some(meter) = &mut me.meter {
             match meter.take(&buffer.filled()[before..]) {
                 Ok(frames) => me.turn += frames * FRAME_COST,
                 Err(flood) => me.connection.note_flood(flood),
             }
+            has_room = me.connection.note_part(meter.part());
+        } else if me.connection.num_open() == 0 {
+            let begun = me.connection.num_begun();
+            me.head = (if me.head.1 == begun { me.head.0 + size } else { size }, begun);
+            has_room = me.connection.note_part(me.head.0);
+        }
+        if !has_room {
+            me.connection.note_flood(Flood::Unfinished);
         }
         read
     }
@@ -241,6 +253,8 @@ impl<S: AsyncRead + Unpin> Socket<S> {
                 break;
             }
             self.discarded += size;
+            // A connection with TLS may have as many encrypted bytes as its data allows.
+            self.connection.note_read(size);
         }
         Poll::Ready(())
     }

@@ -323,6 +323,8 @@ impl Statistics {
                 ("frames", E::FloodOther),
                 ("http2", E::FloodHttp2),
                 ("parts", E::FloodParts),
+                ("tls", E::FloodTls),
+                ("unfinished", E::FloodUnfinished),
                 ("malformed", E::MalformedHttp),
             ]),
             cut: by(&[("grpc", E::CutGrpc), ("http", E::CutHttp)]),

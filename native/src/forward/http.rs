@@ -4,7 +4,7 @@
 use std::io;
 use std::path::PathBuf;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
@@ -34,6 +34,8 @@ pub struct Upload {
     rest: Option<Incoming>,
     parts: BodyParts,
     on_unread: Option<Box<dyn Fn(UnreadReason) + Send>>,
+    // Dropped with the body; its weak references tell whether hyper still holds the body.
+    alive: Arc<()>,
 }
 
 /// The reason why the rest of a request's body is not read.
@@ -50,7 +52,8 @@ impl Upload {
     /// Returns the body of a request whose bytes have all been received.
     #[must_use]
     pub fn whole(data: Bytes) -> Self {
-        Upload { prefix: (!data.is_empty()).then_some(data), rest: None, parts: BodyParts::default(), on_unread: None }
+        let (prefix, alive) = ((!data.is_empty()).then_some(data), Arc::new(()));
+        Upload { prefix, rest: None, parts: BodyParts::default(), on_unread: None, alive }
     }
 
     /// Returns the body of a request: `prefix` is already received, `rest` is not. Calls `on_unread` if `rest` is not
@@ -223,11 +226,16 @@ pub struct Forwarded {
     body: Incoming,
     sender: Option<Sender>,
     idle: Arc<IdleConnections>,
+    upload: Weak<()>,
 }
 
 impl Forwarded {
     fn keep_connection(&mut self) {
-        if let Some(sender) = self.sender.take() {
+        // If the reference server has answered before it had read the request's body, the rest of the body would keep the
+        // client's connection open for as long as this connection is kept.
+        if let Some(sender) = self.sender.take()
+            && self.upload.strong_count() == 0
+        {
             self.idle.push(sender);
         }
     }
@@ -268,6 +276,7 @@ impl HttpUpstream {
     /// Forwards a request, and returns the answer, whose body follows; None if the reference server can not be reached,
     /// or is lost before its answer begins.
     pub async fn forward(&self, head: Parts, body: Upload) -> Option<Response<Forwarded>> {
+        let upload = Arc::downgrade(&body.alive);
         let mut request = request(head, body);
         loop {
             let (mut sender, is_new) = match self.idle.pop_ready() {
@@ -275,7 +284,7 @@ impl HttpUpstream {
                 None => (self.connect().await?, true),
             };
             match sender.requests.try_send_request(request).await {
-                Ok(response) => return Some(self.forwarded_response(response, sender)),
+                Ok(response) => return Some(self.forwarded_response(response, sender, upload)),
                 Err(mut error) => match error.take_message() {
                     // The reference server closed the kept connection before anything of the request was sent, so the
                     // request is sent again.
@@ -298,11 +307,16 @@ impl HttpUpstream {
         Some(Sender { requests, driver: driver.abort_handle() })
     }
 
-    fn forwarded_response(&self, response: Response<Incoming>, sender: Sender) -> Response<Forwarded> {
+    fn forwarded_response(
+        &self,
+        response: Response<Incoming>,
+        sender: Sender,
+        upload: Weak<()>,
+    ) -> Response<Forwarded> {
         let (mut head, body) = response.into_parts();
         remove_hop_by_hop(&mut head.headers);
         head.version = Version::HTTP_11;
-        let mut body = Forwarded { body, sender: Some(sender), idle: Arc::clone(&self.idle) };
+        let mut body = Forwarded { body, sender: Some(sender), idle: Arc::clone(&self.idle), upload };
         if body.is_end_stream() {
             body.keep_connection();
         }

@@ -472,3 +472,51 @@ async fn compressed_messages_are_forwarded_unless_they_inflate_too_far() {
     assert!(refused.contains(&(String::new(), "inflated", 4)), "{refused:?}");
     until("all is given back", || setup.server().statistics().bytes_in_flight == 0).await;
 }
+
+const REFLECTION: &str = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo";
+
+#[tokio::test]
+async fn long_calls_of_all_connections_are_bounded() {
+    // One address may have a tenth of them.
+    let setup = Setup::with(Limits { max_long_calls: 60, ..limits() }, |_| ()).await;
+    let senders = [connect(&setup).await, connect(&setup).await];
+    let mut begun: Vec<_> = (0..6)
+        .map(|number| senders[number % 2].clone().send_request(request(REFLECTION, &[]), false).unwrap())
+        .collect();
+    until("six calls began", || setup.seen.calls.load(SeqCst) == 6).await;
+    let refused = call(&senders[0], REFLECTION, &[], framed(b"x")).await.unwrap();
+    assert_eq!((refused.status(), refused.text().contains("too many health watches")), ("8", true));
+    assert!(setup.server().statistics().refused.contains(&(String::new(), "streams", 1)));
+    begun.pop();
+    for _ in 0..500 {
+        if call(&senders[1], REFLECTION, &[], framed(b"x")).await.unwrap().status() == "0" {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    panic!("a call that has ended makes no room");
+}
+
+#[tokio::test]
+async fn unfinished_frames_of_all_connections_are_bounded() {
+    let setup = Setup::with(Limits { max_part_bytes: 30 << 10, ..limits() }, |_| ()).await;
+    let begin = async || {
+        let mut stream = TcpStream::connect(setup.address(Wire::Grpc)).await.unwrap();
+        let mut sent = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0".to_vec();
+        // The head of a frame of an unknown type with 32,768 bytes, and a part of them.
+        sent.extend(b"\0\x80\0\x77\0\0\0\0\0");
+        sent.extend(vec![0; 20 << 10]);
+        stream.write_all(&sent).await.unwrap();
+        stream
+    };
+    let mut streams = [begin().await, begin().await];
+    until("the flood is counted", || setup.count(|s| s.flooded.clone(), "unfinished") == 1).await;
+    // The other connection is closed when its frame has made no progress for too long.
+    let mut got = Vec::new();
+    for stream in &mut streams {
+        let _ = stream.read_to_end(&mut got).await;
+    }
+    assert!(setup.count(|s| s.cut.clone(), "grpc") >= 1);
+    // GOAWAY with the code ENHANCE_YOUR_CALM.
+    assert!(got.windows(4).any(|bytes| bytes == [0, 0, 0, 11]), "{got:?}");
+}

@@ -291,3 +291,28 @@ async fn requests_sent_ahead_wait_until_answers_are_read() {
     }
     drop(sending.await.unwrap().unwrap());
 }
+
+#[tokio::test]
+async fn unfinished_heads_of_all_connections_are_bounded() {
+    let limits = Limits { max_part_bytes: 30 << 10, head_timeout: Duration::from_secs(60), ..limits() };
+    let setup = Setup::with(limits, |_| ()).await;
+    let begun = format!("GET / HTTP/1.1\r\nhost: x\r\nx: {}", "y".repeat(20 << 10));
+    let mut streams = Vec::new();
+    for _ in 0..2 {
+        let mut stream = TcpStream::connect(setup.address(Wire::Http)).await.unwrap();
+        stream.write_all(begun.as_bytes()).await.unwrap();
+        streams.push(stream);
+    }
+    until("the flood is counted", || setup.count(|s| s.flooded.clone(), "unfinished") == 1).await;
+    until("one is left", || setup.count(|s| s.connections.clone(), "http") == 1).await;
+    for mut stream in streams {
+        if stream.write_all(b"\r\n\r\n").await.is_ok() {
+            let mut got = [0; 15];
+            if stream.read_exact(&mut got).await.is_ok() {
+                assert_eq!(&got, b"HTTP/1.1 200 OK");
+                return;
+            }
+        }
+    }
+    panic!("no head was finished");
+}

@@ -1,11 +1,13 @@
 use std::sync::Arc;
+use std::time::Duration;
 
 use _native::edge::{Limits, Wire, server_config};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
-use tokio::io::AsyncReadExt;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
 
 use crate::access::callers;
 use crate::grpc::{call, framed, request};
@@ -20,6 +22,16 @@ fn identity() -> Identity {
 }
 
 fn client(trusted: &Identity, own: Option<&Identity>) -> TlsConnector {
+    let own = own.map(|own| (own, vec![CertificateDer::clone(own.cert.der())]));
+    connector(trusted, own)
+}
+
+/// Returns a client that shows a chain of certificates; the first one is its own.
+fn with_chain(trusted: &Identity, own: &Identity, chain: Vec<CertificateDer<'static>>) -> TlsConnector {
+    connector(trusted, Some((own, chain)))
+}
+
+fn connector(trusted: &Identity, own: Option<(&Identity, Vec<CertificateDer<'static>>)>) -> TlsConnector {
     let mut roots = RootCertStore::empty();
     roots.add(trusted.cert.der().clone()).unwrap();
     let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -29,9 +41,9 @@ fn client(trusted: &Identity, own: Option<&Identity>) -> TlsConnector {
         .with_root_certificates(roots);
     let mut config = match own {
         None => builder.with_no_client_auth(),
-        Some(own) => {
+        Some((own, chain)) => {
             let key = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(own.signing_key.serialize_der()));
-            builder.with_client_auth_cert(vec![CertificateDer::clone(own.cert.der())], key).unwrap()
+            builder.with_client_auth_cert(chain, key).unwrap()
         }
     };
     config.alpn_protocols = vec![b"h2".to_vec()];
@@ -126,4 +138,85 @@ async fn the_oldest_handshake_makes_room() {
     assert_eq!(oldest.read(&mut [0]).await.unwrap_or(0), 0);
     until("the second is left", || setup.count(|s| s.connections.clone(), "grpc") == 1).await;
     drop(second);
+}
+
+async fn connected(setup: &Setup, wire: Wire, connector: &TlsConnector) -> TlsStream<TcpStream> {
+    let stream = TcpStream::connect(setup.address(wire)).await.unwrap();
+    connector.connect(ServerName::try_from("localhost").unwrap(), stream).await.unwrap()
+}
+
+/// Starts a server whose HTTP port has TLS.
+async fn with_https(own: &Identity) -> Setup {
+    let setup = Setup::with(Limits { head_timeout: Duration::from_secs(60), ..limits() }, |_| ()).await;
+    let key = own.signing_key.serialize_pem();
+    let config = server_config(own.cert.pem().as_bytes(), key.as_bytes(), None, &[b"h2"]).unwrap();
+    setup.server().set_tls(Wire::Http, Some(config));
+    setup
+}
+
+#[tokio::test]
+async fn records_without_data_end_a_connection() {
+    let own = identity();
+    let setup = with_https(&own).await;
+    let mut stream = connected(&setup, Wire::Http, &client(&own, None)).await;
+    stream.write_all(b"GET / HTTP/1.1\r\nhost: x\r\nx: ").await.unwrap();
+    for _ in 0..400 {
+        // rustls ends a connection after 32 changes of keys in a row.
+        for _ in 0..30 {
+            stream.get_mut().1.refresh_traffic_keys().unwrap();
+        }
+        if stream.write_all(b"y").await.is_err() || stream.flush().await.is_err() {
+            break;
+        }
+    }
+    until("the flood is counted", || setup.count(|s| s.flooded.clone(), "tls") == 1).await;
+    assert_eq!(stream.read(&mut [0]).await.unwrap_or(0), 0);
+}
+
+#[tokio::test]
+async fn a_client_may_send_each_byte_in_its_own_record() {
+    let own = identity();
+    let setup = with_https(&own).await;
+    let mut stream = connected(&setup, Wire::Http, &client(&own, None)).await;
+    let filler = "y".repeat(3000);
+    let head = format!("POST /v1/models/m:lookup HTTP/1.1\r\nhost: x\r\nx: {filler}\r\ncontent-length: 5\r\n\r\n");
+    for byte in [head.as_bytes(), b"hello"].concat() {
+        stream.write_all(&[byte]).await.unwrap();
+        stream.flush().await.unwrap();
+    }
+    let mut got = [0; 15];
+    stream.read_exact(&mut got).await.unwrap();
+    assert_eq!(&got, b"HTTP/1.1 200 OK");
+}
+
+#[tokio::test]
+async fn long_chains_of_certificates_are_refused() {
+    let setup = Setup::start().await;
+    let (own, friend, stranger) = (identity(), identity(), identity());
+    let key = own.signing_key.serialize_pem();
+    let authority = friend.cert.pem();
+    let config = server_config(own.cert.pem().as_bytes(), key.as_bytes(), Some(authority.as_bytes()), &[b"h2"]);
+    setup.server().set_tls(Wire::Grpc, Some(config.unwrap()));
+    for (count, is_answered) in [(3, true), (4, false)] {
+        let mut chain = vec![CertificateDer::clone(friend.cert.der())];
+        chain.extend(vec![CertificateDer::clone(stranger.cert.der()); count]);
+        assert_eq!(ask(&setup, &with_chain(&own, &friend, chain), PREDICT).await.is_ok(), is_answered, "{count}");
+    }
+}
+
+#[tokio::test]
+async fn a_long_handshake_is_refused() {
+    let own = identity();
+    let setup = with_https(&own).await;
+    let mut stream = TcpStream::connect(setup.address(Wire::Http)).await.unwrap();
+    // A ClientHello of 60,000 bytes, of which all but the last ones come.
+    let mut sent = Vec::new();
+    for _ in 0..3 {
+        sent.extend(b"\x16\x03\x01\x40\0");
+        sent.extend(vec![0; 1 << 14]);
+    }
+    sent[5..9].copy_from_slice(b"\x01\0\xea\x60");
+    let _ = stream.write_all(&sent).await;
+    assert_eq!(stream.read(&mut [0]).await.unwrap_or(0), 0);
+    until("it is counted", || setup.count(|s| s.handshakes_failed.clone(), "http") == 1).await;
 }

@@ -140,6 +140,7 @@ OTHER_VALUES: dict[str, tuple[str, Any]] = {
     "store_poll_wait_seconds": ("5", 5.0),
     "max_rows_in_flight": ("7", 7),
     "max_queued_requests": ("0", 0),
+    "max_long_calls": ("10000", 10_000),
     "max_queue_ms": ("20", 20),
     "max_connections": ("9", 9),
     "rest_api_max_head_bytes": ("2048", 2048),

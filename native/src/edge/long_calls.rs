@@ -1,0 +1,82 @@
+//! Counts the gRPC calls without end, such as health watches, of all connections and of each client address.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// One client address may have one in this many of all calls without end.
+const ADDRESS_SHARE: usize = 10;
+
+/// The counters of the calls without end that run now, against one limit.
+#[derive(Debug)]
+pub struct LongCalls {
+    limit: usize,
+    // Only addresses with such calls are in the map.
+    running: Mutex<HashMap<Box<str>, usize>>,
+}
+
+impl LongCalls {
+    /// Returns counters of no calls; `limit` is the number of calls that may run at the same time.
+    #[must_use]
+    pub fn new(limit: usize) -> Arc<Self> {
+        Arc::new(LongCalls { limit, running: Mutex::default() })
+    }
+
+    /// Counts a call of a client address until the caller drops the returned value; None if the address, or all addresses
+    /// together, have as many calls as they may.
+    #[must_use]
+    pub fn begin(self: &Arc<Self>, address: &str) -> Option<LongCall> {
+        let mut running = self.lock();
+        let of_address = running.get(address).copied().unwrap_or(0);
+        let share = self.limit.div_ceil(ADDRESS_SHARE);
+        if of_address >= share || running.values().sum::<usize>() >= self.limit {
+            return None;
+        }
+        running.insert(address.into(), of_address + 1);
+        drop(running);
+        Some(LongCall { all: Arc::clone(self), address: address.into() })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<Box<str>, usize>> {
+        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A call without end that runs now.
+#[derive(Debug)]
+pub struct LongCall {
+    all: Arc<LongCalls>,
+    address: Box<str>,
+}
+
+impl Drop for LongCall {
+    fn drop(&mut self) {
+        let mut running = self.all.lock();
+        if let Some(count) = running.get_mut(&self.address) {
+            *count -= 1;
+            if *count == 0 {
+                running.remove(&self.address);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_and_all_addresses_have_limits() {
+        let all = LongCalls::new(20);
+        let [first, second] = [all.begin("a").unwrap(), all.begin("a").unwrap()];
+        assert!(all.begin("a").is_none());
+        drop(first);
+        let _again = all.begin("a").unwrap();
+        let others: Vec<_> = (0..40).filter_map(|number| all.begin(&format!("b{}", number % 10))).collect();
+        assert_eq!(others.len(), 18);
+        assert!(all.begin("c").is_none());
+        drop(second);
+        assert!(all.begin("c").is_some());
+        drop(others);
+        assert_eq!(all.lock().len(), 1);
+    }
+}
