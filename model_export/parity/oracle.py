@@ -79,7 +79,7 @@ def looked_up(table: Rows, feature: LookupFeature, ids: Ids, keys: Keys | None =
         vectors = [_vector(table, feature, int(row)) for row in rows]
         found = np.array([np.zeros(table.shape[1]) if v is None else v for v in vectors])
         return found.reshape(*ids.shape, table.shape[1])
-    # Keys are mapped to table rows before long lists of keys are cut, so an unknown key in the cut part is an error, too.
+    # Keys are mapped to table rows before long lists of keys are cut, so an unknown key in a cut part is an error, too.
     values = ids.values if keys is None else keys.rows_of(ids.values)
     length = feature.max_sequence_length
     out = np.zeros((len(ids.row_splits) - 1, *([] if length is None else [length]), table.shape[1]))
