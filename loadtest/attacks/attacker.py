@@ -45,7 +45,7 @@ class Conn:
 
     def __init__(self, target: Target, sock: socket.socket, *, is_opaque: bool = False) -> None:
         self._sock = sock
-        # Whether the server's bytes are encrypted, so that the attacker does not read them.
+        # Whether the server's bytes are encrypted, so that read() does not parse them.
         self._is_opaque = is_opaque
         self._has_answer = False
         self._is_http2 = target.wire == "http2"

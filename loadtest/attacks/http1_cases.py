@@ -114,21 +114,24 @@ def _length(attacker: Attacker) -> bytes:
     return b"content-length: %d" % len(attacker.target.body)
 
 
-no_host = _asked_again(lambda a: a.target.head(_length(a), host=b""), "Requests without Host.")
-two_hosts = _asked_again(lambda a: a.target.head(_length(a), b"host: other"), "Requests with two Hosts.")
+no_host = _asked_again(lambda a: a.target.head(_length(a), host=b""), "Sends requests without Host.")
+two_hosts = _asked_again(lambda a: a.target.head(_length(a), b"host: other"), "Sends requests with two Hosts.")
 two_lengths = _asked_again(
-    lambda a: a.target.head(_length(a), b"content-length: 1"), "Requests with two Content-Length headers."
+    lambda a: a.target.head(_length(a), b"content-length: 1"), "Sends requests with two Content-Length headers."
 )
 length_and_chunks = _asked_again(
     lambda a: a.target.head(_length(a), b"transfer-encoding: chunked"),
-    "Requests with a Content-Length and a Transfer-Encoding.",
+    "Sends requests with a Content-Length and a Transfer-Encoding.",
 )
 odd_length = _asked_again(
-    lambda a: a.target.head(b"content-length: +5"), "Requests whose Content-Length is not a number."
+    lambda a: a.target.head(b"content-length: +5"), "Sends requests whose Content-Length is not a number."
 )
-space_in_name = _asked_again(lambda a: a.target.head(_length(a), b"x : y"), "A space before a header's colon.")
+space_in_name = _asked_again(
+    lambda a: a.target.head(_length(a), b"x : y"), "Sends requests with a space before a header's colon."
+)
 bad_chunk = _asked_again(
-    lambda a: a.target.head(b"transfer-encoding: chunked") + b"\r\nzz\r\n", "A chunk whose size is not a number."
+    lambda a: a.target.head(b"transfer-encoding: chunked") + b"\r\nzz\r\n",
+    "Sends requests with a chunk whose size is not a number.",
 )
 
 
@@ -231,7 +234,7 @@ _HALF_HEADS, _HALF_HEAD_BYTES = 500, 60_000
 
 
 def half_heads(attacker: Attacker) -> None:
-    """Heads of 60 KB on 500 connections that each lack their end."""
+    """Sends 60 KB of a request's head on each of 500 connections, and never the end of the head."""
     begun = attacker.target.head() + b"x: " + b"y" * _HALF_HEAD_BYTES
     conns = [conn for _ in range(_HALF_HEADS) if not attacker.is_over and (conn := attacker.connect())]
     for conn in conns:
@@ -240,7 +243,7 @@ def half_heads(attacker: Attacker) -> None:
 
 
 def names(attacker: Attacker) -> None:
-    """Requests that each have another model name, table name, query, request id, trace and user agent."""
+    """Sends requests that each have another model name, table name, host, request id, trace and user agent."""
     numbers = itertools.count()
     body = attacker.target.body
 

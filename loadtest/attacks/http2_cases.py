@@ -459,7 +459,7 @@ def _unfinished(attacker: Attacker, begin: Callable[[Conn], bytes]) -> None:
 
 
 def half_frames(attacker: Attacker) -> None:
-    """A frame of the largest size on each of 500 connections, without its last byte."""
+    """Sends a frame of the largest size, without its last byte, on each of 500 connections."""
 
     def begin(conn: Conn) -> bytes:
         return frames.frame(0x77, 0, 0, bytes(conn.received.max_frame))[:-1]
@@ -468,14 +468,14 @@ def half_frames(attacker: Attacker) -> None:
 
 
 def half_headers(attacker: Attacker) -> None:
-    """Header blocks of 60 KB on 500 connections that each lack their last frame."""
+    """Sends a header block of 60 KB, without its last frame, on each of 500 connections."""
     filler = frames.block([(b"h", b"v" * 15_000)])
     begun = frames.frame(HEADERS, 0, 1, attacker.target.fields())
     _unfinished(attacker, lambda conn: begun + frames.frame(CONTINUATION, 0, 1, filler) * 4)
 
 
 def large_headers(attacker: Attacker) -> None:
-    """Sends requests with 60 KB of headers each on 100 streams of 10 connections, and never sends their bodies."""
+    """Sends requests with 60 KB of headers on 100 streams of each of 10 connections, and never sends their bodies."""
     more = [(b"h%d" % number, b"v" * 4000) for number in range(15)]
     fields = attacker.target.fields(*more)
     parts = [fields[at : at + 16384] for at in range(0, len(fields), 16384)]
@@ -502,7 +502,7 @@ _ODD_METADATA = (
 
 
 def health_watches(attacker: Attacker) -> None:
-    """Calls Health/Watch, which never ends by itself, on 100 streams of 100 connections."""
+    """Calls Health/Watch, which never ends by itself, on 100 streams of each of 100 connections."""
     fields = attacker.target.fields(path=_WATCH)
 
     def begin(stream: int) -> bytes:
@@ -512,7 +512,7 @@ def health_watches(attacker: Attacker) -> None:
 
 
 def many_watches(attacker: Attacker) -> None:
-    """Eight calls to Health/Watch, which have no end, on each of 500 connections."""
+    """Makes eight calls to Health/Watch, which never ends by itself, on each of 500 connections."""
     fields = attacker.target.fields(path=_WATCH)
     calls = [frames.frame(HEADERS, END_HEADERS, s, fields) + _body(attacker, s, b"") for s in range(1, 17, 2)]
     _unfinished(attacker, lambda conn: b"".join(calls))

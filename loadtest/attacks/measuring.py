@@ -74,7 +74,7 @@ class _Watcher:
             self.most = max(self.most, resident_mib(self._pids))
 
     def end(self, allowed_mib: float) -> Memory:
-        """Waits, at most a minute, until memory grew by no more than `allowed_mib`; returns highest and last growth."""
+        """Returns memory's highest and last growth; waits up to a minute until the last is at most `allowed_mib`."""
         self._is_over.set()
         self._thread.join()
         if not self._pids:

@@ -78,8 +78,8 @@ def ours(folder: Path, threads: int, flags: list[str]) -> Iterator[list[Target]]
         if config is None:
             yield found
             return
-        # Do not wait until the second server is ready: the victim's first request waits until that server's model is
-        # loaded.
+        # Do not wait until the second server, which has the TLS ports, is ready: the victim's first request waits until
+        # that server's model is loaded.
         with LiveServer(*given, *server_flags(config)) as second:
             yield found + [secured(target) for target in _of_server(second)]
 

