@@ -110,8 +110,8 @@ def _calls(target: Target, model: str) -> Calls:
 
 
 def _names(outputs: Sequence[str] | None) -> Sequence[str]:
-    # A single string is refused here, because a type checker accepts it in place of a list of names: a string is a
-    # Sequence[str] too.
+    # A single string in place of a list of names is refused at run time, because a type checker accepts it: a string is
+    # a Sequence[str] too.
     if isinstance(outputs, str):
         raise invalid(f"outputs: expected a list of names, got the string {outputs!r}.")
     return () if outputs is None else outputs
