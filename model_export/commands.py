@@ -89,7 +89,7 @@ def run_command(arguments: argparse.Namespace) -> None:
 def _store_uri(arguments: argparse.Namespace) -> StoreUri | None:
     """Returns the object store that --out or the file of --config names for a command; None if it names a folder."""
     if getattr(arguments, "print_spec", False):
-        # `adopt --print_spec` writes no version, so it has no target.
+        # `adopt --print_spec` writes no version, so --out is ignored.
         arguments.out = None
     out = getattr(arguments, "out", None)
     if out is None and getattr(arguments, "config", None) is not None:
@@ -112,7 +112,7 @@ def _train(arguments: argparse.Namespace) -> None:
     if arguments.distribution == "none":
         _train_run(arguments, arguments.run, is_resumed=arguments.resume)
     else:
-        # A wrong TF_CONFIG is refused before TensorFlow's slow start.
+        # Parse TF_CONFIG before TensorFlow's slow start, so that a wrong TF_CONFIG is refused early.
         task = ClusterTask.parse(tf_config(), arguments.distribution)
         from model_export.distribution.failures import named_failures
         from model_export.distribution.strategies import serve_coordinator

@@ -95,7 +95,7 @@ def discover(artifact: Path, progress: Progress = lambda text: None, *, allow_ro
 
 @dataclass(slots=True)
 class _Features:
-    """The names that features have so far, over all signatures. Features of one name share table and vocabulary."""
+    """The names of the features found so far, in all signatures. Features of one name share table and vocabulary."""
 
     tables: Mapping[str, str]
     named: dict[str, NamedFeature] = field(default_factory=dict)

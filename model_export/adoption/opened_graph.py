@@ -22,7 +22,7 @@ from service.graph.table_reads import NotProven, bottlenecks, has_effect, needed
 from service.types import SignatureSpec
 
 _TABLE_DTYPES = ("float32", "float16", "bfloat16", "float64")
-# The signature that TensorFlow adds to initialize vocabularies.
+# Name of the signature that TensorFlow adds to a SavedModel to initialize its vocabularies.
 _INIT_OP = "__saved_model_init_op"
 
 

@@ -27,7 +27,7 @@ class Roles:
     def request(
         self, spec: SignatureSpec, rows: Sequence[Sequence[Any]], weights: Array | None = None
     ) -> dict[str, Array]:
-        """Builds a request with these rows of ids or keys; all other inputs hold zeros for the same number of rows.
+        """Builds a request with the given rows of ids or keys; other inputs get as many rows, of zeros or without ids.
 
         Args:
           rows: one list of ids per row; without row_splits each list has the length that the input's shape demands.

@@ -96,7 +96,7 @@ class TPUSharedEmbeddingColumn(DeviceLookup, tensorflow_columns.TpuSharedDeviceC
         return name
 
     def create_state(self, state_manager: Any) -> None:
-        """Adds the table to the layer's variables outside of v1 graphs; without this, Keras would not train it."""
+        """Makes the table an attribute of the Keras layer, which then trains it; does nothing in v1 and TPU graphs."""
         with tf.init_scope():
             if not tf.executing_eagerly() or tensorflow_columns.is_on_tpu():
                 return

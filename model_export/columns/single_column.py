@@ -37,8 +37,8 @@ class TPUEmbeddingColumn(DeviceLookup, tensorflow_columns.TpuDeviceColumn):  # t
 
     def create_state(self, state_manager: Any) -> None:
         """Creates the table's variable `embedding_weights`, unless a TPU trains the table on its embedding cores."""
-        # When serving, the host looks up a column without a device, but TensorFlow's TPU method makes no variable for
-        # it.
+        # In a TPU graph for serving, the TPU's host looks up a column that has no lookup device. TensorFlow's
+        # create_state for TPUs makes no variable for such a column, so create_state of plain columns is called.
         is_hosts = self.embedding_lookup_device is None and tensorflow_columns.is_tpu_inference()
         if is_hosts or not tensorflow_columns.is_on_tpu():
             tensorflow_columns.EmbeddingColumn.create_state(self, state_manager)

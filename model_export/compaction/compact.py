@@ -83,7 +83,7 @@ def compact(
     temporary = Path(tempfile.mkdtemp(prefix=".tmp-", dir=base))
     try:
         copy = temporary / target.name
-        # The answers that the export recorded are wrong for rows that deltas changed.
+        # If there are deltas, the answers that the export recorded are not copied: they are wrong for changed rows.
         recorded = [Path(RECORDED_PATH).name] if deltas else []
         shutil.copytree(folder, copy, ignore=shutil.ignore_patterns(DELTAS_FOLDER, _FINGERPRINT, *recorded))
         tables = write_deltas(copy, manifest, deltas)

@@ -29,7 +29,7 @@ def find_journal(folder: Path) -> Path | None:
     name = journal_path(Path(), "", int(folder.name), fingerprint_of(folder)).name
     for root in dict.fromkeys([*folder.parents[:3], Path.cwd()]):
         for path in _found(root, name):
-            # An empty journal holds no upserts: a server opened the file and never wrote to it.
+            # Skip an empty journal, which has no upserts: a server opened the file and never wrote to it.
             if path.stat().st_size:
                 return path
     return None

@@ -231,7 +231,7 @@ class _Vocabularies:
         return self._tables[file.name]
 
     def init(self, old: str) -> str:
-        """Adds an operation that fills the vocabularies' lookup tables; returns its name, `old` if there are none."""
+        """Adds an initialiser that runs `old` and fills vocabularies; returns its name, or `old` if none is to fill."""
         if not self._tables:
             return old
         graph = tf.compat.v1.get_default_graph()

@@ -64,7 +64,8 @@ class TableRecorder:
         """Records the table variables that are created while the `with` block runs."""
         if self._keeps:
             self._anchor = _anchor()
-            # Lookups run on the device of their table, where the anchor can not be read.
+            # Read the anchor, the number on which every lookup depends, here: lookups run on the device of their table,
+            # where the anchor's variable can not be read.
             self._anchor_value = self._anchor.read_value()
         with tf.compat.v1.variable_creator_scope(self._create):
             yield
@@ -80,7 +81,7 @@ class TableRecorder:
             self._configured = None
 
     def variables(self) -> Mapping[str, Any]:
-        """Returns the variable, or the PartitionedVariable of its parts, that model_fn created for each table, by name.
+        """Returns the variable that model_fn created for each table, by table; a PartitionedVariable if it has parts.
 
         Raises:
           ValueError: model_fn did not use a table's columns, or used them in several layers, each with its own
@@ -150,7 +151,8 @@ class TableRecorder:
         v1 = tf.compat.v1
         keys = v1.GraphKeys
         _remove(keys.TRAINABLE_VARIABLES, lambda variable: variable is self._anchor)
-        # The optimizer's slot variables for the anchor are no part of the model, so they must not get into checkpoints.
+        # model_fn's optimizer makes slot variables for the anchor, which is no part of the model. As local variables,
+        # these slots do not get into checkpoints.
         slots = _remove(keys.GLOBAL_VARIABLES, lambda variable: variable.op.name.startswith(f"{ANCHOR}/"))
         for slot in slots:
             v1.add_to_collection(keys.LOCAL_VARIABLES, slot)

@@ -151,8 +151,8 @@ def signature_defs(
             try:
                 definitions[name] = output.signature_def(tensors)
             except ValueError:
-                # As in TensorFlow, a classify or regress head without tf.Examples is left out; other heads accept the
-                # raw inputs.
+                # As in TensorFlow, a classify or regress head gets no signature if its inputs are not tf.Examples;
+                # other heads accept raw inputs. If the model has only this head, the error is raised.
                 if len(export_outputs) == 1 and alternative is None:
                     raise
     return definitions

@@ -51,7 +51,8 @@ class WorkerExchange:
         heads = self._gathered(np.array([0, len(payload)], np.int64))
         if heads[:, 0].any():
             raise StopIteration("another worker has ended the training")
-        # The strategy makes a function for each length, so lengths are rounded up to powers of two.
+        # _gather() makes a tf.function for each length of an array. Lengths are rounded up to powers of two, so that
+        # there are few functions.
         padded = np.zeros(1 << (int(heads[:, 1].max()) - 1).bit_length(), np.uint8)
         padded[: len(payload)] = np.frombuffer(payload, np.uint8)
         return [_arrays(row.tobytes(), arrays) for row in self._gathered(padded.view(np.int32))]
@@ -99,10 +100,10 @@ class MirroredWorkers(OneProcess):
 
     @contextmanager
     def averaging(self) -> Iterator[None]:
-        """Replaces apply_gradients of TensorFlow 1 optimizers for this thread; see OneProcess.
+        """Makes TensorFlow 1 optimizers in this thread apply the mean gradient of all workers; see OneProcess.
 
         Raises:
-          ValueError: the block applied no gradients by such an optimizer.
+          ValueError: no TensorFlow 1 optimizer applied gradients in the `with` block.
         """
         original, thread = _OPTIMIZER.apply_gradients, threading.get_ident()
 
@@ -123,7 +124,7 @@ class MirroredWorkers(OneProcess):
             )
 
     def joined(self, gradients: Sequence[Any]) -> Sequence[Any]:
-        """Joins the rows and gradients of all workers, divided by the number of workers; see OneProcess."""
+        """Joins the rows of all workers with their gradients, divided by the number of workers; see OneProcess."""
         given = [gradient for gradient in gradients if gradient is not None]
         if not given:
             return gradients
@@ -132,7 +133,8 @@ class MirroredWorkers(OneProcess):
             is_rows = isinstance(gradient, tf.IndexedSlices)
             rows = gradient.indices if is_rows else tf.range(tf.shape(gradient)[0])
             flat += [tf.cast(rows, tf.int64), gradient.values if is_rows else gradient]
-        # Every worker must make its two exchanges of a step in the same order.
+        # Every worker exchanges arrays twice in a step, and all workers must do so in the same order: first the mean
+        # gradients of model_fn's optimizers, then the gradients of the tables.
         with tf.control_dependencies(self._averaged):
             results = tf.numpy_function(self._joined, flat, [tensor.dtype for tensor in flat])
         pairs = iter(zip(flat[1::2], results[::2], results[1::2], strict=True))
@@ -147,7 +149,7 @@ class MirroredWorkers(OneProcess):
         return joined
 
     def session_arguments(self) -> dict[str, Any]:
-        """Returns config and, unless this is the chief, arguments that turn summaries off; see OneProcess."""
+        """Returns the session's config and, unless this process is the chief, arguments that turn summaries off."""
         arguments = super().session_arguments()
         return arguments if self.is_chief else {**arguments, "save_summaries_steps": None, "save_summaries_secs": None}
 

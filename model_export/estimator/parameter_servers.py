@@ -44,12 +44,12 @@ class ParameterServers(OneProcess):
         return device
 
     def session_arguments(self) -> dict[str, Any]:
-        """Returns master, is_chief and config; see OneProcess."""
+        """Returns the arguments master, is_chief and config of MonitoredTrainingSession; see OneProcess."""
         config = tf.compat.v1.ConfigProto()
         if self._config.session_config is not None:
             config.CopyFrom(self._config.session_config)
         if not config.device_filters:
-            # So that no session of this process waits for another worker.
+            # Without these filters, each session of this process would wait until all other workers run.
             config.device_filters.extend(["/job:ps", self._device()])
         return {"config": config, "master": self._server.target, "is_chief": self.is_chief}
 
@@ -68,7 +68,7 @@ class ParameterServers(OneProcess):
         if self._task.index:
             self._marks.put()
         else:
-            # The other parameter servers read the marks from this process.
+            # Parameter server 0 ends last, because it holds the marks, which the other parameter servers read.
             self._marks.wait_for(self._names("ps")[1:])
 
     def _device(self) -> str:
@@ -97,12 +97,12 @@ class _EndMarks:
         self._config = tf.compat.v1.ConfigProto(device_filters=filters)
 
     def put(self) -> None:
-        """Marks that this process has ended; a second mark of a process that was started again changes nothing."""
+        """Marks that this process has ended; does nothing if it has the mark already, as after a restart."""
         if not self._run(self._sizes[self._own]):
             self._run(self._put)
 
     def wait_for(self, names: Iterable[str]) -> None:
-        """Waits until all these processes have ended, and logs the missing ones every 30 seconds."""
+        """Waits until each named process has marked its end; logs the names without a mark every 30 seconds."""
         missing, log_s = list(names), time.monotonic() + _LOG_S
         while missing:
             sizes = self._run({name: self._sizes[name] for name in missing})
@@ -117,7 +117,8 @@ class _EndMarks:
             try:
                 with tf.compat.v1.Session(self._target, self._graph, self._config) as session:
                     return session.run(fetches)
-            # gRPC may send a request twice, which TensorFlow refuses; and parameter server 0 may be started again.
+            # Try again: gRPC may have sent the request twice, which TensorFlow refuses, or parameter server 0 may be
+            # about to start again.
             except (tf.errors.AbortedError, tf.errors.UnavailableError) as error:
                 _LOGGER.info("parameter server 0 gives no answer: %s", str(error.message).splitlines()[-1])
                 time.sleep(_RETRY_S)

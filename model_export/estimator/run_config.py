@@ -184,7 +184,7 @@ class RunConfig:
 
         self.distribution = self._distribution()
         self.task = self._task()
-        # The other attributes are for input_fn and model_fn. A training in one process is its own chief.
+        # input_fn and model_fn may read the attributes below. A training in one process has no task; it is the chief.
         cluster = {} if self.task is None else dict(self.task.cluster)
         self.cluster_spec = tf.train.ClusterSpec({kind: list(addresses) for kind, addresses in cluster.items()})
         self.is_chief = self.task is None or self.task.is_chief
@@ -196,7 +196,7 @@ class RunConfig:
     def replace(self, **changes: Any) -> RunConfig:
         """Returns a copy with the changed fields; setting one checkpoint interval does not unset the other interval."""
         same = {name: getattr(self, name) for name in self._FIELDS}
-        # A copied strategy would not be the strategy of its own replicas.
+        # The tf.distribute strategy is not copied: in its replicas, TensorFlow would find the original, not the copy.
         copied = {name: value if name == "train_distribute" else copy.copy(value) for name, value in same.items()}
         return RunConfig(**copied | changes)
 

@@ -1,4 +1,4 @@
-"""The processes of a training, and the part of this process: here, a training in one process."""
+"""Defines OneProcess: a training in one process, and the interface of trainings in several processes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class OneProcess:
         return nullcontext()
 
     def averaging(self) -> AbstractContextManager[None]:
-        """Returns a context manager: optimizers that model_fn calls in its block apply the mean of all workers."""
+        """Returns a context manager: optimizers that model_fn calls in its block apply the workers' mean gradients."""
         return nullcontext()
 
     def joined(self, gradients: Sequence[Any]) -> Sequence[Any]:
@@ -45,7 +45,7 @@ class OneProcess:
         return []
 
     def finish_steps(self) -> None:
-        """Ends the steps of this process; call it while the session still is open, before the last checkpoint."""
+        """Ends the steps together with other processes; call it in the open session, before the last checkpoint."""
 
     def finish(self) -> None:
-        """Ends this process's part of the training, after the last checkpoint."""
+        """Tells processes that wait for it that this process has ended; call it after the last checkpoint."""

@@ -149,7 +149,7 @@ def _chosen(
     signatures: Sequence[str] | None,
     batch_sizes: Sequence[int],
 ) -> tuple[dict[str, SignatureEntry], list[str]]:
-    # A model without embeddings has predictions only.
+    # A model whose spec has no features has predict signatures, but no lookups.
     lookups = {SIGNATURE_OF_DEVICE[device]: device for device in devices if source.spec.features}
     available = [*lookups, *source.predict_names]
     chosen = available if signatures is None else list(signatures)

@@ -172,8 +172,8 @@ def _errors(trained: Array, stored: Array, dtype: TableDtype, scales: Array | No
     exact = np.where(is_finite, trained, 0).astype(np.float64)
     error = float(np.abs(np.where(is_finite, stored, 0).astype(np.float64) - exact).max())
     if scales is not None:
-        # The bound is half a quantization step, plus the float32 rounding errors of the scale and of scale * number,
-        # for the largest number.
+        # The bound of the error is half a quantization step, plus the float32 rounding errors of the scale and of
+        # scale * number, for the largest number.
         return error, float(scales.max()) * (0.5 + 2 * STEPS[dtype] * 2.0**-24)
     relative, smallest = _HALF_STEP[dtype]
     largest = float(np.abs(exact).max())

@@ -154,7 +154,7 @@ def _input_info(info: Any, default: Any) -> InputInfo:
 
 @contextmanager
 def quiet_loader() -> Iterator[None]:
-    """Silences the loader's warning that it is deprecated; TensorFlow has no other loader that feeds by name."""
+    """Silences the warning of TensorFlow 1's loader that it is deprecated; no other loader feeds inputs by name."""
     logger = logging.getLogger("tensorflow")
     level = logger.level
     logger.setLevel(logging.ERROR)

@@ -103,6 +103,6 @@ def _layers_of(part: Any) -> list[Any]:
         return []
     try:
         return introspection.embedding_layers(part)
-    # embedding_layers() raises ExportError if this part of the user's objects has no TPUEmbedding layer.
+    # embedding_layers() raises ExportError if `part`, one of the restored objects, has no TPUEmbedding layer.
     except ExportError:
         return []

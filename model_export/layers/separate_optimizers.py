@@ -85,8 +85,8 @@ def train_step(
 
 
 def _optimizers(layer: Any, given: Any) -> Iterable[tuple[Any, Any, Any]]:
-    # Yields (variable, its optimizer, its table's variables); instead of the last, None if the variable stands in for
-    # tables on a TPU.
+    # Yields (variable, its optimizer, its table's variables). The third is None if the variable stands in for tables on
+    # a TPU.
     tables = introspection.tables(layer)
     on_cpu = {id(held.parameters) for held in tables.values()}
     known = layer.table_optimizers if isinstance(layer, TPUEmbedding) else {}

@@ -168,7 +168,7 @@ def _vocabulary_faults(artifact: Path, manifest: Manifest) -> list[str]:
 
 
 def with_nonfinite(artifact: Path, manifest: Manifest, *, allow: bool) -> Manifest:
-    """Returns the manifest with, for each table that has any, the number of its NaN and infinite numbers.
+    """Returns the manifest, plus the count of NaN and infinite numbers of each table that has any.
 
     Raises:
       ExportError: a table holds NaN or infinity, and `allow` is False.

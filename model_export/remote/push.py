@@ -31,8 +31,8 @@ _BATCH = 128
 _TIMEOUT_S = 30.0
 _REPLICAS_S = 60.0
 
-# Arguments of the Lua script. KEYS: the block, and the hash with the order of each changed row. ARGV: the block's
-# bytes, and the numbers of its rows.
+# Arguments of the Lua script. KEYS: the block, and the hash `orders`, which maps each changed row to the order number
+# of its last change. ARGV: the block's bytes, and the numbers of its rows.
 _SET_AGAIN = """
 redis.call('SET', KEYS[1], ARGV[1])
 for i = 2, #ARGV do redis.call('HDEL', KEYS[2], ARGV[i]) end
@@ -150,8 +150,8 @@ class _Table:
             client.set(layout.record, layout.record_text(is_whole=False))
         written = self._write(range(layout.num_blocks), "written")
         if wrong := self._differing():
-            # The cluster holds other bytes under a key of this version of the table, although only this command should
-            # write such keys: write the block again.
+            # Blocks of this version of the table hold other bytes in the cluster than in the file, although only
+            # `model-export push` should write them: write these blocks again.
             written += self._write(wrong, "repaired", is_forced=True)
             if self._differing():
                 raise ExportError(f"{self._what}: {len(wrong)} blocks do not read back as they were written")
@@ -159,9 +159,9 @@ class _Table:
         client.set(layout.record, layout.record_text(is_whole=True))
         whole = (layout.fingerprint, *(one for one in found.fingerprints if one != layout.fingerprint))
         leaving = {one for one in (*whole[keep:], *found.others) if one not in whole[:keep]}
-        # Servers read the pointer to find the newest data. It names the new fingerprint only after all blocks of this
-        # fingerprint were compared, and it still lists the fingerprints to remove, so that a later push removes them if
-        # this one is stopped here.
+        # Servers read the pointer to find the table's newest data. The pointer names the new fingerprint only after all
+        # blocks of this fingerprint were compared. The pointer still lists the fingerprints to remove, so that a later
+        # push removes them if this push is stopped here.
         client.set(layout.pointer, Pointer(whole[:keep], tuple(sorted(leaving))).text)
         removed = sum(self._remove(fingerprint) for fingerprint in sorted(leaving))
         client.set(layout.pointer, Pointer(whole[:keep]).text)
@@ -204,8 +204,8 @@ class _Table:
         layout, expected = self._layout, self._bytes(block)
         if value == expected or value is None or len(value) != len(expected):
             return value != expected
-        # Read the orders of changed rows after the block: then each row that was changed in the block's bytes has its
-        # order by now.
+        # The hash `orders` names the rows that deltas and upserts changed. It is read after the block, so it already
+        # names each row that is changed in the block's bytes.
         changed = self._client.hkeys(layout.orders(block % layout.num_shards))
         begin, end = layout.rows(block)
         own = [int(row) - begin for row in changed if begin <= int(row) < end]
@@ -263,7 +263,7 @@ class _Table:
         old = layout_of_record(text) if text is not None else None
         count = 0
         for some in () if old is None else _batches(range(old.num_blocks)):
-            # `old`, the layout of the removed fingerprint, is not None here: without it there are no batches.
+            # This loop has batches only if `old`, the layout of the removed fingerprint, is not None.
             assert old is not None
             with self._client.pipeline(transaction=False) as pipe:
                 for block in some:

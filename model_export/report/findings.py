@@ -8,10 +8,11 @@ from model_export.report.document import ArtifactReport, TableReport
 from model_export.statistics.table_health import Rows, TableHealth
 from service.artifact.manifest import MANIFEST_PATH, Manifest
 
-# Share of dead or equal rows from which a table is a finding. A smaller share is normal: a vocabulary has some unused
-# ids.
+# Share of dead or equal rows above which the report lists a table as a finding. A smaller share is normal: a vocabulary
+# has some unused ids.
 _MANY = 0.1
-# Imbalance above which a table is a finding: the ids of its fullest partition, divided by the mean of all partitions.
+# Imbalance above which the report lists a table as a finding: the number of ids that were looked up in the table's
+# fullest partition, divided by the mean of all partitions.
 _UNEVEN = 2.0
 
 

@@ -74,8 +74,8 @@ def _keep_best(best_ids: Array, best: Array, at: Array, new_ids: Array, cosines:
 
 
 def _blocks(num_rows: int) -> Iterator[tuple[int, int]]:
-    # The first blocks of rows are small: most of their rows are among the best rows so far, and these have to be
-    # sorted.
+    # The first blocks of rows are small: most of their rows are among the nearest rows found so far, and _keep_best()
+    # sorts all such rows.
     start, size = 0, 32
     while start < num_rows:
         yield start, min(start + size, num_rows)

@@ -127,7 +127,8 @@ def _rows_of_keys(keys: set[str], num_rows: int, vocabularies: Mapping[Path, Voc
         for row, key in _keys(path, entry):
             if key in keys:
                 found.setdefault(key, row)
-    # In a vocabulary of integers a number is a key; if all vocabularies hold strings, a number must be a row number.
+    # If all vocabularies hold strings, a number in the label file that is no key is a row number. A vocabulary of
+    # integers would make it an unknown key.
     if all(entry.key_dtype == "string" for entry in vocabularies.values()):
         numbers = {key: int(key) for key in keys if key.isdecimal() and key not in found}
         found |= {key: row for key, row in numbers.items() if row < num_rows}

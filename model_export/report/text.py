@@ -196,7 +196,7 @@ def _signature_parity(name: str, parity: SignatureParity) -> Iterator[str]:
 def difference_words(difference: DeviceDifference) -> str:
     """Describes one difference between two lookups as a sentence."""
     example = f"; such as {provenance_words(difference.example)}" if difference.example else ""
-    # If one lookup refuses a row that the other lookup answers, the difference has no amount.
+    # max_absolute is 0 if one lookup refuses a row that the other lookup answers, or if the results differ in shape.
     amount = f" by up to {difference.max_absolute:.3g}" if difference.max_absolute else ""
     return (
         f"{difference.feature} differs from {difference.other} in {difference.rows:,} of {difference.of_rows:,} "

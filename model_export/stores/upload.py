@@ -93,8 +93,8 @@ def upload(artifact: Path, store: ObjectStore, version: int, progress: Progress 
             try:
                 send(MANIFEST_PATH, is_new=True)
             except ObjectExists:
-                # Another upload has written the manifest since the listing; or this upload has, if the store's answer
-                # was lost.
+                # Another upload has written the manifest since the listing; or this upload has, and the store's answer
+                # was lost. Either way, _check_same() compares the stored manifest.
                 stored = {one.path: one for one in store.objects(name)}
         if MANIFEST_PATH in stored:
             _check_same(artifact, store, name, stored[MANIFEST_PATH])

@@ -105,7 +105,7 @@ def train_tables(
             def apply() -> Any:
                 return apply_gradient(table.parameters, table.variable, state, gradient, rate, spec.clipping_limit)
 
-            # On the device that has the table's rows, so that only the gradient is sent there.
+            # The update runs on the device that has the table's rows, so that only the gradient is sent to that device.
             with tf.device(table.variable.device):
                 return _one_at_a_time(table.variable.op.name, apply) if table.is_shared else apply()
 
