@@ -263,7 +263,8 @@ class Attacker:
         for conn in conns:
             conn.end()
         refused = [status for status in statuses if status >= "4"]
-        # With ten or more connections, one may still be open: the server may not have closed the last connection yet.
+        # The server counts as having closed all connections even if one of ten or more is open: it may not have come to
+        # the last connection yet.
         is_closed = len(closed) >= (len(conns) if len(conns) < 10 else len(conns) - 1)
         is_refused = (bool(refused) and len(refused) == len(statuses)) or ended == unfinished > 0
         is_out = is_closed or bool(goaways) or is_refused
