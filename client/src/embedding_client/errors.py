@@ -43,35 +43,35 @@ class EmbeddingError(Exception):
 
 
 class InvalidRequest(EmbeddingError):
-    """A request that can never succeed as it was sent."""
+    """Raised for a request that can never succeed as it was sent."""
 
 
 class NotFound(EmbeddingError):
-    """A request for a model, version or table that the server does not have."""
+    """Raised if the server does not have the model, version or table that a request names."""
 
 
 class TooLarge(EmbeddingError):
-    """A request that exceeds a limit of the server, by itself or by the size of its answer."""
+    """Raised if a request, or the answer to it, exceeds a limit of the server."""
 
 
 class Refused(EmbeddingError):
-    """A request whose credentials the server, or a proxy in front of it, did not accept."""
+    """Raised if the server, or a proxy before it, refuses a client's credentials, or the client lacks the right."""
 
 
 class Unavailable(EmbeddingError):
-    """A server that the client can not reach, or that can not answer now, because it loads, drains or is overloaded."""
+    """Raised if the client can not reach the server, or the server can not answer now: it loads, drains or is full."""
 
 
 class DeadlineExceeded(EmbeddingError):
-    """A call to which the server did not answer within timeout_s."""
+    """Raised if the server did not answer a call within timeout_s."""
 
 
 class Unimplemented(EmbeddingError):
-    """A call of a method that the server, or the protocol of this client (gRPC or HTTP), lacks."""
+    """Raised if the server, or the protocol of the client (gRPC or HTTP), lacks the called method."""
 
 
 class ServerFault(EmbeddingError):
-    """A failure of the server, or an answer that the client can not decode."""
+    """Raised if the server failed, or the client can not decode its answer."""
 
 
 _CLASS_OF_CODE: dict[str, type[EmbeddingError]] = {
