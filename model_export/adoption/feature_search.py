@@ -172,7 +172,7 @@ class _Trial:
         return [n for n in _constants(self._graph, self._tensor).floats if 1e-6 < n < 1e6 and n != 1.0] + [1.0]
 
     def _agrees(self, feature: LookupFeature) -> bool | None:
-        """Says whether graph and lookup give equal bits in all trials; None if they differ by more than rounding."""
+        """Returns True if graph and lookup give equal bits in all trials, False if only rounding differs, else None."""
         entry = SignatureEntry("lookup", {"it": replace(feature, output="it")})
         plan = compile_signature(entry, {"it": self._read.key}, self._probe.tables)
         is_exact = True

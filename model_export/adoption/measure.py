@@ -75,7 +75,7 @@ def _compared(
 
 
 def _differs(trial: Trial, name: str, requests: Iterable[Mapping[str, Array]]) -> bool:
-    """Says whether cutting out the lookups changes any bit of the outputs, or whether a request is refused."""
+    """Says whether cutting out the lookups changes any bit of the outputs, or which requests the graph refuses."""
     for request in requests:
         cut, whole = trial.outputs(name, request)
         if cut.keys() != whole.keys() or any(cut[o].tobytes() != whole[o].tobytes() for o in cut):

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 _ATTRIBUTE = "/.ATTRIBUTES/VARIABLE_VALUE"
-# Last words of variable names that occur in layers of every kind, so they make no good name of a table.
+# Last parts of variable names that occur in layers of every kind, so a table is not named after them.
 _KINDS = re.compile(
     r"(embeddings?|embedding_weights|weights?|table|variable|_?kernel|value)(_\d+)?(:0)?$", re.IGNORECASE
 )

@@ -8,7 +8,7 @@ from model_export.adoption.opened_graph import SignatureGraph
 from model_export.tensorflow_setup import tf
 from service.graph.flat_graph import node_of
 
-# Ops that may change a tensor's shape but none of its numbers.
+# Ops whose output has the same numbers as their input, perhaps in another shape.
 _RESHAPES = ("Identity", "Reshape", "Squeeze", "ExpandDims")
 # Ops that only read or pass on a tensor. The message that says why an output is no lookup never names one of them.
 _PLUMBING = frozenset(

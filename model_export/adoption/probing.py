@@ -106,7 +106,7 @@ def _table(opened: OpenedGraph, key: str) -> MappedTable:
 def _rows(table: MappedTable, ids: Array) -> Array:
     if table.info.dtype == "float32":
         return rows_of(ids, table)
-    # Call rows_of() only for the error that it raises if an id is outside the table.
+    # rows_of() raises an error if an id is outside the table; its rows are not used.
     rows_of(ids, table)
     return table.stored_rows(ids.reshape(-1)).reshape(*ids.shape, table.info.embedding_dim)
 

@@ -145,7 +145,8 @@ class DistributedTrainer:
             losses = self._strategy.run(replica_step, (step,))
             return step + 1, total + self._strategy.reduce(tf.distribute.ReduceOp.SUM, losses, axis=None)
 
-        # Steps run one after another: workers could not tell apart the same collective operation of two steps.
+        # parallel_iterations=1 runs steps one after another. If two steps ran at once, workers could not tell apart the
+        # same collective operation of the two steps.
         start = (first, tf.constant(0.0))
         return tf.while_loop(lambda step, _: step < first + steps, body, start, parallel_iterations=1)[1]
 

@@ -144,7 +144,7 @@ class _ServingModule(tf.Module):  # type: ignore[misc]
         self.tower = tower
         self.vocabularies = vocabulary_tables(spec, plan.vocabulary_files)
         self._spec = spec
-        # A dict keyed by TableConfig can not be saved with the module, so it stays in a closure.
+        # The dict keyed by TableConfig is no attribute of the module, because it can not be saved: a closure holds it.
         config = feature_config(spec)
         by_config = {feature.table: trained[feature.table.name] for feature in config.values()}
 

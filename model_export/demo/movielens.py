@@ -200,7 +200,7 @@ def _user(fields: list[str]) -> User:
 
 
 def _lines(text: str) -> list[str]:
-    # The text is not split by splitlines(), which would also split at other characters that film titles hold.
+    # splitlines() is not used, because it would also split at characters other than line ends, which titles may hold.
     return [line.rstrip("\r") for line in text.split("\n") if line.strip()]
 
 

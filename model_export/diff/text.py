@@ -13,7 +13,7 @@ def to_text(diff: VersionDiff) -> str:
 
 
 def drift_words(drift: Drift) -> str:
-    """Returns one sentence on the drift of a table.
+    """Returns one sentence on how far a table's rows drifted from the old version to the new one.
 
     >>> from service.comparison.document import Histogram
     >>> empty = Histogram((), ())
@@ -42,7 +42,7 @@ def neighbour_words(found: Neighbours) -> str:
 
 
 def rows_words(table: TableDiff) -> str:
-    """Returns one sentence on added, removed and moved rows."""
+    """Returns one sentence on the rows of a table that the new version added, removed or gave another id."""
     parts = [
         f"{rows.count:,} {what}{_first(rows)}"
         for what, rows in (("added", table.added), ("removed", table.removed), ("moved", table.moved))

@@ -12,7 +12,7 @@ from typing import Any
 from model_export.tensorflow_setup import tf
 from model_export.training.table_parts import mark_part
 
-# Initializers that draw each number by itself, so that each part of a table can draw its own rows.
+# Classes of initializers that draw each number independently: each part of a table can draw its own rows.
 _DRAWN = ("TruncatedNormal", "RandomNormal", "RandomUniform", "Zeros", "Ones")
 # The distance between the seeds of a table's parts: parts with the same seed would start with the same rows.
 _SEED_STEP = 1009

@@ -104,7 +104,7 @@ def _ids_of_row(ids: Ids, row: int) -> list[Any]:
 
 
 def _field(feature: FeatureSpec, items: list[Any]) -> Any:
-    # In a tf.Example a feature holds string keys, even if the signature with tensor inputs takes row numbers.
+    # In a tf.Example, a feature with a vocabulary of strings holds keys, even if a tensor input takes row numbers.
     if feature.vocabulary is not None and feature.vocabulary.key_dtype == "string":
         return tf.train.Feature(bytes_list=tf.train.BytesList(value=items))
     return tf.train.Feature(int64_list=tf.train.Int64List(value=items))

@@ -49,7 +49,7 @@ def record_requests(
 
 
 def _id_dtypes(source: ExportSource, inputs: Mapping[str, InputInfo]) -> dict[str, str]:
-    # In a tf.Example a feature has no input of its own; its ids are keys of the vocabulary's dtype.
+    # A signature of tf.Examples has no input for a feature alone; then the feature's ids have the dtype of its keys.
     dtypes = {}
     for feature in source.spec.features:
         info = inputs.get(feature.ids_input)

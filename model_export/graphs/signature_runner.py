@@ -26,7 +26,7 @@ SERVE_TPU = ("serve", "tpu")
 
 
 class GraphRefusedError(Exception):
-    """A refusal of a request by a TensorFlow graph; the message is the first line of TensorFlow's error."""
+    """Raised if a TensorFlow graph refuses a request; the message is the first line of TensorFlow's error."""
 
 
 @dataclass(frozen=True, slots=True)

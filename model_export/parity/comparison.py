@@ -60,7 +60,7 @@ class Comparison:
 
 
 def largest_error(actual: Array, wanted: Array) -> tuple[float, float]:
-    """Returns the largest difference and the largest magnitude among numbers whose expected value is finite."""
+    """Returns the largest difference from a finite expected value, and the largest magnitude of these values."""
     is_finite = np.isfinite(wanted)
     found, expected = _float64(actual)[is_finite], _float64(wanted)[is_finite]
     if not expected.size:

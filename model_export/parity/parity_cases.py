@@ -137,8 +137,8 @@ class CaseWriter:
         if count > 3:
             values[:4] = [vocabulary_size - 1, 0, 1 % vocabulary_size, 1 % vocabulary_size]
         bad = [] if is_inside else self._tolerated(name)
-        # Bad ids that the policy accepts are placed from the end of the values, so that rows of different lengths get
-        # them.
+        # Bad ids that the policy accepts replace every second value, from the end backwards, so that rows of different
+        # lengths get bad ids.
         for position, bad_id in enumerate(bad):
             if count > 2 * len(bad):
                 values[-2 - 2 * position] = bad_id

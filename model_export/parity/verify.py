@@ -211,8 +211,8 @@ class _Checks:
         parts = {feature.output: (key,) for key, feature in entry.features.items() if feature.output is not None}
         outputs = {**parts, **entry.concatenated}
         if any(len({len(found[key]) for key in keys}) > 1 for keys in outputs.values()):
-            # If one feature's vectors lack the last, empty rows of the batch, the graph can not concatenate the
-            # features.
+            # One feature's vectors lack the last, empty rows of the batch, so the graph can not concatenate the
+            # features: there is no expected answer.
             return {}
         return {output: _joined([found[key] for key in keys], ranks.get(output)) for output, keys in outputs.items()}
 

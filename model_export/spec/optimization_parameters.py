@@ -22,7 +22,7 @@ from typing import TypeAlias
 
 @dataclass(frozen=True, slots=True)
 class AdagradParameters:
-    """Adagrad: divides a row's step by the root of the sum of its squared gradients.
+    """Adagrad: divides the step of each number of a row by the root of the sum of that number's squared gradients.
 
     Args:
       learning_rate: default for tables whose config or column has no learning rate of its own.

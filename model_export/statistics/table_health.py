@@ -22,7 +22,7 @@ from service.types import Array
 _CHUNK_BYTES = 16 << 20
 _MAX_BINS = 40
 _FIRST_IDS = 10
-# Share of the median norm below which a row counts as near zero: it hardly changes a mean with typical rows.
+# A row counts as near zero if its norm is below this share of the median norm: such a row hardly changes a mean.
 _NEAR_ZERO = 0.01
 # Largest number of rows among which equal rows are searched; the search needs 24 bytes of memory per row.
 _MAX_ROWS_FOR_DUPLICATES = 50_000_000
@@ -135,7 +135,7 @@ def table_health(table: TableRows, *, progress: Progress = lambda done, rows: No
         values = chunk.astype(np.float64)
         with np.errstate(over="ignore", invalid="ignore"):
             part = np.sqrt(np.einsum("ij,ij->i", values, values))
-        # Only rows whose norm is NaN or infinite are checked number by number.
+        # Numbers that are NaN or infinite are counted only in rows whose norm is NaN or infinite; other rows have none.
         odd = np.flatnonzero(~np.isfinite(part))
         is_nan, is_inf = np.isnan(values[odd]), np.isinf(values[odd])
         nan_values += int(is_nan.sum())

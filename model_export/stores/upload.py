@@ -127,7 +127,7 @@ def _files(artifact: Path) -> dict[str, int]:
         manifest = Manifest.read(artifact)
     except ArtifactError as error:
         raise ExportError(error.message) from error
-    assert manifest is not None  # check_described() has checked that the manifest exists
+    assert manifest is not None  # check_described() has raised if there is no manifest
     found = {path.relative_to(artifact).as_posix(): path for path in sorted(artifact.rglob("*")) if path.is_file()}
     for path, size in manifest.files.items():
         if path not in found or found[path].stat().st_size != size:
