@@ -139,7 +139,7 @@ def _call(factory: str) -> Any:
     module_name, separator, name = factory.partition(":")
     if not separator:
         raise ExportError(f"factory is {factory!r}, expected package.module:function")
-    # Add the current folder to sys.path, as `python -m` does, so that its modules can be imported.
+    # Add the current folder to sys.path, as `python -m` does, so that a factory in this folder can be imported.
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:

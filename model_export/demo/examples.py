@@ -12,8 +12,8 @@ from model_export.spec.features import ModelSpec
 from service.types import Array, RaggedIds
 
 HeldOut = Literal["test", "validation"]
-_TEST_SHARE = 5  # the test part holds one fifth of each user's ratings
-_VALIDATION_SHARE = 10  # the validation part holds one tenth of each user's other ratings
+_TEST_SHARE = 5  # the test part holds the latest fifth of each user's ratings
+_VALIDATION_SHARE = 10  # the validation part holds the latest tenth of each user's other ratings
 
 
 @dataclass(frozen=True, slots=True)

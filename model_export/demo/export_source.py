@@ -134,7 +134,7 @@ class _ServingModule(tf.Module):  # type: ignore[misc]
             table.name: streamed_table(table.name, (table.vocabulary_size, table.embedding_dim))
             for table in spec.tables
         }
-        # Names of the tables of which `tables` holds the trained rows. Of other tables, `tables` holds rows in fewer
+        # Names of the tables whose trained rows are in `tables`. For each other table, `tables` has the rows in fewer
         # bits.
         self.streamed = [name for name in trained if name not in plan.reduced]
         self.tables = {**trained, **self.reduced.tables}

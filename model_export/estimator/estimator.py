@@ -102,7 +102,7 @@ class EmbeddingEstimator:
             batch_sizes={mode: size for mode, (_, size) in sizes.items() if size is not None},
         )
         self._warm_start = warm_start_settings(warm_start_from)
-        # Whether this process has taken part in a training in several processes.
+        # Whether this estimator has begun a training in several processes, which it can do only once.
         self._is_used = False
         self._export_to_tpu, self._export_to_cpu = export_to_tpu, export_to_cpu
         self._api_version = _api_version(export_saved_model_api_version)

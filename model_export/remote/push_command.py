@@ -21,8 +21,8 @@ def push_tables(arguments: argparse.Namespace) -> None:
     except ValueError as error:
         raise ExportError(f"--to: {error}") from error
     with tqdm(unit="B", unit_scale=True, mininterval=0.5, leave=False, disable=None, file=sys.stderr) as bar:
-        # tqdm stores no description for a bar that is off because there is no terminal, so the last step is stored
-        # here.
+        # The name of the last step is stored in `shown`, because tqdm stores no description if its bar is off, as it is
+        # without a terminal.
         shown = ""
 
         def show(step: str, done: int, total: int) -> None:

@@ -17,8 +17,8 @@ from service.types import Array
 
 # Number of rows to compare at a time. With 2,000 queries, the cosines of one such block take 8 MB.
 _BLOCK_ROWS = 1024
-# Maximal number of multiplications for one table, about half a second of a processor. So a page lists the nearest rows
-# of fewer points of a large table.
+# Maximal number of multiplications for one table, about half a second of a processor. For a large table, a page
+# therefore lists the nearest rows of fewer rows.
 _MAX_PRODUCTS = 1 << 34
 _MIN_QUERIES = 100
 
@@ -61,7 +61,7 @@ def nearest_rows(table: TableRows, ids: Array, k: int) -> Nearest:
 
 
 def _keep_best(best_ids: Array, best: Array, at: Array, new_ids: Array, cosines: Array) -> None:
-    # Merges candidates into the [N, k] nearest rows found so far: new_ids[i] is a candidate of query at[i].
+    # Merges candidates into the k nearest rows found so far for each query: new_ids[i] is a candidate of query at[i].
     k = best.shape[1]
     changed = np.unique(at)
     owner = np.concatenate([np.repeat(changed, k), at])

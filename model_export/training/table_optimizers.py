@@ -128,7 +128,8 @@ def _one_at_a_time(name: str, apply: Callable[[], Any]) -> Any:
             return tf.constant(True)
 
     done = tf.CriticalSection(shared_name=f"{name}/update").execute(run)
-    # TensorFlow can not store these records of its own in a MetaGraph, and logs a warning for each.
+    # CriticalSection records its executions in this collection. It is cleared, because TensorFlow can not store the
+    # records in a MetaGraph, and logs a warning for each record.
     tf.compat.v1.get_default_graph().clear_collection("critical_section_executions")
     return done
 
