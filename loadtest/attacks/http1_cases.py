@@ -245,17 +245,19 @@ def half_heads(attacker: Attacker) -> None:
 def names(attacker: Attacker) -> None:
     """Sends requests that each have another model name, table name, host, request id, trace and user agent."""
     numbers = itertools.count()
-    body = attacker.target.body
-
-    def request() -> bytes:
-        name = b"n%d" % next(numbers)
-        paths = (
+    paths = itertools.cycle(
+        (
             b"/v1/models/%s:lookup",
             b"/v1/models/%s/tables/%s:rows",
             b"/v2/models/%s/infer?%s=%s",
             b"/v1/models/%s",
         )
-        path = paths[next(numbers) % len(paths)].replace(b"%s", name)
+    )
+    body = attacker.target.body
+
+    def request() -> bytes:
+        name = b"n%d" % next(numbers)
+        path = next(paths).replace(b"%s", name)
         lines = b"x-request-id: %s\r\ntraceparent: 00-%032x-%016x-01\r\nuser-agent: %s\r\n"
         head = b"POST %s HTTP/1.1\r\nhost: %s\r\n" % (path, name)
         return (
