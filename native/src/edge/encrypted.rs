@@ -31,9 +31,9 @@ pub struct Encrypted<S> {
     is_over: bool,
     // Start of the connection's turn; None between two turns.
     turn: Option<Instant>,
-    // Number of bytes that the client may still send without data.
+    // Number of encrypted bytes that the client may still send before more data is read or written.
     left: usize,
-    // Number of bytes of data, in both directions, that `left` has been raised for.
+    // Number of bytes of data, read and written, for which `left` has already been raised.
     data: u64,
 }
 

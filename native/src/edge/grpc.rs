@@ -209,7 +209,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Task<'_, S> {
 
     /// Moves requests that have arrived from h2 to `batch`; returns ready if the connection has ended.
     fn accept(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        // Each call polls h2 at least once, because the poll also writes answers.
+        // Each call of this method polls h2 at least once, because the poll also writes answers.
         loop {
             match ready!(self.h2.poll_accept(cx)) {
                 Some(Ok(accepted)) => self.batch.push_back(accepted),

@@ -402,7 +402,8 @@ impl Exchange {
         self.shared.refuse(model, refusal, || format!("Timed out: the request took longer than {seconds} s."))
     }
 
-    /// Returns the description of a request by which a queue decides whether the request may wait.
+    /// Returns the model, client, size and deadline of a request, by which a queue decides whether the request may
+    /// wait.
     fn ask(&self, head: &Parts, size: usize) -> Ask {
         let deadline = Instant::now() + self.shared.limits.http_timeout;
         Ask::new(model(&self.shared, head), &self.connection.peer, size, Some(deadline))
@@ -608,7 +609,7 @@ impl Exchange {
             Code::DeadlineExceeded => (StatusCode::GATEWAY_TIMEOUT, Some("DEADLINE_EXCEEDED")),
             Code::InvalidArgument => (StatusCode::BAD_REQUEST, Some("INVALID_ARGUMENT")),
             Code::Unimplemented => (StatusCode::NOT_IMPLEMENTED, Some("UNIMPLEMENTED")),
-            // The reference server sends the same status after an unexpected exception.
+            // The reference server also answers an unexpected exception with status 500 and without an error code.
             Code::Internal => (StatusCode::INTERNAL_SERVER_ERROR, None),
         };
         *response.status_mut() = number;

@@ -135,7 +135,7 @@ impl Pool {
         self.inner.lock().queue.patience()
     }
 
-    /// Returns the number of waiting jobs.
+    /// Returns the number of jobs that wait for a thread of the pool.
     #[must_use]
     pub fn num_waiting(&self) -> usize {
         self.inner.lock().queue.num_waiting()

@@ -4,11 +4,12 @@ use std::time::Duration;
 
 use super::fair_queue;
 
-/// How many bytes one connection reads before other connections get their turn.
+/// Number of bytes that the server reads from one connection before it serves other connections.
 pub const READ_BUDGET: usize = 64 << 10;
 /// Number of bytes that the server writes to one connection before it serves other connections.
 pub const WRITE_BUDGET: usize = 512 << 10;
-/// While a socket accepts no bytes, further requests of its gRPC connection wait if it has more unsent answers than this.
+/// While a socket accepts no bytes, and more bytes of answers than this wait for it, its gRPC connection starts no
+/// further request.
 pub const BACKED_UP_BYTES: usize = 256 << 10;
 /// Refusals on all gRPC connections together take at most about 1 part in this many of the connection threads' time.
 pub const REFUSAL_SHARE: u32 = 20;

@@ -300,8 +300,8 @@ impl Hub {
             let permit = ready!(turn.as_mut().poll(cx));
             turn.set(Arc::clone(&self.handshake_turns).acquire_owned());
             let state = handshake.as_mut().poll(cx);
-            // A step of a handshake takes up to a millisecond. So the next one waits until the thread has looked for
-            // new bytes, and the tasks that these bytes wake come first.
+            // The next step of any handshake waits until the thread has looked for new bytes and has run the tasks that
+            // these bytes wake, because a step takes up to a millisecond.
             tokio::spawn(async move {
                 tokio::task::yield_now().await;
                 drop(permit);

@@ -293,8 +293,8 @@ impl Shared {
                     let waiting = Waiting { deadline, graph_limit, ..Waiting::default() };
                     let effort = if may_wait { Effort::Wait(&waiting) } else { Effort::Any };
                     let outcome = shared.call(effort, &connection, &terms, form);
-                    // The references are dropped before the answer is sent, so that this thread neither keeps the async
-                    // runtime alive nor is the last to drop the runtime.
+                    // The thread drops its references to the server before it sends the answer, so that it neither
+                    // keeps the async runtime alive nor is the last to drop the runtime.
                     drop((shared, connection));
                     let _ = sender.send(Ok(outcome));
                     return true;

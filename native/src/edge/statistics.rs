@@ -88,7 +88,8 @@ pub struct Statistics {
     cells: Mutex<Vec<(Subject, Arc<Cell>)>>,
     slow: Mutex<VecDeque<SlowRequest>>,
     wait_limits_s: Vec<f64>,
-    // The maps stay small, because only configured models have names. Only refused and large requests use the locks.
+    // The maps stay small, because requests to models that are not configured count under the name "". Only requests
+    // that are refused, fail, or run on a thread pool use the locks.
     refused: Mutex<HashMap<(String, &'static str), u64>>,
     // Number of requests that failed because rows of a Valkey or Redis cluster could not be read, by method, model and
     // code.
@@ -187,7 +188,8 @@ impl Statistics {
     #[inline]
     pub fn succeeded(&self, method: Method, answered: &Answered, took: Duration, request_id: impl FnOnce() -> String) {
         if method == Method::Rows {
-            // A `:rows` request reads a table without a signature; the reference server does not count it either.
+            // A `:rows` request is not counted, because it runs no signature; the reference server does not count it
+            // either.
             return;
         }
         let (model, version) = (answered.servable.model(), answered.servable.version());

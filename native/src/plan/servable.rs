@@ -334,8 +334,8 @@ impl Servable {
         // `Table::new`.
         let tables: Vec<_> = pairs.map(|(table, at)| unsafe { table_at(table, at.0, at.1) }).collect();
         let remote_tables = Arc::clone(&self.remote_tables);
-        // A table with changed rows lies in a private memory map, whose changes are not in the file: dropping a page
-        // would lose the changed rows in that page.
+        // A table at a new address is no longer paged: it has changed rows in a private memory map, not in the file,
+        // and dropping a page would lose them.
         let pairs = self.paged_tables.iter().zip(self.tables.iter().zip(&tables));
         let paged_tables = pairs.map(|(paged, (before, now))| paged.clone().filter(|_| before.is_at(now))).collect();
         let shared = Arc::clone(&self.shared);

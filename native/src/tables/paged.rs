@@ -37,7 +37,8 @@ const BATCH_PAGES: usize = 256;
 /// A thread with a large batch of pages waits while threads are reading at least this many other pages. More reads
 /// would not make the disk faster, and the reading threads would take the processors from the threads of connections.
 const PAGES_IN_FLIGHT: usize = 256;
-/// A batch of fewer pages is read without this wait, so that a lookup of few rows does not queue behind large lookups.
+/// A batch of fewer pages is read without a wait for other reads, so that a lookup of few rows does not queue behind
+/// large lookups.
 const LARGE_BATCH: usize = 16;
 /// If more pages are in memory than the limit allows, a thread drops the surplus and 1/`SPARE_SHARE` of the limit, so
 /// that few reads drop pages.
@@ -86,7 +87,7 @@ pub struct PageCounts {
     pub max_bytes: u64,
 }
 
-/// The position of the clock hand, or of the audit: the page of a paged table that it checks next.
+/// A page of a paged table: the page that the clock hand, or the audit, checks next.
 #[derive(Clone, Copy, Debug, Default)]
 struct Place {
     range: usize,
@@ -300,8 +301,8 @@ impl Pager {
         }
     }
 
-    /// Finds out which of at most [`AUDIT_CHUNK`] mapped pages from an address on are in memory; says whether the kernel
-    /// tells.
+    /// Sets each element of `is_there` to whether that page, counted from the address on, is in memory; returns false
+    /// if the kernel does not tell. There are at most [`AUDIT_CHUNK`] pages.
     fn find_pages(&self, at: *mut libc::c_void, is_there: &mut [bool]) -> bool {
         let mut entries = [0_u8; AUDIT_CHUNK * ENTRY_BYTES];
         let entries = &mut entries[..is_there.len() * ENTRY_BYTES];
@@ -310,7 +311,8 @@ impl Pager {
             && file.read_exact_at(entries, offset as u64).is_ok()
         {
             for (is_there, entry) in is_there.iter_mut().zip(entries.chunks_exact(ENTRY_BYTES)) {
-                // The entry is a number in the order of bytes of the machine, which is little-endian.
+                // The entry is a little-endian number, so its highest bits, with the bit for "in memory", are in its
+                // last byte.
                 *is_there = entry[ENTRY_BYTES - 1] & IS_PRESENT != 0;
             }
             return true;

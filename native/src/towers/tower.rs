@@ -266,7 +266,8 @@ impl plan::Graph for Tower {
             (Some(batch_queue), Some(rows)) if rows <= self.description.batch_rows => {
                 let request = Request { callable, feeds, rows };
                 let run = |requests: &[Request]| {
-                    // Only the thread that runs the batch takes a permit, so that others can wait for the next batch.
+                    // Only the thread that runs a batch takes a permit to run a graph; a thread that waits for a batch
+                    // holds none.
                     let _permit = effort.graph_permit();
                     self.run_batch(requests)
                 };

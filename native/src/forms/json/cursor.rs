@@ -29,7 +29,7 @@ const MAX_LEVELS: usize = 16;
 /// Says whether a document has more keys or lists than the reference server accepts.
 fn has_too_many_tokens(body: &[u8]) -> bool {
     let count = |byte| memchr::memchr_iter(byte, body).count();
-    // A body with fewer bytes than a limit can not have more colons or brackets than the limit.
+    // A body of at most MAX_DOCUMENT_KEYS bytes can exceed neither limit, so its tokens are not counted.
     body.len() > MAX_DOCUMENT_KEYS
         && (count(b':') > MAX_DOCUMENT_KEYS || count(b'[') + count(b'{') > MAX_DOCUMENT_LISTS)
 }
@@ -523,7 +523,7 @@ mod tests {
         // lists.
         let lists = [-1, 0, 1].map(|more| is_read(1, (MAX_DOCUMENT_LISTS - 2).saturating_add_signed(more)));
         assert_eq!((keys, lists), ([true, true, false], [true, true, false]));
-        // The limit on keys also counts colons within strings.
+        // The limits also count the colons and braces that stand within strings.
         let texts = [0, 1].map(|more| format!("\"{}\"", ":".repeat(MAX_DOCUMENT_KEYS + more)));
         assert_eq!(texts.map(read), [true, false]);
         let texts = [0, 1].map(|more| format!("\"{}\"", "{".repeat(MAX_DOCUMENT_LISTS + more)));

@@ -260,7 +260,7 @@ impl Task<'_, '_> {
             }
             let slot = self.slot(item);
             let lacking = self.lacking.get(&item).map_or(&[][..], |lacking| lacking);
-            // A replica that is not in sync is a hope only if the primary is down: it may take over.
+            // If the primary is down, a replica that is not in sync counts as well, because it may become the primary.
             let nodes: Vec<&Node> = match map.primary(slot) {
                 Some(primary) if !self.topology.is_down(primary) => self.topology.readable(&map, slot).collect(),
                 _ => map.nodes(slot).iter().collect(),
@@ -419,7 +419,8 @@ impl Task<'_, '_> {
         self.topology.took(&one.group.node, now - one.at);
         self.topology.answered(&node);
         self.topology.give_back(&node, connection);
-        // No byte of the first node's answers was read, so the next read on that connection must skip these answers.
+        // No byte of the first node's answers was read, so the next read on the first node's connection must skip these
+        // answers.
         one.connection.owed += one.group.items.len();
         self.topology.give_back(&one.group.node, one.connection);
         None
@@ -435,7 +436,7 @@ impl Task<'_, '_> {
             let want = &mut self.wants[item.want as usize];
             let size = want.table.row_bytes();
             let to = &mut want.rows[item.position as usize * size..][..size];
-            // These rows are not cached, because a replica may lack the last changes.
+            // The second node's rows are not cached, because this node may be a replica that lacks the last changes.
             matches!(connection.row(want.table.reply_head(), to, until), Ok(Reply::Row))
         };
         items.iter().all(&mut is_row)
@@ -558,8 +559,8 @@ impl Task<'_, '_> {
     fn failed(&mut self, node: &Node, error: &io::Error, is_reused: bool) {
         self.why = format!("{node}: {error}");
         if is_reused && error.kind() != io::ErrorKind::TimedOut {
-            // The process behind an idle connection has ended; another may serve the same address by now. So only idle
-            // connections are closed, and the node is not avoided.
+            // An idle connection breaks if the node's process has ended, but another process may serve the same address
+            // by now. So only idle connections are closed, and reads do not avoid the node.
             self.topology.drop_idle(node);
         } else {
             self.topology.failed(node);
