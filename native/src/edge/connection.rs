@@ -209,8 +209,9 @@ impl Connection {
         self.is_blocked.load(Relaxed)
     }
 
-    /// Says whether many answers of this connection wait until its socket accepts bytes. Then the server reads and answers
-    /// no further request of the connection: else answers would fill memory long before the client reads them.
+    /// Says whether more than [`BACKED_UP_BYTES`] of this connection's answers wait until its socket accepts bytes.
+    /// Then the server reads and answers no further request of the connection: else answers would fill memory long
+    /// before the client reads them.
     #[must_use]
     #[inline]
     pub fn is_backed_up(&self) -> bool {
@@ -278,7 +279,7 @@ impl Connection {
         Arriving(Arc::clone(self))
     }
 
-    /// Says whether the body of an accepted large request has not arrived yet.
+    /// Says whether the body of an accepted large request of this connection has not arrived yet.
     #[must_use]
     #[inline]
     pub fn expects_body(&self) -> bool {
@@ -328,7 +329,7 @@ impl Connection {
         }
     }
 
-    /// Returns the number of bytes of answers that are not sent yet.
+    /// Returns the number of bytes of this connection's answers that are not sent yet.
     #[must_use]
     pub fn owed(&self) -> usize {
         self.owed.load(Relaxed)

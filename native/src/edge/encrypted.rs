@@ -44,7 +44,7 @@ impl<S> Encrypted<S> {
         Encrypted { stream, connection, is_handshake: true, is_over: false, turn, left, data: 0 }
     }
 
-    /// Ends the handshake: its bytes no longer count.
+    /// Notes the end of the TLS handshake: from now on the limit on bytes without data replaces the handshake's limit.
     pub fn end_handshake(&mut self) {
         self.is_handshake = false;
         self.left = TLS_BYTES_WITHOUT_DATA;

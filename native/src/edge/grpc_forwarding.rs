@@ -30,8 +30,8 @@ pub async fn serve_other(mut incoming: Incoming, mut respond: SendResponse<Paylo
     let is_check = path == health::CHECK;
     if !has_one_message(path) {
         if coding(&incoming.head).is_some() {
-            // The core could check the inflated size of only the first of the call's messages, so it refuses compressed
-            // ones.
+            // Such a call may have several messages, and the core could check the inflated size of only the first, so
+            // it refuses calls with compressed messages.
             let status = unimplemented("The messages of this method must not be compressed.");
             return refuse(&incoming, respond, &status);
         }

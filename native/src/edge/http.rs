@@ -239,7 +239,7 @@ fn must_encode(accepted: &[u8], method: Method) -> bool {
     of_others
 }
 
-/// Returns the queue in which a forwarded request waits.
+/// Returns the queue in which a request with this head waits to be forwarded.
 fn lane(head: &Parts) -> Lane {
     let path = head.uri.path().as_bytes();
     let is_of_model = [&b"/v1/models/"[..], b"/v2/models/"]

@@ -8,8 +8,8 @@ use super::fair_queue;
 pub const READ_BUDGET: usize = 64 << 10;
 /// Number of bytes that the server writes to one connection before it serves other connections.
 pub const WRITE_BUDGET: usize = 512 << 10;
-/// While a socket accepts no bytes, and more bytes of answers than this wait for it, its gRPC connection starts no
-/// further request.
+/// A gRPC connection starts no further request while its socket accepts no bytes and more bytes than this of its
+/// answers are not sent.
 pub const BACKED_UP_BYTES: usize = 256 << 10;
 /// Refusals on all gRPC connections together take at most about 1 part in this many of the connection threads' time.
 pub const REFUSAL_SHARE: u32 = 20;

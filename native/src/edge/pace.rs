@@ -27,7 +27,7 @@ pub struct Pace {
 pub struct Stalled;
 
 impl Pace {
-    /// Creates the pace of a body whose first byte has not arrived.
+    /// Creates the record of a request body's pace, before the body's first byte has arrived.
     #[must_use]
     pub fn new(limits: &Limits) -> Self {
         Pace { timeout: limits.stall_timeout, least: limits.least_bytes(), received: 0, since: None, timer: None }

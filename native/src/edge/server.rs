@@ -193,7 +193,7 @@ impl Server {
         self.hub.tls(wire).store(config);
     }
 
-    /// Returns the current values of all counters.
+    /// Returns the current values of all counters of the server, with gauges such as the bytes in flight.
     #[must_use]
     pub fn statistics(&self) -> Snapshot {
         let shared = &self.hub.shared;

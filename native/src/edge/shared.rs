@@ -99,14 +99,15 @@ pub struct Shared {
     pub http_upstream: HttpUpstream,
 }
 
-/// The reason why a form gave no answer: it declined the request, rows could not be read, or it panicked.
+/// The reason why a wire format's handler (form) gave no answer: it declined the request, rows could not be read, or it
+/// panicked.
 #[derive(Debug)]
 pub enum Failed {
     /// The handler (form) left the request to the reference server, for this reason.
     Declined(Declined),
     /// The request needs rows of a Valkey or Redis cluster, and they could not be read.
     NoRows(Failure),
-    /// The form panicked.
+    /// The handler (form) panicked.
     Panicked,
 }
 

@@ -112,7 +112,7 @@ fn nanos(time: Duration) -> u64 {
 }
 
 impl Statistics {
-    /// Returns counters that are all 0.
+    /// Creates the counters of requests, connections and events, all 0.
     ///
     /// `limits_s`: ascending upper limits of the buckets for durations, inclusive. `wait_limits_s`: the same for waits
     /// for a thread. `slow_from`: time from which on a request is slow.
@@ -139,7 +139,7 @@ impl Statistics {
         *lock(&self.refused).entry((model.to_owned(), reason)).or_default() += 1;
     }
 
-    /// Counts a request that failed for no fault of its client's. `model` is a configured one, or "".
+    /// Counts a request that failed because rows of a cluster could not be read. `model` is a configured model, or "".
     pub fn failed(&self, method: Method, model: &str, code: &'static str) {
         *lock(&self.failed).entry((method, model.to_owned(), code)).or_default() += 1;
     }

@@ -34,7 +34,7 @@ pub struct Upload {
     rest: Option<Incoming>,
     parts: BodyParts,
     on_unread: Option<Box<dyn Fn(UnreadReason) + Send>>,
-    // Dropped with the body; its weak references tell whether hyper still holds the body.
+    // This reference is dropped with the body, so a weak reference to it tells whether hyper still holds the body.
     alive: Arc<()>,
 }
 

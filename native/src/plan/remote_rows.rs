@@ -16,7 +16,7 @@ use crate::tables::table::{Dtype, Ints, OnBadId, Policy, Table};
 
 /// The distinct rows that one feature of a request reads.
 pub(super) struct RemoteRows {
-    /// A small table of these rows, whose memory is in `_rows` and `_scales`.
+    /// A small table with only the rows that the feature reads; its memory is in `_rows` and `_scales`.
     pub(super) table: Table,
     /// Number of ids that lie outside the remote table and read another row in its place.
     pub(super) num_read_instead: usize,

@@ -434,7 +434,7 @@ impl Servable {
         self.shared.signatures.iter().position(|signature| signature.name == wanted)
     }
 
-    /// Returns the tables, in the order of the description.
+    /// Returns the version's tables, in the order of the version's description.
     #[must_use]
     pub fn tables(&self) -> &[Table] {
         &self.tables
@@ -452,7 +452,7 @@ impl Servable {
         self.shared.tables.iter().position(|table| table.name == name)
     }
 
-    /// Returns the vocabularies, in the order of the description.
+    /// Returns the version's vocabularies, in the order of the version's description.
     #[must_use]
     pub fn vocabularies(&self) -> &[Vocabulary] {
         &self.shared.vocabularies

@@ -71,7 +71,7 @@ pub struct HotSnapshot {
 }
 
 impl HotRows {
-    /// Returns the counts of a table of V rows, all 0.
+    /// Creates the counts of the ids that lookups draw in a table of V rows; all counts are 0.
     #[must_use]
     pub fn new(vocabulary_size: usize) -> Self {
         HotRows {

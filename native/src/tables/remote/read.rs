@@ -260,7 +260,8 @@ impl Task<'_, '_> {
             }
             let slot = self.slot(item);
             let lacking = self.lacking.get(&item).map_or(&[][..], |lacking| lacking);
-            // If the primary is down, a replica that is not in sync counts as well, because it may become the primary.
+            // If the primary is down, a replica that is not in sync may still give the row, because it may become the
+            // primary.
             let nodes: Vec<&Node> = match map.primary(slot) {
                 Some(primary) if !self.topology.is_down(primary) => self.topology.readable(&map, slot).collect(),
                 _ => map.nodes(slot).iter().collect(),
