@@ -65,7 +65,8 @@ impl<S> Encrypted<S> {
         if self.is_handshake {
             return Poll::Ready(Err(io::Error::other("the client sent too many bytes in its TLS handshake")));
         }
-        // The connection's task counts the flood, and ends the connection.
+        // The stream only reports the flood of bytes without data; the connection's task counts it, and ends the
+        // connection.
         self.is_over = true;
         self.connection.note_flood(Flood::Tls);
         Poll::Pending

@@ -291,8 +291,8 @@ fn begin(
                         refuse(&incoming, respond, &status);
                         return None;
                     }
-                    // A large request is refused here, before a future for its call is created, because the future
-                    // would cost more than the refusal.
+                    // If the queue refuses a large request, the refusal comes before a future for the call is created,
+                    // because the future would cost more than the refusal.
                     if declined == Declined::TooLarge
                         && let Some(data) = &first
                         && let Err(status) = incoming.announce(data, data.len())

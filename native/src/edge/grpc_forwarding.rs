@@ -163,7 +163,7 @@ async fn judge(incoming: &mut Incoming, coding: Coding, data: &Bytes) -> Result<
     let shared = Arc::clone(&incoming.shared);
     let limit = shared.limits.max_request_bytes;
     incoming.reach(data, data.len())?;
-    // The permit limits how many messages of this connection are held in inflated form at the same time.
+    // Permits limit how many compressed messages of the connection are held in inflated form at the same time.
     let Ok(permit) = Arc::clone(&incoming.connection.inflating).acquire_owned().await else {
         return Err(shared::no_upstream());
     };

@@ -422,7 +422,8 @@ impl Exchange {
         let mut response = Response::new(Answer::whole(Bytes::from_static(text.as_bytes()), open));
         let headers = response.headers_mut();
         headers.insert(CONTENT_TYPE, JSON);
-        // service/http/security_headers.py adds the same headers to each answer to a GET.
+        // The answer to a health check gets the headers that service/http/security_headers.py adds to each answer to a
+        // GET.
         for (name, value) in [
             ("x-content-type-options", "nosniff"),
             ("x-frame-options", "DENY"),

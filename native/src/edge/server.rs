@@ -72,7 +72,7 @@ struct Hub {
     // The numbers of open gRPC connections and of open HTTP connections.
     open: [AtomicUsize; 2],
     is_draining: AtomicBool,
-    // Holds true once the server must accept no more connections.
+    // Channel whose value becomes true when the server must accept no more connections.
     stop: watch::Sender<bool>,
     closed: Notify,
 }

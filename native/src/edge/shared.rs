@@ -307,8 +307,8 @@ impl Shared {
         };
         let begun = Instant::now();
         let ticket = pool.submit(ask, announcement, job).map_err(NotRun::Refused)?;
-        // While all threads of the pool are busy, no thread checks how long jobs have waited, so this task sets its own
-        // time limit.
+        // While all threads of the pool are busy, no thread checks how long jobs have waited, so this async task limits
+        // the wait of its job.
         let told = match tokio::time::timeout(pool.patience(), &mut receiver).await {
             Err(_) if ticket.give_up() => return Err(NotRun::Refused(Refusal::Waited(begun.elapsed()))),
             Err(_) => receiver.await,

@@ -18,7 +18,7 @@ const KEPT_SLOW: usize = 50;
 /// Number of sets of event counters. Threads share a set only if there are more threads than sets.
 const SHARDS: usize = 64;
 
-// The alignment is two cache lines, because processors load cache lines in pairs.
+// A set of event counters is aligned to two cache lines, because processors load cache lines in pairs.
 #[repr(align(128))]
 struct Shard([AtomicU64; NUM_EVENTS]);
 
@@ -39,8 +39,8 @@ struct Cell {
     nanos: AtomicU64,
     run_nanos: AtomicU64,
     rows: AtomicU64,
-    // The buckets of two histograms: of the durations of whole requests, and of the run times of their lookups or
-    // graphs.
+    // Number of requests in each bucket of two histograms: of the durations of whole requests, and of the run times of
+    // their lookups or graphs.
     counts: Vec<AtomicU64>,
     run_counts: Vec<AtomicU64>,
 }

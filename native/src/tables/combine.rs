@@ -203,7 +203,7 @@ unsafe fn divide(to: *mut u8, dim: usize, sums: WeightSums, options: &CombineOpt
     let divisor = match options.combiner {
         Combiner::Sum => return,
         Combiner::Sqrtn => sums.squares.sqrt(),
-        // The function f32::max is not used here, because it would turn a NaN sum of weights into 1.0.
+        // A mean with `at_least_one` does not call f32::max, which would turn a NaN sum of weights into 1.0.
         Combiner::Mean if options.at_least_one && total < 1.0 => 1.0,
         Combiner::Mean => total,
     };

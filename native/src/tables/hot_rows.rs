@@ -84,7 +84,7 @@ impl HotRows {
     /// Samples the ids of one lookup: draws some of them and adds these to a buffer.
     #[inline]
     pub fn see(&self, ids: Ints<'_>) {
-        // A lookup has fewer ids than 2^32: they would take 32 GB.
+        // The number of ids fits a u32, because 2^32 ids would take 32 GB.
         let num_ids = ids.len() as u32;
         if num_ids > SAMPLE_EVERY * DRAWS {
             // The first drawn id is random and the distances are equal, so each id is drawn with the same probability.

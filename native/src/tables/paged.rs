@@ -216,7 +216,8 @@ impl Pager {
         }
         // SAFETY: `fcntl` has just created this file descriptor, so no other code owns it.
         let file = unsafe { OwnedFd::from_raw_fd(copied) };
-        // The kernel allocates pages of zeroed memory only when a thread writes to them.
+        // The use counts of a large table take no memory at first: the kernel allocates pages of zeroed memory only
+        // when a thread writes to them.
         let zeros = Box::into_raw(vec![0_u8; num_pages].into_boxed_slice());
         // SAFETY: the boxed slice of u8 may become one of AtomicU8, which has the same size and alignment.
         let uses = unsafe { Box::from_raw(zeros as *mut [AtomicU8]) };
@@ -269,7 +270,8 @@ impl Pager {
             // SAFETY: the page that is read belongs to a table whose file is mapped; if the file is damaged, the guard
             // handles the SIGBUS.
             unsafe { range.address(page).cast::<u8>().read_volatile() };
-            // If another thread has read the same page meanwhile, that thread has counted the page.
+            // If another thread has read the same page meanwhile, that thread has counted the page, so this thread
+            // takes its own count back.
             num_known += usize::from(range.uses[page].compare_exchange(0, 1, Relaxed, Relaxed).is_err());
         }
         self.held.fetch_sub(num_known, Relaxed);

@@ -136,7 +136,8 @@ impl<'a> Cursor<'a> {
                     has_escapes = true;
                     self.at += 1;
                 }
-                // The byte is a control character, or 0 because the body ends within the string.
+                // The byte is a control character, which a JSON string may not contain, or 0 because the body ends
+                // within the string.
                 0..0x20 => return Err(Declined::Unusual),
                 _ => {}
             }

@@ -102,7 +102,8 @@ fn read_cluster(topology: &Topology, wants: &mut [Want<'_>], items: Vec<Item>, d
     let until = begun + topology.address.timeout();
     let mut until = deadline.map_or(until, |deadline| deadline.min(until));
     if items.iter().any(|item| wants[item.want as usize].table.serves_stale) {
-        // The last quarter of the time until the deadline or timeout is kept for answering with cached rows.
+        // The last quarter of the time until the deadline or timeout is kept for an answer with cached rows in place of
+        // rows that could not be read.
         until -= until.saturating_duration_since(begun) / 4;
     }
     let mut sizes = vec![0_usize; wants.len()];
@@ -373,8 +374,8 @@ impl Task<'_, '_> {
     /// round.
     fn go_on(&mut self, one: Asked, read: usize, asked: &mut Vec<Asked>) {
         if read > 0 || one.second.is_none() {
-            // The second node answers for all rows of the group, but the first node's answers for some of them are
-            // already handled.
+            // The second node answers for all rows of the group. If some of the first node's answers are already
+            // handled, the other rows are asked for again in the next round.
             self.left.extend_from_slice(&one.group.items[read..]);
             return;
         }

@@ -383,8 +383,8 @@ fn answers_that_come_after_the_replicas_are_never_taken_for_later_rows() {
         assert_eq!(read_one(&table, &all), (rows_of(&all), vec![], String::new()));
         clusters.forget("m", 1, "t", None);
     }
-    // The test demands only one hedged read that the second node answered first. On a busy machine, other reads give up
-    // the frozen node before their hedged read is due.
+    // The test demands that the second node answered at least one hedged read first. On a busy machine, other reads
+    // give up the frozen node before their hedged read is due.
     assert!(hedges(&clusters).1 >= 1);
 }
 
