@@ -19,7 +19,7 @@ pub const LARGE_HEAD_BYTES: usize = 4 << 10;
 pub const HEAD_BYTES_A_CONNECTION: usize = 512 << 10;
 /// Maximal size of the counted headers of the open gRPC calls of all connections together.
 pub const ALL_HEAD_BYTES: usize = 32 << 20;
-/// The server counts the part that has come of a request's head, or of an HTTP/2 frame, if the part has this size.
+/// The server counts the part that has come of a request's head, or of an HTTP/2 frame, if it has at least this size.
 pub const LARGE_PART_BYTES: usize = 4 << 10;
 /// Maximal number of bytes of a client's part of a TLS handshake.
 pub const TLS_HANDSHAKE_BYTES: usize = 32 << 10;

@@ -162,7 +162,7 @@ impl Server {
         Ok(Server { runtime: Some(runtime), hub, grpc, http, acceptors: Mutex::new(acceptors), linger: config.linger })
     }
 
-    /// Returns the addresses on which a wire is served.
+    /// Returns the TCP addresses on which a wire is served.
     #[must_use]
     pub fn addresses(&self, wire: Wire) -> &[SocketAddr] {
         match wire {
@@ -209,7 +209,7 @@ impl Server {
         }
     }
 
-    /// Removes the counts of a model version, and returns them.
+    /// Removes the counts of a model version's answered requests, and returns them.
     #[must_use]
     pub fn retire(&self, model: &str, version: i64) -> Vec<SubjectSnapshot> {
         self.hub.shared.statistics.retire(model, version)

@@ -75,7 +75,8 @@ pub struct Shared {
     pub large: Pool,
     /// The thread pool for requests that wait for disks or other machines; None if the system gave no thread.
     pub waiting: OnceLock<Option<Pool>>,
-    /// How many of these threads run graphs at the same time: there are more of them than processors.
+    /// Limits how many threads of the pool `waiting` run graphs at the same time: the pool has more threads than the
+    /// machine has processors.
     pub graph_limit: Arc<GraphLimit>,
     /// The count of connections that the server does not read now because it refused their requests.
     pub pauses: Pauses,

@@ -136,7 +136,7 @@ pub struct Signature {
     pub max_rows: Option<usize>,
     /// Number of id tensors that the graph computes; their indexes follow those of the inputs.
     pub num_computed: usize,
-    /// Whether a feature reads a table in a cluster.
+    /// Whether a feature of the signature reads a table whose rows lie in a Valkey or Redis cluster.
     pub is_remote: bool,
     /// The graph of a predict; None for a lookup.
     pub graph: Option<Box<dyn Graph>>,

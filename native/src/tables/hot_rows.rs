@@ -54,7 +54,7 @@ struct Drawn {
     weight: u32,
 }
 
-/// Counts and estimates from the drawn ids of a table.
+/// Counts of the ids that were drawn from a table's lookups, and estimates from these counts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HotSnapshot {
     /// Number of drawn ids that are numbers of rows.

@@ -62,7 +62,7 @@ pub struct RangeDescription {
     pub at: usize,
     /// Bytes of a row.
     pub stride: usize,
-    /// Descriptor of the mapped file.
+    /// File descriptor of the mapped file.
     pub fd: i32,
     /// Address at which the file's first byte is mapped.
     pub map_at: usize,

@@ -23,7 +23,7 @@ const MAX_DOCUMENT_LISTS: usize = 1 << 19;
 const SAFE_DIGITS: usize = 18;
 /// Maximal number of keys in an object, because each key is compared with all others.
 const MAX_KEYS: usize = 32;
-/// Maximal number of levels of a nested list; the reference server reads deeper lists.
+/// Maximal number of levels of a nested list; a deeper list is declined, and the reference server reads it.
 const MAX_LEVELS: usize = 16;
 
 /// Says whether a document has more keys or lists than the reference server accepts.

@@ -21,7 +21,7 @@ use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 use super::description::Address;
 use super::topology::Node;
 
-/// Bytes that one system call reads at most, unless a single answer is larger.
+/// Number of bytes that one system call reads from a node at most, unless a single answer is larger.
 const BUFFER_BYTES: usize = 256 << 10;
 /// Maximal size of an answer. A larger answer can not belong to a command that this module sends.
 const MOST_BYTES: usize = 64 << 20;

@@ -105,7 +105,7 @@ pub(super) struct Topology {
     /// The number of hedged reads, which also ask a second node, that are allowed now.
     pub(super) budget: Budget,
     in_sync: Arc<InSync>,
-    /// The tables that lie in the cluster.
+    /// The open tables whose rows lie in the cluster.
     pub(super) tables: Mutex<Vec<Weak<RemoteTable>>>,
 }
 
