@@ -138,10 +138,11 @@ impl Drop for Shares {
     fn drop(&mut self) {
         let mut groups = self.account.lock();
         let (model, address) = (std::mem::take(&mut self.model), std::mem::take(&mut self.address));
-        // Other threads clone and drop these counters while they hold the lock of `groups`, so this code holds that
-        // lock, too.
+        // Other threads clone and drop references to the counters only under the lock of `groups`. This code holds the
+        // lock, too, so that the counts of references below do not change meanwhile.
         let (of_model, of_address) = (std::mem::take(&mut self.of_model), std::mem::take(&mut self.of_address));
-        // The map holds the second reference to the counter, so a count of 2 means that no other connection uses it.
+        // One reference is this connection's, one is in the map, so a count of 2 means that no other connection uses
+        // the counter.
         if Arc::strong_count(&of_address) == 2 {
             groups.remove(&(model.clone(), address));
         }

@@ -79,7 +79,7 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// Returns the state of a new connection.
+    /// Creates the state of a connection that the server has just accepted.
     #[must_use]
     pub fn new(peer: String, limits: &Limits) -> Arc<Self> {
         Arc::new(Connection {
@@ -142,11 +142,12 @@ impl Connection {
         })
     }
 
-    /// Replaces the count of an unfinished head, when the head is finished, by the size of its fields.
+    /// Replaces the counted bytes of a request's head, which is now complete, by the size of its fields.
     #[inline]
     pub fn finish_head(&self, size: impl FnOnce() -> usize) {
         if self.part.load(Relaxed) >= LARGE_PART_BYTES {
-            // The request is served even if others have taken the room meanwhile.
+            // The request is served even if, meanwhile, other connections have used up the limit on unfinished heads
+            // and frames.
             let _ = self.note_part(size());
         }
     }
@@ -157,7 +158,7 @@ impl Connection {
         self.part.load(Relaxed) > 0
     }
 
-    /// Returns the number of requests that have begun so far.
+    /// Returns the number of requests of this connection that have begun so far, ended requests included.
     #[must_use]
     #[inline]
     pub fn num_begun(&self) -> u64 {
@@ -195,8 +196,8 @@ impl Connection {
         if self.is_blocked.swap(false, Relaxed)
             && let Some(waker) = self.waker.get()
         {
-            // The call wakes the connection's task, because a pipelined request may be waiting until the answers before
-            // it are sent.
+            // The connection's task is woken, because a pipelined request may be waiting until the answers before it
+            // are sent.
             waker.wake_by_ref();
         }
     }
@@ -208,8 +209,9 @@ impl Connection {
         self.is_blocked.load(Relaxed)
     }
 
-    /// Says whether many answers of this connection wait until its socket accepts bytes. Then the server reads and answers
-    /// no further request of the connection: else answers would fill memory long before the client reads them.
+    /// Says whether more than [`BACKED_UP_BYTES`] of this connection's answers wait until its socket accepts bytes.
+    /// Then the server reads and answers no further request of the connection: else answers would fill memory long
+    /// before the client reads them.
     #[must_use]
     #[inline]
     pub fn is_backed_up(&self) -> bool {
@@ -277,7 +279,7 @@ impl Connection {
         Arriving(Arc::clone(self))
     }
 
-    /// Says whether the body of an accepted large request has not arrived yet.
+    /// Says whether the body of an accepted large request of this connection has not arrived yet.
     #[must_use]
     #[inline]
     pub fn expects_body(&self) -> bool {
@@ -327,7 +329,7 @@ impl Connection {
         }
     }
 
-    /// Returns the number of bytes of answers that are not sent yet.
+    /// Returns the number of bytes of this connection's answers that are not sent yet.
     #[must_use]
     pub fn owed(&self) -> usize {
         self.owed.load(Relaxed)
@@ -374,7 +376,7 @@ impl Connection {
         Open(Arc::clone(self))
     }
 
-    /// Returns the number of open requests.
+    /// Returns the number of this connection's open requests.
     #[must_use]
     pub fn num_open(&self) -> usize {
         self.open.load(Relaxed)

@@ -8,7 +8,8 @@ use super::limits::Limits;
 
 /// Time in which a client that floods the server may still read the error before the server closes its connection.
 const LAST_WORD: Duration = Duration::from_secs(1);
-/// Time in which an idle connection must end after the order to close; longer than a socket's last reads take.
+/// An idle HTTP/1.1 connection that has not ended this long after the order to close it is cut. A socket's last reads
+/// take less time.
 const CLOSING: Duration = Duration::from_secs(3);
 
 /// The client's progress: how many bytes the client had read, or sent, at a point in time, and that time. Once the
@@ -36,7 +37,7 @@ pub struct Watch {
     is_http: bool,
     begun: Instant,
     writing: Progress,
-    // Of the bytes of an HTTP/2 frame that has come in part.
+    // The client's progress in sending an HTTP/2 frame of which only a part has come.
     reading: Progress,
     // The number of served requests, the number of received bytes, and the time when the sweeper first saw the
     // connection without a request.

@@ -31,9 +31,9 @@ pub struct Encrypted<S> {
     is_over: bool,
     // Start of the connection's turn; None between two turns.
     turn: Option<Instant>,
-    // Number of bytes that the client may still send without data.
+    // Number of encrypted bytes that the client may still send before more data is read or written.
     left: usize,
-    // Number of bytes of data, in both directions, that `left` has been raised for.
+    // Number of bytes of data, read and written, for which `left` has already been raised.
     data: u64,
 }
 
@@ -44,7 +44,7 @@ impl<S> Encrypted<S> {
         Encrypted { stream, connection, is_handshake: true, is_over: false, turn, left, data: 0 }
     }
 
-    /// Ends the handshake: its bytes no longer count.
+    /// Notes the end of the TLS handshake: from now on the limit on bytes without data replaces the handshake's limit.
     pub fn end_handshake(&mut self) {
         self.is_handshake = false;
         self.left = TLS_BYTES_WITHOUT_DATA;
@@ -65,7 +65,8 @@ impl<S> Encrypted<S> {
         if self.is_handshake {
             return Poll::Ready(Err(io::Error::other("the client sent too many bytes in its TLS handshake")));
         }
-        // The connection's task counts the flood, and ends the connection.
+        // The stream only reports the flood of bytes without data; the connection's task counts it, and ends the
+        // connection.
         self.is_over = true;
         self.connection.note_flood(Flood::Tls);
         Poll::Pending

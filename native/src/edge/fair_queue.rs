@@ -145,7 +145,7 @@ pub struct FairQueue<T> {
     came: VecDeque<(Instant, Path, u64)>,
     running: usize,
     next_id: u64,
-    // The map stays small, because only configured models have names.
+    // The map stays small, because requests to models that are not configured share the name "".
     means: HashMap<Arc<str>, Means>,
     // Estimates of waits are multiplied by this factor, because real waits were longer than their estimates.
     correction: f64,
@@ -305,7 +305,7 @@ impl<T> FairQueue<T> {
         Some(request.value)
     }
 
-    /// Returns the number of waiting requests.
+    /// Returns the number of requests that wait in the queue.
     #[must_use]
     pub fn num_waiting(&self) -> usize {
         self.root.waiting
@@ -487,7 +487,8 @@ mod tests {
         for _ in 0..400 {
             while queue.push(&ask("m", "a:1"), now, 0).is_ok() {}
             most.push(queue.num_waiting());
-            // Each step takes 40 ms for a request of 20 ms, as on a thread that gets half of a processor.
+            // In each step 40 ms pass, but the request's run takes only 20 ms, as on a thread that gets half of a
+            // processor.
             now += Duration::from_millis(40);
             queue.running = 0;
             let run = queue.take(now).unwrap().run;

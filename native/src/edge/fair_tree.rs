@@ -43,8 +43,8 @@ pub struct Node<T> {
     // starts from it, so that a client with one request at a time neither overtakes a client with many waiting requests
     // for ever, nor waits for all of them.
     clock: u64,
-    // The number of turns to run a request that this node has given its children. It numbers the turns: of two children
-    // with equal virtual time, the one with the smaller number comes first.
+    // Number of turns that this node has given its children; in a turn, a child runs one request. It numbers the turns:
+    // of two children with equal virtual time, the one with the smaller number comes first.
     given: u64,
     turns: BTreeSet<(Turn, Arc<str>)>,
     children: HashMap<Arc<str>, (Turn, Node<T>)>,

@@ -39,7 +39,8 @@ const TINY_BYTES: usize = 64;
 /// regained for the request.
 const RECENT_STREAMS: u32 = 64;
 
-/// The type of HTTP/2 frame, or of TLS record, with which a client floods the server.
+/// The type of HTTP/2 frame with which a client floods the server, or another kind of flood: TLS records without data,
+/// or unfinished heads and frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 #[allow(missing_docs)]
@@ -52,7 +53,7 @@ pub enum Flood {
     Other,
     /// TLS records without data, which no HTTP/2 frame shows.
     Tls,
-    /// Heads of requests, or frames, of which only a part comes.
+    /// Heads of requests, or HTTP/2 frames, that stay unfinished and exceed the limit on the bytes of such parts.
     Unfinished,
 }
 
@@ -81,10 +82,11 @@ impl Flood {
 #[derive(Debug)]
 pub struct FrameMeter {
     preface_left: usize,
-    // Payload bytes of the current frame: all of them, and those that have not come yet.
+    // Number of payload bytes of the current frame, and the number of these bytes that have not come yet.
     payload: usize,
     payload_left: usize,
-    // Whether the current frame belongs to a header block and is not its last frame; payload bytes of the frames before it.
+    // Whether more frames of the current frame's header block must follow; number of payload bytes of the block's
+    // frames before the current one.
     is_in_block: bool,
     block: usize,
     head: [u8; HEAD_BYTES],
@@ -92,7 +94,7 @@ pub struct FrameMeter {
     left: u32,
     refilled: Instant,
     last_stream: u32,
-    // Number of body and answer bytes since the connection last regained a point of its frame budget for such bytes;
+    // Number of bytes of bodies and answers for which the connection has not yet regained a point of its frame budget;
     // below PROGRESS_BYTES.
     progress: usize,
 }
@@ -251,8 +253,8 @@ mod tests {
         meter
     }
 
-    /// Returns how many times in a row a meter accepts the same bytes, at most `most`, and the type of flood if it
-    /// refused them.
+    /// Gives the same bytes to a meter up to `most` times. Returns how many times the meter accepted them, and the type
+    /// of flood if it then refused them.
     fn taken(meter: &mut FrameMeter, bytes: &[u8], most: usize) -> (usize, Option<Flood>) {
         for count in 0..most {
             if let Err(flood) = meter.take(bytes) {

@@ -209,7 +209,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Task<'_, S> {
 
     /// Moves requests that have arrived from h2 to `batch`; returns ready if the connection has ended.
     fn accept(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        // Each call polls h2 at least once, because the poll also writes answers.
+        // Each call of this method polls h2 at least once, because the poll also writes answers.
         loop {
             match ready!(self.h2.poll_accept(cx)) {
                 Some(Ok(accepted)) => self.batch.push_back(accepted),
@@ -291,8 +291,8 @@ fn begin(
                         refuse(&incoming, respond, &status);
                         return None;
                     }
-                    // A large request is refused here, before a future for its call is created, because the future
-                    // would cost more than the refusal.
+                    // If the queue refuses a large request, the refusal comes before a future for the call is created,
+                    // because the future would cost more than the refusal.
                     if declined == Declined::TooLarge
                         && let Some(data) = &first
                         && let Err(status) = incoming.announce(data, data.len())

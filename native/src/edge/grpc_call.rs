@@ -289,8 +289,8 @@ pub async fn gather(incoming: &mut Incoming, first: Option<Bytes>, is_plain: boo
         if incoming.body.is_end_stream() {
             break;
         }
-        // The first part of the message lies in a buffer with other bytes that the connection has received. To free
-        // that buffer, the code copies the part before it waits for further parts.
+        // Before the code waits for further parts of the message, it copies the first part. This frees the buffer in
+        // which the part lies beside other bytes that the connection has received.
         if let Some(first) = one.take_if(|first| !is_whole(first)) {
             let told = first.first_chunk::<PREFIX_BYTES>().map_or(0, |prefix| grpc_message::length(*prefix));
             all.reserve((told + PREFIX_BYTES).min(TRUSTED_BYTES));

@@ -30,8 +30,8 @@ pub async fn serve_other(mut incoming: Incoming, mut respond: SendResponse<Paylo
     let is_check = path == health::CHECK;
     if !has_one_message(path) {
         if coding(&incoming.head).is_some() {
-            // The core could check the inflated size of only the first of the call's messages, so it refuses compressed
-            // ones.
+            // Such a call may have several messages, and the core could check the inflated size of only the first, so
+            // it refuses calls with compressed messages.
             let status = unimplemented("The messages of this method must not be compressed.");
             return refuse(&incoming, respond, &status);
         }
@@ -163,7 +163,7 @@ async fn judge(incoming: &mut Incoming, coding: Coding, data: &Bytes) -> Result<
     let shared = Arc::clone(&incoming.shared);
     let limit = shared.limits.max_request_bytes;
     incoming.reach(data, data.len())?;
-    // The permit limits how many messages of this connection are held in inflated form at the same time.
+    // Permits limit how many compressed messages of the connection are held in inflated form at the same time.
     let Ok(permit) = Arc::clone(&incoming.connection.inflating).acquire_owned().await else {
         return Err(shared::no_upstream());
     };

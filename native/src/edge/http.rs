@@ -239,7 +239,7 @@ fn must_encode(accepted: &[u8], method: Method) -> bool {
     of_others
 }
 
-/// Returns the queue in which a forwarded request waits.
+/// Returns the queue in which a request with this head waits to be forwarded.
 fn lane(head: &Parts) -> Lane {
     let path = head.uri.path().as_bytes();
     let is_of_model = [&b"/v1/models/"[..], b"/v2/models/"]
@@ -402,7 +402,8 @@ impl Exchange {
         self.shared.refuse(model, refusal, || format!("Timed out: the request took longer than {seconds} s."))
     }
 
-    /// Returns the description of a request by which a queue decides whether the request may wait.
+    /// Returns the model, client, size and deadline of a request, by which a queue decides whether the request may
+    /// wait.
     fn ask(&self, head: &Parts, size: usize) -> Ask {
         let deadline = Instant::now() + self.shared.limits.http_timeout;
         Ask::new(model(&self.shared, head), &self.connection.peer, size, Some(deadline))
@@ -421,7 +422,8 @@ impl Exchange {
         let mut response = Response::new(Answer::whole(Bytes::from_static(text.as_bytes()), open));
         let headers = response.headers_mut();
         headers.insert(CONTENT_TYPE, JSON);
-        // service/http/security_headers.py adds the same headers to each answer to a GET.
+        // The answer to a health check gets the headers that service/http/security_headers.py adds to each answer to a
+        // GET.
         for (name, value) in [
             ("x-content-type-options", "nosniff"),
             ("x-frame-options", "DENY"),
@@ -608,7 +610,7 @@ impl Exchange {
             Code::DeadlineExceeded => (StatusCode::GATEWAY_TIMEOUT, Some("DEADLINE_EXCEEDED")),
             Code::InvalidArgument => (StatusCode::BAD_REQUEST, Some("INVALID_ARGUMENT")),
             Code::Unimplemented => (StatusCode::NOT_IMPLEMENTED, Some("UNIMPLEMENTED")),
-            // The reference server sends the same status after an unexpected exception.
+            // The reference server also answers an unexpected exception with status 500 and without an error code.
             Code::Internal => (StatusCode::INTERNAL_SERVER_ERROR, None),
         };
         *response.status_mut() = number;

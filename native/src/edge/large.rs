@@ -135,7 +135,7 @@ impl Pool {
         self.inner.lock().queue.patience()
     }
 
-    /// Returns the number of waiting jobs.
+    /// Returns the number of jobs that wait for a thread of the pool.
     #[must_use]
     pub fn num_waiting(&self) -> usize {
         self.inner.lock().queue.num_waiting()
@@ -152,8 +152,8 @@ impl Drop for Pool {
         self.inner.has_job.notify_all();
         let own = std::thread::current().id();
         for thread in self.threads.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
-            // If a job on this thread held the last reference to the pool, the thread can not join itself; it ends
-            // after the job.
+            // A thread can not join itself. If its job held the last reference to the pool, the thread ends after the
+            // job.
             if thread.thread().id() != own {
                 let _ = thread.join();
             }
@@ -187,8 +187,8 @@ fn work(inner: &Inner) {
 
 #[cfg(target_os = "linux")]
 fn lower_priority() {
-    // On Linux each thread has its own nice value; the id 0 stands for the calling thread. SAFETY: `setpriority` takes
-    // numbers only and accesses no memory of this process.
+    // The id 0 stands for the calling thread, so only its nice value changes: on Linux each thread has its own. SAFETY:
+    // `setpriority` takes numbers only and accesses no memory of this process.
     let _ = unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, NICENESS) };
 }
 

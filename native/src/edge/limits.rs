@@ -4,11 +4,12 @@ use std::time::Duration;
 
 use super::fair_queue;
 
-/// How many bytes one connection reads before other connections get their turn.
+/// Number of bytes that the server reads from one connection before it serves other connections.
 pub const READ_BUDGET: usize = 64 << 10;
 /// Number of bytes that the server writes to one connection before it serves other connections.
 pub const WRITE_BUDGET: usize = 512 << 10;
-/// While a socket accepts no bytes, further requests of its gRPC connection wait if it has more unsent answers than this.
+/// A gRPC connection starts no further request while its socket accepts no bytes and more bytes than this of its
+/// answers are not sent.
 pub const BACKED_UP_BYTES: usize = 256 << 10;
 /// Refusals on all gRPC connections together take at most about 1 part in this many of the connection threads' time.
 pub const REFUSAL_SHARE: u32 = 20;
@@ -18,7 +19,7 @@ pub const LARGE_HEAD_BYTES: usize = 4 << 10;
 pub const HEAD_BYTES_A_CONNECTION: usize = 512 << 10;
 /// Maximal size of the counted headers of the open gRPC calls of all connections together.
 pub const ALL_HEAD_BYTES: usize = 32 << 20;
-/// The server counts the part that has come of a request's head, or of an HTTP/2 frame, if the part has this size.
+/// The server counts the part that has come of a request's head, or of an HTTP/2 frame, if it has at least this size.
 pub const LARGE_PART_BYTES: usize = 4 << 10;
 /// Maximal number of bytes of a client's part of a TLS handshake.
 pub const TLS_HANDSHAKE_BYTES: usize = 32 << 10;

@@ -1,21 +1,21 @@
-//! Counts the gRPC calls without end, such as health watches, of all connections and of each client address.
+//! Counts the running gRPC calls without end, such as health watches, by client address, and limits their numbers.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// One client address may have one in this many of all calls without end.
+/// One client address may have 1 in this many of the calls without end that the limit allows.
 const ADDRESS_SHARE: usize = 10;
 
-/// The counters of the calls without end that run now, against one limit.
+/// The numbers of running gRPC calls without end, such as health watches, and the limit on their sum.
 #[derive(Debug)]
 pub struct LongCalls {
     limit: usize,
-    // Only addresses with such calls are in the map.
+    // Number of running calls by client address; addresses without a running call are not in the map.
     running: Mutex<HashMap<Box<str>, usize>>,
 }
 
 impl LongCalls {
-    /// Returns counters of no calls; `limit` is the number of calls that may run at the same time.
+    /// Creates the counters, all 0; `limit` is the number of calls without end that may run at the same time.
     #[must_use]
     pub fn new(limit: usize) -> Arc<Self> {
         Arc::new(LongCalls { limit, running: Mutex::default() })
@@ -41,7 +41,7 @@ impl LongCalls {
     }
 }
 
-/// A call without end that runs now.
+/// A gRPC call without end, such as a health watch, which counts as running until this value is dropped.
 #[derive(Debug)]
 pub struct LongCall {
     all: Arc<LongCalls>,

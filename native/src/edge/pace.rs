@@ -27,7 +27,7 @@ pub struct Pace {
 pub struct Stalled;
 
 impl Pace {
-    /// Creates the pace of a body whose first byte has not arrived.
+    /// Creates the record of a request body's pace, before the body's first byte has arrived.
     #[must_use]
     pub fn new(limits: &Limits) -> Self {
         Pace { timeout: limits.stall_timeout, least: limits.least_bytes(), received: 0, since: None, timer: None }
@@ -54,7 +54,7 @@ impl Pace {
         }
     }
 
-    /// Polls for the end of an interval in which the client has sent too few bytes.
+    /// Polls the timer of the current interval; ready if the client has sent too few bytes in the interval.
     fn poll_stalled(&mut self, cx: &mut Context<'_>) -> Poll<Stalled> {
         let end = match self.since {
             Some(since) => since + self.timeout,
@@ -68,7 +68,7 @@ impl Pace {
         Poll::Ready(Stalled)
     }
 
-    /// Starts the next interval in which bytes must arrive, and returns its end.
+    /// Starts the next interval in which the client must send bytes of the body; returns the end of the interval.
     fn begin(&mut self, now: Instant) -> Instant {
         self.received = 0;
         self.since = Some(now);
@@ -84,8 +84,8 @@ mod tests {
         Limits { stall_timeout: Duration::from_millis(200), ..Limits::default() }
     }
 
-    /// Sends parts of `size` bytes with a pause before each; returns how many parts arrived, and whether the client
-    /// counted as too slow.
+    /// Counts up to `most` parts of `size` bytes, with a pause before each; returns how many parts arrived, and whether
+    /// the client then counted as too slow.
     async fn sent(pause: Duration, size: usize, most: usize) -> (usize, bool) {
         let mut pace = Pace::new(&limits());
         for count in 0..most {

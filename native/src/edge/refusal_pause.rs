@@ -15,7 +15,7 @@ use tokio::time::Sleep;
 use super::connection::Connection;
 use super::limits::REFUSAL_SHARE;
 
-/// Shorter pauses are added up first: the runtime's timers have a resolution of 1 ms.
+/// Pauses are added up until their sum is at least this long, because the runtime's timers have a resolution of 1 ms.
 const LEAST: Duration = Duration::from_millis(1);
 const MOST: Duration = Duration::from_millis(100);
 /// In the length of a pause, a refusal counts as at most this long, because the connection's turn also includes other

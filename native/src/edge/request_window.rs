@@ -19,7 +19,7 @@ const CALM: Duration = Duration::from_secs(1);
 pub struct RequestWindow {
     // Number of large requests of the connection that the server had refused by the end of the last turn.
     refused: u64,
-    // Time of the last refusal; None while the windows have their full size.
+    // Time when the server last refused a large request of the connection; None while the windows have their full size.
     last_refusal: Option<Instant>,
 }
 

@@ -72,7 +72,7 @@ struct Hub {
     // The numbers of open gRPC connections and of open HTTP connections.
     open: [AtomicUsize; 2],
     is_draining: AtomicBool,
-    // Holds true once the server must accept no more connections.
+    // Channel whose value becomes true when the server must accept no more connections.
     stop: watch::Sender<bool>,
     closed: Notify,
 }
@@ -162,7 +162,7 @@ impl Server {
         Ok(Server { runtime: Some(runtime), hub, grpc, http, acceptors: Mutex::new(acceptors), linger: config.linger })
     }
 
-    /// Returns the addresses on which a wire is served.
+    /// Returns the TCP addresses on which a wire is served.
     #[must_use]
     pub fn addresses(&self, wire: Wire) -> &[SocketAddr] {
         match wire {
@@ -193,7 +193,7 @@ impl Server {
         self.hub.tls(wire).store(config);
     }
 
-    /// Returns the current values of all counters.
+    /// Returns the current values of all counters of the server, with gauges such as the bytes in flight.
     #[must_use]
     pub fn statistics(&self) -> Snapshot {
         let shared = &self.hub.shared;
@@ -209,7 +209,7 @@ impl Server {
         }
     }
 
-    /// Removes the counts of a model version, and returns them.
+    /// Removes the counts of a model version's answered requests, and returns them.
     #[must_use]
     pub fn retire(&self, model: &str, version: i64) -> Vec<SubjectSnapshot> {
         self.hub.shared.statistics.retire(model, version)
@@ -300,8 +300,8 @@ impl Hub {
             let permit = ready!(turn.as_mut().poll(cx));
             turn.set(Arc::clone(&self.handshake_turns).acquire_owned());
             let state = handshake.as_mut().poll(cx);
-            // A step of a handshake takes up to a millisecond. So the next one waits until the thread has looked for
-            // new bytes, and the tasks that these bytes wake come first.
+            // The next step of any handshake waits until the thread has looked for new bytes and has run the tasks that
+            // these bytes wake, because a step takes up to a millisecond.
             tokio::spawn(async move {
                 tokio::task::yield_now().await;
                 drop(permit);

@@ -75,7 +75,8 @@ pub struct Shared {
     pub large: Pool,
     /// The thread pool for requests that wait for disks or other machines; None if the system gave no thread.
     pub waiting: OnceLock<Option<Pool>>,
-    /// How many of these threads run graphs at the same time: there are more of them than processors.
+    /// Limits how many threads of the pool `waiting` run graphs at the same time: the pool has more threads than the
+    /// machine has processors.
     pub graph_limit: Arc<GraphLimit>,
     /// The count of connections that the server does not read now because it refused their requests.
     pub pauses: Pauses,
@@ -99,14 +100,15 @@ pub struct Shared {
     pub http_upstream: HttpUpstream,
 }
 
-/// The reason why a form gave no answer: it declined the request, rows could not be read, or it panicked.
+/// The reason why a wire format's handler (form) gave no answer: it declined the request, rows could not be read, or it
+/// panicked.
 #[derive(Debug)]
 pub enum Failed {
     /// The handler (form) left the request to the reference server, for this reason.
     Declined(Declined),
     /// The request needs rows of a Valkey or Redis cluster, and they could not be read.
     NoRows(Failure),
-    /// The form panicked.
+    /// The handler (form) panicked.
     Panicked,
 }
 
@@ -293,8 +295,8 @@ impl Shared {
                     let waiting = Waiting { deadline, graph_limit, ..Waiting::default() };
                     let effort = if may_wait { Effort::Wait(&waiting) } else { Effort::Any };
                     let outcome = shared.call(effort, &connection, &terms, form);
-                    // The references are dropped before the answer is sent, so that this thread neither keeps the async
-                    // runtime alive nor is the last to drop the runtime.
+                    // The thread drops its references to the server before it sends the answer, so that it neither
+                    // keeps the async runtime alive nor is the last to drop the runtime.
                     drop((shared, connection));
                     let _ = sender.send(Ok(outcome));
                     return true;
@@ -306,8 +308,8 @@ impl Shared {
         };
         let begun = Instant::now();
         let ticket = pool.submit(ask, announcement, job).map_err(NotRun::Refused)?;
-        // While all threads of the pool are busy, no thread checks how long jobs have waited, so this task sets its own
-        // time limit.
+        // While all threads of the pool are busy, no thread checks how long jobs have waited, so this async task limits
+        // the wait of its job.
         let told = match tokio::time::timeout(pool.patience(), &mut receiver).await {
             Err(_) if ticket.give_up() => return Err(NotRun::Refused(Refusal::Waited(begun.elapsed()))),
             Err(_) => receiver.await,

@@ -237,8 +237,8 @@ impl<S: AsyncRead + Unpin> AsyncRead for Socket<S> {
 }
 
 impl<S: AsyncRead + Unpin> Socket<S> {
-    /// Reads and drops the bytes that the client is still sending before the socket is closed. The system resets a
-    /// socket that is closed with unread bytes, and the client may then lose the server's last answer.
+    /// Reads and drops what the client still sends, so that no unread bytes are left when the socket is closed. The
+    /// system resets a socket that is closed with unread bytes, and the client may then lose the server's last answer.
     fn discard(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let linger = self.linger.get_or_insert_with(|| Box::pin(tokio::time::sleep(LINGER)));
         if linger.as_mut().poll(cx).is_ready() {
@@ -253,7 +253,8 @@ impl<S: AsyncRead + Unpin> Socket<S> {
                 break;
             }
             self.discarded += size;
-            // A connection with TLS may have as many encrypted bytes as its data allows.
+            // The dropped bytes count as read data, because a client may send encrypted bytes over TLS only in
+            // proportion to its data.
             self.connection.note_read(size);
         }
         Poll::Ready(())

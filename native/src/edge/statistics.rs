@@ -18,7 +18,7 @@ const KEPT_SLOW: usize = 50;
 /// Number of sets of event counters. Threads share a set only if there are more threads than sets.
 const SHARDS: usize = 64;
 
-// The alignment is two cache lines, because processors load cache lines in pairs.
+// A set of event counters is aligned to two cache lines, because processors load cache lines in pairs.
 #[repr(align(128))]
 struct Shard([AtomicU64; NUM_EVENTS]);
 
@@ -39,8 +39,8 @@ struct Cell {
     nanos: AtomicU64,
     run_nanos: AtomicU64,
     rows: AtomicU64,
-    // The buckets of two histograms: of the durations of whole requests, and of the run times of their lookups or
-    // graphs.
+    // Number of requests in each bucket of two histograms: of the durations of whole requests, and of the run times of
+    // their lookups or graphs.
     counts: Vec<AtomicU64>,
     run_counts: Vec<AtomicU64>,
 }
@@ -88,7 +88,8 @@ pub struct Statistics {
     cells: Mutex<Vec<(Subject, Arc<Cell>)>>,
     slow: Mutex<VecDeque<SlowRequest>>,
     wait_limits_s: Vec<f64>,
-    // The maps stay small, because only configured models have names. Only refused and large requests use the locks.
+    // The maps stay small, because requests to models that are not configured count under the name "". Only requests
+    // that are refused, fail, or run on a thread pool use the locks.
     refused: Mutex<HashMap<(String, &'static str), u64>>,
     // Number of requests that failed because rows of a Valkey or Redis cluster could not be read, by method, model and
     // code.
@@ -111,7 +112,7 @@ fn nanos(time: Duration) -> u64 {
 }
 
 impl Statistics {
-    /// Returns counters that are all 0.
+    /// Creates the counters of requests, connections and events, all 0.
     ///
     /// `limits_s`: ascending upper limits of the buckets for durations, inclusive. `wait_limits_s`: the same for waits
     /// for a thread. `slow_from`: time from which on a request is slow.
@@ -138,7 +139,7 @@ impl Statistics {
         *lock(&self.refused).entry((model.to_owned(), reason)).or_default() += 1;
     }
 
-    /// Counts a request that failed for no fault of its client's. `model` is a configured one, or "".
+    /// Counts a request that failed because rows of a cluster could not be read. `model` is a configured model, or "".
     pub fn failed(&self, method: Method, model: &str, code: &'static str) {
         *lock(&self.failed).entry((method, model.to_owned(), code)).or_default() += 1;
     }
@@ -187,7 +188,8 @@ impl Statistics {
     #[inline]
     pub fn succeeded(&self, method: Method, answered: &Answered, took: Duration, request_id: impl FnOnce() -> String) {
         if method == Method::Rows {
-            // A `:rows` request reads a table without a signature; the reference server does not count it either.
+            // A `:rows` request is not counted, because it runs no signature; the reference server does not count it
+            // either.
             return;
         }
         let (model, version) = (answered.servable.model(), answered.servable.version());

@@ -45,6 +45,6 @@ pub(super) fn inputs_of<'a>(signature: &Signature, body: LookupBody<'a>) -> Resu
         }
         add_dense(&mut inputs, signature, index, column.value)?;
     }
-    // Weights that no column has used belong to a feature whose ids the body lacks, so the body is declined.
+    // The body is declined if it has weights for a feature, but not the feature's ids.
     if all_weights.is_empty() { Ok(inputs) } else { Err(Declined::Unfit) }
 }

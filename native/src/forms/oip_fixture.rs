@@ -201,7 +201,7 @@ impl Elements {
     }
 }
 
-/// Returns the elements of a tensor that a form parsed.
+/// Returns the elements of a tensor that the handler of a wire format (form) parsed.
 pub fn elements(tensor: &Tensor<'_>) -> Elements {
     Elements::Numbers(match (&tensor.data, tensor.dtype) {
         (Data::Raw(bytes), _) => bytes.to_vec(),

@@ -31,7 +31,8 @@ const STRING_VAL: u32 = 8;
 /// The number of elements that the tensors of one request may still have; a request that exceeds it is declined.
 pub struct Allowance {
     elements: usize,
-    /// The number of elements that may still be left out of the request because they repeat a tensor's last value.
+    /// The number of elements that the request's tensors may still leave out, because they repeat a tensor's last
+    /// value.
     repeats: usize,
 }
 
@@ -315,7 +316,7 @@ fn of_dtype<'a>(mut numbers: Vec<i64>, dtype: DataType) -> Data<'a> {
     }
 }
 
-/// The encoding of the values of one output.
+/// The encoding of one output's values in its `TensorProto`.
 enum Values {
     /// The tensor has no elements, so its `TensorProto` has no field of values.
     None,

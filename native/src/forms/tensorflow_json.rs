@@ -36,7 +36,7 @@ enum ColumnRole {
     Ragged(usize),
     /// Lists of weights for a feature, which are read together with the feature's ids.
     Weights,
-    /// The whole value of the signature's input with this index.
+    /// The column has the whole value of the signature's input with this index.
     Input(usize),
 }
 

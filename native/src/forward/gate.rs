@@ -150,8 +150,8 @@ impl Gate {
         self.0.admit_waiting();
         let end = started + patience;
         let end = deadline.map_or(end, |deadline| deadline.min(end));
-        // Without this timeout, requests would wait for ever while the reference server hangs, because no slot becomes
-        // free.
+        // The wait for a slot has a timeout: while the reference server hangs, no slot becomes free, and requests would
+        // wait for ever.
         let outcome = tokio::time::timeout_at(end.into(), receiver).await;
         drop(queued);
         let Ok(Ok((mut slot, waited))) = outcome else {

@@ -34,7 +34,7 @@ pub struct Upload {
     rest: Option<Incoming>,
     parts: BodyParts,
     on_unread: Option<Box<dyn Fn(UnreadReason) + Send>>,
-    // Dropped with the body; its weak references tell whether hyper still holds the body.
+    // This reference is dropped with the body, so a weak reference to it tells whether hyper still holds the body.
     alive: Arc<()>,
 }
 
@@ -193,7 +193,8 @@ impl IdleConnections {
         let mut all = self.lock();
         while let Some((sender, since)) = all.pop() {
             if since.elapsed() > IDLE_TIMEOUT {
-                // The list is in the order of age, so all remaining connections have been idle for too long as well.
+                // The list is sorted by age, the youngest connection last, so all remaining connections have been idle
+                // for too long as well.
                 all.clear();
                 break;
             }
@@ -330,7 +331,8 @@ fn request(mut head: Parts, body: Upload) -> Request<Upload> {
     head.headers.remove(EXPECT);
     head.version = Version::HTTP_11;
     if let Some(path) = head.uri.path_and_query().filter(|_| head.uri.authority().is_some()) {
-        // The client sent its request target in absolute form, as to a proxy; the reference server gets only the path.
+        // A client may send its request target in absolute form, as to a proxy; the reference server gets only the
+        // path.
         head.uri = Uri::from(path.clone());
     }
     Request::from_parts(head, body)

@@ -165,8 +165,8 @@ pub(super) fn read(
         LookupKind::Sequence { length } => {
             let splits = sent.splits().ok_or(Declined::Unfit)?;
             let width = length * row_bytes;
-            // A sequence whose vectors are not flattened is the only feature of its output, because Servable::compile
-            // refuses other descriptions.
+            // The vectors of a sequence that is not flattened lie end to end: it is the only feature of its output,
+            // because Servable::compile refuses other descriptions.
             let stride = if placement.is_flat { placement.stride } else { width };
             table.sequence(
                 ids,
@@ -218,7 +218,8 @@ impl<'s, 'r> Features<'s, 'r> {
         });
         let sent = feature_inputs(plan, of_features.chain(computed.into_iter().map(Some)).collect())?;
         if sent.iter().flatten().any(|one| one.sizes.iter().product::<usize>() != one.ids().len()) {
-            // The ids have a dtype of fewer bytes than int64, so a lookup would leave a part of its output unwritten.
+            // An id tensor has fewer int64 ids than its shape says, for example because the graph computed int32 ids. A
+            // lookup would leave a part of its output unwritten.
             return Err(Declined::NotNative);
         }
         Ok(Features { servable, plan, sent, remote: Vec::new() })
@@ -286,7 +287,7 @@ impl<'s, 'r> Features<'s, 'r> {
         let sent = self.sent[feature].as_ref().ok_or(Declined::Unfit)?;
         let plan = &self.plan.features[feature];
         self.servable.see(plan.table, sent.ids());
-        // A predict runs on a thread of a pool, which may wait for the disk.
+        // The read may wait for the disk, because a predict runs on a thread of a pool.
         read_table(self.servable, plan.table, sent.ids(), plan.policy, Effort::Wait(&Waiting::default()))?;
         let remote = self.remote.get(feature).and_then(Option::as_ref);
         read(self.servable, plan, sent, remote, to, placement).map(drop)

@@ -40,7 +40,7 @@ impl Drop for GraphPermit<'_> {
     }
 }
 
-/// Two limits are equal if they are the same object.
+/// Compares by identity: a limit equals only itself, even if another one allows the same number of graphs.
 impl PartialEq for GraphLimit {
     fn eq(&self, other: &Self) -> bool {
         std::ptr::eq(self, other)

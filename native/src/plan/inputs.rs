@@ -70,7 +70,8 @@ pub struct Strings<'a> {
     pub parts: Vec<std::borrow::Cow<'a, [u8]>>,
 }
 
-/// The elements of a tensor. A form checks that there are as many as the shape says.
+/// The elements of a tensor of a request. The wire format's handler (form) checks that there are as many as the shape
+/// says.
 #[derive(Clone, Debug)]
 pub enum Data<'a> {
     /// Little-endian numbers of the tensor's dtype, end to end, borrowed from the request's bytes.

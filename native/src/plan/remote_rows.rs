@@ -16,7 +16,7 @@ use crate::tables::table::{Dtype, Ints, OnBadId, Policy, Table};
 
 /// The distinct rows that one feature of a request reads.
 pub(super) struct RemoteRows {
-    /// A small table of these rows, whose memory is in `_rows` and `_scales`.
+    /// A small table with only the rows that the feature reads; its memory is in `_rows` and `_scales`.
     pub(super) table: Table,
     /// Number of ids that lie outside the remote table and read another row in its place.
     pub(super) num_read_instead: usize,
@@ -169,7 +169,7 @@ fn with_default_rows(mut want: Want<'_>, default_row: usize) -> Option<(Vec<u8>,
 fn small_table(table: &Table, octets: Vec<u8>, count: usize, places: Vec<i64>, num_read_instead: usize) -> RemoteRows {
     let row_bytes = table.row_bytes();
     let (rows, scales) = match table.dtype {
-        // In a Valkey or Redis cluster, the scale of a quantized row stands behind its numbers.
+        // In the bytes of a quantized row from a Valkey or Redis cluster, the scale comes after the numbers.
         Dtype::Int8 | Dtype::Int4 => {
             let pieces = || octets.chunks_exact(row_bytes).map(|row| row.split_at(row_bytes - 4));
             (

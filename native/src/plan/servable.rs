@@ -136,7 +136,7 @@ pub struct Signature {
     pub max_rows: Option<usize>,
     /// Number of id tensors that the graph computes; their indexes follow those of the inputs.
     pub num_computed: usize,
-    /// Whether a feature reads a table in a cluster.
+    /// Whether a feature of the signature reads a table whose rows lie in a Valkey or Redis cluster.
     pub is_remote: bool,
     /// The graph of a predict; None for a lookup.
     pub graph: Option<Box<dyn Graph>>,
@@ -334,8 +334,8 @@ impl Servable {
         // `Table::new`.
         let tables: Vec<_> = pairs.map(|(table, at)| unsafe { table_at(table, at.0, at.1) }).collect();
         let remote_tables = Arc::clone(&self.remote_tables);
-        // A table with changed rows lies in a private memory map, whose changes are not in the file: dropping a page
-        // would lose the changed rows in that page.
+        // A table at a new address is no longer paged: it has changed rows in a private memory map, not in the file,
+        // and dropping a page would lose them.
         let pairs = self.paged_tables.iter().zip(self.tables.iter().zip(&tables));
         let paged_tables = pairs.map(|(paged, (before, now))| paged.clone().filter(|_| before.is_at(now))).collect();
         let shared = Arc::clone(&self.shared);
@@ -434,7 +434,7 @@ impl Servable {
         self.shared.signatures.iter().position(|signature| signature.name == wanted)
     }
 
-    /// Returns the tables, in the order of the description.
+    /// Returns the version's tables, in the order of the version's description.
     #[must_use]
     pub fn tables(&self) -> &[Table] {
         &self.tables
@@ -452,7 +452,7 @@ impl Servable {
         self.shared.tables.iter().position(|table| table.name == name)
     }
 
-    /// Returns the vocabularies, in the order of the description.
+    /// Returns the version's vocabularies, in the order of the version's description.
     #[must_use]
     pub fn vocabularies(&self) -> &[Vocabulary] {
         &self.shared.vocabularies

@@ -286,7 +286,7 @@ impl<'s, 'r> Work<'s, 'r> {
     /// # Errors
     /// [`Declined::Damaged`]: the answer must not be sent.
     pub fn finish(self) -> Result<Vec<Instead>, Declined> {
-        // This check must follow the last read, because rows of a file read as zeros once the file is damaged.
+        // The damage flag is checked after the last read of a row, because a damaged file reads as zeros.
         if self.servable.is_damaged() {
             return Err(Declined::Damaged);
         }

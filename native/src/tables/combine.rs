@@ -76,8 +76,8 @@ impl Combine<'_> {
             }
         } else {
             let count = end - start;
-            // In the other orders TensorFlow adds the weight 1.0 for each id. This float32 sum stops growing at 2^24,
-            // because 2^24 + 1 is no float32.
+            // Without weights, TensorFlow adds the float32 weight 1.0 for each id, except for `InOrder`. The sum stops
+            // growing at 2^24, because 2^24 + 1 is no float32.
             let most = if self.options.summation == Summation::InOrder { count } else { 1 << 24 };
             #[allow(clippy::cast_precision_loss, reason = "the division is one of float32")]
             let total = count.min(most) as f32;
@@ -203,7 +203,7 @@ unsafe fn divide(to: *mut u8, dim: usize, sums: WeightSums, options: &CombineOpt
     let divisor = match options.combiner {
         Combiner::Sum => return,
         Combiner::Sqrtn => sums.squares.sqrt(),
-        // The function f32::max is not used here, because it would turn a NaN sum of weights into 1.0.
+        // A mean with `at_least_one` does not call f32::max, which would turn a NaN sum of weights into 1.0.
         Combiner::Mean if options.at_least_one && total < 1.0 => 1.0,
         Combiner::Mean => total,
     };

@@ -54,7 +54,7 @@ struct Drawn {
     weight: u32,
 }
 
-/// Counts and estimates from the drawn ids of a table.
+/// Counts of the ids that were drawn from a table's lookups, and estimates from these counts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HotSnapshot {
     /// Number of drawn ids that are numbers of rows.
@@ -71,7 +71,7 @@ pub struct HotSnapshot {
 }
 
 impl HotRows {
-    /// Returns the counts of a table of V rows, all 0.
+    /// Creates the counts of the ids that lookups draw in a table of V rows; all counts are 0.
     #[must_use]
     pub fn new(vocabulary_size: usize) -> Self {
         HotRows {
@@ -84,7 +84,7 @@ impl HotRows {
     /// Samples the ids of one lookup: draws some of them and adds these to a buffer.
     #[inline]
     pub fn see(&self, ids: Ints<'_>) {
-        // A lookup has fewer ids than 2^32: they would take 32 GB.
+        // The number of ids fits a u32, because 2^32 ids would take 32 GB.
         let num_ids = ids.len() as u32;
         if num_ids > SAMPLE_EVERY * DRAWS {
             // The first drawn id is random and the distances are equal, so each id is drawn with the same probability.

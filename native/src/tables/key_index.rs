@@ -295,7 +295,7 @@ pub(super) fn find<K: Keys>(
     (found, unknown)
 }
 
-/// Searches the hash index for a key, from `candidate` on, the first slot with the same tag. Returns the number of the
+/// Searches the hash index for a key, from `candidate` on, the first slot with the key's tag. Returns the number of the
 /// key, or Err with the empty slot that ended the search, where the key can be inserted.
 #[inline]
 fn search<K: Keys>(

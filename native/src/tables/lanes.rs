@@ -11,7 +11,7 @@
 pub(super) trait Lanes: Copy {
     /// Returns eight zeros.
     unsafe fn zero() -> Self;
-    /// Returns a vector with the same number eight times.
+    /// Returns a vector that has the same number eight times.
     unsafe fn splat(number: f32) -> Self;
     /// Reads eight float32 numbers from 32 bytes.
     unsafe fn float32(at: *const u8) -> Self;

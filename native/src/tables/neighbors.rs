@@ -187,7 +187,8 @@ impl Table {
         let queries = Queries::new(search, self.embedding_dim);
         let num_rows = search.listed.map_or(table.num_rows(), <[i64]>::len);
         let parts = threads.min(num_rows / LEAST_ROWS).max(1);
-        // Each part begins at a multiple of eight rows, so only the last part has a group of fewer than eight rows.
+        // Each thread's part of the table begins at a multiple of eight rows, so only the last part has a group of
+        // fewer than eight rows.
         let bound = |part: usize| if part == parts { num_rows } else { num_rows * part / parts / LANES * LANES };
         let scan = |part: usize| {
             let mut found = vec![Nearest::new(search.k); search.own.len()];

@@ -13,7 +13,7 @@ pub(super) struct Numbers {
 }
 
 impl Numbers {
-    /// Returns one number of the table as float32.
+    /// Returns the table's number in a row and a column as float32.
     pub(super) fn get(&self, row: usize, column: usize) -> f32 {
         let place = row * self.dim + column;
         match self.dtype {

@@ -37,7 +37,8 @@ const BATCH_PAGES: usize = 256;
 /// A thread with a large batch of pages waits while threads are reading at least this many other pages. More reads
 /// would not make the disk faster, and the reading threads would take the processors from the threads of connections.
 const PAGES_IN_FLIGHT: usize = 256;
-/// A batch of fewer pages is read without this wait, so that a lookup of few rows does not queue behind large lookups.
+/// A batch of fewer pages is read without a wait for other reads, so that a lookup of few rows does not queue behind
+/// large lookups.
 const LARGE_BATCH: usize = 16;
 /// If more pages are in memory than the limit allows, a thread drops the surplus and 1/`SPARE_SHARE` of the limit, so
 /// that few reads drop pages.
@@ -61,7 +62,7 @@ pub struct RangeDescription {
     pub at: usize,
     /// Bytes of a row.
     pub stride: usize,
-    /// Descriptor of the mapped file.
+    /// File descriptor of the mapped file.
     pub fd: i32,
     /// Address at which the file's first byte is mapped.
     pub map_at: usize,
@@ -86,7 +87,7 @@ pub struct PageCounts {
     pub max_bytes: u64,
 }
 
-/// The position of the clock hand, or of the audit: the page of a paged table that it checks next.
+/// A page of a paged table: the page that the clock hand, or the audit, checks next.
 #[derive(Clone, Copy, Debug, Default)]
 struct Place {
     range: usize,
@@ -215,7 +216,8 @@ impl Pager {
         }
         // SAFETY: `fcntl` has just created this file descriptor, so no other code owns it.
         let file = unsafe { OwnedFd::from_raw_fd(copied) };
-        // The kernel allocates pages of zeroed memory only when a thread writes to them.
+        // The use counts of a large table take no memory at first: the kernel allocates pages of zeroed memory only
+        // when a thread writes to them.
         let zeros = Box::into_raw(vec![0_u8; num_pages].into_boxed_slice());
         // SAFETY: the boxed slice of u8 may become one of AtomicU8, which has the same size and alignment.
         let uses = unsafe { Box::from_raw(zeros as *mut [AtomicU8]) };
@@ -268,7 +270,8 @@ impl Pager {
             // SAFETY: the page that is read belongs to a table whose file is mapped; if the file is damaged, the guard
             // handles the SIGBUS.
             unsafe { range.address(page).cast::<u8>().read_volatile() };
-            // If another thread has read the same page meanwhile, that thread has counted the page.
+            // If another thread has read the same page meanwhile, that thread has counted the page, so this thread
+            // takes its own count back.
             num_known += usize::from(range.uses[page].compare_exchange(0, 1, Relaxed, Relaxed).is_err());
         }
         self.held.fetch_sub(num_known, Relaxed);
@@ -300,8 +303,8 @@ impl Pager {
         }
     }
 
-    /// Finds out which of at most [`AUDIT_CHUNK`] mapped pages from an address on are in memory; says whether the kernel
-    /// tells.
+    /// Sets each element of `is_there` to whether that page, counted from the address on, is in memory; returns false
+    /// if the kernel does not tell. There are at most [`AUDIT_CHUNK`] pages.
     fn find_pages(&self, at: *mut libc::c_void, is_there: &mut [bool]) -> bool {
         let mut entries = [0_u8; AUDIT_CHUNK * ENTRY_BYTES];
         let entries = &mut entries[..is_there.len() * ENTRY_BYTES];
@@ -310,7 +313,8 @@ impl Pager {
             && file.read_exact_at(entries, offset as u64).is_ok()
         {
             for (is_there, entry) in is_there.iter_mut().zip(entries.chunks_exact(ENTRY_BYTES)) {
-                // The entry is a number in the order of bytes of the machine, which is little-endian.
+                // The entry is a little-endian number, so its highest bits, with the bit for "in memory", are in its
+                // last byte.
                 *is_there = entry[ENTRY_BYTES - 1] & IS_PRESENT != 0;
             }
             return true;

@@ -25,7 +25,8 @@ use super::table::{
 };
 use super::vocabulary::RowMapping;
 
-// These result codes equal those of service/tables/kernel_codes.py and service/tables/key_index.py.
+// Result codes of the functions in this file; they equal those of service/tables/kernel_codes.py and
+// service/tables/key_index.py.
 const OK: i64 = -1;
 const TOO_MANY: i64 = -2;
 const MISSING: i64 = -(1 << 40);

@@ -65,7 +65,7 @@ pub enum Summation {
     InOrder,
     /// Sums each block of eight vectors, then adds the sums of the blocks, as `tf.sparse.segment_sum` does.
     BlocksOf8,
-    /// Adds every fourth vector to the same one of four sums, then adds the four sums, as `tf.math.segment_sum` does.
+    /// Adds the vector at position i to sum i % 4 of four sums, then adds the four sums, as `tf.math.segment_sum` does.
     FourLanes,
 }
 

@@ -116,7 +116,8 @@ impl GraphCall {
             .collect::<PyResult<Vec<_>>>()?;
         let fetched = py.detach(|| {
             let fetched = session.run(&self.call, &given);
-            // This drop may free the session's variables, so it runs without the interpreter lock.
+            // Dropping the last reference to the session frees its variables, so the drop runs without the interpreter
+            // lock.
             drop((given, session));
             fetched
         });

@@ -276,7 +276,7 @@ pub struct Callable {
 // SAFETY: a callable may be used by any thread: only Session::run uses its pointers to operations, and only for the
 // session to which they belong.
 unsafe impl Send for Callable {}
-// SAFETY: as for Send: only Session::run uses the pointers to operations.
+// SAFETY: threads may share a callable, because only Session::run uses its pointers to operations.
 unsafe impl Sync for Callable {}
 
 impl fmt::Debug for Callable {

@@ -41,13 +41,13 @@ impl AlignedBuffer {
         AlignedBuffer { start, len }
     }
 
-    /// Allocates a copy of these bytes.
+    /// Allocates an aligned buffer with a copy of these bytes.
     #[must_use]
     pub fn copy_of(bytes: &[u8]) -> Self {
         AlignedBuffer::concatenated(&[bytes])
     }
 
-    /// Allocates a buffer with a copy of all `parts`, one after the other.
+    /// Allocates an aligned buffer with a copy of all `parts`, one after the other.
     #[must_use]
     pub fn concatenated(parts: &[&[u8]]) -> Self {
         let buffer = AlignedBuffer::new(parts.iter().map(|part| part.len()).sum());

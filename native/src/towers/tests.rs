@@ -10,7 +10,7 @@ use super::tensor::{AlignedBuffer, Tensor, num_elements};
 const FLOAT: u32 = 1;
 const STRING: u32 = 7;
 
-/// Loads TensorFlow; prints a message and returns None if the variable is not set.
+/// Loads TensorFlow; prints a message and returns None if the variable `TENSORFLOW_LIBRARY` is not set.
 fn tensorflow() -> Option<&'static Api> {
     let Some(path) = std::env::var_os("TENSORFLOW_LIBRARY") else {
         eprintln!("skipped: TENSORFLOW_LIBRARY names no libtensorflow_cc");

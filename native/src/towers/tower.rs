@@ -62,7 +62,8 @@ pub fn open(description: &serde_json::Value) -> Result<Box<dyn plan::Graph>, Str
     let computing = computing.transpose().map_err(|error| error.to_string())?;
     let batch_queue = (description.batch_rows > 0).then(|| BatchQueue::new(description.batch_rows));
     let tower = Tower { session, description, computing, callables: RwLock::default(), batch_queue };
-    // If the graph lacks a tensor, this call makes the load of the version fail, and not its first request.
+    // If the graph lacks a tensor of the description, this call makes the load of the version fail, and not the
+    // version's first request.
     let all = (0..tower.description.outputs.len()).collect();
     tower.callable(&all).map_err(|_| format!("session {number} has not all tensors of the description"))?;
     Ok(Box::new(tower))
@@ -250,7 +251,7 @@ impl plan::Graph for Tower {
         let callable = self.callable(&sorted)?;
         let (computed, carried) = self.compute_ids(signature, inputs, effort)?;
         let mut features = Features::new(servable, signature, inputs, computed)?;
-        // All shapes and inputs are judged before the request waits for rows of clusters.
+        // All shapes and inputs are validated first, so that an invalid request does not wait for rows of clusters.
         let fed_rows = self.description.rows.iter().map(|fed| fed_dims(&features, fed).map(|dims| (fed, dims)));
         let fed_rows = fed_rows.collect::<Result<Vec<_>, Declined>>()?;
         let mut fed_inputs = Vec::with_capacity(self.description.inputs.len());
@@ -266,7 +267,8 @@ impl plan::Graph for Tower {
             (Some(batch_queue), Some(rows)) if rows <= self.description.batch_rows => {
                 let request = Request { callable, feeds, rows };
                 let run = |requests: &[Request]| {
-                    // Only the thread that runs the batch takes a permit, so that others can wait for the next batch.
+                    // Only the thread that runs a batch takes a permit to run a graph; a thread that waits for a batch
+                    // holds none.
                     let _permit = effort.graph_permit();
                     self.run_batch(requests)
                 };

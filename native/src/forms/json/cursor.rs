@@ -23,13 +23,13 @@ const MAX_DOCUMENT_LISTS: usize = 1 << 19;
 const SAFE_DIGITS: usize = 18;
 /// Maximal number of keys in an object, because each key is compared with all others.
 const MAX_KEYS: usize = 32;
-/// Maximal number of levels of a nested list; the reference server reads deeper lists.
+/// Maximal number of levels of a nested list; a deeper list is declined, and the reference server reads it.
 const MAX_LEVELS: usize = 16;
 
 /// Says whether a document has more keys or lists than the reference server accepts.
 fn has_too_many_tokens(body: &[u8]) -> bool {
     let count = |byte| memchr::memchr_iter(byte, body).count();
-    // A body with fewer bytes than a limit can not have more colons or brackets than the limit.
+    // A body of at most MAX_DOCUMENT_KEYS bytes can exceed neither limit, so its tokens are not counted.
     body.len() > MAX_DOCUMENT_KEYS
         && (count(b':') > MAX_DOCUMENT_KEYS || count(b'[') + count(b'{') > MAX_DOCUMENT_LISTS)
 }
@@ -136,7 +136,8 @@ impl<'a> Cursor<'a> {
                     has_escapes = true;
                     self.at += 1;
                 }
-                // The byte is a control character, or 0 because the body ends within the string.
+                // The byte is a control character, which a JSON string may not contain, or 0 because the body ends
+                // within the string.
                 0..0x20 => return Err(Declined::Unusual),
                 _ => {}
             }
@@ -523,7 +524,7 @@ mod tests {
         // lists.
         let lists = [-1, 0, 1].map(|more| is_read(1, (MAX_DOCUMENT_LISTS - 2).saturating_add_signed(more)));
         assert_eq!((keys, lists), ([true, true, false], [true, true, false]));
-        // The limit on keys also counts colons within strings.
+        // The limits also count the colons and braces that stand within strings.
         let texts = [0, 1].map(|more| format!("\"{}\"", ":".repeat(MAX_DOCUMENT_KEYS + more)));
         assert_eq!(texts.map(read), [true, false]);
         let texts = [0, 1].map(|more| format!("\"{}\"", "{".repeat(MAX_DOCUMENT_LISTS + more)));

@@ -1,4 +1,4 @@
-//! Reads and writes JSON for the forms whose bodies are JSON.
+//! Reads and writes JSON for the wire formats (forms) whose bodies are JSON.
 
 pub mod base64;
 pub(super) mod cursor;

@@ -8,7 +8,8 @@ use smallvec::SmallVec;
 use super::cursor::Parsed;
 use crate::declined::Declined;
 
-/// Maximal number of levels of nested lists in a tensor; the reference server accepts 64.
+/// Maximal number of levels of nested lists in a tensor. A tensor with more levels is declined: the reference server
+/// reads up to 64 levels.
 pub const MAX_DEPTH: usize = 8;
 
 /// The leaves of nested JSON lists, which are the elements that are not lists, in the order of the text. All leaves

@@ -26,7 +26,7 @@ pub struct Column<'a> {
 /// The tensors of a `:predict` body.
 #[derive(Debug)]
 pub enum Payload<'a> {
-    /// The inputs, if the body names them.
+    /// The values of the inputs with their names, if the body names the inputs.
     Columns(Vec<Column<'a>>),
     /// The value of the signature's only input, if the body gives it without a name.
     Value(Nested<'a>),

@@ -103,7 +103,7 @@ fn numbers(dtype: DataType, leaves: Leaves<'_>) -> Result<Data<'_>, Declined> {
         (DataType::Uint8, Leaves::Ints(numbers)) => bytes(&numbers, u8::to_le_bytes)?,
         (DataType::Bool, Leaves::Bools(bools)) => Data::Bytes(bools),
         (DataType::Float32, leaves) => {
-            // Each number is rounded to float64 first and then to float32, as numpy does.
+            // Each JSON number is rounded to float64 first and then to float32, as numpy does.
             #[allow(clippy::cast_possible_truncation)]
             let floats = floats(leaves)?.into_iter().map(|number| number as f32);
             Data::Floats(floats.collect())

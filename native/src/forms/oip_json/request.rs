@@ -199,7 +199,7 @@ fn elements<'a>(cursor: &mut Cursor<'a>, dtype: DataType, dims: Option<&Dims>) -
         DataType::Float32 => {
             let mut numbers = Vec::with_capacity(capacity);
             cursor.rectangular_list(|cursor| {
-                // Each number is rounded to float64 first and then to float32, as numpy converts a list of Python
+                // Each JSON number is rounded to float64 first and then to float32, as numpy converts a list of Python
                 // floats.
                 #[allow(clippy::cast_possible_truncation)]
                 numbers.push(cursor.float()? as f32);

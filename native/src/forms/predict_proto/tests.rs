@@ -159,7 +159,7 @@ fn the_order_of_fields_does_not_matter() {
     assert_eq!(answered(&[&inputs[..], &spec].concat()), answered(&[&spec[..], &inputs].concat()));
     assert!(answered(&[&spec[..], &inputs].concat()).is_ok());
 
-    // In this map entry the value comes before the key.
+    // The test's map entry has its value before its key, because a message may have its fields in any order.
     let tensor = ids(&[1]).encode_to_vec();
     let mut entry = Vec::new();
     write_delimited(&mut entry, 2, &tensor);

@@ -85,7 +85,7 @@ impl Cache {
         self.rows.insert(key(table, row), bytes.into());
     }
 
-    /// Removes a row.
+    /// Removes one row of a table from the cache.
     pub(super) fn remove(&self, table: u64, row: u64) {
         self.rows.remove(&key(table, row));
     }
@@ -95,7 +95,7 @@ impl Cache {
         self.remove_rows(table, |_| true);
     }
 
-    /// Removes some rows of a table.
+    /// Removes from the cache the rows of a table for which `is_one` returns true.
     pub(super) fn remove_rows(&self, table: u64, is_one: impl Fn(u64) -> bool) {
         self.rows.retain(|key, _| key >> ROW_BITS != table || !is_one(key & ((1 << ROW_BITS) - 1)));
     }

@@ -106,7 +106,7 @@ impl Clusters {
         let topologies: Vec<_> = opened.topologies.values().filter_map(Weak::upgrade).collect();
         drop(opened);
         for topology in topologies {
-            // An error is ignored here, because a later read that needs the slot map reports its own error.
+            // An error of the refresh is ignored, because a later read that needs the slot map reports its own error.
             let _ = topology.refresh(Instant::now() + topology.address.timeout(), true);
         }
     }

@@ -21,7 +21,7 @@ use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 use super::description::Address;
 use super::topology::Node;
 
-/// Bytes that one system call reads at most, unless a single answer is larger.
+/// Number of bytes that one system call reads from a node at most, unless a single answer is larger.
 const BUFFER_BYTES: usize = 256 << 10;
 /// Maximal size of an answer. A larger answer can not belong to a command that this module sends.
 const MOST_BYTES: usize = 64 << 20;
@@ -115,7 +115,8 @@ impl Connection {
         self.send(&bytes, until)?;
         for _ in greetings {
             if let OwnedFrame::Error(text) = self.answer(until)? {
-                // A server without cluster mode refuses READONLY, and does not need the command.
+                // The refusal of READONLY by a server without cluster mode is ignored, because such a server needs no
+                // READONLY.
                 if !is_single(&text) {
                     return Err(io::Error::new(ErrorKind::ConnectionRefused, text));
                 }
@@ -134,8 +135,8 @@ impl Connection {
         let sent = match &mut self.stream {
             Stream::Plain(socket) => socket.write_all(commands),
             Stream::Tls(stream) => {
-                // The first write also runs the TLS handshake, which reads from the socket; so this read needs a time
-                // limit, too.
+                // The first write also runs the TLS handshake, which reads from the socket, so the socket's reads need
+                // a time limit, too.
                 stream.sock.set_read_timeout(Some(left(until)?))?;
                 stream.write_all(commands).and_then(|()| stream.flush())
             }

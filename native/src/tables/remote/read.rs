@@ -102,7 +102,8 @@ fn read_cluster(topology: &Topology, wants: &mut [Want<'_>], items: Vec<Item>, d
     let until = begun + topology.address.timeout();
     let mut until = deadline.map_or(until, |deadline| deadline.min(until));
     if items.iter().any(|item| wants[item.want as usize].table.serves_stale) {
-        // The last quarter of the time until the deadline or timeout is kept for answering with cached rows.
+        // The last quarter of the time until the deadline or timeout is kept for an answer with cached rows in place of
+        // rows that could not be read.
         until -= until.saturating_duration_since(begun) / 4;
     }
     let mut sizes = vec![0_usize; wants.len()];
@@ -260,7 +261,8 @@ impl Task<'_, '_> {
             }
             let slot = self.slot(item);
             let lacking = self.lacking.get(&item).map_or(&[][..], |lacking| lacking);
-            // A replica that is not in sync is a hope only if the primary is down: it may take over.
+            // If the primary is down, a replica that is not in sync may still give the row, because it may become the
+            // primary.
             let nodes: Vec<&Node> = match map.primary(slot) {
                 Some(primary) if !self.topology.is_down(primary) => self.topology.readable(&map, slot).collect(),
                 _ => map.nodes(slot).iter().collect(),
@@ -372,8 +374,8 @@ impl Task<'_, '_> {
     /// round.
     fn go_on(&mut self, one: Asked, read: usize, asked: &mut Vec<Asked>) {
         if read > 0 || one.second.is_none() {
-            // The second node answers for all rows of the group, but the first node's answers for some of them are
-            // already handled.
+            // The second node answers for all rows of the group. If some of the first node's answers are already
+            // handled, the other rows are asked for again in the next round.
             self.left.extend_from_slice(&one.group.items[read..]);
             return;
         }
@@ -419,7 +421,8 @@ impl Task<'_, '_> {
         self.topology.took(&one.group.node, now - one.at);
         self.topology.answered(&node);
         self.topology.give_back(&node, connection);
-        // No byte of the first node's answers was read, so the next read on that connection must skip these answers.
+        // No byte of the first node's answers was read, so the next read on the first node's connection must skip these
+        // answers.
         one.connection.owed += one.group.items.len();
         self.topology.give_back(&one.group.node, one.connection);
         None
@@ -435,7 +438,7 @@ impl Task<'_, '_> {
             let want = &mut self.wants[item.want as usize];
             let size = want.table.row_bytes();
             let to = &mut want.rows[item.position as usize * size..][..size];
-            // These rows are not cached, because a replica may lack the last changes.
+            // The second node's rows are not cached, because this node may be a replica that lacks the last changes.
             matches!(connection.row(want.table.reply_head(), to, until), Ok(Reply::Row))
         };
         items.iter().all(&mut is_row)
@@ -558,8 +561,8 @@ impl Task<'_, '_> {
     fn failed(&mut self, node: &Node, error: &io::Error, is_reused: bool) {
         self.why = format!("{node}: {error}");
         if is_reused && error.kind() != io::ErrorKind::TimedOut {
-            // The process behind an idle connection has ended; another may serve the same address by now. So only idle
-            // connections are closed, and the node is not avoided.
+            // An idle connection breaks if the node's process has ended, but another process may serve the same address
+            // by now. So only idle connections are closed, and reads do not avoid the node.
             self.topology.drop_idle(node);
         } else {
             self.topology.failed(node);

@@ -256,8 +256,8 @@ impl RemoteTable {
         self.changes.load(SeqCst)
     }
 
-    /// Adds a row to the cache, unless rows have changed since the read began, when [`Self::changes`] returned
-    /// `changes`.
+    /// Adds a row to the cache, unless rows of the table have changed since the read of the row began; `changes` is
+    /// what [`Self::changes`] returned then.
     pub(super) fn offer(&self, id: u64, row: &[u8], changes: u64) {
         if let Some(cache) = &self.cache
             && self.changes() == changes

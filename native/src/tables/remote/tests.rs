@@ -357,7 +357,7 @@ fn a_replica_that_is_not_in_sync_is_not_asked() {
     (0..100).for_each(|_| table.topology.budget.earn());
     primary.signal("-STOP");
     let mut wants = [Want::new(&table, vec![60])];
-    // The primary is slow at first, and then given up: the replica has the row, and its row may be old.
+    // The primary is frozen. The replica has the row, but is not in sync, so the read must not ask it.
     read(&mut wants, Some(Instant::now() + Duration::from_millis(700)));
     assert_eq!((&wants[0].left[..], hedges(&clusters).0), (&[0][..], hedged_before));
     is_in_sync(Duration::from_secs(3600));
@@ -383,8 +383,8 @@ fn answers_that_come_after_the_replicas_are_never_taken_for_later_rows() {
         assert_eq!(read_one(&table, &all), (rows_of(&all), vec![], String::new()));
         clusters.forget("m", 1, "t", None);
     }
-    // The test demands only one hedged read that the second node answered first. On a busy machine, other reads give up
-    // the frozen node before their hedged read is due.
+    // The test demands that the second node answered at least one hedged read first. On a busy machine, other reads
+    // give up the frozen node before their hedged read is due.
     assert!(hedges(&clusters).1 >= 1);
 }
 
@@ -456,7 +456,8 @@ fn rows_of_a_former_primary_leave_the_cache() {
         topology.forget_moved(&mut primaries);
         assert_eq!(Want::new(&table, vec![1, 2]).left, [0_u32; 0], "the primary is the same");
     }
-    // A read that begins before the map changes does not cache what it gets of the former primary.
+    // The read of row 3 begins before the slot map changes, so it does not cache the row, which may be that of the
+    // former primary.
     let mut begun = [Want::new(&table, vec![3])];
     topology.set_one_holder(vec![Node::new("127.0.0.1", 1), server.node()]);
     topology.forget_moved(&mut primaries);

@@ -105,7 +105,7 @@ pub(super) struct Topology {
     /// The number of hedged reads, which also ask a second node, that are allowed now.
     pub(super) budget: Budget,
     in_sync: Arc<InSync>,
-    /// The tables that lie in the cluster.
+    /// The open tables whose rows lie in the cluster.
     pub(super) tables: Mutex<Vec<Weak<RemoteTable>>>,
 }
 
@@ -165,8 +165,8 @@ impl Topology {
         }
     }
 
-    /// Says whether a node failed a moment ago. Unlike [`Self::is_out`], this method never reserves the next try of the
-    /// node for its caller.
+    /// Says whether a node failed less than [`BREAK`] ago. Unlike [`Self::is_out`], this method never reserves the next
+    /// try of the node for its caller.
     pub(super) fn is_down(&self, node: &Node) -> bool {
         self.has_down.load(Relaxed) && lock(&self.down).get(node).is_some_and(|until| Instant::now() < *until)
     }
@@ -261,7 +261,8 @@ impl Topology {
             if ordered[..index].contains(node) {
                 continue;
             }
-            // One node that hangs may use only a part of the time, so that other nodes can be asked, too.
+            // Each node gets only a part of the time that is left, so that the next node can be asked if this node
+            // hangs.
             let share = left.min((left / 3).max(self.address.node_timeout()));
             match self.ask_for_map(node, Instant::now() + share) {
                 Ok(map) => {
@@ -312,7 +313,7 @@ impl Topology {
     }
 
     fn ask_for_map(&self, node: &Node, until: Instant) -> io::Result<Map> {
-        // The connection is new, because the process behind an idle connection may have ended.
+        // The slot map is read on a new connection, because the process behind an idle connection may have ended.
         let mut connection = Connection::open(node, &self.address, until)?;
         connection.send(&command(&["CLUSTER", "SHARDS"]), until)?;
         let map = match connection.answer(until)? {
@@ -336,8 +337,8 @@ pub(super) fn map_of(frame: &OwnedFrame, asked: &Node, has_tls: bool) -> Option<
     for shard in items(frame)? {
         let mut nodes = Vec::new();
         for node in items(field(shard, "nodes")?)? {
-            // CLUSTER SHARDS still says `online` for a primary that was just killed, until the other nodes agree that
-            // the primary failed. So the map may contain such a primary.
+            // The map may contain a primary that was just killed: CLUSTER SHARDS says `online` for it until the other
+            // nodes agree that it failed.
             if text(field(node, "health")?)? == "fail" {
                 continue;
             }

@@ -8,7 +8,7 @@ use super::{Numbers, Unaligned, processors};
 use crate::tables::neighbors::{Metric, Neighbor, Search};
 use crate::tables::table::{Dtype, Table};
 
-/// Returns the nearest rows by their definition, in float64.
+/// Returns the nearest rows of each query: computes all scores in float64, as the metrics are defined.
 fn slow_neighbors(numbers: &Numbers, search: &Search<'_>) -> Vec<Vec<(i64, f64)>> {
     let dim = numbers.dim;
     let row = |id: i64| -> Vec<f64> { (0..dim).map(|column| f64::from(numbers.get(id as usize, column))).collect() };
