@@ -140,10 +140,11 @@ class Fetch:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("r+b" if path.exists() else "w+b") as file:
             if _crc_of(file, 0, step.num_bytes) != step.crc:
-                # The disk has other bytes than were noted: it was not synced, or is damaged.
+                # The checksum of the file's bytes is not the one that Progress has: the disk lost synced bytes, or is
+                # damaged. The object is fetched again from its start.
                 self.done_bytes -= step.num_bytes
                 step = Step()
-            # The bytes behind the noted ones may be torn.
+            # The bytes behind those that Progress has may be incomplete, and are cut off.
             file.truncate(step.num_bytes)
             file.seek(step.num_bytes)
             for part in self._parts(one, step.num_bytes):

@@ -181,7 +181,7 @@ class Mirror:
         return Arrival(self, version, path)
 
     def has(self, version: int) -> bool:
-        """Says whether a version is fetched; starts a fetch if one is due. Raises the error of a failed fetch once."""
+        """Says whether a version is completely fetched; starts a fetch if due. Raises a failed fetch's error once."""
         job = self._jobs.get(version)
         if job is None or (job.is_over and self.clock() >= job.again_at_s):
             attempts = 0 if job is None or job.error is None else job.attempts
