@@ -146,7 +146,8 @@ class VersionDeltas:
                     if not self._pending:
                         continue
                     side = self._overlay.prepare(may_open=True)
-                    # Before the version is published, no request reads its tables, so there is a free copy.
+                    # Before the version is published, no request reads its tables, so prepare() always returns a copy
+                    # of the tables to write to.
                     assert side is not None
                     self._overlay.write(side, self._pending)
                     self._note_applied()
