@@ -186,7 +186,7 @@ def _is_copied(source: RowSource) -> bool:
 
 
 def _part(source: RowSource, per_row: int) -> BlockPart:
-    assert isinstance(source.table, MappedTable)  # _is_copied() is True only for a source with a MappedTable
+    assert isinstance(source.table, MappedTable)  # callers check _is_copied(), which wants a MappedTable
     if not isinstance(source, FeatureRows):
         return BlockPart(source.table, per_row=per_row)
     feature = source.claim.feature

@@ -80,7 +80,7 @@ class MappedTable:
         return out
 
     def changed_rows(self) -> Array:
-        """Returns the ids of the rows that deltas changed after the version was saved: [N] int64, ascending."""
+        """Returns the ids of the rows that deltas changed and that differ from the file's: [N] int64, ascending."""
         return _NO_IDS if self.changed is None else np.flatnonzero(self.changed)
 
     def nearest(self, search: RowSearch) -> Nearest:
