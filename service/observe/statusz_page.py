@@ -83,7 +83,8 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_in(value: Any, values: frozenset[Any]) -> bool:
-    # Numbers are never shown as good or bad values: in Python 1 == True, so the count 1 would else count as True.
+    # A number is in no set of values that the page marks as good or bad: because 1 == True in Python, the count 1 would
+    # else be marked as True is.
     return isinstance(value, str | bool) and value in values
 
 
