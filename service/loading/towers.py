@@ -142,7 +142,8 @@ def native_plan(spec: SignatureSpec, source: RowSource) -> FeaturePlan | None:
     None if that needs more than one lookup.
     """
     table = source.table
-    assert isinstance(table, MappedTable | RemoteTable)  # open_towers() cuts out reads of no other tables.
+    # open_towers() takes only reads of mapped and remote tables out of a graph.
+    assert isinstance(table, MappedTable | RemoteTable)
     if isinstance(source, FeatureRows):
         lookup = source.claim.lookup
         assert isinstance(lookup, FeatureLookup)  # _claims() sets `lookup` of each claim to a FeatureLookup.

@@ -161,7 +161,7 @@ class RequestCounter:
     def _failed(self, subject: Subject, error: BaseException) -> None:
         code: str = error.code if isinstance(error, ServiceError) else "INTERNAL"
         if not isinstance(error, Exception):
-            code = "CANCELLED"  # asyncio cancels a task whose client disconnects
+            code = "CANCELLED"  # asyncio cancels a request's task if the client leaves
         self._failures.setdefault((get_ident(), subject, code), [0])[0] += 1
         if self._notes is not None:
             self._notes.failed(subject, error, code)

@@ -83,8 +83,8 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_in(value: Any, values: frozenset[Any]) -> bool:
-    # A number is in no set of values that the page marks as good or bad: because 1 == True in Python, the count 1 would
-    # else be marked as True is.
+    # The status page marks some texts and booleans as good or bad, but no numbers: 1 == True in Python, so the count 1
+    # would be marked like True.
     return isinstance(value, str | bool) and value in values
 
 

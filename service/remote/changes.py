@@ -179,7 +179,7 @@ class TableChanges:
         self._told = _Entry.of(newest[0]) if newest else _BEGIN
 
     def upsert(self, make: Callable[[int], tuple[Delta, bytes]], floor: int) -> tuple[Delta, bool]:
-        """Puts an upsert into the cluster; returns it, and whether all its rows are written.
+        """Stores an upsert in the cluster; returns its Delta, and whether all its rows are written to their blocks.
 
         Args:
           make: makes the upsert and its bytes from its number.

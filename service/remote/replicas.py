@@ -63,7 +63,7 @@ class Found(NamedTuple):
 
 
 class Replicas:
-    """The replicas of one cluster. Concurrency: one caller at a time."""
+    """The finder of one cluster's replicas in sync with their primaries. Concurrency: one caller at a time."""
 
     def __init__(self, topology: Topology) -> None:
         self._topology = topology

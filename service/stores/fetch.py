@@ -128,7 +128,7 @@ class Fetch:
             # The network may have damaged the manifest's bytes, so the next attempt fetches the manifest again.
             self._progress.note(by_path[MANIFEST_PATH], Step())
             raise ArtifactError(f"version {self._name} of {self._store.uri}: {error.message}") from error
-        assert manifest is not None  # Manifest.read() returns None only if the file is missing.
+        assert manifest is not None  # Manifest.read() returns None only without a manifest file
         if not manifest.files:
             return self._has_settled(objects)
         return all(path in by_path and by_path[path].num_bytes == size for path, size in manifest.files.items())
