@@ -159,7 +159,7 @@ class NotReady(ServiceError):
 
 
 class TableUnreachable(ServiceError):
-    """Rows of a remote table could not be read from its cluster, or changed there."""
+    """Rows of a remote table could not be read from the table's cluster, or could not be changed in it."""
 
     code = "UNAVAILABLE"
 

@@ -80,7 +80,7 @@ class SignedSessions(Sessions):
         super().__init__(callers, wall_clock)
         self._keys = tuple(map(_Keys.of, found))
         self._closing = threading.Lock()
-        # Random number of a closed session -> when the session ends, oldest first.
+        # Random number of a session that was closed before its end -> the session's end, in the order of closing.
         self._closed: dict[bytes, float] = {}
         # The generation of the list of callers, and for that list a dict for each signing key: fingerprint of a token
         # -> the token's SHA-256.

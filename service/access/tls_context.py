@@ -76,8 +76,8 @@ def _no_certificate(name: str) -> str:
 
 
 def _why_not(error: ssl.SSLError) -> str:
-    # OpenSSL's error is about the private key, or about a key that does not fit the certificate: _check() has found
-    # faults of the certificate itself before.
+    # OpenSSL's error is about the private key, about a key that does not fit the certificate, or about a certificate
+    # that is too weak: _check() has found unreadable certificates before.
     reason = error.reason or ""
     if reason in _MISMATCHES:
         return "server_key does not belong to server_cert"

@@ -93,7 +93,8 @@ class Delta:
     fingerprint: bytes
     created_us: int = 0
     is_forced: bool = False
-    # CRC-32C of the delta file that this delta was read from; 0 if it was not read from a file.
+    # The CRC-32C that ends the encoded delta (a delta file or a journal's record); 0 for a delta that was not decoded
+    # from bytes.
     checksum: int = 0
 
 

@@ -27,7 +27,8 @@ from service.errors import DeltaRefused, JournalUnavailable
 logger = logging.getLogger(__name__)
 
 _LOOK_AGAIN_S = 0.002
-# Seconds that a writer of the journal waits while another process holds the file's lock.
+# Longest time in seconds that a writer of the journal waits for the file's lock while another process holds it; then
+# the upsert fails.
 _PATIENCE_S = 5.0
 _WINDOW_BYTES = 1 << 20
 

@@ -36,7 +36,7 @@ class Alignment:
             self._sums[half] += weighted[0][mine].T @ weighted[1][mine]
 
     def rotations(self) -> Array:
-        """Returns, for each half, the orthogonal matrix R that brings `old @ R` nearest to `new` in the other half.
+        """Returns, for each half of the pairs, the matrix R that brings `old @ R` nearest to `new` in the other half.
 
         >>> fit = Alignment(2, (1.0, 1.0))
         >>> old = np.array([[1.0, 0.0], [0.0, 1.0]])

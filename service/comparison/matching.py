@@ -80,7 +80,7 @@ class ByKey:
         return self._translated(new_ids, self._new, self._old)
 
     def name(self, id: int, *, is_new: bool) -> str:
-        """Returns the row's key in the vocabulary of its version."""
+        """Returns the key of a row of one version (the new one if is_new) in that version's vocabulary, as text."""
         index = self._new if is_new else self._old
         line = id - index.first_id
         if not self._has_strings:

@@ -217,7 +217,8 @@ def _typical_norm(table: Table, ids: Array) -> float:
 
 
 def _halves(part: slice) -> Array:
-    # The pairs of rows belong alternately to the halves 0 and 1.
+    # Returns 0 and 1 in turn for the pairs of rows: the half of the pairs to which each belongs. The rotation for one
+    # half is fitted to the other half.
     return np.arange(part.start, part.stop) % 2
 
 
@@ -249,7 +250,8 @@ def _nearest(table: Table, queries: Array, pool: Array) -> Array:
 
 
 def _unit(rows: Array) -> Array:
-    # A row of zeros, or with NaN or infinity, becomes zeros here: its cosine with any other row is then 0.
+    # _unit() returns zeros for a row of zeros and for a row with NaN or infinity: its cosine with any other row is then
+    # 0.
     lengths = norms(rows.astype(np.float64))[:, None]
     usable = np.isfinite(lengths) & (lengths > 0)
     return np.divide(rows, lengths, out=np.zeros_like(rows), where=np.broadcast_to(usable, rows.shape))

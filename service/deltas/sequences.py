@@ -14,8 +14,8 @@ class Sequences:
     """
 
     def __init__(self) -> None:
-        # The set is kept as ranges of consecutive numbers: _starts has the first number of each range and _ends the
-        # last one, both ascending.
+        # The set of sequence numbers is kept as ranges of consecutive numbers: _starts has the first number of each
+        # range and _ends the last one, both ascending.
         self._starts: list[int] = []
         self._ends: list[int] = []
         self._count = 0

@@ -146,7 +146,8 @@ class VersionDeltas:
                     if not self._pending:
                         continue
                     side = self._overlay.prepare(may_open=True)
-                    # Before the version is published, no request reads its tables, so there is a free copy.
+                    # Before the version is published, no request reads its tables, so prepare() always returns a copy
+                    # of the tables to write to.
                     assert side is not None
                     self._overlay.write(side, self._pending)
                     self._note_applied()
@@ -184,7 +185,7 @@ class VersionDeltas:
             return not has_more
 
     def upsert(self, table: str, upsert: Upsert) -> UpsertReceipt:
-        """Appends an upsert to the journal, and waits until lookups return its rows, as Deltas.upsert declares."""
+        """Appends an upsert to the journal, or writes it to a remote table's cluster, as Deltas.upsert declares."""
         target = self._target
         if self._journal is None and table not in target.remote:
             raise DeltaRefused(
@@ -202,7 +203,7 @@ class VersionDeltas:
 
         if table in target.remote:
             return upsert_remote(target, table, make, self._highest)
-        assert self._journal is not None  # without --delta_journal_dir, the upsert was refused above
+        assert self._journal is not None  # else the upsert was refused above: DeltaRefused
         delta = self._journal.append(make, self._highest + 1)
         if self._is_closed:
             # The version was closed meanwhile: the upsert is on disk, and is applied when the version is loaded again.

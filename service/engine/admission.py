@@ -100,7 +100,8 @@ class Admission:
             self._rows -= rows
             self._bytes -= size
             if not held.rows and not held.bytes:
-                # The model's entry is removed from _held, which would grow with each new model otherwise.
+                # The entry of a model without reserved rows and bytes is removed from _held, which would otherwise grow
+                # with each new model name.
                 del self._held[model]
 
     def held(self) -> Mapping[str, Held]:

@@ -72,8 +72,8 @@ class ModelSet:
         # Allows one running and one waiting reload of the list of models: each blocks a thread that other requests need
         # as well.
         self._reloads = threading.BoundedSemaphore(2)
-        # Lock of code that drops a refused model: without it, a model of the same name from the next reload could be
-        # dropped.
+        # Lock under which a model of a refused reload is removed from the registry: without it, a model of the same
+        # name that the next reload has added could be removed.
         self._dropping = threading.Lock()
         self._configs: Mapping[str, ModelConfig] = {}
         self._watchers: dict[str, ModelWatcher] = {}

@@ -102,7 +102,7 @@ class NeighborIndexes:
             kept[name] = self._thread.submit(self._built, name, id(servable.files), table.info.vocabulary_size)
 
     def all(self) -> Mapping[IndexName, RowIndex]:
-        """Returns all indexes whose build is complete."""
+        """Returns all nearest-row indexes whose build is complete, by name."""
         with self._lock:
             futures = [item for kept in list(self._kept.values()) for item in kept.items()]
         done = {name: future.result() for name, future in futures if future.done() and not future.cancelled()}

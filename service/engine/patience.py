@@ -35,7 +35,7 @@ class Attempt(Generic[T]):
 
     @property
     def is_over(self) -> bool:
-        """Says whether the function that the thread runs has returned or raised an error."""
+        """Says whether the function that runs in the daemon thread has returned or raised an error."""
         return self._is_over.is_set()
 
     def result(self, timeout_s: float) -> T:

@@ -139,7 +139,7 @@ class ModelWatcher:
 
     @property
     def has_hanging_load(self) -> bool:
-        """Whether a load that was given up after its timeout still hangs."""
+        """Whether a load of one of the model's versions still hangs after it was given up at its timeout."""
         return any(not attempt.is_over for attempt in tuple(self._late_loads.values()))
 
     def run(self, poll_interval_s: float) -> None:
@@ -216,8 +216,8 @@ class ModelWatcher:
         return False
 
     def _is_outdated(self, config: ModelConfig | None) -> bool:
-        # A new configuration came while a version was loading or waited for its turn to load; run() then scans the
-        # folder again.
+        # True if a new configuration came, or the watcher is to stop, while a version was loading or waited for its
+        # turn to load. After a new configuration, run() scans the folder again.
         return self._config is not config or self._is_stopped
 
     def _source_of(self, base_path: str) -> VersionSource:
@@ -287,7 +287,7 @@ class ModelWatcher:
         arrival = self._arrivals.get(version)
         try:
             if arrival is None or arrival.folder != path:
-                assert self._source is not None  # set by the scan that found the version
+                assert self._source is not None  # the scan that found the version has set _source
                 new = partial(self._source[1].arrival, version, path)
                 arrival = self._arrivals[version] = self._within_time(path, new)
             if not self._within_time(path, arrival.is_complete):

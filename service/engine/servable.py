@@ -286,7 +286,7 @@ class Holder:
     @property
     def num_requests(self) -> int:
         """Number of requests that use the published servable now."""
-        # The native core's route to the servable is one of the leases, but it is no request.
+        # The native core's route to the servable counts as one lease, but is no request, so it is subtracted.
         routed = min(self._native_holders(), 1)
         return self.num_leases - routed
 

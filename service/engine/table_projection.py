@@ -20,7 +20,7 @@ from service.types import Array
 
 # Maximum number of rows in a table's map (its picture in the console); of a larger table, a random sample is drawn.
 MAX_POINTS = 100_000
-# Maximum number of maps that are kept, and of maps that wait to be computed: each map takes some MB.
+# Maximum number of tables' maps that are kept, and of those that wait to be computed: each map takes some MB.
 MAX_MAPS = 8
 # Maximum number of float32 numbers (16 MiB) in the rows from which the axes of a map are computed: a sample of the
 # rows, if they have more.
@@ -119,12 +119,13 @@ class KeptMaps(Generic[T]):
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # Key -> the object from which a map was computed, and the map; the most recently used map is the last one.
+        # Key of a map -> (the object `of` from which the map was computed, the Future of the map); the most recently
+        # used one is last.
         self._kept: dict[Hashable, tuple[object, Future[T]]] = {}
         self._thread = low_priority_thread("table-map")
 
     def get(self, key: Hashable, of: object, make: Callable[[], T]) -> T | None:
-        """Returns a map, or None while it is computed.
+        """Returns the map with the given key, or None while a thread computes it.
 
         The first call for a map starts the computation, with the context variables of its caller.
 

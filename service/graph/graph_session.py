@@ -126,7 +126,7 @@ class CoreSession:
 
     def run(self, fetch: Sequence[str], feed: Mapping[str, Array]) -> list[Array]:
         """Computes the fetched tensors once in the native core; a tensor that is also fed is returned unchanged."""
-        # Fed tensors are left out of the run, because TensorFlow refuses to fetch them.
+        # Fed tensors are not fetched from the session, because TensorFlow refuses to fetch a fed tensor.
         computed = [tensor for tensor in fetch if tensor not in feed]
         found = dict(zip(computed, self.call([*feed], computed)(*feed.values()), strict=True)) if computed else {}
         return [found[tensor] if tensor in found else feed[tensor] for tensor in fetch]

@@ -97,7 +97,7 @@ def _fed_inputs(spec: SignatureSpec, fed: frozenset[str]) -> list[dict[str, Any]
 
 
 def _graph(spec: SignatureSpec, graph: NativeGraph, fed: frozenset[str]) -> NativeGraph | PythonOnly:
-    """Returns the given description of a graph, or the reason why the native core can not run the graph."""
+    """Returns the given description of a signature's graph, or a PythonOnly that says why the core can not run it."""
     if graph.document["session"] is None:
         return PythonOnly("its graph is open in Python's session, for the native core can not open it")
     if optional := [tensor.name for tensor in spec.inputs.values() if tensor.tensor_name in fed and tensor.is_optional]:

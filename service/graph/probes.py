@@ -120,8 +120,8 @@ def _keys(keys: Array, constants: Constants, random: np.random.Generator) -> Arr
         return random.permutation(np.concatenate([keys, np.array(others, np.int64)]))
     texts = [b"", b" ", b"0", b"-1", b"\xc3\xa4", *(f"{n:x}".encode() for n in random.integers(0, 2**62, 60).tolist())]
     for key in keys[:50].tolist():
-        # Variants of a key show whether a graph trims keys or ignores their case. The vocabulary does neither, so that
-        # the graph's rows for the variants then differ from the lookup's.
+        # Keys in another case, or with spaces or a NUL, show whether a graph ignores case or trims keys. The vocabulary
+        # does neither, so the rows of such a graph for these keys differ from the lookup's.
         texts += [key.upper(), key.lower(), key + b" ", b" " + key, key + b"\0"]
     return random.permutation(np.array([*keys.tolist(), *texts, None], object)[:-1])
 

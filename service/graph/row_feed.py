@@ -186,7 +186,8 @@ def _is_copied(source: RowSource) -> bool:
 
 
 def _part(source: RowSource, per_row: int) -> BlockPart:
-    assert isinstance(source.table, MappedTable)  # _is_copied() is True only for a source with a MappedTable
+    # _part() is called only for sources for which _is_copied() is True; these read a MappedTable.
+    assert isinstance(source.table, MappedTable)
     if not isinstance(source, FeatureRows):
         return BlockPart(source.table, per_row=per_row)
     feature = source.claim.feature

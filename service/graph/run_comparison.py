@@ -71,7 +71,7 @@ class _Callers:
         self._pool = pool
         self._threads = threads
         self._answer = partial(answer, request)
-        # The first call is not measured: it fills caches that later calls use.
+        # The duration of the first request is not used, because this request fills caches that later ones use.
         self._seconds(1)
         self._runs = max(1, int(3 * _TURN_S / self._seconds(3)))
 

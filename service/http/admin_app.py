@@ -76,7 +76,7 @@ def create_admin_app(
         """Points a label of a model to a version; the version null removes the label."""
         body = await read_body(request, _MAX_CONFIG_BYTES, Reservation(Admission(), ""))
         ref, version = model_ref(request), _version_of(body)
-        assert ref.label is not None  # Only paths with a label lead to this route.
+        assert ref.label is not None  # This route's path always names a label.
         await asyncio.to_thread(copy_context().run, engine.set_label, ref.name, ref.label, version)
         return Response(orjson.dumps({"label": ref.label, "version": version}), media_type="application/json")
 
@@ -140,8 +140,8 @@ class _OwnPagesMiddleware:
         expected = self._csrf
         if self._sessions is not None:
             if scope["path"] == SESSION_PATH and scope["method"] == "POST":
-                # A browser that signs in has no session yet, so it has no token to send. The route that opens a session
-                # accepts only a JSON body, which a form of another site can not send.
+                # A browser that signs in has no session yet, so it has no CSRF token to send. The route that opens a
+                # session accepts only a JSON body, which a form of another site can not send.
                 return True
             found = self._sessions.find(session_cookie(scope["headers"]))
             expected = "" if found is None else found[0].csrf

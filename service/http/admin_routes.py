@@ -39,7 +39,8 @@ def add_admin_routes(
 
     async def metrics_text(request: Request) -> Response:
         """Returns the metrics in Prometheus' text format."""
-        # A thread writes the text of the metrics: with many models, this would block the event loop for too long.
+        # A thread writes the text of the metrics, because with many models the writing would block the event loop for
+        # too long.
         data, content_type = await asyncio.to_thread(metrics)
         return Response(data, headers={"Content-Type": content_type})
 

@@ -49,7 +49,7 @@ T = TypeVar("T")
 
 
 class Answered(NamedTuple, Generic[A]):
-    """The answer of an HTTP method, and the model version that computed it.
+    """The answer of an operation, such as predict, and the model version that computed it.
 
     instead: headers of the answer that say, by table, how many default or cached rows replace unreadable rows.
     """

@@ -92,7 +92,8 @@ def add_console_routes(
         if found is not None:
             document |= {"caller": found[1].name, "csrf": found[0].csrf, "rights": sorted(found[1].everywhere)}
         elif callers is None:
-            # A site may point its own host name at this address (DNS rebinding): its pages must not get the CSRF token.
+            # Another site may point its own host name at this server's address (DNS rebinding): pages of that site must
+            # not get the CSRF token.
             csrf = sources.csrf if is_plain_host(request.headers.get("host", "")) else ""
             document |= {"caller": None, "csrf": csrf, "rights": ["admin", "metadata", "predict"]}
         else:

@@ -36,12 +36,12 @@ def add_diff_route(app: FastAPI, engine: Engine) -> None:
         if not (to := request.query_params.get("to", "")):
             raise InvalidRequest("Name the version to compare with: versions/1:diff?to=2.")
         new, old = version_number(to), where.version
-        assert old is not None  # Only paths with a version lead to this route.
+        assert old is not None  # This route's path always names a version.
         if waiting >= _MAX_WAITING:
             raise Overloaded(f"{_MAX_WAITING} comparisons of versions wait already; try again later.")
         waiting += 1
         try:
-            # copy_context() carries the caller's rights (the grant) to the thread that compares.
+            # copy_context() carries the caller's rights (the grant) to the thread that compares the two versions.
             run, loop = copy_context().run, asyncio.get_running_loop()
             found = await loop.run_in_executor(threads, run, engine.diff, where.name, old, new)
         finally:

@@ -20,7 +20,8 @@ from service.http.routing import add_route, model_ref, version_number
 from service.types import ModelRef, TableInfo
 from service.wire.json_table_view import encode_drift, encode_keys, encode_page, encode_projection, encode_row
 
-# Largest number of requests for pages, rows and maps of tables that run at a time.
+# Largest number of requests to this file's routes (lists of a table's rows, single rows, 2-D maps) that run at a time;
+# further requests get the error Overloaded.
 MAX_READS = 4
 _DEFAULT_COUNT = 50
 

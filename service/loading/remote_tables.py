@@ -67,7 +67,8 @@ class RemoteTables:
         self._topologies: dict[StoreAddress, Topology] = {}
         self._looked_at: frozenset[StoreAddress] = frozenset()
         self._problems: dict[StoreAddress, str] = {}
-        # The references are weak, so that an unloaded version's reader is dropped with the version.
+        # The references are weak, so that the RowReader and the TableChanges of an unloaded version are freed with the
+        # version.
         self._readers: weakref.WeakValueDictionary[Subject, RowReader] = weakref.WeakValueDictionary()
         self._changes: weakref.WeakSet[TableChanges] = weakref.WeakSet()
         self._primaries: dict[StoreAddress, Primaries] = {}
@@ -254,7 +255,7 @@ class RemoteTables:
                 try:
                     self._compare(self._replicas[address])
                 except Exception:
-                    # The thread must go on: it is the only one, for all clusters.
+                    # An error must not end this thread: it is the only thread that compares replicas, for all clusters.
                     logger.exception("replicas of a cluster can not be compared", extra={"cluster": str(address)})
 
     def _compare(self, replicas: Replicas) -> None:
@@ -295,7 +296,8 @@ def _defaults(reader: RowReader, manifest: Manifest, table: str) -> dict[int, Ar
 
     features = [name for name, feature in manifest.features.items() if feature.table == table]
     lookups = [one for signature in manifest.signatures.values() for one in signature.features.items()]
-    # Row 0 is always read too: it is the default row of reads that belong to no feature.
+    # Row 0 is always read too: RemoteTable.stored_rows(), which reads for no feature, returns it in place of an
+    # unreadable row.
     size = manifest.tables[table].vocabulary_size
     wanted = sorted({0, *(one.default_row for name, one in lookups if name in features and one.default_row < size)})
     found = reader.read(np.array(wanted, np.int64))

@@ -131,7 +131,7 @@ def _moved(source: RowSource, tables: Mapping[str, MappedTable]) -> RowSource:
     if not isinstance(source, FeatureRows):
         return replace(source, table=table)
     lookup = source.claim.lookup
-    assert isinstance(lookup, FeatureLookup)  # Every claim that _claims() makes has a FeatureLookup.
+    assert isinstance(lookup, FeatureLookup)  # _claims() sets `lookup` of each claim to a FeatureLookup.
     moved = replace(lookup, plan=lookup.plan.on_tables(tables))
     return replace(source, table=table, claim=replace(source.claim, lookup=moved))
 
@@ -142,10 +142,11 @@ def native_plan(spec: SignatureSpec, source: RowSource) -> FeaturePlan | None:
     None if that needs more than one lookup.
     """
     table = source.table
-    assert isinstance(table, MappedTable | RemoteTable)  # open_towers() uses only mapped and remote tables.
+    # open_towers() takes only reads of mapped and remote tables out of a graph.
+    assert isinstance(table, MappedTable | RemoteTable)
     if isinstance(source, FeatureRows):
         lookup = source.claim.lookup
-        assert isinstance(lookup, FeatureLookup)  # Every claim that _claims() makes has a FeatureLookup.
+        assert isinstance(lookup, FeatureLookup)  # _claims() sets `lookup` of each claim to a FeatureLookup.
         plan = lookup.plan.features[lookup.name]
         return plan if source.claim.vocabulary is None and plan.is_one_kernel else None
     if table.info.dtype != "float32":

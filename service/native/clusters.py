@@ -41,7 +41,7 @@ class Clusters:
         self.core.heard(*subject)
 
     def set_in_sync(self, nodes: Sequence[tuple[str, int]], seconds: float) -> None:
-        """Notes replicas whose rows may be read for so many seconds."""
+        """Lets the native core read rows of the given replicas for `seconds` from now."""
         self.core.set_in_sync(list(nodes), seconds)
 
     def refresh(self) -> None:

@@ -184,7 +184,7 @@ class NativeStatistics:
                 self._events.waits_counted(model, _times(counts, before, seconds - seconds_before, QUEUE))
 
     def _new(self, document: Document, name: str) -> list[tuple[str, int]]:
-        """Returns a pair (label, total) for each connection that the core dropped since the last call."""
+        """Returns (label, total) once for each event, such as a failed handshake, since the last call for this name."""
         found = []
         for label, count in document[name]:
             before = self._counted.get((name, label), 0)

@@ -58,8 +58,8 @@ class Metrics:
         """Records a version's new state; at its END, drops the version's counts of requests and warm-ups."""
         self._versions.changed(model, status)
         if status.state is State.END:
-            # The counts of an ended version are dropped, because new versions may come all day, and each would leave
-            # its counts.
+            # An ended version's counts of requests and warm-ups are dropped, because new versions may come all day, and
+            # each would leave its counts in memory.
             self.requests.retire(model, status.version)
             self.warmups.retire(model, status.version)
 

@@ -25,8 +25,8 @@ def request_lines(requests: Requests) -> list[str]:
     lines = family(name, "counter", "Requests finished, by canonical code; OK: succeeded.")
     found: dict[Subject, Successes] = {}
     counts: dict[tuple[Subject, str], int] = {}
-    # The counts of a signature's methods are added, as these metrics have no label for the method: a signature hardly
-    # has more than one, and TensorFlow Serving's metrics show it.
+    # These metrics have no label for the method (such as Predict), so the counts of a signature's methods are added:
+    # hardly any signature has two methods, and TensorFlow Serving's metrics have the label.
     for subject, cell in requests.successes.items():
         key = subject._replace(method="")
         found.setdefault(key, Successes(cell.kind, False)).merge(cell)

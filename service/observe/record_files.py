@@ -64,7 +64,7 @@ class RecordFiles:
         self._number += 1
         time = datetime.fromtimestamp(self._now(), UTC).strftime("%Y%m%dT%H%M%S")
         path = self._prefix.with_name(f"{self._prefix.name}-{time}-{os.getpid()}-{self._number:04d}{OPEN_SUFFIX}")
-        # Mode 0o640 keeps other users from reading the recorded requests, which may be private.
+        # Mode 0o640 keeps users outside the file's group from reading the recorded requests, which may be private.
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o640)
         self._path, self._num_bytes, self._num_records = path, 0, 0
 

@@ -95,11 +95,11 @@ class CountsElsewhere(Protocol):
     """A source of counts of requests that Python does not see, because the native core answers them."""
 
     def collect(self) -> None:
-        """Adds the requests that this source has counted since the last collect() to the RequestCounter."""
+        """Adds the requests that the native core has answered since the last collect() to the RequestCounter."""
         ...
 
     def retire(self, model: str, version: int) -> None:
-        """Adds a version's last counts to the RequestCounter, and drops all counts of the version in this source."""
+        """Adds the native core's last counts of a version to the RequestCounter, and makes the core drop them."""
         ...
 
 
@@ -121,7 +121,7 @@ class RequestCounter:
         self._slow_s = notes.slow_s if notes else math.inf
         self._successes: dict[_SuccessKey, Successes] = {}
         self._failures: dict[_FailureKey, list[int]] = {}
-        # Sums of the counts of versions that were unloaded, for the totals that read() returns.
+        # Sums of the counts of requests for versions that were unloaded, for the totals that read() returns.
         self._retired = Requests()
         # read() and retire() hold this lock, so that read() sees the counts that retire() moves to _retired exactly
         # once.
@@ -161,7 +161,7 @@ class RequestCounter:
     def _failed(self, subject: Subject, error: BaseException) -> None:
         code: str = error.code if isinstance(error, ServiceError) else "INTERNAL"
         if not isinstance(error, Exception):
-            code = "CANCELLED"  # asyncio cancels a request's task if the client disconnects.
+            code = "CANCELLED"  # asyncio cancels a request's task if the client leaves
         self._failures.setdefault((get_ident(), subject, code), [0])[0] += 1
         if self._notes is not None:
             self._notes.failed(subject, error, code)
@@ -185,7 +185,7 @@ class RequestCounter:
             return now, ever
 
     def retire(self, model: str, version: int) -> None:
-        """Adds an unloaded version's counts to the totals and drops them; no more requests for it may be counted."""
+        """Moves an unloaded version's counts of requests to the totals; no later request for it may be counted."""
         if self.also is not None:
             self.also.retire(model, version)
         with self._lock:

@@ -83,7 +83,8 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_in(value: Any, values: frozenset[Any]) -> bool:
-    # Numbers are never shown as good or bad values: in Python 1 == True, so the count 1 would else count as True.
+    # The status page marks some texts and booleans as good or bad, but no numbers: 1 == True in Python, so the count 1
+    # would be marked like True.
     return isinstance(value, str | bool) and value in values
 
 

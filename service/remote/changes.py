@@ -37,7 +37,7 @@ _LOOK_S = 1.0
 # If an upsert stays in the Valkey hash `held` for this many seconds, any server finishes it, because the server that
 # put it there has probably ended.
 _HELD_S = 1.0
-# Seconds until this server writes an entry again that some replica lacks.
+# Seconds from one attempt to the next in which this server writes its stream entries again that some replica lacks.
 _AGAIN_S = 1.0
 # Number of entries that the stream of changed rows in Valkey keeps, and that a server reads at a time. A server that
 # missed an entry drops all cached rows.
@@ -104,7 +104,7 @@ Listener = Callable[[Array | None], None]
 
 
 class _Entry(NamedTuple):
-    """An entry of the stream.
+    """An entry of the stream of changes of a table in Valkey.
 
     history: digest of this entry and all entries before it; b"" if an older version of the server wrote the entry.
     """
@@ -115,12 +115,12 @@ class _Entry(NamedTuple):
 
     @staticmethod
     def of(told: Any) -> _Entry:
-        """Returns an entry from the parts that a node sent."""
+        """Returns an entry of the stream from its name and fields, as a node sent them."""
         name, fields = told
         return _Entry(name, fields[b"ids"], fields.get(b"history", b""))
 
 
-# The place before the first entry of a stream, and the name of the first.
+# _BEGIN: the position before the first entry of the stream of changes. _FIRST: the name of the stream's first entry.
 _BEGIN, _FIRST = _Entry(), b"1-1"
 
 
@@ -148,8 +148,8 @@ class TableChanges:
         self._following = threading.Lock()
         # The last entry of the stream of changes that the listeners have been told of.
         self._told = _BEGIN
-        # For each entry that this server wrote and that some replica lacks: the entry's random bytes -> its ids. Below:
-        # the time when to write these ids again.
+        # _uncopied: for each stream entry that this server wrote and that some replica may lack, the entry's random
+        # bytes -> its ids. _again_at_s: the time at which these ids are written again, on time.monotonic().
         self._uncopied: dict[bytes, bytes] = {}
         self._again_at_s = 0.0
         # Number of an unfinished upsert in the cluster -> time when this server saw it first.
@@ -170,12 +170,16 @@ class TableChanges:
         return 0.0 if since_s is None else max(time.monotonic() - since_s, 0.0)
 
     def begin(self, end_s: float) -> None:
-        """Reads the newest change in the cluster, before any row is read; raises Unreachable, Refused."""
+        """Makes follow() tell only changes after the newest one in the cluster; called before any row is read.
+
+        Raises:
+          Unreachable, Refused: the stream of changes could not be read.
+        """
         (newest,) = self._primaries.read([self._command("XREVRANGE", "changes", "+", "-", "COUNT", 1)], end_s)
         self._told = _Entry.of(newest[0]) if newest else _BEGIN
 
     def upsert(self, make: Callable[[int], tuple[Delta, bytes]], floor: int) -> tuple[Delta, bool]:
-        """Puts an upsert into the cluster; returns it, and whether all its rows are written.
+        """Stores an upsert in the cluster; returns its Delta, and whether all its rows are written to their blocks.
 
         Args:
           make: makes the upsert and its bytes from its number.
@@ -202,7 +206,7 @@ class TableChanges:
         self._files.append((delta, refused))
 
     def follow(self) -> None:
-        """Tells listeners the rows that other servers changed; writes queued delta files and ended servers' upserts."""
+        """Tells listeners the rows that other servers changed; writes queued delta files and unfinished upserts."""
         with self._following:
             try:
                 self._look(time.monotonic() + _LOOK_S)
@@ -232,8 +236,9 @@ class TableChanges:
         if is_known:
             self._hear(entries if told is _BEGIN else entries[1:])
         else:
-            # Entries that were told are gone, or others were missed: the node lost them, or is another node. The rows
-            # are dropped after the newest entry was read, so that no row is cached between both.
+            # The stream lacks the last entry that the listeners were told of: the node lost it, dropped it as too old,
+            # or is another node. All cached rows are dropped after the newest entry was read, so that no row is cached
+            # between both.
             self.begin(end_s)
             self._tell(None)
         if self.on_heard is not None and len(entries) < _READ_ENTRIES:
@@ -308,7 +313,7 @@ class TableChanges:
         self._tell(ids)
 
     def _tell_again(self, end_s: float) -> None:
-        """Writes entries again that a replica may lack: if this replica takes over, the other servers hear them."""
+        """Writes one entry with the ids of all entries that a replica may lack; the replica may become the primary."""
         if not self._uncopied or time.monotonic() < self._again_at_s:
             return
         self._again_at_s = time.monotonic() + _AGAIN_S
@@ -320,7 +325,7 @@ class TableChanges:
             self._uncopied.pop(nonce, None)
 
     def _add(self, ids: bytes, notes: list[str], deed: list[str | int], sequence: int, end_s: float) -> None:
-        """Adds an entry to the stream, and notes it unless all replicas have it."""
+        """Adds an entry to the stream of changes; keeps its ids in _uncopied unless all replicas have the entry."""
         nonce = os.urandom(16)
         self._uncopied[nonce] = ids
         if self._primaries.write([self._script(_TELL, notes, sequence, ids, _KEPT_ENTRIES, *deed, nonce)], end_s):

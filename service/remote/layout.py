@@ -182,7 +182,7 @@ class Pointer:
 
     @property
     def text(self) -> str:
-        """The JSON text of these fingerprints of a table, as the cluster stores it."""
+        """The Pointer as JSON text, as the cluster stores it."""
         return json.dumps({"layout": LAYOUT, "fingerprints": self.fingerprints, "others": self.others})
 
 

@@ -18,15 +18,17 @@ from service.remote.topology import Topology, Unreachable
 
 # For how many seconds the rows of a replica may be read after the server began to compare it with its primary.
 SYNC_S = 1.0
-# The longest wait for the report of one node, and most reports that are waited for at once.
+# _REPORT_S: longest wait, in seconds, for one node's reply to INFO replication. _MOST_THREADS: largest number of
+# primaries whose replicas are compared at the same time.
 _REPORT_S = 0.3
 _MOST_THREADS = 16
-# The most seconds since a replica heard from its primary, in whole seconds as the replica reports them.
+# If the primary does not answer this server, a replica that heard from the primary at most this many whole seconds ago
+# counts as in sync.
 _HEARD_S = 1
 
 
 class Report(NamedTuple):
-    """The report of a node about its replication.
+    """A node's reply to INFO replication: its role, and how far it is in the stream of changes.
 
     history: name of the sequence of changes that the node follows or makes; a primary that takes over gives it a new
     name. offset: how far the node is in it, in bytes. heard_s: seconds since a replica heard from its primary; None
@@ -50,7 +52,7 @@ class Report(NamedTuple):
 
 
 class Found(NamedTuple):
-    """The result of a comparison. in_sync: replicas in sync, for so many seconds from now on.
+    """The result of comparing replicas with their primaries. in_sync: replicas that may be read for `seconds` from now.
 
     is_map_old: whether a node reports another role than the map of slots has for it.
     """
@@ -61,13 +63,13 @@ class Found(NamedTuple):
 
 
 class Replicas:
-    """The replicas of one cluster. Concurrency: one caller at a time."""
+    """The finder of one cluster's replicas in sync with their primaries. Concurrency: one caller at a time."""
 
     def __init__(self, topology: Topology) -> None:
         self._topology = topology
         self._connections: dict[Node, RowConnection] = {}
         self._threads = ThreadPoolExecutor(_MOST_THREADS, "replicas")
-        # Whether a replica was in sync when it was compared last.
+        # Replica -> whether it was in sync when it was last compared with its primary.
         self._was_in_sync: dict[Node, bool] = {}
 
     def compare(self) -> Found:
@@ -84,15 +86,17 @@ class Replicas:
         return Found(in_sync, seconds, is_map_old)
 
     def _of_group(self, group: tuple[Node, list[Node]]) -> tuple[list[Node], bool]:
-        """Returns the replicas in sync of a primary and its replicas, and whether a node has another role by now."""
-        # The primary is asked first, so that a replica in sync has all changes until then.
+        """Returns a primary's replicas that are in sync, and whether a node of the group has another role by now."""
+        # The primary is asked before its replicas, so that a replica in sync has all changes that the primary had made
+        # when it replied.
         primary, is_gone = None, False
         try:
             primary = self._report(group[0])
         except ConnectionRefusedError:
             is_gone = True
         except OSError:
-            # The primary is frozen, or its network is down: the replicas say how long they have not heard from it.
+            # The primary is frozen, or the network between it and this server is down: a replica counts as in sync if
+            # it has itself heard from this primary within _HEARD_S seconds.
             pass
         in_sync, is_old = [], primary is not None and not primary.is_primary
         for node in group[1]:
@@ -108,14 +112,14 @@ class Replicas:
         return in_sync, is_old
 
     def _report(self, node: Node) -> Report:
-        """Asks a node for its report; raises OSError, ConnectionRefusedError if no process listens there."""
+        """Returns a node's reply to INFO replication; raises OSError, ConnectionRefusedError if no process listens."""
         end_s = time.monotonic() + _REPORT_S
         kept = self._connections.pop(node, None)
         if kept is not None:
             try:
                 return self._ask(node, kept, end_s)
             except ConnectionError:
-                # The process has ended; a new connection shows whether it is back.
+                # The node ended or closed this connection; a new connection shows whether the node is up.
                 pass
         return self._ask(node, RowConnection(node, self._topology.address, end_s), end_s)
 

@@ -29,7 +29,7 @@ class RowCache(Protocol):
         """Extends the time for which cached rows of a table are valid: all its changes were read. Must not raise."""
 
     def set_in_sync(self, nodes: Sequence[tuple[str, int]], seconds: float) -> None:
-        """Notes replicas whose rows may be read for so many seconds. Must not raise."""
+        """Lets rows of the given replicas be read for `seconds` from now. Must not raise."""
 
     def refresh(self) -> None:
         """Asks each Valkey or Redis cluster for its map of hash slots to nodes; blocks. Must not raise."""

@@ -311,5 +311,5 @@ class _Task:
 
 
 def _of_connection(connection: RowConnection, error: OSError) -> OSError:
-    """Returns an error of a connection, as a _Stale if the node may have closed the connection while it was idle."""
+    """Returns the error that a connection raised, as a _Stale if the node may have closed the connection while idle."""
     return _Stale(*error.args) if connection.was_idle and not isinstance(error, TimeoutError) else error

@@ -41,7 +41,7 @@ class _Map(NamedTuple):
 
 
 class NodeStatus(NamedTuple):
-    """The status of one cluster node. num_slots: its hash slots; 0 if the other nodes have marked it as failed.
+    """The status of one cluster node. num_slots: number of its hash slots; 0 if other nodes have marked it as failed.
 
     is_in_sync: whether rows may be read from the node: a replica may lack the last changes.
     """
@@ -60,13 +60,13 @@ class Topology:
         self.address = address
         self._map = _Map((), (), (-1,) * NUM_SLOTS)
         self._down: dict[Node, float] = {}
-        # Replica -> until when it may be read.
+        # Replica -> time on time.monotonic() until which its rows may be read.
         self._in_sync: dict[Node, float] = {}
         self._changing = threading.Lock()
         self._asked_s = float("-inf")
 
     def holders(self, slot: int) -> tuple[Node, ...]:
-        """Returns a slot's nodes, the primary first."""
+        """Returns all nodes of a hash slot, the primary first."""
         place = self._map.by_slot[slot]
         return () if place < 0 else self._map.holders[place]
 
@@ -83,7 +83,7 @@ class Topology:
         return tuple(sorted(found, key=self.is_down)) if self._down else found
 
     def hopes(self, slot: int) -> tuple[Node, ...]:
-        """Returns the nodes of a slot to read now or soon: if its primary is down, any replica may take over."""
+        """Returns the nodes of a hash slot to read now or soon: if its primary is down, any replica may take over."""
         primary = self.primary(slot)
         is_led = primary is not None and primary in self.holders(slot) and not self.is_down(primary)
         return self.nodes(slot) if is_led else self.holders(slot)
@@ -98,7 +98,7 @@ class Topology:
         return time.monotonic() < self._in_sync.get(node, 0.0)
 
     def set_in_sync(self, nodes: Iterable[Node], until_s: float) -> None:
-        """Notes replicas that may be read until a time on time.monotonic()."""
+        """Lets rows of the given replicas be read until a time on time.monotonic(); other replicas keep their time."""
         self._in_sync.update(dict.fromkeys(nodes, until_s))
 
     def primary(self, slot: int) -> Node | None:
@@ -120,7 +120,7 @@ class Topology:
         self._down[node] = time.monotonic() + break_s
 
     def answered(self, node: Node) -> None:
-        """Notes that a node has answered, so that it is asked again as usual."""
+        """Notes that a node has answered, so that other nodes are no longer asked before it."""
         self._down.pop(node, None)
 
     def all_nodes(self) -> list[Node]:

@@ -128,7 +128,7 @@ class Fetch:
             # The network may have damaged the manifest's bytes, so the next attempt fetches the manifest again.
             self._progress.note(by_path[MANIFEST_PATH], Step())
             raise ArtifactError(f"version {self._name} of {self._store.uri}: {error.message}") from error
-        assert manifest is not None  # Manifest.read() returns None only if the file is missing.
+        assert manifest is not None  # Manifest.read() returns None only without a manifest file
         if not manifest.files:
             return self._has_settled(objects)
         return all(path in by_path and by_path[path].num_bytes == size for path, size in manifest.files.items())
@@ -140,10 +140,11 @@ class Fetch:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("r+b" if path.exists() else "w+b") as file:
             if _crc_of(file, 0, step.num_bytes) != step.crc:
-                # The disk has other bytes than were noted: it was not synced, or is damaged.
+                # The checksum of the file's bytes is not the one that Progress has: the disk lost synced bytes, or is
+                # damaged. The object is fetched again from its start.
                 self.done_bytes -= step.num_bytes
                 step = Step()
-            # The bytes behind the noted ones may be torn.
+            # The bytes behind those that Progress has may be incomplete, and are cut off.
             file.truncate(step.num_bytes)
             file.seek(step.num_bytes)
             for part in self._parts(one, step.num_bytes):

@@ -167,11 +167,11 @@ class Mirror:
         return {version: path for version, path in local.items() if read_record(path) is not None}
 
     def unreadable(self, error: OSError) -> str:
-        """Returns one line that says why the store can not be listed."""
+        """Returns one line that says why the folders below the store's URI can not be listed."""
         return f"cannot read {self.store.uri}: {error.strerror}"
 
     def unserved(self, found: Collection[int]) -> str:
-        """Returns one line that says why the store has no version that the model's policy wants."""
+        """Returns one line that says why the object store has no version that the model's policy wants."""
         if found:
             return f"none of the versions it is configured for is in {self.store.uri}"
         return f"no version folder (an integer name such as 1) below {self.store.uri}"
@@ -181,7 +181,7 @@ class Mirror:
         return Arrival(self, version, path)
 
     def has(self, version: int) -> bool:
-        """Says whether a version is fetched; starts a fetch if one is due. Raises the error of a failed fetch once."""
+        """Says whether a version is completely fetched; starts a fetch if due. Raises a failed fetch's error once."""
         job = self._jobs.get(version)
         if job is None or (job.is_over and self.clock() >= job.again_at_s):
             attempts = 0 if job is None or job.error is None else job.attempts
@@ -196,7 +196,7 @@ class Mirror:
         return job.state == "HERE"
 
     def keep(self, versions: Collection[int]) -> None:
-        """Ends fetches and removes local copies of all versions but the given ones; no other version may be loaded."""
+        """Ends fetches and removes local copies of all versions but the given ones, which include all loaded ones."""
         for version in self._jobs.keys() - set(versions):
             self._jobs.pop(version).is_stopped = True
             self._settling.pop(version, None)

@@ -29,7 +29,8 @@ from service.errors import InvalidRequest
 # A failed request to the store is repeated at most twice here, because the mirror tries again later, and shows the
 # error meanwhile.
 _RETRIES: Any = {"max_retries": 2, "retry_timeout": timedelta(seconds=20)}
-# A program that writes a version does not try again later, so its failed requests are repeated for longer.
+# A program that uploads a version does not try again later, unlike a server, so its failed requests to the store are
+# repeated for longer.
 _PATIENT_RETRIES: Any = {"max_retries": 8, "retry_timeout": timedelta(seconds=120)}
 _MAX_TEXT = 300
 # Larger objects are written in parts. A store takes at most 10,000 parts of an object, so the parts of a very large
@@ -52,7 +53,7 @@ class StoreError(OSError):
 
 
 class ObjectExists(StoreError):
-    """Error that an object has the name of an object that was to be written as a new one."""
+    """A new object could not be written, because the store has an object of this name already."""
 
 
 class StoredObject(NamedTuple):

@@ -16,18 +16,18 @@ PROGRESS = ".progress.jsonl"
 
 
 class Step(NamedTuple):
-    """The bytes of an object that are synced: their number, and their CRC-32C."""
+    """The first bytes of an object that are synced to the disk: their number, and their CRC-32C."""
 
     num_bytes: int = 0
     crc: int = 0
 
 
 class Progress:
-    """The notes of the version in one folder. Concurrency: one caller at a time."""
+    """The file that notes how much of each object of a version is fetched. Concurrency: one caller at a time."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / PROGRESS
-        # Path and tag of an object -> its bytes that are synced.
+        # (Path of an object, its ETag) -> how many of its first bytes are synced to the disk, and their checksum.
         self._steps: dict[tuple[str, str], Step] = {}
         try:
             lines = self._path.read_bytes().split(b"\n")
@@ -37,17 +37,17 @@ class Progress:
             try:
                 path, tag, num_bytes, crc = json.loads(line)
             except ValueError:
-                # The process was killed, or the power failed, while the line was written.
+                # An incomplete line is skipped: the process was killed, or the power failed, while it was written.
                 continue
             self._steps[path, tag] = Step(num_bytes, crc)
 
     def of(self, one: StoredObject) -> Step:
-        """Returns the bytes of an object that are safe; none of an object without a tag, which may be another one."""
+        """Returns how much of an object is synced; nothing if it has no ETag, without which a change goes unnoticed."""
         return self._steps.get((one.path, one.tag), Step()) if one.tag else Step()
 
     def note(self, one: StoredObject, step: Step) -> None:
-        """Notes that the first bytes of an object are synced; raises OSError."""
+        """Writes to the file how many bytes of an object are synced to the disk; raises OSError."""
         self._steps[one.path, one.tag] = step
         with self._path.open("ab") as file:
-            # The line begins with a line's end, because the line before it may be torn.
+            # A newline is written before the line too, because the file may end with an incomplete line.
             file.write(b"\n" + json.dumps([one.path, one.tag, *step]).encode() + b"\n")

@@ -168,6 +168,7 @@ class GuardedFiles:
         self._opened = {}
 
     def __del__(self) -> None:
-        # Without a call of close(), as after a failed load of the version, the files' descriptors are still open.
+        # If close() was not called, as after a failed load of the version, the files' descriptors are still open, and
+        # are closed here.
         for opened in self._opened.values():
             os.close(opened.descriptor)

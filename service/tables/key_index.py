@@ -36,5 +36,6 @@ def new_dict(size: int) -> Any:
     return {}
 
 
-# Function that makes an empty index, which index_strings and index_integers fill.
+# Function that makes an empty index for a vocabulary of the given number of keys; index_strings or index_integers fills
+# it.
 new_index = native_slots if NATIVE_TABLES else new_dict

@@ -298,7 +298,8 @@ class SignaturePlan:
         totals = sum(self._counts.copy().values(), np.zeros((len(self.features), 2), np.int64))
         for plan in self.features.values():
             ids, missing = totals[plan.position].tolist()
-            # As in the native core's counts, a feature is named by its input of ids.
+            # The feature's name is that of its input of ids, without the suffix of values: the native core's counts
+            # name it so, too.
             yield plan.table.info.name, plan.feature.ids.removesuffix(VALUES_SUFFIX), plan.feature_ids(ids, missing)
 
     def counts(self) -> Iterator[tuple[str, TableCounts]]:

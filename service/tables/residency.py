@@ -131,7 +131,7 @@ class Residency:
 
 
 def _pages(weights: np.ndarray[Any, Any]) -> tuple[int, int]:
-    """Returns the address and the size of an array's memory, extended at its begin to a whole page."""
+    """Returns address and size in bytes of an array's memory, extended down to the begin of its first page."""
     begin = weights.ctypes.data & -mmap.PAGESIZE
     end = weights.ctypes.data + weights.nbytes
     return begin, end - begin
@@ -202,7 +202,7 @@ STATISTICS_PATH = "assets.extra/statistics"
 
 
 def hot_rows(artifact: Path) -> Iterator[tuple[str, Array]]:
-    """Yields the name of each table in the training's statistics, with its hot rows: [n] int64, ascending, from 0."""
+    """Yields the name of each table in the training's statistics, with its hot rows' ids: [n] int64, ascending."""
     for name, ids in hottest_rows(artifact):
         yield name, np.unique(ids)
 

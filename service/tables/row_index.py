@@ -33,7 +33,8 @@ _SAMPLED_ROWS, _ITERATIONS = 32, 6
 _BLOCK_ROWS = 4096
 _NUM_QUERIES = 256
 _SORTED_ROWS = 1 << 20
-# Number of rows to compare with all queries at a time; this takes some seconds at most.
+# Number of rows that one call compares with all sampled queries, to find their true nearest rows; a call takes some
+# seconds at most.
 _COMPARED_ROWS = 1 << 18
 # Longest time in seconds of one comparison of rows with queries while an index is built.
 _PATIENCE_S = 600.0
@@ -177,7 +178,7 @@ def _true_neighbors(wanted: RowSearch, search: Callable[[RowSearch], Nearest], n
 
 
 def _choose_probes(index: RowLists, queries: Array, true: list[set[int]]) -> bool:
-    """Doubles the number of lists that a search reads until the recall suffices; returns False if it reads too many.
+    """Doubles the number of lists that a search reads until the recall suffices; returns False if that is too many.
 
     true: the ids of the nearest rows of each query.
     """

@@ -80,7 +80,7 @@ class MappedTable:
         return out
 
     def changed_rows(self) -> Array:
-        """Returns the ids of the rows that deltas changed after the version was saved: [N] int64, ascending."""
+        """Returns the ids of the rows that deltas changed and that differ from the file's: [N] int64, ascending."""
         return _NO_IDS if self.changed is None else np.flatnonzero(self.changed)
 
     def nearest(self, search: RowSearch) -> Nearest:
@@ -162,7 +162,7 @@ def check_files(artifact: Path, manifest: Manifest) -> None:
     for name, nbytes in manifest.files.items():
         try:
             found = (artifact / name).stat().st_size
-        except (OSError, ValueError) as error:  # stat() raises ValueError for a name with a NUL
+        except (OSError, ValueError) as error:  # ValueError: the manifest's name has a NUL
             raise ArtifactError(f"file {name!r} of {artifact} can not be read: {error}") from error
         if found != nbytes:
             raise ArtifactError(f"file {name} of {artifact} has {found} bytes, its manifest says {nbytes}")

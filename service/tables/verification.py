@@ -174,8 +174,8 @@ def _read(descriptor: int, address: int, offset: int, memory: mmap.mmap, size: i
     # not drop a part of a page.
     num_pages = -(-(offset + size - begin) // mmap.PAGESIZE)
     pages = np.zeros(num_pages, np.uint8)
-    # If the user lacks the right to know, mincore() reports all pages as being in the page cache, and no page is
-    # dropped.
+    # If this process's user neither owns the file nor may write to it, mincore() reports all pages as being in the page
+    # cache, and no page is dropped.
     _libc.mincore(address + begin, num_pages * mmap.PAGESIZE, pages.ctypes.data)
     was_there = bool((pages & 1).any())
     done = 0

@@ -264,7 +264,7 @@ def _map(path: Path, guarded: GuardedFiles) -> Array:
         if path.stat().st_size == 0:
             return np.empty(0, np.uint8)
         return np.frombuffer(guarded.map(path), np.uint8)
-    except (OSError, ValueError) as error:  # stat() and open() raise ValueError for an impossible file name.
+    except (OSError, ValueError) as error:  # stat() and open() raise ValueError for a name with a NUL
         raise ArtifactError(f"cannot read vocabulary {str(path)!r}: {error}") from error
 
 

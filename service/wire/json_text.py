@@ -163,7 +163,8 @@ class _Scanner:
         # The JSON text is cut at its first zero byte, because rapidjson reads only up to a zero byte.
         self._text = text.partition(b"\0")[0]
         self._at = 3 if text.startswith(b"\xef\xbb\xbf") else 0
-        # The closing brackets that the open arrays and objects need, innermost last.
+        # The closing brackets ("]" or "}") of the arrays and objects that are open at the scanner's position, innermost
+        # last.
         self._stack = bytearray()
         self._tokens_left = _MAX_TOKENS
 
