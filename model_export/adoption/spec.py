@@ -145,7 +145,7 @@ def is_table(entry: BundleEntry, dtypes: Collection[str] = _SERVED_DTYPES) -> bo
 
 
 def candidate_lines(variables: Mapping[str, BundleEntry]) -> list[str]:
-    """Lists name, shape and dtype of every variable, one per line: tables first, the largest table first."""
+    """Lists name, shape and dtype of numeric variables, one per line: possible tables first, then by falling size."""
 
     def order(item: tuple[str, BundleEntry]) -> tuple[bool, int]:
         size = 1

@@ -74,7 +74,8 @@ def read_labels(file: LabelFile, num_rows: int, vocabularies: Mapping[Path, Voca
     rows = _rows_of_keys({record[0].strip() for record in records}, num_rows, vocabularies)
     header = records[0] if records[0][0].strip() not in rows else None
     label_at = _column(file, header)
-    # The rows' names are in the column next to the key, unless the labels are there: then in the column after it.
+    # The key is in column 0, and the labels may be in column 1 or 2. The rows' names are in the first of these two that
+    # has no labels.
     name_at = next(i for i in (1, 2) if i != label_at)
     labels, names, unmatched = {}, {}, 0
     for record in records[header is not None :]:

@@ -222,8 +222,8 @@ class ServableLoader:
         # read again.
         are_made = pages.make(lookups.files) if pages is not None else None
         if self.verification is not None:
-            # Tables are verified before residency.apply(): verification then drops the pages that it reads, which
-            # apply() would keep in memory.
+            # Tables are verified before residency.apply(), so that verification can drop each page that it has read:
+            # after apply(), the pages would stay in memory.
             behind = are_made.wait if are_made is not None else nothing_before
             self.verification.check(name, lookups.files, _stored(path, manifest, remote), behind)
         residency.apply(path, lookups.tables, self.hot_rows(name, version))

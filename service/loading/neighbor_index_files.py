@@ -43,7 +43,7 @@ class NeighborIndexFiles:
         self._version_folder = version_folder
 
     def load(self, name: IndexName, num_rows: int) -> RowLists | None:
-        """Reads a table's nearest-row index from its file; None if the file is missing or does not fit the table."""
+        """Reads a table's nearest-row index from its file; None if it is missing, damaged or not of the table."""
         try:
             path, identity = self._place(name)
             if not path.exists():

@@ -192,7 +192,8 @@ class TableChanges:
         whole = self._layout.record_text(is_whole=True)
         (number,) = self._primaries.run([self._script(_NEXT, ["", "sequence"], whole, floor)], end_s)
         delta, data = make(int(number))
-        # The replicas get the upsert before a row changes, so that a replica that takes over can finish it.
+        # Primaries and replicas store the upsert before a row changes, so that a server can finish the upsert even if a
+        # replica takes over.
         self._primaries.write([self._script(_HOLD, ["", "held"], whole, delta.sequence, data)], end_s)
         try:
             self._finish(delta, end_s)

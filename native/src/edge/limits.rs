@@ -67,7 +67,7 @@ pub struct Limits {
     /// Maximal number of large requests that wait for a thread; on each wire, also the maximal number of forwarded
     /// requests that wait for the reference server.
     pub max_queued_requests: usize,
-    /// Maximal time for which a large or forwarded request may wait in a queue.
+    /// Maximal time for which a large request may wait for a thread, or a forwarded one for the reference server.
     pub max_queue: Duration,
     /// Maximal number of requests of each wire that run on the reference server at the same time.
     pub max_forwarded: usize,

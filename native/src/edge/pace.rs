@@ -45,7 +45,8 @@ impl Pace {
         .await
     }
 
-    /// Counts bytes of the body that have arrived.
+    /// Adds arrived bytes of the body to the count of the current interval. Once the count is high enough, a new interval
+    /// begins.
     #[inline]
     pub fn count(&mut self, size: usize) {
         self.received += size as u64;

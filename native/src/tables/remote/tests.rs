@@ -284,8 +284,8 @@ fn cached_rows_are_served_without_a_wait_while_a_node_is_frozen() {
         reads += 1;
     }
     server.signal("-CONT");
-    // A read that waits for the frozen node waits one second, and only one read each half second does so: at most three
-    // in all.
+    // In these three seconds, at most three reads wait for the frozen node, each for one second: only one read in half a
+    // second tries the node.
     assert!(reads > 30, "{reads} reads in three seconds");
     assert_eq!(clusters.counts()[0].stale_rows, reads * ROWS as u64);
 }
