@@ -110,7 +110,9 @@ def described(
 def _of_both(
     entry: SignatureEntry, manifest: Manifest, features: tuple[str, str], one: TensorSpec, other: TensorSpec
 ) -> TensorSpec:
-    """Returns the spec of an input of ids that two features read, with the stricter of their two bounds on ids.
+    """Returns the spec of an input of ids that two features read: ids must be below the smaller V of both tables.
+
+    Features that do not check ids are left out. Negative ids are allowed if one of the features allows them.
 
     Keys are mapped once for an input, so features of a lookup that share one must share a vocabulary too.
     """

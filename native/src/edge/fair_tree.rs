@@ -22,7 +22,8 @@ pub struct Waiting<T> {
     pub value: T,
     pub class: usize,
     pub cost: u64,
-    // The estimated wait of the request: the run times of the requests before it, without the correction by real waits.
+    // The estimated wait of the request: the expected run times of the requests before it, divided by the number of slots,
+    // not yet corrected by real waits.
     pub expected: Duration,
     pub since: Instant,
     pub deadline: Option<Instant>,

@@ -74,7 +74,7 @@ pub struct Limits {
     /// Maximal number of TLS handshakes at the same time. A further handshake ends the oldest one, so that new clients
     /// can still connect.
     pub max_handshakes: usize,
-    /// Maximal time for the handshakes of TLS and HTTP/2.
+    /// Maximal time for a TLS handshake, and again for the HTTP/2 handshake after it.
     pub handshake_timeout: Duration,
     /// Maximal time for the head of an HTTP/1.1 request to arrive.
     pub head_timeout: Duration,
