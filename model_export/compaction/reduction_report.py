@@ -21,8 +21,8 @@ from model_export.statistics.table_health import Progress
 from service.artifact.manifest import Manifest
 from service.types import Array
 
-# Key in the provenance of a version whose tables were stored in fewer bits. Its value names the source version, and says
-# why predictions are not affected.
+# Key in the provenance of a version whose tables were stored in fewer bits. Its value names the source version, and
+# says why predictions are not affected.
 REDUCED_FROM_KEY = "reduced_from"
 
 MOST_QUERIES = 2_000
