@@ -16,7 +16,7 @@ from tests.deltas import delta_bytes
 from tests.exposition import read_exposition
 from tests.integration.conftest import Serve
 from tests.integration.process import ServerProcess, until
-from tests.integration.s3_server import BUCKET, Proxy, S3Server
+from tests.integration.s3_server import BUCKET, S3Server
 from tests.integration.store_proxy import Fault, StoreProxy
 from tests.toy_model import add_filler, write_toy_model
 
@@ -159,7 +159,11 @@ def test_a_store_that_is_cut_off_and_killed_resumes_and_the_old_version_serves(
 
 
 def test_a_server_that_is_killed_within_an_object_continues_there_unless_the_object_changed(
-    s3: S3Server, proxy: Proxy, start: Callable[..., ServerProcess], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    s3: S3Server,
+    proxy: StoreProxy,
+    start: Callable[..., ServerProcess],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def killed(number: int) -> Path:
         """Starts a server that gets four parts of the filler, and kills it; returns the partly fetched file."""
