@@ -98,27 +98,34 @@ class _EndMarks:
 
     def put(self) -> None:
         """Marks that this process has ended; does nothing if it has the mark already, as after a restart."""
-        if not self._run(self._sizes[self._own]):
-            self._run(self._put)
+        # The size is read again after a failed call: a second mark would wait for ever for a place in the queue.
+        while not self._sizes_of([self._own])[self._own]:
+            self._try(self._put)
 
     def wait_for(self, names: Iterable[str]) -> None:
         """Waits until each named process has marked its end; logs the names without a mark every 30 seconds."""
         missing, log_s = list(names), time.monotonic() + _LOG_S
         while missing:
-            sizes = self._run({name: self._sizes[name] for name in missing})
+            sizes = self._sizes_of(missing)
             missing = [name for name, size in sizes.items() if not size]
             if missing and time.monotonic() >= log_s:
                 _LOGGER.info("waiting for the end of %s", ", ".join(missing))
                 log_s += _LOG_S
             time.sleep(_POLL_S if missing else 0)
 
-    def _run(self, fetches: Any) -> Any:
-        while True:
-            try:
-                with tf.compat.v1.Session(self._target, self._graph, self._config) as session:
-                    return session.run(fetches)
-            # Try again: gRPC may have sent the request twice, which TensorFlow refuses, or parameter server 0 may be
-            # about to start again.
-            except (tf.errors.AbortedError, tf.errors.UnavailableError) as error:
-                _LOGGER.info("parameter server 0 gives no answer: %s", str(error.message).splitlines()[-1])
-                time.sleep(_RETRY_S)
+    def _sizes_of(self, names: Iterable[str]) -> dict[str, int]:
+        sizes: dict[str, int] | None = None
+        while sizes is None:
+            sizes = self._try({name: self._sizes[name] for name in names})
+        return sizes
+
+    def _try(self, fetches: Any) -> Any:
+        try:
+            with tf.compat.v1.Session(self._target, self._graph, self._config) as session:
+                return session.run(fetches)
+        # gRPC may have sent the request twice, which TensorFlow refuses, or parameter server 0 may be about to start
+        # again.
+        except (tf.errors.AbortedError, tf.errors.UnavailableError) as error:
+            _LOGGER.info("parameter server 0 gives no answer: %s", str(error.message).splitlines()[-1])
+            time.sleep(_RETRY_S)
+            return None

@@ -13,8 +13,8 @@ from urllib.parse import quote
 
 Kind = Literal["stale", "default"]
 
-# What an answer has in place of unreadable rows, "stale" (cached rows) or "default" (default rows) -> table -> number
-# of distinct rows that were replaced.
+# The kind of rows that an answer has in place of unreadable ones, "stale" (cached rows) or "default" (default rows)
+# -> table -> number of distinct rows that were replaced.
 Noted = dict[Kind, dict[str, int]]
 
 _NOTED: ContextVar[Noted | None] = ContextVar("instead", default=None)

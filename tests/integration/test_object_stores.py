@@ -201,7 +201,7 @@ def test_a_server_that_is_killed_within_an_object_continues_there_unless_the_obj
     made = version(tmp_path, 1, LARGE_BYTES) / "assets" / "filler"
     s3.upload(tmp_path / "made-1", "toy/1")
     with killed(1).open("ab") as partial:
-        # What a write leaves that the kill, or a power failure, cuts off.
+        # A kill, or a power failure, in the middle of a write leaves such a torn tail.
         partial.write(b"torn" * 1000)
     assert bytes_of_filler(1) == LARGE_BYTES - 4 * PART_BYTES
     assert filler(1) == made.read_bytes()
