@@ -133,6 +133,21 @@ def test_a_second_signal_does_not_wait_for_what_is_in_flight(serve: Serve) -> No
         assert server.exit_code() == 0
 
 
+@pytest.mark.parametrize("wire", ["grpc", "http"])
+def test_an_idle_client_that_ignores_the_end_does_not_delay_it(serve: Serve, wire: str) -> None:
+    server = serve(drain_timeout_s=3600).ready()
+    # The gRPC client does not acknowledge the PING after the server's GOAWAY; the HTTP client sends half a head.
+    port, sent, answered = {
+        "grpc": (server.grpc_port, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0)), b"\x04"),
+        "http": (server.http_port, b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\nGET /healthz", b"200 OK"),
+    }[wire]
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
+        connection.sendall(sent)
+        assert answered in connection.recv(65536)
+        server.signal(signal.SIGTERM)
+        assert server.exit_code() == 0
+
+
 def test_what_is_in_flight_gets_the_drain_timeout_and_no_more(serve: Serve) -> None:
     server = serve(drain_timeout_s=1).ready()
     with open_request(server):

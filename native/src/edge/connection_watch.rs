@@ -8,8 +8,8 @@ use super::limits::Limits;
 
 /// Time in which a client that floods the server may still read the error before the server closes its connection.
 const LAST_WORD: Duration = Duration::from_secs(1);
-/// An idle HTTP/1.1 connection that has not ended this long after the order to close it is cut. A socket's last reads
-/// take less time.
+/// A connection without an open request that has not ended this long after the order to close it is cut. A client needs
+/// less time to acknowledge the server's GOAWAY, or to read the end of the connection.
 const CLOSING: Duration = Duration::from_secs(3);
 
 /// The client's progress: how many bytes the client had read, or sent, at a point in time, and that time. Once the
@@ -42,6 +42,7 @@ pub struct Watch {
     // The number of served requests, the number of received bytes, and the time when the sweeper first saw the
     // connection without a request.
     idle: Option<(u64, u64, Instant)>,
+    // The time of the first check that found a flood, or the order to close the connection.
     ending: Option<Instant>,
 }
 
@@ -76,6 +77,9 @@ impl Watch {
             self.idle = None;
             return Order::Serve;
         }
+        if connection.order() == Order::Close && now.duration_since(*self.ending.get_or_insert(now)) > CLOSING {
+            return Order::Cut;
+        }
         // Small gRPC requests are answered without being counted as open, so only the number of received bytes shows
         // them.
         let served = if self.is_http { connection.served.load(Relaxed) } else { read };
@@ -100,7 +104,7 @@ impl Watch {
         let waited = now.duration_since(from);
         if waited <= time {
             Order::Serve
-        } else if read == bytes && served > 0 && waited <= time + CLOSING {
+        } else if read == bytes && served > 0 {
             // hyper ends the connection, unless it still waits for the body of a request that is answered: a client that
             // expects "100 Continue" may never send the body.
             Order::Close
@@ -143,14 +147,23 @@ mod tests {
     }
 
     #[test]
-    fn an_idle_http_connection_that_does_not_close_is_cut() {
-        let (start, connection) = (Instant::now(), Connection::new(String::new(), &limits()));
-        drop(connection.open());
-        let mut watch = Watch::new(true, start);
-        assert_eq!(watch.look(&connection, &limits(), at(start, 3)), Order::Serve);
-        assert_eq!(watch.look(&connection, &limits(), at(start, 5)), Order::Close);
-        assert_eq!(watch.look(&connection, &limits(), at(start, 7)), Order::Close);
-        assert_eq!(watch.look(&connection, &limits(), at(start, 8)), Order::Cut);
+    fn an_idle_connection_that_does_not_close_is_cut() {
+        for is_http in [true, false] {
+            let limits = Limits { grpc_keep_alive: Some(Duration::from_secs(1)), ..limits() };
+            let (start, connection) = (Instant::now(), Connection::new(String::new(), &limits));
+            drop(connection.open());
+            let mut watch = Watch::new(is_http, start);
+            assert_eq!(watch.look(&connection, &limits, at(start, 3)), Order::Serve);
+            assert_eq!(watch.look(&connection, &limits, at(start, 5)), Order::Close);
+            connection.tell(Order::Close);
+            assert_eq!(watch.look(&connection, &limits, at(start, 6)), Order::Close);
+            assert_eq!(watch.look(&connection, &limits, at(start, 9)), Order::Close);
+            // An open request is waited for.
+            let open = connection.open();
+            assert_eq!(watch.look(&connection, &limits, at(start, 10)), Order::Serve);
+            drop(open);
+            assert_eq!(watch.look(&connection, &limits, at(start, 10)), Order::Cut);
+        }
     }
 
     #[test]
