@@ -11,7 +11,7 @@ import pytest
 
 from tests.integration.h2_client import PREDICT, H2Client, framed
 from tests.integration.process import ServerProcess
-from tests.integration.raw_http import BODY, LOOKUP, answer, post, status
+from tests.integration.raw_http import BODY, LOOKUP, answer, connect, post, status
 from tests.toy_model import write_toy_model
 
 pytestmark = pytest.mark.skipif(
@@ -137,6 +137,15 @@ def test_http_answers_up_to_the_limit_and_refuses_one_more(server: ServerProcess
     limit, request, expected = HTTP[name]
     data = answer(server, request(limit + more))
     assert status(data) == expected[more + 1], data[:300]
+
+
+@pytest.mark.parametrize("start", [LOOKUP, CLASSIFY, ROWS, INFER, b"POST /nothing HTTP/1.1\r\nhost: x\r\n"])
+def test_a_client_is_not_asked_for_a_body_above_the_limit(server: ServerProcess, start: bytes) -> None:
+    expects = start + b"expect: 100-continue\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
+    with connect(server) as sock:
+        sock.sendall(expects % REQUEST_BYTES)
+        assert status(sock.recv(1 << 16)) == 100
+    assert status(answer(server, expects % (REQUEST_BYTES + 1))) == (404 if b"nothing" in start else 413)
 
 
 @pytest.mark.parametrize("more", [-1, 0, 1])

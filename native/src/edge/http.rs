@@ -272,6 +272,8 @@ struct Exchange {
 /// The body of a request, as far as the server has read it.
 enum Gathered {
     Whole(Bytes, Hold),
+    /// The Content-Length is above the limit. The reference server refuses the request by its head.
+    TooLong,
     /// The first bytes of a body that is larger than the limit. The reference server refuses the request; more bytes
     /// may follow.
     TooMuch(Bytes),
@@ -299,6 +301,7 @@ impl Exchange {
         }
         let (data, mut hold) = match self.gather(&mut body, &head, plain.is_some()).await {
             Gathered::Whole(data, hold) => (data, hold),
+            Gathered::TooLong => return self.forward(head, self.upload(Bytes::new(), body).withhold(), open).await,
             Gathered::TooMuch(begun) => return self.forward(head, self.upload(begun, body), open).await,
             Gathered::NoRoom => {
                 let model = model(&self.shared, &head);
@@ -455,7 +458,7 @@ impl Exchange {
         let limit = self.shared.limits.max_request_bytes;
         let told = body.size_hint().exact().and_then(|size| usize::try_from(size).ok());
         if body.size_hint().lower() > limit as u64 {
-            return Gathered::TooMuch(Bytes::new());
+            return Gathered::TooLong;
         }
         if self.shared.account.is_full() {
             return Gathered::NoRoom;

@@ -32,6 +32,7 @@ const MAX_IDLE: usize = 64;
 pub struct Upload {
     prefix: Option<Bytes>,
     rest: Option<Incoming>,
+    is_withheld: bool,
     parts: BodyParts,
     on_unread: Option<Box<dyn Fn(UnreadReason) + Send>>,
     // This reference is dropped with the body, so a weak reference to it tells whether hyper still holds the body.
@@ -53,7 +54,7 @@ impl Upload {
     #[must_use]
     pub fn whole(data: Bytes) -> Self {
         let (prefix, alive) = ((!data.is_empty()).then_some(data), Arc::new(()));
-        Upload { prefix, rest: None, parts: BodyParts::default(), on_unread: None, alive }
+        Upload { prefix, rest: None, is_withheld: false, parts: BodyParts::default(), on_unread: None, alive }
     }
 
     /// Returns the body of a request: `prefix` is already received, `rest` is not. Calls `on_unread` if `rest` is not
@@ -64,6 +65,14 @@ impl Upload {
         upload.rest = Some(rest);
         upload.on_unread = Some(on_unread);
         upload
+    }
+
+    /// Stops the forwarding of bytes that the client still sends: the reference server refuses the request by its head.
+    /// Nothing is read from the client then, so hyper does not ask it for the body by "100 Continue".
+    #[must_use]
+    pub fn withhold(mut self) -> Self {
+        self.is_withheld = true;
+        self
     }
 
     /// Says whether a part of the body is not read yet, so that the client may still send that part.
@@ -94,6 +103,9 @@ impl Body for Upload {
         let Some(rest) = &mut me.rest else {
             return Poll::Ready(None);
         };
+        if me.is_withheld {
+            return Poll::Pending;
+        }
         let frame = Pin::new(rest).poll_frame(cx);
         if let Poll::Ready(Some(Ok(frame))) = &frame
             && me.parts.is_flood(frame.data_ref().map_or(0, Bytes::len))
