@@ -391,8 +391,8 @@ impl Server {
         py.detach(|| {
             if let Some(server) = &server {
                 self.last.store(Some(Arc::new(server.statistics())));
-                // A thread in `drain` may still have a reference to the server, so the drop below may not end the
-                // server.
+                // A thread in `drain` may still have a reference to the server, and then the drop below does not close
+                // the connections; `cut` does.
                 server.cut();
             }
             drop(server);
@@ -436,7 +436,7 @@ impl Dispatch for PlainForms {
             Method::Rows => {
                 let body = forms::table_rows::answer(call, model, version, table, self.max_table_rows, body)?;
                 let servable = Arc::clone(call.find(model, version)?);
-                // A `:rows` request runs no signature, and the statistics do not read `signature` for it.
+                // A `:rows` request runs no signature, and the statistics ignore the 0 in `signature`.
                 let (ran, instead) = (Duration::ZERO, Vec::new());
                 Ok(Answered { body, rows: 0, servable, signature: 0, ran, json_length: None, instead })
             }

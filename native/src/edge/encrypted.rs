@@ -27,13 +27,13 @@ pub struct Encrypted<S> {
     stream: S,
     connection: Arc<Connection>,
     is_handshake: bool,
-    // Whether the client has sent too many bytes without data, so that no more bytes are read.
+    // Whether the client has sent too many TLS bytes without application data, so that no more bytes are read.
     is_over: bool,
-    // Start of the connection's turn; None between two turns.
+    // Time when the connection began its current turn of decryption; None between two turns.
     turn: Option<Instant>,
-    // Number of encrypted bytes that the client may still send before more data is read or written.
+    // Number of encrypted bytes that the client may still send before more application data is read or written.
     left: usize,
-    // Number of bytes of data, read and written, for which `left` has already been raised.
+    // Number of bytes of application data, read and written, for which `left` has already been raised.
     data: u64,
 }
 
@@ -65,8 +65,8 @@ impl<S> Encrypted<S> {
         if self.is_handshake {
             return Poll::Ready(Err(io::Error::other("the client sent too many bytes in its TLS handshake")));
         }
-        // The stream only reports the flood of bytes without data; the connection's task counts it, and ends the
-        // connection.
+        // The stream only reports a flood of TLS bytes without application data; the connection's task counts the
+        // flood, and ends the connection.
         self.is_over = true;
         self.connection.note_flood(Flood::Tls);
         Poll::Pending

@@ -145,7 +145,8 @@ pub struct FairQueue<T> {
     came: VecDeque<(Instant, Path, u64)>,
     running: usize,
     next_id: u64,
-    // The map stays small, because requests to models that are not configured share the name "".
+    // Mean run times of each model's requests. Requests to models that are not configured are counted under the name
+    // "", so the map stays small.
     means: HashMap<Arc<str>, Means>,
     // Estimates of waits are multiplied by this factor, because real waits were longer than their estimates.
     correction: f64,
@@ -373,7 +374,7 @@ mod tests {
 
     #[test]
     fn clients_with_one_request_at_a_time_take_turns_with_each_other_and_with_a_busy_one() {
-        // One of the two slots stays in use, so the four clients share the other slot.
+        // One of the two slots stays in use, so the five clients share the other slot.
         let (mut queue, mut now) = busy(Limits { slots: 2, wait: Duration::MAX, ..LIMITS }, &[("m", 10)]);
         let peers = ["c:1", "a:1", "d:1", "b:1"];
         for (number, peer) in peers.iter().enumerate() {

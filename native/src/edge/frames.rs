@@ -82,7 +82,7 @@ impl Flood {
 #[derive(Debug)]
 pub struct FrameMeter {
     preface_left: usize,
-    // Number of payload bytes of the current frame, and the number of these bytes that have not come yet.
+    // Number of payload bytes of the current HTTP/2 frame, and the number of these bytes that have not come yet.
     payload: usize,
     payload_left: usize,
     // Whether more frames of the current frame's header block must follow; number of payload bytes of the block's

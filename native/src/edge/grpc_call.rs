@@ -122,7 +122,8 @@ impl Incoming {
     /// model.
     fn model<'d>(&self, data: &'d [u8]) -> &'d str {
         let (shared, path) = (&self.shared, self.head.uri.path());
-        // All methods of TensorFlow Serving's PredictionService have the model's name in the same field of the request.
+        // Except for MultiInference, each request of TensorFlow Serving's PredictionService has the model's name in the
+        // same field as a Predict request.
         let is_like_predict = path.starts_with("/tensorflow.serving.PredictionService/");
         let method = Method::of_path(path).or(is_like_predict.then_some(Method::Predict));
         match (method, data.split_first_chunk::<PREFIX_BYTES>()) {
@@ -289,8 +290,8 @@ pub async fn gather(incoming: &mut Incoming, first: Option<Bytes>, is_plain: boo
         if incoming.body.is_end_stream() {
             break;
         }
-        // Before the code waits for further parts of the message, it copies the first part. This frees the buffer in
-        // which the part lies beside other bytes that the connection has received.
+        // Before the task waits for further parts of a message, it copies the first part: this frees the receive
+        // buffer, in which the part lies beside other bytes.
         if let Some(first) = one.take_if(|first| !is_whole(first)) {
             let told = first.first_chunk::<PREFIX_BYTES>().map_or(0, |prefix| grpc_message::length(*prefix));
             all.reserve((told + PREFIX_BYTES).min(TRUSTED_BYTES));

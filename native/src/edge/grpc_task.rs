@@ -74,8 +74,8 @@ async fn finish(incoming: Incoming, plain: &Plain, mut respond: SendResponse<Pay
 
 /// Reads the request message of a call and answers it.
 async fn answer(incoming: &mut Incoming, plain: &Plain, first: Option<Bytes>) -> Next {
-    // While a call waits until the client has read answers, the bytes of its request body still count in the
-    // connection's HTTP/2 window.
+    // A call that waits until the client has read answers does not read its request body, whose bytes still count in
+    // the connection's HTTP/2 window.
     incoming.connection.room().await;
     let data = match gather(incoming, first, true).await {
         Gathered::Message(data) => data,

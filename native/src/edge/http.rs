@@ -292,8 +292,8 @@ impl Exchange {
             return self.page(&head.headers, text, open);
         }
         let plain = plain(&self.shared, &self.connection, &head, self.draws);
-        // The core reads the whole body before it forwards the request, so that a slow client does not hold a slot of the
-        // reference server.
+        // The core reads a request's body, up to the limit on its size, before it forwards the request, so that a slow
+        // client does not hold a slot of the reference server.
         if plain.is_none() && body.is_end_stream() && lane(&head) == Lane::Control {
             return self.forward(head, self.upload(Bytes::new(), body), open).await;
         }
@@ -464,7 +464,7 @@ impl Exchange {
         if large.is_some_and(|size| !self.shares(head).has_room(size)) {
             return Gathered::NoRoom;
         }
-        // The request stays announced to the queue of large work until its body is read.
+        // A large request that the core may answer stays announced to the queue of large work until its body is read.
         let announced = large.filter(|_| is_plain).map(|size| self.shared.large.announce(self.ask(head, size)));
         let _announced = match announced.transpose() {
             Ok(announcement) => announcement,

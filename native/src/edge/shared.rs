@@ -285,7 +285,8 @@ impl Shared {
         let (shared, connection, model) = (Arc::clone(self), Arc::clone(connection), Arc::clone(&ask.path[0]));
         let job = move |told: Result<Duration, Refusal>| {
             let not_run = match told {
-                // The client disconnected while its request waited for a thread, so the request does not run.
+                // The task that waits for the job's result has ended, because the client disconnected or the deadline
+                // passed, so the request does not run.
                 _ if sender.is_closed() => return false,
                 Err(refusal) => NotRun::Refused(refusal),
                 Ok(_) if connection.is_full() => NotRun::Unread,
@@ -308,8 +309,8 @@ impl Shared {
         };
         let begun = Instant::now();
         let ticket = pool.submit(ask, announcement, job).map_err(NotRun::Refused)?;
-        // While all threads of the pool are busy, no thread checks how long jobs have waited, so this async task limits
-        // the wait of its job.
+        // While all threads of the pool are busy, no thread checks how long jobs have waited, so this async task
+        // withdraws its job after the longest allowed wait, if the queue is crowded.
         let told = match tokio::time::timeout(pool.patience(), &mut receiver).await {
             Err(_) if ticket.give_up() => return Err(NotRun::Refused(Refusal::Waited(begun.elapsed()))),
             Err(_) => receiver.await,

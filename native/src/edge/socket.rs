@@ -39,8 +39,8 @@ const DISCARDED_AT_ONCE: usize = 4 << 10;
 const LINGER: Duration = Duration::from_secs(2);
 
 thread_local! {
-    // A connection has a buffer only while bytes wait in it, because buffers for ten thousand idle connections would
-    // take 320 MB.
+    // Free write buffers of the thread. A connection has a buffer only while bytes wait in it, because buffers for ten
+    // thousand idle connections would take 320 MB.
     static BUFFERS: RefCell<Vec<Vec<u8>>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -81,7 +81,7 @@ pub struct Socket<S> {
     turn: usize,
     // Number of bytes that the connection has written since its task began the current turn.
     written: usize,
-    // The counter of HTTP/2 frames; None for HTTP/1.1.
+    // Counts HTTP/2 frames against the connection's frame budget; None for HTTP/1.1.
     meter: Option<FrameMeter>,
     // For HTTP/1.1: the number of bytes that have come of a request's head, and the number of requests before it.
     head: (usize, u64),

@@ -88,8 +88,8 @@ pub struct Statistics {
     cells: Mutex<Vec<(Subject, Arc<Cell>)>>,
     slow: Mutex<VecDeque<SlowRequest>>,
     wait_limits_s: Vec<f64>,
-    // The maps stay small, because requests to models that are not configured count under the name "". Only requests
-    // that are refused, fail, or run on a thread pool use the locks.
+    // Counts by model. Requests to models that are not configured are counted under the name "", so the maps stay
+    // small. Only requests that are refused, fail, or run on a thread pool use the locks.
     refused: Mutex<HashMap<(String, &'static str), u64>>,
     // Number of requests that failed because rows of a Valkey or Redis cluster could not be read, by method, model and
     // code.
@@ -351,7 +351,8 @@ impl Statistics {
             .into_iter()
             .partition(|(subject, _)| subject.model == model && subject.version == version);
         *cells = joined(kept);
-        // The new generation number makes every thread replace its counters (cells) at its next request.
+        // The new generation number makes every thread leave its old counters (cells) and create new ones at its next
+        // request.
         self.generation.fetch_add(1, Relaxed);
         subjects(&gone)
     }

@@ -34,7 +34,8 @@ pub struct Upload {
     rest: Option<Incoming>,
     parts: BodyParts,
     on_unread: Option<Box<dyn Fn(UnreadReason) + Send>>,
-    // This reference is dropped with the body, so a weak reference to it tells whether hyper still holds the body.
+    // This `Arc` is dropped with the request's body, so a weak reference to it tells whether hyper still holds the
+    // body.
     alive: Arc<()>,
 }
 
@@ -232,8 +233,8 @@ pub struct Forwarded {
 
 impl Forwarded {
     fn keep_connection(&mut self) {
-        // If the reference server has answered before it had read the request's body, the rest of the body would keep the
-        // client's connection open for as long as this connection is kept.
+        // A connection to the reference server is not reused while hyper holds a request's unread body on it, because
+        // that body would keep the client's connection open, too.
         if let Some(sender) = self.sender.take()
             && self.upload.strong_count() == 0
         {
@@ -327,7 +328,8 @@ impl HttpUpstream {
 
 fn request(mut head: Parts, body: Upload) -> Request<Upload> {
     remove_hop_by_hop(&mut head.headers);
-    // The core answers `Expect: 100-continue` itself, when it reads the body.
+    // The core answers `Expect: 100-continue` itself, when it reads the body, so the reference server does not get this
+    // header.
     head.headers.remove(EXPECT);
     head.version = Version::HTTP_11;
     if let Some(path) = head.uri.path_and_query().filter(|_| head.uri.authority().is_some()) {

@@ -496,7 +496,7 @@ unsafe fn table_at(table: &TableDescription, rows: usize, scales: usize) -> Tabl
     let TableDescription { dtype, embedding_dim, .. } = *table;
     // No row of a remote table is in memory, so a kernel must refuse every id.
     let vocabulary_size = if table.remote.is_some() { 0 } else { table.vocabulary_size };
-    // SAFETY: the caller promises that the two addresses fulfil the conditions of `Table::new`.
+    // SAFETY: the caller promises that `rows` and `scales` fulfil the conditions of `Table::new`.
     unsafe { Table::new(dtype, vocabulary_size, embedding_dim, rows as *const u8, scales as *const f32) }
 }
 

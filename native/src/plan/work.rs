@@ -360,6 +360,7 @@ fn lookup_outputs(
         dims.iter().try_fold(4_usize, |size, dim| size.checked_mul(*dim)).ok_or(Declined::OverLimit)?;
         shapes.push(OutputShape { output: index, dtype: output.dtype, dims });
     }
-    // If the request has the features of no output, it is forwarded, because the reference server has the error text.
+    // A request without the features of any output is forwarded, because the reference server writes the error message
+    // for it.
     if shapes.is_empty() { Err(Declined::Unfit) } else { Ok(shapes) }
 }
