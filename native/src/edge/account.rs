@@ -189,7 +189,7 @@ impl Drop for Hold {
 mod tests {
     use super::*;
 
-    /// Counts requests of one byte each until the limits allow no more, and returns them.
+    /// Adds requests that hold one byte each until the limits allow no more; returns the `Hold` of each.
     fn flood(shares: &Arc<Shares>) -> Vec<Hold> {
         let mut holds = Vec::new();
         while shares.has_room(1) {

@@ -48,7 +48,7 @@ pub struct Config {
     pub grpc_tls: Option<Arc<rustls::ServerConfig>>,
     /// TLS settings of the HTTP ports at the start; None serves HTTP in plaintext.
     pub http_tls: Option<Arc<rustls::ServerConfig>>,
-    /// Limits on the memory and time that one client may cost the server.
+    /// Limits on the memory and time that clients may cost the core's network server.
     pub limits: Limits,
     /// The known callers, with the models that each may run; None lets every client run every model.
     pub access: Option<Access>,

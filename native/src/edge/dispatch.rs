@@ -25,7 +25,7 @@ pub enum Method {
 }
 
 impl Method {
-    /// Returns the method that a gRPC path names.
+    /// Returns the method that a gRPC path names; None if the core itself answers no call of this path.
     #[must_use]
     #[inline]
     pub fn of_path(path: &str) -> Option<Self> {

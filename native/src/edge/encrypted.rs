@@ -17,7 +17,8 @@ use super::connection::Connection;
 use super::frames::Flood;
 use super::limits::{TLS_BYTES_WITHOUT_DATA, TLS_HANDSHAKE_BYTES};
 
-/// Number of bytes without data that each byte of data allows: a record with one byte of data has 23 bytes.
+/// Number of TLS bytes without application data that each byte of application data allows: a record with one byte of
+/// data has 23 bytes.
 const PER_BYTE_OF_DATA: u64 = 32;
 /// Time for which a connection may decrypt before other connections get the thread.
 const TURN: Duration = Duration::from_micros(500);
@@ -44,13 +45,14 @@ impl<S> Encrypted<S> {
         Encrypted { stream, connection, is_handshake: true, is_over: false, turn, left, data: 0 }
     }
 
-    /// Notes the end of the TLS handshake: from now on the limit on bytes without data replaces the handshake's limit.
+    /// Notes the end of the TLS handshake: from now on the limit on TLS bytes without application data replaces the
+    /// handshake's limit.
     pub fn end_handshake(&mut self) {
         self.is_handshake = false;
         self.left = TLS_BYTES_WITHOUT_DATA;
     }
 
-    /// Counts encrypted bytes; returns false if the client has sent too many without data.
+    /// Counts encrypted bytes that have come; returns false if the client has sent too many without application data.
     fn count(&mut self, size: usize) -> bool {
         let data = self.connection.read.load(Relaxed) + self.connection.written.load(Relaxed);
         let gained = (data - self.data).saturating_mul(PER_BYTE_OF_DATA);
@@ -60,7 +62,8 @@ impl<S> Encrypted<S> {
         left >= size
     }
 
-    /// Ends a connection whose client has sent too many bytes without data.
+    /// Ends a connection whose client has sent too many TLS bytes: in the handshake, or after it without application
+    /// data.
     fn end(&mut self) -> Poll<io::Result<()>> {
         if self.is_handshake {
             return Poll::Ready(Err(io::Error::other("the client sent too many bytes in its TLS handshake")));

@@ -13,7 +13,7 @@ use super::fair_tree::{Node, Path, SHARE, Waiting};
 /// `MOST_NANOS`, because a single run may wait for a graph to load.
 const NEWEST: u64 = 4;
 const MOST_NANOS: u64 = 1_000_000;
-/// A request is refused once it has waited this many times the limit on expected waits.
+/// A request that other requests wait behind is refused once it has waited this many times the limit on expected waits.
 const PATIENCE: u32 = 4;
 /// A real wait corrects the later estimates only if the wait was expected to last at least this long. Real waits are
 /// longer than estimated, because machines are shared and runs wait for locks.
@@ -63,7 +63,7 @@ pub enum Refusal {
     Wait(usize),
     /// The request would wait past its deadline. Holds the number of waiting requests.
     Deadline(usize),
-    /// The request waited far longer than expected. Holds how long it waited.
+    /// The request waited longer than the queue allows. Holds how long it waited.
     Waited(Duration),
     /// The request's deadline passed while it waited.
     Late,

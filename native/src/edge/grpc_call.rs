@@ -118,8 +118,7 @@ impl Incoming {
         Ask::new(self.model(data), &self.connection.peer, size, timeout.map(|timeout| self.begun + timeout))
     }
 
-    /// Returns the name of the configured model in a message that begins with `data`; "" if the message names no such
-    /// model.
+    /// Returns the name of the model in a message that begins with `data`; "" if the message names no configured model.
     fn model<'d>(&self, data: &'d [u8]) -> &'d str {
         let (shared, path) = (&self.shared, self.head.uri.path());
         // Except for MultiInference, each request of TensorFlow Serving's PredictionService has the model's name in the
@@ -137,7 +136,8 @@ impl Incoming {
         self.connection.shares(&self.shared.account, self.model(data))
     }
 
-    /// Counts `size` bytes of a call whose message begins with `data` against the limit on bytes in flight.
+    /// Raises the bytes that a call holds to `size`, and checks the limit on bytes in flight; `data` is the beginning
+    /// of the call's message.
     ///
     /// # Errors
     /// The limit leaves fewer bytes.
@@ -149,7 +149,7 @@ impl Incoming {
     }
 }
 
-/// Sends a refusal as the answer to a call.
+/// Answers a call with a refusal, and counts the refusal on the call's connection if the server has too much work.
 pub fn refuse(incoming: &Incoming, mut respond: SendResponse<Payload>, status: &Status) {
     let id = incoming.shared.ids.of_http(&incoming.head.headers);
     note_refusal(&incoming.connection, status);
@@ -325,7 +325,7 @@ pub async fn gather(incoming: &mut Incoming, first: Option<Bytes>, is_plain: boo
     if is_whole(&data) { Gathered::Message(data) } else { Gathered::Unusual(data) }
 }
 
-/// Returns the error text for a call whose deadline passed while it waited.
+/// Returns the error text for a call whose deadline passed while it waited for a thread.
 pub fn late() -> String {
     "The deadline passed while the request waited for a thread.".into()
 }

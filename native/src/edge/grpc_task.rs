@@ -72,7 +72,7 @@ async fn finish(incoming: Incoming, plain: &Plain, mut respond: SendResponse<Pay
     }
 }
 
-/// Reads the request message of a call and answers it.
+/// Reads the request message of a call, and returns how the call continues: with an answer, forwarded, or reset.
 async fn answer(incoming: &mut Incoming, plain: &Plain, first: Option<Bytes>) -> Next {
     // A call that waits until the client has read answers does not read its request body, whose bytes still count in
     // the connection's HTTP/2 window.

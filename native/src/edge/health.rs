@@ -52,8 +52,8 @@ impl Health {
         self.is_fresh() && self.serving.contains(service)
     }
 
-    /// Returns the JSON body for a health check by HTTP GET, if the server is healthy; the bytes equal those of the
-    /// reference server.
+    /// Returns the JSON body of a positive answer to a health check by HTTP GET, the same bytes that the reference
+    /// server sends; None if the core does not answer.
     #[must_use]
     pub fn page(&self, path: &str) -> Option<&'static str> {
         let body = match path {

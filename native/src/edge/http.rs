@@ -276,7 +276,7 @@ enum Gathered {
     /// may follow.
     TooMuch(Bytes),
     NoRoom,
-    /// The refusal of large work that would wait too long, so the server does not read its body.
+    /// The queue of large work refuses the request, so the server does not read its body.
     Refused(Refusal),
     /// The client sent the body too slowly.
     Stalled,

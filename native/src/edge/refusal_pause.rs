@@ -73,8 +73,8 @@ impl<'s> RefusalPause<'s> {
         }
     }
 
-    /// Begins a pause if the connection's requests were refused in the turn that ends. `requests` is the
-    /// number of requests that the turn has begun or ended.
+    /// Adds to the owed pause if requests were refused in the turn that ends, and begins the pause once it is long
+    /// enough. `requests` is the number of requests that the turn has begun or ended.
     pub fn after_turn(&mut self, begun: Instant, requests: u32, cx: &mut Context<'_>) {
         let refused = self.connection.refused();
         let in_turn = u32::try_from(refused - self.refused).unwrap_or(u32::MAX);

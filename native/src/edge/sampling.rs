@@ -30,7 +30,7 @@ pub struct Tracing {
 pub struct Draws {
     /// The trace id for a request without a parent trace; 0 if the server records no traces.
     pub trace_id: u128,
-    /// A random number from 0 to below 1: the request is logged if it is below the model's log rate.
+    /// A random number from 0 to below 1: the request is logged if this number is below the model's log rate.
     pub log: f64,
 }
 

@@ -20,11 +20,12 @@ use super::limits::{READ_BUDGET, WRITE_BUDGET};
 
 /// A write of at most this many bytes is appended to the buffer of waiting bytes.
 const SMALL_BYTES: usize = 16 << 10;
-/// Number of waiting bytes from which on the buffer is written to the socket.
+/// Maximal size of the buffer of waiting bytes: before the buffer would grow beyond, its bytes are written to the
+/// socket.
 const GATHERED_BYTES: usize = 64 << 10;
-/// After a write of at least this many bytes, the next flush is delayed.
+/// After a write of at least this many bytes to an HTTP/2 connection, the next flush is delayed.
 const LARGE_BYTES: usize = 8 << 10;
-/// Number of unused write buffers that each thread keeps for reuse.
+/// Maximal number of unused write buffers that each thread keeps for reuse.
 const KEPT_BUFFERS: usize = 16;
 
 /// Maximal number of bytes that one read of an HTTP/2 connection may read beyond the current frame. Each frame counts
@@ -73,7 +74,8 @@ pub struct Socket<S> {
     stream: S,
     // State of delayed flushes; None for HTTP/1.1, which never delays a flush.
     flushes: Option<Arc<Flushes>>,
-    // Whether the last write was a part of a large answer, so that more writes will probably follow.
+    // Whether the last write had at least `LARGE_BYTES` bytes, so that more writes of the same answer will probably
+    // follow.
     is_amid: bool,
     connection: Arc<Connection>,
     waiting: Vec<u8>,
@@ -237,8 +239,9 @@ impl<S: AsyncRead + Unpin> AsyncRead for Socket<S> {
 }
 
 impl<S: AsyncRead + Unpin> Socket<S> {
-    /// Reads and drops what the client still sends, so that no unread bytes are left when the socket is closed. The
-    /// system resets a socket that is closed with unread bytes, and the client may then lose the server's last answer.
+    /// Reads and drops what the client still sends, within limits of time and bytes, so that no unread bytes are left
+    /// when the socket is closed. The system resets a socket that is closed with unread bytes, and the client may then
+    /// lose the server's last answer.
     fn discard(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let linger = self.linger.get_or_insert_with(|| Box::pin(tokio::time::sleep(LINGER)));
         if linger.as_mut().poll(cx).is_ready() {

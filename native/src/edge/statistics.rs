@@ -1,4 +1,5 @@
-//! Counts the core's answers. Each thread has its own counters, so that no request needs a lock.
+//! Counts requests, connections and other events. Each thread has its own counters of answered requests, so that
+//! counting an answer needs no lock.
 
 use std::cell::RefCell;
 use std::collections::hash_map::Entry;
@@ -184,7 +185,8 @@ impl Statistics {
         self.shards[shard].0[event as usize].fetch_add(1, Relaxed);
     }
 
-    /// Counts an answered request. The function calls `request_id` only for a slow request.
+    /// Counts an answered request, unless it is a `:rows` request. The function calls `request_id` only for a slow
+    /// request.
     #[inline]
     pub fn succeeded(&self, method: Method, answered: &Answered, took: Duration, request_id: impl FnOnce() -> String) {
         if method == Method::Rows {

@@ -36,8 +36,8 @@ impl Gates {
         Gates { work: Gate::new(limits), control: Gate::new(Limits { slots: CONTROL_SLOTS, ..limits }) }
     }
 
-    /// Waits until the request has a slot. Dropping the future removes the request from the queue; dropping the permit
-    /// frees the slot.
+    /// Waits until the request has a slot; returns None at once for the lane `Stream`, which has no slots. Dropping the
+    /// future removes the request from the queue; dropping the permit frees the slot.
     ///
     /// # Errors
     /// [`Refusal`]: the queue is full, or the request would wait or has waited too long.

@@ -223,7 +223,8 @@ pub struct HttpUpstream {
     idle: Arc<IdleConnections>,
 }
 
-/// The body of an answer from the reference server. At its end, its connection is kept for another request.
+/// The body of an answer from the reference server. At its end, the connection to the reference server is kept for
+/// another request, unless the request's body is still unread.
 pub struct Forwarded {
     body: Incoming,
     sender: Option<Sender>,

@@ -193,7 +193,8 @@ pub struct Features<'s, 'r> {
     servable: &'s Servable,
     plan: &'s Signature,
     sent: SmallVec<[Option<FeatureInputs<'r>>; 8]>,
-    /// For each feature the rows that were read from a cluster; empty if no feature reads one, or before `read_remote`.
+    /// For each feature, the rows that were read from a Valkey or Redis cluster; empty before `read_remote`, or if no
+    /// feature has its table in a cluster.
     remote: Vec<Option<RemoteRows>>,
 }
 

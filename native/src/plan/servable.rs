@@ -18,8 +18,8 @@ use crate::tables::remote::{Clusters, RemoteTable};
 use crate::tables::table::{CombineOptions, Combiner, Dtype, Ints, Policy, Table};
 use crate::tables::vocabulary::Vocabulary;
 
-/// The kind of data that an input of a signature holds for its feature. A request may send int32 in place of int64 and
-/// the reverse, except for `Unread`.
+/// The kind of data in an input of a signature: data of a feature, or data for the graph only. A request may send int32
+/// in place of int64 and the reverse, except for `Unread`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InputRole {
     /// The input feeds the graph only; no feature reads it.
@@ -211,7 +211,7 @@ pub struct SharedParts {
     pub version: i64,
     /// The signatures.
     pub signatures: Vec<Signature>,
-    /// Name, V, D and dtype of each table.
+    /// The description of each table, such as its name, V, D and dtype.
     pub tables: Vec<TableDescription>,
     /// The vocabularies.
     pub vocabularies: Vec<Vocabulary>,
@@ -246,7 +246,7 @@ pub struct Servable {
     /// For each table, the object that reads its rows from a Valkey or Redis cluster; None for a mapped table. Empty if
     /// all tables are mapped.
     remote_tables: Arc<[Option<Arc<RemoteTable>>]>,
-    /// Owns the memory of the tables, which is released when the servable is dropped.
+    /// Owns the memory of the tables, if `on_tables` made the servable; else None, and `shared` owns that memory.
     _owner: Option<MemoryOwner>,
 }
 
@@ -390,7 +390,7 @@ impl Servable {
         Servable { remote_tables, ..self }
     }
 
-    /// Says whether the tables that lie in Valkey or Redis clusters are open.
+    /// Returns true if the version has tables in Valkey or Redis clusters, and these tables are open.
     #[must_use]
     pub fn has_clusters(&self) -> bool {
         !self.remote_tables.is_empty()
@@ -440,7 +440,7 @@ impl Servable {
         &self.tables
     }
 
-    /// Returns the name of a table.
+    /// Returns the name of the table with this index.
     #[must_use]
     pub fn table_name(&self, table: usize) -> &str {
         &self.shared.tables[table].name
