@@ -113,7 +113,8 @@ pub struct Clusters {
 
 #[pymethods]
 impl Clusters {
-    /// Creates the reader of tables in clusters, with a cache of at most `cache_bytes` bytes of rows; 0 means no cache.
+    /// Creates the reader of tables in Valkey or Redis clusters, with a cache of at most `cache_bytes` bytes of rows; 0
+    /// means no cache.
     #[new]
     fn new(cache_bytes: u64) -> Self {
         Clusters { inner: remote::Clusters::new(cache_bytes) }

@@ -29,7 +29,7 @@ pub enum Listen {
     Path(PathBuf),
 }
 
-/// The settings of the core's network server, which do not change while it runs.
+/// The settings with which the core's network server starts.
 #[derive(Debug)]
 pub struct Config {
     /// Number of threads that serve connections.

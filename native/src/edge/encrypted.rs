@@ -1,5 +1,5 @@
-//! Reads and writes the encrypted bytes of a connection with TLS: in short turns, and with a limit on bytes that carry
-//! no data.
+//! Reads and writes the encrypted bytes of a connection with TLS: in short turns, and with a limit on TLS bytes without
+//! application data.
 //!
 //! TLS has records without data, such as a `KeyUpdate`, which costs the server 5 us. rustls allows 32 of them in a row,
 //! but an empty record of data begins a new row. Source: RFC 8446, sections 4.6.3, 5.1 and 5.4.

@@ -97,7 +97,7 @@ pub struct Limits {
 pub struct Taken<T> {
     /// The value that the caller passed to [`FairQueue::push`] with this request.
     pub value: T,
-    /// The reason why the request waited too long and must not run; None if it may run.
+    /// The reason why the request must not run, such as a passed deadline; None if it may run.
     pub refusal: Option<Refusal>,
     /// Time for which the request waited in the queue.
     pub waited: Duration,
@@ -318,7 +318,7 @@ impl<T> FairQueue<T> {
         self.root.waiting > self.limits.slots
     }
 
-    /// Returns the maximal time that a request may wait before the queue refuses it.
+    /// Returns the maximal time that a request may wait before the queue refuses it, if other requests wait behind.
     #[must_use]
     pub fn patience(&self) -> Duration {
         self.limits.wait.saturating_mul(PATIENCE)

@@ -17,8 +17,8 @@ const END_STREAM: u8 = 1;
 const ACK: u8 = 1;
 const END_HEADERS: u8 = 4;
 
-/// Number of points of a connection's frame budget at the start, and at most. HTTP/2 frames that carry no part of a
-/// request cost at least 1 point each; a connection without points is closed.
+/// Number of points of a connection's budget for HTTP/2 frames, at the start and at most. Frames that carry no part of
+/// a request cost at least 1 point each; a connection without points is closed.
 const ALLOWANCE: u32 = 4096;
 /// Number of points of its frame budget that a connection regains each second.
 const PER_SECOND: u32 = 100;

@@ -9,7 +9,7 @@ use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 
 use super::connection::Debt;
 
-/// Number of bytes in the prefix of each message: one byte for compression, four for the length.
+/// Number of bytes in the prefix of each gRPC message: one byte for compression, four for the length.
 pub const PREFIX_BYTES: usize = 5;
 const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
 const ENCODINGS: HeaderValue = HeaderValue::from_static("identity, deflate, gzip");

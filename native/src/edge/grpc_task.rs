@@ -88,8 +88,8 @@ async fn answer(incoming: &mut Incoming, plain: &Plain, first: Option<Bytes>) ->
         return large(incoming, plain, data, Declined::TooLarge).await;
     }
     let connection = Arc::clone(&incoming.connection);
-    // While the client leaves answers unread, only one of its requests runs at a time; otherwise all would add answers
-    // at once.
+    // While the client leaves too many answers unread, only one of the connection's requests runs at a time; otherwise
+    // all would add answers at once.
     let _turn = if connection.is_full() {
         let turn = connection.turn.lock().await;
         connection.room().await;
@@ -145,8 +145,8 @@ async fn large(incoming: &mut Incoming, plain: &Plain, data: Bytes, why: Decline
             Err(NotRun::Refused(refusal)) => {
                 return Next::Reply(Reply::Refusal(shared.refuse(&model, refusal, late)));
             }
-            // While the client leaves answers unread, only one of its large requests runs at a time; otherwise all
-            // would add answers at once.
+            // While the client leaves too many answers unread, only one of the connection's large requests runs at a
+            // time; otherwise all would add answers at once.
             Err(NotRun::Unread) if turn.is_none() => turn = Some(connection.turn.lock().await),
             Err(NotRun::Unread) => {}
             Err(NotRun::Closed) => return Next::Reset(Reason::CANCEL),

@@ -10,7 +10,7 @@ use crate::forms::protobuf::{Fields, Value};
 
 /// The path of a gRPC health check.
 pub const CHECK: &str = "/grpc.health.v1.Health/Check";
-/// The path of a gRPC health watch, which is forwarded.
+/// The path of gRPC health watches; the core forwards these calls to the reference server.
 pub const WATCH: &str = "/grpc.health.v1.Health/Watch";
 /// The bytes of a `HealthCheckResponse` whose status is SERVING.
 pub const SERVING: &[u8] = &[0x08, 0x01];
@@ -53,7 +53,7 @@ impl Health {
     }
 
     /// Returns the JSON body of a positive answer to a health check by HTTP GET, the same bytes that the reference
-    /// server sends; None if the core does not answer.
+    /// server sends; None if the core can not answer the check.
     #[must_use]
     pub fn page(&self, path: &str) -> Option<&'static str> {
         let body = match path {

@@ -392,7 +392,7 @@ impl Exchange {
             Ok(Ok(outcome)) => Ok(outcome),
             Ok(Err(NotRun::Refused(refusal))) => Err(self.too_long(&model, refusal)),
             Err(_) => Err(self.too_long(&model, Refusal::Late)),
-            // The request was not run: its client has left too many answers unread, or the server is stopping.
+            // The request was not run: its client has left too many answers unread, or the thread pool is closed.
             Ok(Err(NotRun::Unread | NotRun::Closed)) => Err(shared::no_upstream()),
         }
     }
@@ -493,7 +493,8 @@ impl Exchange {
                 if data.len() > limit {
                     return Gathered::TooMuch(data);
                 }
-                // A small body that comes in one part is not counted against the limit on bytes in flight.
+                // A body that comes whole in its first part is small, and is not counted against the limit on bytes in
+                // flight.
                 if !body.is_end_stream() && !hold.reach(data.len(), || self.shares(head)) {
                     return Gathered::NoRoom;
                 }

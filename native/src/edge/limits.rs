@@ -64,8 +64,7 @@ pub struct Limits {
     pub max_header_list_bytes: u32,
     /// Number of bytes of unread answers from which on a connection's further requests wait.
     pub max_owed_bytes: usize,
-    /// Maximal number of large requests that wait for a thread; on each wire, also the maximal number of forwarded
-    /// requests that wait for the reference server.
+    /// Maximal number of waiting requests in each queue: of each thread pool, and of each lane of forwarded requests.
     pub max_queued_requests: usize,
     /// Limit on the expected wait of a large request for a thread, or of a forwarded request for the reference server.
     pub max_queue: Duration,

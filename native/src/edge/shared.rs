@@ -119,7 +119,7 @@ pub enum NotRun {
     Refused(Refusal),
     /// The client has left too many answers unread since the work was queued.
     Unread,
-    /// The thread pool is closed, because the server stops.
+    /// The thread pool is closed, because the server stops, or its threads could not be started.
     Closed,
 }
 

@@ -256,8 +256,8 @@ impl<S: AsyncRead + Unpin> Socket<S> {
                 break;
             }
             self.discarded += size;
-            // The dropped bytes count as read data, because a client may send encrypted bytes over TLS only in
-            // proportion to its data.
+            // The dropped bytes count as read application data, because a client may send TLS bytes only in proportion
+            // to its application data.
             self.connection.note_read(size);
         }
         Poll::Ready(())

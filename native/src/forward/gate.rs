@@ -85,7 +85,7 @@ impl Inner {
     }
 }
 
-/// A slot that a request holds; dropping the slot frees it and wakes the next request.
+/// A slot for a forwarded request; dropping the slot frees it, and wakes the next waiting request.
 struct Slot {
     gate: Arc<Inner>,
     run: Option<Run>,
@@ -119,7 +119,7 @@ pub struct Permit {
     pub waited: Duration,
 }
 
-/// An entry for a waiting request; dropping it removes the request from the queue.
+/// The entry of a waiting request in the queue for slots; dropping it removes the request from the queue.
 struct QueuedRequest<'a> {
     gate: &'a Inner,
     ask: Ask,

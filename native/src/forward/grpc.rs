@@ -24,7 +24,7 @@ const STREAM_WINDOW: u32 = 1 << 20;
 /// stop the answers to others.
 const CONNECTION_WINDOW: u32 = (1 << 31) - 1;
 const FRAME_BYTES: u32 = 1 << 20;
-/// Maximal size of the metadata in an answer of the reference server.
+/// Maximal size of the metadata in an answer of the gRPC reference server.
 const HEADER_LIST_BYTES: u32 = 1 << 20;
 
 /// A client of the gRPC reference server, with one connection, which is opened again after it is lost.

@@ -195,7 +195,7 @@ impl IdleConnections {
         while let Some((sender, since)) = all.pop() {
             if since.elapsed() > IDLE_TIMEOUT {
                 // The list is sorted by age, the youngest connection last, so all remaining connections have been idle
-                // for too long as well.
+                // for too long as well, and are closed.
                 all.clear();
                 break;
             }

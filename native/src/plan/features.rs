@@ -220,7 +220,7 @@ impl<'s, 'r> Features<'s, 'r> {
         let sent = feature_inputs(plan, of_features.chain(computed.into_iter().map(Some)).collect())?;
         if sent.iter().flatten().any(|one| one.sizes.iter().product::<usize>() != one.ids().len()) {
             // If an id tensor has fewer int64 ids than its shape says, for example because the graph computed int32
-            // ids, a lookup would leave a part of its output unwritten.
+            // ids, the request is declined: a lookup would leave a part of its output unwritten.
             return Err(Declined::NotNative);
         }
         Ok(Features { servable, plan, sent, remote: Vec::new() })

@@ -49,8 +49,8 @@ pub struct InputPlan {
     pub takes_keys: bool,
     /// Whether clients may send strings as the values of this input.
     pub takes_strings: bool,
-    /// Lower bound, inclusive, and upper bound, exclusive, of the ids of a predict; the core refuses other ids before
-    /// it runs the graph.
+    /// Lower bound, inclusive, and upper bound, exclusive, of the ids of a predict; for other ids, the core forwards
+    /// the request before it runs the graph.
     pub bounds: (i64, i64),
 }
 
@@ -224,7 +224,7 @@ pub struct SharedParts {
     pub hot_rows: Vec<HotRows>,
     damage_flag: *const AtomicU64,
     has_serving_default: bool,
-    /// The owner of the memory of the vocabularies, of the damage flag, and of the first tables.
+    /// The owner of the memory of the vocabularies, of the damage flag, and of the tables as they were first published.
     _owner: MemoryOwner,
 }
 
