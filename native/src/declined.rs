@@ -26,10 +26,10 @@ pub enum Declined {
     Drawn,
     /// The routing table lacks the model, version, label or signature that the request names.
     Unknown,
-    /// Only the reference servers can run the signature that the request names.
+    /// Only the reference servers can answer the request, for example because the core can not run its signature.
     NotNative,
-    /// A name, dtype, shape, row split, id or key in the request does not fit the signature. The reference servers have
-    /// the error text.
+    /// A name, dtype, shape, row split, id or key in the request does not fit the signature. The reference servers
+    /// write the error message.
     Unfit,
     /// A mapped file of the servable was truncated or became unreadable.
     Damaged,

@@ -1,4 +1,5 @@
-//! The native core of embedding-server, which does all work that is needed once for each request.
+//! The native core of embedding-server: accepts connections, and answers requests or forwards them to the servers in
+//! Python.
 //!
 //! Python reads artifacts, chooses versions and publishes their descriptions to this crate. This crate accepts
 //! connections, parses requests, looks rows up and writes answers. Each module uses only those that follow it in this

@@ -113,7 +113,8 @@ pub struct Clusters {
 
 #[pymethods]
 impl Clusters {
-    /// `cache_bytes`: the most bytes of rows that are cached; 0 for no cache.
+    /// Creates the reader of tables in Valkey or Redis clusters, with a cache of at most `cache_bytes` bytes of rows; 0
+    /// means no cache.
     #[new]
     fn new(cache_bytes: u64) -> Self {
         Clusters { inner: remote::Clusters::new(cache_bytes) }
@@ -132,7 +133,8 @@ impl Clusters {
         self.inner.heard(model, version, table);
     }
 
-    /// Notes replicas, by host and port, whose rows may be read for so many seconds.
+    /// Allows reads from these replicas of Valkey or Redis clusters, given by host and port, for the next `seconds`
+    /// seconds.
     #[allow(clippy::needless_pass_by_value, reason = "pyo3 passes a list by value")]
     fn set_in_sync(&self, nodes: Vec<(String, u16)>, seconds: f64) {
         self.inner.set_in_sync(&nodes, Duration::from_secs_f64(seconds.clamp(0.0, 3600.0)));
@@ -375,8 +377,8 @@ impl Server {
         serde_json::to_string(&self.running()?.retire(model, version)).map_err(value_error)
     }
 
-    /// Stops accepting connections and waits up to `timeout_s` seconds until all requests have ended; returns whether
-    /// all ended.
+    /// Stops accepting connections, waits up to `timeout_s` seconds for the open requests, then closes all connections;
+    /// returns whether all requests ended.
     fn drain(&self, py: Python<'_>, timeout_s: f64) -> bool {
         let Some(server) = self.inner.load_full() else {
             return true;
@@ -391,8 +393,8 @@ impl Server {
         py.detach(|| {
             if let Some(server) = &server {
                 self.last.store(Some(Arc::new(server.statistics())));
-                // A thread in `drain` may still have a reference to the server, so the drop below may not end the
-                // server.
+                // A thread in `drain` may still have a reference to the server, and then the drop below does not close
+                // the connections; `cut` does.
                 server.cut();
             }
             drop(server);
@@ -436,7 +438,7 @@ impl Dispatch for PlainForms {
             Method::Rows => {
                 let body = forms::table_rows::answer(call, model, version, table, self.max_table_rows, body)?;
                 let servable = Arc::clone(call.find(model, version)?);
-                // A `:rows` request runs no signature, and the statistics do not read `signature` for it.
+                // A `:rows` request runs no signature, and the statistics ignore the 0 in `signature`.
                 let (ran, instead) = (Duration::ZERO, Vec::new());
                 Ok(Answered { body, rows: 0, servable, signature: 0, ran, json_length: None, instead })
             }

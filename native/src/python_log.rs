@@ -10,7 +10,7 @@ use tracing::{Event, Level, Metadata, Subscriber};
 
 struct PythonLog;
 
-/// Installs the forwarding of log events to Python, for the whole process.
+/// Installs the forwarding of this crate's warnings and errors to Python's logging, for the whole process.
 pub fn install() {
     // set_global_default() fails if the process imported this module before; the forwarding is installed already in
     // this case.

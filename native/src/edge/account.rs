@@ -26,7 +26,8 @@ type Group = (Box<str>, Box<str>);
 pub struct Account {
     limit: usize,
     held: AtomicUsize,
-    // The map stays small, because a group is removed with the last connection that uses it.
+    // Number of held bytes by model and client address. An entry is removed with the last connection that uses it, so
+    // the map stays small.
     groups: Mutex<HashMap<Group, Arc<AtomicUsize>>>,
 }
 
@@ -138,8 +139,8 @@ impl Drop for Shares {
     fn drop(&mut self) {
         let mut groups = self.account.lock();
         let (model, address) = (std::mem::take(&mut self.model), std::mem::take(&mut self.address));
-        // Other threads clone and drop references to the counters only under the lock of `groups`. This code holds the
-        // lock, too, so that the counts of references below do not change meanwhile.
+        // Other threads clone and drop references to the counters of held bytes only under the lock of `groups`. This
+        // code holds the lock, too, so that the counts of references below do not change meanwhile.
         let (of_model, of_address) = (std::mem::take(&mut self.of_model), std::mem::take(&mut self.of_address));
         // One reference is this connection's, one is in the map, so a count of 2 means that no other connection uses
         // the counter.
@@ -188,7 +189,7 @@ impl Drop for Hold {
 mod tests {
     use super::*;
 
-    /// Counts requests of one byte each until the limits allow no more, and returns them.
+    /// Adds requests that hold one byte each until the limits allow no more; returns the `Hold` of each.
     fn flood(shares: &Arc<Shares>) -> Vec<Hold> {
         let mut holds = Vec::new();
         while shares.has_room(1) {

@@ -29,7 +29,7 @@ pub enum Listen {
     Path(PathBuf),
 }
 
-/// The settings of the core's network server, which do not change while it runs.
+/// The settings with which the core's network server starts.
 #[derive(Debug)]
 pub struct Config {
     /// Number of threads that serve connections.
@@ -48,7 +48,7 @@ pub struct Config {
     pub grpc_tls: Option<Arc<rustls::ServerConfig>>,
     /// TLS settings of the HTTP ports at the start; None serves HTTP in plaintext.
     pub http_tls: Option<Arc<rustls::ServerConfig>>,
-    /// Limits on the memory and time that one client may cost the server.
+    /// Limits on the memory and time that clients may cost the core's network server.
     pub limits: Limits,
     /// The known callers, with the models that each may run; None lets every client run every model.
     pub access: Option<Access>,

@@ -120,7 +120,7 @@ impl Connection {
         self.names.get_or_init(|| certificate::names(der));
     }
 
-    /// Sets the account of the parts of heads and frames that have come on all connections.
+    /// Sets the account that counts the bytes of unfinished heads and HTTP/2 frames of all connections together.
     pub fn count_parts(&self, account: &Arc<Account>) {
         let _ = self.parts.set(Arc::clone(account));
     }
@@ -234,38 +234,38 @@ impl Connection {
         begun >= REQUESTS_A_TURN
     }
 
-    /// Stores the type of HTTP/2 frame with which the client floods the server; the connection's task then ends the
+    /// Stores the kind of flood that the client sends, such as PING frames; the connection's task then ends the
     /// connection.
     pub fn note_flood(&self, flood: Flood) {
         self.flood.store(flood as u8, Relaxed);
         self.note_unread();
     }
 
-    /// Returns the type of HTTP/2 frame with which the client flooded the server; None if the client did not flood it.
+    /// Returns the kind of flood with which the client floods the server; None if the client does not flood it.
     #[must_use]
     #[inline]
     pub fn flood(&self) -> Option<Flood> {
         Flood::of(self.flood.load(Relaxed))
     }
 
-    /// Counts a request that the server refused because it has too much work.
+    /// Counts a request of this connection that the server refused because it has too much work.
     pub fn note_refused(&self) {
         self.refused.fetch_add(1, Relaxed);
     }
 
-    /// Returns how many requests the server refused because it had too much work.
+    /// Returns how many requests of this connection the server refused because it had too much work.
     #[must_use]
     #[inline]
     pub fn refused(&self) -> u64 {
         self.refused.load(Relaxed)
     }
 
-    /// Counts a large request that the server refused before it had read the request's body.
+    /// Counts a large request of this connection that the server refused before it had read the request's body.
     pub fn note_large_refused(&self) {
         self.large_refused.fetch_add(1, Relaxed);
     }
 
-    /// Returns how many large requests the server refused before it had read their bodies.
+    /// Returns how many large requests of this connection the server refused before it had read their bodies.
     #[must_use]
     #[inline]
     pub fn large_refused(&self) -> u64 {

@@ -80,8 +80,8 @@ impl Watch {
         if connection.order() == Order::Close && now.duration_since(*self.ending.get_or_insert(now)) > CLOSING {
             return Order::Cut;
         }
-        // Small gRPC requests are answered without being counted as open, so only the number of received bytes shows
-        // them.
+        // Small gRPC requests are answered without being counted as open, so a gRPC connection counts as idle only
+        // while no bytes arrive.
         let served = if self.is_http { connection.served.load(Relaxed) } else { read };
         let (bytes, since) = match self.idle {
             Some((known, bytes, since)) if known == served => (bytes, since),
@@ -105,8 +105,8 @@ impl Watch {
         if waited <= time {
             Order::Serve
         } else if read == bytes && served > 0 {
-            // hyper ends the connection, unless it still waits for the body of a request that is answered: a client that
-            // expects "100 Continue" may never send the body.
+            // On `Close`, hyper ends an idle connection. If hyper still waits for the body of an answered request, the
+            // sweeper later cuts the connection.
             Order::Close
         } else {
             Order::Cut

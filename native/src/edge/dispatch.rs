@@ -25,7 +25,7 @@ pub enum Method {
 }
 
 impl Method {
-    /// Returns the method that a gRPC path names.
+    /// Returns the method that a gRPC path names; None if the core itself answers no call of this path.
     #[must_use]
     #[inline]
     pub fn of_path(path: &str) -> Option<Self> {
@@ -134,7 +134,8 @@ fn name(text: &str) -> Option<(&str, &str)> {
 fn version(text: &str) -> Option<(Version<'_>, &str)> {
     if let Some(rest) = text.strip_prefix("/versions/") {
         let end = rest.bytes().position(|byte| !byte.is_ascii_digit()).unwrap_or(rest.len());
-        // A version of more than 18 digits may not fit an int64; the reference server answers it with an error.
+        // A version of more than 18 digits may not fit an int64, so the core forwards the request to the reference
+        // server.
         if end == 0 || end > 18 {
             return None;
         }

@@ -1,5 +1,5 @@
-//! Reads and writes the encrypted bytes of a connection with TLS: in short turns, and with a limit on bytes that carry
-//! no data.
+//! Reads and writes the encrypted bytes of a connection with TLS: in short turns, and with a limit on TLS bytes without
+//! application data.
 //!
 //! TLS has records without data, such as a `KeyUpdate`, which costs the server 5 us. rustls allows 32 of them in a row,
 //! but an empty record of data begins a new row. Source: RFC 8446, sections 4.6.3, 5.1 and 5.4.
@@ -17,7 +17,8 @@ use super::connection::Connection;
 use super::frames::Flood;
 use super::limits::{TLS_BYTES_WITHOUT_DATA, TLS_HANDSHAKE_BYTES};
 
-/// Number of bytes without data that each byte of data allows: a record with one byte of data has 23 bytes.
+/// Number of TLS bytes without application data that each byte of application data allows: a record with one byte of
+/// data has 23 bytes.
 const PER_BYTE_OF_DATA: u64 = 32;
 /// Time for which a connection may decrypt before other connections get the thread.
 const TURN: Duration = Duration::from_micros(500);
@@ -27,13 +28,13 @@ pub struct Encrypted<S> {
     stream: S,
     connection: Arc<Connection>,
     is_handshake: bool,
-    // Whether the client has sent too many bytes without data, so that no more bytes are read.
+    // Whether the client has sent too many TLS bytes without application data, so that no more bytes are read.
     is_over: bool,
-    // Start of the connection's turn; None between two turns.
+    // Time when the connection began its current turn of decryption; None between two turns.
     turn: Option<Instant>,
-    // Number of encrypted bytes that the client may still send before more data is read or written.
+    // Number of encrypted bytes that the client may still send before more application data is read or written.
     left: usize,
-    // Number of bytes of data, read and written, for which `left` has already been raised.
+    // Number of bytes of application data, read and written, for which `left` has already been raised.
     data: u64,
 }
 
@@ -44,13 +45,14 @@ impl<S> Encrypted<S> {
         Encrypted { stream, connection, is_handshake: true, is_over: false, turn, left, data: 0 }
     }
 
-    /// Notes the end of the TLS handshake: from now on the limit on bytes without data replaces the handshake's limit.
+    /// Notes the end of the TLS handshake: from now on the limit on TLS bytes without application data replaces the
+    /// handshake's limit.
     pub fn end_handshake(&mut self) {
         self.is_handshake = false;
         self.left = TLS_BYTES_WITHOUT_DATA;
     }
 
-    /// Counts encrypted bytes; returns false if the client has sent too many without data.
+    /// Counts encrypted bytes that have come; returns false if the client has sent too many without application data.
     fn count(&mut self, size: usize) -> bool {
         let data = self.connection.read.load(Relaxed) + self.connection.written.load(Relaxed);
         let gained = (data - self.data).saturating_mul(PER_BYTE_OF_DATA);
@@ -60,13 +62,14 @@ impl<S> Encrypted<S> {
         left >= size
     }
 
-    /// Ends a connection whose client has sent too many bytes without data.
+    /// Ends a connection whose client has sent too many TLS bytes: in the handshake, or after it without application
+    /// data.
     fn end(&mut self) -> Poll<io::Result<()>> {
         if self.is_handshake {
             return Poll::Ready(Err(io::Error::other("the client sent too many bytes in its TLS handshake")));
         }
-        // The stream only reports the flood of bytes without data; the connection's task counts it, and ends the
-        // connection.
+        // The stream only reports a flood of TLS bytes without application data; the connection's task counts the
+        // flood, and ends the connection.
         self.is_over = true;
         self.connection.note_flood(Flood::Tls);
         Poll::Pending

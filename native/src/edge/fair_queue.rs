@@ -13,7 +13,7 @@ use super::fair_tree::{Node, Path, SHARE, Waiting};
 /// `MOST_NANOS`, because a single run may wait for a graph to load.
 const NEWEST: u64 = 4;
 const MOST_NANOS: u64 = 1_000_000;
-/// A request is refused once it has waited this many times the limit on expected waits.
+/// A request that other requests wait behind is refused once it has waited this many times the limit on expected waits.
 const PATIENCE: u32 = 4;
 /// A real wait corrects the later estimates only if the wait was expected to last at least this long. Real waits are
 /// longer than estimated, because machines are shared and runs wait for locks.
@@ -63,7 +63,7 @@ pub enum Refusal {
     Wait(usize),
     /// The request would wait past its deadline. Holds the number of waiting requests.
     Deadline(usize),
-    /// The request waited far longer than expected. Holds how long it waited.
+    /// The request waited longer than the queue allows. Holds how long it waited.
     Waited(Duration),
     /// The request's deadline passed while it waited.
     Late,
@@ -97,7 +97,7 @@ pub struct Limits {
 pub struct Taken<T> {
     /// The value that the caller passed to [`FairQueue::push`] with this request.
     pub value: T,
-    /// The reason why the request waited too long and must not run; None if it may run.
+    /// The reason why the request must not run, such as a passed deadline; None if it may run.
     pub refusal: Option<Refusal>,
     /// Time for which the request waited in the queue.
     pub waited: Duration,
@@ -145,7 +145,8 @@ pub struct FairQueue<T> {
     came: VecDeque<(Instant, Path, u64)>,
     running: usize,
     next_id: u64,
-    // The map stays small, because requests to models that are not configured share the name "".
+    // Mean run times of each model's requests. Requests to models that are not configured are counted under the name
+    // "", so the map stays small.
     means: HashMap<Arc<str>, Means>,
     // Estimates of waits are multiplied by this factor, because real waits were longer than their estimates.
     correction: f64,
@@ -317,7 +318,7 @@ impl<T> FairQueue<T> {
         self.root.waiting > self.limits.slots
     }
 
-    /// Returns the maximal time that a request may wait before the queue refuses it.
+    /// Returns the maximal time that a request may wait before the queue refuses it, if other requests wait behind.
     #[must_use]
     pub fn patience(&self) -> Duration {
         self.limits.wait.saturating_mul(PATIENCE)
@@ -373,7 +374,7 @@ mod tests {
 
     #[test]
     fn clients_with_one_request_at_a_time_take_turns_with_each_other_and_with_a_busy_one() {
-        // One of the two slots stays in use, so the four clients share the other slot.
+        // One of the two slots stays in use, so the five clients share the other slot.
         let (mut queue, mut now) = busy(Limits { slots: 2, wait: Duration::MAX, ..LIMITS }, &[("m", 10)]);
         let peers = ["c:1", "a:1", "d:1", "b:1"];
         for (number, peer) in peers.iter().enumerate() {

@@ -40,12 +40,12 @@ pub struct Node<T> {
     pub waiting: usize,
     // The sum of the expected run times of all requests that wait in this node and in its children, in nanoseconds.
     cost: u64,
-    // Virtual time: the run time that each child with waiting requests has had so far, in nanoseconds. A new child
-    // starts from it, so that a client with one request at a time neither overtakes a client with many waiting requests
-    // for ever, nor waits for all of them.
+    // The node's virtual time, in nanoseconds: it grows by the run time of each request, divided by the number of
+    // children with waiting requests. A new child starts from it, so that a client with one request at a time neither
+    // overtakes a client with many waiting requests for ever, nor waits for all of them.
     clock: u64,
-    // Number of turns that this node has given its children; in a turn, a child runs one request. It numbers the turns:
-    // of two children with equal virtual time, the one with the smaller number comes first.
+    // The number of the next turn: of two children with equal virtual time, the one whose turn has the smaller number
+    // runs first.
     given: u64,
     turns: BTreeSet<(Turn, Arc<str>)>,
     children: HashMap<Arc<str>, (Turn, Node<T>)>,

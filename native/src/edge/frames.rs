@@ -17,9 +17,8 @@ const END_STREAM: u8 = 1;
 const ACK: u8 = 1;
 const END_HEADERS: u8 = 4;
 
-/// A connection has a frame budget: HTTP/2 frames that carry no part of a request cost points of it. This is the number
-/// of points at the start, and the maximum. Each such frame costs at least 1 point, and a connection without points is
-/// closed.
+/// Number of points of a connection's budget for HTTP/2 frames, at the start and at most. Frames that carry no part of
+/// a request cost at least 1 point each; a connection without points is closed.
 const ALLOWANCE: u32 = 4096;
 /// Number of points of its frame budget that a connection regains each second.
 const PER_SECOND: u32 = 100;
@@ -39,8 +38,8 @@ const TINY_BYTES: usize = 64;
 /// regained for the request.
 const RECENT_STREAMS: u32 = 64;
 
-/// The type of HTTP/2 frame with which a client floods the server, or another kind of flood: TLS records without data,
-/// or unfinished heads and frames.
+/// The type of HTTP/2 frame with which a client floods the server, or another kind of flood: TLS records without
+/// application data, or unfinished heads and frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 #[allow(missing_docs)]
@@ -51,7 +50,7 @@ pub enum Flood {
     Ping,
     Window,
     Other,
-    /// TLS records without data, which no HTTP/2 frame shows.
+    /// TLS records without application data, which the counter of HTTP/2 frames does not see.
     Tls,
     /// Heads of requests, or HTTP/2 frames, that stay unfinished and exceed the limit on the bytes of such parts.
     Unfinished,
@@ -82,7 +81,7 @@ impl Flood {
 #[derive(Debug)]
 pub struct FrameMeter {
     preface_left: usize,
-    // Number of payload bytes of the current frame, and the number of these bytes that have not come yet.
+    // Number of payload bytes of the current HTTP/2 frame, and the number of these bytes that have not come yet.
     payload: usize,
     payload_left: usize,
     // Whether more frames of the current frame's header block must follow; number of payload bytes of the block's

@@ -90,9 +90,9 @@ pub async fn serve<S: AsyncRead + AsyncWrite + Unpin>(stream: S, connection: Arc
             pause.after_turn(begun, std::mem::take(&mut task.num_begun), cx);
             let h2 = &mut task.h2;
             if task.window.after_turn(&connection, begun, |bytes| h2.set_initial_window_size(bytes).is_ok()) {
-                // h2 sends the SETTINGS frame in the task's next turn, so the task wakes itself. If the client has not
-                // acknowledged the last SETTINGS frame, the task waits for the acknowledgement instead: a client that
-                // never sends it must not make the task run again and again.
+                // h2 sends the SETTINGS frame with the new window size in the task's next turn, so the task wakes
+                // itself. If the client has not acknowledged the last SETTINGS frame, the task waits for the
+                // acknowledgement instead: a client that never sends it must not make the task run again and again.
                 cx.waker().wake_by_ref();
             }
         }
@@ -115,8 +115,8 @@ struct Task<'s, S> {
     batch: VecDeque<(Request<RecvStream>, SendResponse<Payload>)>,
     calls: FuturesUnordered<PendingCall>,
     window: RequestWindow,
-    // Number of requests that the task has begun in its current turn, plus the number of waiting calls that it has
-    // ended.
+    // Number of requests that the task began in its current turn, plus the number of pending calls that ended in this
+    // turn.
     num_begun: u32,
     is_draining: bool,
     is_ending: bool,
@@ -244,8 +244,8 @@ fn begin(
             refuse_http(status, respond);
             return None;
         }
-        // The task reads the body to its end first, so that h2 still reports a protocol error in the rest of the
-        // request.
+        // Before the task refuses a request that is not gRPC, it reads the body to its end, so that h2 still reports a
+        // protocol error in the body.
         let stall = shared.limits.stall_timeout;
         return Some(Box::pin(async move {
             if let Ok(Some(())) = tokio::time::timeout(stall, drop_body(&mut body)).await {

@@ -118,11 +118,11 @@ impl Incoming {
         Ask::new(self.model(data), &self.connection.peer, size, timeout.map(|timeout| self.begun + timeout))
     }
 
-    /// Returns the name of the configured model in a message that begins with `data`; "" if the message names no such
-    /// model.
+    /// Returns the name of the model in a message that begins with `data`; "" if the message names no configured model.
     fn model<'d>(&self, data: &'d [u8]) -> &'d str {
         let (shared, path) = (&self.shared, self.head.uri.path());
-        // All methods of TensorFlow Serving's PredictionService have the model's name in the same field of the request.
+        // Except for MultiInference, each request of TensorFlow Serving's PredictionService has the model's name in the
+        // same field as a Predict request.
         let is_like_predict = path.starts_with("/tensorflow.serving.PredictionService/");
         let method = Method::of_path(path).or(is_like_predict.then_some(Method::Predict));
         match (method, data.split_first_chunk::<PREFIX_BYTES>()) {
@@ -136,7 +136,8 @@ impl Incoming {
         self.connection.shares(&self.shared.account, self.model(data))
     }
 
-    /// Counts `size` bytes of a call whose message begins with `data` against the limit on bytes in flight.
+    /// Raises the bytes that a call holds to `size`, and checks the limit on bytes in flight; `data` is the beginning
+    /// of the call's message.
     ///
     /// # Errors
     /// The limit leaves fewer bytes.
@@ -148,7 +149,7 @@ impl Incoming {
     }
 }
 
-/// Sends a refusal as the answer to a call.
+/// Answers a call with a refusal, and counts the refusal on the call's connection if the server has too much work.
 pub fn refuse(incoming: &Incoming, mut respond: SendResponse<Payload>, status: &Status) {
     let id = incoming.shared.ids.of_http(&incoming.head.headers);
     note_refusal(&incoming.connection, status);
@@ -289,8 +290,8 @@ pub async fn gather(incoming: &mut Incoming, first: Option<Bytes>, is_plain: boo
         if incoming.body.is_end_stream() {
             break;
         }
-        // Before the code waits for further parts of the message, it copies the first part. This frees the buffer in
-        // which the part lies beside other bytes that the connection has received.
+        // Before the task waits for further parts of a message, it copies the first part: this frees the receive
+        // buffer, in which the part lies beside other bytes.
         if let Some(first) = one.take_if(|first| !is_whole(first)) {
             let told = first.first_chunk::<PREFIX_BYTES>().map_or(0, |prefix| grpc_message::length(*prefix));
             all.reserve((told + PREFIX_BYTES).min(TRUSTED_BYTES));
@@ -324,7 +325,7 @@ pub async fn gather(incoming: &mut Incoming, first: Option<Bytes>, is_plain: boo
     if is_whole(&data) { Gathered::Message(data) } else { Gathered::Unusual(data) }
 }
 
-/// Returns the error text for a call whose deadline passed while it waited.
+/// Returns the error text for a call whose deadline passed while it waited for a thread.
 pub fn late() -> String {
     "The deadline passed while the request waited for a thread.".into()
 }

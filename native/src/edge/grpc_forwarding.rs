@@ -30,15 +30,15 @@ pub async fn serve_other(mut incoming: Incoming, mut respond: SendResponse<Paylo
     let is_check = path == health::CHECK;
     if !has_one_message(path) {
         if coding(&incoming.head).is_some() {
-            // Such a call may have several messages, and the core could check the inflated size of only the first, so
-            // it refuses calls with compressed messages.
+            // A call that may have several request messages is refused if they are compressed, because the core could
+            // check the inflated size of only the first.
             let status = unimplemented("The messages of this method must not be compressed.");
             return refuse(&incoming, respond, &status);
         }
         return forward(incoming, respond, first.unwrap_or_default()).await;
     }
-    // The core reads the whole message before it forwards the call, so that a slow client does not hold a slot of the
-    // reference server.
+    // For a method with one request message, the core reads the whole message before it forwards the call, so that a
+    // slow client does not hold a slot of the reference server.
     let gathered = tokio::select! {
         biased;
         _ = poll_fn(|cx| respond.poll_reset(cx)) => return,

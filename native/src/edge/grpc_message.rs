@@ -9,7 +9,7 @@ use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 
 use super::connection::Debt;
 
-/// Number of bytes in the prefix of each message: one byte for compression, four for the length.
+/// Number of bytes in the prefix of each gRPC message: one byte for compression, four for the length.
 pub const PREFIX_BYTES: usize = 5;
 const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
 const ENCODINGS: HeaderValue = HeaderValue::from_static("identity, deflate, gzip");
@@ -78,7 +78,7 @@ pub struct Status {
     pub may_retry: bool,
 }
 
-/// Returns the headers of an answer that has a message.
+/// Returns the HTTP/2 headers of a successful gRPC answer; a message must follow.
 #[must_use]
 pub fn head(request_id: Option<&HeaderValue>) -> Response<()> {
     let mut head = Response::new(());
@@ -91,7 +91,7 @@ pub fn head(request_id: Option<&HeaderValue>) -> Response<()> {
     head
 }
 
-/// Returns the trailers of an answer that has a message.
+/// Returns the trailers of a successful answer: gRPC status 0.
 #[must_use]
 pub fn trailers() -> HeaderMap {
     let mut trailers = HeaderMap::with_capacity(1);

@@ -1,5 +1,5 @@
-//! Removes metadata that the reference server can not parse from a gRPC call. For such metadata, grpcio would fail the
-//! call with INTERNAL and log an error, although the fault is the client's.
+//! Removes from a gRPC call the metadata that the reference server can not parse. For such metadata, grpcio would fail
+//! the call with INTERNAL and log an error, although the fault is the client's.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use http::header::{HeaderMap, HeaderName, HeaderValue};
 
 use super::grpc_message::{self, Code, Status};
 
-/// Deadlines further away than this are cut: grpcio fails calls whose deadline is centuries away.
+/// Deadlines further away than this are shortened to this time: grpcio fails calls whose deadline is centuries away.
 const LONGEST: Duration = Duration::from_secs(30 * 24 * 3600);
 
 /// Checks the metadata of a call before it is forwarded, and removes metadata that no handler of the reference server
@@ -44,8 +44,8 @@ fn refused(code: Code, text: &str) -> Status {
     Status { code, text: text.into(), may_retry: false }
 }
 
-/// Says whether the reference server does not need the metadata of a name: gRPC reserves the name, or the metadata is
-/// binary, which no handler reads.
+/// Returns true if the reference server does not need the metadata with this name: gRPC reserves the name, or the
+/// metadata is binary, which no handler reads.
 fn is_of_no_use(name: &str) -> bool {
     let is_needed = ["grpc-timeout", "grpc-encoding", "grpc-accept-encoding"].contains(&name);
     name.starts_with("grpc-") && !is_needed || name.ends_with("-bin") || name.starts_with("lb-")

@@ -72,10 +72,10 @@ async fn finish(incoming: Incoming, plain: &Plain, mut respond: SendResponse<Pay
     }
 }
 
-/// Reads the request message of a call and answers it.
+/// Reads the request message of a call, and returns how the call continues: with an answer, forwarded, or reset.
 async fn answer(incoming: &mut Incoming, plain: &Plain, first: Option<Bytes>) -> Next {
-    // While a call waits until the client has read answers, the bytes of its request body still count in the
-    // connection's HTTP/2 window.
+    // A call that waits until the client has read answers does not read its request body, whose bytes still count in
+    // the connection's HTTP/2 window.
     incoming.connection.room().await;
     let data = match gather(incoming, first, true).await {
         Gathered::Message(data) => data,
@@ -88,8 +88,8 @@ async fn answer(incoming: &mut Incoming, plain: &Plain, first: Option<Bytes>) ->
         return large(incoming, plain, data, Declined::TooLarge).await;
     }
     let connection = Arc::clone(&incoming.connection);
-    // While the client leaves answers unread, only one of its requests runs at a time; otherwise all would add answers
-    // at once.
+    // While the client leaves too many answers unread, only one of the connection's requests runs at a time; otherwise
+    // all would add answers at once.
     let _turn = if connection.is_full() {
         let turn = connection.turn.lock().await;
         connection.room().await;
@@ -145,8 +145,8 @@ async fn large(incoming: &mut Incoming, plain: &Plain, data: Bytes, why: Decline
             Err(NotRun::Refused(refusal)) => {
                 return Next::Reply(Reply::Refusal(shared.refuse(&model, refusal, late)));
             }
-            // While the client leaves answers unread, only one of its large requests runs at a time; otherwise all
-            // would add answers at once.
+            // While the client leaves too many answers unread, only one of the connection's large requests runs at a
+            // time; otherwise all would add answers at once.
             Err(NotRun::Unread) if turn.is_none() => turn = Some(connection.turn.lock().await),
             Err(NotRun::Unread) => {}
             Err(NotRun::Closed) => return Next::Reset(Reason::CANCEL),

@@ -10,7 +10,7 @@ use crate::forms::protobuf::{Fields, Value};
 
 /// The path of a gRPC health check.
 pub const CHECK: &str = "/grpc.health.v1.Health/Check";
-/// The path of a gRPC health watch, which is forwarded.
+/// The path of gRPC health watches; the core forwards these calls to the reference server.
 pub const WATCH: &str = "/grpc.health.v1.Health/Watch";
 /// The bytes of a `HealthCheckResponse` whose status is SERVING.
 pub const SERVING: &[u8] = &[0x08, 0x01];
@@ -52,8 +52,8 @@ impl Health {
         self.is_fresh() && self.serving.contains(service)
     }
 
-    /// Returns the JSON body for a health check by HTTP GET, if the server is healthy; the bytes equal those of the
-    /// reference server.
+    /// Returns the JSON body of a positive answer to a health check by HTTP GET, the same bytes that the reference
+    /// server sends; None if the core can not answer the check.
     #[must_use]
     pub fn page(&self, path: &str) -> Option<&'static str> {
         let body = match path {

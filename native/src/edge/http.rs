@@ -278,7 +278,7 @@ enum Gathered {
     /// may follow.
     TooMuch(Bytes),
     NoRoom,
-    /// The refusal of large work that would wait too long, so the server does not read its body.
+    /// The queue of large work refuses the request, so the server does not read its body.
     Refused(Refusal),
     /// The client sent the body too slowly.
     Stalled,
@@ -294,8 +294,8 @@ impl Exchange {
             return self.page(&head.headers, text, open);
         }
         let plain = plain(&self.shared, &self.connection, &head, self.draws);
-        // The core reads the whole body before it forwards the request, so that a slow client does not hold a slot of the
-        // reference server.
+        // The core reads a request's body, up to the limit on its size, before it forwards the request, so that a slow
+        // client does not hold a slot of the reference server.
         if plain.is_none() && body.is_end_stream() && lane(&head) == Lane::Control {
             return self.forward(head, self.upload(Bytes::new(), body), open).await;
         }
@@ -395,7 +395,7 @@ impl Exchange {
             Ok(Ok(outcome)) => Ok(outcome),
             Ok(Err(NotRun::Refused(refusal))) => Err(self.too_long(&model, refusal)),
             Err(_) => Err(self.too_long(&model, Refusal::Late)),
-            // The request was not run: its client has left too many answers unread, or the server is stopping.
+            // The request was not run: its client has left too many answers unread, or the thread pool is closed.
             Ok(Err(NotRun::Unread | NotRun::Closed)) => Err(shared::no_upstream()),
         }
     }
@@ -467,7 +467,7 @@ impl Exchange {
         if large.is_some_and(|size| !self.shares(head).has_room(size)) {
             return Gathered::NoRoom;
         }
-        // The request stays announced to the queue of large work until its body is read.
+        // A large request that the core may answer stays announced to the queue of large work until its body is read.
         let announced = large.filter(|_| is_plain).map(|size| self.shared.large.announce(self.ask(head, size)));
         let _announced = match announced.transpose() {
             Ok(announcement) => announcement,
@@ -496,7 +496,8 @@ impl Exchange {
                 if data.len() > limit {
                     return Gathered::TooMuch(data);
                 }
-                // A small body that comes in one part is not counted against the limit on bytes in flight.
+                // A body that comes whole in its first part is small, and is not counted against the limit on bytes in
+                // flight.
                 if !body.is_end_stream() && !hold.reach(data.len(), || self.shares(head)) {
                     return Gathered::NoRoom;
                 }

@@ -43,8 +43,8 @@ impl TooLarge {
     }
 }
 
-/// Inflates a message piece by piece, and returns its inflated size. If the compressed data is invalid, only the part
-/// before the error counts, because the reference server refuses such a message.
+/// Inflates a message piece by piece, without keeping the result, and returns the inflated size. If the compressed data
+/// is invalid, only the part before the error counts, because the reference server refuses such a message.
 ///
 /// # Errors
 /// [`TooLarge`], as soon as a limit is passed.

@@ -1,4 +1,4 @@
-//! Names the tables of an answer whose rows could not all be read, in headers and trailers.
+//! Lists, in headers or trailers of an answer, the tables whose rows could not all be read.
 //!
 //! The reference is `service/engine/instead.py`.
 

@@ -129,7 +129,7 @@ impl Pool {
         Ok(Announcement { inner: Arc::clone(&self.inner), ask, id })
     }
 
-    /// Returns the maximal time that a job may wait before the queue refuses it.
+    /// Returns the maximal time that a job may wait before the queue refuses it, if other jobs wait behind.
     #[must_use]
     pub fn patience(&self) -> Duration {
         self.inner.lock().queue.patience()

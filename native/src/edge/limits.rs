@@ -23,8 +23,8 @@ pub const ALL_HEAD_BYTES: usize = 32 << 20;
 pub const LARGE_PART_BYTES: usize = 4 << 10;
 /// Maximal number of bytes of a client's part of a TLS handshake.
 pub const TLS_HANDSHAKE_BYTES: usize = 32 << 10;
-/// Maximal number of encrypted bytes that a client may send without data after its TLS handshake. A read counts its data
-/// when it ends, after up to [`READ_BUDGET`] bytes.
+/// Maximal number of TLS bytes without application data that a client may send after its TLS handshake. A read counts
+/// its data when it ends, after up to [`READ_BUDGET`] bytes.
 pub const TLS_BYTES_WITHOUT_DATA: usize = 128 << 10;
 /// Number of TLS handshakes that each thread may continue before it looks for new bytes of other connections.
 pub const HANDSHAKES_A_TURN: usize = 2;
@@ -64,10 +64,9 @@ pub struct Limits {
     pub max_header_list_bytes: u32,
     /// Number of bytes of unread answers from which on a connection's further requests wait.
     pub max_owed_bytes: usize,
-    /// Maximal number of large requests that wait for a thread; on each wire, also the maximal number of forwarded
-    /// requests that wait for the reference server.
+    /// Maximal number of waiting requests in each queue: of each thread pool, and of each lane of forwarded requests.
     pub max_queued_requests: usize,
-    /// Maximal time for which a large request may wait for a thread, or a forwarded one for the reference server.
+    /// Limit on the expected wait of a large request for a thread, or of a forwarded request for the reference server.
     pub max_queue: Duration,
     /// Maximal number of requests of each wire that run on the reference server at the same time.
     pub max_forwarded: usize,

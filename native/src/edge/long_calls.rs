@@ -10,7 +10,7 @@ const ADDRESS_SHARE: usize = 10;
 #[derive(Debug)]
 pub struct LongCalls {
     limit: usize,
-    // Number of running calls by client address; addresses without a running call are not in the map.
+    // Number of running gRPC calls without end by client address; addresses without such a call are not in the map.
     running: Mutex<HashMap<Box<str>, usize>>,
 }
 

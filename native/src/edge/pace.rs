@@ -16,8 +16,8 @@ pub struct Pace {
     least: u64,
     // Number of bytes of the request body that arrived since the time `since`.
     received: u64,
-    // The start of the current interval; None until the server first has to wait for the client, so that the clock is
-    // not read before.
+    // Start of the current interval, in which a least number of body bytes must arrive; None until the server first has
+    // to wait for the client, so that the clock is not read before.
     since: Option<Instant>,
     timer: Option<Pin<Box<Sleep>>>,
 }

@@ -49,7 +49,8 @@ impl Pauses {
 pub struct RefusalPause<'s> {
     pauses: &'s Pauses,
     connection: Arc<Connection>,
-    // Number of requests of the connection that the server had refused by the end of the last turn.
+    // Number of requests of the connection that the server had refused by the end of the last turn of the connection's
+    // task.
     refused: u64,
     // Time for which the connection must still be paused: single pauses are too short for a timer, so they add up.
     owed: Duration,
@@ -72,8 +73,8 @@ impl<'s> RefusalPause<'s> {
         }
     }
 
-    /// Begins a pause if the connection's requests were refused in the turn that ends. `requests` is the
-    /// number of requests that the turn has begun or ended.
+    /// Adds to the owed pause if requests were refused in the turn that ends, and begins the pause once it is long
+    /// enough. `requests` is the number of requests that the turn has begun or ended.
     pub fn after_turn(&mut self, begun: Instant, requests: u32, cx: &mut Context<'_>) {
         let refused = self.connection.refused();
         let in_turn = u32::try_from(refused - self.refused).unwrap_or(u32::MAX);
@@ -135,7 +136,8 @@ mod tests {
         refuse(&mut pause, 5, Duration::from_micros(400), 10);
         assert!(!connection.is_paused(), "the body of an accepted request is on its way");
         drop(arriving);
-        // The server refused half of the 10 requests of two turns, and each turn took 0.4 ms, so the pause is 8 ms.
+        // In each of two turns of 0.4 ms, the server refused 5 of 10 requests; the pause is 20 times the 0.4 ms of
+        // these refusals, 8 ms.
         refuse(&mut pause, 5, Duration::from_micros(400), 10);
         assert!(connection.is_paused());
         assert_eq!(

@@ -30,7 +30,7 @@ pub struct Tracing {
 pub struct Draws {
     /// The trace id for a request without a parent trace; 0 if the server records no traces.
     pub trace_id: u128,
-    /// A random number from 0 to below 1: the request is logged if it is below the model's log rate.
+    /// A random number from 0 to below 1: the request is logged if this number is below the model's log rate.
     pub log: f64,
 }
 
@@ -52,7 +52,8 @@ impl Tracing {
         let Some(parent) = parents.next().map(http::HeaderValue::as_bytes) else {
             return is_below(draws.trace_id, self.root);
         };
-        // The core reads only a single `traceparent` header of version 00; the reference server judges all others.
+        // The core reads only a single `traceparent` header of version 00; requests with other ones are forwarded to
+        // the reference server.
         let Some(id) = trace_id(parent).filter(|_| parents.next().is_none() && parent.len() == 55) else {
             return true;
         };
@@ -135,8 +136,8 @@ mod tests {
         let traced = draws.iter().filter(|draws| tracing.may_sample(&HeaderMap::new(), **draws)).count();
         let logged = draws.iter().filter(|draws| draws.log < 0.1).count();
         let both = draws.iter().filter(|d| d.log < 0.1 && tracing.may_sample(&HeaderMap::new(), **d)).count();
-        // The numbers of sampled requests are those of seed 7. Each is binomial, with n = 10,000 and p = 0.1, 0.1 and
-        // 0.01.
+        // With seed 7, the counts `traced`, `logged` and `both` are fixed. Each is a draw from a binomial distribution
+        // of n = 10,000 and p = 0.1, 0.1 and 0.01.
         assert!((900..1100).contains(&traced) && (900..1100).contains(&logged), "{traced} {logged}");
         assert!((60..140).contains(&both), "{both}");
         assert!(draws.iter().all(|draws| draws.trace_id != 0 && (0.0..1.0).contains(&draws.log)));

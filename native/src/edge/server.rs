@@ -300,8 +300,8 @@ impl Hub {
             let permit = ready!(turn.as_mut().poll(cx));
             turn.set(Arc::clone(&self.handshake_turns).acquire_owned());
             let state = handshake.as_mut().poll(cx);
-            // The next step of any handshake waits until the thread has looked for new bytes and has run the tasks that
-            // these bytes wake, because a step takes up to a millisecond.
+            // The task gives its permit back only after the thread has looked for new bytes and has run the tasks that
+            // these bytes wake, because one step of a handshake takes up to a millisecond.
             tokio::spawn(async move {
                 tokio::task::yield_now().await;
                 drop(permit);
@@ -363,7 +363,8 @@ impl Hub {
             let stream = Encrypted::new(stream, Arc::clone(&connection));
             let handshake = hub.unless_cut(number, &connection, TlsAcceptor::from(config).accept(stream));
             match tokio::time::timeout(hub.shared.limits.handshake_timeout, handshake).await {
-                // RFC 9113, section 3.2: client and server must both choose HTTP/2 by ALPN in the TLS handshake.
+                // The server drops a gRPC connection with TLS unless client and server both chose HTTP/2 by ALPN in the
+                // handshake (RFC 9113, section 3.2).
                 Ok(Ok(stream)) if wire == Wire::Grpc && stream.get_ref().1.alpn_protocol() != Some(b"h2") => {
                     hub.shared.statistics.count(Event::HandshakeFailedGrpc);
                 }

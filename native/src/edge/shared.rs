@@ -67,7 +67,7 @@ pub struct Shared {
     pub routes: ArcSwap<Routes>,
     /// The handlers of the wire formats (forms), which answer requests.
     pub dispatch: Arc<dyn Dispatch>,
-    /// The counters of requests, connections and bytes.
+    /// The counters of requests, connections and other events.
     pub statistics: Statistics,
     /// The counters of the bytes that requests and answers hold.
     pub account: Arc<Account>,
@@ -92,7 +92,7 @@ pub struct Shared {
     pub heads: Arc<Semaphore>,
     /// The counters of the bytes of requests' heads, and of HTTP/2 frames, of which only a part has come.
     pub parts: Arc<Account>,
-    /// The counters of gRPC calls without end, such as health watches.
+    /// The counters of running gRPC calls without end, such as health watches.
     pub long_calls: Arc<LongCalls>,
     /// The client that forwards calls to the gRPC reference server.
     pub grpc_upstream: GrpcUpstream,
@@ -115,15 +115,16 @@ pub enum Failed {
 /// The reason why large work did not run.
 #[derive(Debug)]
 pub enum NotRun {
-    /// The queue refused the work, because its wait would be or was too long.
+    /// The queue refused the work: the queue is full, or the work would wait or has waited too long.
     Refused(Refusal),
     /// The client has left too many answers unread since the work was queued.
     Unread,
-    /// The thread pool is closed, because the server stops.
+    /// The thread pool is closed, because the server stops, or its threads could not be started.
     Closed,
 }
 
-/// The conditions under which the core may answer a request, from the request's headers and its connection.
+/// Properties of a request, from its headers and its connection, that decide whether and in which form the core answers
+/// the request.
 #[derive(Clone, Debug)]
 pub struct Terms {
     /// Whether the answer to a gRPC Predict has its numbers in `tensor_content`.
@@ -136,7 +137,7 @@ pub struct Terms {
 pub struct Made {
     /// The answer.
     pub answered: Answered,
-    /// The answer's bytes, which count as unread from the moment the answer is made.
+    /// Counts the answer's bytes as unread from the moment the answer is made until they are sent.
     pub debt: Debt,
     /// Time that the handler took to make the answer.
     pub took: Duration,
@@ -146,8 +147,8 @@ pub struct Made {
 pub type Outcome = Result<Made, Failed>;
 
 impl Shared {
-    /// Returns the conditions under which the core may answer a request; None if the reference server must refuse or
-    /// trace the request.
+    /// Returns the properties of a request that decide in which form the core answers it; None if the reference server
+    /// must refuse or trace the request.
     pub fn terms(&self, headers: &HeaderMap, connection: &Connection, draws: Draws) -> Option<Terms> {
         let grant = match &*self.access.load() {
             None => None,
@@ -285,7 +286,8 @@ impl Shared {
         let (shared, connection, model) = (Arc::clone(self), Arc::clone(connection), Arc::clone(&ask.path[0]));
         let job = move |told: Result<Duration, Refusal>| {
             let not_run = match told {
-                // The client disconnected while its request waited for a thread, so the request does not run.
+                // The task that waits for the job's result has ended, because the client disconnected or the deadline
+                // passed, so the request does not run.
                 _ if sender.is_closed() => return false,
                 Err(refusal) => NotRun::Refused(refusal),
                 Ok(_) if connection.is_full() => NotRun::Unread,
@@ -308,8 +310,8 @@ impl Shared {
         };
         let begun = Instant::now();
         let ticket = pool.submit(ask, announcement, job).map_err(NotRun::Refused)?;
-        // While all threads of the pool are busy, no thread checks how long jobs have waited, so this async task limits
-        // the wait of its job.
+        // While all threads of the pool are busy, no thread checks how long jobs have waited, so this async task
+        // withdraws its job after the longest allowed wait, if the queue is crowded.
         let told = match tokio::time::timeout(pool.patience(), &mut receiver).await {
             Err(_) if ticket.give_up() => return Err(NotRun::Refused(Refusal::Waited(begun.elapsed()))),
             Err(_) => receiver.await,
@@ -318,7 +320,7 @@ impl Shared {
         told.unwrap_or(Err(NotRun::Closed))
     }
 
-    /// Returns how many requests wait for a thread of a pool.
+    /// Returns how many requests wait for a thread, in both thread pools together.
     #[must_use]
     pub fn num_queued(&self) -> usize {
         let waiting = self.waiting.get().and_then(Option::as_ref);
@@ -371,8 +373,8 @@ impl Shared {
         }
     }
 
-    /// Counts and returns the refusal of a request that can not run in time. `late` gives the error text if its
-    /// deadline has passed.
+    /// Counts a queue's refusal of a request, and returns the error for the client. `late` gives the error text if the
+    /// request's deadline has passed.
     #[must_use]
     pub fn refuse(&self, model: &str, refusal: Refusal, late: impl FnOnce() -> String) -> Status {
         self.statistics.refused(model, refusal.reason());

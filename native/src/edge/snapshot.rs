@@ -71,8 +71,8 @@ pub struct Snapshot {
     pub failed: Vec<(&'static str, &'static str, String, &'static str, u64)>,
     /// Times that requests waited for a thread before they ran, by model.
     pub waited: Vec<WaitSnapshot>,
-    /// Number of connections that the server closed because the client was too slow with its request's head or with
-    /// reading answers, by wire.
+    /// Number of connections that the server cut, by wire: mostly because the client was too slow to send a request's
+    /// head or to read answers.
     pub cut: Vec<(&'static str, u64)>,
     /// Number of connections that the server closed because of a flood or a malformed request, by reason.
     pub flooded: Vec<(&'static str, u64)>,
@@ -88,7 +88,7 @@ pub struct Snapshot {
     pub bytes_in_flight: usize,
     /// Number of bytes that requests and answers hold now, by model; the model is "" if it is not known.
     pub held: Vec<(String, usize)>,
-    /// Number of large requests that wait for a thread now.
+    /// Number of requests that wait for a thread now: large requests, and requests that need disks or other machines.
     pub queued: usize,
     /// Number of requests that wait to be forwarded to the reference server now, by wire.
     pub queued_to_forward: Vec<(&'static str, u64)>,

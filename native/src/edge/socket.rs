@@ -20,11 +20,12 @@ use super::limits::{READ_BUDGET, WRITE_BUDGET};
 
 /// A write of at most this many bytes is appended to the buffer of waiting bytes.
 const SMALL_BYTES: usize = 16 << 10;
-/// Number of waiting bytes from which on the buffer is written to the socket.
+/// Maximal size of the buffer of waiting bytes: before the buffer would grow beyond, its bytes are written to the
+/// socket.
 const GATHERED_BYTES: usize = 64 << 10;
-/// After a write of at least this many bytes, the next flush is delayed.
+/// After a write of at least this many bytes to an HTTP/2 connection, the next flush is delayed.
 const LARGE_BYTES: usize = 8 << 10;
-/// Number of unused write buffers that each thread keeps for reuse.
+/// Maximal number of unused write buffers that each thread keeps for reuse.
 const KEPT_BUFFERS: usize = 16;
 
 /// Maximal number of bytes that one read of an HTTP/2 connection may read beyond the current frame. Each frame counts
@@ -39,8 +40,8 @@ const DISCARDED_AT_ONCE: usize = 4 << 10;
 const LINGER: Duration = Duration::from_secs(2);
 
 thread_local! {
-    // A connection has a buffer only while bytes wait in it, because buffers for ten thousand idle connections would
-    // take 320 MB.
+    // Free write buffers of the thread. A connection has a buffer only while bytes wait in it, because buffers for ten
+    // thousand idle connections would take 320 MB.
     static BUFFERS: RefCell<Vec<Vec<u8>>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -73,7 +74,8 @@ pub struct Socket<S> {
     stream: S,
     // State of delayed flushes; None for HTTP/1.1, which never delays a flush.
     flushes: Option<Arc<Flushes>>,
-    // Whether the last write was a part of a large answer, so that more writes will probably follow.
+    // Whether the last write had at least `LARGE_BYTES` bytes, so that more writes of the same answer will probably
+    // follow.
     is_amid: bool,
     connection: Arc<Connection>,
     waiting: Vec<u8>,
@@ -81,7 +83,7 @@ pub struct Socket<S> {
     turn: usize,
     // Number of bytes that the connection has written since its task began the current turn.
     written: usize,
-    // The counter of HTTP/2 frames; None for HTTP/1.1.
+    // Counts HTTP/2 frames against the connection's frame budget; None for HTTP/1.1.
     meter: Option<FrameMeter>,
     // For HTTP/1.1: the number of bytes that have come of a request's head, and the number of requests before it.
     head: (usize, u64),
@@ -237,8 +239,9 @@ impl<S: AsyncRead + Unpin> AsyncRead for Socket<S> {
 }
 
 impl<S: AsyncRead + Unpin> Socket<S> {
-    /// Reads and drops what the client still sends, so that no unread bytes are left when the socket is closed. The
-    /// system resets a socket that is closed with unread bytes, and the client may then lose the server's last answer.
+    /// Reads and drops what the client still sends, within limits of time and bytes, so that no unread bytes are left
+    /// when the socket is closed. The system resets a socket that is closed with unread bytes, and the client may then
+    /// lose the server's last answer.
     fn discard(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let linger = self.linger.get_or_insert_with(|| Box::pin(tokio::time::sleep(LINGER)));
         if linger.as_mut().poll(cx).is_ready() {
@@ -253,8 +256,8 @@ impl<S: AsyncRead + Unpin> Socket<S> {
                 break;
             }
             self.discarded += size;
-            // The dropped bytes count as read data, because a client may send encrypted bytes over TLS only in
-            // proportion to its data.
+            // The dropped bytes count as read application data, because a client may send TLS bytes only in proportion
+            // to its application data.
             self.connection.note_read(size);
         }
         Poll::Ready(())

@@ -1,4 +1,5 @@
-//! Counts the core's answers. Each thread has its own counters, so that no request needs a lock.
+//! Counts requests, connections and other events. Each thread has its own counters of answered requests, so that
+//! counting an answer needs no lock.
 
 use std::cell::RefCell;
 use std::collections::hash_map::Entry;
@@ -88,8 +89,8 @@ pub struct Statistics {
     cells: Mutex<Vec<(Subject, Arc<Cell>)>>,
     slow: Mutex<VecDeque<SlowRequest>>,
     wait_limits_s: Vec<f64>,
-    // The maps stay small, because requests to models that are not configured count under the name "". Only requests
-    // that are refused, fail, or run on a thread pool use the locks.
+    // Counts by model. Requests to models that are not configured are counted under the name "", so the maps stay
+    // small. Only requests that are refused, fail, or run on a thread pool use the locks.
     refused: Mutex<HashMap<(String, &'static str), u64>>,
     // Number of requests that failed because rows of a Valkey or Redis cluster could not be read, by method, model and
     // code.
@@ -184,7 +185,8 @@ impl Statistics {
         self.shards[shard].0[event as usize].fetch_add(1, Relaxed);
     }
 
-    /// Counts an answered request. The function calls `request_id` only for a slow request.
+    /// Counts an answered request, unless it is a `:rows` request. The function calls `request_id` only for a slow
+    /// request.
     #[inline]
     pub fn succeeded(&self, method: Method, answered: &Answered, took: Duration, request_id: impl FnOnce() -> String) {
         if method == Method::Rows {
@@ -351,7 +353,8 @@ impl Statistics {
             .into_iter()
             .partition(|(subject, _)| subject.model == model && subject.version == version);
         *cells = joined(kept);
-        // The new generation number makes every thread replace its counters (cells) at its next request.
+        // The new generation number makes every thread leave its old counters (cells) and create new ones at its next
+        // request.
         self.generation.fetch_add(1, Relaxed);
         subjects(&gone)
     }

@@ -36,8 +36,8 @@ impl Gates {
         Gates { work: Gate::new(limits), control: Gate::new(Limits { slots: CONTROL_SLOTS, ..limits }) }
     }
 
-    /// Waits until the request has a slot. Dropping the future removes the request from the queue; dropping the permit
-    /// frees the slot.
+    /// Waits until the request has a slot; returns None at once for the lane `Stream`, which has no slots. Dropping the
+    /// future removes the request from the queue; dropping the permit frees the slot.
     ///
     /// # Errors
     /// [`Refusal`]: the queue is full, or the request would wait or has waited too long.
@@ -85,7 +85,7 @@ impl Inner {
     }
 }
 
-/// A slot that a request holds; dropping the slot frees it and wakes the next request.
+/// A slot for a forwarded request; dropping the slot frees it, and wakes the next waiting request.
 struct Slot {
     gate: Arc<Inner>,
     run: Option<Run>,
@@ -119,7 +119,7 @@ pub struct Permit {
     pub waited: Duration,
 }
 
-/// An entry for a waiting request; dropping it removes the request from the queue.
+/// The entry of a waiting request in the queue for slots; dropping it removes the request from the queue.
 struct QueuedRequest<'a> {
     gate: &'a Inner,
     ask: Ask,

@@ -20,10 +20,11 @@ use crate::edge::shared::no_upstream;
 
 /// HTTP/2 window of one call: how many bytes of an answer the reference server may send before the client reads them.
 const STREAM_WINDOW: u32 = 1 << 20;
-/// HTTP/2 window of the connection. It has the maximal size, so that a slow client does not stop the answers to others.
+/// HTTP/2 window of the connection to the reference server. It has the maximal size, so that a slow client does not
+/// stop the answers to others.
 const CONNECTION_WINDOW: u32 = (1 << 31) - 1;
 const FRAME_BYTES: u32 = 1 << 20;
-/// Maximal size of the metadata in an answer of the reference server.
+/// Maximal size of the metadata in an answer of the gRPC reference server.
 const HEADER_LIST_BYTES: u32 = 1 << 20;
 
 /// A client of the gRPC reference server, with one connection, which is opened again after it is lost.

@@ -35,7 +35,8 @@ pub struct Upload {
     is_withheld: bool,
     parts: BodyParts,
     on_unread: Option<Box<dyn Fn(UnreadReason) + Send>>,
-    // This reference is dropped with the body, so a weak reference to it tells whether hyper still holds the body.
+    // This `Arc` is dropped with the request's body, so a weak reference to it tells whether hyper still holds the
+    // body.
     alive: Arc<()>,
 }
 
@@ -206,7 +207,7 @@ impl IdleConnections {
         while let Some((sender, since)) = all.pop() {
             if since.elapsed() > IDLE_TIMEOUT {
                 // The list is sorted by age, the youngest connection last, so all remaining connections have been idle
-                // for too long as well.
+                // for too long as well, and are closed.
                 all.clear();
                 break;
             }
@@ -234,7 +235,8 @@ pub struct HttpUpstream {
     idle: Arc<IdleConnections>,
 }
 
-/// The body of an answer from the reference server. At its end, its connection is kept for another request.
+/// The body of an answer from the reference server. At its end, the connection to the reference server is kept for
+/// another request, unless the request's body is still unread.
 pub struct Forwarded {
     body: Incoming,
     sender: Option<Sender>,
@@ -244,8 +246,8 @@ pub struct Forwarded {
 
 impl Forwarded {
     fn keep_connection(&mut self) {
-        // If the reference server has answered before it had read the request's body, the rest of the body would keep the
-        // client's connection open for as long as this connection is kept.
+        // A connection to the reference server is not reused while hyper holds a request's unread body on it, because
+        // that body would keep the client's connection open, too.
         if let Some(sender) = self.sender.take()
             && self.upload.strong_count() == 0
         {
@@ -339,7 +341,8 @@ impl HttpUpstream {
 
 fn request(mut head: Parts, body: Upload) -> Request<Upload> {
     remove_hop_by_hop(&mut head.headers);
-    // The core answers `Expect: 100-continue` itself, when it reads the body.
+    // The core answers `Expect: 100-continue` itself, when it reads the body, so the reference server does not get this
+    // header.
     head.headers.remove(EXPECT);
     head.version = Version::HTTP_11;
     if let Some(path) = head.uri.path_and_query().filter(|_| head.uri.authority().is_some()) {

@@ -193,7 +193,8 @@ pub struct Features<'s, 'r> {
     servable: &'s Servable,
     plan: &'s Signature,
     sent: SmallVec<[Option<FeatureInputs<'r>>; 8]>,
-    /// For each feature the rows that were read from a cluster; empty if no feature reads one, or before `read_remote`.
+    /// For each feature, the rows that were read from a Valkey or Redis cluster; empty before `read_remote`, or if no
+    /// feature has its table in a cluster.
     remote: Vec<Option<RemoteRows>>,
 }
 
@@ -218,8 +219,8 @@ impl<'s, 'r> Features<'s, 'r> {
         });
         let sent = feature_inputs(plan, of_features.chain(computed.into_iter().map(Some)).collect())?;
         if sent.iter().flatten().any(|one| one.sizes.iter().product::<usize>() != one.ids().len()) {
-            // An id tensor has fewer int64 ids than its shape says, for example because the graph computed int32 ids. A
-            // lookup would leave a part of its output unwritten.
+            // If an id tensor has fewer int64 ids than its shape says, for example because the graph computed int32
+            // ids, the request is declined: a lookup would leave a part of its output unwritten.
             return Err(Declined::NotNative);
         }
         Ok(Features { servable, plan, sent, remote: Vec::new() })

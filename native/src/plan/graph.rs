@@ -13,7 +13,7 @@ pub enum OutputData {
     Strings(Vec<Vec<u8>>),
 }
 
-/// One output of a graph.
+/// One output tensor of a graph run.
 pub struct GraphOutput {
     /// Dtype of the output.
     pub dtype: DataType,

@@ -2,7 +2,7 @@
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-/// A count of the graphs that may still start. Concurrency: any thread; [`GraphLimit::permit`] blocks.
+/// Limits how many graphs run at the same time. Concurrency: any thread; [`GraphLimit::permit`] blocks.
 #[derive(Debug)]
 pub struct GraphLimit {
     free: Mutex<usize>,
@@ -20,7 +20,7 @@ impl GraphLimit {
         GraphLimit { free: Mutex::new(count.max(1)), has_free: Condvar::new() }
     }
 
-    /// Blocks until the calling thread may run a graph.
+    /// Blocks until the calling thread may run a graph; returns the permit for the run.
     #[must_use]
     pub fn permit(&self) -> GraphPermit<'_> {
         let free = self.has_free.wait_while(self.lock(), |free| *free == 0);

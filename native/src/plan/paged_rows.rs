@@ -7,7 +7,8 @@ use crate::declined::Declined;
 use crate::tables::paged::read_rows;
 use crate::tables::table::{Ints, Policy};
 
-/// Reads the rows of all features together, if the thread may wait for the disk.
+/// Reads the rows of all features with paged tables into memory, if the thread may wait for the disk; if not, checks
+/// that they are there.
 ///
 /// # Errors
 /// [`Declined::Waits`]: a row is not in memory, and the effort is not [`Effort::Wait`].
@@ -31,7 +32,8 @@ pub(super) fn read(
     Ok(())
 }
 
-/// Reads the rows of one paged table into memory, if the thread may wait for the disk.
+/// Reads the rows of one paged table into memory, if the thread may wait for the disk; if not, checks that they are
+/// there.
 ///
 /// # Errors
 /// [`Declined::Waits`]: a row is not in memory, and the thread may not wait for the disk.

@@ -14,11 +14,11 @@ use crate::declined::Declined;
 use crate::tables::remote::{self, Want};
 use crate::tables::table::{Dtype, Ints, OnBadId, Policy, Table};
 
-/// The distinct rows that one feature of a request reads.
+/// The distinct rows that one feature of a request reads from a Valkey or Redis cluster.
 pub(super) struct RemoteRows {
     /// A small table with only the rows that the feature reads; its memory is in `_rows` and `_scales`.
     pub(super) table: Table,
-    /// Number of ids that lie outside the remote table and read another row in its place.
+    /// Number of ids outside the remote table for which the policy reads another row, such as a default row.
     pub(super) num_read_instead: usize,
     /// Number of cached rows, and number of default rows, that replace rows which could not be read.
     num_stale: usize,
@@ -30,10 +30,11 @@ pub(super) struct RemoteRows {
 }
 
 impl RemoteRows {
-    /// The policy of a lookup in `table`.
+    /// The policy of a lookup in the small table `table`: the lookup drops the id -1.
     pub(super) const POLICY: Policy = Policy { on_bad_id: OnBadId::DropNegative, default_row: 0 };
 
-    /// Returns the ids with which the request's lookup reads the small table `table`.
+    /// Returns, for each id of the request, the row of the small table `table` that holds its vector; -1 for a dropped
+    /// id.
     pub(super) fn ids(&self) -> Ints<'_> {
         Ints::of(&self.places)
     }
@@ -52,8 +53,8 @@ struct Distinct {
     num_read_instead: usize,
 }
 
-/// Returns the rows that each feature reads; None for a feature of a mapped table, and for a feature that the request
-/// lacks.
+/// Reads from Valkey or Redis clusters the rows of each feature; returns None for a feature of a mapped table, and for
+/// a feature that the request lacks.
 ///
 /// # Errors
 /// [`Declined::Waits`]: a row must be read from a cluster, and the effort is not [`Effort::Wait`].
@@ -122,7 +123,7 @@ pub(super) fn instead(servable: &Servable, plan: &Signature, remote: &[Option<Re
     found
 }
 
-/// Maps ids to distinct rows by a feature's policy; `size` is V.
+/// Maps ids to distinct rows by a feature's policy; `size` is V, the number of rows of the table.
 fn distinct(ids: Ints<'_>, policy: Policy, size: usize) -> Result<Distinct, Declined> {
     let size = size as u64;
     let mut found = Distinct { rows: Vec::new(), places: Vec::with_capacity(ids.len()), num_read_instead: 0 };

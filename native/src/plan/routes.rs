@@ -32,7 +32,7 @@ impl ModelRoutes {
     }
 }
 
-/// The routes of all models. A request uses one snapshot from its start to its end.
+/// The routing table: the versions and labels of all models. A request uses one table from its start to its end.
 #[derive(Default)]
 pub struct Routes {
     models: HashMap<String, ModelRoutes>,

@@ -18,8 +18,8 @@ use crate::tables::remote::{Clusters, RemoteTable};
 use crate::tables::table::{CombineOptions, Combiner, Dtype, Ints, Policy, Table};
 use crate::tables::vocabulary::Vocabulary;
 
-/// The kind of data that an input of a signature holds for its feature. A request may send int32 in place of int64 and
-/// the reverse, except for `Unread`.
+/// The kind of data in an input of a signature: data of a feature, or data for the graph only. A request may send int32
+/// in place of int64 and the reverse, except for `Unread`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InputRole {
     /// The input feeds the graph only; no feature reads it.
@@ -49,8 +49,8 @@ pub struct InputPlan {
     pub takes_keys: bool,
     /// Whether clients may send strings as the values of this input.
     pub takes_strings: bool,
-    /// Lower bound, inclusive, and upper bound, exclusive, of the ids of a predict; the core refuses other ids before
-    /// it runs the graph.
+    /// Lower bound, inclusive, and upper bound, exclusive, of the ids of a predict; for other ids, the core forwards
+    /// the request before it runs the graph.
     pub bounds: (i64, i64),
 }
 
@@ -211,7 +211,7 @@ pub struct SharedParts {
     pub version: i64,
     /// The signatures.
     pub signatures: Vec<Signature>,
-    /// Name, V, D and dtype of each table.
+    /// The description of each table, such as its name, V, D and dtype.
     pub tables: Vec<TableDescription>,
     /// The vocabularies.
     pub vocabularies: Vec<Vocabulary>,
@@ -224,7 +224,7 @@ pub struct SharedParts {
     pub hot_rows: Vec<HotRows>,
     damage_flag: *const AtomicU64,
     has_serving_default: bool,
-    /// The owner of the memory of the vocabularies, of the damage flag, and of the first tables.
+    /// The owner of the memory of the vocabularies, of the damage flag, and of the tables as they were first published.
     _owner: MemoryOwner,
 }
 
@@ -246,7 +246,7 @@ pub struct Servable {
     /// For each table, the object that reads its rows from a Valkey or Redis cluster; None for a mapped table. Empty if
     /// all tables are mapped.
     remote_tables: Arc<[Option<Arc<RemoteTable>>]>,
-    /// Owns the memory of the tables, which is released when the servable is dropped.
+    /// Owns the memory of the tables, if `on_tables` made the servable; else None, and `shared` owns that memory.
     _owner: Option<MemoryOwner>,
 }
 
@@ -390,7 +390,7 @@ impl Servable {
         Servable { remote_tables, ..self }
     }
 
-    /// Says whether the tables that lie in Valkey or Redis clusters are open.
+    /// Returns true if the version has tables in Valkey or Redis clusters, and these tables are open.
     #[must_use]
     pub fn has_clusters(&self) -> bool {
         !self.remote_tables.is_empty()
@@ -440,7 +440,7 @@ impl Servable {
         &self.tables
     }
 
-    /// Returns the name of a table.
+    /// Returns the name of the table with this index.
     #[must_use]
     pub fn table_name(&self, table: usize) -> &str {
         &self.shared.tables[table].name
@@ -496,7 +496,7 @@ unsafe fn table_at(table: &TableDescription, rows: usize, scales: usize) -> Tabl
     let TableDescription { dtype, embedding_dim, .. } = *table;
     // No row of a remote table is in memory, so a kernel must refuse every id.
     let vocabulary_size = if table.remote.is_some() { 0 } else { table.vocabulary_size };
-    // SAFETY: the caller promises that the two addresses fulfil the conditions of `Table::new`.
+    // SAFETY: the caller promises that `rows` and `scales` fulfil the conditions of `Table::new`.
     unsafe { Table::new(dtype, vocabulary_size, embedding_dim, rows as *const u8, scales as *const f32) }
 }
 

@@ -66,7 +66,8 @@ pub(super) fn validate_tensors<'r>(
                 unknown_keys.push((index, lacking));
             }
             tensor.data = Data::Ints(ids);
-            // Vocabularies return int64 ids; the check below refuses an id that does not fit an int32 input.
+            // Vocabularies return int64 ids; the check below declines a request with an id that does not fit its int32
+            // input.
             tensor.dtype = DataType::Int64;
         }
         if tensor.dtype == DataType::Int64 && input.dtype == DataType::Int32 {

@@ -28,7 +28,8 @@ pub enum Effort<'a> {
     /// The thread may work for some tens of microseconds, because it also serves connections; larger requests end with
     /// [`Declined::TooLarge`].
     Small,
-    /// The thread may do any amount of work, because it belongs to the pool for large work.
+    /// The thread may do any amount of work, but must not wait for disks or other machines: it belongs to the pool for
+    /// large work.
     Any,
     /// The thread may do any amount of work, and may wait for disks and other machines.
     Wait(&'a Waiting),
@@ -69,7 +70,7 @@ pub struct Waiting {
     pub deadline: Option<Instant>,
     /// The reason why rows could not be read, if the request ended with [`Declined::NoRows`].
     pub failure: OnceCell<Failure>,
-    /// The limit on graphs that the threads of the pool run at the same time; None: no limit.
+    /// The limit on graphs that the threads of the pool for waiting work run at the same time; None for no limit.
     pub graph_limit: Option<Arc<GraphLimit>>,
 }
 
@@ -147,7 +148,8 @@ pub struct Work<'s, 'r> {
 }
 
 impl<'s, 'r> Work<'s, 'r> {
-    /// Validates the inputs of a request, and runs the graph if the signature is a predict.
+    /// Validates the inputs of a request; then runs the graph of a predict, or reads those rows of a lookup that are
+    /// not in memory.
     ///
     /// `signature` is an index into [`Servable::signatures`]; `inputs` has one element for each input of the signature;
     /// `wanted` has the indexes of the requested outputs, each once, and is empty for all outputs.
@@ -360,6 +362,7 @@ fn lookup_outputs(
         dims.iter().try_fold(4_usize, |size, dim| size.checked_mul(*dim)).ok_or(Declined::OverLimit)?;
         shapes.push(OutputShape { output: index, dtype: output.dtype, dims });
     }
-    // If the request has the features of no output, it is forwarded, because the reference server has the error text.
+    // A request without the features of any output is forwarded, because the reference server writes the error message
+    // for it.
     if shapes.is_empty() { Err(Declined::Unfit) } else { Ok(shapes) }
 }
