@@ -116,7 +116,8 @@ pub(super) fn booleans(data: &[u8]) -> Data<'_> {
 }
 
 fn split_strings(mut data: &[u8], count: usize) -> Result<Strings<'_>, Declined> {
-    // This check limits the allocation below to the number of received bytes.
+    // This check limits the memory allocated below to a multiple of the received bytes, because each string takes at
+    // least four bytes.
     if count > data.len() / LENGTH_BYTES {
         return Err(Declined::Unusual);
     }

@@ -92,7 +92,7 @@ impl<'a> TensorProto<'a> {
     /// Iterates over all occurrences of the field with the tensor's values.
     fn pieces(&self) -> impl Iterator<Item = Value<'a>> {
         let field = self.field;
-        // The iterator skips no malformed field, because TensorProto::read has already read the whole message without
+        // The iterator meets no malformed field, because TensorProto::read has already read the whole message without
         // an error.
         Fields::of(self.message)
             .map_while(Result::ok)

@@ -76,8 +76,8 @@ impl Combine<'_> {
             }
         } else {
             let count = end - start;
-            // Without weights, TensorFlow adds the float32 weight 1.0 for each id, except for `InOrder`. The sum stops
-            // growing at 2^24, because 2^24 + 1 is no float32.
+            // Without weights, TensorFlow sums the float32 1.0 for each id, which stays at 2^24, because 2^24 + 1 is no
+            // float32; `InOrder` uses the count of ids.
             let most = if self.options.summation == Summation::InOrder { count } else { 1 << 24 };
             #[allow(clippy::cast_precision_loss, reason = "the division is one of float32")]
             let total = count.min(most) as f32;

@@ -161,8 +161,9 @@ fn call_previous(number: libc::c_int, info: *mut libc::siginfo_t, context: *mut 
     // type the handler has.
     unsafe {
         if handler == libc::SIG_DFL || handler == libc::SIG_IGN {
-            // When this handler returns, the thread repeats the read, and the default action of SIGBUS ends the
-            // process. If another process sent the signal, the handler must raise it again.
+            // After a failed read of a mapped file, the thread repeats the read when this handler returns, and the
+            // default action of SIGBUS ends the process. If another process sent the signal, the handler must raise it
+            // again.
             libc::signal(number, libc::SIG_DFL);
             if is_from_process {
                 libc::raise(number);
@@ -258,7 +259,8 @@ mod tests {
         map.file.set_len(PAGE as u64).unwrap();
         assert_eq!((map.read(0), flag.load(Ordering::SeqCst)), (1, 0));
         assert_eq!((map.read(2 * PAGE + 5), flag.load(Ordering::SeqCst)), (0, 1));
-        // The SIGBUS handler has mapped zeros over all pages of the file, also over those that the file still has.
+        // The SIGBUS handler has mapped zeros over the whole memory map, also over the page that the truncated file
+        // still has.
         assert_eq!(map.read(0), 0);
         assert_eq!((other.read(2 * PAGE), other_flag.load(Ordering::SeqCst)), (1, 0));
         remove(index);

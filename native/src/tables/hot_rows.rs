@@ -84,10 +84,11 @@ impl HotRows {
     /// Samples the ids of one lookup: draws some of them and adds these to a buffer.
     #[inline]
     pub fn see(&self, ids: Ints<'_>) {
-        // The number of ids fits a u32, because 2^32 ids would take 32 GB.
+        // The number of ids fits a u32, because 2^32 ids would take 32 GiB.
         let num_ids = ids.len() as u32;
         if num_ids > SAMPLE_EVERY * DRAWS {
-            // The first drawn id is random and the distances are equal, so each id is drawn with the same probability.
+            // In a lookup of many ids, the first drawn id is random and the distances are equal, so each id is drawn
+            // with the same probability.
             let distance = num_ids / DRAWS;
             self.draw(ids, fastrand::u32(..distance), distance, || distance);
             return;
@@ -95,8 +96,8 @@ impl HotRows {
         PASSED_OVER.with(|passed_over| {
             let next = passed_over.get();
             let left = next.checked_sub(num_ids).unwrap_or_else(|| {
-                // The distances are random: with equal distances, equal requests would draw the same position each
-                // time, or never.
+                // The distances between drawn ids are random: with equal distances, equal requests would have the same
+                // position drawn each time, or never.
                 self.draw(ids, next, SAMPLE_EVERY, || 1 + fastrand::u32(..2 * SAMPLE_EVERY - 1))
             });
             passed_over.set(left);
@@ -167,8 +168,8 @@ impl Sketch {
             self.lookups += u64::from(weight);
             let hash = mixed(id as u64);
             let register = &mut self.registers[(hash >> (64 - REGISTER_BITS)) as usize];
-            // The register keeps the maximum of this number: 1 plus the number of leading zeros in the hash bits that
-            // do not choose the register.
+            // A HyperLogLog register keeps the maximum of 1 plus the number of leading zeros in the hash bits that do
+            // not choose the register.
             *register = (*register).max(((hash << REGISTER_BITS) | 1 << (REGISTER_BITS - 1)).leading_zeros() as u8 + 1);
             *self.counts.entry(id).or_insert(0) += u64::from(weight);
             if self.counts.len() > 2 * KEPT_COUNTERS {
@@ -339,7 +340,7 @@ mod tests {
             let found = hot.snapshot(1000);
             let wanted = (num_lookups * per_lookup) as u64;
             assert!(found.lookups.abs_diff(wanted) < wanted / 10, "{} of {wanted}", found.lookups);
-            // Ids are drawn from every position of a lookup equally often.
+            // `HotRows` samples the ids at all positions of a lookup equally often.
             assert_eq!(found.rows.len(), per_lookup);
             let (most, least) = (found.rows[0].1, found.rows[per_lookup - 1].1);
             assert!(per_lookup > 16 || most < least * 3 / 2, "{most} and {least}");

@@ -282,7 +282,7 @@ impl Policy {
             OnBadId::DefaultRow => self.default_row as i64,
             OnBadId::Clamp if id < 0 => 0,
             OnBadId::Clamp => size as i64 - 1,
-            // A negative id plus V can not overflow.
+            // A negative id plus the vocabulary size can not overflow an int64.
             OnBadId::Wrap if id < 0 => id + size as i64,
             OnBadId::Error | OnBadId::DropNegative | OnBadId::Wrap => -1,
         };

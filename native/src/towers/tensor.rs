@@ -234,7 +234,8 @@ impl Tensor {
 pub(super) fn num_elements(dims: &[i64]) -> Option<usize> {
     let mut bound: i64 = 1;
     for &size in dims {
-        // In the checked product, a size of 0 counts as 1, so that the limit does not depend on the order of the sizes.
+        // For the check of overflow, a size of 0 counts as 1, so that the limit does not depend on the order of the
+        // sizes.
         bound = bound.checked_mul(size.max(1)).filter(|_| size >= 0)?;
     }
     (dims.len() <= 254).then(|| dims.iter().product::<i64>().unsigned_abs()).and_then(|n| usize::try_from(n).ok())

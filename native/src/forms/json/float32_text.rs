@@ -87,7 +87,7 @@ const fn scales() -> [Scale; 256] {
 #[allow(clippy::cast_possible_truncation)] // A step is below 10.
 const fn scale(step: u128, k: i8) -> Scale {
     let step = (step >> (123 - POINT)) as u64;
-    // The threshold is 10^7 if x is below it for the smallest mantissa, 2^23; else it is 10^8.
+    // The threshold is 10^7 if the scaled float of the smallest mantissa, 2^23, is below 10^7; else it is 10^8.
     let is_short = (step as u128) << 23 < 10_000_000 << POINT;
     Scale {
         step,

@@ -261,8 +261,8 @@ impl Topology {
             if ordered[..index].contains(node) {
                 continue;
             }
-            // Each node gets only a part of the time that is left, so that the next node can be asked if this node
-            // hangs.
+            // The read asks one node after the other for the slot map. It waits for each node only a part of the time
+            // that is left, so that a node that hangs leaves time for the next.
             let share = left.min((left / 3).max(self.address.node_timeout()));
             match self.ask_for_map(node, Instant::now() + share) {
                 Ok(map) => {
