@@ -1,4 +1,4 @@
-//! Adds up the table rows of the ids in each row of a request, giving one vector for each row.
+//! Combines the table rows of the ids in each row of a request to one vector: their sum, mean or sqrtn.
 //!
 //! The kernel cuts each row of ids at `max_ids`; it never checks the ids beyond the cut. Then it compares each id with
 //! the table's size, and the id's weight with 0.
@@ -54,7 +54,8 @@ impl WeightSums {
     }
 }
 
-/// Table rows and weights of one row of ids, after bad ids were dropped or replaced.
+/// The table rows that one row of ids adds to the sum, and their weights; dropped ids are left out, and bad ids may be
+/// replaced.
 #[derive(Default)]
 struct KeptIds {
     rows: Vec<i64>,
@@ -86,8 +87,8 @@ impl Combine<'_> {
         Some(sums)
     }
 
-    /// Collects into `kept` the table rows and weights of ids `start` to `end`; adds the number of ids outside the
-    /// table to `missing`.
+    /// Collects into `kept` the rows that ids `start` to `end` add to the sum, and their weights; returns the sums of
+    /// these weights. Adds the number of ids outside the table to `missing`.
     #[inline(always)]
     fn keep_ids<S: Stored>(
         &self,

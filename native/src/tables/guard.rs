@@ -86,7 +86,8 @@ pub fn remove(index: usize) {
     ENTRIES[index].end.store(0, Ordering::Release);
 }
 
-/// Returns the start, the end and the address of the damage flag of the guarded map that contains an address.
+/// Returns the start, the end and the address of the damage flag of the guarded map that contains an address; None if
+/// no guarded map contains it.
 fn find(address: usize) -> Option<(usize, usize, usize)> {
     ENTRIES[..NUM_ENTRIES.load(Ordering::Acquire)].iter().find_map(|entry| {
         // The handler skips an entry that another thread is changing: it can not be the map that the interrupted thread

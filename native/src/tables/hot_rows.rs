@@ -1,4 +1,5 @@
-//! Finds the rows of one table that lookups read most, and how many rows they read, from a sample of the ids.
+//! Finds the rows of one table that lookups read most, and estimates how many distinct rows lookups read, from a sample
+//! of the ids.
 //!
 //! A thread draws one id of [`SAMPLE_EVERY`] on average, or [`DRAWS`] ids of a larger lookup, and puts them into a buffer
 //! that few other threads share. A drawn id counts for the ids that were passed over. A full buffer is counted into the
@@ -71,7 +72,7 @@ pub struct HotSnapshot {
 }
 
 impl HotRows {
-    /// Creates the counts of the ids that lookups draw in a table of V rows; all counts are 0.
+    /// Creates the counts of the ids that are sampled from the lookups in a table of V rows; all counts are 0.
     #[must_use]
     pub fn new(vocabulary_size: usize) -> Self {
         HotRows {
@@ -126,7 +127,7 @@ impl HotRows {
         next - num_ids
     }
 
-    /// Counts the ids of all buffers, and returns the `most` rows with the highest counts.
+    /// Counts the ids of all buffers; returns the counts so far, with the `most` rows that have the highest counts.
     #[must_use]
     pub fn snapshot(&self, most: usize) -> HotSnapshot {
         let mut sketch = lock(&self.sketch);
@@ -230,7 +231,8 @@ fn mixed(id: u64) -> u64 {
     hash ^ (hash >> 31)
 }
 
-/// Hashes ids of rows. Clients choose the ids, but a sketch has few counters, so that collisions cost little.
+/// Hashes ids of rows without a secret: clients choose the ids, but a sketch has few counters, so that collisions cost
+/// little.
 #[derive(Default)]
 struct IdHasher(u64);
 

@@ -1,4 +1,5 @@
-//! Finds the rows of a table that are nearest to given vectors. Every row is compared, so the result is exact.
+//! Finds the rows of a table that are nearest to given vectors. Every row, or every row of a given list, is compared,
+//! so the result is exact.
 //!
 //! Rows are read in blocks that fit the first cache of a processor. All queries are compared with one block before the
 //! next block is read, so several queries share one pass over the table.
@@ -53,7 +54,7 @@ pub struct Search<'a> {
     pub listed: Option<&'a [i64]>,
     /// The ids of rows that may not be neighbours, ascending.
     pub denied: &'a [i64],
-    /// The time at which the search ends without a result; None for no limit.
+    /// The time at which a search that is not finished stops without a result; None for no limit.
     pub until: Option<Instant>,
 }
 
@@ -329,8 +330,8 @@ impl Kernel for Scan<'_> {
     }
 }
 
-/// Adds the rows of one group to a query's nearest rows; `start` is the number of the group's first row, or its
-/// position in the search's list.
+/// Adds the rows of one group that are near enough and allowed to a query's nearest rows; `start` is the number of the
+/// group's first row, or its position in the search's list.
 #[inline(never)]
 fn add_group(scores: &[f32], start: usize, search: &Search<'_>, own: i64, nearest: &mut Nearest) {
     for (place, &nearness) in (start..).zip(scores) {

@@ -30,7 +30,7 @@ use serde::{Deserialize, Serialize};
 
 use super::table::{Ints, Policy};
 
-/// The highest count of a page. The clock hand drops an unused page after at most this many rounds.
+/// The highest use count of a page.
 const MOST_USES: u8 = 4;
 /// Maximal number of pages that a thread asks the kernel to read at a time (a batch).
 const BATCH_PAGES: usize = 256;
@@ -227,7 +227,7 @@ impl Pager {
         Ok(PagedRange { first, skip, stride, page_bytes: self.page_bytes, uses, file, offset, is_mapped, pager })
     }
 
-    /// Returns the counts of all reads and drops of pages so far.
+    /// Returns the counts of reads and drops of pages so far, and the number of bytes of pages that are in memory now.
     #[must_use]
     pub fn counts(&self) -> PageCounts {
         let page_bytes = self.page_bytes as u64;
@@ -281,7 +281,7 @@ impl Pager {
         self.has_ended.notify_one();
     }
 
-    /// Drops pages until no more pages are in memory than the limit allows.
+    /// Drops pages if more are in memory than the limit allows: the surplus, and 1/`SPARE_SHARE` of the limit.
     fn drop_pages(&self) {
         let mut clock = self.lock();
         // Another thread may have dropped enough pages while this thread waited for the lock, so the surplus is
@@ -444,7 +444,8 @@ impl PagedRange {
         }
     }
 
-    /// Sets the use counts of pages that are not in memory to 0; returns the number of these pages.
+    /// Sets the use counts of those pages from `from` up to `to` to 0 that are not in memory; returns how many of these
+    /// counts were above 0.
     fn compare(&self, from: usize, to: usize) -> usize {
         let is_mapped = self.is_mapped.read().unwrap_or_else(PoisonError::into_inner);
         if !*is_mapped {

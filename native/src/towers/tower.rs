@@ -359,7 +359,7 @@ fn product(sizes: &[usize]) -> Result<usize, Declined> {
     sizes.iter().try_fold(1_usize, |all, size| all.checked_mul(*size)).ok_or(Declined::OverLimit)
 }
 
-/// Returns the size of `numbers` float32 in bytes.
+/// Returns the size of `numbers` float32 in bytes; declines a size of a quarter of the address space or more.
 fn bytes_of(numbers: usize) -> Result<usize, Declined> {
     numbers
         .checked_mul(4)

@@ -26,7 +26,7 @@ fn client(trusted: &Identity, own: Option<&Identity>) -> TlsConnector {
     connector(trusted, own)
 }
 
-/// Returns a client that shows a chain of certificates; the first one is its own.
+/// Returns a TLS connector for a client that shows a chain of certificates; the first one is the client's own.
 fn with_chain(trusted: &Identity, own: &Identity, chain: Vec<CertificateDer<'static>>) -> TlsConnector {
     connector(trusted, Some((own, chain)))
 }

@@ -250,8 +250,8 @@ impl<'a> Cursor<'a> {
         N::try_from(if is_negative { -number } else { number }).map_err(|_| Declined::Unusual)
     }
 
-    /// Skips the digits of an integer; returns their position and their value. The value is only valid up to
-    /// `SAFE_DIGITS` digits.
+    /// Skips the digits of an integer; returns the position of the first digit, and the integer's value, which is only
+    /// valid up to `SAFE_DIGITS` digits.
     #[inline]
     fn whole_part(&mut self) -> Parsed<(usize, i64)> {
         let first = self.at;

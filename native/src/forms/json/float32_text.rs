@@ -141,8 +141,8 @@ pub fn write_row<const SIZE: usize>(
     unsafe { out.set_len(length - 1) };
 }
 
-/// Returns the shortest digits of a float. For zero, NaN, infinity and subnormals the digits are meaningless, and the
-/// exponent makes [`write`] leave the float to zmij.
+/// Returns the shortest decimal digits of a float, and their exponent. For zero, NaN, infinity and subnormals the
+/// digits are meaningless, and the exponent makes [`write`] leave the float to zmij.
 #[inline(always)]
 #[allow(clippy::cast_possible_truncation)] // Below 2^24 times 10; and the bits behind the point, on purpose.
 fn nine_digits(number: f32) -> Decimal {
@@ -174,7 +174,7 @@ fn nine_digits(number: f32) -> Decimal {
     }
 }
 
-/// Writes a number and a comma at `at`; returns how many bytes these are, at most [`MAX_BYTES`].
+/// Writes a float32 as text and a comma at `at`; returns how many bytes these are, at most [`MAX_BYTES`].
 ///
 /// # Safety
 /// [`MAX_BYTES`] bytes may be written at `at`.
@@ -266,7 +266,7 @@ mod tests {
 
     use super::*;
 
-    /// Returns the text that the crate zmij writes for a float.
+    /// Appends the text that the crate zmij writes for a float, or the word for NaN or an infinity.
     fn plain(number: f32, out: &mut Vec<u8>) {
         if number.is_finite() {
             out.extend_from_slice(zmij::Buffer::new().format_finite(number).as_bytes());

@@ -41,7 +41,7 @@ impl Times {
         }
     }
 
-    /// Returns the time within which 95 of 100 answers came; None while too few came.
+    /// Returns the time within which 95 of 100 of the last answers came; None while too few came.
     pub(super) fn slow(&self) -> Option<Duration> {
         self.slow
     }

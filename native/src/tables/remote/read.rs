@@ -244,7 +244,8 @@ impl Task<'_, '_> {
         want.table.has_stale(want.ids[item.position as usize])
     }
 
-    /// Says whether the cache has all rows that are still missing, and all nodes of their slots failed a moment ago.
+    /// Says whether the cache has, and may serve, all rows that are still missing, and all readable nodes of their
+    /// slots failed a moment ago.
     fn is_cache_best(&self) -> bool {
         let map = self.topology.map();
         let topology = self.topology;
@@ -282,7 +283,8 @@ impl Task<'_, '_> {
         false
     }
 
-    /// Asks one node for each missing row, and reads the answers; returns true if the slot map must be read again.
+    /// Asks a node for each missing row, and a second node if the first is slow, and reads the answers; returns true if
+    /// the slot map must be read again.
     fn round(&mut self) -> bool {
         let (groups, mut needs_map) = self.groups();
         let mut asked = Vec::with_capacity(groups.len());
@@ -371,8 +373,8 @@ impl Task<'_, '_> {
         }
     }
 
-    /// After the first node failed, leaves the group's rows from number `read` on to the second node or to the next
-    /// round.
+    /// After the first node failed, leaves the group's rows to the second node, if one was asked and `read` is 0; else
+    /// leaves the rows from number `read` on to the next round.
     fn go_on(&mut self, one: Asked, read: usize, asked: &mut Vec<Asked>) {
         if read > 0 || one.second.is_none() {
             // If some of the first node's rows are copied, the other rows are asked for again in the next round,
