@@ -17,7 +17,7 @@ use std::sync::{Mutex, PoisonError};
 
 use super::table::Ints;
 
-/// In lookups with few ids, one id of this many is drawn on average.
+/// In lookups with few ids, one id of this many is drawn for the sample on average.
 const SAMPLE_EVERY: u32 = 32;
 /// Approximate number of ids that are drawn of a lookup with more than `SAMPLE_EVERY * DRAWS` ids.
 const DRAWS: u32 = 4;
@@ -31,7 +31,7 @@ const BUFFERED_IDS: usize = 256;
 const NUM_BUFFERS: usize = 16;
 
 thread_local! {
-    /// Number of ids that this thread still passes over before it draws the next id.
+    /// Number of ids that this thread still passes over before it draws the next id for the sample.
     static PASSED_OVER: Cell<u32> = const { Cell::new(0) };
     static BUFFER: usize = {
         static THREADS: AtomicUsize = AtomicUsize::new(0);
@@ -260,7 +260,7 @@ mod tests {
 
     use super::*;
 
-    /// Draws ranks from 0 of a Zipf distribution by its cumulative shares.
+    /// Draws random ranks, from 0 on, with a Zipf distribution, by the cumulative shares of the ranks.
     struct Zipf {
         cumulative: Vec<f64>,
         random: fastrand::Rng,

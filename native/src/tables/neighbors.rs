@@ -287,8 +287,8 @@ impl Kernel for Scan<'_> {
                     // SAFETY: `sums` may read eight rows of `width` float32 here, because each group has as many.
                     let squares = unsafe { sums::<L, Square>(rows.add(group * LANES * row_bytes), rows, width) };
                     for (factor, square) in factors[group * LANES..].iter_mut().zip(squares) {
-                        // The cosine of a row of zeros is 0, because its factor is 0; the cosine of a row with a NaN
-                        // stays NaN.
+                        // The cosine of a row of zeros is 0, because 0 takes the place of its factor 1/length; the
+                        // cosine of a row with a NaN stays NaN.
                         *factor = if square > 0.0 { 1.0 / square.sqrt() } else { 0.0 };
                     }
                 }

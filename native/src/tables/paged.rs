@@ -444,8 +444,8 @@ impl PagedRange {
         }
     }
 
-    /// Sets the use counts of those pages from `from` up to `to` to 0 that are not in memory; returns how many of these
-    /// counts were above 0.
+    /// Sets to 0 the use counts of the pages in `from..to` that are not in memory; returns how many of these counts
+    /// were above 0.
     fn compare(&self, from: usize, to: usize) -> usize {
         let is_mapped = self.is_mapped.read().unwrap_or_else(PoisonError::into_inner);
         if !*is_mapped {

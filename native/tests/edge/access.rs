@@ -91,11 +91,12 @@ async fn traced_requests_are_forwarded_with_the_numbers_that_were_drawn() {
         num_forwarded += 1;
         let seen = setup.seen.headers.lock().unwrap().clone();
         assert_eq!(seen["x-embedding-server-seal"], "s");
-        // A trace id is sampled if its lower 64 bits are below half of their range, so if they begin with a hex digit
+        // With the test's sampling ratio of 0.5, a trace id is sampled if its lower 64 bits begin with a hex digit
         // below 8.
         assert!(seen["x-embedding-server-trace-id"].to_str().unwrap()[16..17] < *"8");
     }
-    // The number is binomial with n = 200 and p = 0.5; it lies beyond these limits once in 10**9 test runs.
+    // The number of forwarded calls is binomial with n = 200 and p = 0.5; it lies beyond these limits once in 10**9
+    // test runs.
     assert!((57..=143).contains(&num_forwarded), "{num_forwarded}");
     // Calls of a method that only the reference server knows have a trace id, too, whether it is sampled or not.
     let (mut num_traced, num_calls) = (0, 100);

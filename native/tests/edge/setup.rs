@@ -28,7 +28,7 @@ pub fn servable() -> Arc<Servable> {
     });
     let description = serde_json::from_value(description).unwrap();
     let no_graph = |_: &serde_json::Value| Err(String::new());
-    // SAFETY: the description has no memory addresses.
+    // SAFETY: the test's description has no addresses of tables or vocabularies.
     Arc::new(unsafe { Servable::compile(description, MemoryOwner(Box::new(())), &no_graph) }.unwrap())
 }
 

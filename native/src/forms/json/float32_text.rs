@@ -14,7 +14,7 @@ use std::hint::select_unpredictable;
 
 use super::floats::NonFinite;
 
-/// Maximal number of bytes that a number writes, with the comma behind it. The longest text, such as
+/// Maximal number of bytes that the code writes for a float32, with the comma behind it. The longest text, such as
 /// `-0.000012345679,`, has one byte fewer; `-12345679.0` writes all, because the code stores eight bytes behind the
 /// point.
 const MAX_BYTES: usize = 18;

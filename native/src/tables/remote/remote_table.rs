@@ -272,8 +272,8 @@ impl RemoteTable {
         }
     }
 
-    /// Removes changed rows of the table from the row cache, None for all rows, and notes if a default row is among
-    /// them.
+    /// Removes the changed rows `ids` of the table, or all its rows if `ids` is None, from the row cache; notes if a
+    /// default row is among them.
     pub(super) fn forget(&self, ids: Option<&[u64]>) {
         let mut defaults = self.default_rows.iter().map(|(number, _)| *number as u64);
         if ids.is_none_or(|ids| defaults.any(|number| ids.contains(&number))) {

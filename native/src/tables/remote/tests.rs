@@ -205,7 +205,8 @@ fn rows_that_are_read_often_come_from_the_cache() {
     assert_eq!(clusters.cache_counts().unwrap().rows, 0);
     read(&mut wants, None);
     assert_eq!(Want::new(&table, vec![7]).left, [0]);
-    // Version 2 of the table has no row 1, and the cached row 1 of version 1 is not its row.
+    // The cluster has no row 1 of version 2 of the table, and the cached row 1 of version 1 must not be read in its
+    // place.
     server.write("{es:m/t/g/", Some(0));
     let other = clusters.open("m", 2, "t", ROWS, &server.description("{es:m/t/g/", Vec::new()));
     assert_eq!(read_one(&other, &[1]).1, [0]);
