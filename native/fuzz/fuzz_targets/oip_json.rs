@@ -9,7 +9,7 @@ libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     let Some((length, body)) = bytes.split_first_chunk() else {
         return;
     };
-    // The number 0 stands for a request without the header.
+    // The length 0 stands for a request without the header that gives the length of the JSON.
     let length = Some(usize::from(u16::from_le_bytes(*length))).filter(|&length| length > 0);
     ask(|call| oip_json::answer(call, "m", Version::Latest, length, body));
 });

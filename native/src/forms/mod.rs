@@ -106,7 +106,7 @@ mod tests {
     fn callers_find_the_models_that_they_may_run() {
         let (routes, other) = (routes(1.0), Grant::new(["n*"]));
         assert_eq!(refused(&routes, Some(&other), Some(0.0), "m"), Declined::Denied);
-        // A caller without the right on a model gets the same result as for a model that does not exist.
+        // A caller without the right to run a model gets the same result whether the model exists or not.
         assert_eq!(refused(&routes, Some(&other), Some(0.0), "absent"), Declined::Denied);
         assert_eq!(refused(&routes, Some(&other), Some(0.0), "no"), Declined::Unknown);
         assert_eq!(refused(&routes, Some(&Grant::new(["m"])), Some(0.0), "m"), Declined::Drawn);

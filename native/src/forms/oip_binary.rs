@@ -37,7 +37,7 @@ pub fn version(text: &str) -> Result<Version<'_>, Declined> {
     text.parse().map(Version::Number).map_err(|_| Declined::Unusual)
 }
 
-/// Returns the dtype for a datatype name of the protocol.
+/// Returns the dtype for a datatype name of the protocol; None for an unknown name.
 pub(super) fn dtype_of(datatype: &[u8]) -> Option<DataType> {
     Some(match datatype {
         b"BOOL" => DataType::Bool,
@@ -106,7 +106,8 @@ pub(super) fn binary_tensor(dtype: DataType, dims: Dims, data: &[u8]) -> Result<
     Ok(Tensor { dtype, dims, data })
 }
 
-/// Changes every nonzero byte of a boolean tensor to 1, because in a request any nonzero byte means true.
+/// Returns the data of a boolean tensor with 1 in place of every nonzero byte, because in a request any nonzero byte
+/// means true.
 pub(super) fn booleans(data: &[u8]) -> Data<'_> {
     if data.iter().all(|&byte| byte <= 1) {
         Data::Raw(data)
@@ -116,7 +117,8 @@ pub(super) fn booleans(data: &[u8]) -> Data<'_> {
 }
 
 fn split_strings(mut data: &[u8], count: usize) -> Result<Strings<'_>, Declined> {
-    // This check limits the allocation below to the number of received bytes.
+    // This check limits the memory allocated below to a multiple of the received bytes, because each string takes at
+    // least four bytes.
     if count > data.len() / LENGTH_BYTES {
         return Err(Declined::Unusual);
     }
@@ -143,7 +145,8 @@ pub(super) fn find<'a>(
     Ok((servable, signature.ok_or(Declined::NotNative)?))
 }
 
-/// Sorts named tensors by the index of their input in the signature.
+/// Returns the tensors of a request in the order of the signature's inputs, None for an input that is not sent;
+/// declines unknown and repeated names.
 pub(super) fn inputs_by_index<'a>(
     signature: &Signature,
     named: impl Iterator<Item = (impl AsRef<str>, Tensor<'a>)>,
@@ -158,7 +161,7 @@ pub(super) fn inputs_by_index<'a>(
     Ok(inputs)
 }
 
-/// Returns the indexes of the outputs that a request names.
+/// Returns the indexes of the outputs that a request names; declines unknown and repeated names.
 pub(super) fn output_indexes(
     signature: &Signature,
     names: impl Iterator<Item = impl AsRef<str>>,

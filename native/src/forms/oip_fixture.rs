@@ -218,7 +218,7 @@ pub fn elements(tensor: &Tensor<'_>) -> Elements {
     })
 }
 
-/// One input tensor of a request.
+/// One input tensor of a test request.
 #[derive(Clone, Debug)]
 pub struct SentTensor {
     pub dtype: DataType,

@@ -319,8 +319,7 @@ mod tests {
                     (_, DataType::Float16 | DataType::Bfloat16) => form = Form::Binary,
                     (Elements::Numbers(bytes), DataType::Float32 | DataType::Float64) => {
                         let size = sent.dtype.size();
-                        // A float is finite if the highest bit of its exponent is 0, so these bits make only finite
-                        // floats.
+                        // A float is finite if the highest bit of its exponent is 0, so the test clears this bit.
                         bytes.chunks_exact_mut(size).for_each(|number| number[size - 1] &= 0xBF);
                     }
                     (Elements::Strings(strings), _) => {

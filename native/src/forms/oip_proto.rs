@@ -147,8 +147,8 @@ impl Output<'_> {
     }
 }
 
-/// A parsed `ModelInferRequest`, whose tensors are not decoded yet. If the message has a field twice, the last value
-/// counts.
+/// A parsed `ModelInferRequest`, whose tensors are not decoded yet. If the message has a field twice that is not
+/// declared repeated, the last value counts.
 #[derive(Default)]
 struct Request<'a> {
     model: &'a str,
@@ -241,7 +241,8 @@ impl<'a> Input<'a> {
     }
 }
 
-/// Returns the output's name in an `InferRequestedOutputTensor`.
+/// Returns the output's name in an `InferRequestedOutputTensor`, "" if it has none; declines parameters that only the
+/// reference server handles.
 fn output_name(message: &[u8]) -> Result<&str> {
     let mut name = "";
     for field in Fields::of(message) {
@@ -391,7 +392,8 @@ mod tests {
         })
     }
 
-    /// Returns the integers of a tensor, sign-extended to 64 bits, as protobuf encodes them.
+    /// Returns the integers of a tensor as 64-bit words, as protobuf encodes them: numbers of signed dtypes are
+    /// sign-extended.
     fn whole(sent: &SentTensor, bytes: &[u8]) -> Vec<u64> {
         let is_signed = matches!(sent.dtype, DataType::Int8 | DataType::Int16 | DataType::Int32 | DataType::Int64);
         let number = |bytes: &[u8]| {

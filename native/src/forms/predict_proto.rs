@@ -21,8 +21,8 @@ use super::{Answered, Call, Version};
 use crate::declined::Declined;
 use crate::plan::{Effort, Inputs, OutputShape, Servable, Signature, Work};
 
-/// A request with more bytes is parsed on the thread pool for large work; integers of this size take some 50
-/// microseconds to parse.
+/// A request with more bytes is parsed on the thread pool for large work; parsing integers of this many bytes takes
+/// some 50 microseconds.
 const SMALL_REQUEST: usize = 64 << 10;
 
 /// Answers a `PredictRequest`. Request and answer are messages without gRPC's five-byte prefix.
@@ -126,7 +126,7 @@ fn wrapped_integer(message: &[u8]) -> Result<i64, Declined> {
 /// The indexes of a signature's outputs that a request names.
 type OutputIndexes = SmallVec<[usize; 8]>;
 
-/// Parses the inputs of a request, and the output names in its `output_filter`.
+/// Parses the inputs of a request; returns them, and the indexes of the outputs that its `output_filter` names.
 fn read<'a>(message: &'a [u8], signature: &Signature) -> Result<(Inputs<'a>, OutputIndexes), Declined> {
     let mut inputs = Inputs::new();
     inputs.resize_with(signature.inputs.len(), || None);

@@ -185,8 +185,8 @@ fn read_fixed<'a, const N: usize>(rest: &mut &'a [u8]) -> Result<&'a [u8; N], Ma
 /// Returns the number of varints in a packed field.
 #[must_use]
 pub fn count_varints(packed: &[u8]) -> usize {
-    // The loop has eight counters, one in each byte of a 64-bit word, so that the compiler can use vector instructions.
-    // A count byte by byte took 1 ns for a varint of three bytes, half the time of decoding it.
+    // Varints are counted in eight counters, one in each byte of a 64-bit word, so that the compiler can use vector
+    // instructions. A count byte by byte took 1 ns for a varint of three bytes, half the time of decoding it.
     let parts = packed.chunks(WORD * u8::MAX as usize).map(|part| {
         let words = part.chunks_exact(WORD);
         let tail = words.remainder().iter().filter(|&&byte| byte < 0x80).count();

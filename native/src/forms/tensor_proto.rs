@@ -53,7 +53,7 @@ struct TensorProto<'a> {
     content: &'a [u8],
     /// Number of the protobuf field that has the tensor's values; 0 for a tensor without values.
     field: u32,
-    /// The last occurrence of the field with the tensor's values, and the number of occurrences.
+    /// The last occurrence of the protobuf field with the tensor's values; `num_pieces` counts its occurrences.
     piece: Option<Value<'a>>,
     num_pieces: usize,
 }
@@ -92,7 +92,7 @@ impl<'a> TensorProto<'a> {
     /// Iterates over all occurrences of the field with the tensor's values.
     fn pieces(&self) -> impl Iterator<Item = Value<'a>> {
         let field = self.field;
-        // The iterator skips no malformed field, because TensorProto::read has already read the whole message without
+        // The iterator meets no malformed field, because TensorProto::read has already read the whole message without
         // an error.
         Fields::of(self.message)
             .map_while(Result::ok)
@@ -296,7 +296,8 @@ fn repeat_last_bytes<'a>(
     Ok(Data::Bytes(bytes))
 }
 
-/// Converts decoded integers to `dtype`; higher bits are cut off, as in protobuf and numpy.
+/// Converts decoded integers to `dtype`: cuts off higher bits, as protobuf and numpy do; for booleans, any nonzero
+/// number is true.
 #[allow(clippy::cast_possible_truncation)]
 fn of_dtype<'a>(mut numbers: Vec<i64>, dtype: DataType) -> Data<'a> {
     match dtype {

@@ -96,7 +96,8 @@ fn is_sent(columns: &[Column<'_>], name: &str) -> bool {
     columns.iter().any(|column| column.name == name)
 }
 
-/// Returns the index of the feature whose ids are sent as lists under this name.
+/// Returns the index of the ragged feature whose ids are sent as lists under this name; None if the name has another
+/// meaning.
 fn ragged(signature: &Signature, columns: &[Column<'_>], name: &str) -> Option<usize> {
     let feature = signature.ragged_feature(name.as_bytes())?;
     let splits = signature.features[feature].row_splits?;

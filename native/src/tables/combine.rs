@@ -1,4 +1,4 @@
-//! Adds up the table rows of the ids in each row of a request, giving one vector for each row.
+//! Combines the table rows of the ids in each row of a request to one vector: their sum, mean or sqrtn.
 //!
 //! The kernel cuts each row of ids at `max_ids`; it never checks the ids beyond the cut. Then it compares each id with
 //! the table's size, and the id's weight with 0.
@@ -54,7 +54,8 @@ impl WeightSums {
     }
 }
 
-/// Table rows and weights of one row of ids, after bad ids were dropped or replaced.
+/// The table rows that one row of ids adds to the sum, and their weights; dropped ids are left out, and bad ids may be
+/// replaced.
 #[derive(Default)]
 struct KeptIds {
     rows: Vec<i64>,
@@ -76,8 +77,8 @@ impl Combine<'_> {
             }
         } else {
             let count = end - start;
-            // Without weights, TensorFlow adds the float32 weight 1.0 for each id, except for `InOrder`. The sum stops
-            // growing at 2^24, because 2^24 + 1 is no float32.
+            // Without weights, TensorFlow sums the float32 1.0 for each id, which stays at 2^24, because 2^24 + 1 is no
+            // float32; `InOrder` uses the count of ids.
             let most = if self.options.summation == Summation::InOrder { count } else { 1 << 24 };
             #[allow(clippy::cast_precision_loss, reason = "the division is one of float32")]
             let total = count.min(most) as f32;
@@ -86,8 +87,8 @@ impl Combine<'_> {
         Some(sums)
     }
 
-    /// Collects into `kept` the table rows and weights of ids `start` to `end`; adds the number of ids outside the
-    /// table to `missing`.
+    /// Collects into `kept` the rows that ids `start` to `end` add to the sum, and their weights; returns the sums of
+    /// these weights. Adds the number of ids outside the table to `missing`.
     #[inline(always)]
     fn keep_ids<S: Stored>(
         &self,

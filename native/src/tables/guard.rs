@@ -86,7 +86,8 @@ pub fn remove(index: usize) {
     ENTRIES[index].end.store(0, Ordering::Release);
 }
 
-/// Returns the start, the end and the address of the damage flag of the guarded map that contains an address.
+/// Returns the start, the end and the address of the damage flag of the guarded map that contains an address; None if
+/// no guarded map contains it.
 fn find(address: usize) -> Option<(usize, usize, usize)> {
     ENTRIES[..NUM_ENTRIES.load(Ordering::Acquire)].iter().find_map(|entry| {
         // The handler skips an entry that another thread is changing: it can not be the map that the interrupted thread
@@ -161,8 +162,9 @@ fn call_previous(number: libc::c_int, info: *mut libc::siginfo_t, context: *mut 
     // type the handler has.
     unsafe {
         if handler == libc::SIG_DFL || handler == libc::SIG_IGN {
-            // When this handler returns, the thread repeats the read, and the default action of SIGBUS ends the
-            // process. If another process sent the signal, the handler must raise it again.
+            // After a failed read of a mapped file, the thread repeats the read when this handler returns, and the
+            // default action of SIGBUS ends the process. If another process sent the signal, the handler must raise it
+            // again.
             libc::signal(number, libc::SIG_DFL);
             if is_from_process {
                 libc::raise(number);
@@ -258,7 +260,8 @@ mod tests {
         map.file.set_len(PAGE as u64).unwrap();
         assert_eq!((map.read(0), flag.load(Ordering::SeqCst)), (1, 0));
         assert_eq!((map.read(2 * PAGE + 5), flag.load(Ordering::SeqCst)), (0, 1));
-        // The SIGBUS handler has mapped zeros over all pages of the file, also over those that the file still has.
+        // The SIGBUS handler has mapped zeros over the whole memory map, also over the page that the truncated file
+        // still has.
         assert_eq!(map.read(0), 0);
         assert_eq!((other.read(2 * PAGE), other_flag.load(Ordering::SeqCst)), (1, 0));
         remove(index);

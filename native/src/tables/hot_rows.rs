@@ -1,4 +1,5 @@
-//! Finds the rows of one table that lookups read most, and how many rows they read, from a sample of the ids.
+//! Finds the rows of one table that lookups read most, and estimates how many distinct rows lookups read, from a sample
+//! of the ids.
 //!
 //! A thread draws one id of [`SAMPLE_EVERY`] on average, or [`DRAWS`] ids of a larger lookup, and puts them into a buffer
 //! that few other threads share. A drawn id counts for the ids that were passed over. A full buffer is counted into the
@@ -16,7 +17,7 @@ use std::sync::{Mutex, PoisonError};
 
 use super::table::Ints;
 
-/// In lookups with few ids, one id of this many is drawn on average.
+/// In lookups with few ids, one id of this many is drawn for the sample on average.
 const SAMPLE_EVERY: u32 = 32;
 /// Approximate number of ids that are drawn of a lookup with more than `SAMPLE_EVERY * DRAWS` ids.
 const DRAWS: u32 = 4;
@@ -30,7 +31,7 @@ const BUFFERED_IDS: usize = 256;
 const NUM_BUFFERS: usize = 16;
 
 thread_local! {
-    /// Number of ids that this thread still passes over before it draws the next id.
+    /// Number of ids that this thread still passes over before it draws the next id for the sample.
     static PASSED_OVER: Cell<u32> = const { Cell::new(0) };
     static BUFFER: usize = {
         static THREADS: AtomicUsize = AtomicUsize::new(0);
@@ -71,7 +72,7 @@ pub struct HotSnapshot {
 }
 
 impl HotRows {
-    /// Creates the counts of the ids that lookups draw in a table of V rows; all counts are 0.
+    /// Creates the counts of the ids that are sampled from the lookups in a table of V rows; all counts are 0.
     #[must_use]
     pub fn new(vocabulary_size: usize) -> Self {
         HotRows {
@@ -84,10 +85,11 @@ impl HotRows {
     /// Samples the ids of one lookup: draws some of them and adds these to a buffer.
     #[inline]
     pub fn see(&self, ids: Ints<'_>) {
-        // The number of ids fits a u32, because 2^32 ids would take 32 GB.
+        // The number of ids fits a u32, because 2^32 ids would take 32 GiB.
         let num_ids = ids.len() as u32;
         if num_ids > SAMPLE_EVERY * DRAWS {
-            // The first drawn id is random and the distances are equal, so each id is drawn with the same probability.
+            // In a lookup of many ids, the first drawn id is random and the distances are equal, so each id is drawn
+            // with the same probability.
             let distance = num_ids / DRAWS;
             self.draw(ids, fastrand::u32(..distance), distance, || distance);
             return;
@@ -95,8 +97,8 @@ impl HotRows {
         PASSED_OVER.with(|passed_over| {
             let next = passed_over.get();
             let left = next.checked_sub(num_ids).unwrap_or_else(|| {
-                // The distances are random: with equal distances, equal requests would draw the same position each
-                // time, or never.
+                // The distances between drawn ids are random: with equal distances, equal requests would have the same
+                // position drawn each time, or never.
                 self.draw(ids, next, SAMPLE_EVERY, || 1 + fastrand::u32(..2 * SAMPLE_EVERY - 1))
             });
             passed_over.set(left);
@@ -125,7 +127,7 @@ impl HotRows {
         next - num_ids
     }
 
-    /// Counts the ids of all buffers, and returns the `most` rows with the highest counts.
+    /// Counts the ids of all buffers; returns the counts so far, with the `most` rows that have the highest counts.
     #[must_use]
     pub fn snapshot(&self, most: usize) -> HotSnapshot {
         let mut sketch = lock(&self.sketch);
@@ -167,8 +169,8 @@ impl Sketch {
             self.lookups += u64::from(weight);
             let hash = mixed(id as u64);
             let register = &mut self.registers[(hash >> (64 - REGISTER_BITS)) as usize];
-            // The register keeps the maximum of this number: 1 plus the number of leading zeros in the hash bits that
-            // do not choose the register.
+            // A HyperLogLog register keeps the maximum of 1 plus the number of leading zeros in the hash bits that do
+            // not choose the register.
             *register = (*register).max(((hash << REGISTER_BITS) | 1 << (REGISTER_BITS - 1)).leading_zeros() as u8 + 1);
             *self.counts.entry(id).or_insert(0) += u64::from(weight);
             if self.counts.len() > 2 * KEPT_COUNTERS {
@@ -229,7 +231,8 @@ fn mixed(id: u64) -> u64 {
     hash ^ (hash >> 31)
 }
 
-/// Hashes ids of rows. Clients choose the ids, but a sketch has few counters, so that collisions cost little.
+/// Hashes ids of rows without a secret: clients choose the ids, but a sketch has few counters, so that collisions cost
+/// little.
 #[derive(Default)]
 struct IdHasher(u64);
 
@@ -257,7 +260,7 @@ mod tests {
 
     use super::*;
 
-    /// Draws ranks from 0 of a Zipf distribution by its cumulative shares.
+    /// Draws random ranks, from 0 on, with a Zipf distribution, by the cumulative shares of the ranks.
     struct Zipf {
         cumulative: Vec<f64>,
         random: fastrand::Rng,
@@ -339,7 +342,7 @@ mod tests {
             let found = hot.snapshot(1000);
             let wanted = (num_lookups * per_lookup) as u64;
             assert!(found.lookups.abs_diff(wanted) < wanted / 10, "{} of {wanted}", found.lookups);
-            // Ids are drawn from every position of a lookup equally often.
+            // `HotRows` samples the ids at all positions of a lookup equally often.
             assert_eq!(found.rows.len(), per_lookup);
             let (most, least) = (found.rows[0].1, found.rows[per_lookup - 1].1);
             assert!(per_lookup > 16 || most < least * 3 / 2, "{most} and {least}");

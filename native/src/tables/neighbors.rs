@@ -1,4 +1,5 @@
-//! Finds the rows of a table that are nearest to given vectors. Every row is compared, so the result is exact.
+//! Finds the rows of a table that are nearest to given vectors. Every row, or every row of a given list, is compared,
+//! so the result is exact.
 //!
 //! Rows are read in blocks that fit the first cache of a processor. All queries are compared with one block before the
 //! next block is read, so several queries share one pass over the table.
@@ -53,7 +54,7 @@ pub struct Search<'a> {
     pub listed: Option<&'a [i64]>,
     /// The ids of rows that may not be neighbours, ascending.
     pub denied: &'a [i64],
-    /// The time at which the search ends without a result; None for no limit.
+    /// The time at which a search that is not finished stops without a result; None for no limit.
     pub until: Option<Instant>,
 }
 
@@ -259,7 +260,8 @@ impl Kernel for Scan<'_> {
         let width = queries.width;
         let row_bytes = width * size_of::<f32>();
         let block_rows = (BLOCK_BYTES / row_bytes / LANES * LANES).clamp(LANES, MAX_BLOCK_ROWS);
-        // Float32 rows are read without a copy if their number of columns is a multiple of eight and no rows are listed.
+        // Blocks of float32 rows are read without a copy if D is a multiple of eight, no rows are listed, and the
+        // block's number of rows is a multiple of eight.
         let is_direct = S::IS_FLOAT32 && table.dim == width && search.listed.is_none();
         let mut copies = vec![0.0_f32; block_rows * width];
         let mut factors = [1.0_f32; MAX_BLOCK_ROWS];
@@ -285,8 +287,8 @@ impl Kernel for Scan<'_> {
                     // SAFETY: `sums` may read eight rows of `width` float32 here, because each group has as many.
                     let squares = unsafe { sums::<L, Square>(rows.add(group * LANES * row_bytes), rows, width) };
                     for (factor, square) in factors[group * LANES..].iter_mut().zip(squares) {
-                        // A row of zeros gets the factor 0 and so the score 0; in a row with a NaN, the score stays
-                        // NaN.
+                        // The cosine of a row of zeros is 0, because 0 takes the place of its factor 1/length; the
+                        // cosine of a row with a NaN stays NaN.
                         *factor = if square > 0.0 { 1.0 / square.sqrt() } else { 0.0 };
                     }
                 }
@@ -312,9 +314,9 @@ impl Kernel for Scan<'_> {
                         Metric::L2 => scores.iter_mut().for_each(|score| *score = -*score),
                     }
                     let bar = nearest.bar;
-                    // The loop does not stop early, so that the compiler turns it into vector instructions. A row with
-                    // the same score as the farthest row of a full heap does not enter the heap, because its id is
-                    // larger.
+                    // The loop compares all scores and does not stop early, so that the compiler turns it into vector
+                    // instructions. A row with the same score as the farthest row of a full heap does not enter the
+                    // heap, because its id is larger.
                     #[allow(clippy::needless_bitwise_bool)]
                     let has_nearer = scores.iter().fold(false, |any, &score| any | (score > bar));
                     if has_nearer || !nearest.is_full() {
@@ -328,8 +330,8 @@ impl Kernel for Scan<'_> {
     }
 }
 
-/// Adds the rows of one group to a query's nearest rows; `start` is the number of the group's first row, or its
-/// position in the search's list.
+/// Adds the rows of one group that are near enough and allowed to a query's nearest rows; `start` is the number of the
+/// group's first row, or its position in the search's list.
 #[inline(never)]
 fn add_group(scores: &[f32], start: usize, search: &Search<'_>, own: i64, nearest: &mut Nearest) {
     for (place, &nearness) in (start..).zip(scores) {

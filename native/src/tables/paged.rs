@@ -30,7 +30,7 @@ use serde::{Deserialize, Serialize};
 
 use super::table::{Ints, Policy};
 
-/// The highest count of a page. The clock hand drops an unused page after at most this many rounds.
+/// The highest use count of a page.
 const MOST_USES: u8 = 4;
 /// Maximal number of pages that a thread asks the kernel to read at a time (a batch).
 const BATCH_PAGES: usize = 256;
@@ -227,7 +227,7 @@ impl Pager {
         Ok(PagedRange { first, skip, stride, page_bytes: self.page_bytes, uses, file, offset, is_mapped, pager })
     }
 
-    /// Returns the counts of all reads and drops of pages so far.
+    /// Returns the counts of reads and drops of pages so far, and the number of bytes of pages that are in memory now.
     #[must_use]
     pub fn counts(&self) -> PageCounts {
         let page_bytes = self.page_bytes as u64;
@@ -243,7 +243,7 @@ impl Pager {
     }
 
     fn lock(&self) -> MutexGuard<'_, Clock> {
-        // The clock's data stays valid if another thread panics while it holds the lock.
+        // The state of the pager's clock stays valid if another thread panics while it holds the lock.
         self.clock.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -281,7 +281,7 @@ impl Pager {
         self.has_ended.notify_one();
     }
 
-    /// Drops pages until no more pages are in memory than the limit allows.
+    /// Drops pages if more are in memory than the limit allows: the surplus, and 1/`SPARE_SHARE` of the limit.
     fn drop_pages(&self) {
         let mut clock = self.lock();
         // Another thread may have dropped enough pages while this thread waited for the lock, so the surplus is
@@ -313,8 +313,8 @@ impl Pager {
             && file.read_exact_at(entries, offset as u64).is_ok()
         {
             for (is_there, entry) in is_there.iter_mut().zip(entries.chunks_exact(ENTRY_BYTES)) {
-                // The entry is a little-endian number, so its highest bits, with the bit for "in memory", are in its
-                // last byte.
+                // A page's entry in /proc/self/pagemap is a little-endian number, so its highest bits, with the bit for
+                // "in memory", are in its last byte.
                 *is_there = entry[ENTRY_BYTES - 1] & IS_PRESENT != 0;
             }
             return true;
@@ -336,8 +336,8 @@ impl Pager {
         let mut left = ranges.iter().map(|range| range.uses.len()).sum::<usize>().min(AUDITED_BYTES);
         while num_checked < AUDITED_PAGES && num_seen < left {
             let Some(range) = ranges.get(place.range) else {
-                // The audit has reached the last page and starts again at the first; some tables may have been closed
-                // since it started.
+                // The audit goes on at the first page, because it has reached the last one, or tables were closed since
+                // the last audit.
                 left = left.min(num_seen + ranges.iter().map(|range| range.uses.len()).sum::<usize>());
                 place = Place::default();
                 continue;
@@ -385,8 +385,8 @@ impl Clock {
                 }
                 steps -= 1;
                 let count = uses.load(Relaxed);
-                // A lookup may count a use of the page at the same time. Then this compare-exchange of the use count
-                // fails, and the page stays in memory for this round.
+                // If a lookup counts a use of the page at the same time, this compare-exchange of the use count fails,
+                // and the page stays in memory for this round.
                 if count > 0 && uses.compare_exchange(count, count - 1, Relaxed, Relaxed).is_ok() && count == 1 {
                     pages.push(self.hand.page);
                     left -= 1;
@@ -444,7 +444,8 @@ impl PagedRange {
         }
     }
 
-    /// Sets the use counts of pages that are not in memory to 0; returns the number of these pages.
+    /// Sets to 0 the use counts of the pages in `from..to` that are not in memory; returns how many of these counts
+    /// were above 0.
     fn compare(&self, from: usize, to: usize) -> usize {
         let is_mapped = self.is_mapped.read().unwrap_or_else(PoisonError::into_inner);
         if !*is_mapped {
@@ -454,7 +455,8 @@ impl PagedRange {
         if !self.pager.find_pages(self.address(from), &mut is_there[..to - from]) {
             return 0;
         }
-        // A lookup has touched each page whose count is above 0, so the page table has it as long as it is in memory.
+        // A lookup has touched each page whose use count is above 0, so the process's page table has such a page as
+        // long as it is in memory.
         let lost = self.uses[from..to].iter().zip(is_there).filter(|(uses, is_there)| {
             let count = uses.load(Relaxed);
             !is_there && count > 0 && uses.compare_exchange(count, 0, Relaxed, Relaxed).is_ok()

@@ -91,7 +91,7 @@ impl<const SIZE: usize> Array<SIZE> {
         match self.0.len_bytes() {
             0 => Ok(&mut []),
             // SAFETY: `self.0` keeps the numpy array's contiguous buffer alive, and the caller in Python neither reads
-            // nor writes the buffer until this function returns.
+            // nor writes the buffer until its call of the native function returns.
             length => Ok(unsafe { std::slice::from_raw_parts_mut(self.0.buf_ptr().cast(), length) }),
         }
     }

@@ -109,7 +109,7 @@ impl TableView {
         }
     }
 
-    /// Writes one row to `to` as float32.
+    /// Writes one row to `to` as float32, multiplied by its scale if the dtype has scales.
     ///
     /// # Safety
     /// The id lies in the table, the table stores `S`, and `to` has space for D float32.
@@ -261,7 +261,8 @@ impl TableView {
         }
     }
 
-    /// Prefetches the row of the id that comes [`PREFETCH_DISTANCE`] ids after term `i`.
+    /// Prefetches the row of the id that comes [`PREFETCH_DISTANCE`] ids after term `i`, if this id lies before
+    /// `ids_end`.
     #[inline(always)]
     pub(super) unsafe fn prefetch_term<S: Stored>(&self, terms: &Terms, i: usize) {
         let at = terms.ids.wrapping_add((i + PREFETCH_DISTANCE) * 8);
@@ -272,7 +273,8 @@ impl TableView {
     }
 }
 
-/// Writes `N` groups of eight columns of a row as float32.
+/// Writes `N` groups of eight columns of a row, from `column` on, as float32; multiplies them by the row's scale if the
+/// dtype has scales.
 #[inline(always)]
 unsafe fn copy_lanes<L: Lanes, S: Stored, const N: usize>(row: *const u8, scale: f32, column: usize, to: *mut u8) {
     // SAFETY: the caller promises that `row` and the memory at `to` have all columns that are copied.

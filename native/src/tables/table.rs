@@ -63,9 +63,11 @@ pub enum Combiner {
 pub enum Summation {
     /// Adds the vectors one after the other, in the order of the ids.
     InOrder,
-    /// Sums each block of eight vectors, then adds the sums of the blocks, as `tf.sparse.segment_sum` does.
+    /// Sums blocks of eight vectors, the first block of up to nine, then adds the sums of the blocks, as
+    /// `tf.sparse.segment_sum` does.
     BlocksOf8,
-    /// Adds the vector at position i to sum i % 4 of four sums, then adds the four sums, as `tf.math.segment_sum` does.
+    /// From 16 vectors on, adds the vector at position i to sum i % 4 of four sums, then adds the four sums, as
+    /// `tf.math.segment_sum` does.
     FourLanes,
 }
 
@@ -282,7 +284,7 @@ impl Policy {
             OnBadId::DefaultRow => self.default_row as i64,
             OnBadId::Clamp if id < 0 => 0,
             OnBadId::Clamp => size as i64 - 1,
-            // A negative id plus V can not overflow.
+            // A negative id plus the vocabulary size can not overflow an int64.
             OnBadId::Wrap if id < 0 => id + size as i64,
             OnBadId::Error | OnBadId::DropNegative | OnBadId::Wrap => -1,
         };
@@ -295,7 +297,7 @@ impl Policy {
 pub struct CombineOptions {
     /// The combiner, which decides by which number the sum of the vectors is divided.
     pub combiner: Combiner,
-    /// The order in which the vectors are added.
+    /// The order in which the vectors of a row of ids are added.
     pub summation: Summation,
     /// Whether the combiner mean divides by `max(sum(w), 1)`, where w are the weights of a row.
     pub at_least_one: bool,

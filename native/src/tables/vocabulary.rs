@@ -85,7 +85,7 @@ impl Vocabulary {
     /// # Errors
     /// As `rows_of_strings`.
     pub fn rows_of_integers(&self, keys: impl ExactSizeIterator<Item = i64>) -> Result<(Vec<i64>, usize), UnknownKey> {
-        // SAFETY: the caller of `new` promised that the arrays stay readable.
+        // SAFETY: the caller of `new` promised that the vocabulary's arrays stay readable.
         let (known, slots) = unsafe { (array(self.keys), array(self.slots)) };
         self.kept(find(&Integers(known), slots, &self.rows, keys))
     }

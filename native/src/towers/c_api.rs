@@ -169,7 +169,7 @@ impl Api {
         let library =
             unsafe { Library::open(Some(path), RTLD_LAZY | RTLD_LOCAL) }.map_err(|error| error.to_string())?;
         let api: &'static Api = Box::leak(Box::new(Api::find(&library).map_err(|error| error.to_string())?));
-        // TensorFlow's threads never end, so the library's code must stay mapped.
+        // TensorFlow's threads never end, so its shared library must never be unloaded.
         std::mem::forget(library);
         *open = Some((path.to_owned(), api));
         Ok(api)

@@ -28,7 +28,7 @@ fn failure(error: GraphError) -> PyErr {
     GraphFailure::new_err((error.code, error.message))
 }
 
-/// Operations to run first, each with the names and values of its scalar string inputs.
+/// Operations that prepare a new session, each with the names and values of its scalar string inputs.
 type PythonSteps = Vec<(String, Vec<(String, Vec<u8>)>)>;
 
 /// The session of a `GraphSession`; None after `close`.
@@ -190,7 +190,8 @@ impl GraphTensor {
 /// strings.
 type Predicted<'py> = (u32, Vec<usize>, Bound<'py, PyAny>);
 
-/// Runs a predict without a request on a wire; tests compare the outputs with those of the reference server.
+/// Runs a predict on inputs from Python, without a request on a wire; tests compare the outputs with those of the
+/// reference server.
 ///
 /// Args:
 /// inputs: for each input its name, dtype as a number of `types.proto`, shape, and bytes or strings. outputs: names of
@@ -252,10 +253,10 @@ fn predict<'py>(
     Ok(fetched)
 }
 
-/// Adds the classes of this file to the module.
+/// Adds the classes, the function and the exception of this file to the native module.
 ///
 /// # Errors
-/// Python could not add a class.
+/// Python could not add one of them.
 pub fn register(parent: &Bound<'_, PyModule>) -> PyResult<()> {
     parent.add_class::<GraphSession>()?;
     parent.add_class::<GraphCall>()?;

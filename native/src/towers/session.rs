@@ -85,7 +85,7 @@ pub struct Session {
 
 // SAFETY: any thread may own or share a session, because TensorFlow's graphs and sessions have their own locks.
 unsafe impl Send for Session {}
-// SAFETY: as for Send: TensorFlow's graphs and sessions have their own locks.
+// SAFETY: threads may share a session, because TensorFlow's graphs and sessions have their own locks.
 unsafe impl Sync for Session {}
 
 /// Open sessions by their number; the weak references do not keep them open.

@@ -1,4 +1,5 @@
-//! TensorFlow tensors, which are made from aligned buffers without a copy.
+//! TensorFlow tensors: a tensor of numbers takes over an aligned buffer without a copy; a tensor of strings copies
+//! them.
 
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::ffi::{c_int, c_void};
@@ -25,7 +26,7 @@ unsafe impl Send for AlignedBuffer {}
 unsafe impl Sync for AlignedBuffer {}
 
 impl AlignedBuffer {
-    /// Allocates `len` bytes.
+    /// Allocates `len` bytes, aligned to `ALIGNMENT`.
     ///
     /// # Panics
     /// `len` is more than half of the address space.
@@ -183,7 +184,7 @@ impl Tensor {
         unsafe { (self.api.tensor_type)(self.raw()) }.unsigned_abs()
     }
 
-    /// Returns the sizes of the tensor.
+    /// Returns the shape of the tensor: the size of each dimension.
     #[must_use]
     pub fn dims(&self) -> Vec<usize> {
         // SAFETY: only drop() deletes the `TF_Tensor`, and each index is below the tensor's number of dimensions.
@@ -234,7 +235,8 @@ impl Tensor {
 pub(super) fn num_elements(dims: &[i64]) -> Option<usize> {
     let mut bound: i64 = 1;
     for &size in dims {
-        // In the checked product, a size of 0 counts as 1, so that the limit does not depend on the order of the sizes.
+        // For the check of overflow, a size of 0 counts as 1, so that the limit does not depend on the order of the
+        // sizes.
         bound = bound.checked_mul(size.max(1)).filter(|_| size >= 0)?;
     }
     (dims.len() <= 254).then(|| dims.iter().product::<i64>().unsigned_abs()).and_then(|n| usize::try_from(n).ok())

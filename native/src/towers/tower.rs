@@ -62,8 +62,8 @@ pub fn open(description: &serde_json::Value) -> Result<Box<dyn plan::Graph>, Str
     let computing = computing.transpose().map_err(|error| error.to_string())?;
     let batch_queue = (description.batch_rows > 0).then(|| BatchQueue::new(description.batch_rows));
     let tower = Tower { session, description, computing, callables: RwLock::default(), batch_queue };
-    // If the graph lacks a tensor of the description, this call makes the load of the version fail, and not the
-    // version's first request.
+    // The callable of all outputs is made when the version loads, so that the load fails, and not the first request, if
+    // the graph lacks an output or feed.
     let all = (0..tower.description.outputs.len()).collect();
     tower.callable(&all).map_err(|_| format!("session {number} has not all tensors of the description"))?;
     Ok(Box::new(tower))
@@ -322,8 +322,8 @@ fn fed_dims(features: &Features<'_, '_>, fed: &FedRows) -> Result<Dims, Declined
     let mut width = 0_usize;
     for part in &fed.parts {
         let vectors = features.dims(part.feature, true)?;
-        // If the features differ in their number of rows, the reference server runs the graph, so that the client gets the
-        // graph's error.
+        // A request whose features differ in their number of rows is declined: the reference server runs the graph, so
+        // that the client gets the graph's error.
         let [of_part, numbers] = vectors[..] else {
             return Err(Declined::Unfit);
         };
@@ -359,7 +359,7 @@ fn product(sizes: &[usize]) -> Result<usize, Declined> {
     sizes.iter().try_fold(1_usize, |all, size| all.checked_mul(*size)).ok_or(Declined::OverLimit)
 }
 
-/// Returns the size of `numbers` float32 in bytes.
+/// Returns the size of `numbers` float32 in bytes; declines a size of a quarter of the address space or more.
 fn bytes_of(numbers: usize) -> Result<usize, Declined> {
     numbers
         .checked_mul(4)

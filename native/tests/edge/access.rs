@@ -60,7 +60,8 @@ async fn a_new_list_of_callers_holds_for_connections_that_are_open() {
         grpc::call(&sender, PREDICT, &headers, grpc::framed(b"hello")).await.unwrap().message()
     };
     assert_eq!(ask().await, "core Predict 5 hello");
-    // In the first list the caller may run only another model; in the second list the token is unknown.
+    // With the first list of callers, the caller may run only another model; with the second list, the caller's token
+    // is unknown.
     for access in [callers(&[(DIGEST, "", "other")]), callers(&[])] {
         setup.server().set_access(access);
         assert_eq!(ask().await, "hello");
@@ -90,13 +91,14 @@ async fn traced_requests_are_forwarded_with_the_numbers_that_were_drawn() {
         num_forwarded += 1;
         let seen = setup.seen.headers.lock().unwrap().clone();
         assert_eq!(seen["x-embedding-server-seal"], "s");
-        // A first digit below 8 in the lower 64 bits of the trace id shows that the id is below half of the range, so
-        // it is sampled.
+        // With the test's sampling ratio of 0.5, a trace id is sampled if its lower 64 bits begin with a hex digit
+        // below 8.
         assert!(seen["x-embedding-server-trace-id"].to_str().unwrap()[16..17] < *"8");
     }
-    // The number is binomial with n = 200 and p = 0.5; it lies beyond these limits once in 10**9 test runs.
+    // The number of forwarded calls is binomial with n = 200 and p = 0.5; it lies beyond these limits once in 10**9
+    // test runs.
     assert!((57..=143).contains(&num_forwarded), "{num_forwarded}");
-    // Requests that are forwarded for another reason have a trace id, too.
+    // Calls of a method that only the reference server knows have a trace id, too, whether it is sampled or not.
     let (mut num_traced, num_calls) = (0, 100);
     for _ in 0..num_calls {
         grpc::call(&sender, "/echo", &[], grpc::framed(b"hello")).await.unwrap();

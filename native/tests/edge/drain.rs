@@ -61,8 +61,8 @@ async fn a_drain_under_load_loses_nothing() {
                 let _ = body.send_data(grpc::framed(b"x"), true);
                 match grpc::read(response).await {
                     Ok(reply) => assert_eq!(reply.status(), "0"),
-                    // The server refused a stream that came after the last stream that it accepted; a client may safely
-                    // send the request again elsewhere.
+                    // The draining server refused this stream, which came after the last stream that it accepted; a
+                    // client may safely send the request again elsewhere.
                     Err(error) => {
                         assert!(error.is_go_away() || error.reason() == Some(h2::Reason::REFUSED_STREAM), "{error}");
                         break;

@@ -128,7 +128,7 @@ async fn a_message_in_many_frames_is_put_together() {
 
 #[tokio::test]
 async fn many_streams_get_their_own_answers() {
-    // On a busy machine some requests wait longer than the default limit allows.
+    // On a busy machine some requests wait in the server's queue for longer than the tests' default `max_queue`.
     let limits = Limits { max_queue: Duration::from_secs(60), ..limits() };
     let setup = Setup::with(limits, |_| ()).await;
     let mut tasks = tokio::task::JoinSet::new();
@@ -239,7 +239,7 @@ async fn a_client_that_leaves_cancels_the_forwarded_call() {
     body.send_reset(h2::Reason::CANCEL);
     drop(response);
     until("the reference is told", || setup.seen.resets.load(SeqCst) == 1).await;
-    // The same must happen if the client closes the whole connection.
+    // The reference server must see a reset of the call, too, if the client closes the whole connection.
     let other = connect(&setup).await;
     let (response, body) = other.clone().send_request(request("/hang", &[]), false).unwrap();
     until("the call arrives", || setup.seen.calls.load(SeqCst) == 2).await;
@@ -315,7 +315,7 @@ async fn deadlines_and_a_full_queue_refuse_large_work() {
     assert_eq!(third.status(), "14");
     assert_eq!(third.text(), "The server is overloaded: 1 requests wait for a thread. Try again later.");
     assert_eq!(third.headers["grpc-retry-pushback-ms"], "1000");
-    // Small requests do not wait for large requests.
+    // A small request is answered at once, although large requests wait for a thread.
     assert_eq!(call(&sender, PREDICT, &[], framed(b"small")).await.unwrap().status(), "0");
     assert!(!first.is_finished());
     assert_eq!(first.await.unwrap().message(), "slept");
@@ -460,7 +460,8 @@ async fn compressed_messages_are_forwarded_unless_they_inflate_too_far() {
         let small = gzip(b"hello");
         let reply = call(&sender, path, &headers, small.clone()).await.unwrap();
         assert_eq!((reply.data, &reply.headers["x-from"]), (small, &"reference".parse().unwrap()));
-        // The first data set has runs of equal bytes, which gzip compresses to about a twentieth.
+        // gzip compresses the repeated bytes of `runs` to about a twentieth, so the limit on the size refuses the
+        // message, not the limit on the ratio.
         let runs = (0..9_u32 << 20).map(|n| (n / 48).wrapping_mul(2_654_435_761).to_le_bytes()[3]).collect();
         for (data, word) in [(runs, "limit of 8388608 bytes"), (vec![0; 7 << 20], "100 times its size")] {
             let reply = call(&sender, path, &headers, gzip(&data)).await.unwrap();
@@ -477,7 +478,7 @@ const REFLECTION: &str = "/grpc.reflection.v1alpha.ServerReflection/ServerReflec
 
 #[tokio::test]
 async fn long_calls_of_all_connections_are_bounded() {
-    // One address may have a tenth of them.
+    // One client address may hold a tenth of `max_long_calls` calls at a time, so here six.
     let setup = Setup::with(Limits { max_long_calls: 60, ..limits() }, |_| ()).await;
     let senders = [connect(&setup).await, connect(&setup).await];
     let mut begun: Vec<_> = (0..6)
@@ -503,7 +504,7 @@ async fn unfinished_frames_of_all_connections_are_bounded() {
     let begin = async || {
         let mut stream = TcpStream::connect(setup.address(Wire::Grpc)).await.unwrap();
         let mut sent = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0".to_vec();
-        // The head of a frame of an unknown type with 32,768 bytes, and a part of them.
+        // The frame header announces 32,768 bytes of an unknown frame type; the test sends 20,480 of these bytes.
         sent.extend(b"\0\x80\0\x77\0\0\0\0\0");
         sent.extend(vec![0; 20 << 10]);
         stream.write_all(&sent).await.unwrap();
@@ -511,12 +512,13 @@ async fn unfinished_frames_of_all_connections_are_bounded() {
     };
     let mut streams = [begin().await, begin().await];
     until("the flood is counted", || setup.count(|s| s.flooded.clone(), "unfinished") == 1).await;
-    // The other connection is closed when its frame has made no progress for too long.
+    // The other connection is closed when the server has received no more of its unfinished frame for too long.
     let mut got = Vec::new();
     for stream in &mut streams {
         let _ = stream.read_to_end(&mut got).await;
     }
     assert!(setup.count(|s| s.cut.clone(), "grpc") >= 1);
-    // GOAWAY with the code ENHANCE_YOUR_CALM.
+    // The server must have sent a GOAWAY frame with the error code ENHANCE_YOUR_CALM to at least one of the
+    // connections.
     assert!(got.windows(4).any(|bytes| bytes == [0, 0, 0, 11]), "{got:?}");
 }

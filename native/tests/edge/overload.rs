@@ -155,7 +155,7 @@ fn few_bytes() -> Limits {
 
 #[tokio::test]
 async fn half_received_messages_of_one_connection_leave_room_for_another() {
-    // As many calls as a connection may have streams.
+    // A connection may have 128 streams at a time, so the test makes 128 calls.
     const NUM_CALLS: usize = 128;
     let setup = Setup::with(Limits { max_bytes_in_flight: 2 << 20, ..few_bytes() }, |_| ()).await;
     let sender = grpc::connect(&setup).await;
@@ -168,7 +168,8 @@ async fn half_received_messages_of_one_connection_leave_room_for_another() {
         body.send_data(half.clone(), false).unwrap();
         calls.push((tokio::spawn(grpc::read(response)), body));
     }
-    // The calls of one connection may hold a half of all bytes, so the server refuses the other calls.
+    // The calls of one connection may hold a half of `max_bytes_in_flight`, so the server refuses the connection's
+    // further calls.
     let most = (1 << 20) / 15_000;
     let num_refused = || calls.iter().filter(|(reply, _)| reply.is_finished()).count();
     // The server may refuse some calls more: two threads that check the limit at the same time both count their bytes

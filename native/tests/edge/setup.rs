@@ -28,7 +28,7 @@ pub fn servable() -> Arc<Servable> {
     });
     let description = serde_json::from_value(description).unwrap();
     let no_graph = |_: &serde_json::Value| Err(String::new());
-    // SAFETY: the description has no memory addresses.
+    // SAFETY: the test's description has no addresses of tables or vocabularies.
     Arc::new(unsafe { Servable::compile(description, MemoryOwner(Box::new(())), &no_graph) }.unwrap())
 }
 
@@ -198,7 +198,7 @@ pub async fn until(what: &str, is_true: impl Fn() -> bool) {
 }
 
 async fn grpc_reference(listener: UnixListener, seen: Arc<Seen>) {
-    // When this task ends, its connections end with it, as those of a process do.
+    // When the task of the test's reference server ends, its connections end with it, as those of a process do.
     let mut connections = tokio::task::JoinSet::new();
     while let Ok((stream, _)) = listener.accept().await {
         let seen = Arc::clone(&seen);
@@ -241,7 +241,7 @@ async fn reference_call(
     }
     let mut stream = respond.send_response(answer, false).unwrap();
     if path == "/flood" {
-        // The server sends until the client reads no more.
+        // The test's reference server sends data until the client ends the call.
         loop {
             stream.reserve_capacity(16 << 10);
             match std::future::poll_fn(|cx| stream.poll_capacity(cx)).await {
@@ -283,7 +283,7 @@ async fn http_reference(listener: UnixListener, seen: Arc<Seen>) {
                     std::future::pending::<()>().await;
                 }
                 if head.uri.path() == "/early" {
-                    // The test server answers without reading the request's body.
+                    // For the path /early, the test's reference server answers without reading the request's body.
                     return Ok(Response::new(Full::new(Bytes::from("early"))));
                 }
                 let body = body.collect().await?.to_bytes();

@@ -26,7 +26,7 @@ fn client(trusted: &Identity, own: Option<&Identity>) -> TlsConnector {
     connector(trusted, own)
 }
 
-/// Returns a client that shows a chain of certificates; the first one is its own.
+/// Returns a TLS connector for a client that shows a chain of certificates; the first one is the client's own.
 fn with_chain(trusted: &Identity, own: &Identity, chain: Vec<CertificateDer<'static>>) -> TlsConnector {
     connector(trusted, Some((own, chain)))
 }
@@ -161,7 +161,8 @@ async fn records_without_data_end_a_connection() {
     let mut stream = connected(&setup, Wire::Http, &client(&own, None)).await;
     stream.write_all(b"GET / HTTP/1.1\r\nhost: x\r\nx: ").await.unwrap();
     for _ in 0..400 {
-        // rustls ends a connection after 32 changes of keys in a row.
+        // rustls ends a connection after 32 key updates without data between them, so the test sends data after each
+        // 30.
         for _ in 0..30 {
             stream.get_mut().1.refresh_traffic_keys().unwrap();
         }
@@ -209,7 +210,7 @@ async fn a_long_handshake_is_refused() {
     let own = identity();
     let setup = with_https(&own).await;
     let mut stream = TcpStream::connect(setup.address(Wire::Http)).await.unwrap();
-    // A ClientHello of 60,000 bytes, of which all but the last ones come.
+    // The ClientHello's length field announces 60,000 bytes, of which the test sends 49,148.
     let mut sent = Vec::new();
     for _ in 0..3 {
         sent.extend(b"\x16\x03\x01\x40\0");

@@ -250,8 +250,8 @@ impl<'a> Cursor<'a> {
         N::try_from(if is_negative { -number } else { number }).map_err(|_| Declined::Unusual)
     }
 
-    /// Skips the digits of an integer; returns their position and their value. The value is only valid up to
-    /// `SAFE_DIGITS` digits.
+    /// Skips the digits of an integer; returns the position of the first digit, and the integer's value, which is only
+    /// valid up to `SAFE_DIGITS` digits.
     #[inline]
     fn whole_part(&mut self) -> Parsed<(usize, i64)> {
         let first = self.at;
@@ -520,11 +520,11 @@ mod tests {
         };
         let read = |text: String| Cursor::new(text.as_bytes()).is_ok();
         let keys = [-1, 0, 1].map(|more| is_read(MAX_DOCUMENT_KEYS.saturating_add_signed(more), 0));
-        // The limit counts opening braces and brackets, so also those of the object and of the list around the test's
-        // lists.
+        // The limit on the lists of a JSON body counts opening braces and brackets, so also those of the object and of
+        // the list around the test's lists.
         let lists = [-1, 0, 1].map(|more| is_read(1, (MAX_DOCUMENT_LISTS - 2).saturating_add_signed(more)));
         assert_eq!((keys, lists), ([true, true, false], [true, true, false]));
-        // The limits also count the colons and braces that stand within strings.
+        // The limits on the keys and lists of a JSON body also count the colons and braces that stand within strings.
         let texts = [0, 1].map(|more| format!("\"{}\"", ":".repeat(MAX_DOCUMENT_KEYS + more)));
         assert_eq!(texts.map(read), [true, false]);
         let texts = [0, 1].map(|more| format!("\"{}\"", "{".repeat(MAX_DOCUMENT_LISTS + more)));

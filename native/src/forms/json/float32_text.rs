@@ -14,7 +14,7 @@ use std::hint::select_unpredictable;
 
 use super::floats::NonFinite;
 
-/// Maximal number of bytes that a number writes, with the comma behind it. The longest text, such as
+/// Maximal number of bytes that the code writes for a float32, with the comma behind it. The longest text, such as
 /// `-0.000012345679,`, has one byte fewer; `-12345679.0` writes all, because the code stores eight bytes behind the
 /// point.
 const MAX_BYTES: usize = 18;
@@ -87,7 +87,7 @@ const fn scales() -> [Scale; 256] {
 #[allow(clippy::cast_possible_truncation)] // A step is below 10.
 const fn scale(step: u128, k: i8) -> Scale {
     let step = (step >> (123 - POINT)) as u64;
-    // The threshold is 10^7 if x is below it for the smallest mantissa, 2^23; else it is 10^8.
+    // The threshold is 10^7 if the scaled float of the smallest mantissa, 2^23, is below 10^7; else it is 10^8.
     let is_short = (step as u128) << 23 < 10_000_000 << POINT;
     Scale {
         step,
@@ -141,8 +141,8 @@ pub fn write_row<const SIZE: usize>(
     unsafe { out.set_len(length - 1) };
 }
 
-/// Returns the shortest digits of a float. For zero, NaN, infinity and subnormals the digits are meaningless, and the
-/// exponent makes [`write`] leave the float to zmij.
+/// Returns the shortest decimal digits of a float, and their exponent. For zero, NaN, infinity and subnormals the
+/// digits are meaningless, and the exponent makes [`write`] leave the float to zmij.
 #[inline(always)]
 #[allow(clippy::cast_possible_truncation)] // Below 2^24 times 10; and the bits behind the point, on purpose.
 fn nine_digits(number: f32) -> Decimal {
@@ -174,7 +174,7 @@ fn nine_digits(number: f32) -> Decimal {
     }
 }
 
-/// Writes a number and a comma at `at`; returns how many bytes these are, at most [`MAX_BYTES`].
+/// Writes a float32 as text and a comma at `at`; returns how many bytes these are, at most [`MAX_BYTES`].
 ///
 /// # Safety
 /// [`MAX_BYTES`] bytes may be written at `at`.
@@ -266,7 +266,7 @@ mod tests {
 
     use super::*;
 
-    /// Returns the text that the crate zmij writes for a float.
+    /// Appends the text that the crate zmij writes for a float, or the word for NaN or an infinity.
     fn plain(number: f32, out: &mut Vec<u8>) {
         if number.is_finite() {
             out.extend_from_slice(zmij::Buffer::new().format_finite(number).as_bytes());

@@ -17,7 +17,7 @@ pub enum NonFinite {
 }
 
 impl NonFinite {
-    /// Returns the JSON text for NaN and infinity by the server's setting `strict_json`: `null` if it is on, else the
+    /// Chooses the JSON text for NaN and infinity by the server's setting `strict_json`: `null` if it is on, else the
     /// words of `Tokens`.
     #[must_use]
     pub fn of(strict_json: bool) -> Self {
@@ -38,7 +38,7 @@ impl NonFinite {
 /// Bytes that are reserved for a number and the comma behind it.
 const MAX_CHARS: usize = 17;
 
-/// A dtype of numbers or booleans, with the function that writes its elements as text.
+/// A dtype of numbers or booleans whose elements `write_row` writes as JSON text.
 trait Element {
     /// Size of one element of this dtype in bytes.
     const SIZE: usize;
@@ -166,7 +166,7 @@ fn append_short(text: &[u8], out: &mut Vec<u8>) {
     out.extend_from_slice(last);
 }
 
-/// Appends the text of a float64.
+/// Appends a float64 as JSON text; `non_finite` gives the text of NaN and infinity.
 #[inline]
 fn write_f64(number: f64, non_finite: NonFinite, out: &mut Vec<u8>) {
     if number.is_finite() {

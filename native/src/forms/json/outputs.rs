@@ -11,8 +11,8 @@ use crate::declined::Declined;
 use crate::forms::{Answered, Call};
 use crate::plan::{DataType, Effort, Inputs, OutputShape, Servable, Work};
 
-/// A body with more bytes is parsed on the thread pool for large work, because parsing an id takes 10 ns, and looking
-/// up its row takes longer.
+/// A JSON body with more bytes than this is parsed on the thread pool for large work, because parsing an id takes 10
+/// ns, and looking up its row takes longer.
 const SMALL_BODY_BYTES: usize = 8 << 10;
 /// An answer with more numbers is written on the thread pool for large work, because writing a number as text takes 10
 /// to 20 ns.
@@ -149,7 +149,7 @@ fn values(work: &mut Work<'_, '_>, index: usize, shape: &OutputShape) -> Result<
 }
 
 impl Output<'_> {
-    /// Appends all numbers or strings of the output.
+    /// Appends all numbers or strings of the output as nested JSON lists.
     fn write(&self, non_finite: NonFinite, out: &mut Vec<u8>) {
         self.write_part(&self.shape.dims, 0, non_finite, out);
     }

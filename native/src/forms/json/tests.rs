@@ -189,7 +189,8 @@ fn a_predict_answers_by_row_and_by_column() {
     for body in bodies {
         assert!(answer(Form::Predict, body).is_err(), "{body}");
     }
-    // The output `both` joins `one` and `bag`, which must have the same number of rows.
+    // The test model's output `both` joins the features `one` and `bag`, so a request with two rows of `one` and one
+    // row of `bag` is declined.
     let body = r#"{"signature_name":"lookup","inputs":{"one":[1,2],"bag":[[1]]}}"#;
     assert!(answer(Form::Predict, body).is_err());
 }

@@ -86,7 +86,7 @@ impl<'a> Request<'a> {
 /// The elements of an input, or their position in the body.
 enum ElementSource<'a> {
     Absent,
-    /// Elements that were parsed from JSON, with their number.
+    /// Elements that were parsed from JSON, and the number of these elements.
     Elements(Data<'a>, usize),
     /// Position of a JSON list that can not be parsed yet, because the input's datatype comes later in the text.
     Skipped(Cursor<'a>),

@@ -131,7 +131,7 @@ fn strings_of<'t>(tensor: &'t Tensor<'_>) -> Vec<&'t [u8]> {
 fn numbers() -> impl Strategy<Value = (DataType, Vec<u64>)> {
     (proptest::sample::select(&DTYPES[..]), vec(any::<u64>(), 1..80)).prop_map(|(dtype, mut bits)| {
         for one in &mut bits {
-            // The numbers may be NaN: the tests compare bits, not floats.
+            // The random bits may be a NaN, which equals no float, so the tests compare bits.
             *one &= match dtype {
                 DataType::Bool => 1,
                 _ => u64::MAX >> (64 - 8 * dtype.size()),

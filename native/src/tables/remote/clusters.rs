@@ -86,7 +86,8 @@ impl Clusters {
         self.named(model, version, table).for_each(|one| one.heard());
     }
 
-    /// Notes replicas, by host and port, that are in sync with their primaries: their rows may be read for so long.
+    /// Records replicas, by host and port, that are in sync with their primaries: rows may be read from them for `time`
+    /// from now on.
     pub fn set_in_sync(&self, nodes: &[(String, u16)], time: Duration) {
         self.in_sync.set(nodes.iter().map(|(host, port)| Node::new(host, *port)), Instant::now() + time);
     }
@@ -144,7 +145,7 @@ impl Clusters {
         opened.tables.values().filter_map(Weak::upgrade).collect()
     }
 
-    /// Returns the read counts of each open table of a cluster, in any order.
+    /// Returns the read counts of each open table whose rows lie in a Valkey or Redis cluster, in any order.
     #[must_use]
     pub fn counts(&self) -> Vec<TableCounts> {
         self.tables().iter().map(|table| table.counts()).collect()

@@ -33,7 +33,7 @@ pub struct Address {
 
 impl std::fmt::Debug for Address {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // The password is left out, because descriptions are logged.
+        // The debug text of an address has its nodes only, not its password, because descriptions are logged.
         formatter.debug_struct("Address").field("nodes", &self.nodes).finish_non_exhaustive()
     }
 }

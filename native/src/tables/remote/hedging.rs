@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use super::connection::Connection;
 
-/// Number of times of a node's last answers that are kept. `slow` needs at least `LEAST` times, and is computed again
-/// after every `EVERY` answers.
+/// Number of response times that are kept for each node: those of its last answers. `slow` needs at least `LEAST` of
+/// them, and is computed again after every `EVERY` answers.
 const SAMPLES: usize = 128;
 const LEAST: usize = 32;
 const EVERY: usize = 16;
@@ -41,7 +41,7 @@ impl Times {
         }
     }
 
-    /// Returns the time within which 95 of 100 answers came; None while too few came.
+    /// Returns the time within which 95 of 100 of the last answers came; None while too few came.
     pub(super) fn slow(&self) -> Option<Duration> {
         self.slow
     }

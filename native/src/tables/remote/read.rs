@@ -102,8 +102,8 @@ fn read_cluster(topology: &Topology, wants: &mut [Want<'_>], items: Vec<Item>, d
     let until = begun + topology.address.timeout();
     let mut until = deadline.map_or(until, |deadline| deadline.min(until));
     if items.iter().any(|item| wants[item.want as usize].table.serves_stale) {
-        // The last quarter of the time until the deadline or timeout is kept for an answer with cached rows in place of
-        // rows that could not be read.
+        // If a table may serve stale rows, the last quarter of the read's time is kept for an answer with cached rows
+        // in place of rows that could not be read.
         until -= until.saturating_duration_since(begun) / 4;
     }
     let mut sizes = vec![0_usize; wants.len()];
@@ -226,7 +226,8 @@ impl Task<'_, '_> {
 
     fn refresh(&mut self) {
         let is_patient = self.left.iter().any(|item| !self.has_stale(*item));
-        // If the cache has the missing rows, the read waits for the slot map no longer than for a node.
+        // If the cache has a copy of each missing row that may be served, the read waits for the slot map no longer
+        // than for one node.
         let until = if is_patient { self.until } else { self.node_until() };
         if let Err(why) = self.topology.refresh(until, is_patient) {
             self.why = why;
@@ -243,7 +244,8 @@ impl Task<'_, '_> {
         want.table.has_stale(want.ids[item.position as usize])
     }
 
-    /// Says whether the cache has all rows that are still missing, and all nodes of their slots failed a moment ago.
+    /// Says whether the cache has, and may serve, all rows that are still missing, and all readable nodes of their
+    /// slots failed a moment ago.
     fn is_cache_best(&self) -> bool {
         let map = self.topology.map();
         let topology = self.topology;
@@ -261,8 +263,8 @@ impl Task<'_, '_> {
             }
             let slot = self.slot(item);
             let lacking = self.lacking.get(&item).map_or(&[][..], |lacking| lacking);
-            // If the primary is down, a replica that is not in sync may still give the row, because it may become the
-            // primary.
+            // If the primary is down, the read also waits for replicas that are not in sync, because one of them may
+            // become the primary.
             let nodes: Vec<&Node> = match map.primary(slot) {
                 Some(primary) if !self.topology.is_down(primary) => self.topology.readable(&map, slot).collect(),
                 _ => map.nodes(slot).iter().collect(),
@@ -281,7 +283,8 @@ impl Task<'_, '_> {
         false
     }
 
-    /// Asks one node for each missing row, and reads the answers; returns true if the slot map must be read again.
+    /// Asks a node for each missing row, and a second node if the first is slow, and reads the answers; returns true if
+    /// the slot map must be read again.
     fn round(&mut self) -> bool {
         let (groups, mut needs_map) = self.groups();
         let mut asked = Vec::with_capacity(groups.len());
@@ -370,12 +373,12 @@ impl Task<'_, '_> {
         }
     }
 
-    /// After the first node failed, leaves the group's rows from number `read` on to the second node or to the next
-    /// round.
+    /// After the first node failed, leaves the group's rows to the second node, if one was asked and `read` is 0; else
+    /// leaves the rows from number `read` on to the next round.
     fn go_on(&mut self, one: Asked, read: usize, asked: &mut Vec<Asked>) {
         if read > 0 || one.second.is_none() {
-            // The second node answers for all rows of the group. If some of the first node's answers are already
-            // handled, the other rows are asked for again in the next round.
+            // If some of the first node's rows are copied, the other rows are asked for again in the next round,
+            // because a second node answers for all rows of the group.
             self.left.extend_from_slice(&one.group.items[read..]);
             return;
         }
@@ -466,8 +469,8 @@ impl Task<'_, '_> {
             }
             let asks = told.is_some();
             let able = || self.topology.readable(&map, slot).filter(|node| !lacking.contains(node));
-            // If all nodes of a slot failed a moment ago, one of them is asked all the same, unless the cache has the
-            // row.
+            // If all readable nodes of a slot failed a moment ago, one of them is asked all the same, unless the cache
+            // has a copy of the row that may be served.
             let any = || if self.has_stale(item) { None } else { able().next() };
             let node = told.or_else(|| able().find(|node| !self.topology.is_out(node)).or_else(any).cloned());
             let Some(node) = node else {
@@ -561,8 +564,8 @@ impl Task<'_, '_> {
     fn failed(&mut self, node: &Node, error: &io::Error, is_reused: bool) {
         self.why = format!("{node}: {error}");
         if is_reused && error.kind() != io::ErrorKind::TimedOut {
-            // An idle connection breaks if the node's process has ended, but another process may serve the same address
-            // by now. So only idle connections are closed, and reads do not avoid the node.
+            // After an idle connection broke, reads do not avoid the node, because another process may serve its
+            // address by now; only the node's idle connections are closed.
             self.topology.drop_idle(node);
         } else {
             self.topology.failed(node);

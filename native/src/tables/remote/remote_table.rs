@@ -164,7 +164,7 @@ impl RemoteTable {
         self.num_rows
     }
 
-    /// Returns the bytes of one row, with its scale.
+    /// Returns the number of bytes of one row, including the row's scale.
     #[must_use]
     pub fn row_bytes(&self) -> usize {
         self.row_bytes
@@ -218,9 +218,9 @@ impl RemoteTable {
         found.enumerate().filter(|(_, is_there)| !is_there).map(|(position, _)| position as u32).collect()
     }
 
-    /// Copies rows that could not be read from the cluster out of the cache, however old they are. `left` has their
-    /// positions in `ids`; after the call it has only the positions of rows that the cache lacks. Returns how many rows
-    /// were copied.
+    /// If the table may serve stale rows, copies rows that could not be read from the cluster out of the cache, however
+    /// old they are; returns how many rows were copied. `left` has the positions of the rows in `ids`; after the call
+    /// it has only the positions of rows that were not copied.
     pub(super) fn read_stale(&self, ids: &[u64], rows: &mut [u8], left: &mut Vec<u32>) -> usize {
         let Some(cache) = self.cache.as_ref().filter(|_| self.serves_stale) else { return 0 };
         let before = left.len();
@@ -251,7 +251,8 @@ impl RemoteTable {
         }
     }
 
-    /// Returns how many times rows of the table were reported as changed.
+    /// Returns how many times cached rows of the table were removed, because they changed or their slots got another
+    /// primary.
     pub(super) fn changes(&self) -> u64 {
         self.changes.load(SeqCst)
     }
@@ -271,8 +272,8 @@ impl RemoteTable {
         }
     }
 
-    /// Removes rows of the table from the row cache, because they have changed in the cluster; None: all rows of the
-    /// table.
+    /// Removes the changed rows `ids` of the table, or all its rows if `ids` is None, from the row cache; notes if a
+    /// default row is among them.
     pub(super) fn forget(&self, ids: Option<&[u64]>) {
         let mut defaults = self.default_rows.iter().map(|(number, _)| *number as u64);
         if ids.is_none_or(|ids| defaults.any(|number| ids.contains(&number))) {
@@ -286,7 +287,8 @@ impl RemoteTable {
         }
     }
 
-    /// Removes the cached rows of slots; `is_one` says of each slot whether it is one of them.
+    /// Removes the table's cached rows of some hash slots; `is_one` says of each slot of the cluster whether its rows
+    /// are removed.
     pub(super) fn forget_slots(&self, is_one: &[bool]) {
         let Some(cache) = &self.cache else { return };
         self.changes.fetch_add(1, SeqCst);

@@ -199,13 +199,14 @@ fn rows_that_are_read_often_come_from_the_cache() {
     assert_eq!(read_one(&table, &[1, 2]).0, rows_of(&[1, 2]));
     let counts = &clusters.counts()[0];
     assert_eq!((counts.cache_hits, counts.cache_misses, counts.rows), (3, 4, 4));
-    // A read that began before a change does not add its rows to the cache.
+    // A read that began before the table's rows were reported as changed does not add its rows to the cache.
     let mut wants = [Want::new(&table, vec![7])];
     clusters.forget("m", 1, "t", None);
     assert_eq!(clusters.cache_counts().unwrap().rows, 0);
     read(&mut wants, None);
     assert_eq!(Want::new(&table, vec![7]).left, [0]);
-    // Version 2 of the table has no row 1, and the cached row 1 of version 1 is not its row.
+    // The cluster has no row 1 of version 2 of the table, and the cached row 1 of version 1 must not be read in its
+    // place.
     server.write("{es:m/t/g/", Some(0));
     let other = clusters.open("m", 2, "t", ROWS, &server.description("{es:m/t/g/", Vec::new()));
     assert_eq!(read_one(&other, &[1]).1, [0]);
@@ -367,8 +368,8 @@ fn a_replica_that_is_not_in_sync_is_not_asked() {
 
 #[test]
 fn answers_that_come_after_the_replicas_are_never_taken_for_later_rows() {
-    // The timeout of a node is only 2 seconds here, because a read waits for it if a busy machine connects to the
-    // second node too late.
+    // The test's node timeout is 2 seconds, not 50, because a read may wait that long for the frozen node if a busy
+    // machine connects to the second node too late.
     let Some((primary, _replica, clusters, table)) = primary_and_replica(Some("{es:m/t/f/"), 2_000) else { return };
     let all: Vec<u64> = (0..ROWS as u64).collect();
     for turn in 0..20 {
@@ -383,14 +384,14 @@ fn answers_that_come_after_the_replicas_are_never_taken_for_later_rows() {
         assert_eq!(read_one(&table, &all), (rows_of(&all), vec![], String::new()));
         clusters.forget("m", 1, "t", None);
     }
-    // The test demands that the second node answered at least one hedged read first. On a busy machine, other reads
-    // give up the frozen node before their hedged read is due.
+    // At least one hedged read must have got its rows from the second node, before the frozen first node answered. On a
+    // busy machine, other reads give up the frozen node before their hedged read is due.
     assert!(hedges(&clusters).1 >= 1);
 }
 
 #[test]
 fn a_replica_without_the_versions_rows_is_not_believed() {
-    // The replica has only the rows of another version of the table.
+    // The replica has no rows of the table version that the test reads, only rows of another version.
     let Some((primary, _replica, clusters, table)) = primary_and_replica(Some("{es:m/t/e/"), 50_000) else { return };
     let hedged_before = hedges(&clusters).0;
     (0..40).for_each(|_| table.topology.budget.earn());

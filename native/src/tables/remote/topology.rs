@@ -20,7 +20,7 @@ const NUM_SLOTS: usize = 16384;
 /// After a node failed, reads avoid the node for this time, unless its slots have no other node. Then one read tries
 /// the node, and the other reads wait for the result, or for this time again.
 const BREAK: Duration = Duration::from_millis(500);
-/// Minimal time between two reads of the slot map.
+/// After a node gave the slot map, no node is asked for it again for this time.
 const REFRESH: Duration = Duration::from_millis(100);
 /// The server closes a connection on which a node owes more answers than this.
 const MOST_OWED: usize = 1 << 14;
@@ -66,7 +66,7 @@ impl Map {
         self.holder(slot).map_or(&[], |holder| &self.holders[usize::from(holder)])
     }
 
-    /// Returns a slot's primary; None if it has failed.
+    /// Returns the primary of a slot; None if it has failed, or the slot map has no nodes for the slot.
     pub(super) fn primary(&self, slot: u16) -> Option<&Node> {
         let holder = usize::from(self.holder(slot)?);
         self.holders[holder].first().filter(|_| self.has_primary[holder])
@@ -100,7 +100,7 @@ pub(super) struct Topology {
     has_down: AtomicBool,
     idle: Mutex<HashMap<Node, Vec<Connection>>>,
     asked: Mutex<Asked>,
-    /// How long the answers of each node took.
+    /// How long the recent answers of each node took.
     times: Mutex<HashMap<Node, Times>>,
     /// The number of hedged reads, which also ask a second node, that are allowed now.
     pub(super) budget: Budget,
@@ -261,8 +261,8 @@ impl Topology {
             if ordered[..index].contains(node) {
                 continue;
             }
-            // Each node gets only a part of the time that is left, so that the next node can be asked if this node
-            // hangs.
+            // The read asks one node after the other for the slot map. It waits for each node only a part of the time
+            // that is left, so that a node that hangs leaves time for the next.
             let share = left.min((left / 3).max(self.address.node_timeout()));
             match self.ask_for_map(node, Instant::now() + share) {
                 Ok(map) => {
@@ -331,7 +331,8 @@ impl Topology {
     }
 }
 
-/// Converts the answer to CLUSTER SHARDS to a slot map; leaves out nodes that failed.
+/// Converts the answer to CLUSTER SHARDS to a slot map, without the nodes that failed; returns None if the answer is
+/// malformed.
 pub(super) fn map_of(frame: &OwnedFrame, asked: &Node, has_tls: bool) -> Option<Map> {
     let mut map = Map { holders: Vec::new(), has_primary: Vec::new(), by_slot: vec![None; NUM_SLOTS] };
     for shard in items(frame)? {

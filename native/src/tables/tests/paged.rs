@@ -22,7 +22,7 @@ struct Rows {
 
 impl Rows {
     fn new(name: &str) -> Self {
-        // The file must lie on a disk: pages of a file in memory can not be dropped.
+        // The test's file must lie on a disk, because the kernel can not drop pages of a file in memory.
         let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join(format!(".{name}-{}", std::process::id()));
         let mut octets = vec![0; 100 + ROWS * STRIDE];
         for (row, piece) in octets[100..].chunks_exact_mut(STRIDE).enumerate() {
