@@ -106,7 +106,8 @@ def _table(opened: OpenedGraph, key: str) -> MappedTable:
 def _rows(table: MappedTable, ids: Array) -> Array:
     if table.info.dtype == "float32":
         return rows_of(ids, table)
-    # rows_of() raises an error if an id is outside the table; its rows are not used.
+    # rows_of() is called only for its error if an id is outside the table: the rows are returned in the stored dtype,
+    # not as float32.
     rows_of(ids, table)
     return table.stored_rows(ids.reshape(-1)).reshape(*ids.shape, table.info.embedding_dim)
 

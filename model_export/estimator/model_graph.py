@@ -37,7 +37,7 @@ class Model:
         """Returns a copy of params for model_fn or input_fn, with batch_size and, unless use_tpu is None, use_tpu."""
         params = copy.deepcopy(dict(self.params))
         if not is_export and mode in self.batch_sizes:
-            # If all workers make each step together, each worker gets an equal share of the step's batch.
+            # In training, if all workers make each step together, each worker gets an equal share of the batch size.
             shares = self.config.workers_of_a_step if mode == ModeKeys.TRAIN else 1
             params["batch_size"] = self.batch_sizes[mode] // shares
         if use_tpu is not None:

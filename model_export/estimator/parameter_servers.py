@@ -98,7 +98,8 @@ class _EndMarks:
 
     def put(self) -> None:
         """Marks that this process has ended; does nothing if it has the mark already, as after a restart."""
-        # The size is read again after a failed call: a second mark would wait for ever for a place in the queue.
+        # Read again after a failed call whether the mark is there: a second mark would wait for ever for a place in the
+        # queue.
         while not self._sizes_of([self._own])[self._own]:
             self._try(self._put)
 

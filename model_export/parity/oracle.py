@@ -157,7 +157,7 @@ def _vector(table: Rows, feature: LookupFeature, row: int) -> Array | None:
 def _combined(
     table: Rows, feature: LookupFeature, rows: Array, weights: Sequence[float] | Array | None
 ) -> Array | None:
-    # Returns the combined vector of one row; None if the row has no id that counts.
+    # Returns the combined vector of one row; None if the row is empty, or all its ids are dropped.
     most = feature.max_ids_per_row
     if most is not None and len(rows) > most:
         if feature.on_too_many_ids == "error":

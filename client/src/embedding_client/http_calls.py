@@ -50,8 +50,8 @@ class HttpCalls:
         answer: Outputs = yield Call(f"{self._at(at)}:lookup", lookup_body(ids, signature), _embeddings)
         if all(name in answer for name in outputs) and all(array.size for array in answer.values()):
             return _chosen(answer, outputs, answer)
-        # A signature is needed only in rare cases: `outputs` names an output that the answer lacks, or the answer has
-        # no rows, so that only the signature has their width.
+        # A signature is needed only in rare cases: `outputs` names an output that the answer lacks, or an array of the
+        # answer is empty, so that only the signature says how wide its rows are.
         described = (yield from self._signature(_version_answered(at, answer.version), signature)).outputs
         arrays = {
             name: array if array.size or name not in described else with_shape(array, described[name].shape)
