@@ -110,7 +110,7 @@ def _save(model: Any, folder: Path, inputs: Any) -> None:
 
 
 def _named(inputs: Any) -> Any:
-    """Returns the TensorSpecs of a model's inputs; in a dict, each spec gets its key as its name."""
+    """Returns `inputs`; if it is a dict, each TensorSpec in it gets its key as its name."""
     if not isinstance(inputs, Mapping):
         return inputs
     return {name: tf.TensorSpec(spec.shape, spec.dtype, name) for name, spec in inputs.items()}

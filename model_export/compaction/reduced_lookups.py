@@ -231,7 +231,9 @@ class _Vocabularies:
         return self._tables[file.name]
 
     def init(self, old: str) -> str:
-        """Adds an initialiser that runs `old` and fills vocabularies; returns its name, or `old` if none is to fill."""
+        """Adds an op that runs the initialiser `old` and fills vocabularies; returns its name, or `old` without
+        vocabularies.
+        """
         if not self._tables:
             return old
         graph = tf.compat.v1.get_default_graph()

@@ -42,7 +42,7 @@ def check_model_fn(model_fn: Any) -> None:
 
 
 def call_input_fn(input_fn: Callable[..., Any], *, params: dict[str, Any], config: Any, mode: str) -> Any:
-    """Calls input_fn with those arguments that it declares; it must declare `params`."""
+    """Calls input_fn with those of params, config and mode that it declares; raises ValueError if it lacks `params`."""
     names = argument_names(input_fn)
     if "params" not in names:
         raise ValueError(

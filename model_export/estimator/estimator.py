@@ -330,7 +330,7 @@ class EmbeddingEstimator:
         return checkpoints.variable_names(self.model_dir)
 
     def get_variable_value(self, name: str) -> Any:
-        """Returns the array of a variable in model_dir's newest checkpoint; raises ValueError if there is none."""
+        """Returns the array of a variable in model_dir's newest checkpoint; raises ValueError if either is missing."""
         return checkpoints.variable_value(self.model_dir, name)
 
     def eval_dir(self, name: str | None = None) -> str:

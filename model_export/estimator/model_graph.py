@@ -34,7 +34,9 @@ class Model:
     batch_sizes: Mapping[str, int]
 
     def params_for(self, mode: str, *, is_export: bool = False, use_tpu: bool | None = False) -> dict[str, Any]:
-        """Returns a copy of params for model_fn or input_fn, with batch_size and, unless use_tpu is None, use_tpu."""
+        """Returns a copy of params for model_fn or input_fn, plus use_tpu (unless None) and, except in exports,
+        batch_size.
+        """
         params = copy.deepcopy(dict(self.params))
         if not is_export and mode in self.batch_sizes:
             # In training, if all workers make each step together, each worker gets an equal share of the batch size.

@@ -65,7 +65,7 @@ def push(
     max_mb_per_s: float = 0.0,
     progress: Progress = lambda step, done, total: None,
 ) -> list[Pushed]:
-    """Writes tables of a version folder into a cluster, and removes the blocks of all but the newest `keep` versions.
+    """Writes tables of a version folder into a Redis cluster; removes the blocks of all but the newest `keep` versions.
 
     Args:
       model: as the server names it; None: the name of the folder that the version lies in.

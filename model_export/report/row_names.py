@@ -95,7 +95,7 @@ def read_labels(file: LabelFile, num_rows: int, vocabularies: Mapping[Path, Voca
 
 
 def table_vocabularies(artifact: Path, manifest: Manifest, table: str) -> dict[Path, VocabularyEntry]:
-    """Returns the vocabularies that map keys to rows of a table, by path of the vocabulary's file."""
+    """Returns the vocabularies with a file of keys that map keys to rows of a table, by path of that file."""
     names = sorted({f.vocabulary for f in manifest.features.values() if f.table == table and f.vocabulary is not None})
     entries = [manifest.vocabularies[name] for name in names]
     # A vocabulary that hashes keys has no file, so the names of its rows are unknown.

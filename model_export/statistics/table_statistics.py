@@ -46,7 +46,7 @@ class TableDescription:
         object.__setattr__(self, "features", tuple(sorted(self.features)))
 
     def key(self, partitions: int) -> str:
-        """Returns a hash of the configuration: 16 hexadecimal digits, the same in every process."""
+        """Returns a hash of this description and `partitions`: 16 hexadecimal digits, the same in every process."""
         config = {**asdict(self), "partitions": partitions}
         return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:16]
 
