@@ -19,7 +19,7 @@ TENSOR_CORE = "tpu_tensor_core"
 
 
 def check_categorical_column(column: Any, function: str) -> None:
-    """Refuses an argument that is no categorical column, and kinds of columns that map one key to several rows.
+    """Refuses an argument that is no categorical column, and hashed, bucketized and crossed columns.
 
     Args:
       function: "embedding_column" or " shared_embedding_columns" (TensorFlow's text has that blank).
@@ -97,8 +97,7 @@ def check_max_sequence_length(length: Any, column: Any) -> None:
 
 
 def checked_combiner(combiner: Any, device: Any) -> Combiner:
-    """Returns the combiner, "mean" if it is None; raises ValueError for an unknown one, or one that the device lacks.
-    """
+    """Returns the combiner, "mean" if it is None; raises ValueError for an unknown one, or one the device lacks."""
     if combiner is None:
         return "mean"
     if combiner not in get_args(Combiner):

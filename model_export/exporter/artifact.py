@@ -75,8 +75,7 @@ def write_artifact(
 
     Raises:
       ExportError: a signature is unknown, the version exists, a table holds NaN, the saved bytes differ from the
-      trained
-        table, or an output differs from its reference. `base` then gets no version.
+        trained table, or an output differs from its reference. `base` then gets no version.
     """
     target = new_version_folder(base, version)
     dtypes = chosen_dtypes(table_dtype, [table.name for table in source.spec.tables])

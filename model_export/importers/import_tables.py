@@ -130,7 +130,9 @@ class _Plan:
         return _Plan(copies, {name: Path(path) for name, path in keys.items()}, chosen, policies)
 
     def copy(self, temporary: Path, progress: Callable[[str], Progress]) -> list[CopiedTable]:
-        """Writes a checkpoint with all imported tables into the folder `temporary`."""
+        """Writes a checkpoint with all imported tables into the folder `temporary`; returns a CopiedTable for each
+        table.
+        """
         # Open all files before the first table is copied, so that a bad file is refused early.
         readers: dict[str, TableReader] = {copy.name: open_table(copy.source, temporary) for copy in self.copies}
         keys = {name: read_keys(path) for name, path in self.keys.items()}
