@@ -69,7 +69,8 @@ def export(
       warmup: write requests that TensorFlow Serving replays when it loads the version.
       extra_files: path within assets.extra -> file to copy there.
       table_dtype: dtype of the tables that lookups read: "float32", "float16", "bfloat16", "int8" or "int4" (with a
-        float32 scale per row), one for all tables or by table. Outputs stay float32, and predictions read the trained tables.
+        float32 scale per row), one for all tables or by table. Outputs stay float32, and predictions read the trained
+        tables.
       clock: returns the time that the manifest records.
       source_options: further arguments for this kind of model: those of EstimatorSource, LayerSource or KerasRsSource,
         or of a Keras model without such layers `inputs`, `measure` and `say` (keras_export.export_keras).

@@ -73,7 +73,8 @@ def build_model_graph(
     use_tpu: bool = False,
     processes: OneProcess | None = None,
 ) -> ModelGraph:
-    """Calls model_fn in the current graph, which must have a global step, and adds the training of its tables.
+    """Calls model_fn in the current graph, which must have a global step; in mode TRAIN, adds the training of its
+    tables.
 
     Args:
       processes: of a training; None: this process alone.

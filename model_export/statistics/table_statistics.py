@@ -184,7 +184,7 @@ class TableStatistics:
         return [HotId(id, count, count / self.ids) for id, count in self.counts.top(n)]
 
     def imbalance(self, strategy: PartitionStrategy) -> float:
-        """Returns the ids of the fullest partition, divided by the mean of all partitions; 1 means even."""
+        """Returns the ids of the fullest partition, divided by the mean of all partitions; 1 means even, or no ids."""
         loads = self.partition_loads[strategy]
         return max(loads) * len(loads) / sum(loads) if sum(loads) else 1.0
 

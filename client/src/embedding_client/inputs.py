@@ -48,7 +48,7 @@ def lookup_ids(features: Mapping[str, FeatureIds], weights: Mapping[str, Feature
 
 
 def feature_ids(name: str, value: FeatureIds, weights: FeatureWeights | None = None) -> Ids:
-    """Returns the ids of one feature: an array [B] with one id per row, or RaggedIds.
+    """Converts a caller's ids of one feature: to an array [B] if each row has one id, to RaggedIds if it has a list.
 
     >>> feature_ids("genres", [[1, 5], []]).row_splits.tolist()
     [0, 2, 2]
