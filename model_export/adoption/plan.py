@@ -82,8 +82,7 @@ def plan_of_spec(spec: AdoptSpec, inputs: Mapping[str, Mapping[str, InputInfo]],
     Args:
       inputs: signature -> its inputs, for every signature of the SavedModel.
       opened: the SavedModel's graph. If the same numbers are saved under several keys, the plan uses the key that the
-          graph
-        restores.
+        graph restores.
 
     Raises:
       ExportError: the spec names a signature that the SavedModel lacks.

@@ -82,7 +82,7 @@ class Probe:
             return None
 
     def exported_tables(self, graph: SignatureGraph, tensor: str) -> list[Array]:
-        """Returns the keys and values of every TensorFlow lookup table that a tensor depends on."""
+        """Returns the keys of every TensorFlow lookup table that a tensor depends on."""
         found = []
         for name in sorted(graph.flat.ancestors([tensor], follow=graph.follow)):
             node = graph.flat.nodes[name]

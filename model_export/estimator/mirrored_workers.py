@@ -125,7 +125,7 @@ class MirroredWorkers(OneProcess):
             )
 
     def joined(self, gradients: Sequence[Any]) -> Sequence[Any]:
-        """Concatenates all workers' rows and gradients; divides the gradients by the number of workers. See OneProcess."""
+        """Concatenates all workers' rows and gradients; divides the gradients by the number of workers."""
         given = [gradient for gradient in gradients if gradient is not None]
         if not given:
             return gradients

@@ -1,4 +1,4 @@
-"""Writes the tables of an artifact into a cluster, block by block, under the keys of service.remote.layout.
+"""Writes the tables of an artifact into a Redis cluster, block by block, under the keys of service.remote.layout.
 
 A run that was stopped goes on where it stopped: a block that is there is not written again. Then every block is read
 back and compared, and only then the pointer names the new fingerprint. One run at a time may write a table.

@@ -128,7 +128,7 @@ def _version_answered(at: Where, version: int | None) -> Where:
 
 
 def _chosen(arrays: Outputs, outputs: Sequence[str], known: Mapping[str, object]) -> Outputs:
-    """Returns the named outputs only; a bad name gets the error text that the server has for gRPC's output_filter."""
+    """Returns the named outputs, or all if none is named; a bad name gets the error text of gRPC's output_filter."""
     if not outputs:
         return arrays
     for name in outputs:
