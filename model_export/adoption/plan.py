@@ -129,7 +129,9 @@ def plan_of_spec(spec: AdoptSpec, inputs: Mapping[str, Mapping[str, InputInfo]],
 def _model(
     found: Discovery, features: Mapping[str, FeatureEntry], vocabularies: Mapping[str, PlannedVocabulary]
 ) -> ModelSpec | None:
-    """Returns a ModelSpec of the lookups that adopt adds; leaves out integer keys and tables other than float32."""
+    """Returns the ModelSpec of lookups to add; leaves out integer keys and tables other than float32. None if none is
+    left.
+    """
     lookups: dict[str, LookupFeature] = {}
     for one in found.signatures:
         for name, lookup in one.entry.features.items():

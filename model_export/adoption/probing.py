@@ -1,4 +1,4 @@
-"""Runs parts of a foreign graph without loading its tables: feeds rows of random tables in place of the real rows."""
+"""Runs parts of a foreign graph without loading its tables: feeds random rows, or a large table's mapped rows."""
 
 from __future__ import annotations
 

@@ -115,7 +115,8 @@ def check_learning_rate_fn(function: Callable[..., Any] | None, column: str) -> 
 
 
 def checked_shape(shape: Any) -> tuple[int | None, int] | None:
-    """Returns a tensor_core_shape as (rows, ids per row); rows is None if the number of rows is dynamic.
+    """Returns a tensor_core_shape as (rows, ids per row), or None if not given; rows is None if their number is
+    dynamic.
 
     Raises:
       ValueError: the rows are not None, -1 or a positive integer, or the ids per row not a positive integer.

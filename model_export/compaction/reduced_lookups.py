@@ -35,7 +35,7 @@ _SCOPE = "reduced"
 
 
 def rewrite_lookups(artifact: Path, manifest: Manifest, rebuilt: Mapping[str, Any], *, is_alone: bool) -> None:
-    """Rewrites the lookup signatures in artifact/saved_model.pb.
+    """Builds the lookup signatures in artifact/saved_model.pb again, so that they read the tables in the manifest.
 
     Args:
       manifest: describes the tables that the checkpoint holds now.

@@ -72,7 +72,7 @@ class RatingData:
 
     @property
     def film_genres(self) -> Sequence[tuple[str, ...]]:
-        """The genres of every film; the index is the film id."""
+        """The genres of every film, in the order of `films`."""
         return [film.genres for film in self.films.values()]
 
     @property

@@ -38,7 +38,9 @@ class ParameterServers(OneProcess):
         self.parts = len(task.cluster["ps"])
 
     def placing(self) -> AbstractContextManager[None]:
-        """Places variables on the parameter servers by turns, and all else on this process; see OneProcess."""
+        """Returns a context manager that places variables on the parameter servers by turns, and all else on this
+        process.
+        """
         setter = tf.compat.v1.train.replica_device_setter(worker_device=self._device(), cluster=self._spec)
         device: AbstractContextManager[None] = tf.compat.v1.device(setter)
         return device

@@ -50,4 +50,4 @@ class OneProcess:
         """
 
     def finish(self) -> None:
-        """Tells processes that wait for it that this process has ended; call it after the last checkpoint."""
+        """Tells the processes that wait for this process that it has ended; call it after the last checkpoint."""
