@@ -26,7 +26,7 @@ def takes_any_number(function: Callable[..., Any]) -> bool:
 
 
 def check_model_fn(model_fn: Any) -> None:
-    """Raises ValueError unless model_fn can be called as model_fn(features, labels, mode, config, params)."""
+    """Raises ValueError unless model_fn takes features and params, and besides them only labels, mode and config."""
     if not callable(model_fn):
         raise ValueError(f"model_fn must be provided and callable, got {model_fn!r}")
     names = argument_names(model_fn)

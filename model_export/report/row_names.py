@@ -103,7 +103,8 @@ def table_vocabularies(artifact: Path, manifest: Manifest, table: str) -> dict[P
 
 
 def vocabulary_names(vocabularies: Mapping[Path, VocabularyEntry], rows: Collection[int]) -> dict[int, str]:
-    """Returns the keys of some rows. Reads the vocabulary line by line, so that it is never in memory as a whole.
+    """Returns the keys of some rows; a row of unknown keys gets a text. Reads the vocabulary line by line, to save
+    memory.
 
     Raises:
       ArtifactError: a vocabulary's file can not be read.

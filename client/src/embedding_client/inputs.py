@@ -114,7 +114,7 @@ def _ids(name: str, value: Any) -> Ids:
 
 
 def _flat(what: str, rows: Sequence[Any] | Array) -> tuple[list[Any], Array | None]:
-    """Returns the values of all rows in one list, and row splits; None in their place if the rows are not nested."""
+    """Returns all rows' values in one list, and the row splits; the row splits are None if the rows are not nested."""
     kinds = set(map(type, rows))
     # Lists of plain numbers or strings are checked first: most lookups have a row or two, and then this check is a
     # large part of their cost.
