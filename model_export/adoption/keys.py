@@ -34,8 +34,8 @@ _STRANGERS = (
     *(f"stranger {n}" for n in range(60)),
 )
 _INTEGER_STRANGERS = tuple(10**9 + 7 * n for n in range(30)) + tuple(-5 - n for n in range(30))
-# Most keys for which a graph is asked one key at a time, after it failed on all keys in one request, or returned
-# another number of ids for them. More keys are given up.
+# The largest number of keys that a graph is asked for one by one, after it failed on all keys in one request, or
+# returned another number of ids for them. More keys are given up.
 _MOST_SINGLY = 2000
 _HASHES = ("StringToHashBucketFast",)
 

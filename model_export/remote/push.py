@@ -31,9 +31,9 @@ _BATCH = 128
 _TIMEOUT_S = 30.0
 _REPLICAS_S = 60.0
 
-# A Lua script that writes a block again, and forgets which of its rows were changed. KEYS: the block, and the hash
-# `orders`, which maps each changed row to the order number of its last change. ARGV: the block's bytes, and the numbers
-# of its rows.
+# A Lua script for Redis that writes a block again, and forgets which of its rows were changed. KEYS: the block, and the
+# hash `orders`, which maps each changed row to the order number of its last change. ARGV: the block's bytes, and the
+# numbers of its rows.
 _SET_AGAIN = """
 redis.call('SET', KEYS[1], ARGV[1])
 for i = 2, #ARGV do redis.call('HDEL', KEYS[2], ARGV[i]) end
