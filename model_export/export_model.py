@@ -59,8 +59,7 @@ def export(
         layer, any other built model of Keras 3 or tf_keras, the folder of a `model-export train` run, or any
         ExportSource.
       signatures: names of the signatures to write: "lookup", "lookup_tpu_tensor_core" and the model's predictions;
-          None:
-        all.
+        None: all.
       lookup_device: "cpu", "tpu_tensor_core" or a list of both: devices to write a lookup for. The second pads rows to
         max_ids_per_row of each feature, and combines by sum or mean only.
       version: a new number; None takes the one after the highest that base_path holds, or 1.
@@ -70,8 +69,8 @@ def export(
       warmup: write requests that TensorFlow Serving replays when it loads the version.
       extra_files: path within assets.extra -> file to copy there.
       table_dtype: dtype of the tables that lookups read: "float32", "float16", "bfloat16", "int8" or "int4" (with a
-          float32
-        scale per row), one for all tables or by table. Outputs stay float32, and predictions read the trained tables.
+        float32 scale per row), one for all tables or by table. Outputs stay float32, and predictions read the trained
+        tables.
       clock: returns the time that the manifest records.
       source_options: further arguments for this kind of model: those of EstimatorSource, LayerSource or KerasRsSource,
         or of a Keras model without such layers `inputs`, `measure` and `say` (keras_export.export_keras).
@@ -79,8 +78,7 @@ def export(
     Raises:
       TypeError: the model is of no known kind, or its kind does not have an option.
       ExportError: the model can not be exported with these arguments, a table holds NaN or infinity, or the
-      SavedModel's
-        outputs differ from the model's. base_path then gets no version.
+        SavedModel's outputs differ from the model's. base_path then gets no version.
     """
     devices = lookup_devices(lookup_device)
     # Check the version number before the slow export, so that a bad number is refused early.

@@ -47,7 +47,7 @@ def check_described(folder: Path) -> None:
 
 
 def check_run(folder: Path) -> None:
-    """Raises ExportError unless `model-export train` wrote the folder."""
+    """Raises ExportError unless a folder holds run.json, which `model-export train` writes."""
     if not (folder / RUN_FILE).is_file():
         raise ExportError(f"{folder} has no {RUN_FILE}: it is not the folder of a `model-export train` run")
 

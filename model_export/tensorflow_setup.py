@@ -57,8 +57,9 @@ with _quiet_start(), warnings.catch_warnings():
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    # Deprecation messages are not logged, because this package uses deprecated feature columns and v1 graphs on
-    # purpose. TensorFlow's writer of checkpoints makes a new function at each save, and warns about this itself.
+    # TensorFlow's deprecation warnings are not logged, because this package uses deprecated feature columns and v1
+    # graphs on purpose. TensorFlow's writer of checkpoints makes a new function at each save, and warns about this
+    # itself.
     message = record.getMessage()
     if len(message) > _LONGEST_MESSAGE:
         # TensorFlow's message about a lost worker repeats a whole batch several times.

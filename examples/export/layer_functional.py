@@ -58,7 +58,7 @@ def main() -> None:
     model.compile(tf.keras.optimizers.legacy.Adagrad(0.5), "binary_crossentropy")
     history = model.fit(tf.data.Dataset.from_tensor_slices(make_data()).batch(64), epochs=5, verbose=0)
     print("loss", [round(loss, 4) for loss in history.history["loss"]])
-    # The padded tensor-core lookup accepts up to five seen items per row.
+    # The padded tensor-core lookup refuses a request with a row of more than five seen items.
     artifact = export(
         model, out, lookup_device=["cpu", "tpu_tensor_core"], max_ids_per_row={"seen": 5}, history=history
     )

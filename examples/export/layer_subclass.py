@@ -40,7 +40,7 @@ def main() -> None:
     rng = np.random.default_rng(1)
     lengths = rng.integers(0, 4, 512)
     genres = tf.RaggedTensor.from_row_lengths(rng.integers(0, len(GENRES) + 1, lengths.sum()), lengths)
-    # Row 3 of the table belongs to "drama".
+    # Id 3 means "drama": the layer's ids start at 1, because 0 stands for a genre outside GENRES.
     likes = tf.cast(tf.reduce_any(genres == 3, axis=1), tf.float32)
     model = GenreModel()
     model.compile(tf.keras.optimizers.legacy.Adam(0.01), {"score": "binary_crossentropy"})

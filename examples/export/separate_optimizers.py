@@ -67,7 +67,8 @@ def main() -> None:
         checkpoint = tf.train.Checkpoint(model=model, tables=table_optimizer, dense=dense_optimizer)
         path = checkpoint.save(folder + "/checkpoint")
 
-        # Without an optimizer the layer has no slots, which serving does not need.
+        # Serving needs no optimizer slots, so a second model, without a table optimizer, restores the checkpoint and is
+        # exported.
         again = Ranker(None)
         tf.train.Checkpoint(model=again).restore(path).expect_partial()
         again(next(data)[0])

@@ -67,8 +67,7 @@ def adopt(
           itself.
       version: a new number; None takes the one after the highest that out holds, or 1.
       measure: time each predict signature twice, as the whole graph in TensorFlow and with its lookups cut out of the
-          graph,
-        and serve it in the faster way; False: always cut the lookups out.
+        graph, and serve it in the faster way; False: always cut the lookups out.
       allow_rounding: accept a lookup whose sums differ from TensorFlow's in the last bits; otherwise TensorFlow
         computes such sums.
       allow_nonfinite: adopt a table that holds NaN or infinity; the manifest then says how many.

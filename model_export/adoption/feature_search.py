@@ -265,7 +265,9 @@ class _Trial:
         return row_of(got[0], self._rows)
 
     def _learn_keys(self) -> bool:
-        """Finds a key for each row, unless the input takes row numbers; returns False if it seems to take neither."""
+        """Finds a key for each row, unless the input takes row numbers; returns False if the input seems to take
+        neither.
+        """
         tensor = self._graph.spec.inputs[self._roles.ids]
         ids = None
         if tensor.dtype != "string":

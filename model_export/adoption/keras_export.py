@@ -82,8 +82,8 @@ def _check(model: Any, what: str, inputs: Any) -> None:
             f"{what} runs on {backend!r}, whose SavedModels hold compiled code and no lookups: save its weights, and "
             "load them in a process with KERAS_BACKEND=tensorflow"
         )
-    # If the caller does not pass `inputs`, Keras 3 exports a subclassed model with the shapes of one batch, and with
-    # every input as float32.
+    # Keras 3 would export a subclassed model with the shapes of one batch, and with every input as float32. So the
+    # caller must pass `inputs` for such a model.
     tensors = tf.nest.flatten(getattr(model, "inputs", None) or [])
     if inputs is None and (not tensors or any(tensor.shape[0] is not None for tensor in tensors)):
         raise ExportError(f"{what} does not tell its inputs; {_INPUTS_HINT}")
@@ -110,7 +110,7 @@ def _save(model: Any, folder: Path, inputs: Any) -> None:
 
 
 def _named(inputs: Any) -> Any:
-    """Returns the TensorSpecs of a model's inputs; in a dict, each spec gets its key as its name."""
+    """Returns `inputs`; if it is a dict, each TensorSpec in it gets its key as its name."""
     if not isinstance(inputs, Mapping):
         return inputs
     return {name: tf.TensorSpec(spec.shape, spec.dtype, name) for name, spec in inputs.items()}

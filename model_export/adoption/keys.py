@@ -34,8 +34,8 @@ _STRANGERS = (
     *(f"stranger {n}" for n in range(60)),
 )
 _INTEGER_STRANGERS = tuple(10**9 + 7 * n for n in range(30)) + tuple(-5 - n for n in range(30))
-# If the graph fails on a request of several keys, or returns another number of ids, each key is sent alone, unless
-# there are more keys than this.
+# The largest number of keys that a graph is asked for one by one, after it failed on all keys in one request, or
+# returned another number of ids for them. More keys are given up.
 _MOST_SINGLY = 2000
 _HASHES = ("StringToHashBucketFast",)
 

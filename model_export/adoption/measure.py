@@ -65,7 +65,9 @@ def measured(
 def _compared(
     trial: Trial, name: str, requests: Mapping[int, Mapping[str, Array]]
 ) -> tuple[float | None, Times | None]:
-    """Returns the smallest ratio of the cut-out lookups' rate to the whole graph's, and the largest request's times."""
+    """Returns the smallest ratio of the cut graph's rate to the whole graph's, and the largest request's times, or two
+    None.
+    """
     try:
         rates = trial.rates(name, requests, turns=_TURNS)
     except ServiceError:
@@ -75,7 +77,9 @@ def _compared(
 
 
 def _differs(trial: Trial, name: str, requests: Iterable[Mapping[str, Array]]) -> bool:
-    """Says whether cutting out the lookups changes any bit of the outputs, or which requests the graph refuses."""
+    """Says whether cutting out the lookups changes any bit of the outputs, or the set of requests that the graph
+    refuses.
+    """
     for request in requests:
         cut, whole = trial.outputs(name, request)
         if cut.keys() != whole.keys() or any(cut[o].tobytes() != whole[o].tobytes() for o in cut):

@@ -82,8 +82,7 @@ def plan_of_spec(spec: AdoptSpec, inputs: Mapping[str, Mapping[str, InputInfo]],
     Args:
       inputs: signature -> its inputs, for every signature of the SavedModel.
       opened: the SavedModel's graph. If the same numbers are saved under several keys, the plan uses the key that the
-          graph
-        restores.
+        graph restores.
 
     Raises:
       ExportError: the spec names a signature that the SavedModel lacks.
@@ -130,7 +129,9 @@ def plan_of_spec(spec: AdoptSpec, inputs: Mapping[str, Mapping[str, InputInfo]],
 def _model(
     found: Discovery, features: Mapping[str, FeatureEntry], vocabularies: Mapping[str, PlannedVocabulary]
 ) -> ModelSpec | None:
-    """Returns a ModelSpec of the lookups that adopt adds; leaves out integer keys and tables other than float32."""
+    """Returns the ModelSpec of lookups to add; leaves out integer keys and tables other than float32. None if none is
+    left.
+    """
     lookups: dict[str, LookupFeature] = {}
     for one in found.signatures:
         for name, lookup in one.entry.features.items():

@@ -50,6 +50,6 @@ def find_policy(outcome: Callable[[int], Outcome | None], vocabulary_size: int, 
 
 
 def row_of(vector: Array, rows: Array) -> int | None:
-    """Returns the number of the row of a [V, D] table that equals a [D] vector; None if no row does."""
+    """Returns the number of the first row of a [V, D] table that equals a [D] vector; None if no row does."""
     found = np.flatnonzero((rows == vector).all(axis=1))
     return int(found[0]) if found.size else None

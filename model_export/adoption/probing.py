@@ -1,4 +1,4 @@
-"""Runs parts of a foreign graph without loading its tables: feeds rows of random tables in place of the real rows."""
+"""Runs parts of a foreign graph without loading its tables: feeds random rows, or a large table's mapped rows."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Probe:
             return None
 
     def exported_tables(self, graph: SignatureGraph, tensor: str) -> list[Array]:
-        """Returns the keys and values of every TensorFlow lookup table that a tensor depends on."""
+        """Returns the keys of every TensorFlow lookup table that a tensor depends on."""
         found = []
         for name in sorted(graph.flat.ancestors([tensor], follow=graph.follow)):
             node = graph.flat.nodes[name]
@@ -106,7 +106,8 @@ def _table(opened: OpenedGraph, key: str) -> MappedTable:
 def _rows(table: MappedTable, ids: Array) -> Array:
     if table.info.dtype == "float32":
         return rows_of(ids, table)
-    # rows_of() raises an error if an id is outside the table; its rows are not used.
+    # rows_of() is called only for its error if an id is outside the table: the rows are returned in the stored dtype,
+    # not as float32.
     rows_of(ids, table)
     return table.stored_rows(ids.reshape(-1)).reshape(*ids.shape, table.info.embedding_dim)
 

@@ -184,8 +184,8 @@ def _feature(path: Path, name: str, entry: Mapping[str, Any]) -> FeatureSpec:
         except (OSError, UnicodeDecodeError) as error:
             raise ExportError(f"{path}: features.{name}.vocabulary.file: {error}") from error
         options["vocabulary"] = _built(path, f"features.{name}.vocabulary", VocabularySpec, keys, **rest)
-        # An added signature takes row numbers, because the server itself maps strings to rows. So the foreign graph
-        # gets no vocabulary that a loader would have to initialize.
+        # A signature that adopt adds to a foreign graph takes row numbers, because the server itself maps strings to
+        # rows. So the foreign graph gets no vocabulary that a loader would have to initialize.
         options["sends_rows"] = True
     return _built(path, f"features.{name}", FeatureSpec, name, **options)
 

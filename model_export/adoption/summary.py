@@ -35,7 +35,9 @@ class Served:
 
 
 def summary_lines(plan: AdoptPlan, served: Mapping[str, Served]) -> list[str]:
-    """Returns the lines of a table of signatures, then one line per signature that is no lookup, with the reason."""
+    """Returns a table of signatures as lines, then notes on signatures that are no lookups, inexact lookups and
+    vocabularies.
+    """
     rows = [("signature", "served", "by TensorFlow", "us before", "us now", "features")]
     for name, one in served.items():
         rows.append((name, _kind(one), _rest(one), *_times(one.times), ", ".join(one.entry.features) or "-"))

@@ -19,7 +19,7 @@ TENSOR_CORE = "tpu_tensor_core"
 
 
 def check_categorical_column(column: Any, function: str) -> None:
-    """Refuses an argument that is no categorical column, and kinds of columns that map one key to several rows.
+    """Refuses an argument that is no categorical column, and hashed, bucketized and crossed columns.
 
     Args:
       function: "embedding_column" or " shared_embedding_columns" (TensorFlow's text has that blank).
@@ -58,7 +58,9 @@ def check_shape_size(shape: Any) -> None:
 
 
 def check_initializer(initializer: Any, column: str | None) -> None:
-    """Refuses an initializer that can not be called; the error names the column, if one is given."""
+    """Raises ValueError for an initializer that can not be called; None is allowed. The error names the column, if
+    given.
+    """
     if initializer is not None and not callable(initializer):
         which = "" if column is None else f"Embedding of column_name: {column}"
         raise ValueError(f"initializer must be callable if specified. {which}")
@@ -95,7 +97,7 @@ def check_max_sequence_length(length: Any, column: Any) -> None:
 
 
 def checked_combiner(combiner: Any, device: Any) -> Combiner:
-    """Returns the combiner, "mean" if it is None; raises ValueError for one that the device can not compute."""
+    """Returns the combiner, "mean" if it is None; raises ValueError for an unknown one, or one the device lacks."""
     if combiner is None:
         return "mean"
     if combiner not in get_args(Combiner):
@@ -113,7 +115,8 @@ def check_learning_rate_fn(function: Callable[..., Any] | None, column: str) -> 
 
 
 def checked_shape(shape: Any) -> tuple[int | None, int] | None:
-    """Returns a tensor_core_shape as (rows, ids per row); rows is None if the number of rows is dynamic.
+    """Returns a tensor_core_shape as (rows, ids per row), or None if not given; rows is None if their number is
+    dynamic.
 
     Raises:
       ValueError: the rows are not None, -1 or a positive integer, or the ids per row not a positive integer.
@@ -133,7 +136,7 @@ def checked_shape(shape: Any) -> tuple[int | None, int] | None:
 
 
 def check_same_buckets(sorted_columns: Sequence[Any]) -> int:
-    """Returns the number of ids of each categorical column; raises ValueError if the columns differ in it."""
+    """Returns the num_buckets that all categorical columns have in common; raises ValueError if they differ in it."""
     first = sorted_columns[0]
     for column in sorted_columns[1:]:
         if column.num_buckets != first.num_buckets:

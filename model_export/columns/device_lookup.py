@@ -83,8 +83,7 @@ class DeviceLookup:
         return self._device_name == TENSOR_CORE
 
     def _lookup(self, pair: Any, table: Any) -> Any:
-        # `pair` holds ids and weights from the categorical column, so its vocabulary and default value are applied
-        # already.
+        # The categorical column has already applied its vocabulary and default value to the ids of `pair`.
         ids, weights = pair.id_tensor, pair.weight_tensor
         if self._is_padded and not _asks_cpu.get():
             return tensor_core.combined(table, *self._padded(ids, weights), self.combiner)
@@ -105,8 +104,8 @@ class DeviceLookup:
         )
 
     def _tpu_serving_lookup(self, transformation_cache: Any, state_manager: Any, table: Any) -> Any:
-        # As in TensorFlow, the host pads the ids, and the tensor core gathers and combines the rows. TensorFlow pads
-        # the raw feature; this method pads the ids that the categorical column made of it.
+        # When TensorFlow serves on a TPU, the host pads the ids, and the tensor core gathers and combines the rows.
+        # TensorFlow pads the raw feature; this method pads the ids that the categorical column made of it.
         def on_host() -> Any:
             pair = self.categorical_column.get_sparse_tensors(transformation_cache, state_manager)
             values, mask = self._padded(pair.id_tensor, pair.weight_tensor)

@@ -17,7 +17,9 @@ from model_export.columns import tensorflow_columns
 
 
 def safe_name(key: str, prefix: str) -> str:
-    """Makes a name of letters, digits and single _ from a column key."""
+    """Makes a name of letters, digits and single _ from a column key; adds the prefix if it would not begin with a
+    letter.
+    """
     name = re.sub(r"_+", "_", re.sub(r"[^a-zA-Z0-9]", "_", key)).strip("_")
     return name if re.match("[a-zA-Z]", name) else f"{prefix}_{name}".strip("_")
 

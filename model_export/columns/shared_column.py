@@ -102,8 +102,8 @@ class TPUSharedEmbeddingColumn(DeviceLookup, tensorflow_columns.TpuSharedDeviceC
                 return
         layer = getattr(state_manager, "_layer", None)
         if layer is not None:
-            # Keras tracks each variable that is an attribute of the layer, and counts a variable once that several
-            # columns set.
+            # Keras tracks each variable that is an attribute of the layer. Columns that share a table all set the same
+            # attribute, so Keras counts the table once.
             name = re.sub(r"\W", "_", self.shared_embedding_collection_name)
             setattr(layer, f"shared_table_{name}", self.shared_embedding_column_creator.embedding_weights)
 

@@ -67,7 +67,7 @@ def combined(table: Any, values: Any, mask: Any, combiner: str) -> Any:
 
 
 def for_tpu(values: Any) -> Any:
-    """Converts ids to int32, the dtype by which a TPU gathers; a larger id is clipped, so that it does not wrap."""
+    """Converts ids to int32, the dtype by which a TPU gathers; clips an id beyond int32, so that it does not wrap."""
     return tf.cast(tf.clip_by_value(values, tf.int32.min, tf.int32.max), tf.int32)
 
 

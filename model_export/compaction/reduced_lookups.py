@@ -35,7 +35,7 @@ _SCOPE = "reduced"
 
 
 def rewrite_lookups(artifact: Path, manifest: Manifest, rebuilt: Mapping[str, Any], *, is_alone: bool) -> None:
-    """Rewrites the lookup signatures in artifact/saved_model.pb.
+    """Builds the lookup signatures in artifact/saved_model.pb again, so that they read the tables in the manifest.
 
     Args:
       manifest: describes the tables that the checkpoint holds now.
@@ -231,7 +231,9 @@ class _Vocabularies:
         return self._tables[file.name]
 
     def init(self, old: str) -> str:
-        """Adds an initialiser that runs `old` and fills vocabularies; returns its name, or `old` if none is to fill."""
+        """Adds an op that runs the initialiser `old` and fills vocabularies; returns its name, or `old` without
+        vocabularies.
+        """
         if not self._tables:
             return old
         graph = tf.compat.v1.get_default_graph()

@@ -156,8 +156,8 @@ def _is_own(manifest: Manifest, name: str, entry: SignatureEntry, definition: An
         return False
     if "adopted_from" not in manifest.provenance or name in manifest.provenance.get(REBUILT_KEY, ()):
         return True
-    # graphs.added_lookups.add_lookups, and no other code, names placeholders and outputs in this way, so adopt added
-    # this lookup.
+    # Only graphs.added_lookups.add_lookups names placeholders <signature>_<input> and outputs
+    # <signature>_<output>_vectors, so adopt added this lookup.
     return (
         name in SIGNATURE_OF_DEVICE.values()
         and all(info.name == f"{name}_{key}:0" for key, info in definition.inputs.items())

@@ -115,7 +115,8 @@ def neighbours_kept(
     vocabulary_size: int | None = None,
     progress: Progress = lambda done, rows: None,
 ) -> dict[str, Any]:
-    """Returns the share of a row's nearest trained neighbours that stay nearest in fewer bits, over MOST_QUERIES rows.
+    """Measures the share of nearest neighbours that stay nearest in fewer bits, over MOST_QUERIES rows; returns a JSON
+    object.
 
     A neighbour among the stored rows is a hit if, among the trained rows, it is at least as near as the last of the
     trained neighbours. So equal rows do not count as losses.

@@ -99,7 +99,9 @@ class DistributedTrainer:
         return self._checkpoints.restore()
 
     def save(self, epoch: int) -> None:
-        """Writes a checkpoint after this epoch if this process is the chief; other processes wait for the chief."""
+        """Writes a checkpoint after this epoch if this process is the chief; workers that step together wait for the
+        chief.
+        """
         if self._task.is_chief:
             self._checkpoints.save(epoch)
         if self._config.distribution == "multi_worker":

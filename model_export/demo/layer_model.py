@@ -1,4 +1,5 @@
-"""The rating model for training: TFRS's TPUEmbedding layer over TableConfig and FeatureConfig, and the tower.
+"""The rating model for training: TFRS's TPUEmbedding layer over TableConfig and FeatureConfig, and a tower of dense
+layers.
 
 On a TPU the layer would put the tables into the embedding cores. On a CPU it uses TensorFlow's
 serving_embedding_lookup, as the exported `lookup` signature does.
@@ -38,7 +39,9 @@ def feature_config(spec: ModelSpec, seed: int = 0) -> dict[str, Any]:
 
 
 class RatingModel(tf.Module):  # type: ignore[misc]
-    """An embedding layer and a tower. A model made for export has no table_optimizer, and so no slot variables."""
+    """The rating model: a TPUEmbedding layer and a tower of dense layers. Without table_optimizer it has no slot
+    variables.
+    """
 
     def __init__(
         self,

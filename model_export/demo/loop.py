@@ -58,7 +58,7 @@ class Trainer:
         on_steps: Callable[[int, float], None] = lambda steps, loss: None,
     ) -> None:
         tf.keras.utils.set_random_seed(config.seed)
-        # TPUEmbedding accepts no other optimizers than Keras's legacy ones.
+        # TPUEmbedding refuses Keras's new optimizers, so the legacy classes are used.
         legacy = tf.keras.optimizers.legacy
         self._spec = spec
         self._config = config

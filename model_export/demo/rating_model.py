@@ -27,8 +27,8 @@ def rating_model_spec(data: RatingData) -> ModelSpec:
             FeatureSpec("user_id", "user"),
             FeatureSpec("film_id", "film"),
             FeatureSpec("occupation", "occupation", vocabulary=_words(data.occupation_vocabulary), sends_rows=True),
-            # max_ids_per_row exceeds the genres of any film, so that the padded lookup does not refuse a film with one
-            # more.
+            # max_ids_per_row is at least 8, even if no film has so many genres, so that the padded lookup does not
+            # refuse a new film with one genre more.
             FeatureSpec(
                 "genres",
                 "genre",

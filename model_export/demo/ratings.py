@@ -72,7 +72,7 @@ class RatingData:
 
     @property
     def film_genres(self) -> Sequence[tuple[str, ...]]:
-        """The genres of every film; the index is the film id."""
+        """The genres of every film, in the order of `films`."""
         return [film.genres for film in self.films.values()]
 
     @property
@@ -91,9 +91,9 @@ class RatingData:
         return hashlib.sha256(self.ratings_csv()).hexdigest()
 
     def ratings_csv(self) -> bytes:
-        """Returns the canonical ratings file as text: a header, then lines of user, film, rating and timestamp.
-
-        A rating that is a whole number has no decimals."""
+        """Returns the bytes of the canonical ratings file: a header, then lines of user, film, rating and timestamp. A
+        rating that is a whole number has no decimals.
+        """
         columns = (self.user_id.tolist(), self.film_id.tolist(), self.rating.tolist(), self.timestamp.tolist())
         rows = [f"{user},{film},{rating:g},{time}" for user, film, rating, time in zip(*columns, strict=True)]
         return ("\n".join(["user_id,film_id,rating,timestamp", *rows]) + "\n").encode()

@@ -14,7 +14,7 @@ _NUM_LATENT = 3
 def synthetic_ratings(
     *, num_users: int = 60, num_films: int = 80, num_ratings: int = 2000, seed: int = 7
 ) -> RatingData:
-    """Generates ratings: the sum of a bias per user, a bias per film, a low-rank term and a little noise.
+    """Generates ratings from 1 to 5: the rounded sum of a user bias, a film bias, a low-rank term and a little noise.
 
     Every user rates num_ratings / num_users films; several ratings share a timestamp, as in MovieLens. One film has the
     genre "unknown".

@@ -57,7 +57,7 @@ class RatingTower(tf.Module):  # type: ignore[misc]
     def of_spec(
         spec: ModelSpec, config: TrainConfig, *, mean_rating: float, rating_range: tuple[float, float]
     ) -> RatingTower:
-        """Makes the tower whose input sizes fit the tables of a spec."""
+        """Makes the tower of dense layers whose input sizes fit the tables of a spec."""
         return RatingTower(
             id_dim=spec.table("film").embedding_dim,
             side_dim=spec.table("genre").embedding_dim,

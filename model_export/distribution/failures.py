@@ -21,7 +21,9 @@ _WORDS = ("peer", "connection", "collective", "task", "socket", "recvtensor")
 
 @contextmanager
 def named_failures(task: ClusterTask) -> Iterator[None]:
-    """Raises ExportError in place of TensorFlow's error if another process of the cluster is lost."""
+    """Raises ExportError for TensorFlow's error if another process of the cluster is lost, or this one's port is in
+    use.
+    """
     try:
         yield
     except tf.errors.OpError as error:

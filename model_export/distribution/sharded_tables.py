@@ -97,9 +97,7 @@ class ShardedTable:
         return tf.nn.embedding_lookup(self.table, rows)
 
     def update(self, rows: Any, gradients: Any, learning_rate: float, *, most_rows: int) -> None:
-        """Applies Adagrad to rows of the table; call it inside a replica of the strategy.
-
-        First sums the gradients of all replicas by row.
+        """Sums the gradients of all replicas by row, and applies Adagrad to these rows; call it inside a replica.
 
         Args:
           rows: [U] int64, distinct. gradients: [U, D].

@@ -48,7 +48,7 @@ def multi_worker_strategy(task: ClusterTask) -> Any:
 
 
 def parameter_server_strategy(task: ClusterTask) -> tuple[Any, TablePartitioner]:
-    """Makes the chief's ParameterServerStrategy; waits for all workers and parameter servers."""
+    """Makes the chief's ParameterServerStrategy and its TablePartitioner; waits for workers and parameter servers."""
     partitioner = TablePartitioner(len(task.cluster["ps"]))
     return tf.distribute.ParameterServerStrategy(_resolver(task), variable_partitioner=partitioner), partitioner
 

@@ -81,7 +81,8 @@ def feature_ids(name: str, config: FeatureConfig, table: TableConfig, features: 
         return ids, weights
     if table.combiner is None and not config.max_sequence_length:
         return ids, None
-    # In a dense matrix, 0 is padding, as in TPUEstimator: a dense matrix has no other way to hold rows of fewer ids.
+    # If ids are combined or form a sequence, a 0 in a dense matrix is padding, as in TPUEstimator: a dense matrix has
+    # no other way to hold rows of fewer ids.
     return tf.sparse.from_dense(ids), None
 
 

@@ -26,7 +26,7 @@ def takes_any_number(function: Callable[..., Any]) -> bool:
 
 
 def check_model_fn(model_fn: Any) -> None:
-    """Raises ValueError unless model_fn can be called as model_fn(features, labels, mode, config, params)."""
+    """Raises ValueError unless model_fn takes features and params, and besides them only labels, mode and config."""
     if not callable(model_fn):
         raise ValueError(f"model_fn must be provided and callable, got {model_fn!r}")
     names = argument_names(model_fn)
@@ -42,7 +42,7 @@ def check_model_fn(model_fn: Any) -> None:
 
 
 def call_input_fn(input_fn: Callable[..., Any], *, params: dict[str, Any], config: Any, mode: str) -> Any:
-    """Calls input_fn with those arguments that it declares; it must declare `params`."""
+    """Calls input_fn with those of params, config and mode that it declares; raises ValueError if it lacks `params`."""
     names = argument_names(input_fn)
     if "params" not in names:
         raise ValueError(

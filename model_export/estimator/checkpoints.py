@@ -25,7 +25,7 @@ def trained_checkpoint(model_dir: str, checkpoint_path: str | None = None) -> st
 
 
 def variable_names(model_dir: str) -> list[str]:
-    """Returns the names of all variables of the newest checkpoint; raises ValueError if there is none."""
+    """Returns the names of all variables of the newest checkpoint; raises ValueError if there is no checkpoint."""
     return [name for name, _ in tf.train.list_variables(trained_checkpoint(model_dir))]
 
 

@@ -326,11 +326,11 @@ class EmbeddingEstimator:
         return checkpoints.latest_checkpoint(self.model_dir)
 
     def get_variable_names(self) -> list[str]:
-        """Returns the variable names of the newest checkpoint in model_dir; raises ValueError if there is none."""
+        """Returns the variable names of model_dir's newest checkpoint; raises ValueError if there is no checkpoint."""
         return checkpoints.variable_names(self.model_dir)
 
     def get_variable_value(self, name: str) -> Any:
-        """Returns the array of a variable in model_dir's newest checkpoint; raises ValueError if there is none."""
+        """Returns the array of a variable in model_dir's newest checkpoint; raises ValueError if either is missing."""
         return checkpoints.variable_value(self.model_dir, name)
 
     def eval_dir(self, name: str | None = None) -> str:

@@ -151,7 +151,9 @@ class EstimatorSource:
         return self._tables[table][start:stop]
 
     def predict(self, signature: str, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
-        """Runs a head of model_fn on the checkpoint's variables, in the same graph as save() writes."""
+        """Returns the outputs of a head of model_fn, computed from the checkpoint's variables in the graph that save()
+        writes.
+        """
         definition = self._definitions[signature]
         feed = {definition.inputs[name].name: array for name, array in inputs.items()}
         fetches = {name: info.name for name, info in definition.outputs.items()}

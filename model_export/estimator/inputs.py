@@ -8,7 +8,8 @@ from model_export.tensorflow_setup import tf
 
 
 def features_and_labels(result: Any) -> tuple[Any, Any, list[Any]]:
-    """Returns features, labels (or None), and the session hooks that initialize the iterator of the data set.
+    """Splits what input_fn returned into features, labels (or None), and session hooks that initialize a data set's
+    iterator.
 
     Args:
       result: a tf.data.Dataset of features or of (features, labels), or such tensors.

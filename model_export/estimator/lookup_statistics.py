@@ -52,7 +52,7 @@ class _Observe(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
 
     def _rows_read(self, name: str, ids: Any) -> tuple[Any, Any]:
         values, splits = ids_and_splits(ids)
-        # The id -1 stands for an unknown key. Lookups drop such an id, so no row is counted for it.
+        # Only ids of rows of the table are counted. An unknown key has the id -1, whose lookup reads no row.
         is_row = (values >= 0) & (values < self._rows[name])
         if splits is None:
             return values[is_row], None

@@ -100,7 +100,8 @@ class MirroredWorkers(OneProcess):
 
     @contextmanager
     def averaging(self) -> Iterator[None]:
-        """Makes TensorFlow 1 optimizers in this thread apply the mean gradient of all workers; see OneProcess.
+        """Makes TensorFlow 1 optimizers that this thread calls in the `with` block apply the mean gradient of all
+        workers.
 
         Raises:
           ValueError: no TensorFlow 1 optimizer applied gradients in the `with` block.
@@ -124,7 +125,7 @@ class MirroredWorkers(OneProcess):
             )
 
     def joined(self, gradients: Sequence[Any]) -> Sequence[Any]:
-        """Joins the rows of all workers with their gradients, divided by the number of workers; see OneProcess."""
+        """Concatenates all workers' rows and gradients; divides the gradients by the number of workers."""
         given = [gradient for gradient in gradients if gradient is not None]
         if not given:
             return gradients
@@ -154,7 +155,9 @@ class MirroredWorkers(OneProcess):
         return arguments if self.is_chief else {**arguments, "save_summaries_steps": None, "save_summaries_secs": None}
 
     def hooks(self) -> list[Any]:
-        """Returns the hook that gives all workers the chief's values before the first step; see OneProcess."""
+        """Returns the hook that sets all workers' variables to the chief's values before the first step; see
+        OneProcess.
+        """
         return [_SameStart(self._exchange, is_chief=self.is_chief)]
 
     def finish_steps(self) -> None:

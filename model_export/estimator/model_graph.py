@@ -34,10 +34,12 @@ class Model:
     batch_sizes: Mapping[str, int]
 
     def params_for(self, mode: str, *, is_export: bool = False, use_tpu: bool | None = False) -> dict[str, Any]:
-        """Returns a copy of params for model_fn or input_fn, with batch_size and, unless use_tpu is None, use_tpu."""
+        """Returns a copy of params for model_fn or input_fn, plus use_tpu (unless None) and, except in exports,
+        batch_size.
+        """
         params = copy.deepcopy(dict(self.params))
         if not is_export and mode in self.batch_sizes:
-            # If all workers make each step together, each worker gets an equal share of the step's batch.
+            # In training, if all workers make each step together, each worker gets an equal share of the batch size.
             shares = self.config.workers_of_a_step if mode == ModeKeys.TRAIN else 1
             params["batch_size"] = self.batch_sizes[mode] // shares
         if use_tpu is not None:
@@ -71,7 +73,8 @@ def build_model_graph(
     use_tpu: bool = False,
     processes: OneProcess | None = None,
 ) -> ModelGraph:
-    """Calls model_fn in the current graph, which must have a global step, and adds the training of its tables.
+    """Calls model_fn in the current graph, which must have a global step; in mode TRAIN, adds the training of its
+    tables.
 
     Args:
       processes: of a training; None: this process alone.

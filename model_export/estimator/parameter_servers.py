@@ -38,7 +38,9 @@ class ParameterServers(OneProcess):
         self.parts = len(task.cluster["ps"])
 
     def placing(self) -> AbstractContextManager[None]:
-        """Places variables on the parameter servers by turns, and all else on this process; see OneProcess."""
+        """Returns a context manager that places variables on the parameter servers by turns, and all else on this
+        process.
+        """
         setter = tf.compat.v1.train.replica_device_setter(worker_device=self._device(), cluster=self._spec)
         device: AbstractContextManager[None] = tf.compat.v1.device(setter)
         return device
@@ -98,7 +100,8 @@ class _EndMarks:
 
     def put(self) -> None:
         """Marks that this process has ended; does nothing if it has the mark already, as after a restart."""
-        # The size is read again after a failed call: a second mark would wait for ever for a place in the queue.
+        # Read again after a failed call whether the mark is there: a second mark would wait for ever for a place in the
+        # queue.
         while not self._sizes_of([self._own])[self._own]:
             self._try(self._put)
 

@@ -184,7 +184,8 @@ class RunConfig:
 
         self.distribution = self._distribution()
         self.task = self._task()
-        # input_fn and model_fn may read the attributes below. A training in one process has no task; it is the chief.
+        # input_fn and model_fn may read the attributes that are set below. If one process trains, there is no task, and
+        # this process is the chief.
         cluster = {} if self.task is None else dict(self.task.cluster)
         self.cluster_spec = tf.train.ClusterSpec({kind: list(addresses) for kind, addresses in cluster.items()})
         self.is_chief = self.task is None or self.task.is_chief

@@ -93,7 +93,7 @@ def train(
             "save_checkpoint_secs": 0,
             "save_summaries_steps": config.save_summary_steps,
             "max_wait_secs": config.session_creation_timeout_secs,
-            # StepRateHook replaces the step counter of the session, so the session logs no step counts.
+            # StepRateHook logs the steps per second, so the session must not add its own hook for this.
             "log_step_count_steps": None,
             "save_graph_def": config.checkpoint_save_graph_def,
             **processes.session_arguments(),

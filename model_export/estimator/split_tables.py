@@ -14,7 +14,8 @@ from model_export.training.table_parts import mark_part
 
 # Classes of initializers that draw each number independently: each part of a table can draw its own rows.
 _DRAWN = ("TruncatedNormal", "RandomNormal", "RandomUniform", "Zeros", "Ones")
-# The distance between the seeds of a table's parts: parts with the same seed would start with the same rows.
+# The distance between the seeds of neighbouring parts of a table: parts with the same seed would start with the same
+# rows.
 _SEED_STEP = 1009
 
 

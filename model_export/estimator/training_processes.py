@@ -45,7 +45,9 @@ class OneProcess:
         return []
 
     def finish_steps(self) -> None:
-        """Ends the steps together with other processes; call it in the open session, before the last checkpoint."""
+        """Waits for the other processes, or tells them that the steps have ended; call it in the session, before the
+        last checkpoint.
+        """
 
     def finish(self) -> None:
-        """Tells processes that wait for it that this process has ended; call it after the last checkpoint."""
+        """Tells the processes that wait for this process that it has ended; call it after the last checkpoint."""

@@ -75,8 +75,7 @@ def write_artifact(
 
     Raises:
       ExportError: a signature is unknown, the version exists, a table holds NaN, the saved bytes differ from the
-      trained
-        table, or an output differs from its reference. `base` then gets no version.
+        trained table, or an output differs from its reference. `base` then gets no version.
     """
     target = new_version_folder(base, version)
     dtypes = chosen_dtypes(table_dtype, [table.name for table in source.spec.tables])
@@ -91,7 +90,8 @@ def write_artifact(
         manifest = _written(source, artifact, request, int(target.name), created)
         first_rows = getattr(source, "first_rows", None)
         if first_rows is not None and sum(t.nbytes for t in manifest.tables.values()) > WHOLE_CHECK_BYTES:
-            # TensorFlow holds whole tables in memory, so compare the graph of a small copy, written in the same way.
+            # The check runs graphs in TensorFlow, which would hold these large tables whole in memory. So export a copy
+            # of the model with only each table's first rows, and check that copy.
             manifest = dataclasses.replace(
                 manifest, provenance={**manifest.provenance, COMPARED_ROWS_KEY: COMPARED_ROWS}
             )

@@ -55,7 +55,7 @@ class CheckpointRows:
         return rows
 
     def chunks(self) -> Iterator[Array]:
-        """Yields all rows of the table in order, in chunks of 16 MB."""
+        """Yields all rows of the table in order, in chunks of up to 16 MB."""
         step = max(1, _CHUNK_BYTES // (4 * self.shape[1]))
         for start in range(0, self.shape[0], step):
             yield self.read(start, min(start + step, self.shape[0]))

@@ -10,7 +10,8 @@ from service.artifact.manifest import LookupFeature
 
 
 def placed(lookup: LookupFeature, ids: Any, vocabulary_size: int) -> tuple[Any, Any | None]:
-    """Applies the policy on_bad_id; returns ids in [0, V), and a mask of the ids to keep (None: keep all).
+    """Applies the policy on_bad_id; returns ids in [0, V), except refused ones, and a mask of the ids to keep (None:
+    all).
 
     Ids that the policy refuses stay unchanged; bad_id_checks() finds them.
 

@@ -56,7 +56,8 @@ def merge_meta_graphs(folder: Path, meta_graph: Any) -> None:
 def hide_initialiser(meta_graph: Any) -> None:
     """Moves the name of the graph's initialiser from the signatures to a collection that every loader reads."""
     # tf.saved_model.load treats a SavedModel with two MetaGraphs as one of TensorFlow 1: it would load the initialiser
-    # as a signature, and fail if that reads an asset. Every loader finds the initialiser in the collection instead.
+    # as a signature, and fail if the initialiser reads an asset. Every loader finds the initialiser in the collection
+    # instead.
     if INIT_OP in meta_graph.signature_def:
         operation = meta_graph.signature_def[INIT_OP].outputs[INIT_OP].name.partition(":")[0]
         set_initialiser(meta_graph, operation)

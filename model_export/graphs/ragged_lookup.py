@@ -90,8 +90,8 @@ def _combined(lookup: LookupFeature, shape: TableSpec, table: Any, ids: Any, wei
 
 def _tensorflows(shape: TableSpec, combiner: Any, table: Any, ids: Any, weights: Any) -> Any:
     if isinstance(table, list | tuple | GraphTable):
-        # serving_embedding_lookup accepts whole float32 tables only: it would read a table's parts as if rows were
-        # dealt to them in turn. So the vectors are gathered first, and looked up as a table of their own.
+        # serving_embedding_lookup accepts whole float32 tables only: of a list of n parts, it would look for row i in
+        # part i mod n. So the vectors are gathered first, and looked up as a table of their own.
         vectors = gathered(table, ids.flat_values)
         ids, table = ids.with_flat_values(tf.range(tf.shape(ids.flat_values, tf.int64)[0])), vectors
     rows = embedding.TableConfig(shape.vocabulary_size, shape.embedding_dim, combiner=combiner, name=shape.name)

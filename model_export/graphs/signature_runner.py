@@ -129,7 +129,7 @@ def open_signatures(artifact: Path, tags: Sequence[str] = SERVE) -> Iterator[Sig
 
 
 def _lowered(artifact: Path, tags: tuple[str, ...], folder: Path) -> Path:
-    # The rewritten MetaGraph links to the same variables and assets, because only the graph changes.
+    # The new folder links to the artifact's variables and assets, because only the graph is rewritten.
     saved_model = read_saved_model(artifact)
     graphs = [graph for graph in saved_model.meta_graphs if set(graph.meta_info_def.tags) == set(tags)]
     if not graphs:

@@ -95,5 +95,7 @@ class ExportSource(Protocol):
         ...
 
     def predict(self, signature: str, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
-        """Runs a request on the model in memory; the saved signature's answer is compared with the result."""
+        """Returns the model's outputs for a request, from memory; the exporter compares the saved signature's answer
+        with them.
+        """
         ...

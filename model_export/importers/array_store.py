@@ -68,7 +68,8 @@ def _candidates(folder: Path) -> list[Path]:
 
 
 def _root(folder: Path) -> dict[str, Any] | None:
-    # Returns the tensorstore key-value store that holds a folder's arrays; None if the folder holds none.
+    # Returns the tensorstore specification of the key-value store that holds a folder's arrays; None if the folder
+    # holds none.
     location = {"driver": "file", "path": f"{folder.absolute()}/"}
     if (folder / "manifest.ocdbt").is_file():
         return {"driver": "ocdbt", "base": location}

@@ -58,8 +58,7 @@ def import_tables(
         gets a feature of its own name, one id a row.
       keys: table -> file of the rows' keys, in order of rows: text, one key a line, or .npy.
       oov: table -> vector of an unknown key or an id beyond the table: "error" (refuse the request; the default),
-          "zero",
-        "row:N", or "mean", which adds a row.
+        "zero", "row:N", or "mean", which adds a row.
       table_dtype: "float16", "bfloat16", "int8", "int4" or "float32", one for all tables or by table.
       version: a new number; None: one above the highest in `out`, or 1.
       allow_nonfinite: import NaN and infinity; the manifest then says how many.
@@ -130,7 +129,9 @@ class _Plan:
         return _Plan(copies, {name: Path(path) for name, path in keys.items()}, chosen, policies)
 
     def copy(self, temporary: Path, progress: Callable[[str], Progress]) -> list[CopiedTable]:
-        """Writes a checkpoint with all imported tables into the folder `temporary`."""
+        """Writes a checkpoint with all imported tables into the folder `temporary`; returns a CopiedTable for each
+        table.
+        """
         # Open all files before the first table is copied, so that a bad file is refused early.
         readers: dict[str, TableReader] = {copy.name: open_table(copy.source, temporary) for copy in self.copies}
         keys = {name: read_keys(path) for name, path in self.keys.items()}

@@ -161,7 +161,8 @@ def _list_rows(column: Any, path: Path, done: int, name: str) -> Array:
         raise ExportError(
             f"{path}, row {done + row}: {name!r} has {lengths[row]} numbers, expected {dim} as in row {done}"
         )
-    # flatten() returns only the numbers of the column's slice; `values` would return those of the whole array.
+    # flatten() returns only the numbers of this slice of the Arrow list column; column.values would return the numbers
+    # of the whole array.
     return _numbers(column.flatten(), path, done, name, dim).reshape(-1, dim)
 
 

@@ -69,7 +69,7 @@ def _graph_table(table: CopiedTable, shape: tuple[int, int]) -> Any:
 
 def _builder(folder: Path) -> Any:
     builder = tf.compat.v1.saved_model.Builder(str(folder))
-    # The builder is told to save no variables: the checkpoint exists, and saving needs a session with all tables in
-    # memory.
+    # The SavedModel builder is told that its variables are saved: the checkpoint is in the folder already, and saving
+    # would need a session with all tables in memory.
     builder._has_saved_variables = True
     return builder

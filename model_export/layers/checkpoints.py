@@ -22,7 +22,9 @@ _LAYOUTS = "/_tpu_embedding/_sparse_core_table_layouts/"
 
 
 def is_stacked(path: str | Path) -> bool:
-    """Says whether SparseCores wrote a checkpoint, with several tables in one array; raises ExportError without one."""
+    """Says whether SparseCores wrote a checkpoint, with several tables in one array; raises ExportError if there is
+    none.
+    """
     return any(_LAYOUTS in f"/{key}" for key in _keys(path))
 
 

@@ -84,7 +84,7 @@ class LookupSource:
         )
 
     def table_rows(self, table: str, start: int, stop: int) -> Array:
-        """Returns the rows [start, stop) of a table with their current values."""
+        """Reads the rows [start, stop) of a table with the values that the table's variable has now."""
         rows: Array = self._tables[table][start:stop].numpy()
         return rows
 

@@ -68,8 +68,7 @@ def model_inputs(
     Args:
       inputs: a batch, or the TypeSpecs of one, for a model that was not called yet.
       feature_inputs, weight_inputs: path of a feature -> path of the input that holds its ids or its weights, for
-          inputs
-        that are not found.
+        inputs that are not found.
 
     Raises:
       ExportError: the model's inputs are unknown, or a path does not exist.

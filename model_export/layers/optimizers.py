@@ -15,8 +15,8 @@ embedding = tf.tpu.experimental.embedding
 _NAMES = ("sgd", "adagrad", "adam", "ftrl")
 _ON_TPU = (embedding.SGD, embedding.Adagrad, embedding.Adam, embedding.FTRL)
 _LEGACY = ("SGD", "Adagrad", "Adam", "Ftrl")
-# Maps the name of a new Keras optimizer to settings that are copied to the legacy optimizer of this name, and to
-# settings that must have one value.
+# Maps the name of a new Keras optimizer to two groups of settings: those copied to the legacy optimizer of this name,
+# and those that are refused unless they have the given value.
 _NEW: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "SGD": ((), {"momentum": 0.0, "nesterov": False}),
     "Adagrad": (("initial_accumulator_value", "epsilon"), {}),

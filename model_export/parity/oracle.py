@@ -63,7 +63,8 @@ class Keys:
 
 
 def looked_up(table: Rows, feature: LookupFeature, ids: Ids, keys: Keys | None = None) -> Array:
-    """Looks up ids in a [V, D] table; returns [B, D] float64, or [B, L, D] for a sequence. An empty row gives zeros.
+    """Looks up ids in a [V, D] table; returns [B, D] float64, or [B, L, D] for a sequence. An empty row gives zeros by
+    default.
 
     sum: sum(w v). mean: sum(w v) / sum(w), or / max(sum(w), 1) with "at_least_one". sqrtn: sum(w v) / sqrt(sum(w w)).
     A divisor of 0 gives zeros. A row is cut before its ids are checked; vectors are clipped before they are weighted.
@@ -157,7 +158,7 @@ def _vector(table: Rows, feature: LookupFeature, row: int) -> Array | None:
 def _combined(
     table: Rows, feature: LookupFeature, rows: Array, weights: Sequence[float] | Array | None
 ) -> Array | None:
-    # Returns the combined vector of one row; None if the row has no id that counts.
+    # Returns the combined vector of one row; None if the row is empty, or all its ids are dropped.
     most = feature.max_ids_per_row
     if most is not None and len(rows) > most:
         if feature.on_too_many_ids == "error":

@@ -119,7 +119,7 @@ class CaseWriter:
     ) -> Ids:
         feature = self.signature.features[name]
         if feature.row_splits is None:
-            # The ids have shape [B, K]; K is arbitrary if the signature does not fix it.
+            # A dense feature's ids have shape [B, ...]; each size that the signature leaves open is _OPEN_SIZE.
             inner = tuple(_OPEN_SIZE if size is None else size for size in self.id_shapes.get(name, (None,))[1:])
             return self._draw(rng, name, rows * math.prod(inner), is_inside=is_inside).reshape(rows, *inner)
         lengths = _lengths(rng, feature, rows, is_inside)
@@ -137,15 +137,16 @@ class CaseWriter:
         if count > 3:
             values[:4] = [vocabulary_size - 1, 0, 1 % vocabulary_size, 1 % vocabulary_size]
         bad = [] if is_inside else self._tolerated(name)
-        # Bad ids that the policy accepts replace every second value, from the end backwards, so that rows of different
-        # lengths get bad ids.
+        # Each bad id that the policy accepts replaces one value, every second one from the end backwards, so that rows
+        # of different lengths get bad ids.
         for position, bad_id in enumerate(bad):
             if count > 2 * len(bad):
                 values[-2 - 2 * position] = bad_id
         return values
 
     def _tolerated(self, name: str) -> list[int]:
-        # Returns ids outside the table that the feature's policy accepts.
+        # Returns trial ids outside the table that the feature's policy accepts; an empty list if the policy is error or
+        # the ids are keys.
         keys, policy = self.keys.get(name), self.signature.features[name].on_bad_id
         if policy == "error" or (keys is not None and not keys.sends_rows):
             return []
@@ -183,7 +184,7 @@ def _weights(rng: np.random.Generator, feature: LookupFeature, lengths: Array, r
     weights[::7] = -0.125
     filled = np.flatnonzero(lengths > 0)
     if len(filled):
-        # Weights whose sum is 0.5 give different means for the two values of mean_divisor.
+        # The weights of the first row with ids sum to 0.5, so that the two values of mean_divisor give different means.
         first = slice(row_splits[filled[0]], row_splits[filled[0] + 1])
         weights[first] = 0.5 / min(lengths[filled[0]], _limit(feature) or _LONGEST_ROW)
     if len(filled) > 1:

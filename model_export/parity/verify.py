@@ -225,7 +225,7 @@ def _joined(parts: Sequence[Array], rank: int | None) -> Array:
 
 
 def _with_other_features(case: Case, writer: CaseWriter) -> Case:
-    # The requests were made for another lookup signature, which may lack features of this signature: add ids for these
+    # `case` was made for another lookup signature, which may lack features of this signature: add ids for these
     # features.
     missing = set(writer.signature.features) - set(case.features)
     if not missing:

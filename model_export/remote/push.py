@@ -1,4 +1,4 @@
-"""Writes the tables of an artifact into a cluster, block by block, under the keys of service.remote.layout.
+"""Writes the tables of an artifact into a Redis cluster, block by block, under the keys of service.remote.layout.
 
 A run that was stopped goes on where it stopped: a block that is there is not written again. Then every block is read
 back and compared, and only then the pointer names the new fingerprint. One run at a time may write a table.
@@ -31,8 +31,9 @@ _BATCH = 128
 _TIMEOUT_S = 30.0
 _REPLICAS_S = 60.0
 
-# Arguments of the Lua script. KEYS: the block, and the hash `orders`, which maps each changed row to the order number
-# of its last change. ARGV: the block's bytes, and the numbers of its rows.
+# A Lua script for Redis that writes a block again, and forgets which of its rows were changed. KEYS: the block, and the
+# hash `orders`, which maps each changed row to the order number of its last change. ARGV: the block's bytes, and the
+# numbers of its rows.
 _SET_AGAIN = """
 redis.call('SET', KEYS[1], ARGV[1])
 for i = 2, #ARGV do redis.call('HDEL', KEYS[2], ARGV[i]) end
@@ -64,7 +65,7 @@ def push(
     max_mb_per_s: float = 0.0,
     progress: Progress = lambda step, done, total: None,
 ) -> list[Pushed]:
-    """Writes tables of a version folder into a cluster, and removes the blocks of all but the newest `keep` versions.
+    """Writes tables of a version folder into a Redis cluster; removes the blocks of all but the newest `keep` versions.
 
     Args:
       model: as the server names it; None: the name of the folder that the version lies in.

@@ -24,7 +24,7 @@ from model_export.statistics.table_health import Progress, TableRows, table_heal
 from service.artifact.manifest import MANIFEST_PATH, Manifest
 from service.errors import ArtifactError
 
-# How many of the nearest rows a page shows for each row.
+# How many of the nearest rows a report page lists for each row that it shows.
 _NEAREST = 10
 # The seed is fixed, so that the pictures of two reports on a table show the same sample of rows.
 _SEED = 0

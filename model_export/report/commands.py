@@ -27,7 +27,9 @@ from model_export.statistics.table_health import Progress
 
 
 def inspect(arguments: argparse.Namespace) -> None:
-    """Prints the report on an artifact; raises ExportError or ArtifactError only if the artifact can not be read."""
+    """Prints the report on an artifact, its faults included; raises ExportError or ArtifactError if there can be no
+    report.
+    """
     options = ReportOptions(
         reads_tables=not arguments.fast,
         has_projections=arguments.html is not None,

@@ -51,7 +51,7 @@ def nearest_rows(table: TableRows, ids: Array, k: int) -> Nearest:
         cosines[:, ~np.isfinite(rows).all(axis=1)] = -np.inf
         inside = np.flatnonzero((ids >= start) & (ids < stop))
         cosines[inside, ids[inside] - start] = -np.inf
-        # Compare by `>`: a later row with the same cosine as the last kept row has a larger id, so the kept row stays.
+        # A candidate with the same cosine as the k-th best row so far has a larger id than that row, so it is not kept.
         at, column = np.divmod(np.flatnonzero(cosines > best[:, -1:]), stop - start)
         _keep_best(best_ids, best, at, start + column, cosines[at, column])
     return {

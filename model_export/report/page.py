@@ -11,9 +11,9 @@ from typing import Any
 
 from model_export.report.svg import escape
 
-# Each colour has one shade for light screens and one for dark screens, with a contrast of at least 3:1. .other colours
-# the points of a plot that have no group.
 _SCRIPT = Path(__file__).with_name("pictures.js")
+# Each colour has one shade for light screens and one for dark screens, with a contrast of at least 3:1. The CSS class
+# `other` colours the points of a plot that have no group.
 _STYLE = """
 :root{color-scheme:light dark;--back:#fff;--card:#f6f7f9;--ink:#1c2330;--soft:#59616e;--line:#d5d9e0;
 --bad:#b3261e;--good:#1a6e3c;--other:#a3a9b3;--c0:#0b62a8;--c1:#c2500a;--c2:#17804d;--c3:#b3267e;--c4:#6b4fc4;

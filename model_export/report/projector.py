@@ -31,7 +31,9 @@ _SEED = 0
 
 @dataclass(frozen=True, slots=True)
 class ProjectedTable:
-    """Counts of one table written for the projector. rows: written rows. left_out: drawn rows with NaN or infinity."""
+    """Counts of one table written for TensorBoard's projector. rows: written rows. left_out: sampled rows with NaN or
+    infinity.
+    """
 
     name: str
     rows: int
@@ -41,7 +43,7 @@ class ProjectedTable:
 def write_projector(
     artifact: Path, folder: Path, max_rows: int, labels: tuple[LabelFile, ...] = ()
 ) -> list[ProjectedTable]:
-    """Writes at most max_rows rows of each table of an artifact into a folder, block by block.
+    """Writes at most max_rows rows of each table of an artifact into a folder, as files of TensorBoard's projector.
 
     The folder may exist. The configuration is written last: without it TensorBoard shows nothing of the folder.
 

@@ -95,7 +95,7 @@ def read_labels(file: LabelFile, num_rows: int, vocabularies: Mapping[Path, Voca
 
 
 def table_vocabularies(artifact: Path, manifest: Manifest, table: str) -> dict[Path, VocabularyEntry]:
-    """Returns the vocabularies that map keys to rows of a table, by path of the vocabulary's file."""
+    """Returns the vocabularies with a file of keys that map keys to rows of a table, by path of that file."""
     names = sorted({f.vocabulary for f in manifest.features.values() if f.table == table and f.vocabulary is not None})
     entries = [manifest.vocabularies[name] for name in names]
     # A vocabulary that hashes keys has no file, so the names of its rows are unknown.
@@ -103,7 +103,8 @@ def table_vocabularies(artifact: Path, manifest: Manifest, table: str) -> dict[P
 
 
 def vocabulary_names(vocabularies: Mapping[Path, VocabularyEntry], rows: Collection[int]) -> dict[int, str]:
-    """Returns the keys of some rows. Reads the vocabulary line by line, so that it is never in memory as a whole.
+    """Returns the keys of some rows; a row of unknown keys gets a text. Reads the vocabulary line by line, to save
+    memory.
 
     Raises:
       ArtifactError: a vocabulary's file can not be read.

@@ -72,7 +72,9 @@ class Frame:
         return self.bottom - (self.bottom - self.top) * _share(value, self.y)
 
     def clipped(self, body: str, kind: str) -> str:
-        """Shows shapes only inside the plotting area; kind is their CSS class. The page's script reads the area."""
+        """Wraps shapes so that they show only inside the plotting area; kind is their CSS class. The page's script
+        reads the area.
+        """
         width, height = self.right - self.left, self.bottom - self.top
         return (
             f'<svg x="{self.left:.1f}" y="{self.top:.1f}" width="{width:.1f}" height="{height:.1f}" '

@@ -107,8 +107,7 @@ class FtrlParameters:
       initial_accumulator_value: initial value of the sum of squares; 0 needs allow_zero_accumulator.
       l1_regularization_strength, l2_regularization_strength: at least 0.
       multiply_linear_by_learning_rate: the linear slot holds linear * learning_rate, which is finite even if the
-          learning
-        rate starts at 0.
+        learning rate starts at 0.
       beta: adds beta / (2 * learning_rate) to the L2 strength.
       allow_zero_accumulator: lets accumulators be zero.
       The other arguments are those of AdagradParameters.

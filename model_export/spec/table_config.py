@@ -20,8 +20,7 @@ class TableConfig:
 
     Args:
       initializer: function from a shape to the initial rows; None: a truncated normal with mean 0 and standard
-          deviation
-        initial_stddev.
+        deviation initial_stddev.
       combiner: combines the vectors of a row's ids; None: one id per row.
       hot_id_replication: lets a TPU hold copies of rows that are looked up often; it changes no value.
       learning_rate: learning rate of this table. 0 means no training; TensorFlow treats 0 as not given.

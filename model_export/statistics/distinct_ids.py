@@ -21,7 +21,7 @@ def empty_registers() -> Array:
 
 
 def with_ids(registers: Array, ids: Array) -> Array:
-    """Returns the registers after [n] more ids. The registers of two counters merge by their elementwise maximum."""
+    """Returns a HyperLogLog counter's registers after [n] more ids. Two counters merge by the elementwise maximum."""
     hashes = _hashed(np.asarray(ids, np.int64).astype(np.uint64))
     register = (hashes >> np.uint64(64 - _BITS)).astype(np.int64)
     rest = hashes << np.uint64(_BITS)

@@ -46,7 +46,7 @@ class TableDescription:
         object.__setattr__(self, "features", tuple(sorted(self.features)))
 
     def key(self, partitions: int) -> str:
-        """Returns a hash of the configuration: 16 hexadecimal digits, the same in every process."""
+        """Returns a hash of this description and `partitions`: 16 hexadecimal digits, the same in every process."""
         config = {**asdict(self), "partitions": partitions}
         return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -184,7 +184,7 @@ class TableStatistics:
         return [HotId(id, count, count / self.ids) for id, count in self.counts.top(n)]
 
     def imbalance(self, strategy: PartitionStrategy) -> float:
-        """Returns the ids of the fullest partition, divided by the mean of all partitions; 1 means even."""
+        """Returns the ids of the fullest partition, divided by the mean of all partitions; 1 means even, or no ids."""
         loads = self.partition_loads[strategy]
         return max(loads) * len(loads) / sum(loads) if sum(loads) else 1.0
 

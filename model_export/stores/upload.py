@@ -132,7 +132,8 @@ def _files(artifact: Path) -> dict[str, int]:
     for path, size in manifest.files.items():
         if path not in found or found[path].stat().st_size != size:
             raise ExportError(f"{artifact} is not complete: {path} is missing or has not the size in the manifest")
-    # Files whose names begin with a point are temporary files of other programs.
+    # Not uploaded: files that the manifest does not list and whose own name, or a folder's name, begins with a point.
+    # They are temporary files of other programs.
     return {
         path: file.stat().st_size
         for path, file in found.items()

@@ -39,8 +39,8 @@ def locate_rows(rows: Array, vocabulary_size: int, partitions: int, strategy: Pa
     length, longer = divmod(vocabulary_size, partitions)
     start_of_shorter = longer * (length + 1)
     in_longer = rows < start_of_shorter
-    # `shorter` is at least 1 to avoid a division by 0: if the shorter partitions have no rows, all rows are in longer
-    # ones.
+    # If the shorter partitions have no rows, all rows are in the longer ones; `shorter` is then 1 only to avoid a
+    # division by 0.
     beyond, shorter = rows - start_of_shorter, max(length, 1)
     partition = np.where(in_longer, rows // (length + 1), longer + beyond // shorter)
     return partition, np.where(in_longer, rows % (length + 1), beyond % shorter)

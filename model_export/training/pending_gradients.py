@@ -31,8 +31,8 @@ class PendingGradient:
 
     def exchange(self, gradient: RowGradient, rate: Any, update: Update) -> Any:
         """Returns an operation that applies the pending gradient and then makes `gradient` the pending one."""
-        # The new gradient is computed before the pending gradient is applied, so that this step's lookups read the
-        # table without the pending gradient.
+        # Compute this step's gradient before the previous step's gradient is applied, so that this step's lookups read
+        # the table without it.
         with tf.control_dependencies([gradient.rows, gradient.values, rate]):
             applied = self._apply(update)
         with tf.control_dependencies([applied]):

@@ -10,7 +10,7 @@ from model_export.tensorflow_setup import tf
 
 @dataclass(frozen=True, slots=True)
 class RowGradient:
-    """Gradients of rows of a table; a row may occur several times. rows: [N] int64, rows of the table. values: [N, D].
+    """Gradients of rows of a table; a row may occur several times.
 
     rows: [N] int64, rows of the table. values: [N, D].
     """

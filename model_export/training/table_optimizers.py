@@ -121,15 +121,15 @@ def train_tables(
 
 
 def _one_at_a_time(name: str, apply: Callable[[], Any]) -> Any:
-    # An update reads rows, computes, and writes them. If two processes did this at the same time, one update would be
-    # lost.
+    # An update of a table reads rows, computes, and writes them. If two worker processes did this at the same time, one
+    # update would be lost.
     def run() -> Any:
         with tf.control_dependencies([apply()]):
             return tf.constant(True)
 
     done = tf.CriticalSection(shared_name=f"{name}/update").execute(run)
-    # CriticalSection records its executions in this collection. It is cleared, because TensorFlow can not store the
-    # records in a MetaGraph, and logs a warning for each record.
+    # Clear the collection in which CriticalSection records its executions. TensorFlow can not store the records in a
+    # MetaGraph, and logs a warning for each record.
     tf.compat.v1.get_default_graph().clear_collection("critical_section_executions")
     return done
 

@@ -95,7 +95,8 @@ def _ftrl(
     old, new = _power(slots[0], parameters), _power(accumulator, parameters)
     l1, l2 = parameters.l1_regularization_strength, parameters.l2_regularization_strength
     if parameters.multiply_linear_by_learning_rate:
-        # All terms of FTRL's formula are multiplied by the learning rate, so that a rate of 0 causes no division by 0.
+        # All terms of FTRL's formula are multiplied by the learning rate here, so that a rate of 0 causes no division
+        # by 0. Without multiply_linear_by_learning_rate, the formula divides by the rate.
         linear = slots[1] + rate * gradient - (new - old) * weights
         threshold = l1 * rate
         quadratic = new + parameters.beta + 2 * l2 * rate

@@ -92,7 +92,8 @@ class EmbeddingClient:
         outputs: Sequence[str] | None = None,
         timeout_s: float | None = None,
     ) -> Outputs:
-        """Looks up embeddings: {output: [B, D] float32}, one combined embedding per row, zeros for an empty row.
+        """Looks up embeddings: {output: [B, D] float32}, or [B, L, D] for a sequence. An empty row gives zeros by
+        default.
 
         Args:
           features: ids by feature. A flat list or [B] array is one id per row; a list of lists, a [B, K] array or

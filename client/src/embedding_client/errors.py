@@ -34,7 +34,7 @@ class EmbeddingError(Exception):
 
     @property
     def is_retryable(self) -> bool:
-        """Whether the same request may succeed later; the client has already made all retries of its policy."""
+        """Whether the code is UNAVAILABLE: the same request may succeed later. The client has retried already."""
         return self.code == "UNAVAILABLE"
 
     def __str__(self) -> str:

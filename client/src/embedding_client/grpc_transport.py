@@ -26,8 +26,8 @@ _OPTIONS: tuple[tuple[str, int], ...] = (
     # defaults of gRPC grow from 1 s to 2 minutes.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 2000),
-    # Ignore http_proxy and similar variables, which are meant for the internet; the client's HTTP transports ignore
-    # them too.
+    # The client connects to the server directly, even if http_proxy or a similar variable is set; its HTTP transports
+    # do the same.
     ("grpc.enable_http_proxy", 0),
 )
 

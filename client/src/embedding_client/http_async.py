@@ -33,7 +33,7 @@ class AsyncHttpTransport:
         self._client = httpx.AsyncClient(
             base_url=str(target),
             verify=True if target.tls is None else target.tls.ssl_context(),
-            # Ignore http_proxy and similar variables, which are meant for the internet.
+            # The client connects to the server directly, even if http_proxy or a similar variable is set.
             trust_env=False,
             # httpx gets no timeout, because it would limit each read; send() limits the whole exchange.
             timeout=None,

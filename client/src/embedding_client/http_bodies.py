@@ -59,7 +59,9 @@ def _dump(document: dict[str, Any]) -> bytes:
 
 
 def _plain(name: str, array: Array) -> Any:
-    """Converts an array to lists. A float32 becomes a float64 with all digits, because the server rounds twice."""
+    """Converts an array to lists. A float32 becomes the float64 of the same value, which the server rounds back
+    exactly.
+    """
     if array.dtype == object:
         flat = np.empty(array.size, object)
         flat[:] = [_text(item) for item in array.reshape(-1).tolist()]

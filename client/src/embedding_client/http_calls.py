@@ -50,8 +50,8 @@ class HttpCalls:
         answer: Outputs = yield Call(f"{self._at(at)}:lookup", lookup_body(ids, signature), _embeddings)
         if all(name in answer for name in outputs) and all(array.size for array in answer.values()):
             return _chosen(answer, outputs, answer)
-        # A signature is needed only in rare cases: `outputs` names an output that the answer lacks, or the answer has
-        # no rows, so that only the signature has their width.
+        # A signature is needed only in rare cases: `outputs` names an output that the answer lacks, or an array of the
+        # answer is empty, so that only the signature says how wide its rows are.
         described = (yield from self._signature(_version_answered(at, answer.version), signature)).outputs
         arrays = {
             name: array if array.size or name not in described else with_shape(array, described[name].shape)
@@ -128,7 +128,7 @@ def _version_answered(at: Where, version: int | None) -> Where:
 
 
 def _chosen(arrays: Outputs, outputs: Sequence[str], known: Mapping[str, object]) -> Outputs:
-    """Returns the named outputs only; a bad name gets the error text that the server has for gRPC's output_filter."""
+    """Returns the named outputs, or all if none is named; a bad name gets the error text of gRPC's output_filter."""
     if not outputs:
         return arrays
     for name in outputs:

@@ -48,7 +48,7 @@ def lookup_ids(features: Mapping[str, FeatureIds], weights: Mapping[str, Feature
 
 
 def feature_ids(name: str, value: FeatureIds, weights: FeatureWeights | None = None) -> Ids:
-    """Returns the ids of one feature: an array [B] with one id per row, or RaggedIds.
+    """Converts a caller's ids of one feature: to an array [B] if each row has one id, to RaggedIds if it has a list.
 
     >>> feature_ids("genres", [[1, 5], []]).row_splits.tolist()
     [0, 2, 2]
@@ -114,7 +114,7 @@ def _ids(name: str, value: Any) -> Ids:
 
 
 def _flat(what: str, rows: Sequence[Any] | Array) -> tuple[list[Any], Array | None]:
-    """Returns the values of all rows in one list, and row splits; None in their place if the rows are not nested."""
+    """Returns all rows' values in one list, and the row splits; the row splits are None if the rows are not nested."""
     kinds = set(map(type, rows))
     # Lists of plain numbers or strings are checked first: most lookups have a row or two, and then this check is a
     # large part of their cost.

@@ -120,7 +120,7 @@ def encode_metadata(model_spec: bytes) -> bytes:
 
 
 def decode_predict(data: bytes) -> Outputs:
-    """Returns the arrays of a PredictResponse {outputs = 1, model_spec = 2}; raises ValueError."""
+    """Decodes a PredictResponse {outputs = 1, model_spec = 2} to Outputs; raises ValueError for other bytes."""
     outputs = Outputs()
     for number, value in fields(memoryview(data)):
         if number == 1:

@@ -109,7 +109,9 @@ def int_field(data: Buffer, number: int) -> int:
 
 
 def bytes_field(data: Buffer, number: int) -> Buffer:
-    """Returns a protobuf field of bytes, string or message type, b"" if it is missing; raises ValueError."""
+    """Returns the last value of a field of bytes, string or message type; b"" if it is missing. Raises ValueError if
+    `data` is malformed.
+    """
     found: Buffer = b""
     for key, value in fields(data):
         if key == number:

@@ -34,7 +34,8 @@ STRING = 7
 _BFLOAT16 = 14
 # DataType also numbers reference types of variables: the number of the plain type plus this offset.
 _REF_OFFSET = 100
-# The names of DataType numbers 1, 2, ...: numpy's name, or the proto's name in lower case if numpy has no such dtype.
+# Names of TensorFlow's DataType numbers 1, 2, ...: numpy's name, or the proto's name in lower case if numpy has no such
+# dtype.
 _NAMES: dict[int, str] = dict(
     enumerate(
         "float32 float64 int32 uint8 int16 int8 string complex64 int64 bool qint8 quint8 qint32 bfloat16 qint16 "
@@ -50,7 +51,8 @@ _VALUE_FIELDS: dict[int, int] = {
     **dict.fromkeys((3, 4, 5, 6, 17), 7),
     **{1: 5, 2: 6, 7: 8, 8: 9, 9: 10, 10: 11, 14: 13, 18: 12, 19: 13, 22: 16, 23: 17},
 }
-# Dtypes whose values have the same bytes in a TensorProto as in an array; values of all other dtypes are varints.
+# Dtypes whose values have the same bytes in a TensorProto as in an array; values of all other numeric dtypes are
+# varints.
 _FIXED = frozenset({1, 2, 8, 18})
 # Dtypes of 16-bit floats: the message holds the 16 bits of each value as a varint.
 _HALVES = frozenset({_BFLOAT16, 19})
@@ -61,7 +63,8 @@ if ml_dtypes is not None:
     _DTYPES[_BFLOAT16] = np.dtype(ml_dtypes.bfloat16)
 DTYPE_NUMBERS = {dtype: number for number, dtype in _DTYPES.items()}
 
-# The largest tensor that the server may describe by one repeated value: 2**20 elements, 4 MiB of float32.
+# A TensorProto may repeat its last value until its shape is full. The client accepts 2**20 elements (4 MiB of float32)
+# in such a tensor or, if that is more, one element for each byte of the message.
 _MAX_SPREAD_ELEMENTS = 1 << 20
 _DTYPE, _SHAPE, _CONTENT, _STRING_VAL = 1, 2, 4, 8
 
