@@ -281,7 +281,8 @@ def _ragged_names(spec: SignatureSpec, entry: SignatureEntry) -> tuple[RaggedNam
 def _json_name(spec: SignatureSpec, features: list[str], ids: str, row_splits: str) -> str:
     by_convention = {names[1:3]: names.feature for names in spec.ragged_names}.get((ids, row_splits))
     name = by_convention if by_convention is not None and len(features) > 1 else features[0]
-    # The feature's name can not be used in JSON requests if another input has it: there the name means the input.
+    # If another input has the feature's name, a JSON request names the feature by its input of ids: the feature's name
+    # means the other input.
     return name if name == ids or name not in spec.inputs else ids
 
 

@@ -203,7 +203,7 @@ class VersionDeltas:
 
         if table in target.remote:
             return upsert_remote(target, table, make, self._highest)
-        assert self._journal is not None  # else the upsert was refused above: DeltaRefused
+        assert self._journal is not None  # not None: an upsert without a journal was refused before
         delta = self._journal.append(make, self._highest + 1)
         if self._is_closed:
             # The version was closed meanwhile: the upsert is on disk, and is applied when the version is loaded again.

@@ -49,7 +49,7 @@ class Scheduler:
         self._start_thread = start_thread
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
-        # Batch queues that are not empty; the scheduler runs the next batch of the first one.
+        # Batch queues that are not empty, in the order in which the scheduler looks for the next ready batch.
         self._waiting: deque[BatchQueue] = deque()
         self._num_running = 0
         self._num_started = 0

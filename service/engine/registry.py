@@ -101,8 +101,8 @@ class Registry:
         self._snapshot: Mapping[str, _Model] = {}
         self._write = threading.Lock()
         self._is_draining = False
-        # Type of a function that returns why a model can not answer although a version is AVAILABLE (the cluster of a
-        # remote table is down), else "".
+        # Function that returns why a model can not answer although a version is AVAILABLE (the cluster of a remote
+        # table is down), else "".
         self.problem_beside: Callable[[str], str] = lambda model: ""
 
     def lease(self, ref: ModelRef, is_enough: IsEnough = _is_never_enough) -> Lease:
@@ -262,8 +262,8 @@ class Registry:
         can_answer = [bool(model.available) and not self.problem_beside(name) for name, model in configured.items()]
         if self._is_strict:
             return all(can_answer)
-        # The server is not ready until each model has loaded a version, has failed to, or has none to load: a rolling
-        # update would else replace servers that have loaded a model by servers that have not.
+        # The server is ready once each model has loaded a version, has failed to, or has none to load, and at least one
+        # can answer: a rolling update would else replace servers that have loaded a model by servers that have not.
         return all(model.is_tried for model in configured.values()) and any(can_answer)
 
     @property

@@ -28,9 +28,10 @@ from service.engine.workers import Workers
 from service.errors import IdsTooMany, InputMismatch
 from service.types import Array, TableInfo
 
-# Maximum number of ids and keys in one filter of a search.
+# Maximum number of ids or keys in each filter of a search: in the list of allowed rows, and in the list of denied rows.
 MAX_FILTER_IDS = 1_000_000
-# An index finds the ten nearest rows well. Searches for many more neighbours compare all rows.
+# Largest k of a search that uses an index. An index is built to find the ten nearest rows; a search for many more
+# neighbours compares all rows.
 MAX_INDEXED_K = 100
 # Longest time of a search whose request has no earlier deadline (seconds).
 MAX_SEARCH_S = 30.0

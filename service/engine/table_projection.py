@@ -20,7 +20,8 @@ from service.types import Array
 
 # Maximum number of rows in a table's map (its picture in the console); of a larger table, a random sample is drawn.
 MAX_POINTS = 100_000
-# Maximum number of tables' maps that are kept, and of those that wait to be computed: each map takes some MB.
+# Maximum number of maps (pictures of a table's rows in the console) that are kept, and of maps that wait to be
+# computed: each takes some MB.
 MAX_MAPS = 8
 # Maximum number of float32 numbers (16 MiB) in the rows from which the axes of a map are computed: a sample of the
 # rows, if they have more.

@@ -44,8 +44,8 @@ def requests(
         yield _filled(spec, {feature.ids: ids[:0]}, 0, random)
         return
     batches = [list(lengths) for lengths in _ROW_LENGTHS]
-    # Further probe requests have each critical id in a row of its own, then three ids in each row, then all ids in one
-    # row.
+    # Further probe requests have each of the chosen ids in a row of its own, then three ids in each row, then all ids
+    # in one row.
     batches += [[1] * ids.size, [3] * (ids.size // 3), [0, ids.size]]
     for lengths in batches:
         chosen = ids if sum(lengths) == ids.size else random.choice(ids, sum(lengths))

@@ -24,8 +24,8 @@ from service.native_tables import NATIVE_TABLES
 logger = logging.getLogger(__name__)
 
 _DONT_NEED = 4
-# Bytes of mapped memory that close() frees at a time. It pauses after each piece, so that other threads can get the
-# kernel's lock on the process's memory map.
+# Number of bytes of mapped memory that close() frees before it pauses, so that other threads can get the kernel's lock
+# on the process's memory map.
 _SLICE_BYTES = 64 << 20
 _BREAK_S = 0.001
 _libc = ctypes.CDLL(None, use_errno=True)

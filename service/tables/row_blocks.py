@@ -14,7 +14,8 @@ from service.tables.numpy_kernels import REFUSED, rows_read
 from service.tables.table import MappedTable
 from service.types import Array
 
-# Blocks begin at multiples of this many bytes; TensorFlow would copy an array that does not.
+# In the buffer that TensorFlow is fed from, each block of looked-up rows begins at a multiple of this many bytes:
+# TensorFlow would copy an array that does not.
 _ALIGNED_BYTES = 64
 _AS_STORED = ("float32", "float16", "bfloat16", "float64")
 
