@@ -1,4 +1,4 @@
-"""Finds the row of one version that belongs to a row of another version: the row of the same key, or of the same id."""
+"""Finds, for a row of a table, the same row in another version: the row of the same key, or of the same id."""
 
 from __future__ import annotations
 

@@ -254,7 +254,7 @@ class VersionDeltas:
                 self._journal.close()
 
     def _read(self) -> bool:
-        """Reads the next new deltas; returns False if there are none, and True if the next call may find more."""
+        """Reads the next new deltas and queues them; returns whether it found any: then the next call may find more."""
         found = 0
         for delta in self._journal.read(_BATCH_BYTES) if self._journal is not None else ():
             found += 1

@@ -161,7 +161,7 @@ class Registry:
         return model is not None and model.is_configured
 
     def loaded(self) -> list[LoadedServable]:
-        """Returns all AVAILABLE servables by model and version, each with the number of requests that use it."""
+        """Returns the AVAILABLE servables, sorted by model and version, with the number of requests that use each."""
         return [
             LoadedServable(holder.servable, holder.num_requests)
             for _, model in sorted(self._snapshot.items())
@@ -473,7 +473,7 @@ class Registry:
 
 
 def _answering(model: _Model) -> list[Holder]:
-    """Returns the holders of a model that requests can reach.
+    """Returns the holders by which requests can reach versions of a model.
 
     These are the holders of AVAILABLE versions, latest first; if there are none, the holder of a version that answers
     lookups while it loads.

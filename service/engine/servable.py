@@ -194,7 +194,7 @@ class Servable:
 
 
 def sums_of_counts(counts: Mapping[str, TableCounts], more: Mapping[str, TableCounts]) -> dict[str, TableCounts]:
-    """Adds two dicts of table -> counts of reads, table by table."""
+    """Returns table -> the sums of its counts of reads in two dicts; a table may be in only one of the dicts."""
     totals = dict(counts)
     for name, added in more.items():
         totals[name] = TableCounts(*map(operator.add, totals.get(name, TableCounts()), added))

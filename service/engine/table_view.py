@@ -109,7 +109,7 @@ def _found(engine: Engine, ref: ModelRef, table: str) -> tuple[ModelRef, TableIn
 
 
 def vocabularies_of(description: ModelDescription, info: TableInfo) -> Mapping[str, Vocabulary]:
-    """Returns the vocabularies that lead to a table's rows, by feature."""
+    """Returns feature -> vocabulary, for the features that look up rows of the table by keys."""
     found: dict[str, Vocabulary] = {}
     for feature in info.features:
         for spec in description.signatures.values():

@@ -34,7 +34,7 @@ _libc.munlock.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 
 
 class GuardedMap(mmap.mmap):
-    """A read-only map of a file, from which reads are safe even if the file is cut short.
+    """A map of a file from which, with the native core, reads are safe even if the file is cut short.
 
     Pages behind the new end of the file then read as zeros, after the version's mark was set.
     """
@@ -120,7 +120,7 @@ class GuardedFiles:
         raise LookupError(f"no file is mapped at {address:#x}")
 
     def look(self) -> str:
-        """Returns how a mapped file was damaged since it was opened, and marks the version; returns "" if none was."""
+        """Checks whether a mapped file was changed since it was opened; marks the version and returns how, or ""."""
         if not self.mark[0]:
             for opened in self._opened.values():
                 found = os.fstat(opened.descriptor)

@@ -78,7 +78,7 @@ class RemoteTable:
         return self._cached is not None
 
     def rows_of_request(self, feature: LookupFeature, ids: Array) -> RequestRows:
-        """Reads the rows of [N] int64 ids from the cluster, by the feature's policy for bad ids.
+        """Reads, from the cluster into a small table, the rows that ids read by the feature's policy for bad ids.
 
         Raises:
           TableUnreachable, DeadlineExceeded: a row could not be read, and none is read in its place.

@@ -79,7 +79,7 @@ class MappedTable:
         return out
 
     def changed_rows(self) -> Array:
-        """Returns the ids of the rows that deltas changed and that differ from the file's: [N] int64, ascending."""
+        """Returns the ids of the rows that deltas have written since the version was loaded: [N] int64, ascending."""
         return _NO_IDS if self.changed is None else np.flatnonzero(self.changed)
 
     def nearest(self, search: RowSearch) -> Nearest:
