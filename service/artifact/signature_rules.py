@@ -20,7 +20,7 @@ Shape = tuple[int | None, ...]
 _ID_DTYPES = ("int64", "int32")
 _BOUNDS: Mapping[BadIdPolicy, Literal["both", "upper", "none"]] = {"error": "both", "drop_negative": "upper"}
 # Table dtypes whose stored rows a lookup returns without conversion, if the output has the same dtype and the feature
-# has no combiner.
+# has neither a combiner nor a max_norm.
 _ANSWERED_AS_STORED = ("float16", "bfloat16", "float64")
 
 

@@ -39,7 +39,7 @@ class Matching(Protocol):
         ...
 
     def name(self, id: int, *, is_new: bool) -> str:
-        """Returns the key of a row, or its id as text."""
+        """Returns the key of a row as text, or its id if rows are paired by ids."""
         ...
 
 

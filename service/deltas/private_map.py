@@ -87,7 +87,7 @@ class PrivateMaps:
                     raise ArtifactError(f"cannot open {artifact / part.file}: {error.strerror}") from error
 
     def close(self) -> None:
-        """Closes the table files; maps of them stay valid as long as an array refers to them."""
+        """Closes the table files; memory maps of them stay valid as long as an array refers to them."""
         self._finalizer()
 
     def open(self, tables: Mapping[str, MappedTable]) -> dict[str, OverlaidTable]:

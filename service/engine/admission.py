@@ -156,7 +156,7 @@ class Reservation:
             self._users += 1
 
     def drop_user(self) -> None:
-        """Counts one user of the reserved bytes less; when the last user is gone, the bytes are released."""
+        """Removes one user of the reserved bytes; when the last user is gone, the bytes are released."""
         with self._lock:
             self._users -= 1
             is_last = self._users == 0

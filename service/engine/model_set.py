@@ -188,7 +188,7 @@ class ModelSet:
         self._is_stopped = True
 
     def stop(self, timeout_s: float | None = None) -> list[str]:
-        """Ends all watchers; waits for their threads up to timeout_s, because a running load goes on.
+        """Ends the watchers of all models, and waits up to timeout_s for their threads: a running load goes on.
 
         Loaded versions stay loaded.
 

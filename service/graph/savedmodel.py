@@ -185,7 +185,7 @@ def _program(loader: Any, meta_graph: Any, graph: Any, saver: Any, config: Any) 
 
 
 def _lower_only(saved_model: Any, meta_graph: Any) -> frozenset[str]:
-    """Rewrites a TPU MetaGraph for the CPU, and makes it the SavedModel's only MetaGraph.
+    """Rewrites a TPU MetaGraph for the CPU, and makes it the only MetaGraph of the SavedModel in memory.
 
     Returns its tags, which another MetaGraph of the SavedModel may have had too.
     """

@@ -34,7 +34,7 @@ _libc.munlock.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 
 
 class GuardedMap(mmap.mmap):
-    """A map of a file from which, with the native core, reads are safe even if the file is cut short.
+    """A memory map of a file: with the native core, reads from it are safe even if the file is cut short.
 
     Pages behind the new end of the file then read as zeros, after the version's mark was set.
     """
@@ -42,7 +42,7 @@ class GuardedMap(mmap.mmap):
     _place: int | None = None
 
     def guard(self, mark: mmap.mmap) -> None:
-        """Registers this map with the native core's handler of bus errors, which sets a version's mark for damage."""
+        """Registers this memory map with the native core's handler of bus errors, which sets the mark for damage."""
         if NATIVE_TABLES is None:
             return
         # A reference keeps the memory of the version's mark for damage alive, because the handler of bus errors may
@@ -105,7 +105,7 @@ class GuardedFiles:
         return {path: opened.size for path, opened in self._opened.items()}
 
     def guard(self, mapped: GuardedMap) -> None:
-        """Makes damage to another map of one of the files count as damage to this version, too."""
+        """Makes damage to another memory map of one of the files count as damage to this version, too."""
         mapped.guard(self._memory)
 
     def place(self, address: int) -> tuple[int, int]:
@@ -139,7 +139,7 @@ class GuardedFiles:
 
     @contextmanager
     def reading(self, path: Path) -> Iterator[tuple[int, int]]:
-        """Opens a mapped file again for plain reads; yields its descriptor and the address of its map."""
+        """Opens a mapped file again for plain reads; yields its descriptor and the address of its memory map."""
         opened = self._opened[path]
         # A second descriptor is opened, so that the advice POSIX_FADV_RANDOM does not apply to the mapped one. The
         # /proc path leads to the mapped file even if the file was renamed.

@@ -113,7 +113,7 @@ class RemoteTable:
         raise self._unsearched()
 
     def nearest(self, search: RowSearch) -> Nearest:
-        """Raises Unimplemented: a search would read all rows of the cluster."""
+        """Raises Unimplemented, because a search in a remote table would read all its rows from the cluster."""
         raise self._unsearched()
 
     def _unsearched(self) -> Unimplemented:

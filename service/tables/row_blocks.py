@@ -34,7 +34,7 @@ class BlockPart(NamedTuple):
 
     @property
     def row_bytes(self) -> int:
-        """Number of bytes that rows of this table have in each row of the block."""
+        """Number of bytes of one table's rows in each row of a block (rows of several tables side by side)."""
         size: int = self.table.row_bytes * self.per_row
         return size
 
