@@ -348,8 +348,8 @@ class Engine:
             with self._registry.lease(ref, lambda early: True) as servable:
                 return SIGNATURE not in servable.signatures
         except ServiceError:
-            # An error of the lease is not raised here: neighbors(), which is called next, leases the model too, and
-            # raises the error to the client.
+            # searches_by_signature() does not raise the lease's error: neighbors(), which is called next, leases the
+            # model too, and raises the error to the client.
             return True
 
     def may_wait(self, ref: ModelRef, table_name: str) -> bool:
@@ -361,7 +361,7 @@ class Engine:
             with self._registry.lease(ref, lambda early: True) as servable:
                 return table_name in servable.remote_tables
         except ServiceError:
-            # An error of the lease is not raised here: table_rows(), which is called next, leases the model too, and
+            # may_wait() does not raise the lease's error: table_rows(), which is called next, leases the model too, and
             # raises the error to the client.
             return False
 

@@ -342,7 +342,7 @@ class Registry:
         self._move(name, VersionStatus(version, State.LOADING))
 
     def show_lookups(self, servable: Servable) -> bool:
-        """Lets requests use the lookups of a version that is still LOADING, until it is published or fails.
+        """Lets requests use the lookups of a LOADING version, if no version is AVAILABLE; returns whether they may.
 
         Returns:
           Whether the lookups are answered now. They are not if a version of the model is AVAILABLE, if this version is

@@ -68,8 +68,7 @@ def find_neighbors(
     denied = _row_numbers(info, query.denied, query.feature, keys)
     if allowed is not None:
         allowed = np.setdiff1d(allowed, denied, assume_unique=True)
-    # A query has no more neighbours than the table has rows, so a large k does not make the server allocate large
-    # arrays.
+    # k is cut to the number of the table's rows, so that a large k does not make the server allocate large arrays.
     k = min(query.k, info.vocabulary_size)
     search = RowSearch(queries, own, k, query.metric, allowed, denied, seconds, threads)
     if index is None:

@@ -141,7 +141,7 @@ def _weights(
 def _filled(
     spec: SignatureSpec, own: Mapping[str, Array], num_rows: int, random: np.random.Generator
 ) -> dict[str, Array]:
-    """Completes a probe request: adds random values for all inputs that do not belong to the feature."""
+    """Returns a probe request, with random values for all inputs that do not belong to the probed feature."""
     request = {name: np.asarray(array, spec.inputs[name].numpy_dtype) for name, array in own.items()}
     for name in sorted(spec.row_inputs - own.keys()):
         tensor = spec.inputs[name]

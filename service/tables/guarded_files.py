@@ -160,7 +160,8 @@ class GuardedFiles:
             address = np.frombuffer(opened.map, np.uint8).ctypes.data
             for begin in range(0, opened.size, _SLICE_BYTES):
                 num_bytes = min(_SLICE_BYTES, opened.size - begin)
-                # Pages are unlocked first, because the kernel can not free locked pages.
+                # close() unlocks the pages of a mapped file before it frees them, because the kernel can not free
+                # locked pages.
                 _libc.munlock(address + begin, num_bytes)
                 _libc.madvise(address + begin, num_bytes, _DONT_NEED)
                 sleep(_BREAK_S)
