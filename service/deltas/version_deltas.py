@@ -214,7 +214,7 @@ class VersionDeltas:
         return UpsertReceipt(target.model, target.version, table, delta.sequence, ids.size, is_visible)
 
     def origin(self, table: str, row: int) -> RowOrigin | None:
-        """Returns the delta that wrote a row last, as Deltas.origin declares."""
+        """Returns the delta that wrote a row last; None if no delta did."""
         order = self._overlay.order_of(table, row)
         if not order:
             return None

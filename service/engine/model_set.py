@@ -226,7 +226,7 @@ class ModelSet:
         old, self._configs = self._configs, {config.name: config for config in configs}
         for config in configs:
             # A reload starts the watchers of its new models before it calls _commit(); for the server's first list of
-            # models, they are started here.
+            # models, _commit() starts them.
             if not self._is_watched(config):
                 self._watch(config)
         self._on_commit(configs)

@@ -23,8 +23,8 @@ MAX_POINTS = 100_000
 # Maximum number of maps (pictures of a table's rows in the console) that are kept, and of maps that wait to be
 # computed: each takes some MB.
 MAX_MAPS = 8
-# Maximum number of float32 numbers (16 MiB) in the rows from which the axes of a map are computed: a sample of the
-# rows, if they have more.
+# Maximum number of float32 numbers (16 MiB) in the rows from which the axes of a table's map are computed: a sample of
+# the rows, if they have more.
 _MAX_FIT_NUMBERS = 4 << 20
 # Number of rows that are read at a time; between two reads the version may be unloaded.
 _BLOCK_ROWS = 4096

@@ -31,7 +31,7 @@ class Constants:
 def requests(
     spec: SignatureSpec, feature: LookupFeature, vocabulary_size: int, constants: Constants, keys: Array | None = None
 ) -> Iterator[dict[str, Array]]:
-    """Yields probe requests: critical ids and weights (such as limits) for one feature, random values for other inputs.
+    """Yields probe requests: ids and weights at and next to limits for one feature, random values for other inputs.
 
     Args:
       keys: keys of the feature's vocabulary; the requests hold these and unknown keys in place of ids.
@@ -82,8 +82,8 @@ def is_same_sum(feature: LookupFeature, inputs: Tensors, wanted: Array, found: A
     splits = inputs[feature.row_splits or ""][: len(wanted) + 1]
     lengths = np.diff(splits)
     weights = inputs.get(feature.weights or "", np.empty(0))
-    # The bound on the rounding error is doubled: a mean divides its rounding error by the sum of its weights, which may
-    # be 1/2.
+    # The bound on the rounding error is doubled, because a mean divides its rounding error by the sum of its weights,
+    # which may be less than 1.
     sizes = np.add.reduceat(np.append(np.abs(weights), 0), splits[:-1]) * 2 if weights.size else 2.0 * lengths
     sizes = sizes[: len(wanted)]
     sums = np.maximum(sizes, 1.0) * max(float(np.abs(wanted[~is_nan]).max(initial=0)), 1e-30)

@@ -120,7 +120,7 @@ class GuardedFiles:
         raise LookupError(f"no file is mapped at {address:#x}")
 
     def look(self) -> str:
-        """Checks whether a mapped file was changed since it was opened; marks the version and returns how, or ""."""
+        """Returns how a mapped file was changed since it was opened, and marks the version as damaged; else ""."""
         if not self.mark[0]:
             for opened in self._opened.values():
                 found = os.fstat(opened.descriptor)
@@ -141,8 +141,8 @@ class GuardedFiles:
     def reading(self, path: Path) -> Iterator[tuple[int, int]]:
         """Opens a mapped file again for plain reads; yields its descriptor and the address of its memory map."""
         opened = self._opened[path]
-        # A second descriptor is opened, so that the advice POSIX_FADV_RANDOM does not apply to the mapped one. The
-        # /proc path leads to the mapped file even if the file was renamed.
+        # A second descriptor is opened, so that the advice POSIX_FADV_RANDOM applies to this one and not to the
+        # descriptor of the memory map. The /proc path leads to the mapped file even if the file was renamed.
         descriptor = os.open(f"/proc/self/fd/{opened.descriptor}", os.O_RDONLY | os.O_CLOEXEC)
         try:
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)

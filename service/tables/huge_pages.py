@@ -61,7 +61,7 @@ class _GivenUp(Exception):
 
 @dataclass(slots=True)
 class _Work:
-    # _Work has the progress of making one version's pages huge. seconds: time to read each chunk that was read.
+    # _Work has the progress of making one version's pages huge. seconds: the time of each read of a chunk.
     num_bytes: int
     started_s: float
     huge_bytes: int = 0
