@@ -34,8 +34,8 @@ class Admission:
         self._held: dict[str, Held] = {}
         self._bytes = 0
         self._rows = 0
-        # NOTE: keep the code under Admission's lock to a few lines: if the system preempts the thread that holds it, all
-        # other requests wait.
+        # NOTE: keep the code under Admission's lock to a few lines: if the system preempts the thread that holds it,
+        # all other requests wait.
         self._lock = threading.Lock()
 
     def reserve_bytes(self, model: str, size: int) -> None:

@@ -81,7 +81,7 @@ def find_neighbors(
 
 
 def _nearest_by_index(table: SearchedTable, search: RowSearch, index: RowIndex) -> tuple[Nearest, int]:
-    """Compares queries with the rows that an index names and with all changed rows; also counts the compared rows.
+    """Returns the nearest of the rows that an index names and of all changed rows, and the number of compared rows.
 
     If a query finds fewer than k rows in this way, the query is compared with all rows.
     """
