@@ -120,7 +120,7 @@ class GuardedFiles:
         raise LookupError(f"no file is mapped at {address:#x}")
 
     def look(self) -> str:
-        """Marks the version as damaged if a mapped file was changed; returns the damage in words, "" if there is none."""
+        """Marks the version as damaged if a mapped file was changed; returns the damage in words, "" if none."""
         if not self.mark[0]:
             for opened in self._opened.values():
                 found = os.fstat(opened.descriptor)
