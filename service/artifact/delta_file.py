@@ -41,8 +41,8 @@ FORMAT_VERSION = 1
 # Name of the folder, within a version's folder, that holds its delta files.
 DELTAS_FOLDER = "deltas"
 SUFFIX = ".delta"
-# Largest sequence number of a delta. 2 * sequence + 1 must fit into an int64, because deltas are ordered by this
-# number.
+# Largest sequence number of a delta: up to 2**53, JSON readers that use float64 keep a number exact. Also, 2 * sequence
+# + 1 must fit into an int64, because deltas are ordered by this number.
 MAX_SEQUENCE = 2**53
 
 HEADER = struct.Struct("<8sIIQQIIQ32sII")

@@ -39,7 +39,8 @@ class Inbox:
         self._max_bytes = max_bytes
         self._refused = refused
         self._seen: dict[str, _Look] = {}
-        # Names of the refused delta files; each call of read() checks them again, because somebody may replace them.
+        # Names of the refused delta files: each call of read() looks whether they have changed, because somebody may
+        # replace them.
         self._bad: set[str] = set()
         self._calls = 0
         self._is_link = False

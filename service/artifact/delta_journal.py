@@ -164,7 +164,8 @@ class Journal:
 
     def _open(self, *, is_writing: bool) -> bool:
         if self._descriptor >= 0 and self._is_replaced():
-            # The journal was removed or replaced: a record written to the old file would be lost with the next restart.
+            # If the journal's file was removed or replaced, the journal is opened again: a record written to the old
+            # file would be lost with the next restart.
             self._close()
         if self._descriptor >= 0:
             return True

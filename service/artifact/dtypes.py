@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 try:
-    # The package ml_dtypes gives numpy the dtype bfloat16. It is installed with TensorFlow, and only graphs use
-    # bfloat16 arrays.
+    # numpy gets the dtype bfloat16 from the package ml_dtypes, which is installed with TensorFlow.
     import ml_dtypes
 except ImportError:
     ml_dtypes = None  # type: ignore[assignment]

@@ -20,7 +20,7 @@ Shape = tuple[int | None, ...]
 _ID_DTYPES = ("int64", "int32")
 _BOUNDS: Mapping[BadIdPolicy, Literal["both", "upper", "none"]] = {"error": "both", "drop_negative": "upper"}
 # Table dtypes whose stored rows a lookup returns without conversion, if the output has the same dtype and the feature
-# has no combiner.
+# has neither a combiner nor a max_norm.
 _ANSWERED_AS_STORED = ("float16", "bfloat16", "float64")
 
 
@@ -65,7 +65,7 @@ def signature_faults(manifest: Manifest, signatures: Mapping[str, SignatureSpec]
 def described(
     spec: SignatureSpec, entry: SignatureEntry, manifest: Manifest, vocabularies: Mapping[str, Vocabulary]
 ) -> SignatureSpec:
-    """Adds the manifest's facts on inputs and outputs to a signature's spec, such as vocabularies and bounds of ids.
+    """Returns a signature's spec with the manifest's facts on inputs and outputs, such as vocabularies and id bounds.
 
     Args:
       vocabularies: the vocabulary of each feature that has one.
@@ -128,7 +128,7 @@ def _of_both(
 
 
 def lookup_rules(spec: SignatureSpec, entry: SignatureEntry, manifest: Manifest) -> LookupRules:
-    """Returns a lookup signature's LookupRules; raises ArtifactError if the signature's graph has other outputs."""
+    """Returns a lookup signature's LookupRules; raises ArtifactError if the graph's outputs do not fit the manifest."""
     parts = {lookup.output: (name,) for name, lookup in entry.features.items() if lookup.output is not None}
     rules = {output: _rule(spec, entry, manifest, output, of) for output, of in {**parts, **entry.concatenated}.items()}
     for name in entry.features:
@@ -256,7 +256,7 @@ def _check_vocabulary(feature: str, manifest: Manifest) -> None:
 
 
 def _ragged_names(spec: SignatureSpec, entry: SignatureEntry) -> tuple[RaggedNames, ...]:
-    """Returns the input names of ragged features: from the manifest, else by the names' convention (x__row_splits).
+    """Returns each ragged feature with the names of its inputs: the manifest's, else by convention (x__row_splits).
 
     The kernels trust row splits, so each pair of ids and row splits that a lookup reads must be here: engine.validation
     checks the splits of all pairs that are listed here.
@@ -281,7 +281,8 @@ def _ragged_names(spec: SignatureSpec, entry: SignatureEntry) -> tuple[RaggedNam
 def _json_name(spec: SignatureSpec, features: list[str], ids: str, row_splits: str) -> str:
     by_convention = {names[1:3]: names.feature for names in spec.ragged_names}.get((ids, row_splits))
     name = by_convention if by_convention is not None and len(features) > 1 else features[0]
-    # The feature's name can not be used in JSON requests if another input has it: there the name means the input.
+    # If another input has the feature's name, a JSON request names the feature by its input of ids: the feature's name
+    # means the other input.
     return name if name == ids or name not in spec.inputs else ids
 
 

@@ -229,7 +229,8 @@ def tensor_head(number: int, shape: tuple[int, ...]) -> bytes:
     """Serializes dtype and shape of a TensorProto; the bytes are cached, because a server's answers have few shapes."""
     dims = bytearray()
     for size in shape:
-        # Each dimension of the shape is encoded as a message of TensorShapeProto's field dim, with its field size.
+        # Each size of the shape is encoded as a message in TensorShapeProto's field dim; the message's field size has
+        # the number.
         dim = tag(1, 0) + varint(size)
         dims += tag(2, 2) + varint(len(dim)) + dim
     return tag(1, 0) + varint(number) + tag(2, 2) + varint(len(dims)) + dims

@@ -34,7 +34,8 @@ _PASS_THROUGH = {
     "TPUPartitionedOutput": "num_splits",
 }
 
-# Further ops that only TPUs have kernels for, besides all ops with TPU in their name.
+# Ops that only TPUs have kernels for, although their names do not have TPU in them; the names of more such ops begin
+# with one of _TPU_ONLY_PREFIXES.
 _TPU_ONLY = frozenset({"CrossReplicaSum", "AllToAll", "CollectivePermute"})
 _TPU_ONLY_PREFIXES = (
     "Infeed",

@@ -1,4 +1,4 @@
-"""Finds the row of one version that belongs to a row of another version: the row of the same key, or of the same id."""
+"""Finds, for a row of a table, the same row in another version: the row of the same key, or of the same id."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Matching(Protocol):
         ...
 
     def name(self, id: int, *, is_new: bool) -> str:
-        """Returns the key of a row, or its id as text."""
+        """Returns the key of a row as text, or its id if rows are paired by ids."""
         ...
 
 

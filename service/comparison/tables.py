@@ -75,7 +75,7 @@ def pair_rows(matching: Matching, budget: Budget) -> RowPairs:
 
 
 def drift_of(old: Table, new: Table, pairs: RowPairs, matching: Matching) -> Drift:
-    """Compares the vectors of the paired rows of two tables with the same D."""
+    """Returns how much the vectors of the paired rows differ between two versions of a table with the same D."""
     count = len(pairs.old_ids)
     rotations = _rotations(old, new, pairs.old_ids, pairs.new_ids)
     is_aligned = rotations is not None
@@ -106,7 +106,7 @@ def drift_of(old: Table, new: Table, pairs: RowPairs, matching: Matching) -> Dri
 
 
 def row_cosines(old: Table, new: Table, matching: Matching, new_ids: Array) -> tuple[Array, bool]:
-    """Compares single rows of two tables with vectors of the same size D, as drift_of does for all rows.
+    """Returns the cosine of each given row's vectors in two versions of a table, after a rotation as in drift_of.
 
     Args:
       new_ids: [n] int64 ids of the new table.
@@ -230,7 +230,7 @@ def _chunks(old: Table, new: Table, old_ids: Array, new_ids: Array) -> Iterator[
 
 
 def _nearest(table: Table, queries: Array, pool: Array) -> Array:
-    """Returns [n, k] positions in `pool`: for each query row, the k nearest rows of the pool except the row itself."""
+    """Returns [n, k] positions in `pool`: for each query row, the k nearest other rows of the pool by cosine."""
     wanted = _unit(table.rows(queries))
     best_score = np.full((len(queries), 0), -np.inf, np.float32)
     best = np.empty((len(queries), 0), np.int64)

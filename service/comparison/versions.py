@@ -104,7 +104,7 @@ def compare_rows(
     *,
     served: tuple[Mapping[str, Table], Mapping[str, Table]] = (MappingProxyType({}), MappingProxyType({})),
 ) -> tuple[Array, bool]:
-    """Compares single rows of a table in two version folders, as row_cosines does for opened tables.
+    """Returns the cosines between single rows of a table in two version folders, as row_cosines does for opened tables.
 
     Blocks; any thread.
 

@@ -77,7 +77,10 @@ class ConfigFile:
         return models
 
     def poll_once(self, reload: Callable[[Sequence[ModelConfig]], None]) -> None:
-        """Reads --model_config_file; if its text is new, calls reload() with its models. An error is logged once."""
+        """Reads --model_config_file, and calls reload() with its models unless the text is applied already.
+
+        An error is logged once.
+        """
         with self._turn:
             self._poll(reload)
 

@@ -194,7 +194,7 @@ class ServerSettings:
 
     @property
     def num_threads(self) -> int:
-        """Number of threads in which the native core serves connections; 0 if the setting is not a number."""
+        """Number of the native core's threads for connections; one per processor for "auto", 0 if it is no number."""
         text = self.workers or self.threads
         if text == "auto":
             return _num_processors()

@@ -1,4 +1,4 @@
-"""Runs a thread that looks for new deltas of every served version, and applies them."""
+"""Applies new deltas to all served versions, in a loop that one thread runs."""
 
 from __future__ import annotations
 

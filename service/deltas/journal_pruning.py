@@ -45,7 +45,7 @@ class _Journal(NamedTuple):
 
 
 class JournalPruning:
-    """The remover of journals whose version's folder has been missing for GONE_S seconds.
+    """The remover of journals whose version's folder is missing for GONE_S seconds while a newer version has one.
 
     Concurrency: one caller at a time for each model; other processes may prune the same folder.
 

@@ -1,4 +1,4 @@
-"""Keeps two copies ("sides") of a version's tables: requests read one side while deltas are written to the other.
+"""Keeps copies ("sides") of a version's tables: requests read one side while deltas are written to another.
 
 A request holds the servable of one side from its first read to its last, so it sees all rows of a delta or none, and
 reads cost the same as without deltas. A side is written to only when no request holds it. Before a side is shown again,
@@ -61,7 +61,7 @@ class Side:
 
 
 class Overlay:
-    """The two copies ("sides") of one version's tables, to which deltas are written in turn.
+    """The copies ("sides") of one version's tables: requests read one copy while deltas are written to another.
 
     Concurrency: one caller at a time.
 

@@ -87,7 +87,7 @@ class PrivateMaps:
                     raise ArtifactError(f"cannot open {artifact / part.file}: {error.strerror}") from error
 
     def close(self) -> None:
-        """Closes the table files; maps of them stay valid as long as an array refers to them."""
+        """Closes the table files; memory maps of them stay valid as long as an array refers to them."""
         self._finalizer()
 
     def open(self, tables: Mapping[str, MappedTable]) -> dict[str, OverlaidTable]:
@@ -107,7 +107,7 @@ class PrivateMaps:
 
 
 def map_privately(descriptor: int, guarded: GuardedFiles) -> mmap.mmap:
-    """Maps a file so that writes change only this map, and reads behind the end of a shortened file give zeros."""
+    """Maps a file so that writes change only this map; with the native core, reads behind a cut file give zeros."""
     flags, protection = mmap.MAP_PRIVATE | _MAP_NORESERVE, mmap.PROT_READ | mmap.PROT_WRITE
     mapped = GuardedMap(descriptor, 0, flags, protection)
     guarded.guard(mapped)

@@ -203,7 +203,7 @@ class VersionDeltas:
 
         if table in target.remote:
             return upsert_remote(target, table, make, self._highest)
-        assert self._journal is not None  # else the upsert was refused above: DeltaRefused
+        assert self._journal is not None  # not None: an upsert without a journal was refused before
         delta = self._journal.append(make, self._highest + 1)
         if self._is_closed:
             # The version was closed meanwhile: the upsert is on disk, and is applied when the version is loaded again.
@@ -214,7 +214,7 @@ class VersionDeltas:
         return UpsertReceipt(target.model, target.version, table, delta.sequence, ids.size, is_visible)
 
     def origin(self, table: str, row: int) -> RowOrigin | None:
-        """Returns the delta that wrote a row last, as Deltas.origin declares."""
+        """Returns the delta that wrote a row last; None if no delta did."""
         order = self._overlay.order_of(table, row)
         if not order:
             return None
@@ -254,7 +254,7 @@ class VersionDeltas:
                 self._journal.close()
 
     def _read(self) -> bool:
-        """Reads the next new deltas; returns False if there are none, and True if the next call may find more."""
+        """Reads the next new deltas and queues them; returns whether it found any: then the next call may find more."""
         found = 0
         for delta in self._journal.read(_BATCH_BYTES) if self._journal is not None else ():
             found += 1

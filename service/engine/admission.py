@@ -34,8 +34,8 @@ class Admission:
         self._held: dict[str, Held] = {}
         self._bytes = 0
         self._rows = 0
-        # NOTE: keep the code under this lock to a few lines: if the system preempts the thread that holds it, all other
-        # requests wait.
+        # NOTE: keep the code under Admission's lock to a few lines: if the system preempts the thread that holds it,
+        # all other requests wait.
         self._lock = threading.Lock()
 
     def reserve_bytes(self, model: str, size: int) -> None:
@@ -156,7 +156,7 @@ class Reservation:
             self._users += 1
 
     def drop_user(self) -> None:
-        """Counts one user of the reserved bytes less; when the last user is gone, the bytes are released."""
+        """Removes one user of the reserved bytes; when the last user is gone, the bytes are released."""
         with self._lock:
             self._users -= 1
             is_last = self._users == 0

@@ -104,7 +104,7 @@ def unserved(base_path: str, found: Collection[int]) -> str:
 
 
 def _near(path: Path) -> Iterator[Path]:
-    """Yields folders with versions whose paths are similar to a path that does not exist."""
+    """Yields the folders that a wrong path may mean: the parent of a version's folder, or folders of similar names."""
     if _is_number(path.name) and _holds_versions(path.parent):
         yield path.parent
         return
@@ -135,7 +135,7 @@ def _is_saved_model(folder: Path) -> bool:
 
 
 def _folders(path: Path) -> list[Path]:
-    """Returns the subfolders of a folder, sorted by name; an empty list if the folder can not be read."""
+    """Returns the subfolders among a folder's first _MAX_ENTRIES entries, sorted by name; [] if it can not be read."""
     try:
         with os.scandir(path) as entries:
             return sorted(Path(entry.path) for entry in islice(entries, _MAX_ENTRIES) if entry.is_dir())

@@ -132,7 +132,7 @@ class BatchQueue:
             begin += rows
 
     def pop(self, now_s: float) -> Batch | None:
-        """Removes and returns the first batch that is ready: full, closed by a later batch of its group, or due."""
+        """Removes and returns the first batch that is full, due, or closed by a later batch of its group; else None."""
         for batch in self._batches:
             if self._is_ready(batch, now_s):
                 self._drop(batch)

@@ -49,7 +49,7 @@ class Scheduler:
         self._start_thread = start_thread
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
-        # Batch queues that are not empty; the scheduler runs the next batch of the first one.
+        # Batch queues that are not empty, in the order in which the scheduler looks for the next ready batch.
         self._waiting: deque[BatchQueue] = deque()
         self._num_running = 0
         self._num_started = 0
@@ -59,7 +59,7 @@ class Scheduler:
         self._is_stopped = False
 
     def begin_alone(self, queue: BatchQueue, rows: int) -> bool:
-        """Counts a request as a running batch if it may run at once; the calling thread then runs the request.
+        """Counts a request as a running batch if it may run at once; returns whether it may, in the calling thread.
 
         Returns:
           Whether the request may run now; if so, the caller calls end_alone after the run.
@@ -135,7 +135,7 @@ class Scheduler:
         return any(queue.is_ready(now_s) for queue in self._waiting)
 
     def _next_batch(self) -> tuple[BatchQueue, list[Task]] | None:
-        """Removes the next ready batch from its queue and counts it as running; drops tasks with a past deadline."""
+        """Removes the next ready batch from its queue, drops late tasks, and counts it as running; None without one."""
         now_s = self.clock()
         num_tries = len(self._waiting) if self._has_room() else 0
         for _ in range(num_tries):

@@ -55,7 +55,7 @@ class BatchingParameters:
         return self.max_enqueued_batches or 1
 
     def padded_rows(self, rows: int) -> int:
-        """Returns the smallest allowed batch size of at least `rows`, to which a batch is padded; else `rows`.
+        """Returns the smallest allowed batch size that holds `rows` rows, to which a batch is padded; else `rows`.
 
         >>> BatchingParameters(max_batch_size=8, allowed_batch_sizes=(2, 8)).padded_rows(3)
         8

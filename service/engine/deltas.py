@@ -27,7 +27,7 @@ class Upsert:
 
 
 class UpsertReceipt(NamedTuple):
-    """The confirmation that an upsert is on disk.
+    """The confirmation that an upsert is stored: on disk or, for a remote table, in its cluster.
 
     is_visible: this process answers with the new rows already; other processes follow within a second.
     """
@@ -97,7 +97,7 @@ class Deltas(Protocol):
     """The deltas of one version: accepts upserts, and reports how many deltas are applied. Concurrency: any thread."""
 
     def upsert(self, table: str, upsert: Upsert) -> UpsertReceipt:
-        """Stores an upsert on disk, and waits a moment until lookups return its rows.
+        """Stores an upsert on disk or, for a remote table, in its cluster, and waits a moment until lookups return it.
 
         Raises:
           TableNotFound, InputMismatch, IdOutOfRange, IdsTooMany: the upsert does not fit the version; nothing was

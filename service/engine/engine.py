@@ -63,7 +63,7 @@ class Comparisons(Protocol):
         ...
 
     def rows_of_request(self, model: str, table: str, old: int, new: int, ids: Array) -> tuple[Array, bool]:
-        """Compares single rows of a table in two versions, as Engine.drift does."""
+        """Returns the cosines between single rows of a table in two versions, as Engine.drift does."""
         ...
 
 
@@ -265,12 +265,12 @@ class Engine:
         return result
 
     def tables(self, ref: ModelRef) -> list[TableInfo]:
-        """Returns a servable's tables, sorted by name; [] if its version has no manifest."""
+        """Returns a TableInfo for each table of a servable, sorted by table name; [] if its version has no manifest."""
         with self._registry.lease(ref, lambda early: True) as servable:
             return [servable.tables[name].info for name in sorted(servable.tables)]
 
     def table_rows(self, ref: ModelRef, table_name: str, ids: Array) -> TableRows:
-        """Returns rows of a table for [N] int64 ids; raises TableNotFound, IdOutOfRange, DataLoss."""
+        """Returns the rows of [N] int64 ids, and the version; raises TableNotFound, IdOutOfRange, DataLoss."""
         with self._registry.lease(ref, lambda early: True) as servable:
             rows = _table(servable, table_name).rows(ids)
             self._check_damage(servable)
@@ -348,8 +348,8 @@ class Engine:
             with self._registry.lease(ref, lambda early: True) as servable:
                 return SIGNATURE not in servable.signatures
         except ServiceError:
-            # An error of the lease is not raised here: neighbors(), which is called next, leases the model too, and
-            # raises the error to the client.
+            # searches_by_signature() does not raise the lease's error: neighbors(), which is called next, leases the
+            # model too, and raises the error to the client.
             return True
 
     def may_wait(self, ref: ModelRef, table_name: str) -> bool:
@@ -361,12 +361,14 @@ class Engine:
             with self._registry.lease(ref, lambda early: True) as servable:
                 return table_name in servable.remote_tables
         except ServiceError:
-            # An error of the lease is not raised here: table_rows(), which is called next, leases the model too, and
+            # may_wait() does not raise the lease's error: table_rows(), which is called next, leases the model too, and
             # raises the error to the client.
             return False
 
     def upsert(self, ref: ModelRef, table_name: str, upsert: Upsert) -> UpsertReceipt:
-        """Changes rows of a table permanently; blocks until the rows are on disk. Also raises as Deltas.upsert does.
+        """Changes rows of a table permanently; blocks until they are on disk or, for a remote table, in its cluster.
+
+        Also raises as Deltas.upsert does.
 
         Raises:
           ModelNotFound, VersionNotFound, LabelNotFound, NotReady: as bind does.
@@ -395,7 +397,9 @@ class Engine:
         return self._compare.of_request(name, old, new)
 
     def drift(self, name: str, table_name: str, old: int, new: int, ids: Array) -> tuple[Array, bool]:
-        """Compares rows of a table with the same rows in an older version, loaded or not; blocks for seconds.
+        """Returns the cosine between each row of a table and the same row in an older version; blocks for seconds.
+
+        The versions need not be loaded.
 
         Args:
           ids: [n] int64 ids of version `new`.

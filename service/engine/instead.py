@@ -32,7 +32,7 @@ def noting() -> Iterator[Noted]:
 
 
 def note(kind: Kind, table: str, rows: int) -> None:
-    """Adds to the current request's counts of stale or default rows; does nothing in a batch of several requests."""
+    """Adds to the counts of the enclosing noting() block; without one, as in a batch of requests, it does nothing."""
     noted = _NOTED.get()
     if noted is not None and rows:
         of_kind = noted.setdefault(kind, {})

@@ -188,7 +188,7 @@ class ModelSet:
         self._is_stopped = True
 
     def stop(self, timeout_s: float | None = None) -> list[str]:
-        """Ends all watchers; waits for their threads up to timeout_s, because a running load goes on.
+        """Ends the watchers of all models, and waits up to timeout_s for their threads: a running load goes on.
 
         Loaded versions stay loaded.
 
@@ -226,7 +226,7 @@ class ModelSet:
         old, self._configs = self._configs, {config.name: config for config in configs}
         for config in configs:
             # A reload starts the watchers of its new models before it calls _commit(); for the server's first list of
-            # models, they are started here.
+            # models, _commit() starts them.
             if not self._is_watched(config):
                 self._watch(config)
         self._on_commit(configs)

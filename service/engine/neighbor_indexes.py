@@ -67,7 +67,7 @@ class Indexing(NamedTuple):
 
 
 class NeighborIndexes:
-    """The indexes of all tables that were searched. Concurrency: any thread.
+    """The nearest-row indexes of all large tables that were searched. Concurrency: any thread.
 
     An index lives as long as the files of its version, so another version never uses it; deltas keep the files.
     """

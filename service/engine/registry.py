@@ -101,8 +101,8 @@ class Registry:
         self._snapshot: Mapping[str, _Model] = {}
         self._write = threading.Lock()
         self._is_draining = False
-        # Type of a function that returns why a model can not answer although a version is AVAILABLE (the cluster of a
-        # remote table is down), else "".
+        # Function that returns why a model can not answer although a version is AVAILABLE (the cluster of a remote
+        # table is down), else "".
         self.problem_beside: Callable[[str], str] = lambda model: ""
 
     def lease(self, ref: ModelRef, is_enough: IsEnough = _is_never_enough) -> Lease:
@@ -161,7 +161,7 @@ class Registry:
         return model is not None and model.is_configured
 
     def loaded(self) -> list[LoadedServable]:
-        """Returns all AVAILABLE servables by model and version, each with the number of requests that use it."""
+        """Returns the AVAILABLE servables, sorted by model and version, with the number of requests that use each."""
         return [
             LoadedServable(holder.servable, holder.num_requests)
             for _, model in sorted(self._snapshot.items())
@@ -262,8 +262,8 @@ class Registry:
         can_answer = [bool(model.available) and not self.problem_beside(name) for name, model in configured.items()]
         if self._is_strict:
             return all(can_answer)
-        # The server is not ready until each model has loaded a version, has failed to, or has none to load: a rolling
-        # update would else replace servers that have loaded a model by servers that have not.
+        # The server is ready once each model has loaded a version, has failed to, or has none to load, and at least one
+        # can answer: a rolling update would else replace servers that have loaded a model by servers that have not.
         return all(model.is_tried for model in configured.values()) and any(can_answer)
 
     @property
@@ -342,7 +342,7 @@ class Registry:
         self._move(name, VersionStatus(version, State.LOADING))
 
     def show_lookups(self, servable: Servable) -> bool:
-        """Lets requests use the lookups of a version that is still LOADING, until it is published or fails.
+        """Lets requests use the lookups of a LOADING version, if no version is AVAILABLE; returns whether they may.
 
         Returns:
           Whether the lookups are answered now. They are not if a version of the model is AVAILABLE, if this version is
@@ -473,7 +473,7 @@ class Registry:
 
 
 def _answering(model: _Model) -> list[Holder]:
-    """Returns the holders of a model that requests can reach.
+    """Returns the holders by which requests can reach versions of a model.
 
     These are the holders of AVAILABLE versions, latest first; if there are none, the holder of a version that answers
     lookups while it loads.

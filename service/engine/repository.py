@@ -161,7 +161,7 @@ class ModelWatcher:
             self._wake.wait(min(waits, default=None))
 
     def poll_once(self) -> float | None:
-        """Scans the model's folder, loads versions that the policy wants, and unloads the others.
+        """Scans the model's folder, loads wanted versions, and unloads others once a wanted version is loaded.
 
         Returns:
           The seconds until the next waiting version is due; None if no version waits.

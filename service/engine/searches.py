@@ -28,9 +28,10 @@ from service.engine.workers import Workers
 from service.errors import IdsTooMany, InputMismatch
 from service.types import Array, TableInfo
 
-# Maximum number of ids and keys in one filter of a search.
+# Maximum number of ids or keys in each filter of a search: in the list of allowed rows, and in the list of denied rows.
 MAX_FILTER_IDS = 1_000_000
-# An index finds the ten nearest rows well. Searches for many more neighbours compare all rows.
+# Largest k of a search that uses an index. An index is built to find the ten nearest rows; a search for many more
+# neighbours compares all rows.
 MAX_INDEXED_K = 100
 # Longest time of a search whose request has no earlier deadline (seconds).
 MAX_SEARCH_S = 30.0
@@ -67,8 +68,7 @@ def find_neighbors(
     denied = _row_numbers(info, query.denied, query.feature, keys)
     if allowed is not None:
         allowed = np.setdiff1d(allowed, denied, assume_unique=True)
-    # A query has no more neighbours than the table has rows, so a large k does not make the server allocate large
-    # arrays.
+    # k is cut to the number of the table's rows, so that a large k does not make the server allocate large arrays.
     k = min(query.k, info.vocabulary_size)
     search = RowSearch(queries, own, k, query.metric, allowed, denied, seconds, threads)
     if index is None:
@@ -81,7 +81,7 @@ def find_neighbors(
 
 
 def _nearest_by_index(table: SearchedTable, search: RowSearch, index: RowIndex) -> tuple[Nearest, int]:
-    """Compares queries with the rows that an index names and with all changed rows; also counts the compared rows.
+    """Returns the nearest of the rows that an index names and of all changed rows, and the number of compared rows.
 
     If a query finds fewer than k rows in this way, the query is compared with all rows.
     """

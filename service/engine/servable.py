@@ -194,7 +194,7 @@ class Servable:
 
 
 def sums_of_counts(counts: Mapping[str, TableCounts], more: Mapping[str, TableCounts]) -> dict[str, TableCounts]:
-    """Adds two dicts of table -> counts of reads, table by table."""
+    """Returns table -> the sums of its counts of reads in two dicts; a table may be in only one of the dicts."""
     totals = dict(counts)
     for name, added in more.items():
         totals[name] = TableCounts(*map(operator.add, totals.get(name, TableCounts()), added))
@@ -266,7 +266,8 @@ class Holder:
     @property
     def is_free(self) -> bool:
         """Whether no request has a lease on the servable, and no later request can get one."""
-        # _is_retired is read before _leases: acquire() itself removes a lease that it adds after this read.
+        # _is_retired is read before _leases: if the holder is retired, acquire() itself removes a lease that it adds
+        # after this read.
         return self._is_retired and not self._leases and not self._native_holders()
 
     @property

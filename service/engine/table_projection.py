@@ -20,10 +20,11 @@ from service.types import Array
 
 # Maximum number of rows in a table's map (its picture in the console); of a larger table, a random sample is drawn.
 MAX_POINTS = 100_000
-# Maximum number of tables' maps that are kept, and of those that wait to be computed: each map takes some MB.
+# Maximum number of maps (pictures of a table's rows in the console) that are kept, and of maps that wait to be
+# computed: each takes some MB.
 MAX_MAPS = 8
-# Maximum number of float32 numbers (16 MiB) in the rows from which the axes of a map are computed: a sample of the
-# rows, if they have more.
+# Maximum number of float32 numbers (16 MiB) in the rows from which the axes of a table's map are computed: a sample of
+# the rows, if they have more.
 _MAX_FIT_NUMBERS = 4 << 20
 # Number of rows that are read at a time; between two reads the version may be unloaded.
 _BLOCK_ROWS = 4096
@@ -75,7 +76,7 @@ def project(read: Read, num_rows: int, *, max_points: int = MAX_POINTS) -> Proje
 
 
 def ids_on_map(num_rows: int, *, max_points: int = MAX_POINTS) -> Array:
-    """Returns the [P] int64 ids of the rows that project() places on the map, in the same order.
+    """Returns the [P] int64 ids of the rows that project() places on a table's map, in the same order.
 
     >>> ids_on_map(3).tolist(), len(ids_on_map(10, max_points=4))
     ([0, 1, 2], 4)
@@ -115,17 +116,20 @@ def _finite(rows: Array) -> Array:
 
 
 class KeptMaps(Generic[T]):
-    """A cache of tables' maps, which a thread of low priority computes one at a time. Concurrency: any thread."""
+    """A cache of two-dimensional maps of tables, which a low-priority thread computes one after the other.
+
+    Concurrency: any thread.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # Key of a map -> (the object `of` from which the map was computed, the Future of the map); the most recently
-        # used one is last.
+        # Key of a table's map -> (the object `of` from which the map was computed, the Future of the map); the most
+        # recently used one is last.
         self._kept: dict[Hashable, tuple[object, Future[T]]] = {}
         self._thread = low_priority_thread("table-map")
 
     def get(self, key: Hashable, of: object, make: Callable[[], T]) -> T | None:
-        """Returns the map with the given key, or None while a thread computes it.
+        """Returns the two-dimensional map of a table with the given key, or None while a thread computes it.
 
         The first call for a map starts the computation, with the context variables of its caller.
 
@@ -156,5 +160,5 @@ class KeptMaps(Generic[T]):
             raise
 
     def close(self) -> None:
-        """Ends the thread that computes maps, after the map that it is computing."""
+        """Ends the thread that computes maps of tables, after the map that it is computing."""
         self._thread.shutdown(wait=False, cancel_futures=True)

@@ -12,7 +12,7 @@ from service.engine.engine import Engine, ModelDescription
 from service.errors import IdOutOfRange, InvalidRequest, TableNotFound
 from service.types import Array, ModelRef, TableInfo, Vocabulary
 
-# Maximum number of rows on one page of a table.
+# Maximum number of rows in one call of read_page(), which refuses a larger count.
 MAX_PAGE_ROWS = 1000
 
 Key = bytes | int
@@ -99,8 +99,8 @@ def read_keys(engine: Engine, ref: ModelRef, table: str, ids: Array) -> list[Key
 
 def _found(engine: Engine, ref: ModelRef, table: str) -> tuple[ModelRef, TableInfo, Mapping[str, Vocabulary]]:
     description = engine.describe(ref)
-    # The version of the first answer is named in all further reads, so that all of them use one version, even if a
-    # newer version becomes AVAILABLE in between.
+    # All further reads name the version that describe() found, so that all of them use one version, even if a newer
+    # version becomes AVAILABLE in between.
     ref = ModelRef(ref.name, description.version)
     infos = {info.name: info for info in engine.tables(ref)}
     if table not in infos:
@@ -109,7 +109,7 @@ def _found(engine: Engine, ref: ModelRef, table: str) -> tuple[ModelRef, TableIn
 
 
 def vocabularies_of(description: ModelDescription, info: TableInfo) -> Mapping[str, Vocabulary]:
-    """Returns the vocabularies that lead to a table's rows, by feature."""
+    """Returns feature -> vocabulary, for the features that look up rows of the table by keys."""
     found: dict[str, Vocabulary] = {}
     for feature in info.features:
         for spec in description.signatures.values():

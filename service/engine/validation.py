@@ -160,7 +160,7 @@ def _json_names(spec: SignatureSpec, missing: list[str]) -> str:
 
 
 def _check_tensor(tensor: TensorSpec, array: Array, spec: SignatureSpec) -> Array:
-    # The check for None is needed because numpy treats the dtype None as float64 in comparisons.
+    # tensor.numpy_dtype is tested for None, because numpy takes None for float64 when it compares dtypes.
     if tensor.numpy_dtype is None or array.dtype != tensor.numpy_dtype:
         array = _converted(tensor, array, spec)
     described = spec.kind == "lookup" or tensor.vocabulary_size is not None

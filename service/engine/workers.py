@@ -151,8 +151,8 @@ class Workers:
         return None
 
     def _expected_wait_s(self, num_mine: int) -> float:
-        # Models take turns: until this model has run its waiting jobs and the new one, each other model runs at most as
-        # many jobs.
+        # Models take turns: until a new job has run after the num_mine waiting jobs of its model, each other model runs
+        # at most as many jobs as this model.
         turns = num_mine + 1
         means = self._means
         total_s = sum(min(len(jobs), turns) * means.get(model, 0.0) for model, jobs in self._waiting.items())
@@ -236,8 +236,8 @@ class Workers:
         if job.deadline_s is not None and now_s >= job.deadline_s:
             self._observer.refused(job.model, "deadline")
             return DeadlineExceeded("The deadline passed while the request waited for a thread.")
-        # Run times vary, so a job may have waited far longer than was expected when it was admitted: such a job is
-        # dropped.
+        # Run times vary, so a job may have waited far longer than was expected when it was admitted: if other jobs wait
+        # behind it, it fails with Overloaded.
         if waited_s > _PATIENCE * self._limits.wait_s and self._num_waiting:
             self._observer.refused(job.model, "wait")
             return Overloaded(f"The server is overloaded: the request waited {waited_s:.3f} s for a thread.")

@@ -98,9 +98,10 @@ class DenseGraph:
         restored = add_restore(graph_def, saved, variables, str(artifact / "variables" / "variables"))
         config = v1.ConfigProto(intra_op_parallelism_threads=threads, inter_op_parallelism_threads=inter_op_threads)
         if not any(node.op in _NEEDS_THREADS for node in graph_def.node):
-            # For a graph without nodes that need threads, TensorFlow's SINGLE_THREADED_EXECUTOR is faster: it runs
-            # the nodes one by one in the caller's thread. Measured with 128 rows and layers of 160, 256 and 1 columns:
-            # 173 us a run, against 219 us with the default executor.
+            # A graph without control flow ops and reference variables of TensorFlow 1 runs in TensorFlow's
+            # SINGLE_THREADED_EXECUTOR, which is faster: it runs the nodes one by one in the caller's thread. Measured
+            # with 128 rows and layers of 160, 256 and 1 columns: 173 us a run, against 219 us with the default
+            # executor.
             config.experimental.executor_type = "SINGLE_THREADED_EXECUTOR"
         graph = tf.Graph()
         with graph.as_default():

@@ -48,8 +48,8 @@ def joined_rows(
         values = _Values(flat, sources, barred)
         found = _first_met(flat, ends, values, given, follow)
         blocks = {value.parts for value in found.values()}
-        # If two tensors would hold the rows of one lookup, neither tensor is fed: the rows are fed alone, and the graph
-        # joins them.
+        # A tensor that joins the rows of several lookups is not fed if another fed tensor holds rows of one of these
+        # lookups: the rows of each lookup are then fed alone, and the graph joins them.
         overlapping = {
             tensor
             for tensor, value in found.items()
@@ -95,7 +95,8 @@ class _Values:
         if tensor in self._sources:
             return JoinedRows((tensor,), self._sources[tensor])
         if tensor not in self._known:
-            # A tensor in a loop of the graph depends on itself: the None that is cached first ends the recursion.
+            # None is cached before the tensor's inputs are examined: a tensor in a loop of the graph depends on itself,
+            # and the recursion ends at this None.
             self._known[tensor] = None
             found = None if tensor in self._barred else self._worked_out(tensor)
             self._known[tensor] = None if found is None or len(set(found.parts)) < len(found.parts) else found

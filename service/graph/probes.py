@@ -31,7 +31,7 @@ class Constants:
 def requests(
     spec: SignatureSpec, feature: LookupFeature, vocabulary_size: int, constants: Constants, keys: Array | None = None
 ) -> Iterator[dict[str, Array]]:
-    """Yields probe requests: critical ids and weights (such as limits) for one feature, random values for other inputs.
+    """Yields probe requests: ids and weights at and next to limits for one feature, random values for other inputs.
 
     Args:
       keys: keys of the feature's vocabulary; the requests hold these and unknown keys in place of ids.
@@ -44,8 +44,8 @@ def requests(
         yield _filled(spec, {feature.ids: ids[:0]}, 0, random)
         return
     batches = [list(lengths) for lengths in _ROW_LENGTHS]
-    # Further probe requests have each critical id in a row of its own, then three ids in each row, then all ids in one
-    # row.
+    # Further probe requests have each of the chosen ids in a row of its own, then three ids in each row, then all ids
+    # in one row.
     batches += [[1] * ids.size, [3] * (ids.size // 3), [0, ids.size]]
     for lengths in batches:
         chosen = ids if sum(lengths) == ids.size else random.choice(ids, sum(lengths))
@@ -82,8 +82,8 @@ def is_same_sum(feature: LookupFeature, inputs: Tensors, wanted: Array, found: A
     splits = inputs[feature.row_splits or ""][: len(wanted) + 1]
     lengths = np.diff(splits)
     weights = inputs.get(feature.weights or "", np.empty(0))
-    # The bound on the rounding error is doubled: a mean divides its rounding error by the sum of its weights, which may
-    # be 1/2.
+    # The bound on the rounding error is doubled, because a mean divides its rounding error by the sum of its weights,
+    # which may be less than 1.
     sizes = np.add.reduceat(np.append(np.abs(weights), 0), splits[:-1]) * 2 if weights.size else 2.0 * lengths
     sizes = sizes[: len(wanted)]
     sums = np.maximum(sizes, 1.0) * max(float(np.abs(wanted[~is_nan]).max(initial=0)), 1e-30)
@@ -141,7 +141,7 @@ def _weights(
 def _filled(
     spec: SignatureSpec, own: Mapping[str, Array], num_rows: int, random: np.random.Generator
 ) -> dict[str, Array]:
-    """Completes a probe request: adds random values for all inputs that do not belong to the feature."""
+    """Returns a probe request, with random values for all inputs that do not belong to the probed feature."""
     request = {name: np.asarray(array, spec.inputs[name].numpy_dtype) for name, array in own.items()}
     for name in sorted(spec.row_inputs - own.keys()):
         tensor = spec.inputs[name]

@@ -75,8 +75,8 @@ class RowFeed:
 
     def __init__(self, sources: Mapping[str, RowSource], fed: Mapping[str, JoinedRows]) -> None:
         self._sources = sources
-        # An array with the combined rows of only one lookup is fed as the kernel returns it; RowBlocks writes all other
-        # arrays.
+        # An array with the rows of one lookup that RowBlocks can not copy, such as combined rows, is fed as the lookup
+        # returns it; all other arrays lie in the buffer of RowBlocks.
         alone = {name: value for name, value in fed.items() if _is_alone(sources, value.parts)}
         written = {name: value for name, value in fed.items() if name not in alone}
         self.tensors = (*written, *alone)
@@ -128,7 +128,7 @@ class RowFeed:
         return source.row_shape or (source.table.info.embedding_dim,)
 
     def _add(self, number: int, parts: Sequence[str]) -> list[BlockPart | int]:
-        """Returns for each source of rows in a fed array: its BlockPart if rows are copied, else its width in bytes."""
+        """Adds a fed array's sources to _copied or _combined; returns each one's BlockPart, or its width in bytes."""
         block: list[BlockPart | int] = []
         column = 0
         for name in parts:

@@ -1,4 +1,4 @@
-"""Checks whether a graph behind its lookups computes each row independently, so that requests may share one run."""
+"""Checks by its ops whether a graph behind its lookups can compute each row alone, so that requests may share a run."""
 
 from __future__ import annotations
 

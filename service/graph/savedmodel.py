@@ -185,7 +185,7 @@ def _program(loader: Any, meta_graph: Any, graph: Any, saver: Any, config: Any) 
 
 
 def _lower_only(saved_model: Any, meta_graph: Any) -> frozenset[str]:
-    """Rewrites a TPU MetaGraph for the CPU, and makes it the SavedModel's only MetaGraph.
+    """Rewrites a TPU MetaGraph for the CPU, and makes it the only MetaGraph of the SavedModel in memory.
 
     Returns its tags, which another MetaGraph of the SavedModel may have had too.
     """
@@ -204,8 +204,8 @@ def translated(error: Exception) -> ServiceError:
         return Unimplemented(_text(error))
     mismatch = _MISMATCH.match(str(error))
     if mismatch:
-        # TensorFlow Serving's clients see this error text; the callables by which this server runs graphs word the
-        # error differently.
+        # The error for an input of a wrong dtype gets TensorFlow Serving's text; the callables by which this server
+        # runs graphs word it differently.
         sent, wanted, position = mismatch.groups()
         return InvalidRequest(f"Expects arg[{position}] to be {wanted} but {sent} is provided")
     if type(error).__name__ in _CLIENT_ERRORS:

@@ -93,8 +93,8 @@ class TowerBackend:
     def with_cuts(self, cuts: Mapping[str, CutSignature]) -> TowerBackend:
         """Returns a TowerBackend on the same session with rows of other tables; closing either one ends the session."""
         made = TowerBackend(self._session, cuts, self._sparse, error_type=self._error_type)
-        # The new backend shares this backend's functions that run parts of the graph, because these functions do not
-        # depend on the tables.
+        # The backend with other cuts shares this backend's functions that run parts of the graph, because these
+        # functions do not depend on the tables.
         made._callables, made._calls_apart, made._compile = self._callables, self._calls_apart, self._compile
         return made
 

@@ -154,8 +154,8 @@ def _candidate(meta_graph: Any, spec: SignatureSpec, handles: Mapping[str, str],
     reads = table_reads(flat, needed, handles)
     for read in reads:
         if (dtype := mapped.tables[read.table].info.dtype) not in _FED_DTYPES:
-            # A read of an int8 table can not be cut out of the graph: the table's scales are a variable of the graph,
-            # which deltas would not change.
+            # A read of an int8 or int4 table can not be cut out of the graph: the table's scales are a variable of the
+            # graph, which deltas would not change.
             raise NotProven(f"table {read.table!r} is of {dtype}")
     effects = tuple(sorted(name for name in needed if acts(flat, name, checked)))
     given = {read.rows for read in reads}
@@ -307,6 +307,7 @@ def _may_stand_for(claim: Claim, spec: SignatureSpec, direct: str | None) -> boo
         return False
     if claim.is_described or feature.on_bad_id in ("drop", "default_row", "clamp"):
         return True
-    # The lookup may stand for the graph only if the gather op reads the input itself: for an id without a row, the
-    # graph's error quotes the ids that the op reads, and the lookup's error quotes the ids of the request.
+    # With the policy "error", the lookup may stand for the graph only if the gather op reads the input itself: for an
+    # id without a row, the graph's error quotes the ids that the op reads, and the lookup's error quotes the ids of the
+    # request.
     return feature.on_bad_id == "error" and direct == feature.ids

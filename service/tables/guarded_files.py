@@ -24,8 +24,8 @@ from service.native_tables import NATIVE_TABLES
 logger = logging.getLogger(__name__)
 
 _DONT_NEED = 4
-# Bytes of mapped memory that close() frees at a time. It pauses after each piece, so that other threads can get the
-# kernel's lock on the process's memory map.
+# Number of bytes of mapped memory that close() frees before it pauses, so that other threads can get the kernel's lock
+# on the process's memory map.
 _SLICE_BYTES = 64 << 20
 _BREAK_S = 0.001
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -34,7 +34,7 @@ _libc.munlock.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 
 
 class GuardedMap(mmap.mmap):
-    """A read-only map of a file, from which reads are safe even if the file is cut short.
+    """A memory map of a file: with the native core, reads from it are safe even if the file is cut short.
 
     Pages behind the new end of the file then read as zeros, after the version's mark was set.
     """
@@ -42,7 +42,7 @@ class GuardedMap(mmap.mmap):
     _place: int | None = None
 
     def guard(self, mark: mmap.mmap) -> None:
-        """Registers this map with the native core's handler of bus errors, which sets a version's mark for damage."""
+        """Registers this memory map with the native core's handler of bus errors, which sets the mark for damage."""
         if NATIVE_TABLES is None:
             return
         # A reference keeps the memory of the version's mark for damage alive, because the handler of bus errors may
@@ -105,7 +105,7 @@ class GuardedFiles:
         return {path: opened.size for path, opened in self._opened.items()}
 
     def guard(self, mapped: GuardedMap) -> None:
-        """Makes damage to another map of one of the files count as damage to this version, too."""
+        """Makes damage to another memory map of one of the files count as damage to this version, too."""
         mapped.guard(self._memory)
 
     def place(self, address: int) -> tuple[int, int]:
@@ -120,7 +120,7 @@ class GuardedFiles:
         raise LookupError(f"no file is mapped at {address:#x}")
 
     def look(self) -> str:
-        """Returns how a mapped file was damaged since it was opened, and marks the version; returns "" if none was."""
+        """Marks the version as damaged if a mapped file was changed; returns the damage in words, "" if none."""
         if not self.mark[0]:
             for opened in self._opened.values():
                 found = os.fstat(opened.descriptor)
@@ -139,10 +139,10 @@ class GuardedFiles:
 
     @contextmanager
     def reading(self, path: Path) -> Iterator[tuple[int, int]]:
-        """Opens a mapped file again for plain reads; yields its descriptor and the address of its map."""
+        """Opens a mapped file again for plain reads; yields its descriptor and the address of its memory map."""
         opened = self._opened[path]
-        # A second descriptor is opened, so that the advice POSIX_FADV_RANDOM does not apply to the mapped one. The
-        # /proc path leads to the mapped file even if the file was renamed.
+        # A second descriptor is opened, so that the advice POSIX_FADV_RANDOM applies to this one and not to the
+        # descriptor of the memory map. The /proc path leads to the mapped file even if the file was renamed.
         descriptor = os.open(f"/proc/self/fd/{opened.descriptor}", os.O_RDONLY | os.O_CLOEXEC)
         try:
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
@@ -160,7 +160,8 @@ class GuardedFiles:
             address = np.frombuffer(opened.map, np.uint8).ctypes.data
             for begin in range(0, opened.size, _SLICE_BYTES):
                 num_bytes = min(_SLICE_BYTES, opened.size - begin)
-                # Pages are unlocked first, because the kernel can not free locked pages.
+                # close() unlocks the pages of a mapped file before it frees them, because the kernel can not free
+                # locked pages.
                 _libc.munlock(address + begin, num_bytes)
                 _libc.madvise(address + begin, num_bytes, _DONT_NEED)
                 sleep(_BREAK_S)

@@ -41,11 +41,11 @@ _WRITE_BACK = 7
 _ATTEMPTS = 3
 # If none of the first _FIRST chunks of a version's files became a huge page, no further chunks are tried.
 _FIRST = 4
-# After the _FIRST-th to the _TRIAL-th read, no further pages are made huge if the median time to read a chunk (2 MiB)
-# is above _SLOW_S, because lookups would wait for a disk slower than 200 MB/s.
+# Unless --table_pages is "huge", no further pages are made huge if, after the _FIRST-th to the _TRIAL-th chunk (2 MiB)
+# that was read, the median read took more than _SLOW_S seconds: lookups would wait for a disk slower than 200 MB/s.
 _TRIAL, _SLOW_S = 12, 0.010
-# Pause in seconds after each chunk of a file that is made a huge page, in which other threads get the interpreter's
-# lock and the kernel's lock on the memory map.
+# Shortest pause in seconds after each chunk of a file, in which other threads get the interpreter's lock and the
+# kernel's lock on the memory map.
 _BREAK_S = 0.0005
 _LOOK_S, _PATIENCE_S, _PROGRESS_S = 0.05, 600.0, 5.0
 
@@ -61,7 +61,7 @@ class _GivenUp(Exception):
 
 @dataclass(slots=True)
 class _Work:
-    # _Work has the progress of making one version's pages huge. seconds: time to read each chunk.
+    # _Work has the progress of making one version's pages huge. seconds: the time of each read of a chunk.
     num_bytes: int
     started_s: float
     huge_bytes: int = 0
@@ -163,7 +163,7 @@ class HugePages:
             raise _GivenUp("a file is damaged")
 
     def _wait_for_others(self, files: GuardedFiles, descriptor: int) -> None:
-        """Waits for a lock on the file, which is held until the descriptor is closed.
+        """Waits up to _PATIENCE_S for a lock on the file, held until the descriptor is closed; then goes on unlocked.
 
         The lock makes server processes take turns: the page cache can not drop pages that another process maps.
         """
@@ -181,8 +181,8 @@ class HugePages:
 
     def _make_chunk(self, chunk: _Chunk, was_there: bool, table: PageTable, work: _Work) -> None:
         chunk.advise()
-        # The first chunks of a file are read even if they are not in memory, to measure the disk's speed: chunks that
-        # are not read now would make lookups wait for a slow disk.
+        # After the version's first _TRIAL reads, which measure the disk's speed, a chunk that is not in memory is only
+        # advised and not read (unless --table_pages is "huge"): a lookup that needs the chunk reads it.
         if not was_there and not self._is_whole and len(work.seconds) >= _TRIAL:
             work.advised_bytes += HUGE_BYTES
             return
@@ -240,7 +240,8 @@ class HugePages:
     def _tell(self, message: str, work: _Work, reason: str) -> None:
         seconds = round(self._clock() - work.started_s, 3)
         extra = {"bytes": work.huge_bytes, "of": work.num_bytes, "advised": work.advised_bytes, "seconds": seconds}
-        # The failure is logged as a warning only if the user asked for huge pages by --table_pages=huge.
+        # The failure is logged as a warning only if the user asked for huge pages by --table_pages=huge and the server
+        # is not stopping.
         level = logging.WARNING if reason and self._is_whole and not self._is_stopped else logging.INFO
         logger.log(level, message, extra=extra | ({"reason": reason} if reason else {}))
 
@@ -258,8 +259,8 @@ class _Chunk:
         return bool(pages_in_memory(self.address, HUGE_BYTES).any())
 
     def is_huge(self, table: PageTable) -> bool:
-        # One page is read before the check, because another process may have made the chunk huge: then this read maps
-        # the whole chunk.
+        # One page that is in memory is mapped before the check: if another process has made the chunk a huge page, the
+        # whole chunk is mapped by this.
         pages = pages_in_memory(self.address, HUGE_BYTES)
         if not pages.any():
             return False

@@ -46,12 +46,14 @@ from service.tables.kernel_codes import (
 )
 from service.types import Array
 
-# Special row numbers. NO_ROW: the id has no row and reads zeros. REFUSED: the id has no row and the request is refused.
+# Special row numbers of ids without a row. NO_ROW: the id is dropped; without a combiner it reads zeros. REFUSED: the
+# request is refused.
 NO_ROW, REFUSED = -1, -2
 
 # numpy dtypes of stored rows, in the order of the table dtypes' numbers; a byte of INT4 has two numbers.
 _STORED = (np.float32, np.float16, np.uint16, np.int8, np.int8)
-# Mask that gets the combiner's number out of the sum of a combiner's number and the number of an order of additions.
+# Mask of the bits in a kernel's argument `combiner` that hold SUM, MEAN or SQRTN; the other bits hold the order of
+# additions.
 _COMBINER_BITS = 3
 # Largest sum of ones in float32: from 2**24 on, adding 1 does not change the sum.
 _MOST_ONES = 1 << 24
@@ -206,7 +208,8 @@ def combine(
     too_long = np.flatnonzero(lengths > max_ids) if max_ids and not truncate else np.empty(0, np.int64)
     if max_ids:
         lengths = np.minimum(lengths, max_ids)
-    # Ids behind the first row with too many ids are not checked, because the kernel stops at the first fault.
+    # The ids of the first row with too many ids, and all ids behind them, are not checked, because the kernel stops at
+    # the first fault.
     of_row, place = _places(lengths[: too_long[0]] if too_long.size else lengths)
     at = row_splits[of_row] + place
     rows, missing = rows_read(values[at], vocabulary_size, policy, default_row)

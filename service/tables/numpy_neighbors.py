@@ -60,7 +60,7 @@ def nearest(
     ids: Array,
     scores: Array,
 ) -> bool:
-    """Finds nearest rows as neighbors() does, among [N, D] float32 rows that the function `rows` reads by [N] ids."""
+    """Writes each query's nearest rows, as neighbors() does; `rows` reads the table: [N] ids -> [N, D] float32."""
     until_s = time.monotonic() + seconds
     num_queries, k = ids.shape
     candidates = np.arange(vocabulary_size) if listed is None else listed

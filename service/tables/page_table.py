@@ -1,4 +1,4 @@
-"""Reads from Linux which memory pages of a map are huge, and which are in memory.
+"""Reads from Linux which pages of a memory map are huge, and which are in memory.
 
 Source: PAGEMAP_SCAN(2const), struct pm_scan_arg and PAGE_IS_HUGE of include/uapi/linux/fs.h (Linux 6.7); mincore(2).
 """

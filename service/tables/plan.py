@@ -67,8 +67,8 @@ class FeaturePlan:
             self.dtype == "float32"
             and self.table.info.dtype != "float64"
             and feature.max_norm is None
-            # A feature that drops ids by weight and has a policy for empty rows needs the ids' weights to find empty
-            # rows.
+            # One kernel call is not enough for a feature that drops ids by weight and has a policy for empty rows:
+            # the weights decide which rows are empty.
             and not (treats_rows_apart and feature.on_nonpositive_weight == "drop")
         )
 
@@ -112,8 +112,8 @@ class FeaturePlan:
         num_vectors = ids.shape[0] if splits is None else rows
         out = np.empty((num_vectors, dim) if length is None else (rows, length, dim), self.dtype)
         missing = 0
-        # The kernels read `table` by the ids in `read`. For a remote table, these are a small table and positions in
-        # it; error texts name the ids that the client sent.
+        # For a remote table, the kernels read a small table of the request's rows, and `read` has positions in it;
+        # error texts name the ids that the client sent.
         table, read = self.table, ids
         if isinstance(table, RemoteTable):
             table, feature, read, missing = table.rows_of_request(feature, ids)
@@ -298,8 +298,8 @@ class SignaturePlan:
         totals = sum(self._counts.copy().values(), np.zeros((len(self.features), 2), np.int64))
         for plan in self.features.values():
             ids, missing = totals[plan.position].tolist()
-            # The feature's name is that of its input of ids, without the suffix of values: the native core's counts
-            # name it so, too.
+            # Counts name a feature after its input of ids, without the suffix "__values"; the counts of the native core
+            # do so, too.
             yield plan.table.info.name, plan.feature.ids.removesuffix(VALUES_SUFFIX), plan.feature_ids(ids, missing)
 
     def counts(self) -> Iterator[tuple[str, TableCounts]]:

@@ -78,7 +78,7 @@ class RemoteTable:
         return self._cached is not None
 
     def rows_of_request(self, feature: LookupFeature, ids: Array) -> RequestRows:
-        """Reads the rows of [N] int64 ids from the cluster, by the feature's policy for bad ids.
+        """Reads, from the cluster into a small table, the rows that ids read by the feature's policy for bad ids.
 
         Raises:
           TableUnreachable, DeadlineExceeded: a row could not be read, and none is read in its place.
@@ -113,7 +113,7 @@ class RemoteTable:
         raise self._unsearched()
 
     def nearest(self, search: RowSearch) -> Nearest:
-        """Raises Unimplemented: a search would read all rows of the cluster."""
+        """Raises Unimplemented, because a search in a remote table would read all its rows from the cluster."""
         raise self._unsearched()
 
     def _unsearched(self) -> Unimplemented:

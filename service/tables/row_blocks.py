@@ -14,7 +14,8 @@ from service.tables.numpy_kernels import REFUSED, rows_read
 from service.tables.table import MappedTable
 from service.types import Array
 
-# Blocks begin at multiples of this many bytes; TensorFlow would copy an array that does not.
+# In the buffer that TensorFlow is fed from, each block of looked-up rows begins at a multiple of this many bytes:
+# TensorFlow would copy an array that does not.
 _ALIGNED_BYTES = 64
 _AS_STORED = ("float32", "float16", "bfloat16", "float64")
 
@@ -33,7 +34,7 @@ class BlockPart(NamedTuple):
 
     @property
     def row_bytes(self) -> int:
-        """Number of bytes that rows of this table have in each row of the block."""
+        """Number of bytes of one table's rows in each row of a block (rows of several tables side by side)."""
         size: int = self.table.row_bytes * self.per_row
         return size
 

@@ -20,7 +20,8 @@ from service.engine.neighbors import Metric, Nearest, RowSearch
 from service.tables.table import MappedTable
 from service.types import Array, TableInfo
 
-# The share of the ten nearest rows that a search with an index must find. Searches read as many lists as this needs.
+# The share of the true ten nearest rows that sampled searches with an index must find together; the number of lists
+# that a search reads is doubled until they do.
 RECALL = 0.95
 RECALL_K = 10
 # A nearest-row index is not built if searches would have to read more than this share of its lists.

@@ -43,7 +43,7 @@ def encode(index: RowLists, changed: Array, identity: Mapping[str, Any]) -> byte
 
 
 def decode(data: bytes, identity: Mapping[str, Any], num_rows: int) -> RowLists:
-    """Returns the index of a table of num_rows rows.
+    """Decodes the bytes of a file to the nearest-row index of a table with num_rows rows.
 
     Raises:
       ValueError: the bytes are damaged, of another format, or the index of another table, as the text says.

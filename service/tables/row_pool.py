@@ -15,8 +15,8 @@ from service.types import Array
 # much as gathering 1000 rows of 256 bytes.
 _LEAST_BYTES = 512 << 10
 
-# Type of a function that runs a kernel on the rows from begin to end; in its result, positions count from the lookup's
-# first row.
+# Type of a function that runs a kernel on the rows from begin to end of a lookup; an error code that it returns has the
+# position in the whole lookup, not in this part.
 Part = Callable[[int, int], int]
 
 

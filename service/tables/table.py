@@ -21,8 +21,7 @@ from service.tables.numpy_neighbors import nearest
 from service.types import TABLE_DTYPES, Array, TableInfo, saved_dtype, stored_columns
 
 try:
-    # The package ml_dtypes gives numpy the dtype bfloat16. It comes with TensorFlow, and only graphs use bfloat16
-    # arrays.
+    # numpy gets the dtype bfloat16 from the package ml_dtypes, which is installed with TensorFlow.
     import ml_dtypes
 except ImportError:
     ml_dtypes = None  # type: ignore[assignment]
@@ -80,7 +79,7 @@ class MappedTable:
         return out
 
     def changed_rows(self) -> Array:
-        """Returns the ids of the rows that deltas changed and that differ from the file's: [N] int64, ascending."""
+        """Returns the ids of the rows that deltas have written since the version was loaded: [N] int64, ascending."""
         return _NO_IDS if self.changed is None else np.flatnonzero(self.changed)
 
     def nearest(self, search: RowSearch) -> Nearest:
@@ -162,7 +161,7 @@ def check_files(artifact: Path, manifest: Manifest) -> None:
     for name, nbytes in manifest.files.items():
         try:
             found = (artifact / name).stat().st_size
-        except (OSError, ValueError) as error:  # ValueError: the manifest's name has a NUL
+        except (OSError, ValueError) as error:  # ValueError: a file's name in the manifest has a NUL
             raise ArtifactError(f"file {name!r} of {artifact} can not be read: {error}") from error
         if found != nbytes:
             raise ArtifactError(f"file {name} of {artifact} has {found} bytes, its manifest says {nbytes}")

@@ -128,7 +128,8 @@ class Verifier:
                 self.verify(files, stored)
             except NotReady:
                 return
-            # If the server stops before a version's checksums are verified, is_verification_due stays True.
+            # If the server stops or the files are closed before the end, verify() raises NotReady and
+            # is_verification_due stays True.
             files.is_verification_due = False
             if files.mark[0]:
                 on_damage()

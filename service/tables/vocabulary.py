@@ -17,7 +17,7 @@ from service.tables import key_index
 from service.tables.guarded_files import GuardedFiles
 from service.types import Array
 
-# The row number that a vocabulary's index writes for a key without a row; a lookup drops it, as any id below 0.
+# The row number that a vocabulary's index writes for an unknown key, if the vocabulary has no row for unknown keys.
 _NO_ROW = -1
 _NO_BYTES = np.empty(0, np.uint8)
 
