@@ -19,11 +19,11 @@ from service.errors import PermissionDenied, Unauthenticated
 
 # Name of the cookie that holds a session's secret.
 COOKIE = "embedding_console"
-# Header with the session's CSRF token, which every request that is not a read needs.
+# Header with the console session's CSRF token, which every request of the session needs, except reads.
 CSRF_HEADER = "X-Console-Csrf"
 # Maximum number of open console sessions; one more session ends the oldest one.
 MAX_SESSIONS = 1000
-# Seconds from the start of a console session to its end.
+# Lifetime in seconds of a browser's session in the admin console, counted from its sign-in.
 SESSION_S = 43_200
 _MAX_TOKEN_BYTES = 4096
 
@@ -46,7 +46,8 @@ class Sessions:
         self._callers = callers
         self._clock = clock
         self._lock = threading.Lock()
-        # Digest of the cookie -> session, oldest first: a memory dump does not hold a cookie that works.
+        # Digest of a console session's cookie -> the session, oldest first; with digests, a memory dump does not hold a
+        # cookie that works.
         self._open: dict[bytes, Session] = {}
 
     def open(self, token: str) -> tuple[str, Session]:

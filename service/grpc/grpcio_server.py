@@ -155,8 +155,8 @@ class GrpcServer:
 def _options(max_message_bytes: int) -> dict[str, int | str]:
     return {
         "grpc.max_receive_message_length": max_message_bytes,
-        # The limit on answers is TensorFlow Serving's; it is not max_message_bytes, as answers are larger than
-        # requests.
+        # The limit on the size of answers is TensorFlow Serving's; it is not max_message_bytes, as answers may be
+        # larger than requests.
         "grpc.max_send_message_length": _INT32_MAX,
         # The gRPC server's limit on metadata is larger than the native core's, because the core adds headers to the
         # requests that it forwards to this server.

@@ -78,5 +78,5 @@ def shown_service(grant: Grant, service: str) -> str:
 
     For a model that the caller may not see, this is a name that no service ever has.
     """
-    # A name that begins with "/" is the name of no model, because model names hold no slashes.
+    # Health has no service whose name begins with "/", because names of gRPC services and of models hold no slashes.
     return service if sees(grant, service) else f"/{service}"

@@ -12,9 +12,10 @@ from service.grpc.status_codes import details
 
 logger = logging.getLogger(__name__)
 
-# Error codes that the server or its load causes, not the client; such errors are logged as warnings.
+# Error codes that the server or its load causes, not the client; such errors are logged as warnings, except Overloaded
+# (a debug line) and INTERNAL (an error line).
 _OURS = ("UNAVAILABLE", "DEADLINE_EXCEEDED")
-# Trailer by which an overloaded server tells clients to retry after so many milliseconds. Source: gRPC A6, "Pushback".
+# Trailer by which an overloaded server tells clients to retry after 1000 ms. Source: gRPC A6, "Pushback".
 _PUSHBACK_KEY, _PUSHBACK_MS = "grpc-retry-pushback-ms", "1000"
 
 

@@ -123,7 +123,8 @@ class _OwnPagesMiddleware:
         self._csrf = csrf
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # Browsers add the header Origin to every POST, even to a POST from a page of this server.
+        # The header Origin shows that a web page sent the request: browsers add it to every POST, even to a POST from
+        # this server's own console.
         if scope["type"] == "http" and not self._may_send(scope):
             error = PermissionDenied("The admin routes answer no requests of web pages but the console's.")
             await service_error_response(error, scope["request_id"])(scope, receive, send)

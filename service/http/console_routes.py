@@ -79,7 +79,8 @@ def add_console_routes(
                 }
             )
         server = {"version": sources.version(), "is_ready": engine.is_ready, "is_draining": engine.is_draining}
-        # The names behind ":" in this server's routes, such as "neighbors": the console asks only for these.
+        # The names behind ":" in this server's routes, such as "neighbors": the console calls only routes with these
+        # names.
         methods = sorted(
             {path.rpartition(":")[2] for route in app.routes if ":" in (path := getattr(route, "path", ""))}
         )

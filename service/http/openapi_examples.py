@@ -48,7 +48,8 @@ def add_examples(document: Json, engine: Engine) -> None:
         for suffix, examples in requests.items():
             if path.endswith(suffix):
                 methods["post"]["requestBody"]["content"]["application/json"]["examples"] = examples
-                # The example answer is removed, because it belongs to the example request that was replaced.
+                # The example answer in the OpenAPI document is removed, because it belongs to the example request that
+                # was replaced.
                 del methods["post"]["responses"]["200"]["content"]["application/json"]["examples"]
 
 
@@ -75,7 +76,8 @@ def _is_lookup(spec: SignatureSpec) -> bool:
 
 
 def _is_predict(spec: SignatureSpec) -> bool:
-    # Signatures with tensors of a dtype that numpy lacks are left out, because JSON has no form for their values.
+    # A predict signature with a tensor of a dtype that numpy lacks gets no example in the OpenAPI document, because
+    # JSON has no form for its values.
     has_json = all(tensor.numpy_dtype is not None for tensor in (*spec.inputs.values(), *spec.outputs.values()))
     return bool(spec.inputs) and has_json and spec.method_name not in (CLASSIFY_METHOD, REGRESS_METHOD)
 

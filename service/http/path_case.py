@@ -9,8 +9,8 @@ import re
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-# TensorFlow Serving's pattern of paths, which ignores case. It compares the method at the end exactly, so that only
-# "/metadata" means metadata.
+# TensorFlow Serving's pattern of HTTP paths, which ignores case. The method at the end is compared exactly, so that
+# only "/metadata" in lower case asks for metadata.
 _PATH = re.compile(r"(/v1)(/models)?(/[^/]+)?(/versions/|/labels/)?(.*)", re.IGNORECASE | re.DOTALL)
 _METADATA = "/metadata"
 # Key in the ASGI scope which says that the path's names are still percent-encoded.

@@ -68,7 +68,8 @@ def _claims(artifact: Path, spec: SignatureSpec, manifest: Manifest, lookups: Op
         if vocabulary is not None and (vocabulary.key_dtype == "string") != (
             spec.inputs[feature.ids].dtype == "string"
         ):
-            # This graph gets ids and no keys: strings that a client sends are mapped to ids before the graph runs.
+            # The graph's input takes strings and the vocabulary has integer keys, or the reverse: so the input holds
+            # row ids, not keys, and the claim has no vocabulary.
             vocabulary = None
         keys = _some_keys(artifact, manifest, name) if vocabulary is not None else None
         looked_up = _lookup(name, feature, manifest, lookups, vocabulary)

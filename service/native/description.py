@@ -140,8 +140,8 @@ def _is_flat(plan: SignaturePlan, output: OutputPlan) -> bool:
 
 
 def _ordered(plan: SignaturePlan) -> list[tuple[str, FeaturePlan]]:
-    # The native core resolves a name in JSON requests to the first matching feature. If two features read the same ids,
-    # the one with weights must come first.
+    # The native core resolves the name of an input in a JSON request to the first feature of the description that reads
+    # the input. If two features read the same ids, the one with weights must come first.
     return sorted(plan.features.items(), key=lambda item: item[1].feature.weights is None)
 
 
@@ -206,8 +206,8 @@ class _Writer:
 
     def predict(self, spec: SignatureSpec, graph: NativeGraph) -> dict[str, Any]:
         """Returns the entry of one predict signature in the JSON that describes a servable to the native core."""
-        # The ids that the graph computes are numbered after the signature's inputs, so that a feature can name either
-        # by its number.
+        # A feature in the description names its ids by a number: first the signature's inputs are numbered, then the
+        # ids that the graph computes.
         inputs = {name: number for number, name in enumerate((*spec.inputs, *graph.computed))}
         return {
             "name": spec.name,

@@ -127,8 +127,8 @@ class ModelLog:
                 if not self._queue:
                     break
                 size, make = self._queue[0]
-            # A record leaves the queue only after it was written, so that it counts towards the queue's limit until
-            # then.
+            # A record of the request log leaves the queue only after it was written, so that it counts towards the
+            # queue's limit until then.
             self._write(make)
             with self._news:
                 self._queue.popleft()

@@ -85,8 +85,8 @@ class OtelTracing:
 
     def stop(self) -> None:
         """Sends the spans that were not sent yet, and waits for this a few seconds at most."""
-        # A thread shuts OpenTelemetry down, because its exporter may retry a missing collector for long, which would
-        # delay the server's end.
+        # A daemon thread shuts OpenTelemetry down, and stop() waits for it at most _STOP_S seconds: the exporter may
+        # retry a missing collector for long.
         thread = threading.Thread(target=self._provider.shutdown, name="tracing-stop", daemon=True)
         thread.start()
         thread.join(_STOP_S)

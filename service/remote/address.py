@@ -100,7 +100,7 @@ class StoreAddress:
         """
         if not self.password_file:
             return self.own_password
-        # An empty file is read again: a program that writes a new password may have emptied it a moment ago.
+        # An empty password_file is read again: a program that writes a new password may have emptied it a moment ago.
         for _ in range(_READS):
             if found := Path(self.password_file).read_text().partition("\n")[0]:
                 return found

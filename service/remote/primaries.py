@@ -15,7 +15,7 @@ from service.remote.clients import Node, node_client
 from service.remote.topology import Topology, Unreachable
 
 _PAUSE_S = 0.05
-# Number of commands that are sent to a node in one pipeline.
+# Largest number of commands that are sent to a node in one pipeline.
 _BATCH = 64
 # Longest time in milliseconds to wait, after each pipeline of writes, for replicas to have the writes.
 _COPY_MS = 200

@@ -45,7 +45,7 @@ class Report(NamedTuple):
         """Parses the answer to INFO replication of Redis and Valkey."""
         found = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
         is_primary, is_linked = found["role"] == "master", found.get("master_link_status") == "up"
-        # A replica that was never in sync reports no offset.
+        # A replica that was never in sync reports no offset, which is stored as -1.
         offset = int(found.get("master_repl_offset" if is_primary else "slave_repl_offset", -1))
         heard_s = int(found["master_last_io_seconds_ago"]) if is_linked else None
         return Report(is_primary, found["master_replid"], offset, heard_s)

@@ -279,8 +279,8 @@ class _Task:
     def _failed(self, node: Node, error: OSError) -> bool:
         self.why = f"{node[0]}:{node[1]}: {error}"
         if isinstance(error, _Stale):
-            # The node closed an idle connection, which is no fault of the node. The next round asks the node again on a
-            # new connection.
+            # The node closed an idle connection, which is no fault of the node. The reader asks the node again on a new
+            # connection.
             self._reader.drop_idle(node)
             return False
         self._reader.topology.failed(node)

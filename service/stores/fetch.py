@@ -144,7 +144,7 @@ class Fetch:
                 # damaged. The object is fetched again from its start.
                 self.done_bytes -= step.num_bytes
                 step = Step()
-            # The bytes behind those that Progress has may be incomplete, and are cut off.
+            # The bytes of the file behind the step.num_bytes that Progress recorded may be incomplete, and are cut off.
             file.truncate(step.num_bytes)
             file.seek(step.num_bytes)
             for part in self._parts(one, step.num_bytes):

@@ -127,8 +127,8 @@ class Mirror:
         self.counts.listings += 1
         try:
             names = {version_number(name): name for name in sorted(self.store.folders())}
-            # If a portal or a proxy sends a web page, the client reads it as an empty listing. An empty listing must
-            # not unload the model and empty its cache.
+            # If a portal or a proxy sends a web page in place of the store's listing, obstore reads the page as an
+            # empty listing. An empty listing must not unload the model's versions.
             if not names.keys() - {None} and (self._names or self._fetched()):
                 raise StoreError(errno.ENOENT, "the store lists no versions any more; the versions before stay")
         except StoreError as error:

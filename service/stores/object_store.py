@@ -26,15 +26,15 @@ from obstore.store import from_url
 
 from service.errors import InvalidRequest
 
-# A failed request to the store is repeated at most twice here, because the mirror tries again later, and shows the
-# error meanwhile.
+# A server repeats a failed request to the object store at most twice, because its mirror tries again later, and shows
+# the error meanwhile.
 _RETRIES: Any = {"max_retries": 2, "retry_timeout": timedelta(seconds=20)}
 # A program that uploads a version does not try again later, unlike a server, so its failed requests to the store are
 # repeated for longer.
 _PATIENT_RETRIES: Any = {"max_retries": 8, "retry_timeout": timedelta(seconds=120)}
 _MAX_TEXT = 300
-# Larger objects are written in parts. A store takes at most 10,000 parts of an object, so the parts of a very large
-# object are larger.
+# Size in bytes of the parts in which a larger file is written to the store, and largest number of parts: a store takes
+# at most 10,000, so a very large file has larger parts.
 _PART_BYTES = 8 << 20
 _MAX_PARTS = 9000
 _NUM_PARTS = 4

@@ -37,7 +37,8 @@ class Progress:
             try:
                 path, tag, num_bytes, crc = json.loads(line)
             except ValueError:
-                # An incomplete line is skipped: the process was killed, or the power failed, while it was written.
+                # An incomplete line of the progress file is skipped: the process was killed, or the power failed, while
+                # it was written.
                 continue
             self._steps[path, tag] = Step(num_bytes, crc)
 

@@ -25,8 +25,8 @@ _INT_CHARS = 20
 _INF = re.compile(r'"(?:[^"\\]|\\.)*"|\bInf\b')
 
 
-# Limits on the keys, and on the lists and objects, of a JSON document: parsed, a key takes some 180 bytes and a list or
-# object some 90, however short the text is.
+# Largest number of keys, and largest number of lists and objects, of a JSON document: parsed, a key takes some 180
+# bytes and a list or object some 90, however short the text is.
 MAX_KEYS = 1 << 18
 MAX_LISTS = 1 << 19
 

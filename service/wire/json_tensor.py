@@ -155,8 +155,8 @@ def _nested(name: str, columns: Mapping[str, Any], spec: SignatureSpec) -> Ragge
     """Returns the ragged feature that a request sends as nested lists under this name; None if it sends an input."""
     names = spec.ragged.get(name)
     if names is None or (name in spec.inputs and names.row_splits in columns):
-        # A ragged feature and its input of ids have the same name here. If the request also has row splits, the value
-        # under this name is the flat list for the input.
+        # The input of ids has the ragged feature's name, and the request also has row splits: so the value is the flat
+        # list of ids, no nested lists.
         return None
     return names
 

@@ -21,7 +21,8 @@ from service.remote.address import remote_tables
 from service.wire.predict_proto import parse_message
 
 _MODEL_TYPE_TENSORFLOW = 1
-# Begins a line with fields that this server alone has: TensorFlow Serving reads the line as a comment.
+# Pattern of the marker "#@" before a field that only this server's model config has; TensorFlow Serving reads such a
+# line as a comment.
 _OWN_LINE = re.compile(r"^([ \t]*)#@", re.MULTILINE)
 
 

@@ -126,7 +126,7 @@ def decode_binary(name: str, datatype: str, sizes: Sequence[int], data: Buffer) 
             f"{size * dtype.itemsize}."
         )
     if datatype == _BOOL:
-        # The bytes of a BOOL tensor are compared with 0, because every other byte means true. A numpy bool view would
+        # The bytes of a BOOL tensor are compared with 0, because any byte but 0 means true. A numpy bool view would
         # keep bytes above 1, which break numpy.
         flat: Array = np.frombuffer(data, np.uint8) != 0
     else:
