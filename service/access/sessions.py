@@ -17,7 +17,7 @@ from typing import NamedTuple
 from service.access.callers import Callers, Grant, digest_of
 from service.errors import PermissionDenied, Unauthenticated
 
-# Name of the cookie that holds a session's secret.
+# Name of the cookie whose value is the secret of a browser's console session.
 COOKIE = "embedding_console"
 # Header with the console session's CSRF token, which every request of the session needs, except reads.
 CSRF_HEADER = "X-Console-Csrf"

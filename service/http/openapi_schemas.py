@@ -30,8 +30,8 @@ def schemas(*, strict_json: bool) -> dict[str, Json]:
 
 
 def _signature(default: str) -> Json:
-    # The schema has no field `default`, only a text in its description, because openapi-typescript makes a field with a
-    # default required.
+    # The OpenAPI schema of signature_name has no field `default`, only a text in its description, because
+    # openapi-typescript makes a field with a default required.
     return {"type": "string", "description": f"The signature to run; {default} if there is none."}
 
 

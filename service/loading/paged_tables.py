@@ -58,7 +58,7 @@ def paged_tables(settings: Settings, other_bytes: Callable[[], int], root: Path 
     if not max_bytes:
         max_bytes = int(limit * _SHARE) if limit is not None else 1 << 62
     if rule == "auto" and (settings.table_prefault or settings.table_lock != "off"):
-        # With --table_prefault or --table_lock, all pages of the tables shall be in memory, so "auto" does not let the
-        # core read single pages.
+        # With --table_prefault or --table_lock, all pages of the tables shall be in memory, so --paged_tables=auto does
+        # not let the core read single pages.
         rule = "off"
     return PagedTables(rule, max_bytes, other_bytes)

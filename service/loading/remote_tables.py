@@ -94,8 +94,8 @@ class RemoteTables:
             for name, address in addresses.items()
         }
         if not self._looked_at >= set(addresses.values()):
-            # New clusters are checked before the version is AVAILABLE. If a cluster lacks nodes for some hash slots,
-            # the server is not ready from the version's first moment.
+            # Clusters that no loaded version uses yet are checked before the version is AVAILABLE. If a cluster lacks
+            # nodes for some hash slots, the server is not ready from the version's first moment.
             self.look()
             self.compare()
         self._start()

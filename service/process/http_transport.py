@@ -42,8 +42,8 @@ def create_reference_http_server(parts: HttpParts, socket_path: Path, forwarding
             drain_timeout_s=parts.settings.drain_timeout_s,
             lifespan="on",
             uds=str(socket_path),
-            # This server keeps idle connections open for an hour, and the native core closes them: if this server
-            # closed one, a forwarded request that is on its way could be lost.
+            # The reference HTTP server keeps idle connections open for an hour, so that only the native core closes
+            # them: if this server closed one, a forwarded request that is on its way could be lost.
             timeout_keep_alive=_UPSTREAM_KEEP_ALIVE_S,
         )
     )

@@ -75,7 +75,8 @@ class ModelLists:
         """
         before, one = self._find(model)
         if version is not None:
-            # folder() raises an error if the version has no folder: pinning the model to it would unload all versions.
+            # folder() raises an error if the version has no folder: a pin to such a version would unload all versions
+            # of the model.
             self._models.folder(model, version)
             pinned = Specific(frozenset({version}))
             policy = self._policies_of(one)[0]

@@ -28,8 +28,8 @@ from service.types import TABLE_DTYPES, Array, stored_columns
 
 LAYOUT = 1
 NUM_SLOTS = 16384
-# Most bytes of rows in one value. With the bytes that Valkey adds, such a value fits the 16 KiB size class of its
-# memory allocator.
+# Most bytes of table rows in one value in Valkey (a block). With the bytes that Valkey adds, such a value fits the 16
+# KiB size class of its memory allocator.
 _BLOCK_BYTES = 16384 - 256
 _MOST_SHARDS = 4096
 _FINGERPRINT_DIGITS = 16

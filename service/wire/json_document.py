@@ -142,7 +142,7 @@ def _finite(text: str) -> float:
 
 def _whole(text: str) -> int | float:
     number = int(text) if len(text) <= _INT_CHARS else None
-    # Integers beyond 64 bits become floats, as in rapidjson.
+    # Integers beyond 64 bits in a JSON body become floats, as in rapidjson.
     return number if number is not None and -(2**63) <= number < 2**64 else _finite(text)
 
 

@@ -106,7 +106,7 @@ def _model(config: Any) -> ModelConfig:
 
 
 def _remote_tables(config: Any) -> tuple[str, ...]:
-    # TensorFlow Serving's own ModelConfig message has no field remote_tables.
+    # TensorFlow Serving's own ModelConfig message has no field remote_tables, so getattr() returns () for it.
     found = tuple(getattr(config, "remote_tables", ()))
     try:
         remote_tables(";".join(found))
