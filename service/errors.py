@@ -135,7 +135,7 @@ class SignatureNotFound(ServiceError):
 
 
 class GraphUnavailable(ServiceError):
-    """The signature needs TensorFlow and this server runs without it."""
+    """The signature needs TensorFlow, and this server runs without TensorFlow."""
 
     code = "FAILED_PRECONDITION"
 
@@ -219,7 +219,9 @@ class ArtifactError(ServiceError):
 
 
 class DataLoss(ServiceError):
-    """Files of the version are damaged or were changed, so it is not served; another version may answer soon."""
+    """Files of a model's version are damaged or were changed, so this version is not served; the model may soon serve
+    another one.
+    """
 
     code = "DATA_LOSS"
 

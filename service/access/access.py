@@ -81,7 +81,8 @@ class Access:
 
 
 def create_access(path: str, secret_path: str, engine: Engine, metrics: Counters) -> Access | None:
-    """Returns the callers of the --auth_config file and an engine that checks their rights; None if there is no file.
+    """Returns the Access of the --auth_config file: its callers, an engine that checks their rights, and the console's
+    sessions; None without a file.
 
     Args:
       path: the --auth_config file; "": the server has no such file.

@@ -126,7 +126,9 @@ class GuardedEngine(Engine):
         return self._for(ref.name, "predict").table_rows(ref, table_name, ids)
 
     def row_origin(self, ref: ModelRef, table_name: str, row: int) -> RowOrigin | None:
-        """Returns the delta that wrote a row last, for callers with the right "predict" on the model."""
+        """Returns the delta that wrote a row last, None if no delta did; for callers with the right "predict" on the
+        model.
+        """
         return self._for(ref.name, "predict").row_origin(ref, table_name, row)
 
     def traffic(self, ref: ModelRef, table_name: str, most: int) -> TableTraffic:
@@ -143,7 +145,9 @@ class GuardedEngine(Engine):
         return engine.neighbors(ref, table_name, query, call)
 
     def searches_by_signature(self, ref: ModelRef) -> bool:
-        """Says whether the signature "neighbors" means a search; says yes for a model that the caller may not see."""
+        """Says whether requests for a model's signature "neighbors" are searches; also says yes for a model that the
+        caller may not see.
+        """
         return not self._grant().rights(ref.name) or self._engine.searches_by_signature(ref)
 
     @property
@@ -191,7 +195,9 @@ class GuardedEngine(Engine):
         return self._for(name, "admin").diff(name, old, new)
 
     def drift(self, name: str, table_name: str, old: int, new: int, ids: Array) -> tuple[Array, bool]:
-        """Compares rows of a table with an older version; the caller needs the right "predict", as for reading rows."""
+        """Compares rows of a table in two versions of a model; the caller needs the right "predict", as for reading
+        rows.
+        """
         return self._for(name, "predict").drift(name, table_name, old, new, ids)
 
     def upsert(self, ref: ModelRef, table_name: str, upsert: Upsert) -> UpsertReceipt:

@@ -87,7 +87,7 @@ class SignedSessions(Sessions):
         self._digests: tuple[int, tuple[dict[bytes, bytes], ...]] = (-1, ())
 
     def open(self, token: str) -> tuple[str, Session]:
-        """Opens a session for the caller of a token, as Sessions.open does."""
+        """Opens a session for the caller of a token; returns the signed cookie and the session."""
         digest = self._digest_of(token)
         keys = self._keys[0]
         ends_s = int(self._clock()) + SESSION_S
@@ -96,7 +96,9 @@ class SignedSessions(Sessions):
         return cookie, Session(digest, _csrf(keys, body), float(ends_s))
 
     def find(self, cookie: str) -> tuple[Session, Grant] | None:
-        """Returns the session of a cookie and the grant of its caller, as Sessions.find does."""
+        """Returns the session that a signed cookie holds, and the grant of its caller; None if the session is over or
+        the cookie is invalid.
+        """
         read = self._read(cookie)
         if read is None:
             return None
@@ -126,7 +128,9 @@ class SignedSessions(Sessions):
             self._closed = closed
 
     def _read(self, cookie: str) -> tuple[int, bytes] | None:
-        """Returns the number of the key that signed a cookie, and what it signed; None for any other text."""
+        """Returns the index of the key that signed a session's cookie, and the signed bytes; None if no key signed the
+        text.
+        """
         if len(cookie) != _COOKIE_CHARS or not cookie.isascii():
             return None
         try:

@@ -31,7 +31,8 @@ class Guard:
     engine_of: Callable[[Grant], Engine]
 
     def grant(self, path: str, authorizations: Collection[bytes], names: Collection[str]) -> Grant:
-        """Returns the rights (the grant) of the caller that sent a gRPC call; raises Unauthenticated.
+        """Returns the rights (the grant) of a gRPC call's caller: those of nobody for an open path without valid
+        credentials; else raises Unauthenticated.
 
         Args:
           authorizations: all values of the metadata key "authorization".

@@ -93,7 +93,7 @@ class AccessMiddleware:
 
 
 def session_cookie(headers: Iterable[tuple[bytes, bytes]]) -> str:
-    """Returns the value of the console's cookie; "" without one.
+    """Returns the value of the console's session cookie in a request's headers; "" without one.
 
     >>> session_cookie([(b"cookie", b"theme=dark; embedding_console=abc")])
     'abc'

@@ -1,4 +1,6 @@
-"""Adds this server's own HTTP routes, which TensorFlow Serving lacks: lookups by feature, and rows of a table."""
+"""Adds this server's own HTTP routes, which TensorFlow Serving lacks: lookups by feature, the list of tables, and rows
+of a table.
+"""
 
 from __future__ import annotations
 

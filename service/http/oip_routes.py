@@ -76,7 +76,9 @@ def add_open_inference_routes(app: FastAPI, engine: Engine, calls: Calls, *, str
         return Response(body, headers=headers, media_type="application/octet-stream")
 
     async def metadata(request: Request) -> Response:
-        """Returns names, datatypes and shapes of the inputs and outputs of a model's signature."""
+        """Returns a model's AVAILABLE versions, and names, datatypes and shapes of the inputs and outputs of one
+        signature.
+        """
         description, spec = _described(request)
         return _json(oip_models.model_metadata(description.name, engine.statuses(description.name), spec))
 

@@ -57,7 +57,7 @@ _EMBEDDINGS = {"user_id": [[0.12, -0.5, 0.33, 0.04], [0.7, 0.01, -0.2, 0.9]], "g
 
 
 def application() -> Json:
-    """Returns the general fields of the OpenAPI document: title, description, tags and license."""
+    """Returns the general fields of the OpenAPI document: title, version, description, tags and license."""
     return {
         "title": "Embedding server",
         "version": "1",

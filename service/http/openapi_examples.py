@@ -108,7 +108,9 @@ def _columns(spec: SignatureSpec) -> Json:
 
 
 def _row_inputs(spec: SignatureSpec) -> Mapping[str, TensorSpec]:
-    """Returns the example's inputs that are not ragged: all of a lookup, and only the required ones of a predict."""
+    """Returns the inputs of an OpenAPI example request that are not ragged: all of a lookup, and only the required ones
+    of a predict.
+    """
     names = spec.row_inputs if spec.kind == "lookup" else spec.row_inputs & spec.required
     return {name: spec.inputs[name] for name in sorted(names)}
 

@@ -41,7 +41,7 @@ class PathCaseMiddleware:
 
 
 def lowered(path: str) -> str:
-    """Returns a path with its fixed parts, such as "/v1/models", in lower case.
+    """Returns a path below /v1 with its fixed parts, such as "/v1/models", in lower case, and any other path unchanged.
 
     "/Metadata" gives the model's status: TensorFlow Serving's expression matches it in any case, but only "/metadata"
     gives metadata.

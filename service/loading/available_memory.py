@@ -44,7 +44,9 @@ def memory_limit_bytes(root: Path = Path("/")) -> int | None:
 
 
 def _groups(root: Path) -> Iterator[tuple[Path, str, str, str]]:
-    """Yields the folder of each memory control group of this process and of its parents, with names of files in it."""
+    """Yields, for each memory control group of this process and its parents: folder, names of the files of limit and
+    usage, and the prefix of keys in memory.stat.
+    """
     for line in _lines(root / "proc/self/cgroup"):
         number, controllers, path = line.split(":", 2)
         if number == "0":

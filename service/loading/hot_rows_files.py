@@ -40,7 +40,9 @@ class HotRowsFiles:
         self._loaded = loaded
 
     def watch(self, stop: threading.Event) -> None:
-        """Starts a thread that writes the files of hot rows every minute until the event is set."""
+        """Starts a thread that writes the files of hot rows every minute until `stop` is set; starts none if the server
+        keeps no such files.
+        """
 
         def run() -> None:
             while not stop.wait(_WRITE_EVERY_S):

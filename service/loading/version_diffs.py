@@ -130,7 +130,7 @@ def _mapped(servable: Servable) -> dict[str, Any]:
 
 
 def _identity(folder: Path) -> tuple[str, int, int]:
-    """Returns a value that changes when the version in a folder is replaced."""
+    """Returns a value that changes when the manifest in a version's folder is replaced."""
     try:
         found = (folder / MANIFEST_PATH).stat()
     except OSError:

@@ -186,7 +186,9 @@ class RequestCounter:
             return now, ever
 
     def retire(self, model: str, version: int) -> None:
-        """Moves an unloaded version's counts of requests to the totals; no later request for it may be counted."""
+        """Moves an unloaded version's counts of requests to the totals since the start; no later request for it may be
+        counted.
+        """
         if self.also is not None:
             self.also.retire(model, version)
         with self._lock:

@@ -92,7 +92,7 @@ class BoundPort:
 
 
 def http_port(settings: Settings) -> BoundPort:
-    """Binds the HTTP port of the settings; raises StartError."""
+    """Returns the HTTP port of the settings, bound but not listening yet; raises StartError."""
     return BoundPort(settings.host, settings.rest_api_port)
 
 

@@ -35,7 +35,9 @@ def create_http_server(parts: HttpParts) -> HttpServer:
 
 
 def create_reference_http_server(parts: HttpParts, socket_path: Path, forwarding: Forwarding) -> HttpServer:
-    """Returns the HTTP server of requests that the native core forwards, on a Unix socket; raises StartError."""
+    """Returns the reference HTTP server, which answers requests that the native core forwards to its Unix socket;
+    raises StartError.
+    """
     return HttpServer(
         uvicorn_config(
             _create_app(parts, forwarding),

@@ -113,7 +113,7 @@ class StoreAddress:
 
 
 def remote_tables(text: str) -> dict[str, StoreAddress]:
-    """Parses TABLE=ADDRESS;MODEL/TABLE=ADDRESS, the value of --remote_tables; raises ValueError.
+    """Parses the value of --remote_tables, TABLE=ADDRESS;MODEL/TABLE=ADDRESS, to addresses by name; raises ValueError.
 
     >>> list(remote_tables("user=valkey://a:1; m/item=valkey://b"))
     ['user', 'm/item']

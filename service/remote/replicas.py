@@ -73,7 +73,9 @@ class Replicas:
         self._was_in_sync: dict[Node, bool] = {}
 
     def compare(self) -> Found:
-        """Compares each replica with its primary; notes in the topology which replicas are in sync."""
+        """Compares each replica with its primary; returns the replicas that are in sync, and notes them in the
+        topology.
+        """
         until_s = time.monotonic() + SYNC_S
         groups = [group for group in self._topology.groups() if group[1]]
         found = list(self._threads.map(self._of_group, groups))
@@ -86,7 +88,9 @@ class Replicas:
         return Found(in_sync, seconds, is_map_old)
 
     def _of_group(self, group: tuple[Node, list[Node]]) -> tuple[list[Node], bool]:
-        """Returns a primary's replicas that are in sync, and whether a node of the group has another role by now."""
+        """Returns a primary's replicas that are in sync, and whether one of these nodes has another role than in the
+        map of hash slots.
+        """
         # The primary is asked before its replicas, so that a replica in sync has all changes that the primary had made
         # when it replied.
         primary, is_gone = None, False

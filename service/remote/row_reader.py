@@ -36,7 +36,7 @@ _PASSING = frozenset({"MOVED", "ASK", "CLUSTERDOWN", "LOADING", "TRYAGAIN", "MAS
 class Found(NamedTuple):
     """The result of reading rows from a cluster.
 
-    rows: [N, row_bytes] uint8. is_missing: [N] bool, True for rows that could not be read. why: the reason.
+    rows: [N, row_bytes] uint8. is_missing: [N] bool, True for rows that could not be read. why: the reason for these.
     """
 
     rows: Array

@@ -177,7 +177,7 @@ class Mirror:
         return f"no version folder (an integer name such as 1) below {self.store.uri}"
 
     def arrival(self, version: int, path: Path) -> Arrival:
-        """Returns an object that watches a version until all its files are fetched."""
+        """Returns the Arrival of a version, which says whether all files of the version are fetched."""
         return Arrival(self, version, path)
 
     def has(self, version: int) -> bool:

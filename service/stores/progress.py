@@ -23,7 +23,9 @@ class Step(NamedTuple):
 
 
 class Progress:
-    """The file that notes how much of each object of a version is fetched. Concurrency: one caller at a time."""
+    """The file that notes how many bytes of each object of a version are fetched from the store. Concurrency: one
+    caller at a time.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / PROGRESS

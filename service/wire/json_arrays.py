@@ -30,7 +30,9 @@ _MAX_RANK = 64
 
 
 def ragged_owner(name: str, spec: SignatureSpec) -> str | None:
-    """Returns the name of the ragged feature that an input belongs to; None if it belongs to none."""
+    """Returns the name of the ragged feature of which an input is the values, the row splits or the weights; None if
+    there is none.
+    """
     return next((names.feature for names in spec.ragged_names if name in names[1:]), None)
 
 

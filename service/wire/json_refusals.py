@@ -117,7 +117,9 @@ def _refuse_item(name: str, value: Any, spec: SignatureSpec, shapes: dict[str, l
 
 
 def _refuse_tensor(value: Any, dtype: str) -> tuple[list[int], int]:
-    """Raises TensorFlow Serving's error for the first fault of a JSON tensor; returns the tensor's shape and size."""
+    """Raises TensorFlow Serving's error for the first fault of a JSON tensor; returns the shape and the size of a
+    tensor without faults.
+    """
     shape: list[int] = []
     item = value
     while type(item) is list and len(shape) <= _MAX_DEPTH:

@@ -137,7 +137,9 @@ def _policy(policy: Any) -> VersionPolicy:
 
 
 def _platform(config: Any) -> str:
-    """Returns the name of a model's platform, which old configurations give as a number in model_type."""
+    """Returns a model's platform: its model_platform, or "tensorflow" if the deprecated model_type is that number;
+    raises InvalidRequest.
+    """
     if not config.model_type:
         return str(config.model_platform)
     if config.model_platform:

@@ -49,7 +49,7 @@ class InferInput(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class InferBody:
-    """A parsed inference request, whose input tensors are not arrays yet.
+    """A parsed JSON body of an Open Inference Protocol request, whose input tensors are not arrays yet.
 
     id: None if the client sent none.
     signature_name: "" if the client named none.
