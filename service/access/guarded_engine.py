@@ -132,7 +132,7 @@ class GuardedEngine(Engine):
         return self._for(ref.name, "predict").row_origin(ref, table_name, row)
 
     def traffic(self, ref: ModelRef, table_name: str, most: int) -> TableTraffic:
-        """Returns the traffic of a table, for callers with the right "metadata" on the model."""
+        """Returns a table's counts of lookups and its hottest rows, for callers with the right "metadata" on the model."""
         return self._for(ref.name, "metadata").traffic(ref, table_name, most)
 
     def neighbors(self, ref: ModelRef, table_name: str, query: NeighborQuery, call: Call) -> NeighborAnswer:
@@ -168,11 +168,13 @@ class GuardedEngine(Engine):
         self._engine.reload(models, deadline_s)
 
     def set_label(self, model: str, label: str, version: int | None) -> None:
-        """Changes a label of a model, for callers with the right "admin" on the model."""
+        """Points a label of a model to a version, or removes it, for callers with the right "admin" on the model."""
         self._for(model, "admin").set_label(model, label, version)
 
     def pin(self, model: str, version: int | None) -> None:
-        """Makes a model serve one version only, for callers with the right "admin" on the model."""
+        """Makes a model serve one version only, or (None) the listed versions again, for callers with the right "admin"
+        on the model.
+        """
         self._for(model, "admin").pin(model, version)
 
     def models(self) -> list[str]:

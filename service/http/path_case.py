@@ -18,7 +18,7 @@ IS_ENCODED = "path_is_encoded"
 
 
 class PathCaseMiddleware:
-    """ASGI middleware: changes the fixed parts of a path to lower case, as the router knows them.
+    """ASGI middleware: changes the fixed parts of a path below /v1 to lower case, as the router knows them.
 
     Concurrency: event loop only.
     """

@@ -22,7 +22,7 @@ _NUM_THREADS = 4
 
 
 def add_upsert_routes(app: FastAPI, engine: Engine, max_body_bytes: int) -> None:
-    """Adds the route that changes rows of a table to the admin application, which operators and trainers use."""
+    """Adds to the admin application, which operators and trainers use, the route that changes rows of a table."""
     threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="http-upsert")
 
     async def upsert(request: Request) -> Response:

@@ -193,7 +193,7 @@ class RemoteTables:
         return ""
 
     def look(self) -> None:
-        """Checks each cluster and each of its nodes, and logs if one can not be reached or is reached again."""
+        """Checks each cluster and all its nodes; logs each cluster that can not be reached, or can be reached again."""
         with self._looking:
             with self._changing:
                 topologies = dict(self._topologies)

@@ -140,7 +140,7 @@ def _moved(source: RowSource, tables: Mapping[str, MappedTable]) -> RowSource:
 def native_plan(spec: SignatureSpec, source: RowSource) -> FeaturePlan | None:
     """Returns a plan by which the native core computes the float32 rows for one input of a graph without its lookups.
 
-    None if that needs more than one lookup.
+    None if one lookup can not compute them, such as from keys of a vocabulary or from a table that is not float32.
     """
     table = source.table
     # open_towers() takes only reads of mapped and remote tables out of a graph.

@@ -54,7 +54,8 @@ class VersionDiffs:
             return compare_rows(*folders, table, ids, served=(mapped.get(old, {}), mapped.get(new, {})))
 
     def gated(self, rules: LoadRules, max_drift: float) -> LoadRules:
-        """Returns rules that load no version which drifted from the newest AVAILABLE version of its model.
+        """Returns rules that load no version which drifted more than max_drift from the newest AVAILABLE version of its
+        model.
 
         An older version than that one is loaded in any case: the way back to it stays open.
 

@@ -1,4 +1,4 @@
-"""Makes an OpenTelemetry span for each HTTP request for a model that Python handles."""
+"""Makes an OpenTelemetry span for each HTTP request for a model, if Python answers the request and not the native core."""
 
 from __future__ import annotations
 

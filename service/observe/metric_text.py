@@ -31,7 +31,7 @@ def family(name: str, kind: Kind, about: str = "") -> list[str]:
 
 
 def sample(name: str, labelled: str, value: float) -> str:
-    """Returns the line of one metric sample; integers are written without decimal point or exponent."""
+    """Returns the line of one metric sample; a value of type int is written without decimal point or exponent."""
     return f"{name}{{{labelled}}} {value!r}"
 
 

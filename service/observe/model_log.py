@@ -72,7 +72,7 @@ class ModelLog:
         output_filter: tuple[str, ...],
         outputs: dict[str, Array],
     ) -> None:
-        """Queues a log record of a Predict request and its answer, as Recorder.predicted declares."""
+        """Queues a log record of a Predict request, with its answer if the request log keeps answers."""
         subject, metadata = self._subject(spec, version)
         kept = outputs if self._has_answers else None
         make = partial(predict_record, inputs=inputs, output_filter=output_filter, outputs=kept)

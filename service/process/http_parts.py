@@ -97,7 +97,7 @@ def http_port(settings: Settings) -> BoundPort:
 
 
 def grpc_port(settings: Settings) -> BoundPort:
-    """Binds the gRPC port of the settings; raises StartError."""
+    """Returns the gRPC port of the settings, bound but not listening yet; raises StartError."""
     return BoundPort(settings.host, settings.port, "--port or --host", "gRPC")
 
 

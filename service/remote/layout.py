@@ -78,7 +78,9 @@ class TableLayout:
 
     @staticmethod
     def of(model: str, table: str, fingerprint: bytes, entry: TableEntry) -> TableLayout:
-        """Returns the layout by which this version of the software stores a table."""
+        """Returns the layout of a table in a cluster: the number of its rows in a block, and of the shards of its
+        blocks.
+        """
         row_bytes = row_bytes_of(entry)
         block_rows = max(_BLOCK_BYTES // row_bytes, 1)
         num_blocks = -(-entry.vocabulary_size // block_rows)

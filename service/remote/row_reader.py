@@ -45,7 +45,9 @@ class Found(NamedTuple):
 
 
 class _Stale(ConnectionError):
-    """A cluster node closed a connection while it was idle: the node restarted, or the user's password changed."""
+    """A cluster node closed a connection while it was idle: the node restarted, or the password of the connection's
+    user changed.
+    """
 
 
 class RowReader:
@@ -120,7 +122,9 @@ class RowReader:
         return RowConnection(node, self.address, end_s)
 
     def give_back(self, node: Node, connection: RowConnection) -> None:
-        """Keeps an idle connection to a cluster node for later reads; all its replies must have been read."""
+        """Keeps a connection to a cluster node for later reads, or closes it if enough are idle; all its replies must
+        have been read.
+        """
         with self._changing:
             if len(self._idle[node]) < _IDLE_CONNECTIONS:
                 self._idle[node].append(connection)
@@ -178,7 +182,7 @@ class _Task:
             first = False
 
     def _is_hopeless(self) -> bool:
-        """Says whether no node has an unread row: all nodes of the row's hash slot are down or lack its key."""
+        """Says whether an unread row can not be read: all nodes of the row's hash slot are down or lack its key."""
         topology = self._reader.topology
         for position in self.left.tolist():
             if position in self._asking:

@@ -192,7 +192,9 @@ def _store_error(error: Exception) -> StoreError:
 
 
 def _one_line(error: Exception) -> str:
-    """Returns an error's text as one line, without obstore's debug part and URL queries, which may hold secrets."""
+    """Returns an error's text as one line of at most _MAX_TEXT characters, without obstore's debug part and URL
+    queries, which may hold secrets.
+    """
     text = str(error).partition("\nDebug source")[0]
     text = re.sub(r"\?\S*", "", " ".join(text.split()))
     return text if len(text) <= _MAX_TEXT else f"{text[: _MAX_TEXT - 1]}…"

@@ -23,7 +23,7 @@ class PrometheusConfig(NamedTuple):
 
 
 def parse_monitoring_text(text: str, source: str) -> PrometheusConfig:
-    """Parses the text of a --monitoring_config_file into a MonitoringConfig.
+    """Parses the text of a --monitoring_config_file; returns its PrometheusConfig.
 
     Args:
       source: the file's name, for error texts.
