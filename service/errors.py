@@ -100,7 +100,7 @@ class PayloadTooLarge(ServiceError):
 
 
 class NotFound(ServiceError):
-    """The request names a model, version, label, table or signature that is not served here."""
+    """The request names a model, version, table, health service or HTTP path that this server does not have."""
 
     code = "NOT_FOUND"
 
@@ -153,7 +153,9 @@ class DeltaRefused(ServiceError):
 
 
 class NotReady(ServiceError):
-    """No version of the model can answer now: it is loading, has failed to load, or the server is shutting down."""
+    """No version of the model can answer now: its versions are loading or have failed to load, or the server is
+    shutting down.
+    """
 
     code = "UNAVAILABLE"
 
@@ -165,7 +167,7 @@ class TableUnreachable(ServiceError):
 
 
 class Overloaded(ServiceError):
-    """The server refuses the request, because it has reached a limit on requests in flight."""
+    """The server refuses the request, because it has reached a limit on the requests that run or wait."""
 
     code = "UNAVAILABLE"
 

@@ -239,7 +239,7 @@ def packed_dim(dtype: str, embedding_dim: int) -> int | None:
 
 
 def saved_dtype(dtype: str) -> str:
-    """Returns the dtype that a checkpoint's index names for a table: "uint8" for an int4 table, else the table's dtype."""
+    """Returns the dtype that a checkpoint's index names for a table of a dtype: "uint8" for int4, else the same."""
     return "uint8" if dtype == "int4" else dtype
 
 

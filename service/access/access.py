@@ -55,7 +55,9 @@ class Access:
         return self.file.callers
 
     def metrics(self, render: Callable[[], Text]) -> Callable[[], Text]:
-        """Wraps a function that renders metrics: it raises PermissionDenied unless the caller may see all models."""
+        """Wraps a function that renders metrics: it raises PermissionDenied unless the caller may see all models, or
+        metrics are open to everybody.
+        """
 
         def guarded() -> Text:
             self.callers.require_everywhere("metadata", "metrics")
@@ -64,7 +66,7 @@ class Access:
         return guarded
 
     def server_wide(self, read: Callable[[], T]) -> Callable[[], T]:
-        """Wraps a function that reads server state: it raises PermissionDenied unless a caller may see all models."""
+        """Wraps a function that reads server state: it raises PermissionDenied unless the caller may see all models."""
 
         def guarded() -> T:
             self.callers.require_everywhere("metadata")

@@ -118,7 +118,7 @@ class GuardedEngine(Engine):
         return self._for(name, "metadata").statuses(name, version)
 
     def tables(self, ref: ModelRef) -> list[TableInfo]:
-        """Returns the tables of a servable; the caller needs the right "metadata" on the model."""
+        """Returns the descriptions of a servable's tables; the caller needs the right "metadata" on the model."""
         return self._for(ref.name, "metadata").tables(ref)
 
     def table_rows(self, ref: ModelRef, table_name: str, ids: Array) -> TableRows:
@@ -132,7 +132,7 @@ class GuardedEngine(Engine):
         return self._for(ref.name, "predict").row_origin(ref, table_name, row)
 
     def traffic(self, ref: ModelRef, table_name: str, most: int) -> TableTraffic:
-        """Returns a table's counts of lookups and its hottest rows, for callers with the right "metadata" on the model."""
+        """Returns a table's counts of lookups and hottest rows; the caller needs the right "metadata" on the model."""
         return self._for(ref.name, "metadata").traffic(ref, table_name, most)
 
     def neighbors(self, ref: ModelRef, table_name: str, query: NeighborQuery, call: Call) -> NeighborAnswer:

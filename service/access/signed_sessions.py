@@ -40,7 +40,9 @@ class SecretError(ValueError):
 
 
 def read_secrets(path: Path) -> tuple[bytes, ...]:
-    """Reads secrets, one per line; raises SecretError if the file can not be read, or a secret is too short."""
+    """Reads secrets, one per line; raises SecretError if the file is unreadable, empty or too large, or a secret is too
+    short.
+    """
     try:
         with path.open("rb") as file:
             data = file.read(_MAX_FILE_BYTES + 1)

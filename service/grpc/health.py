@@ -89,7 +89,9 @@ class Health:
         )
 
     def set(self, service: str, is_serving: bool) -> None:
-        """Changes the health status of a service; another thread sends the new status to clients that watch it."""
+        """Changes the health status of a service, unless the server stops; another thread sends the new status to
+        clients that watch it.
+        """
         with self._lock:
             if self._is_stopped:
                 return

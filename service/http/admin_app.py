@@ -1,4 +1,6 @@
-"""Builds the HTTP application of the admin port, whose routes change the list of models and rows of tables."""
+"""Builds the HTTP application of the admin port, whose routes change the list of models, labels, pins and rows of
+tables.
+"""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ def add_console_routes(
         return _json(document)
 
     async def sign_in(request: Request) -> Response:
-        """Opens a session for the caller of a token."""
+        """Opens a console session for the caller of the token in the body, and sets the session's cookie."""
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
             # A form of another site can not send the type application/json, so it can not sign a browser in.
             raise MalformedPayload("Send the token as application/json.")

@@ -110,7 +110,9 @@ def add_open_inference_routes(app: FastAPI, engine: Engine, calls: Calls, *, str
         return _json({"ready": is_ready}, 200 if is_ready else 503)
 
     async def index(request: Request) -> Response:
-        """Lists the versions of all models with their states."""
+        """Lists the versions of all models with their states; only those that can answer, if the body asks
+        for these.
+        """
         only_ready = await calls.read(request, "", read_only_ready)
         return _json(oip_models.repository_index(engine.all_statuses(), engine.problems(), only_ready=only_ready))
 

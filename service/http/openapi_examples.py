@@ -102,7 +102,7 @@ def _infer(spec: SignatureSpec) -> Json:
 
 
 def _columns(spec: SignatureSpec) -> Json:
-    """Returns an example request's JSON columns: one row for each feature and input, by name."""
+    """Returns an example request by columns: name of an input or of a ragged feature -> a list with one row."""
     columns = {name: _nested(_value(tensor), _shape(tensor)) for name, tensor in _row_inputs(spec).items()}
     return columns | {names.feature: [[_value(spec.inputs[names.values])]] for names in spec.ragged_names}
 

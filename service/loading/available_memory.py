@@ -31,7 +31,8 @@ def available_bytes(root: Path = Path("/")) -> int | None:
 
 
 def memory_limit_bytes(root: Path = Path("/")) -> int | None:
-    """Returns the bytes of memory that this process may use in all: the system's, or the least of its control groups'.
+    """Returns the bytes of memory that this process may use in all: the least of the system's memory and its control
+    groups' limits.
 
     Returns None if the kernel does not show them. root: the folder above /proc and /sys.
     """

@@ -253,7 +253,9 @@ class ServableLoader:
     def _show(
         self, servable: Servable, lookups: OpenedLookups, path: Path, show: Callable[[Servable], None]
     ) -> Servable:
-        """Lets requests use a version's lookups before its graphs are opened, as importing TensorFlow takes seconds."""
+        """Lets requests use a version's lookups before its graphs are opened, unless it may have deltas: importing
+        TensorFlow takes seconds.
+        """
         if not servable.backends:
             return servable
         if self.deltas is not None and self.deltas.may_have(servable.name, servable.version, path):

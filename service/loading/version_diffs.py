@@ -47,7 +47,9 @@ class VersionDiffs:
         return {"model": model, **self._compare(model, old, new, folders).to_json()}
 
     def rows_of_request(self, model: str, table: str, old: int, new: int, ids: Array) -> tuple[Array, bool]:
-        """Compares single rows of a table in two versions, for Engine.drift; raises NotFound, and as compare_rows."""
+        """Compares single rows of a table in two versions, as comparison.compare_rows does for folders; raises
+        NotFound, too.
+        """
         folders = self._folder(model, old), self._folder(model, new)
         mapped = {one.version: _mapped(one) for one in self._versions(model)}
         with self._one_at_a_time:

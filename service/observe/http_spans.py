@@ -1,4 +1,4 @@
-"""Makes an OpenTelemetry span for each HTTP request for a model, if Python answers the request and not the native core."""
+"""Makes an OpenTelemetry span for each HTTP request for a model, if Python and not the native core answers it."""
 
 from __future__ import annotations
 

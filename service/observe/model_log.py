@@ -81,7 +81,7 @@ class ModelLog:
     def inferred(
         self, spec: SignatureSpec, version: int, *, examples: Array, result: Classification | Regression
     ) -> None:
-        """Queues a log record of a request with tf.Examples and its answer, as Recorder.inferred declares."""
+        """Queues a log record of a request with tf.Examples, with its answer if the request log keeps answers."""
         subject, metadata = self._subject(spec, version)
         make = partial(examples_record, examples=examples, result=result, has_answer=self._has_answers)
         self._put([examples], lambda: make(subject, metadata()))

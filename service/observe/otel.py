@@ -93,7 +93,9 @@ class OtelTracing:
 
 
 class DrawnIds(RandomIdGenerator):
-    """The source of trace ids: the native core's id for a request, so that core and sampler decide alike."""
+    """The source of trace ids: the id that the native core drew for a request, else a random one; so core and sampler
+    decide alike.
+    """
 
     def generate_trace_id(self) -> int:
         """Returns the trace id that the native core drew for the request, else a random id."""

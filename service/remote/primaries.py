@@ -68,7 +68,9 @@ class Primaries:
         return self._run(commands, end_s, has_copies=False, is_read=True)[0]
 
     def write(self, commands: Sequence[Command], end_s: float) -> bool:
-        """Runs Valkey commands that write; returns whether all known replicas have the writes. Raises as run does."""
+        """Runs Valkey commands that write; returns whether all known replicas have the writes. Raises Unreachable,
+        Refused.
+        """
         return self._run(commands, end_s, has_copies=True)[1]
 
     def close(self) -> None:

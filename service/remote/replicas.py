@@ -28,7 +28,7 @@ _HEARD_S = 1
 
 
 class Report(NamedTuple):
-    """A node's reply to INFO replication: its role, and how far it is in the stream of changes.
+    """A node's reply to INFO replication: its role, and how far it is in the replication stream.
 
     history: name of the sequence of changes that the node follows or makes; a primary that takes over gives it a new
     name. offset: how far the node is in it, in bytes. heard_s: seconds since a replica heard from its primary; None
@@ -42,7 +42,7 @@ class Report(NamedTuple):
 
     @staticmethod
     def of(text: str) -> Report:
-        """Parses the answer to INFO replication of Redis and Valkey."""
+        """Parses a node's answer to the command INFO replication of Redis and Valkey into a Report."""
         found = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
         is_primary, is_linked = found["role"] == "master", found.get("master_link_status") == "up"
         # A replica that was never in sync reports no offset, which is stored as -1.

@@ -49,7 +49,7 @@ class Progress:
         return self._steps.get((one.path, one.tag), Step()) if one.tag else Step()
 
     def note(self, one: StoredObject, step: Step) -> None:
-        """Writes to the file how many bytes of an object are synced to the disk; raises OSError."""
+        """Writes to the progress file how many bytes of an object are synced to the disk; raises OSError."""
         self._steps[one.path, one.tag] = step
         with self._path.open("ab") as file:
             # A newline is written before the line too, because the file may end with an incomplete line.

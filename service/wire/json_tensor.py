@@ -90,7 +90,9 @@ def decode_inputs(body: PredictBody, spec: SignatureSpec) -> dict[str, Array]:
 
 
 def _is_described(spec: SignatureSpec) -> bool:
-    """Says whether a signature has features of this server, such as vocabularies, that TensorFlow Serving lacks."""
+    """Says whether a signature has what TensorFlow Serving lacks: it is a lookup, or has ragged features, vocabularies
+    or inputs with a known table.
+    """
     return (
         spec.kind == "lookup"
         or bool(spec.ragged)
