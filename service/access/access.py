@@ -51,7 +51,7 @@ class Access:
 
     @property
     def callers(self) -> Callers:
-        """The callers of the --auth_config file that was read last."""
+        """The callers of the last valid content of the --auth_config file."""
         return self.file.callers
 
     def metrics(self, render: Callable[[], Text]) -> Callable[[], Text]:

@@ -99,7 +99,7 @@ class Sessions:
         return grant
 
     def close(self, cookie: str) -> None:
-        """Ends a session; does nothing if it has ended."""
+        """Ends the session of a cookie; does nothing if the session has ended."""
         with self._lock:
             self._open.pop(_key(cookie), None)
 

@@ -36,7 +36,7 @@ _COOKIE_CHARS = 4 * -(-(_BODY.size + _MAC_BYTES) // 3)
 
 
 class SecretError(ValueError):
-    """Error that a file of secrets can not be used; the text contains no secret."""
+    """The --console_secret_file can not be used; the error text contains no secret."""
 
 
 def read_secrets(path: Path) -> tuple[bytes, ...]:

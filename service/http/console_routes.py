@@ -121,7 +121,7 @@ def add_console_routes(
         return Response(status_code=204, headers={"Set-Cookie": _cookie(cookie, SESSION_S)})
 
     async def sign_out(request: Request) -> Response:
-        """Ends the browser's session."""
+        """Ends the browser's console session, and clears the session's cookie."""
         if sessions is not None:
             sessions.close(session_cookie(request.scope["headers"]))
         return Response(status_code=204, headers={"Set-Cookie": _cookie("", 0)})

@@ -288,7 +288,9 @@ def _body(schema: Json, examples: Json) -> Json:
 
 
 def _computed(description: str, schema: Json, examples: Json) -> dict[int | str, Json]:
-    """Describes an answer with the header X-Model-Version, which names the model version that computed it."""
+    """Describes for OpenAPI an answer with the header X-Model-Version, which names the model version that computed the
+    answer.
+    """
     answer = _answer(description, schema, examples)
     header = {"required": True, "schema": {"type": "integer"}, "description": "The version that computed the answer."}
     answer[200]["headers"] = {"X-Model-Version": header}

@@ -54,7 +54,7 @@ def add_examples(document: Json, engine: Engine) -> None:
 
 
 def _served(engine: Engine) -> tuple[ModelDescription, Sequence[TableInfo]] | None:
-    """Returns the first model that can answer and that the caller may see, with its tables."""
+    """Returns the first model that can answer and that the caller may see, with its tables; None if there is none."""
     for name in engine.models():
         try:
             ref = ModelRef(name)

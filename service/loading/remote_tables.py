@@ -1,4 +1,6 @@
-"""Opens the remote tables of versions, and checks regularly whether their clusters can be reached."""
+"""Opens the remote tables of versions, follows changes of their rows, and checks regularly whether their clusters can
+be reached.
+"""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def labels(named: Mapping[str, object]) -> str:
 
 
 def family(name: str, kind: Kind, about: str = "") -> list[str]:
-    """Returns the first lines of a metric family (# HELP and # TYPE), which its samples follow."""
+    """Returns the first lines of a metric family (# TYPE, and # HELP if there is a text), which its samples follow."""
     return [f"# HELP {name} {about}", f"# TYPE {name} {kind}"] if about else [f"# TYPE {name} {kind}"]
 
 

@@ -87,7 +87,9 @@ class ModelLog:
         self._put([examples], lambda: make(subject, metadata()))
 
     def counts(self) -> LogCounts:
-        """Returns how many of the requests that were sampled for the log were written and how many were dropped."""
+        """Returns how many of the requests sampled for the log were written and dropped, and whether an error has ended
+        the log.
+        """
         return LogCounts(self._written, self._dropped, self._is_disabled)
 
     def stop(self, timeout_s: float) -> None:

@@ -21,7 +21,9 @@ from service.wire.model_config_proto import parse_config_text
 
 
 class ModelLists:
-    """The sources of the list of models, and its reloads. Concurrency: any thread."""
+    """The list of models: its sources (flags, the --model_config_file, requests), and its reloads. Concurrency: any
+    thread.
+    """
 
     def __init__(self, settings: Settings, models: ModelSet) -> None:
         self._settings = settings

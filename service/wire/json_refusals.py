@@ -151,7 +151,9 @@ def _refuse_values(value: Any, level: int, shape: list[int], dtype: str) -> int:
 
 
 def _all_fit(values: list[Any], dtype: str) -> bool:
-    """Says whether all values of a list fit a dtype, judged by the values' Python types alone."""
+    """Says whether the Python types of a list's values show that all fit a dtype; False means that each value must be
+    checked.
+    """
     types = set(map(type, values))
     if dtype in _FLOATS:
         return types <= {int, float}

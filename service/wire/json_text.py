@@ -141,7 +141,8 @@ def _quoted(text: str) -> str:
 
 
 def parse_fault(text: bytes) -> str:
-    """Returns rapidjson's error text for a JSON text with a fault, with the fault's offset; "" if there is no fault.
+    """Returns rapidjson's error text for a JSON text with a fault, with the fault's offset; "" if the first _MAX_TOKENS
+    tokens have none.
 
     >>> parse_fault(b'{"a": x}'), parse_fault(b"{1")
     ('Invalid value. at offset: 6', 'Missing a name for object member. at offset: 1')
