@@ -90,7 +90,7 @@ class GuardedEngine(Engine):
         return self._engine.share_of(name) if self._grant().rights(name) else ""
 
     def bind(self, ref: ModelRef, signature_name: str, call: Call, **options: Any) -> Bound:
-        """Binds a signature as Engine.bind does; the caller needs the right "predict" on the model."""
+        """Returns a signature bound as by Engine.bind; the caller needs the right "predict" on the model."""
         try:
             engine = self._for(ref.name, "predict")
         except PermissionDenied as error:
@@ -203,5 +203,5 @@ class GuardedEngine(Engine):
         return self._for(name, "predict").drift(name, table_name, old, new, ids)
 
     def upsert(self, ref: ModelRef, table_name: str, upsert: Upsert) -> UpsertReceipt:
-        """Changes rows of a table; the caller needs the right "admin" on the model."""
+        """Changes rows of a table, and returns the receipt; the caller needs the right "admin" on the model."""
         return self._for(ref.name, "admin").upsert(ref, table_name, upsert)

@@ -65,7 +65,9 @@ class HealthFor:
         return self._health.check(service)
 
     def watch(self, service: str, send: Callable[[object], None]) -> Callable[[], None]:
-        """Sends a service's status now and at each change, as Health.watch does; a hidden model looks unknown."""
+        """Sends a service's status now and at each change, until the returned function is called; a hidden model looks
+        unknown.
+        """
         return self._health.watch(shown_service(self._grant, service), send)
 
 

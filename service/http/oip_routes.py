@@ -132,7 +132,7 @@ def add_open_inference_routes(app: FastAPI, engine: Engine, calls: Calls, *, str
 
 
 def read_only_ready(body: bytes) -> bool:
-    """Parses the body of a repository index request; returns whether it asks only for models that can answer."""
+    """Says whether the body of a repository index request asks only for models that can answer."""
     only_ready = parse_object(body).get("ready", False) if body else False
     if type(only_ready) is not bool:
         raise MalformedPayload(f'expected "ready" to be true or false, got JSON Value: {describe(only_ready)}')

@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 def add_table_view_routes(app: FastAPI, engine: Engine) -> Callable[[], None]:
-    """Adds the routes for pages, rows and maps of tables; returns a function that ends the thread which makes maps."""
+    """Adds the routes for pages, rows and maps of tables; returns a function that ends the thread that makes maps."""
     reads = 0
     maps: KeptMaps[bytes] = KeptMaps()
 

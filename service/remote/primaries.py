@@ -126,7 +126,9 @@ class Primaries:
     def _ask(
         self, node: Node, commands: Iterable[Command], asks: bool, has_copies: bool, is_read: bool, end_s: float
     ) -> tuple[list[Any], bool]:
-        """Returns a Valkey node's replies to commands, errors included, and whether its replicas have the writes."""
+        """Returns a Valkey node's replies to commands, errors included, and whether all its known replicas have the
+        writes.
+        """
         if end_s <= time.monotonic():
             raise TimeoutError("timed out")
         # A pipeline uses one connection, so the command WAIT at its end waits for the replication of its own writes.

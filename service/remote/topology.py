@@ -198,7 +198,7 @@ class Topology:
 
 
 def _cluster_shards(address: StoreAddress, node: Node, timeout_s: float) -> list[dict[str, Any]] | None:
-    """Asks a node for the cluster's shards; returns None if the node is a single server without a cluster."""
+    """Asks a node for the cluster's shards; None if the node is a server without a cluster. Raises OSError."""
     with node_client(address, node, timeout_s) as client:
         try:
             return [_as_dict(shard) for shard in client.execute_command("CLUSTER SHARDS")]
