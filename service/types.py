@@ -234,7 +234,9 @@ def stored_columns(dtype: str, embedding_dim: int) -> int:
 
 
 def packed_dim(dtype: str, embedding_dim: int) -> int | None:
-    """Returns D for int4, which stores two numbers in a byte, and None for any other table dtype."""
+    """Returns D for a table of dtype int4, which stores two numbers in a byte, and None for a table of any
+    other dtype.
+    """
     return embedding_dim if dtype == "int4" else None
 
 

@@ -90,7 +90,7 @@ class GuardedEngine(Engine):
         return self._engine.share_of(name) if self._grant().rights(name) else ""
 
     def bind(self, ref: ModelRef, signature_name: str, call: Call, **options: Any) -> Bound:
-        """Returns a signature bound as by Engine.bind; the caller needs the right "predict" on the model."""
+        """Returns a signature and a lease of its version (Bound); the caller needs the right "predict" on the model."""
         try:
             engine = self._for(ref.name, "predict")
         except PermissionDenied as error:

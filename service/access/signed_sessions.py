@@ -84,8 +84,8 @@ class SignedSessions(Sessions):
         self._closing = threading.Lock()
         # Random number of a session that was closed before its end -> the session's end, in the order of closing.
         self._closed: dict[bytes, float] = {}
-        # The generation of the list of callers, and for that list a dict for each signing key: fingerprint of a token
-        # -> the token's SHA-256.
+        # The number of the list of callers (its generation), and for that list a dict for each signing key: fingerprint
+        # of a token -> the token's SHA-256.
         self._digests: tuple[int, tuple[dict[bytes, bytes], ...]] = (-1, ())
 
     def open(self, token: str) -> tuple[str, Session]:

@@ -103,7 +103,7 @@ class GrpcServer:
                 self._health.handler(),
                 *self._reflection.handlers(),
             ],
-            # Most calls that run or wait at a time; grpcio itself refuses further calls with RESOURCE_EXHAUSTED.
+            # Most gRPC calls that run or wait at a time; grpcio itself refuses further calls with RESOURCE_EXHAUSTED.
             maximum_concurrent_rpcs=min(max_workers + engine.admission.limits.queued, _INT32_MAX),
             # Merging the dicts of channel options gives each option once: of two values, gRPC would use an arbitrary
             # one.

@@ -51,7 +51,8 @@ class Refusals:
                 # line costs more than a refusal.
                 level = logging.DEBUG
             extra = {"code": error.code, "request_id": request_id}
-            # Cut the details to 1 KB: an error text may quote a value of the request, which may have megabytes.
+            # The logged error text is cut to 1 KB by details(): it may quote a value of the request, which may have
+            # megabytes.
             logger.log(level, "request refused: %s", ascii(details(text)), extra=extra)
         return error.code, details(text)
 

@@ -65,8 +65,8 @@ def _lookup(strict_json: bool, bound: Bound, body: LookupBody) -> bytes:
 
 def _rows(strict_json: bool, engine: Engine, ref: ModelRef, table: str, max_rows: int, body: bytes) -> Answered[bytes]:
     ids = decode_rows(body)
-    # The number of ids is limited too, because an id of two bytes asks for a row of thousands: the limit on bodies does
-    # not limit answers.
+    # The number of ids is limited too, because an id of two characters asks for a row of thousands of bytes: the limit
+    # on bodies does not limit answers.
     if ids.size > max_rows:
         raise IdsTooMany(f'input "ids": {ids.size} ids, the limit is {max_rows} per request.')
     with noting() as noted:

@@ -107,8 +107,8 @@ _LOOKUPS: dict[str, Json] = {
 _TENSORFLOW_SERVING: dict[str, Json] = {
     "Base64": an_object({"b64": STRING}, description="Bytes that are not UTF-8."),
     "Scalar": {"anyOf": [ref("Float"), STRING, BOOLEAN, ref("Base64")]},
-    # Nested lists are written out level by level: for a recursive schema, openapi-typescript makes a type that
-    # TypeScript refuses.
+    # In the OpenAPI schema, nested lists are written out level by level: for a recursive schema, openapi-typescript
+    # makes a type that TypeScript refuses.
     "Tensor": {
         "anyOf": [
             ref("Scalar"),

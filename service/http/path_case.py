@@ -27,7 +27,9 @@ class PathCaseMiddleware:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Runs the application with the request's path normalized."""
+        """Runs the application with a path whose fixed parts are in lower case; a path with an escaped "/" or ":" stays
+        percent-encoded.
+        """
         path = scope.get("path", "")
         raw = scope.get("raw_path") or b""
         if b"%" in raw and _hides_separators(raw):

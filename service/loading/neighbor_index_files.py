@@ -24,8 +24,8 @@ from service.types import Array
 
 logger = logging.getLogger(__name__)
 
-# If a larger share of a table's rows was changed, its nearest-row index is not written to a file, because each search
-# with the index would compare all changed rows.
+# If more than this share of a table's rows was changed, its nearest-row index is not written to a file, because each
+# search with the index would compare all changed rows.
 _MAX_CHANGED_SHARE = 0.01
 
 

@@ -54,7 +54,9 @@ class Described:
         return [_addresses(tables[name]) for name in self.tables]
 
     def keep_with(self, tables: Mapping[str, ServedTable]) -> tuple[object, ...]:
-        """Returns the objects that must stay alive while the native core uses the description with other tables."""
+        """Returns the objects that must stay alive while the native core uses the description with the given tables in
+        place of its own.
+        """
         return (*self.keep, tuple(tables[name] for name in self.tables))
 
     def table_counts(self, counts: Iterable[FeatureCounts], strangers: Iterable[int]) -> dict[str, TableCounts]:

@@ -166,5 +166,5 @@ class ModelLog:
 
 
 def _size(array: Array) -> int:
-    # nbytes is not the size of an array of strings, which only holds addresses: the strings' lengths are added up.
+    # An array of strings only holds addresses, so its nbytes is not its size: the strings' lengths are added up.
     return array.nbytes if array.dtype != object else sum(map(len, array.ravel().tolist()))

@@ -32,7 +32,8 @@ Protocol = Literal["grpc", "http/protobuf"]
 
 
 class OtelTracing:
-    """Tracing with OpenTelemetry; implements engine.tracing.Tracing. Concurrency: any thread; call stop() once.
+    """The tracing of the server with OpenTelemetry; implements engine.tracing.Tracing. Concurrency: any thread; call
+    stop() once.
 
     Args:
       protocol: OTLP's transport.

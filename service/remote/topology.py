@@ -94,7 +94,9 @@ class Topology:
         return [(primary, [node for node in nodes if node != primary]) for primary, nodes in pairs if primary]
 
     def is_in_sync(self, node: Node) -> bool:
-        """Says whether the server saw within SYNC_S that a replica is in sync."""
+        """Says whether a replica's rows may be read now: the server found the replica in sync at most SYNC_S seconds
+        ago.
+        """
         return time.monotonic() < self._in_sync.get(node, 0.0)
 
     def set_in_sync(self, nodes: Iterable[Node], until_s: float) -> None:
@@ -184,7 +186,8 @@ class Topology:
                 left_s = end_s - time.monotonic()
                 if left_s <= 0:
                     break
-                # A node gets only a part of the time that is left, so that other nodes can be asked if this one hangs.
+                # While the map of hash slots is read, a node gets only a part of the time that is left, so that other
+                # nodes can be asked if this one hangs.
                 left_s = min(left_s, max(left_s / 3, self.address.node_timeout_s))
                 try:
                     self._map = _map_of(_cluster_shards(self.address, node, left_s), node, self.address.has_tls)

@@ -118,8 +118,9 @@ class Fetch:
     def _is_whole(self, objects: Sequence[StoredObject]) -> bool:
         by_path = {one.path: one for one in objects}
         if MANIFEST_PATH not in by_path:
-            # Without a manifest nothing lists a version's files, so only has_settled() shows that the upload to the
-            # store is over. If an object is replaced later, its tag changes, and the next attempt fetches it again.
+            # Without a manifest nothing lists a version's files: the upload to the store counts as over once
+            # has_settled() says that the listing stays the same. If an object is replaced later, its tag changes, and
+            # the next attempt fetches it again.
             return any(name in by_path for name in _SAVED_MODELS) and self._has_settled(objects)
         self._bring_object(by_path[MANIFEST_PATH])
         try:
@@ -140,7 +141,7 @@ class Fetch:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("r+b" if path.exists() else "w+b") as file:
             if _crc_of(file, 0, step.num_bytes) != step.crc:
-                # The checksum of the file's bytes is not the one that Progress has: the disk lost synced bytes, or is
+                # The file's bytes do not have the checksum that Progress recorded: the disk lost synced bytes, or is
                 # damaged. The object is fetched again from its start.
                 self.done_bytes -= step.num_bytes
                 step = Step()
@@ -206,7 +207,8 @@ def bring_deltas(store: ObjectStore, name: str, target: Path, cache: Cache) -> i
     if record is None:
         return 0
     listed = [one._replace(path=f"{DELTAS_FOLDER}/{one.path}") for one in store.objects(f"{name}/{DELTAS_FOLDER}")]
-    # Fetch only names that the server reads as deltas, directly in the folder: no name can lead to another folder.
+    # Only objects that the server reads as deltas, directly in the deltas folder, are fetched: no name can lead to
+    # another folder.
     new = [one for one in listed if _DELTA.fullmatch(one.path) and record.get(one.path) != [one.num_bytes, one.tag]]
     with cache.reserved(lambda: sum(one.num_bytes for one in new), f"deltas of version {name} of {store.uri}"):
         for one in new:

@@ -101,7 +101,8 @@ class ObjectStore:
                 found += [StoredObject(_below(one["path"], prefix), one["size"], one["e_tag"] or "") for one in chunk]
         except Exception as error:
             raise _store_error(error) from None
-        # Objects without a path are left out: some tools make an empty object with the name of each folder.
+        # An object with an empty path, which has the name of the folder itself, is left out: some tools make such an
+        # empty object for each folder.
         return sorted(one for one in found if one.path)
 
     def read(self, folder: str, one: StoredObject, begin: int, end: int) -> bytes:

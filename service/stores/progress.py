@@ -52,5 +52,6 @@ class Progress:
         """Writes to the progress file how many bytes of an object are synced to the disk; raises OSError."""
         self._steps[one.path, one.tag] = step
         with self._path.open("ab") as file:
-            # A newline is written before the line too, because the file may end with an incomplete line.
+            # A newline is written before a line of the progress file, too, because the file may end with an incomplete
+            # line.
             file.write(b"\n" + json.dumps([one.path, one.tag, *step]).encode() + b"\n")

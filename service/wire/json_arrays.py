@@ -73,7 +73,8 @@ def dense_array(name: str, value: Any, tensor: TensorSpec) -> Array:
 def add_ragged(
     arrays: dict[str, Array], names: RaggedNames, rows: Any, spec: SignatureSpec, weights: Any = None
 ) -> None:
-    """Adds the arrays of a ragged feature: values and row splits from one JSON list per row, and weights if sent.
+    """Adds to `arrays` the arrays of a ragged feature: values and row splits from one JSON list per row, and weights if
+    sent.
 
     Raises:
       MalformedPayload: not a list of lists, a value of the wrong type, weights with other row lengths, or inputs that

@@ -142,7 +142,7 @@ def _decode(layout: Layout, payload: Any, spec: SignatureSpec) -> dict[str, Arra
             _refuse_double(ragged, columns)
             add_ragged(arrays, ragged, value, spec, columns.get(ragged.weights))
         elif _is_weights_of(name, columns, spec):
-            # A column of weights is skipped, because the weights were converted together with their ids.
+            # A column of weights is skipped here, because add_ragged() converts the weights together with their ids.
             continue
         elif tensor is None:
             arrays[name] = np.empty(0)
