@@ -45,7 +45,7 @@ class PagedTables:
 
 
 def mapped_bytes(tables: Mapping[str, object]) -> int:
-    """Returns the size in bytes of those of the given tables that are mapped, with their scales."""
+    """Returns the size in bytes of the mapped ones among the given tables, with their scales."""
     mapped = (table for table in tables.values() if isinstance(table, MappedTable))
     return sum(table.weights.nbytes + table.scales.nbytes for table in mapped)
 

@@ -119,7 +119,9 @@ def _lookup(
 
 
 def tower_on_tables(tower: TowerBackend, tables: Mapping[str, MappedTable]) -> TowerBackend:
-    """Returns a copy of a tower, with the same session, that reads other tables of the same names and shapes."""
+    """Returns a copy of a tower, with the same session, that reads the given tables, which have the names and shapes of
+    its own.
+    """
     cuts = {
         name: replace(cut, sources={tensor: _moved(source, tables) for tensor, source in cut.sources.items()})
         for name, cut in tower.cuts.items()

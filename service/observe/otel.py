@@ -94,8 +94,8 @@ class OtelTracing:
 
 
 class DrawnIds(RandomIdGenerator):
-    """The source of trace ids: the id that the native core drew for a request, else a random one; so core and sampler
-    decide alike.
+    """The source of trace ids: the id that the native core drew for a request, else a random one. So the core and
+    OpenTelemetry's sampler agree whether to trace.
     """
 
     def generate_trace_id(self) -> int:

@@ -89,7 +89,9 @@ class Topology:
         return self.nodes(slot) if is_led else self.holders(slot)
 
     def groups(self) -> list[tuple[Node, list[Node]]]:
-        """Returns pairs of a primary, also one that failed, and its replicas."""
+        """Returns (primary, its replicas) for each group of nodes that holds the same hash slots, also for a primary
+        that failed.
+        """
         pairs = zip(self._map.primaries, self._map.holders, strict=True)
         return [(primary, [node for node in nodes if node != primary]) for primary, nodes in pairs if primary]
 

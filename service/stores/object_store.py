@@ -177,7 +177,9 @@ def _below(path: str, prefix: str) -> str:
 
 
 def _store_error(error: Exception) -> StoreError:
-    """Converts an error of the library obstore to a StoreError; raises other errors again: faults of this program."""
+    """Converts an error of the library obstore to a StoreError; re-raises any other error, which is a fault of this
+    program.
+    """
     if not isinstance(error, BaseError | FileNotFoundError | ValueError | OSError):
         raise error
     text = str(error)
