@@ -74,7 +74,7 @@ class InputMismatch(InvalidRequest):
 
 
 class IdOutOfRange(InvalidRequest):
-    """An id or a string of the request has no row in its table."""
+    """An id or a string of the request has no row in its table, and no policy replaces or drops it."""
 
 
 class IdsTooMany(InvalidRequest):

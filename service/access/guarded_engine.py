@@ -136,7 +136,9 @@ class GuardedEngine(Engine):
         return self._for(ref.name, "metadata").traffic(ref, table_name, most)
 
     def neighbors(self, ref: ModelRef, table_name: str, query: NeighborQuery, call: Call) -> NeighborAnswer:
-        """Searches a table, for callers with the right "predict" on the model: a search reads its rows."""
+        """Searches a table for nearest rows; the caller needs the right "predict" on the model, because a search reads
+        rows.
+        """
         try:
             engine = self._for(ref.name, "predict")
         except PermissionDenied as error:
@@ -197,9 +199,7 @@ class GuardedEngine(Engine):
         return self._for(name, "admin").diff(name, old, new)
 
     def drift(self, name: str, table_name: str, old: int, new: int, ids: Array) -> tuple[Array, bool]:
-        """Compares rows of a table in two versions of a model; the caller needs the right "predict", as for reading
-        rows.
-        """
+        """Returns each row's cosine to the same row of an older version; the caller needs the right "predict"."""
         return self._for(name, "predict").drift(name, table_name, old, new, ids)
 
     def upsert(self, ref: ModelRef, table_name: str, upsert: Upsert) -> UpsertReceipt:

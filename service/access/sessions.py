@@ -82,7 +82,7 @@ class Sessions:
         return None if grant is None else (session, grant)
 
     def grant(self, cookie: str, csrf: str | None, *, is_read: bool) -> Grant | None:
-        """Returns the grant of a request with a cookie; None if find() finds no session for the cookie.
+        """Returns the grant of a request with a session's cookie; None if there is no such session.
 
         Args:
           csrf: value of CSRF_HEADER; None without that header. is_read: the request is a GET or a HEAD.

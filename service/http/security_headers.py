@@ -1,4 +1,6 @@
-"""Adds headers that forbid browsers to guess content types, run foreign scripts, or show answers in frames."""
+"""Adds to answers of GET requests headers that forbid browsers to guess content types, run foreign scripts, or show
+answers in frames.
+"""
 
 from __future__ import annotations
 

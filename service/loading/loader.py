@@ -253,8 +253,8 @@ class ServableLoader:
     def _show(
         self, servable: Servable, lookups: OpenedLookups, path: Path, show: Callable[[Servable], None]
     ) -> Servable:
-        """Lets requests use a version's lookups before its graphs are opened, unless it may have deltas: importing
-        TensorFlow takes seconds.
+        """Shows a version's lookups to requests before its graphs are opened, unless it may have deltas; returns the
+        servable as shown.
         """
         if not servable.backends:
             return servable

@@ -165,7 +165,9 @@ class RemoteTables:
             return self._topologies.setdefault(address, Topology(address))
 
     def counts(self) -> dict[Subject, ReadCounts]:
-        """Returns (model, version, table) -> counts of reads, for all remote tables."""
+        """Returns (model, version, table) -> counts of the reads by Python, for the remote tables of loaded
+        versions.
+        """
         with self._changing:
             return {subject: reader.counts for subject, reader in self._readers.items()}
 
@@ -280,7 +282,9 @@ class RemoteTables:
 
 
 def _reading_again(reader: RowReader, defaults: dict[int, Array]) -> Listener:
-    """Returns a listener that reads changed default rows from the cluster again; keeps rows that it can not read."""
+    """Returns a listener that reads changed default rows from the cluster again; a row that can not be read stays as it
+    was.
+    """
     import numpy as np
 
     def listen(ids: Array | None) -> None:

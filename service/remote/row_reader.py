@@ -292,7 +292,9 @@ class _Task:
         return True
 
     def _judged(self, node: Node, positions: Array, replies: Sequence[Reply]) -> tuple[Array, bool]:
-        """Stores the rows in a node's replies; returns their positions, and whether the map of slots may be old."""
+        """Copies the rows in a node's replies to the result; returns their positions, and whether the map of hash slots
+        may be outdated.
+        """
         read, is_old = [], False
         for position, reply in zip(positions.tolist(), replies, strict=True):
             if isinstance(reply, ErrorReply):

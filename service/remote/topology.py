@@ -66,7 +66,7 @@ class Topology:
         self._asked_s = float("-inf")
 
     def holders(self, slot: int) -> tuple[Node, ...]:
-        """Returns all nodes of a hash slot, the primary first."""
+        """Returns the nodes of a hash slot, the primary first, or without the primary if it has failed."""
         place = self._map.by_slot[slot]
         return () if place < 0 else self._map.holders[place]
 
@@ -239,7 +239,9 @@ def _map_of(shards: Sequence[dict[str, Any]] | None, asked: Node, has_tls: bool)
 
 
 def _place(node: dict[str, Any], asked: Node, has_tls: bool) -> Node:
-    """Returns a node's host and port; a cluster may have a port for TLS beside the plain one."""
+    """Returns a node's host and port: its port for TLS if has_tls, else its plain port; the other one if the node lacks
+    it.
+    """
     names = ("tls-port", "port") if has_tls else ("port", "tls-port")
     return str(node.get("endpoint") or node["ip"] or asked[0]), int(node.get(names[0]) or node[names[1]])
 

@@ -193,7 +193,8 @@ class Fetch:
 
 
 def bring_deltas(store: ObjectStore, name: str, target: Path, cache: Cache) -> int:
-    """Fetches the delta files that a fetched version lacks, and renames each into place; returns the bytes read.
+    """Fetches the delta files that a fetched version lacks, and renames each into place; returns the number of bytes
+    that were read.
 
     A delta that is gone from the store stays.
 

@@ -32,7 +32,9 @@ _TELL_EACH_S = 10.0
 
 @dataclass(slots=True)
 class _Job:
-    """The state of fetching one version. again_at_s: time when the next attempt may begin, once this one is over."""
+    """The state of one attempt to fetch a version. again_at_s: time when the next attempt may begin, after the end of
+    this one.
+    """
 
     fetch: Fetch | None = None
     state: str = "WAITING"

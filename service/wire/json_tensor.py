@@ -201,7 +201,7 @@ def plain_array(name: str, array: Array) -> Any:
 
 
 def text_or_base64(item: bytes | str, *, as_bytes: bool = False) -> Any:
-    """Returns a string as JSON text; as {"b64": ...} if as_bytes is True or the bytes are not UTF-8."""
+    """Returns a JSON value for a string: text, or {"b64": ...} if as_bytes is True or the bytes are not UTF-8."""
     data = item.encode() if isinstance(item, str) else item
     if not as_bytes:
         try:

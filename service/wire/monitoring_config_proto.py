@@ -1,4 +1,4 @@
-"""Parses the path of the metrics from the text form of a MonitoringConfig message.
+"""Parses whether metrics are served, and under which HTTP path, from the text form of a MonitoringConfig message.
 
 tensorflow-serving-api does not have this message, so its three fields are declared here.
 
