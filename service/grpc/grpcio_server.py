@@ -162,8 +162,8 @@ def _options(max_message_bytes: int) -> dict[str, int | str]:
         # requests that it forwards to this server.
         "grpc.max_metadata_size": _MAX_METADATA_BYTES,
         "grpc.absolute_max_metadata_size": _MAX_METADATA_BYTES,
-        # SO_REUSEPORT is off: with it, a second server could listen on the same port, and each request would reach
-        # either.
+        # SO_REUSEPORT is off: with it, a second server could listen on the same port, and each request would reach one
+        # of the two.
         "grpc.so_reuseport": 0,
     }
 

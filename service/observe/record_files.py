@@ -84,7 +84,7 @@ class RecordFiles:
         self._num_records += 1
 
     def _remove_oldest(self) -> None:
-        # The names of log files contain the time, so their order by name is their order by age.
+        # The names of a request log's files contain the time, so their order by name is their order by age.
         done = sorted(self._prefix.parent.glob(f"{self._prefix.name}-*{SUFFIX}"), key=lambda path: path.name)
         for path in done[: -self._max_files]:
             path.unlink(missing_ok=True)

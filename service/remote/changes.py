@@ -226,8 +226,8 @@ class TableChanges:
 
     def _look(self, end_s: float) -> None:
         told = self._told
-        # The range begins with the entry that the listeners heard last: if the stream still has it, the server has
-        # missed no entry behind it.
+        # The range that is read from the stream of changes begins with the entry that the listeners heard last: if the
+        # stream still has it, the server has missed no entry behind it.
         told_and_new = self._command("XRANGE", "changes", told.name.decode(), "+", "COUNT", _READ_ENTRIES)
         found, held = self._primaries.read([told_and_new, self._command("HKEYS", "held")], end_s)
         entries = [_Entry.of(one) for one in found]

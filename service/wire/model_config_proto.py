@@ -106,7 +106,8 @@ def _model(config: Any) -> ModelConfig:
 
 
 def _remote_tables(config: Any) -> tuple[str, ...]:
-    # TensorFlow Serving's own ModelConfig message has no field remote_tables, so getattr() returns () for it.
+    # TensorFlow Serving's own ModelConfig message has no field remote_tables, so getattr() returns () for such a
+    # message.
     found = tuple(getattr(config, "remote_tables", ()))
     try:
         remote_tables(";".join(found))
