@@ -122,10 +122,7 @@ class RouteNotFound(NotFound):
 
 
 class SignatureNotFound(ServiceError):
-    """The model has no signature of the requested name.
-
-    near: the end of an error text, with the signature that the request probably means; "" where there is none.
-    """
+    """The model has no signature of the requested name. near: end of an error text that suggests a similar name, or ""."""
 
     code = "FAILED_PRECONDITION"
 
@@ -153,9 +150,7 @@ class DeltaRefused(ServiceError):
 
 
 class NotReady(ServiceError):
-    """No version of the model can answer now: its versions are loading or have failed to load, or the server is
-    shutting down.
-    """
+    """The model has no version that can answer now: all are loading or failed to load, or the server shuts down."""
 
     code = "UNAVAILABLE"
 
@@ -221,9 +216,7 @@ class ArtifactError(ServiceError):
 
 
 class DataLoss(ServiceError):
-    """Files of a model's version are damaged or were changed, so this version is not served; the model may soon serve
-    another one.
-    """
+    """Files of this version are damaged or were changed, so it is not served; the model may soon serve another one."""
 
     code = "DATA_LOSS"
 

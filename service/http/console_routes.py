@@ -87,8 +87,8 @@ def add_console_routes(
         return _json({"server": server, "models": models, "problems": engine.problems(), "methods": methods})
 
     async def session(request: Request) -> Response:
-        """Returns the name and the rights of the browser's caller, and the CSRF token for its requests that change
-        something, as JSON.
+        """Returns, as JSON, whether a sign-in is needed, the name and the rights of the browser's caller, and the CSRF
+        token for requests that change something.
         """
         document: dict[str, Any] = {"needs_sign_in": callers is not None, "is_admin": sources.is_admin}
         found = None if sessions is None else sessions.find(session_cookie(request.scope["headers"]))

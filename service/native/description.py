@@ -184,8 +184,9 @@ class _Writer:
     def signature(
         self, spec: SignatureSpec, plan: SignaturePlan, ordered: Sequence[tuple[str, FeaturePlan]]
     ) -> dict[str, Any]:
-        """Returns the entry of one lookup signature in the JSON that describes a servable to the native core. ordered:
-        the signature's features, sorted by their numbers.
+        """Returns the entry of one lookup signature in the JSON that describes a servable to the native core.
+
+        ordered: the signature's features, sorted by their numbers.
         """
         inputs = {name: number for number, name in enumerate(spec.inputs)}
         numbers = {name: number for number, (name, _) in enumerate(ordered)}

@@ -163,7 +163,9 @@ class Topology:
         ]
 
     def look(self) -> str:
-        """Reads the map of hash slots and pings each node; returns "", or a line on hash slots without a live node."""
+        """Reads the map of hash slots and pings each node; returns "", or one line on hash slots without a live node,
+        or on a cluster that does not answer.
+        """
         try:
             self.refresh(time.monotonic() + self.address.timeout_s)
         except Unreachable as error:
