@@ -122,11 +122,12 @@ class RouteNotFound(NotFound):
 
 
 class SignatureNotFound(ServiceError):
-    """The model has no signature of the requested name. near: end of an error text that suggests a similar name, or ""."""
+    """The model has no signature of the requested name."""
 
     code = "FAILED_PRECONDITION"
 
     def __init__(self, text: str, near: str = "") -> None:
+        # near: the end of an error text, which suggests a signature with a similar name; "" if there is none.
         super().__init__(text)
         self.near = near
 
