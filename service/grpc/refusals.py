@@ -12,8 +12,8 @@ from service.grpc.status_codes import details
 
 logger = logging.getLogger(__name__)
 
-# Error codes that the server or its load causes, not the client; such errors are logged as warnings, except Overloaded
-# (a debug line) and INTERNAL (an error line).
+# Error codes that are logged as warnings, because the server or its load causes them, and not the client. Overloaded is
+# only a debug line, although its code is UNAVAILABLE.
 _OURS = ("UNAVAILABLE", "DEADLINE_EXCEEDED")
 # Trailer by which an overloaded server tells clients to retry after 1000 ms. Source: gRPC A6, "Pushback".
 _PUSHBACK_KEY, _PUSHBACK_MS = "grpc-retry-pushback-ms", "1000"
