@@ -74,7 +74,7 @@ class InputMismatch(InvalidRequest):
 
 
 class IdOutOfRange(InvalidRequest):
-    """An id or a string of the request has no row in its table."""
+    """An id or a string of the request has no row in its table, and no policy replaces or drops it."""
 
 
 class IdsTooMany(InvalidRequest):
@@ -100,7 +100,7 @@ class PayloadTooLarge(ServiceError):
 
 
 class NotFound(ServiceError):
-    """The request names a model, version, label, table or signature that is not served here."""
+    """The request names a model, version, table, health service or HTTP path that this server does not have."""
 
     code = "NOT_FOUND"
 
@@ -122,20 +122,18 @@ class RouteNotFound(NotFound):
 
 
 class SignatureNotFound(ServiceError):
-    """The model has no signature of the requested name.
-
-    near: the end of an error text, with the signature that the request probably means; "" where there is none.
-    """
+    """The model has no signature of the requested name."""
 
     code = "FAILED_PRECONDITION"
 
     def __init__(self, text: str, near: str = "") -> None:
+        # near: the end of an error text, which suggests a signature with a similar name; "" if there is none.
         super().__init__(text)
         self.near = near
 
 
 class GraphUnavailable(ServiceError):
-    """The signature needs TensorFlow and this server runs without it."""
+    """The signature needs TensorFlow, and this server runs without TensorFlow."""
 
     code = "FAILED_PRECONDITION"
 
@@ -153,7 +151,7 @@ class DeltaRefused(ServiceError):
 
 
 class NotReady(ServiceError):
-    """No version of the model can answer now: it is loading, has failed to load, or the server is shutting down."""
+    """The model has no version that can answer now: all are loading or failed to load, or the server shuts down."""
 
     code = "UNAVAILABLE"
 
@@ -165,7 +163,7 @@ class TableUnreachable(ServiceError):
 
 
 class Overloaded(ServiceError):
-    """The server refuses the request, because it has reached a limit on requests in flight."""
+    """The server refuses the request, because it has reached a limit on the requests that run or wait."""
 
     code = "UNAVAILABLE"
 
@@ -219,7 +217,7 @@ class ArtifactError(ServiceError):
 
 
 class DataLoss(ServiceError):
-    """Files of the version are damaged or were changed, so it is not served; another version may answer soon."""
+    """Files of this version are damaged or were changed, so it is not served; the model may soon serve another one."""
 
     code = "DATA_LOSS"
 

@@ -234,12 +234,14 @@ def stored_columns(dtype: str, embedding_dim: int) -> int:
 
 
 def packed_dim(dtype: str, embedding_dim: int) -> int | None:
-    """Returns D for int4, which stores two numbers in a byte, and None for any other table dtype."""
+    """Returns D for a table of dtype int4, which stores two numbers in a byte, and None for a table of any
+    other dtype.
+    """
     return embedding_dim if dtype == "int4" else None
 
 
 def saved_dtype(dtype: str) -> str:
-    """Returns the dtype that a checkpoint's index names for a table of the given dtype."""
+    """Returns the dtype that a checkpoint's index names for a table of a dtype: "uint8" for int4, else the same."""
     return "uint8" if dtype == "int4" else dtype
 
 

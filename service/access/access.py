@@ -51,11 +51,13 @@ class Access:
 
     @property
     def callers(self) -> Callers:
-        """The callers of the --auth_config file that was read last."""
+        """The callers of the last valid content of the --auth_config file."""
         return self.file.callers
 
     def metrics(self, render: Callable[[], Text]) -> Callable[[], Text]:
-        """Wraps a function that renders metrics: it raises PermissionDenied unless the caller may see all models."""
+        """Wraps a function that renders metrics: it raises PermissionDenied unless the caller may see all models, or
+        metrics are open to everybody.
+        """
 
         def guarded() -> Text:
             self.callers.require_everywhere("metadata", "metrics")
@@ -64,7 +66,7 @@ class Access:
         return guarded
 
     def server_wide(self, read: Callable[[], T]) -> Callable[[], T]:
-        """Wraps a function that reads server state: it raises PermissionDenied unless a caller may see all models."""
+        """Wraps a function that reads server state: it raises PermissionDenied unless the caller may see all models."""
 
         def guarded() -> T:
             self.callers.require_everywhere("metadata")
@@ -81,7 +83,8 @@ class Access:
 
 
 def create_access(path: str, secret_path: str, engine: Engine, metrics: Counters) -> Access | None:
-    """Returns the callers of the --auth_config file and an engine that checks their rights; None if there is no file.
+    """Returns the Access of the --auth_config file: its callers, an engine that checks their rights, and the console's
+    sessions; None without a file.
 
     Args:
       path: the --auth_config file; "": the server has no such file.

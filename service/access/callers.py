@@ -138,7 +138,7 @@ class Callers:
         return part in self._known.open_parts
 
     def authenticate(self, authorization: bytes | None, names: Collection[str] = ()) -> Grant:
-        """Returns the grant of the caller that sent a request.
+        """Returns the rights (the grant) of the caller to whom a request's credentials belong.
 
         Args:
           authorization: value of the Authorization header; None: there is no such header; b"": there are several.

@@ -49,7 +49,7 @@ def _end(der: bytes) -> datetime:
 
 
 def _element(data: bytes, expected: int | None = None) -> tuple[bytes, bytes]:
-    """Returns the content of the first DER element in data, and the bytes of data behind this element."""
+    """Returns the content of the first DER element in data, and the bytes of data behind it; raises ValueError."""
     kind, size, begin = data[0], data[1], 2
     if size & 0x80:
         begin += size & 0x7F

@@ -90,7 +90,7 @@ class GuardedEngine(Engine):
         return self._engine.share_of(name) if self._grant().rights(name) else ""
 
     def bind(self, ref: ModelRef, signature_name: str, call: Call, **options: Any) -> Bound:
-        """Binds a signature as Engine.bind does; the caller needs the right "predict" on the model."""
+        """Returns a signature and a lease of its version (Bound); the caller needs the right "predict" on the model."""
         try:
             engine = self._for(ref.name, "predict")
         except PermissionDenied as error:
@@ -118,7 +118,7 @@ class GuardedEngine(Engine):
         return self._for(name, "metadata").statuses(name, version)
 
     def tables(self, ref: ModelRef) -> list[TableInfo]:
-        """Returns the tables of a servable; the caller needs the right "metadata" on the model."""
+        """Returns the descriptions of a servable's tables; the caller needs the right "metadata" on the model."""
         return self._for(ref.name, "metadata").tables(ref)
 
     def table_rows(self, ref: ModelRef, table_name: str, ids: Array) -> TableRows:
@@ -126,15 +126,19 @@ class GuardedEngine(Engine):
         return self._for(ref.name, "predict").table_rows(ref, table_name, ids)
 
     def row_origin(self, ref: ModelRef, table_name: str, row: int) -> RowOrigin | None:
-        """Returns the delta that wrote a row last, for callers with the right "predict" on the model."""
+        """Returns the delta that wrote a row last, None if no delta did; for callers with the right "predict" on the
+        model.
+        """
         return self._for(ref.name, "predict").row_origin(ref, table_name, row)
 
     def traffic(self, ref: ModelRef, table_name: str, most: int) -> TableTraffic:
-        """Returns the traffic of a table, for callers with the right "metadata" on the model."""
+        """Returns a table's counts of lookups and hottest rows; the caller needs the right "metadata" on the model."""
         return self._for(ref.name, "metadata").traffic(ref, table_name, most)
 
     def neighbors(self, ref: ModelRef, table_name: str, query: NeighborQuery, call: Call) -> NeighborAnswer:
-        """Searches a table, for callers with the right "predict" on the model: a search reads its rows."""
+        """Searches a table for nearest rows; the caller needs the right "predict" on the model, because a search reads
+        rows.
+        """
         try:
             engine = self._for(ref.name, "predict")
         except PermissionDenied as error:
@@ -143,7 +147,9 @@ class GuardedEngine(Engine):
         return engine.neighbors(ref, table_name, query, call)
 
     def searches_by_signature(self, ref: ModelRef) -> bool:
-        """Says whether the signature "neighbors" means a search; says yes for a model that the caller may not see."""
+        """Says whether requests for a model's signature "neighbors" are searches; also says yes for a model that the
+        caller may not see.
+        """
         return not self._grant().rights(ref.name) or self._engine.searches_by_signature(ref)
 
     @property
@@ -164,11 +170,13 @@ class GuardedEngine(Engine):
         self._engine.reload(models, deadline_s)
 
     def set_label(self, model: str, label: str, version: int | None) -> None:
-        """Changes a label of a model, for callers with the right "admin" on the model."""
+        """Points a label of a model to a version, or removes it, for callers with the right "admin" on the model."""
         self._for(model, "admin").set_label(model, label, version)
 
     def pin(self, model: str, version: int | None) -> None:
-        """Makes a model serve one version only, for callers with the right "admin" on the model."""
+        """Makes a model serve one version only, or (None) the listed versions again, for callers with the right "admin"
+        on the model.
+        """
         self._for(model, "admin").pin(model, version)
 
     def models(self) -> list[str]:
@@ -191,9 +199,9 @@ class GuardedEngine(Engine):
         return self._for(name, "admin").diff(name, old, new)
 
     def drift(self, name: str, table_name: str, old: int, new: int, ids: Array) -> tuple[Array, bool]:
-        """Compares rows of a table with an older version; the caller needs the right "predict", as for reading rows."""
+        """Returns each row's cosine to the same row of an older version; the caller needs the right "predict"."""
         return self._for(name, "predict").drift(name, table_name, old, new, ids)
 
     def upsert(self, ref: ModelRef, table_name: str, upsert: Upsert) -> UpsertReceipt:
-        """Changes rows of a table; the caller needs the right "admin" on the model."""
+        """Changes rows of a table, and returns the receipt; the caller needs the right "admin" on the model."""
         return self._for(ref.name, "admin").upsert(ref, table_name, upsert)

@@ -17,13 +17,13 @@ from typing import NamedTuple
 from service.access.callers import Callers, Grant, digest_of
 from service.errors import PermissionDenied, Unauthenticated
 
-# Name of the cookie that holds a session's secret.
+# Name of the cookie whose value is the secret of a browser's console session.
 COOKIE = "embedding_console"
-# Header with the session's CSRF token, which every request that is not a read needs.
+# Header with the console session's CSRF token, which every request of the session needs, except reads.
 CSRF_HEADER = "X-Console-Csrf"
 # Maximum number of open console sessions; one more session ends the oldest one.
 MAX_SESSIONS = 1000
-# Seconds from the start of a console session to its end.
+# Lifetime in seconds of a browser's session in the admin console, counted from its sign-in.
 SESSION_S = 43_200
 _MAX_TOKEN_BYTES = 4096
 
@@ -46,7 +46,8 @@ class Sessions:
         self._callers = callers
         self._clock = clock
         self._lock = threading.Lock()
-        # Digest of the cookie -> session, oldest first: a memory dump does not hold a cookie that works.
+        # Digest of a console session's cookie -> the session, oldest first; with digests, a memory dump does not hold a
+        # cookie that works.
         self._open: dict[bytes, Session] = {}
 
     def open(self, token: str) -> tuple[str, Session]:
@@ -81,7 +82,7 @@ class Sessions:
         return None if grant is None else (session, grant)
 
     def grant(self, cookie: str, csrf: str | None, *, is_read: bool) -> Grant | None:
-        """Returns the grant of a request with a cookie; None if find() finds no session for the cookie.
+        """Returns the grant of a request with a session's cookie; None if there is no such session.
 
         Args:
           csrf: value of CSRF_HEADER; None without that header. is_read: the request is a GET or a HEAD.
@@ -98,7 +99,7 @@ class Sessions:
         return grant
 
     def close(self, cookie: str) -> None:
-        """Ends a session; does nothing if it has ended."""
+        """Ends the session of a cookie; does nothing if the session has ended."""
         with self._lock:
             self._open.pop(_key(cookie), None)
 

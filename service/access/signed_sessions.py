@@ -36,11 +36,13 @@ _COOKIE_CHARS = 4 * -(-(_BODY.size + _MAC_BYTES) // 3)
 
 
 class SecretError(ValueError):
-    """Error that a file of secrets can not be used; the text contains no secret."""
+    """The --console_secret_file can not be used; the error text contains no secret."""
 
 
 def read_secrets(path: Path) -> tuple[bytes, ...]:
-    """Reads secrets, one per line; raises SecretError if the file can not be read, or a secret is too short."""
+    """Reads secrets, one per line; raises SecretError if the file is unreadable, empty or too large, or a secret is too
+    short.
+    """
     try:
         with path.open("rb") as file:
             data = file.read(_MAX_FILE_BYTES + 1)
@@ -82,12 +84,12 @@ class SignedSessions(Sessions):
         self._closing = threading.Lock()
         # Random number of a session that was closed before its end -> the session's end, in the order of closing.
         self._closed: dict[bytes, float] = {}
-        # The generation of the list of callers, and for that list a dict for each signing key: fingerprint of a token
-        # -> the token's SHA-256.
+        # The number of the list of callers (its generation), and for that list a dict for each signing key: fingerprint
+        # of a token -> the token's SHA-256.
         self._digests: tuple[int, tuple[dict[bytes, bytes], ...]] = (-1, ())
 
     def open(self, token: str) -> tuple[str, Session]:
-        """Opens a session for the caller of a token, as Sessions.open does."""
+        """Opens a session for the caller of a token; returns the signed cookie and the session."""
         digest = self._digest_of(token)
         keys = self._keys[0]
         ends_s = int(self._clock()) + SESSION_S
@@ -96,7 +98,9 @@ class SignedSessions(Sessions):
         return cookie, Session(digest, _csrf(keys, body), float(ends_s))
 
     def find(self, cookie: str) -> tuple[Session, Grant] | None:
-        """Returns the session of a cookie and the grant of its caller, as Sessions.find does."""
+        """Returns the session that a signed cookie holds, and the grant of its caller; None if the session is over or
+        the cookie is invalid.
+        """
         read = self._read(cookie)
         if read is None:
             return None
@@ -126,7 +130,9 @@ class SignedSessions(Sessions):
             self._closed = closed
 
     def _read(self, cookie: str) -> tuple[int, bytes] | None:
-        """Returns the number of the key that signed a cookie, and what it signed; None for any other text."""
+        """Returns the index of the key that signed a session's cookie, and the signed bytes; None if no key signed the
+        text.
+        """
         if len(cookie) != _COOKIE_CHARS or not cookie.isascii():
             return None
         try:

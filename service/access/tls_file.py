@@ -28,7 +28,7 @@ class _Accepted:
 
 
 class TlsFile:
-    """The TLS configuration of one port, which is read from its TLS file again and again.
+    """The TLS configuration of one port, which poll_once() reads from the port's TLS file.
 
     Concurrency: any thread; poll_once() one caller at a time.
 

@@ -103,7 +103,7 @@ class GrpcServer:
                 self._health.handler(),
                 *self._reflection.handlers(),
             ],
-            # Most calls that run or wait at a time; grpcio itself refuses further calls with RESOURCE_EXHAUSTED.
+            # Most gRPC calls that run or wait at a time; grpcio itself refuses further calls with RESOURCE_EXHAUSTED.
             maximum_concurrent_rpcs=min(max_workers + engine.admission.limits.queued, _INT32_MAX),
             # Merging the dicts of channel options gives each option once: of two values, gRPC would use an arbitrary
             # one.
@@ -155,15 +155,15 @@ class GrpcServer:
 def _options(max_message_bytes: int) -> dict[str, int | str]:
     return {
         "grpc.max_receive_message_length": max_message_bytes,
-        # The limit on answers is TensorFlow Serving's; it is not max_message_bytes, as answers are larger than
-        # requests.
+        # The limit on the size of answers is TensorFlow Serving's; it is not max_message_bytes, as answers may be
+        # larger than requests.
         "grpc.max_send_message_length": _INT32_MAX,
         # The gRPC server's limit on metadata is larger than the native core's, because the core adds headers to the
         # requests that it forwards to this server.
         "grpc.max_metadata_size": _MAX_METADATA_BYTES,
         "grpc.absolute_max_metadata_size": _MAX_METADATA_BYTES,
-        # SO_REUSEPORT is off: with it, a second server could listen on the same port, and each request would reach
-        # either.
+        # SO_REUSEPORT is off: with it, a second server could listen on the same port, and each request would reach one
+        # of the two.
         "grpc.so_reuseport": 0,
     }
 

@@ -31,7 +31,8 @@ class Guard:
     engine_of: Callable[[Grant], Engine]
 
     def grant(self, path: str, authorizations: Collection[bytes], names: Collection[str]) -> Grant:
-        """Returns the rights (the grant) of the caller that sent a gRPC call; raises Unauthenticated.
+        """Returns the rights (the grant) of a gRPC call's caller: those of nobody for an open path without valid
+        credentials; else raises Unauthenticated.
 
         Args:
           authorizations: all values of the metadata key "authorization".
@@ -64,7 +65,9 @@ class HealthFor:
         return self._health.check(service)
 
     def watch(self, service: str, send: Callable[[object], None]) -> Callable[[], None]:
-        """Sends a service's status now and at each change, as Health.watch does; a hidden model looks unknown."""
+        """Sends a service's status now and at each change, until the returned function is called; a hidden model looks
+        unknown.
+        """
         return self._health.watch(shown_service(self._grant, service), send)
 
 
@@ -78,5 +81,5 @@ def shown_service(grant: Grant, service: str) -> str:
 
     For a model that the caller may not see, this is a name that no service ever has.
     """
-    # A name that begins with "/" is the name of no model, because model names hold no slashes.
+    # Health has no service whose name begins with "/", because names of gRPC services and of models hold no slashes.
     return service if sees(grant, service) else f"/{service}"

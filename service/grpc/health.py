@@ -89,7 +89,9 @@ class Health:
         )
 
     def set(self, service: str, is_serving: bool) -> None:
-        """Changes the health status of a service; another thread sends the new status to clients that watch it."""
+        """Changes the health status of a service, unless the server stops; another thread sends the new status to
+        clients that watch it.
+        """
         with self._lock:
             if self._is_stopped:
                 return
@@ -142,8 +144,8 @@ class Health:
         watcher = _Watcher(send)
         with self._lock:
             self._watchers.setdefault(service, []).append(watcher)
-        # The thread that sends changed statuses also sends a watcher's first status. If this thread sent it, it could
-        # arrive after a newer one.
+        # The thread that sends changed statuses also sends a new watcher's first status. If the thread that adds the
+        # watcher sent it, it could arrive after a newer status.
         self._changed.put(None if self._is_stopped else service)
 
         def forget() -> None:

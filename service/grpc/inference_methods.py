@@ -59,7 +59,8 @@ def _infer(
         engine.reject(error, call)
         raise
     with engine.bind(request.ref, request.signature_name, call, unknown_signature=UNKNOWN_SIGNATURE) as bound:
-        # The signature is checked before the examples are decoded, so that its error is reported first.
+        # Whether the signature fits the method is checked before the examples are decoded, so that this error is
+        # reported first.
         wanted_outputs(bound.spec, method_name)
         result = bound.infer(method_name, decode_examples(request.input))
         return encode(result, model=bound.model, version=bound.version, signature_name=bound.spec.name)

@@ -12,9 +12,10 @@ from service.grpc.status_codes import details
 
 logger = logging.getLogger(__name__)
 
-# Error codes that the server or its load causes, not the client; such errors are logged as warnings.
+# Error codes that are logged as warnings, because the server or its load causes them, and not the client. Overloaded is
+# only a debug line, although its code is UNAVAILABLE.
 _OURS = ("UNAVAILABLE", "DEADLINE_EXCEEDED")
-# Trailer by which an overloaded server tells clients to retry after so many milliseconds. Source: gRPC A6, "Pushback".
+# Trailer by which an overloaded server tells clients to retry after 1000 ms. Source: gRPC A6, "Pushback".
 _PUSHBACK_KEY, _PUSHBACK_MS = "grpc-retry-pushback-ms", "1000"
 
 
@@ -50,7 +51,8 @@ class Refusals:
                 # line costs more than a refusal.
                 level = logging.DEBUG
             extra = {"code": error.code, "request_id": request_id}
-            # Cut the details to 1 KB: an error text may quote a value of the request, which may have megabytes.
+            # The logged error text is cut to 1 KB by details(): it may quote a value of the request, which may have
+            # megabytes.
             logger.log(level, "request refused: %s", ascii(details(text)), extra=extra)
         return error.code, details(text)
 

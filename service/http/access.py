@@ -93,7 +93,7 @@ class AccessMiddleware:
 
 
 def session_cookie(headers: Iterable[tuple[bytes, bytes]]) -> str:
-    """Returns the value of the console's cookie; "" without one.
+    """Returns the value of the console's session cookie in a request's headers; "" without one.
 
     >>> session_cookie([(b"cookie", b"theme=dark; embedding_console=abc")])
     'abc'
@@ -117,5 +117,5 @@ def names_of(scope: Scope) -> frozenset[str]:
 
 
 def state_with_names(state: Mapping[str, Any], transport: asyncio.BaseTransport) -> dict[str, Any]:
-    """Returns the ASGI state of a connection, to which it adds the names in the client's certificate for names_of()."""
+    """Returns a copy of a connection's ASGI state, with the names in the client's certificate for names_of()."""
     return {**state, _NAMES: names_of_transport(transport)}

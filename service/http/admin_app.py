@@ -1,4 +1,6 @@
-"""Builds the HTTP application of the admin port, whose routes change the list of models and rows of tables."""
+"""Builds the HTTP application of the admin port, whose routes change the list of models, labels, pins and rows of
+tables.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +78,7 @@ def create_admin_app(
         """Points a label of a model to a version; the version null removes the label."""
         body = await read_body(request, _MAX_CONFIG_BYTES, Reservation(Admission(), ""))
         ref, version = model_ref(request), _version_of(body)
-        assert ref.label is not None  # This route's path always names a label.
+        assert ref.label is not None  # The path of the label route always names a label.
         await asyncio.to_thread(copy_context().run, engine.set_label, ref.name, ref.label, version)
         return Response(orjson.dumps({"label": ref.label, "version": version}), media_type="application/json")
 
@@ -123,7 +125,8 @@ class _OwnPagesMiddleware:
         self._csrf = csrf
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # Browsers add the header Origin to every POST, even to a POST from a page of this server.
+        # The header Origin shows that a web page sent the request: browsers add it to every POST, even to a POST from
+        # this server's own console.
         if scope["type"] == "http" and not self._may_send(scope):
             error = PermissionDenied("The admin routes answer no requests of web pages but the console's.")
             await service_error_response(error, scope["request_id"])(scope, receive, send)

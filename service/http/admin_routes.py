@@ -1,4 +1,4 @@
-"""Adds the HTTP routes /healthz, /readyz and /metrics."""
+"""Adds the HTTP routes of health (/healthz), readiness (/readyz) and metrics (by default /metrics)."""
 
 from __future__ import annotations
 

@@ -87,7 +87,8 @@ async def _read_compressed(request: Request, max_bytes: int, reservation: Reserv
             received += len(data)
             is_full = False
             while data or is_full:
-                # The decompressor may return one byte more than the limit, so that a body above the limit is noticed.
+                # The decompressor may return one byte more than the decompressed body may have, so that a body above
+                # the limit is noticed.
                 size = min(left + 1, _PIECE_BYTES)
                 piece = decoder.decompress(data, size)
                 left -= len(piece)

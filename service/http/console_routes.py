@@ -79,14 +79,17 @@ def add_console_routes(
                 }
             )
         server = {"version": sources.version(), "is_ready": engine.is_ready, "is_draining": engine.is_draining}
-        # The names behind ":" in this server's routes, such as "neighbors": the console asks only for these.
+        # The names behind ":" in this server's routes, such as "neighbors": the console calls only routes with these
+        # names.
         methods = sorted(
             {path.rpartition(":")[2] for route in app.routes if ":" in (path := getattr(route, "path", ""))}
         )
         return _json({"server": server, "models": models, "problems": engine.problems(), "methods": methods})
 
     async def session(request: Request) -> Response:
-        """Says who the browser's user is, and which token requests that change something must carry."""
+        """Returns, as JSON, whether a sign-in is needed, the name and the rights of the browser's caller, and the CSRF
+        token for requests that change something.
+        """
         document: dict[str, Any] = {"needs_sign_in": callers is not None, "is_admin": sources.is_admin}
         found = None if sessions is None else sessions.find(session_cookie(request.scope["headers"]))
         if found is not None:
@@ -103,7 +106,7 @@ def add_console_routes(
         return _json(document)
 
     async def sign_in(request: Request) -> Response:
-        """Opens a session for the caller of a token."""
+        """Opens a console session for the caller of the token in the body, and sets the session's cookie."""
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
             # A form of another site can not send the type application/json, so it can not sign a browser in.
             raise MalformedPayload("Send the token as application/json.")
@@ -118,7 +121,7 @@ def add_console_routes(
         return Response(status_code=204, headers={"Set-Cookie": _cookie(cookie, SESSION_S)})
 
     async def sign_out(request: Request) -> Response:
-        """Ends the browser's session."""
+        """Ends the browser's console session, and clears the session's cookie."""
         if sessions is not None:
             sessions.close(session_cookie(request.scope["headers"]))
         return Response(status_code=204, headers={"Set-Cookie": _cookie("", 0)})

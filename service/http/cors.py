@@ -59,7 +59,7 @@ class CorsMiddleware:
             return CORS_HEADERS
         if origin not in self._origins:
             return [_VARY]
-        # Pages of a listed origin may send the header Authorization; browsers do not allow this if all origins ("*")
-        # are.
+        # Pages of a listed origin may send the header Authorization. CORS_HEADERS, for all origins ("*"), does not
+        # allow it.
         allowed = (b"access-control-allow-headers", b"Authorization, Content-Type")
         return [(b"access-control-allow-origin", origin), _METHODS, allowed, _VARY]

@@ -1,4 +1,6 @@
-"""Adds the page /docs, with locally installed files of Swagger UI if possible: from a CDN they need internet access."""
+"""Adds the page /docs. It uses locally installed files of Swagger UI if possible, because files from a CDN need
+internet access.
+"""
 
 from __future__ import annotations
 

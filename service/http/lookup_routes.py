@@ -1,4 +1,6 @@
-"""Adds this server's own HTTP routes, which TensorFlow Serving lacks: lookups by feature, and rows of a table."""
+"""Adds this server's own HTTP routes, which TensorFlow Serving lacks: lookups by feature, the list of tables, and rows
+of a table.
+"""
 
 from __future__ import annotations
 
@@ -63,8 +65,8 @@ def _lookup(strict_json: bool, bound: Bound, body: LookupBody) -> bytes:
 
 def _rows(strict_json: bool, engine: Engine, ref: ModelRef, table: str, max_rows: int, body: bytes) -> Answered[bytes]:
     ids = decode_rows(body)
-    # The number of ids is limited too, because an id of two bytes asks for a row of thousands: the limit on bodies does
-    # not limit answers.
+    # The number of ids is limited too, because an id of two characters asks for a row of thousands of bytes: the limit
+    # on bodies does not limit answers.
     if ids.size > max_rows:
         raise IdsTooMany(f'input "ids": {ids.size} ids, the limit is {max_rows} per request.')
     with noting() as noted:

@@ -26,7 +26,7 @@ def add_neighbor_routes(app: FastAPI, engine: Engine, calls: Calls, *, strict_js
     """
 
     async def neighbors(request: Request) -> Response:
-        """Returns the rows of a table that are nearest to each query."""
+        """Returns the rows of a table that are nearest to each row or vector that the request names."""
         ref = model_ref(request)
         work = partial(_neighbors, strict_json, engine, ref, request.path_params["table"])
         return json_response(await calls.search(request, ref.name, work))

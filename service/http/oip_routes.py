@@ -76,7 +76,9 @@ def add_open_inference_routes(app: FastAPI, engine: Engine, calls: Calls, *, str
         return Response(body, headers=headers, media_type="application/octet-stream")
 
     async def metadata(request: Request) -> Response:
-        """Returns names, datatypes and shapes of the inputs and outputs of a model's signature."""
+        """Returns a model's AVAILABLE versions, and names, datatypes and shapes of the inputs and outputs of one
+        signature.
+        """
         description, spec = _described(request)
         return _json(oip_models.model_metadata(description.name, engine.statuses(description.name), spec))
 
@@ -108,7 +110,9 @@ def add_open_inference_routes(app: FastAPI, engine: Engine, calls: Calls, *, str
         return _json({"ready": is_ready}, 200 if is_ready else 503)
 
     async def index(request: Request) -> Response:
-        """Lists the versions of all models with their states."""
+        """Lists the versions of all models with their states; only those that can answer, if the body asks
+        for these.
+        """
         only_ready = await calls.read(request, "", read_only_ready)
         return _json(oip_models.repository_index(engine.all_statuses(), engine.problems(), only_ready=only_ready))
 
@@ -128,7 +132,7 @@ def add_open_inference_routes(app: FastAPI, engine: Engine, calls: Calls, *, str
 
 
 def read_only_ready(body: bytes) -> bool:
-    """Parses the body of a repository index request; returns whether it asks only for models that can answer."""
+    """Says whether the body of a repository index request asks only for models that can answer."""
     only_ready = parse_object(body).get("ready", False) if body else False
     if type(only_ready) is not bool:
         raise MalformedPayload(f'expected "ready" to be true or false, got JSON Value: {describe(only_ready)}')

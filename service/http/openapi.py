@@ -57,7 +57,7 @@ _EMBEDDINGS = {"user_id": [[0.12, -0.5, 0.33, 0.04], [0.7, 0.01, -0.2, 0.9]], "g
 
 
 def application() -> Json:
-    """Returns the general fields of the OpenAPI document: title, description, tags and license."""
+    """Returns the general fields of the OpenAPI document: title, version, description, tags and license."""
     return {
         "title": "Embedding server",
         "version": "1",
@@ -265,8 +265,8 @@ def _route(
     extra: Json = {"parameters": [_parameter(name) for name in re.findall(r"{(\w+)}", path)]}
     if body is not None:
         extra["requestBody"] = body
-    # The operation's id gets a suffix, because each operation has three paths: with a version, with a label, with
-    # neither.
+    # The id of an OpenAPI operation gets a suffix, because each operation has three paths: with a version, with a
+    # label, with neither.
     of_what = "Version" if "{version}" in path else "Label" if "{label}" in path else ""
     return {
         "operation_id": operation + of_what,
@@ -288,7 +288,9 @@ def _body(schema: Json, examples: Json) -> Json:
 
 
 def _computed(description: str, schema: Json, examples: Json) -> dict[int | str, Json]:
-    """Describes an answer with the header X-Model-Version, which names the model version that computed it."""
+    """Describes for OpenAPI an answer with the header X-Model-Version, which names the model version that computed the
+    answer.
+    """
     answer = _answer(description, schema, examples)
     header = {"required": True, "schema": {"type": "integer"}, "description": "The version that computed the answer."}
     answer[200]["headers"] = {"X-Model-Version": header}

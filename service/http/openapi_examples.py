@@ -48,12 +48,13 @@ def add_examples(document: Json, engine: Engine) -> None:
         for suffix, examples in requests.items():
             if path.endswith(suffix):
                 methods["post"]["requestBody"]["content"]["application/json"]["examples"] = examples
-                # The example answer is removed, because it belongs to the example request that was replaced.
+                # The example answer in the OpenAPI document is removed, because it belongs to the example request that
+                # was replaced.
                 del methods["post"]["responses"]["200"]["content"]["application/json"]["examples"]
 
 
 def _served(engine: Engine) -> tuple[ModelDescription, Sequence[TableInfo]] | None:
-    """Returns the first model that can answer and that the caller may see, with its tables."""
+    """Returns the first model that can answer and that the caller may see, with its tables; None if there is none."""
     for name in engine.models():
         try:
             ref = ModelRef(name)
@@ -75,7 +76,8 @@ def _is_lookup(spec: SignatureSpec) -> bool:
 
 
 def _is_predict(spec: SignatureSpec) -> bool:
-    # Signatures with tensors of a dtype that numpy lacks are left out, because JSON has no form for their values.
+    # A predict signature with a tensor of a dtype that numpy lacks gets no example in the OpenAPI document, because
+    # JSON has no form for its values.
     has_json = all(tensor.numpy_dtype is not None for tensor in (*spec.inputs.values(), *spec.outputs.values()))
     return bool(spec.inputs) and has_json and spec.method_name not in (CLASSIFY_METHOD, REGRESS_METHOD)
 
@@ -100,13 +102,15 @@ def _infer(spec: SignatureSpec) -> Json:
 
 
 def _columns(spec: SignatureSpec) -> Json:
-    """Returns an example request's JSON columns: one row for each feature and input, by name."""
+    """Returns an example request by columns: name of an input or of a ragged feature -> a list with one row."""
     columns = {name: _nested(_value(tensor), _shape(tensor)) for name, tensor in _row_inputs(spec).items()}
     return columns | {names.feature: [[_value(spec.inputs[names.values])]] for names in spec.ragged_names}
 
 
 def _row_inputs(spec: SignatureSpec) -> Mapping[str, TensorSpec]:
-    """Returns the example's inputs that are not ragged: all of a lookup, and only the required ones of a predict."""
+    """Returns the inputs of an OpenAPI example request that are not ragged: all of a lookup, and only the required ones
+    of a predict.
+    """
     names = spec.row_inputs if spec.kind == "lookup" else spec.row_inputs & spec.required
     return {name: spec.inputs[name] for name in sorted(names)}
 

@@ -30,8 +30,8 @@ def schemas(*, strict_json: bool) -> dict[str, Json]:
 
 
 def _signature(default: str) -> Json:
-    # The schema has no field `default`, only a text in its description, because openapi-typescript makes a field with a
-    # default required.
+    # The OpenAPI schema of signature_name has no field `default`, only a text in its description, because
+    # openapi-typescript makes a field with a default required.
     return {"type": "string", "description": f"The signature to run; {default} if there is none."}
 
 
@@ -107,8 +107,8 @@ _LOOKUPS: dict[str, Json] = {
 _TENSORFLOW_SERVING: dict[str, Json] = {
     "Base64": an_object({"b64": STRING}, description="Bytes that are not UTF-8."),
     "Scalar": {"anyOf": [ref("Float"), STRING, BOOLEAN, ref("Base64")]},
-    # Nested lists are written out level by level: for a recursive schema, openapi-typescript makes a type that
-    # TypeScript refuses.
+    # In the OpenAPI schema, nested lists are written out level by level: for a recursive schema, openapi-typescript
+    # makes a type that TypeScript refuses.
     "Tensor": {
         "anyOf": [
             ref("Scalar"),

@@ -1,4 +1,4 @@
-"""Describes the routes that show a table to people in the OpenAPI document."""
+"""Describes for the OpenAPI document the routes that show a table to people: rows with their norms, and 2-D maps."""
 
 from __future__ import annotations
 

@@ -9,8 +9,8 @@ import re
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-# TensorFlow Serving's pattern of paths, which ignores case. It compares the method at the end exactly, so that only
-# "/metadata" means metadata.
+# TensorFlow Serving's pattern of HTTP paths, which ignores case. The method at the end is compared exactly, so that
+# only "/metadata" in lower case asks for metadata.
 _PATH = re.compile(r"(/v1)(/models)?(/[^/]+)?(/versions/|/labels/)?(.*)", re.IGNORECASE | re.DOTALL)
 _METADATA = "/metadata"
 # Key in the ASGI scope which says that the path's names are still percent-encoded.
@@ -18,7 +18,7 @@ IS_ENCODED = "path_is_encoded"
 
 
 class PathCaseMiddleware:
-    """ASGI middleware: changes the fixed parts of a path to lower case, as the router knows them.
+    """ASGI middleware: changes the fixed parts of a path below /v1 to lower case, as the router knows them.
 
     Concurrency: event loop only.
     """
@@ -27,7 +27,9 @@ class PathCaseMiddleware:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Runs the application with the request's path normalized."""
+        """Runs the application with a path whose fixed parts are in lower case; a path with an escaped "/" or ":" stays
+        percent-encoded.
+        """
         path = scope.get("path", "")
         raw = scope.get("raw_path") or b""
         if b"%" in raw and _hides_separators(raw):
@@ -41,7 +43,7 @@ class PathCaseMiddleware:
 
 
 def lowered(path: str) -> str:
-    """Returns a path with its fixed parts, such as "/v1/models", in lower case.
+    """Returns a path below /v1 with its fixed parts, such as "/v1/models", in lower case, and any other path unchanged.
 
     "/Metadata" gives the model's status: TensorFlow Serving's expression matches it in any case, but only "/metadata"
     gives metadata.

@@ -1,4 +1,6 @@
-"""Adds headers that forbid browsers to guess content types, run foreign scripts, or show answers in frames."""
+"""Adds to answers of GET requests headers that forbid browsers to guess content types, run foreign scripts, or show
+answers in frames.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,8 @@ def page_policy(page: str, sources: str) -> str:
     """
     digests = [b64encode(sha256(script.encode()).digest()).decode() for script in findall(_SCRIPT, page, DOTALL)]
     scripts = " ".join([sources, *(f"'sha256-{digest}'" for digest in digests)])
-    # The policy of an HTML page allows inline styles and `data:` images, because Swagger UI needs both.
+    # The Content-Security-Policy of an HTML page allows inline styles and `data:` images, because Swagger UI needs
+    # both.
     return (
         f"default-src 'none'; script-src {scripts}; style-src {sources} 'unsafe-inline'; "
         f"img-src {sources} data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"

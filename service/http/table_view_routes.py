@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 def add_table_view_routes(app: FastAPI, engine: Engine) -> Callable[[], None]:
-    """Adds the routes for pages, rows and maps of tables; returns a function that ends the thread which makes maps."""
+    """Adds the routes for pages, rows and maps of tables; returns a function that ends the thread that makes maps."""
     reads = 0
     maps: KeptMaps[bytes] = KeptMaps()
 
@@ -117,7 +117,9 @@ def _keys(engine: Engine, maps: KeptMaps[bytes], ref: ModelRef, table: str) -> b
 
 
 def _mapped(engine: Engine, ref: ModelRef, table: str) -> tuple[ModelRef, int, int, TableInfo]:
-    """Returns, for a 2-D map of a table: the model version, the table's number of rows, and its description."""
+    """Returns, for a 2-D map of a table: the reference to the model's version, the version, the table's number of rows,
+    and its description.
+    """
     version = engine.describe(ref).version
     ref = ModelRef(ref.name, version)
     if engine.may_wait(ref, table):

@@ -30,7 +30,8 @@ def add_tfs_routes(app: FastAPI, engine: Engine, calls: Calls, *, strict_json: b
     Args:
       strict_json: refuses bare NaN and Infinity in bodies, and writes null for them.
     """
-    # unknown_signature is the text of TensorFlow Serving's REST API; the engine has the text of its gRPC API.
+    # unknown_signature is the error text of TensorFlow Serving's REST API for a signature that a model lacks; the
+    # engine has the text of its gRPC API.
     predict_method = Method(
         partial(decode_predict, strict=strict_json),
         partial(_predict, strict_json),

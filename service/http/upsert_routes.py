@@ -22,12 +22,12 @@ _NUM_THREADS = 4
 
 
 def add_upsert_routes(app: FastAPI, engine: Engine, max_body_bytes: int) -> None:
-    """Adds the route that changes rows of a table to the admin application, which operators and trainers use."""
+    """Adds to the admin application, which operators and trainers use, the route that changes rows of a table."""
     threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="http-upsert")
 
     async def upsert(request: Request) -> Response:
         """Changes rows of a table permanently."""
-        # The body's bytes are not counted against the server's limits, as in the other admin routes.
+        # The bytes of an upsert's body are not counted against the server's limits, as in the other admin routes.
         body = await read_body(request, max_body_bytes, Reservation(Admission(), ""))
         work = (engine, model_ref(request), request.path_params["table"], body)
         # An upsert has no deadline, because the client must learn whether the rows are on disk. copy_context() carries

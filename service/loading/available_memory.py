@@ -31,7 +31,8 @@ def available_bytes(root: Path = Path("/")) -> int | None:
 
 
 def memory_limit_bytes(root: Path = Path("/")) -> int | None:
-    """Returns the bytes of memory that this process may use in all: the system's, or the least of its control groups'.
+    """Returns the bytes of memory that this process may use in all: the least of the system's memory and its control
+    groups' limits.
 
     Returns None if the kernel does not show them. root: the folder above /proc and /sys.
     """
@@ -44,7 +45,9 @@ def memory_limit_bytes(root: Path = Path("/")) -> int | None:
 
 
 def _groups(root: Path) -> Iterator[tuple[Path, str, str, str]]:
-    """Yields the folder of each memory control group of this process and of its parents, with names of files in it."""
+    """Yields, for each memory control group of this process and its parents: folder, names of the files of limit and
+    usage, and the prefix of keys in memory.stat.
+    """
     for line in _lines(root / "proc/self/cgroup"):
         number, controllers, path = line.split(":", 2)
         if number == "0":

@@ -39,7 +39,10 @@ class GraphBatching:
     observer: BatchObserver
 
     def wrap(self, servable: Servable, artifact: Path) -> Servable:
-        """Wraps a servable's graph backends in Batchers; raises ArtifactError for a wrong PER_MODEL_FILE."""
+        """Returns a servable with its graph backends wrapped in Batchers, or as it is without batching parameters.
+
+        Raises ArtifactError for a wrong PER_MODEL_FILE.
+        """
         parameters = self._parameters_of(artifact)
         if parameters is None:
             return servable

@@ -37,14 +37,18 @@ class GraphOpening:
     tower_batch_rows: int
 
     def whole(self, path: Path, signatures: Mapping[str, SignatureSpec]) -> Backend:
-        """Returns a backend that runs a version's whole graph in TensorFlow; raises ArtifactError."""
+        """Returns a backend that runs a version's whole graph in TensorFlow, opened now or, if is_lazy, at its first
+        request; raises ArtifactError.
+        """
         open_now = partial(self._open_now, path, signatures)
         return LazyBackend(open_now) if self.is_lazy else open_now()
 
     def predicts(
         self, path: Path, manifest: Manifest, lookups: OpenedLookups, names: Sequence[str]
     ) -> dict[str, Backend]:
-        """Returns the backends of a version's graph signatures, and runs each once as warm-up; raises ArtifactError."""
+        """Returns the backends of a version's graph signatures, and runs each once as warm-up unless graphs are opened
+        lazily; raises ArtifactError.
+        """
         specs = {name: lookups.signatures[name] for name in names}
         if self.is_lazy:
             # A graph that a client's first request opens (a lazy graph) runs whole: its lookups are not taken out,

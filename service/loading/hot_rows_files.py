@@ -40,7 +40,9 @@ class HotRowsFiles:
         self._loaded = loaded
 
     def watch(self, stop: threading.Event) -> None:
-        """Starts a thread that writes the files of hot rows every minute until the event is set."""
+        """Starts a thread that writes the files of hot rows every minute until `stop` is set; starts none without a
+        folder for them.
+        """
 
         def run() -> None:
             while not stop.wait(_WRITE_EVERY_S):
@@ -88,7 +90,9 @@ class HotRowsFiles:
             return {}
 
     def newest(self, model: str, version: int) -> Mapping[str, Array]:
-        """Returns the hot rows that read() finds; without any, those of the newest AVAILABLE version up to this one."""
+        """Returns the hot rows that read() finds; if it finds none, those of the newest AVAILABLE version up to this
+        one.
+        """
         if found := self.read(model, version):
             return found
         older = [one.servable for one in self._loaded() if one.servable.name == model]

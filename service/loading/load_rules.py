@@ -132,7 +132,7 @@ def delta_rules(settings: Settings, wake: Callable[[], None]) -> DeltaRules | No
 def journal_pruning(settings: Settings) -> JournalPruning | None:
     """Returns the JournalPruning, which removes journals of versions that are gone.
 
-    None if the server keeps no journals.
+    None if the server keeps no journals, or does not look for deltas (--delta_poll_wait_seconds=0).
     """
     folder = _journal_folder(settings)
     return JournalPruning(folder) if folder is not None and settings.delta_poll_wait_seconds else None

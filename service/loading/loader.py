@@ -253,7 +253,9 @@ class ServableLoader:
     def _show(
         self, servable: Servable, lookups: OpenedLookups, path: Path, show: Callable[[Servable], None]
     ) -> Servable:
-        """Lets requests use a version's lookups before its graphs are opened, as importing TensorFlow takes seconds."""
+        """Shows a version's lookups to requests before its graphs are opened, unless it may have deltas; returns the
+        servable as shown.
+        """
         if not servable.backends:
             return servable
         if self.deltas is not None and self.deltas.may_have(servable.name, servable.version, path):
@@ -270,8 +272,8 @@ class ServableLoader:
         return self.graph_signatures != "off" and importlib.util.find_spec("tensorflow") is not None
 
     def _graph_opening(self) -> GraphOpening:
-        # The import is here and not at the top, because lookups of a version are already answered while graph_opening
-        # is imported to open its graphs.
+        # The import is here and not at the top, so that a version's lookups are answered before graph_opening and the
+        # modules of graphs are imported.
         from service.loading.graph_opening import GraphOpening
 
         return GraphOpening(
@@ -290,8 +292,8 @@ def _native_graphs(servable: Servable, lookups: OpenedLookups | None) -> Mapping
     """Returns signature -> graph for the native core; empty if the version has only lookup signatures."""
     if lookups is not None and all(backend is lookups.backend for backend in servable.backends.values()):
         return {}
-    # The import is here and not at the top, because lookups of a version are already answered while native_graphs is
-    # imported.
+    # The import is here and not at the top, so that a version's lookups are answered before native_graphs and the
+    # modules of graphs are imported.
     from service.loading.native_graphs import native_graphs
 
     return native_graphs(servable)

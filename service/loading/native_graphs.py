@@ -32,6 +32,6 @@ def _native_graph(name: str, servable: Servable) -> NativeGraph | PythonOnly:
         return native_savedmodel(backend, servable.signatures[name])
     if isinstance(backend, LazyBackend):
         return PythonOnly("its graph waits for the first request")
-    # Batchers of --enable_batching batch this signature's graph runs. It runs in Python, because the native core has no
-    # batch queues like theirs.
+    # With --enable_batching, Batchers batch this signature's graph runs. The graph runs in Python, because the native
+    # core has no batch queues like theirs.
     return PythonOnly("--enable_batching batches it")

@@ -24,8 +24,8 @@ from service.types import Array
 
 logger = logging.getLogger(__name__)
 
-# If a larger share of a table's rows was changed, its nearest-row index is not written to a file, because each search
-# with the index would compare all changed rows.
+# If more than this share of a table's rows was changed, its nearest-row index is not written to a file, because each
+# search with the index would compare all changed rows.
 _MAX_CHANGED_SHARE = 0.01
 
 
@@ -54,7 +54,9 @@ class NeighborIndexFiles:
             return None
 
     def keep(self, name: IndexName, index: RowIndex, changed: Array) -> None:
-        """Writes a table's nearest-row index to a file, which readers see whole or not at all; logs a failed write."""
+        """Writes a table's nearest-row index to a file, unless many rows were changed; readers see the file whole or
+        not at all. A failed write is logged.
+        """
         if not isinstance(index, RowLists):
             raise TypeError(f"an index of type {type(index).__name__} has no file format")
         extra = name._asdict()

@@ -45,20 +45,22 @@ class PagedTables:
 
 
 def mapped_bytes(tables: Mapping[str, object]) -> int:
-    """Returns the size in bytes of those of the given tables that are mapped, with their scales."""
+    """Returns the size in bytes of the mapped ones among the given tables, with their scales."""
     mapped = (table for table in tables.values() if isinstance(table, MappedTable))
     return sum(table.weights.nbytes + table.scales.nbytes for table in mapped)
 
 
 def paged_tables(settings: Settings, other_bytes: Callable[[], int], root: Path = Path("/")) -> PagedTables:
-    """Makes, from the settings, the rule by which the native core reads tables' pages. root: has /proc and /sys."""
+    """Makes, from the settings, the rule by which the native core reads tables' pages. root: the folder above /proc and
+    /sys.
+    """
     limit = memory_limit_bytes(root)
     max_bytes = settings.paged_tables_mib << 20
     rule = settings.paged_tables
     if not max_bytes:
         max_bytes = int(limit * _SHARE) if limit is not None else 1 << 62
     if rule == "auto" and (settings.table_prefault or settings.table_lock != "off"):
-        # With --table_prefault or --table_lock, all pages of the tables shall be in memory, so "auto" does not let the
-        # core read single pages.
+        # With --table_prefault or --table_lock, all pages of the tables shall be in memory, so --paged_tables=auto does
+        # not let the core read single pages.
         rule = "off"
     return PagedTables(rule, max_bytes, other_bytes)

@@ -59,7 +59,7 @@ def with_deltas(
 
 
 def on_tables(servable: Servable, lookups: OpenedLookups, tables: Mapping[str, MappedTable]) -> Servable:
-    """Returns a copy of a servable that reads other tables of the same names and shapes.
+    """Returns a copy of a servable that reads the given tables, which have the names and shapes of its own.
 
     Both servables add to the same counts of reads, and only one of them is closed.
     """
@@ -92,7 +92,7 @@ def _copied(servable: Servable, lookups: OpenedLookups) -> tuple[str, ...]:
 
 
 def _on_tables(backend: Backend, tables: Mapping[str, MappedTable]) -> Backend:
-    """Returns a copy of a tower (a graph without its lookups) that reads rows from other tables.
+    """Returns a copy of a tower (a graph without its lookups) that reads rows from the given tables.
 
     Any other backend is returned unchanged, because its graph has a copy of the tables.
     """

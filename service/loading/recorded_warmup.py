@@ -76,7 +76,8 @@ def _replay(servable: Servable, log: Any, iterations: int, cold: frozenset[str])
     if kind is None:
         return False
     request = getattr(log, kind).request
-    # The model's name in a warm-up record is replaced, because the name may be missing or another model's.
+    # The model's name in a warm-up record is replaced by the name of the version's model, because it may be missing or
+    # another model's.
     for message in request.tasks if kind == "multi_inference_log" else [request]:
         message.model_spec.name = servable.name
     data = request.SerializeToString()

@@ -31,7 +31,7 @@ class RemoteFilling:
     hot_rows: Callable[[str, int], Mapping[str, Array]]
 
     def __call__(self, servable: Servable, path: Path) -> None:
-        """Reads rows of each remote table of a version into the cache, the hottest first.
+        """Reads rows of each remote table of a version into the native core's cache, the hottest first.
 
         Args:
           path: the version's folder. For tables that hot_rows lacks, the statistics in this folder name the hot rows.

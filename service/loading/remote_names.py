@@ -55,7 +55,9 @@ class RemoteNames:
         return own.get(table) or self._flag.get(f"{model}/{table}") or self._flag.get(table)
 
     def _check_flag(self, name: str, models: Collection[str], seen: Mapping[str, Collection[str]]) -> None:
-        """Raises ArtifactError for a name that no table has; a model that was not opened yet may have the table."""
+        """Raises ArtifactError if no table has a name of --remote_tables; a model that was not opened yet may still
+        have the table.
+        """
         if any(name in (table, f"{model}/{table}") for model, tables in seen.items() for table in tables):
             return
         for model, tables in seen.items():

@@ -1,4 +1,6 @@
-"""Opens the remote tables of versions, and checks regularly whether their clusters can be reached."""
+"""Opens the remote tables of versions, follows changes of their rows, and checks regularly whether their clusters can
+be reached.
+"""
 
 from __future__ import annotations
 
@@ -94,8 +96,8 @@ class RemoteTables:
             for name, address in addresses.items()
         }
         if not self._looked_at >= set(addresses.values()):
-            # New clusters are checked before the version is AVAILABLE. If a cluster lacks nodes for some hash slots,
-            # the server is not ready from the version's first moment.
+            # Clusters that no loaded version uses yet are checked before the version is AVAILABLE. If a cluster lacks
+            # nodes for some hash slots, the server is not ready from the version's first moment.
             self.look()
             self.compare()
         self._start()
@@ -163,7 +165,9 @@ class RemoteTables:
             return self._topologies.setdefault(address, Topology(address))
 
     def counts(self) -> dict[Subject, ReadCounts]:
-        """Returns (model, version, table) -> counts of reads, for all remote tables."""
+        """Returns (model, version, table) -> counts of the reads by Python, for the remote tables of loaded
+        versions.
+        """
         with self._changing:
             return {subject: reader.counts for subject, reader in self._readers.items()}
 
@@ -193,7 +197,7 @@ class RemoteTables:
         return ""
 
     def look(self) -> None:
-        """Checks each cluster and each of its nodes, and logs if one can not be reached or is reached again."""
+        """Checks each cluster and all its nodes; logs each cluster that can not be reached, or can be reached again."""
         with self._looking:
             with self._changing:
                 topologies = dict(self._topologies)
@@ -278,7 +282,9 @@ class RemoteTables:
 
 
 def _reading_again(reader: RowReader, defaults: dict[int, Array]) -> Listener:
-    """Returns a listener that reads changed default rows from the cluster again; keeps rows that it can not read."""
+    """Returns a listener that reads changed default rows from the cluster again; a row that can not be read stays as it
+    was.
+    """
     import numpy as np
 
     def listen(ids: Array | None) -> None:

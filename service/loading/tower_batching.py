@@ -18,7 +18,8 @@ from service.types import Array, Backend, SignatureSpec, Tensors
 
 logger = logging.getLogger(__name__)
 
-# Largest number of waiting batches; each waiting request holds a thread, and a server has fewer threads than this.
+# Largest number of waiting batches; never reached, because each waiting request holds a thread, and a server has fewer
+# threads than this.
 _MAX_WAITING_BATCHES = 1000
 
 

@@ -68,7 +68,8 @@ def _claims(artifact: Path, spec: SignatureSpec, manifest: Manifest, lookups: Op
         if vocabulary is not None and (vocabulary.key_dtype == "string") != (
             spec.inputs[feature.ids].dtype == "string"
         ):
-            # This graph gets ids and no keys: strings that a client sends are mapped to ids before the graph runs.
+            # The graph's input takes strings and the vocabulary has integer keys, or the reverse: so the input holds
+            # row ids, not keys, and the claim has no vocabulary.
             vocabulary = None
         keys = _some_keys(artifact, manifest, name) if vocabulary is not None else None
         looked_up = _lookup(name, feature, manifest, lookups, vocabulary)
@@ -118,7 +119,9 @@ def _lookup(
 
 
 def tower_on_tables(tower: TowerBackend, tables: Mapping[str, MappedTable]) -> TowerBackend:
-    """Returns a copy of a tower, with the same session, that reads other tables of the same names and shapes."""
+    """Returns a copy of a tower, with the same session, that reads the given tables, which have the names and shapes of
+    its own.
+    """
     cuts = {
         name: replace(cut, sources={tensor: _moved(source, tables) for tensor, source in cut.sources.items()})
         for name, cut in tower.cuts.items()
@@ -139,7 +142,7 @@ def _moved(source: RowSource, tables: Mapping[str, MappedTable]) -> RowSource:
 def native_plan(spec: SignatureSpec, source: RowSource) -> FeaturePlan | None:
     """Returns a plan by which the native core computes the float32 rows for one input of a graph without its lookups.
 
-    None if that needs more than one lookup.
+    None if one lookup can not compute them, such as from keys of a vocabulary or from a table that is not float32.
     """
     table = source.table
     # open_towers() takes only reads of mapped and remote tables out of a graph.

@@ -42,19 +42,25 @@ class VersionDiffs:
         self._kept: OrderedDict[tuple[Any, ...], VersionDiff] = OrderedDict()
 
     def of_request(self, model: str, old: int, new: int) -> Mapping[str, Any]:
-        """Compares two versions as Engine.diff does; raises NotFound, ArtifactError or DataLoss."""
+        """Compares two versions of a model, and returns the comparison as a dict for JSON; raises NotFound,
+        ArtifactError or DataLoss.
+        """
         folders = self._folder(model, old), self._folder(model, new)
         return {"model": model, **self._compare(model, old, new, folders).to_json()}
 
     def rows_of_request(self, model: str, table: str, old: int, new: int, ids: Array) -> tuple[Array, bool]:
-        """Compares single rows of a table in two versions, for Engine.drift; raises NotFound, and as compare_rows."""
+        """Returns the cosine of each row of a table to the same row in an older version; raises NotFound.
+
+        Second: whether a rotation between the versions was undone first. Also raises as compare_rows.
+        """
         folders = self._folder(model, old), self._folder(model, new)
         mapped = {one.version: _mapped(one) for one in self._versions(model)}
         with self._one_at_a_time:
             return compare_rows(*folders, table, ids, served=(mapped.get(old, {}), mapped.get(new, {})))
 
     def gated(self, rules: LoadRules, max_drift: float) -> LoadRules:
-        """Returns rules that load no version which drifted from the newest AVAILABLE version of its model.
+        """Returns rules that load no version which drifted more than max_drift from the newest AVAILABLE version of its
+        model.
 
         An older version than that one is loaded in any case: the way back to it stays open.
 
@@ -130,7 +136,7 @@ def _mapped(servable: Servable) -> dict[str, Any]:
 
 
 def _identity(folder: Path) -> tuple[str, int, int]:
-    """Returns a value that changes when the version in a folder is replaced."""
+    """Returns a value that changes when the manifest in a version's folder is replaced."""
     try:
         found = (folder / MANIFEST_PATH).stat()
     except OSError:

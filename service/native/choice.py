@@ -29,7 +29,7 @@ def has_core() -> bool:
 
 
 def with_data_plane(settings: Settings, has_core: Callable[[], bool] = has_core) -> Settings:
-    """Replaces the setting data_plane "auto" by "native" or "python", and logs why the native core is not used.
+    """Returns the settings with "native" or "python" in place of data_plane "auto"; logs why the core is not used.
 
     Raises:
       StartError: --data_plane=native, but the core is not installed.

@@ -54,7 +54,9 @@ class Described:
         return [_addresses(tables[name]) for name in self.tables]
 
     def keep_with(self, tables: Mapping[str, ServedTable]) -> tuple[object, ...]:
-        """Returns the objects that must stay alive while the native core uses the description with other tables."""
+        """Returns the objects that must stay alive while the native core uses the description with the given tables in
+        place of its own.
+        """
         return (*self.keep, tuple(tables[name] for name in self.tables))
 
     def table_counts(self, counts: Iterable[FeatureCounts], strangers: Iterable[int]) -> dict[str, TableCounts]:
@@ -140,8 +142,8 @@ def _is_flat(plan: SignaturePlan, output: OutputPlan) -> bool:
 
 
 def _ordered(plan: SignaturePlan) -> list[tuple[str, FeaturePlan]]:
-    # The native core resolves a name in JSON requests to the first matching feature. If two features read the same ids,
-    # the one with weights must come first.
+    # The native core resolves the name of an input in a JSON request to the first feature of the description that reads
+    # the input. If two features read the same ids, the one with weights must come first.
     return sorted(plan.features.items(), key=lambda item: item[1].feature.weights is None)
 
 
@@ -182,7 +184,10 @@ class _Writer:
     def signature(
         self, spec: SignatureSpec, plan: SignaturePlan, ordered: Sequence[tuple[str, FeaturePlan]]
     ) -> dict[str, Any]:
-        """Returns the description's JSON of one lookup signature. ordered: its features, sorted by their numbers."""
+        """Returns the entry of one lookup signature in the JSON that describes a servable to the native core.
+
+        ordered: the signature's features, sorted by their numbers.
+        """
         inputs = {name: number for number, name in enumerate(spec.inputs)}
         numbers = {name: number for number, (name, _) in enumerate(ordered)}
         return {
@@ -206,8 +211,8 @@ class _Writer:
 
     def predict(self, spec: SignatureSpec, graph: NativeGraph) -> dict[str, Any]:
         """Returns the entry of one predict signature in the JSON that describes a servable to the native core."""
-        # The ids that the graph computes are numbered after the signature's inputs, so that a feature can name either
-        # by its number.
+        # A feature in the description names its ids by a number: first the signature's inputs are numbered, then the
+        # ids that the graph computes.
         inputs = {name: number for number, name in enumerate((*spec.inputs, *graph.computed))}
         return {
             "name": spec.name,

@@ -102,7 +102,9 @@ class Edge:
         return self._server.retire(model, version)
 
     def drain(self, timeout_s: float) -> bool:
-        """Stops accepting connections and waits for the requests in flight; says whether all have ended. Blocks."""
+        """Stops accepting connections, waits at most timeout_s seconds for the requests in flight, and says whether all
+        have ended. Blocks.
+        """
         return self._server.drain(timeout_s)
 
     def close(self) -> None:
@@ -169,7 +171,8 @@ def _pem(config: SslConfig) -> dict[str, str | None]:
 
 
 def describe_callers(callers: Sequence[Caller]) -> list[dict[str, Any]]:
-    """Describes the callers for the native core, each with the models on which the caller has the right "predict".
+    """Describes the callers for the native core: each with its credentials, and the models on which it has the right
+    "predict".
 
     >>> from service.access.callers import Rule
     >>> rules = (Rule(("films", "news-*"), frozenset({"predict"})), Rule(("*",), frozenset({"metadata"})))

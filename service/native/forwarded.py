@@ -1,4 +1,6 @@
-"""Reads the headers that the native core adds to forwarded requests; the core removes such headers of clients."""
+"""Reads the headers that the native core adds to forwarded requests; the core removes headers of these names that
+clients send.
+"""
 
 from __future__ import annotations
 

@@ -99,6 +99,7 @@ def _feature_fault(spec: SignatureSpec, plan: FeaturePlan) -> str:
 
 
 def _is_joinable(plan: SignaturePlan, output: OutputPlan) -> bool:
-    # The native core can join sequences in one output only if each row of the output is flat.
+    # The native core can join the sequences of several features in one output only if the output has rank 2: each of
+    # its rows is one vector.
     lengths = [plan.features[part].feature.max_sequence_length for part in output.parts]
     return len(lengths) == 1 or output.rank == 2 or not any(lengths)

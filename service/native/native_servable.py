@@ -41,12 +41,16 @@ class CompiledServable:
         return self.compiled.num_leases
 
     def table_counts(self) -> Mapping[str, TableCounts]:
-        """Returns table -> the native core's counts of reads, with those of the servable that this one replaced."""
+        """Returns table -> the native core's counts of reads, including those from before all graphs of the version
+        were open.
+        """
         counts = self.described.table_counts(self.compiled.counts(), self.compiled.unknown_keys())
         return counts if self.earlier is None else sums_of_counts(counts, self.earlier.table_counts())
 
     def feature_counts(self) -> FeatureCounts:
-        """Returns the core's counts of the ids of each feature, with those of the servable that this one replaced."""
+        """Returns the core's counts of the ids of each feature, including those from before all graphs of the version
+        were open.
+        """
         counts = self.described.feature_counts(self.compiled.counts())
         return counts if self.earlier is None else summed(counts, self.earlier.feature_counts())
 
@@ -61,7 +65,9 @@ class CompiledServable:
         return SampledRows(samples, lookups, distinct, overcount, tuple(rows))
 
     def on_tables(self, tables: Mapping[str, MappedTable]) -> CompiledServable:
-        """Returns a compiled servable on other tables of the same names and shapes; both add to the same counts."""
+        """Returns a compiled servable that reads the given tables, which have the same names and shapes; both add to
+        the same counts.
+        """
         keep = self.described.keep_with(tables)
         return replace(self, compiled=self.compiled.on_tables(self.described.addresses(tables), keep))
 

@@ -8,7 +8,7 @@ from service.engine.page_counts import PageCounts
 
 
 class Pages:
-    """The pages of the tables that are larger than memory. Concurrency: any thread.
+    """The native core's pager, which reads the pages of tables that are larger than memory. Concurrency: any thread.
 
     Args:
       max_bytes: the most bytes of such tables that stay in memory.

@@ -38,7 +38,7 @@ class RoutePublisher:
         self._server: TakesRoutes | None = None
 
     def __call__(self, models: Sequence[ModelRoutes]) -> None:
-        """Publishes the versions that requests can lease now, in place of the earlier routes."""
+        """Publishes to the native core the versions that requests can lease now, in place of the earlier ones."""
         routes: Routes = [
             (
                 model.model,
@@ -64,7 +64,7 @@ class RoutePublisher:
             server.set_routes(self._routes)
 
     def detach(self) -> None:
-        """Withdraws all routes from the native core's server, after it has answered its last request."""
+        """Withdraws all routes from the native core's server; called after the server has answered its last request."""
         with self._lock:
             if self._server is not None:
                 self._server.set_routes([])

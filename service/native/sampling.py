@@ -18,7 +18,8 @@ _NAMES = ("root", "sampled_parent", "unsampled_parent")
 
 
 def trace_shares(description: str) -> dict[str, float]:
-    """Returns a sampler's rates, named like the fields of Tracing in native/src/edge/sampling.rs.
+    """Returns the sampling rates in an OpenTelemetry sampler's description, named like the fields of Tracing in
+    native/src/edge/sampling.rs.
 
     For a sampler that the core does not know all rates are 1: the core forwards all requests, and the sampler decides.
 

@@ -184,7 +184,9 @@ class NativeStatistics:
                 self._events.waits_counted(model, _times(counts, before, seconds - seconds_before, QUEUE))
 
     def _new(self, document: Document, name: str) -> list[tuple[str, int]]:
-        """Returns (label, total) once for each event, such as a failed handshake, since the last call for this name."""
+        """Returns (label, total count) once for each event since the last call for this name, such as a failed
+        handshake.
+        """
         found = []
         for label, count in document[name]:
             before = self._counted.get((name, label), 0)

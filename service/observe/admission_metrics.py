@@ -30,7 +30,8 @@ class AdmissionCounter:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._log_again_s = 0.0
-        # Each thread has counts of its own, keyed by its number, so that no thread waits for another's lock.
+        # Refusals and waits are counted for each thread, keyed by get_ident(), so that no thread waits for another's
+        # lock.
         self._refused: dict[tuple[int, str, str], list[int]] = {}
         self._waits: dict[tuple[int, str], Times] = {}
         self._dropped: dict[str, int] = {}

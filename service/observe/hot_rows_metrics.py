@@ -1,4 +1,6 @@
-"""Metrics of the rows that lookups read most; the hottest rows themselves are at `:hot`, not in labels."""
+"""Writes metrics on how many lookups of a table read its hottest rows; the rows themselves are listed at `:hot`, not in
+labels.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Makes an OpenTelemetry span for each HTTP request for a model that Python handles."""
+"""Makes an OpenTelemetry span for each HTTP request for a model, if Python and not the native core answers it."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class HttpSpans:
                     span.set_attribute("http.response.status_code", status)
                     if status >= 500:
                         span.set_status(StatusCode.ERROR)
-                    # The span is named by its route and not by the path, so that there are few names; the route is
-                    # known only after the router ran.
+                    # The span of an HTTP request is named by its route and not by its path, so that there are few
+                    # names; the route is known only after the router ran.
                     if route := scope.get("route"):
                         span.update_name(f"{method} {route.path}")
                         span.set_attribute("http.route", route.path)

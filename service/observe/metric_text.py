@@ -26,12 +26,12 @@ def labels(named: Mapping[str, object]) -> str:
 
 
 def family(name: str, kind: Kind, about: str = "") -> list[str]:
-    """Returns the first lines of a metric family (# HELP and # TYPE), which its samples follow."""
+    """Returns the first lines of a metric family (# TYPE, and # HELP if there is a text), which its samples follow."""
     return [f"# HELP {name} {about}", f"# TYPE {name} {kind}"] if about else [f"# TYPE {name} {kind}"]
 
 
 def sample(name: str, labelled: str, value: float) -> str:
-    """Returns the line of one metric sample; integers are written without decimal point or exponent."""
+    """Returns the line of one metric sample; a value of type int is written without decimal point or exponent."""
     return f"{name}{{{labelled}}} {value!r}"
 
 

@@ -72,7 +72,7 @@ class ModelLog:
         output_filter: tuple[str, ...],
         outputs: dict[str, Array],
     ) -> None:
-        """Queues a log record of a Predict request and its answer, as Recorder.predicted declares."""
+        """Queues a log record of a Predict request, with its answer if the request log keeps answers."""
         subject, metadata = self._subject(spec, version)
         kept = outputs if self._has_answers else None
         make = partial(predict_record, inputs=inputs, output_filter=output_filter, outputs=kept)
@@ -81,13 +81,15 @@ class ModelLog:
     def inferred(
         self, spec: SignatureSpec, version: int, *, examples: Array, result: Classification | Regression
     ) -> None:
-        """Queues a log record of a request with tf.Examples and its answer, as Recorder.inferred declares."""
+        """Queues a log record of a request with tf.Examples, with its answer if the request log keeps answers."""
         subject, metadata = self._subject(spec, version)
         make = partial(examples_record, examples=examples, result=result, has_answer=self._has_answers)
         self._put([examples], lambda: make(subject, metadata()))
 
     def counts(self) -> LogCounts:
-        """Returns how many of the requests that were sampled for the log were written and how many were dropped."""
+        """Returns how many of the requests sampled for the log were written and dropped, and whether an error has ended
+        the log.
+        """
         return LogCounts(self._written, self._dropped, self._is_disabled)
 
     def stop(self, timeout_s: float) -> None:
@@ -127,8 +129,8 @@ class ModelLog:
                 if not self._queue:
                     break
                 size, make = self._queue[0]
-            # A record leaves the queue only after it was written, so that it counts towards the queue's limit until
-            # then.
+            # A record of the request log leaves the queue only after it was written, so that it counts towards the
+            # queue's limit until then.
             self._write(make)
             with self._news:
                 self._queue.popleft()
@@ -164,5 +166,5 @@ class ModelLog:
 
 
 def _size(array: Array) -> int:
-    # nbytes is not the size of an array of strings, which only holds addresses: the strings' lengths are added up.
+    # An array of strings only holds addresses, so its nbytes is not its size: the strings' lengths are added up.
     return array.nbytes if array.dtype != object else sum(map(len, array.ravel().tolist()))

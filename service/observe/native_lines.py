@@ -18,8 +18,9 @@ logger = logging.getLogger("native")
 # ("2026-11-23 15:39:57.206753: W tensorflow/core/file.cc:210] text").
 _LINE = re.compile(r"(?:\d{4}-\d\d-\d\d [\d:.]+: )?([IWEF])(?:\d{4} [\d:.]+ +\d+)? (\S+:\d+)\] (.*)")
 _LEVELS = {"I": logging.INFO, "W": logging.WARNING, "E": logging.ERROR, "F": logging.CRITICAL}
-# Size of the buffer for lines that are not logged yet; large, because a library that writes to a full buffer while it
-# holds the interpreter's lock would wait for ever: the reading thread needs the lock.
+# Size of the socket buffer for lines on standard error that are not logged yet; large, because a native library that
+# writes to a full buffer while it holds the interpreter's lock would wait for ever: the thread that empties the buffer
+# needs the lock.
 _BUFFER_BYTES = 1 << 20
 _READ_BYTES = 1 << 16
 _END_S = 2.0
@@ -55,8 +56,8 @@ def native_lines_in_log() -> Iterator[None]:
     finally:
         sys.stderr.flush()
         os.dup2(standard_error, 2)
-        # The wait for the thread's end is limited: a child process may keep the socket open from which the thread
-        # reads.
+        # The wait for the thread's end is limited: a child process may have inherited standard error, so that the
+        # thread never sees the end of the socket's bytes.
         thread.join(_END_S)
         _keep_last_words(-1, -1)
         reader.close()

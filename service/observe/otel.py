@@ -32,7 +32,8 @@ Protocol = Literal["grpc", "http/protobuf"]
 
 
 class OtelTracing:
-    """Tracing with OpenTelemetry; implements engine.tracing.Tracing. Concurrency: any thread; call stop() once.
+    """The tracing of the server with OpenTelemetry; implements engine.tracing.Tracing. Concurrency: any thread; call
+    stop() once.
 
     Args:
       protocol: OTLP's transport.
@@ -85,15 +86,17 @@ class OtelTracing:
 
     def stop(self) -> None:
         """Sends the spans that were not sent yet, and waits for this a few seconds at most."""
-        # A thread shuts OpenTelemetry down, because its exporter may retry a missing collector for long, which would
-        # delay the server's end.
+        # A daemon thread shuts OpenTelemetry down, and stop() waits for it at most _STOP_S seconds: the exporter may
+        # retry a missing collector for long.
         thread = threading.Thread(target=self._provider.shutdown, name="tracing-stop", daemon=True)
         thread.start()
         thread.join(_STOP_S)
 
 
 class DrawnIds(RandomIdGenerator):
-    """The source of trace ids: the native core's id for a request, so that core and sampler decide alike."""
+    """The source of trace ids: the id that the native core drew for a request, else a random one. So the core and
+    OpenTelemetry's sampler agree whether to trace.
+    """
 
     def generate_trace_id(self) -> int:
         """Returns the trace id that the native core drew for the request, else a random id."""

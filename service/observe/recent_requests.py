@@ -19,7 +19,7 @@ _KEPT = 50
 # Most log lines on slow requests per second: if all requests are slow, more lines would slow them further.
 _LINES_PER_S = 5
 _MAX_TEXT = 300
-# Codes of errors that the server or its load causes, and not the client.
+# Codes of errors that the server or its load causes, and not the client; the status page lists their requests apart.
 _OURS = frozenset({"INTERNAL", "UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "UNKNOWN", "DATA_LOSS"})
 
 

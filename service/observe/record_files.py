@@ -14,7 +14,7 @@ SUFFIX, OPEN_SUFFIX = ".tfrecord", ".tfrecord.part"
 
 
 class RecordFiles:
-    """The writer of a process's TFRecord files, with names <prefix>-<UTC time>-<process>-<number>.tfrecord.
+    """The writer of one request log's TFRecord files, with names <prefix>-<UTC time>-<process>-<number>.tfrecord.
 
     The open file's name ends in .part; it too holds only complete records. No file has more records than a warm-up file
     may have, so that any file can be copied into a version as its warm-up file.
@@ -37,7 +37,9 @@ class RecordFiles:
         self._num_bytes = self._num_records = self._number = 0
 
     def append(self, records: Sequence[bytes]) -> None:
-        """Appends records to the open file; raises OSError, and then leaves no part of a record in the file."""
+        """Appends records to the open file, or to a new one if it is full; raises OSError, and then leaves no part of a
+        record in the file.
+        """
         for record in records:
             data = encode_record(record, masked_of)
             if self._path is not None and (
@@ -49,7 +51,9 @@ class RecordFiles:
             self._write(data)
 
     def close(self) -> None:
-        """Closes the open file and renames it to its final name; raises OSError."""
+        """Closes the open file and renames it to its final name, or removes it if it is empty, and removes files beyond
+        max_files; raises OSError.
+        """
         if self._path is None:
             return
         path, self._path = self._path, None
@@ -80,7 +84,7 @@ class RecordFiles:
         self._num_records += 1
 
     def _remove_oldest(self) -> None:
-        # The names of log files contain the time, so their order by name is their order by age.
+        # The names of a request log's files contain the time, so their order by name is their order by age.
         done = sorted(self._prefix.parent.glob(f"{self._prefix.name}-*{SUFFIX}"), key=lambda path: path.name)
         for path in done[: -self._max_files]:
             path.unlink(missing_ok=True)

@@ -49,7 +49,9 @@ class RequestLogs:
         self._ended: dict[str, LogCounts] = {}
 
     def configure(self, models: Sequence[ModelConfig]) -> None:
-        """Starts the request logs that a new list of models configures, and ends the others."""
+        """Starts the request logs that a new list of models configures, and ends those that it lacks or configures
+        otherwise.
+        """
         wanted = {model.name: model.request_log for model in models if model.request_log is not None}
         with self._changing:
             for name, (config, log) in list(self._logs.items()):

@@ -71,7 +71,8 @@ class Requests:
         self.failures[subject, code] = self.failures.get((subject, code), 0) + count
 
 
-# Types of the keys of the counts of requests; a key's first part is the number of the thread that counts.
+# Types of the keys of the counts of requests; a key's first part is the get_ident() of the thread that counts, or 0 for
+# counts of the native core.
 _SuccessKey = tuple[int, Subject]
 _FailureKey = tuple[int, Subject, str]
 
@@ -185,7 +186,9 @@ class RequestCounter:
             return now, ever
 
     def retire(self, model: str, version: int) -> None:
-        """Moves an unloaded version's counts of requests to the totals; no later request for it may be counted."""
+        """Moves an unloaded version's counts of requests to the totals since the start; no later request for it may be
+        counted.
+        """
         if self.also is not None:
             self.also.retire(model, version)
         with self._lock:

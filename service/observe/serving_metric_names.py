@@ -31,10 +31,10 @@ _EXAMPLES = limit_texts(EXAMPLES)
 _BATCH = limit_texts(BATCH_ROWS)
 
 _ENTRYPOINTS = {"grpc": "GRPC", "http": "REST"}
-# Values of the label for TensorFlow's runtime: "TF1" for graph runs, as in TensorFlow Serving; lookups run without
-# TensorFlow.
+# Signature's kind -> value of the metric label "runtime": "TF1" for predict signatures, as in TensorFlow Serving, and
+# "lookup" for lookups, which run without TensorFlow.
 _RUNTIMES = {"predict": "TF1", "lookup": "lookup"}
-# The method of which TensorFlow Serving counts only the examples and not the requests, because it is several
+# The method of which TensorFlow Serving counts only the examples and not the requests, because one request is several
 # inferences.
 _EXAMPLES_ONLY = "MultiInference"
 

@@ -50,7 +50,7 @@ class TlsCounter:
             return self._ends_s.copy()
 
     def lines(self) -> list[str]:
-        """Returns the lines of metrics on TLS reloads, failed handshakes and certificates."""
+        """Returns the lines of metrics on TLS reloads, failed handshakes and certificates; none if no port has TLS."""
         with self._lock:
             ends_s, reloads, failed = self._ends_s.copy(), self._reloads.copy(), self._failed.copy()
         if not ends_s:

@@ -1,4 +1,4 @@
-"""Keeps when the versions of each model changed their states, for people who look at a time line."""
+"""Keeps when the versions of each model changed their states, for the console's time line."""
 
 from __future__ import annotations
 

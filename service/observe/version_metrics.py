@@ -1,4 +1,6 @@
-"""Counts states and failed loads of versions, as long as the status of a model shows the version."""
+"""Keeps each version's state and number of failed loads for metrics, as long as the status of its model shows the
+version.
+"""
 
 from __future__ import annotations
 

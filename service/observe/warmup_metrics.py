@@ -41,7 +41,7 @@ class WarmupCounter:
             return sorted(self._found.values(), key=lambda warmup: warmup[:2])
 
     def retire(self, model: str, version: int) -> None:
-        """Drops the counts of a version that has ended, because new versions may come all day."""
+        """Drops the counts of warm-up replays of a version that has ended, because new versions may come all day."""
         with self._lock:
             for key in [key for key in self._found if key[:2] == (model, version)]:
                 del self._found[key]

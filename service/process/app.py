@@ -79,13 +79,13 @@ class App:
             max_files=settings.request_log_files,
             has_answers=settings.request_log_answers,
         )
-        # Without the native core, Python answers all requests.
+        # Without the native core there is no RoutePublisher, because Python answers all requests.
         self._routes = RoutePublisher(self._request_logs.recorders) if settings.data_plane == "native" else None
         self._registry = Registry(
             self._version_changed, self._routes, on_problem=self._show_health, is_strict=settings.strict_readiness
         )
-        # Lock that is held while the state of readiness is read and reported, so that no older state is reported after
-        # a newer one.
+        # Lock that is held while readiness is read and the servers' health checks are set to it, so that no older state
+        # replaces a newer one.
         self._showing_health = threading.Lock()
         self._history, self._recent = VersionHistory(), RecentRequests(settings.slow_request_s)
         self._clusters = None if self._routes is None else Clusters(settings.remote_cache_bytes)
@@ -281,8 +281,8 @@ class App:
         if self._registry.show_lookups(servable):
             extra = {"model": servable.name, "version": servable.version}
             logger.info("lookups are answered while the version is LOADING", extra=extra)
-            # A load waits here until the reference servers have started: it imports TensorFlow next, which holds the
-            # interpreter's lock so long that health checks would have to wait.
+            # The load waits here, at most _COMPLETE_S seconds, until the reference servers have started: it imports
+            # TensorFlow next, which holds the interpreter's lock so long that health checks would have to wait.
             self._is_complete.wait(_COMPLETE_S)
 
     def _create_servers(self) -> PythonServers | NativeServers:

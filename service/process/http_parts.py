@@ -92,12 +92,12 @@ class BoundPort:
 
 
 def http_port(settings: Settings) -> BoundPort:
-    """Binds the HTTP port of the settings; raises StartError."""
+    """Returns the HTTP port of the settings, bound but not listening yet; raises StartError."""
     return BoundPort(settings.host, settings.rest_api_port)
 
 
 def grpc_port(settings: Settings) -> BoundPort:
-    """Binds the gRPC port of the settings; raises StartError."""
+    """Returns the gRPC port of the settings, bound but not listening yet; raises StartError."""
     return BoundPort(settings.host, settings.port, "--port or --host", "gRPC")
 
 

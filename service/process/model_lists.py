@@ -21,7 +21,9 @@ from service.wire.model_config_proto import parse_config_text
 
 
 class ModelLists:
-    """The sources of the list of models, and its reloads. Concurrency: any thread."""
+    """The list of models: its sources (flags, the --model_config_file, requests), and its reloads. Concurrency: any
+    thread.
+    """
 
     def __init__(self, settings: Settings, models: ModelSet) -> None:
         self._settings = settings
@@ -75,7 +77,8 @@ class ModelLists:
         """
         before, one = self._find(model)
         if version is not None:
-            # folder() raises an error if the version has no folder: pinning the model to it would unload all versions.
+            # folder() raises an error if the version has no folder: a pin to such a version would unload all versions
+            # of the model.
             self._models.folder(model, version)
             pinned = Specific(frozenset({version}))
             policy = self._policies_of(one)[0]

@@ -101,7 +101,7 @@ class NativeServers:
         self._bound = {"http": http_port(self._settings), "grpc": grpc_port(self._settings)}
 
     async def open(self) -> Ports:
-        """Starts the native core on the public ports; raises StartError if a port is in use.
+        """Starts the native core on the public ports, and returns their numbers; raises StartError if one is in use.
 
         Until complete() has returned, requests that the core forwards are refused as unavailable.
         """

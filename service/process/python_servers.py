@@ -53,7 +53,7 @@ class PythonServers:
         grpc_port(self._settings).close()
 
     async def open(self) -> Ports:
-        """Starts to serve on the HTTP and the gRPC port; raises StartError if a port is in use."""
+        """Starts to serve on the HTTP and the gRPC port; returns their numbers. Raises StartError if one is in use."""
         listener = self._http_port.listen()
         try:
             grpc_number = self._grpc.start()

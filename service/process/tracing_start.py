@@ -1,4 +1,4 @@
-"""Starts tracing, as the settings ask for it; its failure is a failure of the start."""
+"""Starts tracing, as the settings ask for it; raises StartError if that fails."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ class Trial:
         return name in self._cut.backends
 
     def rates(self, name: str, requests: Mapping[int, Mapping[str, Array]], *, turns: int) -> dict[int, Rates]:
-        """Measures, for each of the given requests, the request rates of a signature's cut graph and its whole graph.
+        """Measures and returns, for each of the given requests, the request rates of a signature's cut and whole graph.
 
         Raises ServiceError if the signature refuses a request.
         """

@@ -100,7 +100,7 @@ class StoreAddress:
         """
         if not self.password_file:
             return self.own_password
-        # An empty file is read again: a program that writes a new password may have emptied it a moment ago.
+        # An empty password_file is read again: a program that writes a new password may have emptied it a moment ago.
         for _ in range(_READS):
             if found := Path(self.password_file).read_text().partition("\n")[0]:
                 return found
@@ -113,7 +113,7 @@ class StoreAddress:
 
 
 def remote_tables(text: str) -> dict[str, StoreAddress]:
-    """Parses TABLE=ADDRESS;MODEL/TABLE=ADDRESS, the value of --remote_tables; raises ValueError.
+    """Parses the value of --remote_tables, TABLE=ADDRESS;MODEL/TABLE=ADDRESS, to addresses by name; raises ValueError.
 
     >>> list(remote_tables("user=valkey://a:1; m/item=valkey://b"))
     ['user', 'm/item']

@@ -31,7 +31,7 @@ from service.types import Array
 
 logger = logging.getLogger(__name__)
 
-# Longest time in seconds for writing one change to the cluster, and for reading which changes other servers made.
+# Longest times in seconds: for writing one change to the cluster, and for reading which changes other servers made.
 _WRITE_S = 5.0
 _LOOK_S = 1.0
 # If an upsert stays in the Valkey hash `held` for this many seconds, any server finishes it, because the server that
@@ -39,8 +39,8 @@ _LOOK_S = 1.0
 _HELD_S = 1.0
 # Seconds from one attempt to the next in which this server writes its stream entries again that some replica lacks.
 _AGAIN_S = 1.0
-# Number of entries that the stream of changed rows in Valkey keeps, and that a server reads at a time. A server that
-# missed an entry drops all cached rows.
+# Number of entries that the Valkey stream of changed rows keeps, and number that a server reads at a time. A server
+# that missed an entry drops all cached rows.
 _KEPT_ENTRIES = 1000
 _READ_ENTRIES = 500
 # If a change has more rows than this, its entry in the stream names no rows, and all rows of the table count as
@@ -115,7 +115,7 @@ class _Entry(NamedTuple):
 
     @staticmethod
     def of(told: Any) -> _Entry:
-        """Returns an entry of the stream from its name and fields, as a node sent them."""
+        """Returns an entry of the stream of changes from its name and fields, as a node sent them."""
         name, fields = told
         return _Entry(name, fields[b"ids"], fields.get(b"history", b""))
 
@@ -226,7 +226,8 @@ class TableChanges:
 
     def _look(self, end_s: float) -> None:
         told = self._told
-        # The range begins with the entry that was told last: this entry proves that the stream goes on from there.
+        # The range that is read from the stream of changes begins with the entry that the listeners heard last: if the
+        # stream still has it, the server has missed no entry behind it.
         told_and_new = self._command("XRANGE", "changes", told.name.decode(), "+", "COUNT", _READ_ENTRIES)
         found, held = self._primaries.read([told_and_new, self._command("HKEYS", "held")], end_s)
         entries = [_Entry.of(one) for one in found]

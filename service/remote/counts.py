@@ -32,7 +32,7 @@ class ReadCounts:
     cache_misses: int = 0
 
     def plus(self, other: ReadCounts) -> ReadCounts:
-        """Returns the sums of these counts of reads and of other counts of reads."""
+        """Returns a ReadCounts with the sum of each count of this object and of another."""
         return ReadCounts(*(getattr(self, one.name) + getattr(other, one.name) for one in fields(self)))
 
 

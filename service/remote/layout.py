@@ -28,8 +28,8 @@ from service.types import TABLE_DTYPES, Array, stored_columns
 
 LAYOUT = 1
 NUM_SLOTS = 16384
-# Most bytes of rows in one value. With the bytes that Valkey adds, such a value fits the 16 KiB size class of its
-# memory allocator.
+# Most bytes of table rows in one value in Valkey (a block). With the bytes that Valkey adds, such a value fits the 16
+# KiB size class of its memory allocator.
 _BLOCK_BYTES = 16384 - 256
 _MOST_SHARDS = 4096
 _FINGERPRINT_DIGITS = 16
@@ -54,7 +54,7 @@ def slot_of(key: str) -> int:
 
 
 def fingerprint_text(fingerprint: bytes) -> str:
-    """Returns a version's fingerprint in the short form that is part of keys' names."""
+    """Returns a version's fingerprint in the short form that is part of the names of keys in Valkey."""
     return fingerprint.hex()[:_FINGERPRINT_DIGITS]
 
 
@@ -78,7 +78,9 @@ class TableLayout:
 
     @staticmethod
     def of(model: str, table: str, fingerprint: bytes, entry: TableEntry) -> TableLayout:
-        """Returns the layout by which this version of the software stores a table."""
+        """Returns the layout of a table in a cluster: the number of its rows in a block, and of the shards of its
+        blocks.
+        """
         row_bytes = row_bytes_of(entry)
         block_rows = max(_BLOCK_BYTES // row_bytes, 1)
         num_blocks = -(-entry.vocabulary_size // block_rows)

@@ -15,7 +15,7 @@ from service.remote.clients import Node, node_client
 from service.remote.topology import Topology, Unreachable
 
 _PAUSE_S = 0.05
-# Number of commands that are sent to a node in one pipeline.
+# Largest number of commands that are sent to a node in one pipeline.
 _BATCH = 64
 # Longest time in milliseconds to wait, after each pipeline of writes, for replicas to have the writes.
 _COPY_MS = 200
@@ -68,7 +68,9 @@ class Primaries:
         return self._run(commands, end_s, has_copies=False, is_read=True)[0]
 
     def write(self, commands: Sequence[Command], end_s: float) -> bool:
-        """Runs Valkey commands that write; returns whether all known replicas have the writes. Raises as run does."""
+        """Runs Valkey commands that write; returns whether all known replicas have the writes. Raises Unreachable,
+        Refused.
+        """
         return self._run(commands, end_s, has_copies=True)[1]
 
     def close(self) -> None:
@@ -124,7 +126,9 @@ class Primaries:
     def _ask(
         self, node: Node, commands: Iterable[Command], asks: bool, has_copies: bool, is_read: bool, end_s: float
     ) -> tuple[list[Any], bool]:
-        """Returns a Valkey node's replies to commands, errors included, and whether its replicas have the writes."""
+        """Returns a Valkey node's replies to commands, errors included, and whether all its known replicas have the
+        writes.
+        """
         if end_s <= time.monotonic():
             raise TimeoutError("timed out")
         # A pipeline uses one connection, so the command WAIT at its end waits for the replication of its own writes.

@@ -28,7 +28,7 @@ _HEARD_S = 1
 
 
 class Report(NamedTuple):
-    """A node's reply to INFO replication: its role, and how far it is in the stream of changes.
+    """A node's reply to INFO replication: its role, and how far it is in the replication stream.
 
     history: name of the sequence of changes that the node follows or makes; a primary that takes over gives it a new
     name. offset: how far the node is in it, in bytes. heard_s: seconds since a replica heard from its primary; None
@@ -42,10 +42,10 @@ class Report(NamedTuple):
 
     @staticmethod
     def of(text: str) -> Report:
-        """Parses the answer to INFO replication of Redis and Valkey."""
+        """Parses a node's answer to the command INFO replication of Redis and Valkey into a Report."""
         found = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
         is_primary, is_linked = found["role"] == "master", found.get("master_link_status") == "up"
-        # A replica that was never in sync reports no offset.
+        # A replica that was never in sync reports no offset, which is stored as -1.
         offset = int(found.get("master_repl_offset" if is_primary else "slave_repl_offset", -1))
         heard_s = int(found["master_last_io_seconds_ago"]) if is_linked else None
         return Report(is_primary, found["master_replid"], offset, heard_s)
@@ -73,7 +73,9 @@ class Replicas:
         self._was_in_sync: dict[Node, bool] = {}
 
     def compare(self) -> Found:
-        """Compares each replica with its primary; notes in the topology which replicas are in sync."""
+        """Compares each replica with its primary; returns the replicas that are in sync, and notes them in the
+        topology.
+        """
         until_s = time.monotonic() + SYNC_S
         groups = [group for group in self._topology.groups() if group[1]]
         found = list(self._threads.map(self._of_group, groups))
@@ -86,7 +88,9 @@ class Replicas:
         return Found(in_sync, seconds, is_map_old)
 
     def _of_group(self, group: tuple[Node, list[Node]]) -> tuple[list[Node], bool]:
-        """Returns a primary's replicas that are in sync, and whether a node of the group has another role by now."""
+        """Returns a primary's replicas that are in sync, and whether one of these nodes has another role than in the
+        map of hash slots.
+        """
         # The primary is asked before its replicas, so that a replica in sync has all changes that the primary had made
         # when it replied.
         primary, is_gone = None, False

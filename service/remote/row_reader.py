@@ -36,7 +36,7 @@ _PASSING = frozenset({"MOVED", "ASK", "CLUSTERDOWN", "LOADING", "TRYAGAIN", "MAS
 class Found(NamedTuple):
     """The result of reading rows from a cluster.
 
-    rows: [N, row_bytes] uint8. is_missing: [N] bool, True for rows that could not be read. why: the reason.
+    rows: [N, row_bytes] uint8. is_missing: [N] bool, True for rows that could not be read. why: the reason for these.
     """
 
     rows: Array
@@ -45,7 +45,9 @@ class Found(NamedTuple):
 
 
 class _Stale(ConnectionError):
-    """A cluster node closed a connection while it was idle: the node restarted, or the user's password changed."""
+    """A cluster node closed a connection while it was idle: the node restarted, or the password of the connection's
+    user changed.
+    """
 
 
 class RowReader:
@@ -120,7 +122,9 @@ class RowReader:
         return RowConnection(node, self.address, end_s)
 
     def give_back(self, node: Node, connection: RowConnection) -> None:
-        """Keeps an idle connection to a cluster node for later reads; all its replies must have been read."""
+        """Keeps a connection to a cluster node for later reads, or closes it if enough are idle; all its replies must
+        have been read.
+        """
         with self._changing:
             if len(self._idle[node]) < _IDLE_CONNECTIONS:
                 self._idle[node].append(connection)
@@ -178,7 +182,7 @@ class _Task:
             first = False
 
     def _is_hopeless(self) -> bool:
-        """Says whether no node has an unread row: all nodes of the row's hash slot are down or lack its key."""
+        """Says whether an unread row can not be read: all nodes of the row's hash slot are down or lack its key."""
         topology = self._reader.topology
         for position in self.left.tolist():
             if position in self._asking:
@@ -279,8 +283,8 @@ class _Task:
     def _failed(self, node: Node, error: OSError) -> bool:
         self.why = f"{node[0]}:{node[1]}: {error}"
         if isinstance(error, _Stale):
-            # The node closed an idle connection, which is no fault of the node. The next round asks the node again on a
-            # new connection.
+            # The node closed an idle connection, which is no fault of the node. The reader asks the node again on a new
+            # connection.
             self._reader.drop_idle(node)
             return False
         self._reader.topology.failed(node)
@@ -288,7 +292,9 @@ class _Task:
         return True
 
     def _judged(self, node: Node, positions: Array, replies: Sequence[Reply]) -> tuple[Array, bool]:
-        """Stores the rows in a node's replies; returns their positions, and whether the map of slots may be old."""
+        """Copies the rows in a node's replies to the result; returns their positions, and whether the map of hash slots
+        may be outdated.
+        """
         read, is_old = [], False
         for position, reply in zip(positions.tolist(), replies, strict=True):
             if isinstance(reply, ErrorReply):

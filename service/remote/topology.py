@@ -66,7 +66,7 @@ class Topology:
         self._asked_s = float("-inf")
 
     def holders(self, slot: int) -> tuple[Node, ...]:
-        """Returns all nodes of a hash slot, the primary first."""
+        """Returns the nodes of a hash slot, the primary first, or without the primary if it has failed."""
         place = self._map.by_slot[slot]
         return () if place < 0 else self._map.holders[place]
 
@@ -89,12 +89,16 @@ class Topology:
         return self.nodes(slot) if is_led else self.holders(slot)
 
     def groups(self) -> list[tuple[Node, list[Node]]]:
-        """Returns pairs of a primary, also one that failed, and its replicas."""
+        """Returns (primary, its replicas) for each group of nodes that holds the same hash slots, also for a primary
+        that failed.
+        """
         pairs = zip(self._map.primaries, self._map.holders, strict=True)
         return [(primary, [node for node in nodes if node != primary]) for primary, nodes in pairs if primary]
 
     def is_in_sync(self, node: Node) -> bool:
-        """Says whether the server saw within SYNC_S that a replica is in sync."""
+        """Says whether a replica's rows may be read now: the server found the replica in sync at most SYNC_S seconds
+        ago.
+        """
         return time.monotonic() < self._in_sync.get(node, 0.0)
 
     def set_in_sync(self, nodes: Iterable[Node], until_s: float) -> None:
@@ -159,7 +163,9 @@ class Topology:
         ]
 
     def look(self) -> str:
-        """Reads the map of hash slots and pings each node; returns "", or a line on hash slots without a live node."""
+        """Reads the map of hash slots and pings each node; returns "", or one line on hash slots without a live node,
+        or on a cluster that does not answer.
+        """
         try:
             self.refresh(time.monotonic() + self.address.timeout_s)
         except Unreachable as error:
@@ -184,7 +190,8 @@ class Topology:
                 left_s = end_s - time.monotonic()
                 if left_s <= 0:
                     break
-                # A node gets only a part of the time that is left, so that other nodes can be asked if this one hangs.
+                # While the map of hash slots is read, a node gets only a part of the time that is left, so that other
+                # nodes can be asked if this one hangs.
                 left_s = min(left_s, max(left_s / 3, self.address.node_timeout_s))
                 try:
                     self._map = _map_of(_cluster_shards(self.address, node, left_s), node, self.address.has_tls)
@@ -198,7 +205,7 @@ class Topology:
 
 
 def _cluster_shards(address: StoreAddress, node: Node, timeout_s: float) -> list[dict[str, Any]] | None:
-    """Asks a node for the cluster's shards; returns None if the node is a single server without a cluster."""
+    """Asks a node for the cluster's shards; None if the node is a server without a cluster. Raises OSError."""
     with node_client(address, node, timeout_s) as client:
         try:
             return [_as_dict(shard) for shard in client.execute_command("CLUSTER SHARDS")]
@@ -234,7 +241,9 @@ def _map_of(shards: Sequence[dict[str, Any]] | None, asked: Node, has_tls: bool)
 
 
 def _place(node: dict[str, Any], asked: Node, has_tls: bool) -> Node:
-    """Returns a node's host and port; a cluster may have a port for TLS beside the plain one."""
+    """Returns a node's host and port: its port for TLS if has_tls, else its plain port; the other one if the node lacks
+    it.
+    """
     names = ("tls-port", "port") if has_tls else ("port", "tls-port")
     return str(node.get("endpoint") or node["ip"] or asked[0]), int(node.get(names[0]) or node[names[1]])
 

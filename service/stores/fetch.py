@@ -118,8 +118,9 @@ class Fetch:
     def _is_whole(self, objects: Sequence[StoredObject]) -> bool:
         by_path = {one.path: one for one in objects}
         if MANIFEST_PATH not in by_path:
-            # Without a manifest nothing lists a version's files, so only has_settled() shows that the upload to the
-            # store is over. If an object is replaced later, its tag changes, and the next attempt fetches it again.
+            # Without a manifest nothing lists a version's files: the upload to the store counts as over once
+            # has_settled() says that the listing stays the same. If an object is replaced later, its tag changes, and
+            # the next attempt fetches it again.
             return any(name in by_path for name in _SAVED_MODELS) and self._has_settled(objects)
         self._bring_object(by_path[MANIFEST_PATH])
         try:
@@ -140,11 +141,11 @@ class Fetch:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("r+b" if path.exists() else "w+b") as file:
             if _crc_of(file, 0, step.num_bytes) != step.crc:
-                # The checksum of the file's bytes is not the one that Progress has: the disk lost synced bytes, or is
+                # The file's bytes do not have the checksum that Progress recorded: the disk lost synced bytes, or is
                 # damaged. The object is fetched again from its start.
                 self.done_bytes -= step.num_bytes
                 step = Step()
-            # The bytes behind those that Progress has may be incomplete, and are cut off.
+            # The bytes of the file behind the step.num_bytes that Progress recorded may be incomplete, and are cut off.
             file.truncate(step.num_bytes)
             file.seek(step.num_bytes)
             for part in self._parts(one, step.num_bytes):
@@ -192,7 +193,8 @@ class Fetch:
 
 
 def bring_deltas(store: ObjectStore, name: str, target: Path, cache: Cache) -> int:
-    """Fetches the delta files that a fetched version lacks, and renames each into place; returns the bytes read.
+    """Fetches the delta files that a fetched version lacks, and renames each into place; returns the number of bytes
+    that were read.
 
     A delta that is gone from the store stays.
 
@@ -206,7 +208,8 @@ def bring_deltas(store: ObjectStore, name: str, target: Path, cache: Cache) -> i
     if record is None:
         return 0
     listed = [one._replace(path=f"{DELTAS_FOLDER}/{one.path}") for one in store.objects(f"{name}/{DELTAS_FOLDER}")]
-    # Fetch only names that the server reads as deltas, directly in the folder: no name can lead to another folder.
+    # Only objects that the server reads as deltas, directly in the deltas folder, are fetched: no name can lead to
+    # another folder.
     new = [one for one in listed if _DELTA.fullmatch(one.path) and record.get(one.path) != [one.num_bytes, one.tag]]
     with cache.reserved(lambda: sum(one.num_bytes for one in new), f"deltas of version {name} of {store.uri}"):
         for one in new:

@@ -32,7 +32,9 @@ _TELL_EACH_S = 10.0
 
 @dataclass(slots=True)
 class _Job:
-    """The state of fetching one version. again_at_s: time when the next attempt may begin, once this one is over."""
+    """The state of one attempt to fetch a version. again_at_s: time when the next attempt may begin, after the end of
+    this one.
+    """
 
     fetch: Fetch | None = None
     state: str = "WAITING"
@@ -127,8 +129,8 @@ class Mirror:
         self.counts.listings += 1
         try:
             names = {version_number(name): name for name in sorted(self.store.folders())}
-            # If a portal or a proxy sends a web page, the client reads it as an empty listing. An empty listing must
-            # not unload the model and empty its cache.
+            # If a portal or a proxy sends a web page in place of the store's listing, obstore reads the page as an
+            # empty listing. An empty listing must not unload the model's versions.
             if not names.keys() - {None} and (self._names or self._fetched()):
                 raise StoreError(errno.ENOENT, "the store lists no versions any more; the versions before stay")
         except StoreError as error:
@@ -177,7 +179,7 @@ class Mirror:
         return f"no version folder (an integer name such as 1) below {self.store.uri}"
 
     def arrival(self, version: int, path: Path) -> Arrival:
-        """Returns an object that watches a version until all its files are fetched."""
+        """Returns the Arrival of a version, which says whether all files of the version are fetched."""
         return Arrival(self, version, path)
 
     def has(self, version: int) -> bool:

@@ -26,15 +26,15 @@ from obstore.store import from_url
 
 from service.errors import InvalidRequest
 
-# A failed request to the store is repeated at most twice here, because the mirror tries again later, and shows the
-# error meanwhile.
+# A server repeats a failed request to the object store at most twice, because its mirror tries again later, and shows
+# the error meanwhile.
 _RETRIES: Any = {"max_retries": 2, "retry_timeout": timedelta(seconds=20)}
 # A program that uploads a version does not try again later, unlike a server, so its failed requests to the store are
 # repeated for longer.
 _PATIENT_RETRIES: Any = {"max_retries": 8, "retry_timeout": timedelta(seconds=120)}
 _MAX_TEXT = 300
-# Larger objects are written in parts. A store takes at most 10,000 parts of an object, so the parts of a very large
-# object are larger.
+# Size in bytes of the parts in which a larger file is written to the store, and largest number of parts: a store takes
+# at most 10,000, so a very large file has larger parts.
 _PART_BYTES = 8 << 20
 _MAX_PARTS = 9000
 _NUM_PARTS = 4
@@ -101,7 +101,8 @@ class ObjectStore:
                 found += [StoredObject(_below(one["path"], prefix), one["size"], one["e_tag"] or "") for one in chunk]
         except Exception as error:
             raise _store_error(error) from None
-        # Objects without a path are left out: some tools make an empty object with the name of each folder.
+        # An object with an empty path, which has the name of the folder itself, is left out: some tools make such an
+        # empty object for each folder.
         return sorted(one for one in found if one.path)
 
     def read(self, folder: str, one: StoredObject, begin: int, end: int) -> bytes:
@@ -176,7 +177,9 @@ def _below(path: str, prefix: str) -> str:
 
 
 def _store_error(error: Exception) -> StoreError:
-    """Converts an error of the library obstore to a StoreError; raises other errors again: faults of this program."""
+    """Converts an error of the library obstore to a StoreError; re-raises any other error, which is a fault of this
+    program.
+    """
     if not isinstance(error, BaseError | FileNotFoundError | ValueError | OSError):
         raise error
     text = str(error)
@@ -192,7 +195,9 @@ def _store_error(error: Exception) -> StoreError:
 
 
 def _one_line(error: Exception) -> str:
-    """Returns an error's text as one line, without obstore's debug part and URL queries, which may hold secrets."""
+    """Returns an error's text as one line of at most _MAX_TEXT characters, without obstore's debug part and URL
+    queries, which may hold secrets.
+    """
     text = str(error).partition("\nDebug source")[0]
     text = re.sub(r"\?\S*", "", " ".join(text.split()))
     return text if len(text) <= _MAX_TEXT else f"{text[: _MAX_TEXT - 1]}…"

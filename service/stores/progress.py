@@ -23,7 +23,9 @@ class Step(NamedTuple):
 
 
 class Progress:
-    """The file that notes how much of each object of a version is fetched. Concurrency: one caller at a time."""
+    """The file that notes how many bytes of each object of a version are fetched from the store. Concurrency: one
+    caller at a time.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / PROGRESS
@@ -37,7 +39,8 @@ class Progress:
             try:
                 path, tag, num_bytes, crc = json.loads(line)
             except ValueError:
-                # An incomplete line is skipped: the process was killed, or the power failed, while it was written.
+                # An incomplete line of the progress file is skipped: the process was killed, or the power failed, while
+                # it was written.
                 continue
             self._steps[path, tag] = Step(num_bytes, crc)
 
@@ -46,8 +49,9 @@ class Progress:
         return self._steps.get((one.path, one.tag), Step()) if one.tag else Step()
 
     def note(self, one: StoredObject, step: Step) -> None:
-        """Writes to the file how many bytes of an object are synced to the disk; raises OSError."""
+        """Writes to the progress file how many bytes of an object are synced to the disk; raises OSError."""
         self._steps[one.path, one.tag] = step
         with self._path.open("ab") as file:
-            # A newline is written before the line too, because the file may end with an incomplete line.
+            # A newline is written before a line of the progress file, too, because the file may end with an incomplete
+            # line.
             file.write(b"\n" + json.dumps([one.path, one.tag, *step]).encode() + b"\n")

@@ -49,7 +49,7 @@ class MultiInferenceRequest:
 
 
 def decode_examples_request(full_name: str, data: bytes) -> ExamplesRequest:
-    """Parses a ClassificationRequest or a RegressionRequest; raises as decode_request does."""
+    """Parses a ClassificationRequest or a RegressionRequest; raises MalformedPayload, InvalidRequest."""
     message = parse_message(full_name, data)
     ref, signature_name = read_model_spec(message)
     return ExamplesRequest(ref, signature_name, message.input)

@@ -30,7 +30,9 @@ _MAX_RANK = 64
 
 
 def ragged_owner(name: str, spec: SignatureSpec) -> str | None:
-    """Returns the name of the ragged feature that an input belongs to; None if it belongs to none."""
+    """Returns the name of the ragged feature of which an input is the values, the row splits or the weights; None if
+    there is none.
+    """
     return next((names.feature for names in spec.ragged_names if name in names[1:]), None)
 
 
@@ -71,7 +73,8 @@ def dense_array(name: str, value: Any, tensor: TensorSpec) -> Array:
 def add_ragged(
     arrays: dict[str, Array], names: RaggedNames, rows: Any, spec: SignatureSpec, weights: Any = None
 ) -> None:
-    """Adds the arrays of a ragged feature: values and row splits from one JSON list per row, and weights if sent.
+    """Adds to `arrays` the arrays of a ragged feature: values and row splits from one JSON list per row, and weights if
+    sent.
 
     Raises:
       MalformedPayload: not a list of lists, a value of the wrong type, weights with other row lengths, or inputs that

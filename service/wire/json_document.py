@@ -25,8 +25,8 @@ _INT_CHARS = 20
 _INF = re.compile(r'"(?:[^"\\]|\\.)*"|\bInf\b')
 
 
-# Limits on the keys, and on the lists and objects, of a JSON document: parsed, a key takes some 180 bytes and a list or
-# object some 90, however short the text is.
+# Largest number of keys, and largest number of lists and objects, of a JSON document: parsed, a key takes some 180
+# bytes and a list or object some 90, however short the text is.
 MAX_KEYS = 1 << 18
 MAX_LISTS = 1 << 19
 
@@ -142,7 +142,7 @@ def _finite(text: str) -> float:
 
 def _whole(text: str) -> int | float:
     number = int(text) if len(text) <= _INT_CHARS else None
-    # Integers beyond 64 bits become floats, as in rapidjson.
+    # Integers beyond 64 bits in a JSON body become floats, as in rapidjson.
     return number if number is not None and -(2**63) <= number < 2**64 else _finite(text)
 
 

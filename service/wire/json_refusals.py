@@ -117,7 +117,9 @@ def _refuse_item(name: str, value: Any, spec: SignatureSpec, shapes: dict[str, l
 
 
 def _refuse_tensor(value: Any, dtype: str) -> tuple[list[int], int]:
-    """Raises TensorFlow Serving's error for the first fault of a JSON tensor; returns the tensor's shape and size."""
+    """Raises TensorFlow Serving's error for the first fault of a JSON tensor; returns the shape and the size of a
+    tensor without faults.
+    """
     shape: list[int] = []
     item = value
     while type(item) is list and len(shape) <= _MAX_DEPTH:
@@ -149,7 +151,9 @@ def _refuse_values(value: Any, level: int, shape: list[int], dtype: str) -> int:
 
 
 def _all_fit(values: list[Any], dtype: str) -> bool:
-    """Says whether all values of a list fit a dtype, judged by the values' Python types alone."""
+    """Says whether the Python types of a list's values show that all fit a dtype; False means that each value must be
+    checked.
+    """
     types = set(map(type, values))
     if dtype in _FLOATS:
         return types <= {int, float}

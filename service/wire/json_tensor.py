@@ -90,7 +90,9 @@ def decode_inputs(body: PredictBody, spec: SignatureSpec) -> dict[str, Array]:
 
 
 def _is_described(spec: SignatureSpec) -> bool:
-    """Says whether a signature has features of this server, such as vocabularies, that TensorFlow Serving lacks."""
+    """Says whether a signature has what TensorFlow Serving lacks: it is a lookup, or has ragged features, vocabularies
+    or inputs with a known table.
+    """
     return (
         spec.kind == "lookup"
         or bool(spec.ragged)
@@ -140,7 +142,7 @@ def _decode(layout: Layout, payload: Any, spec: SignatureSpec) -> dict[str, Arra
             _refuse_double(ragged, columns)
             add_ragged(arrays, ragged, value, spec, columns.get(ragged.weights))
         elif _is_weights_of(name, columns, spec):
-            # A column of weights is skipped, because the weights were converted together with their ids.
+            # A column of weights is skipped here, because add_ragged() converts the weights together with their ids.
             continue
         elif tensor is None:
             arrays[name] = np.empty(0)
@@ -155,8 +157,8 @@ def _nested(name: str, columns: Mapping[str, Any], spec: SignatureSpec) -> Ragge
     """Returns the ragged feature that a request sends as nested lists under this name; None if it sends an input."""
     names = spec.ragged.get(name)
     if names is None or (name in spec.inputs and names.row_splits in columns):
-        # A ragged feature and its input of ids have the same name here. If the request also has row splits, the value
-        # under this name is the flat list for the input.
+        # The input of ids has the ragged feature's name, and the request also has row splits: so the value is the flat
+        # list of ids, no nested lists.
         return None
     return names
 
@@ -199,7 +201,7 @@ def plain_array(name: str, array: Array) -> Any:
 
 
 def text_or_base64(item: bytes | str, *, as_bytes: bool = False) -> Any:
-    """Returns a string as JSON text; as {"b64": ...} if as_bytes is True or the bytes are not UTF-8."""
+    """Returns a JSON value for a string: text, or {"b64": ...} if as_bytes is True or the bytes are not UTF-8."""
     data = item.encode() if isinstance(item, str) else item
     if not as_bytes:
         try:

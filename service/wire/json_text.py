@@ -21,8 +21,8 @@ _SPECIAL = re.compile(r'[\x00-\x1f"\\]')
 _MAX_POINT, _MIN_POINT = 21, -6
 _WHITESPACE = re.compile(rb"[ \t\r\n]*")
 _NUMBER = re.compile(rb"-?(?:0|[1-9][0-9]*)(\.([0-9]+)?)?([eE][+-]?([0-9]+)?)?")
-# Pattern of array elements that are surely valid: strings without escapes, numbers that are not too large, true, false,
-# null.
+# Pattern of JSON array elements that are surely valid: strings without escapes, numbers that are not too large, true,
+# false, null.
 _ELEMENTS = re.compile(
     rb'(?:[ \t\r\n]*,[ \t\r\n]*(?:-?(?:0|[1-9][0-9]{0,99})(?:\.[0-9]{1,99})?|"[^"\\\x00-\x1f]*"|true|false|null)'
     rb"(?=[ \t\r\n]*[,\]])){1,1000}"
@@ -116,7 +116,8 @@ def _scalar(value: Any) -> str:
 
 def _float(number: float) -> str:
     if not math.isfinite(number):
-        # The error text quotes a value only up to its first NaN or infinity, because rapidjson's writer stops there.
+        # An error text quotes a JSON value only up to its first NaN or infinity, as TensorFlow Serving's does, because
+        # rapidjson's writer stops there.
         raise _Full
     sign, digits, exponent = Decimal(repr(number)).normalize().as_tuple()
     assert isinstance(exponent, int)
@@ -140,7 +141,8 @@ def _quoted(text: str) -> str:
 
 
 def parse_fault(text: bytes) -> str:
-    """Returns rapidjson's error text for a JSON text with a fault, with the fault's offset; "" if there is no fault.
+    """Returns rapidjson's error text for a JSON text with a fault, with the fault's offset; "" if the first _MAX_TOKENS
+    tokens have none.
 
     >>> parse_fault(b'{"a": x}'), parse_fault(b"{1")
     ('Invalid value. at offset: 6', 'Missing a name for object member. at offset: 1')

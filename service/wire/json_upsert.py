@@ -46,7 +46,9 @@ def decode_upsert(body: bytes) -> Upsert:
 
 
 def keys_spec(name: str, keys: Any) -> TensorSpec:
-    """Returns the TensorSpec of a JSON list of keys: strings if the first key is a string, else integers."""
+    """Returns the TensorSpec of a JSON list of keys: strings if the first key is a string or {"b64": "..."}, else
+    integers.
+    """
     is_text = type(keys) is list and bool(keys) and type(keys[0]) in (str, dict)
     return TensorSpec(name, "string" if is_text else "int64", (None,))
 

@@ -21,7 +21,8 @@ from service.remote.address import remote_tables
 from service.wire.predict_proto import parse_message
 
 _MODEL_TYPE_TENSORFLOW = 1
-# Begins a line with fields that this server alone has: TensorFlow Serving reads the line as a comment.
+# Pattern of the marker "#@" before a field that only this server's model config has; TensorFlow Serving reads such a
+# line as a comment.
 _OWN_LINE = re.compile(r"^([ \t]*)#@", re.MULTILINE)
 
 
@@ -105,7 +106,8 @@ def _model(config: Any) -> ModelConfig:
 
 
 def _remote_tables(config: Any) -> tuple[str, ...]:
-    # TensorFlow Serving's own ModelConfig message has no field remote_tables.
+    # TensorFlow Serving's own ModelConfig message has no field remote_tables, so getattr() returns () for such a
+    # message.
     found = tuple(getattr(config, "remote_tables", ()))
     try:
         remote_tables(";".join(found))
@@ -136,7 +138,9 @@ def _policy(policy: Any) -> VersionPolicy:
 
 
 def _platform(config: Any) -> str:
-    """Returns the name of a model's platform, which old configurations give as a number in model_type."""
+    """Returns a model's platform: its model_platform, or "tensorflow" if the deprecated model_type is that number;
+    raises InvalidRequest.
+    """
     if not config.model_type:
         return str(config.model_platform)
     if config.model_platform:

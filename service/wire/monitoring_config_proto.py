@@ -1,4 +1,4 @@
-"""Parses the path of the metrics from the text form of a MonitoringConfig message.
+"""Parses whether metrics are served, and under which HTTP path, from the text form of a MonitoringConfig message.
 
 tensorflow-serving-api does not have this message, so its three fields are declared here.
 
@@ -23,7 +23,7 @@ class PrometheusConfig(NamedTuple):
 
 
 def parse_monitoring_text(text: str, source: str) -> PrometheusConfig:
-    """Parses the text of a --monitoring_config_file into a MonitoringConfig.
+    """Parses the text of a --monitoring_config_file; returns its PrometheusConfig.
 
     Args:
       source: the file's name, for error texts.

@@ -49,7 +49,7 @@ class InferInput(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class InferBody:
-    """A parsed inference request, whose input tensors are not arrays yet.
+    """A parsed JSON body of an Open Inference Protocol request, whose input tensors are not arrays yet.
 
     id: None if the client sent none.
     signature_name: "" if the client named none.
@@ -277,7 +277,8 @@ def _shape(tensor: Json, where: str) -> list[int]:
 def _from_values(name: str, datatype: str, sizes: list[int], values: list[Any]) -> Array:
     dtype = numpy_dtype(name, datatype)
     shape, size = checked_shape(name, sizes)
-    # Values of a BF16 tensor are read as float32, which can represent each of them, and then converted to bfloat16.
+    # Values of a BF16 tensor in a JSON body are read as float32, which can represent each of them, and then converted
+    # to bfloat16.
     written = {BYTES: "string", BF16: "float32"}.get(datatype, dtype.name)
     array = dense_array(name, values, TensorSpec(name, written, None))
     return reshaped(name, array if datatype != BF16 else array.astype(dtype), shape, size)

@@ -105,8 +105,8 @@ def model_config(name: str, spec: SignatureSpec) -> Document:
 def repository_index(
     statuses: Mapping[str, Iterable[VersionStatus]], problems: Mapping[str, str], *, only_ready: bool
 ) -> list[Document]:
-    """Returns the repository index: an entry for each version of each model, and one for a model without versions.
-
+    """Returns the repository index: an entry for each version of each model, and one for a model without versions; only
+    those in the state READY if only_ready.
     Args:
       problems: model -> why it can not answer.
     """

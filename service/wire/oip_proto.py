@@ -150,8 +150,8 @@ def _narrowed(name: str, datatype: str, values: Array) -> Array:
 
 @lru_cache(maxsize=256)
 def _head(model: str, version: int, signature_name: str) -> tuple[bytes, bytes]:
-    # The parameter is encoded as an entry {key = 1, value = 2} of a protobuf map, whose value is InferParameter
-    # {string_param = 3}.
+    # The parameter signature_name is encoded as an entry {key = 1, value = 2} of a protobuf map, whose value is
+    # InferParameter {string_param = 3}.
     entry = _field(1, SIGNATURE_PARAMETER.encode()) + _field(2, _field(3, signature_name.encode()))
     return _field(1, model.encode()) + _field(2, str(version).encode()), _field(4, entry)
 

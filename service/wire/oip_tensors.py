@@ -100,7 +100,7 @@ def checked_shape(name: str, sizes: Sequence[int]) -> tuple[tuple[int, ...], int
 
 
 def reshaped(name: str, flat: Array, shape: tuple[int, ...], size: int) -> Array:
-    """Reshapes the values of a tensor; raises MalformedPayload if their number does not fit the shape."""
+    """Returns the values of a tensor in its shape; raises MalformedPayload if their number does not fit the shape."""
     if flat.size != size:
         raise MalformedPayload(f'input "{name}": {flat.size} values, its shape {list(shape)} needs {size}.')
     return flat if len(shape) == 1 and flat.ndim == 1 else flat.reshape(shape)
@@ -126,7 +126,7 @@ def decode_binary(name: str, datatype: str, sizes: Sequence[int], data: Buffer) 
             f"{size * dtype.itemsize}."
         )
     if datatype == _BOOL:
-        # The bytes of a BOOL tensor are compared with 0, because every other byte means true. A numpy bool view would
+        # The bytes of a BOOL tensor are compared with 0, because any byte but 0 means true. A numpy bool view would
         # keep bytes above 1, which break numpy.
         flat: Array = np.frombuffer(data, np.uint8) != 0
     else:

@@ -44,8 +44,8 @@ def parse_ssl_config_text(text: str, source: str) -> SslConfig:
     try:
         fill_from_text(message, text)
     except TextFormError as error:
-        # The parser's own error text is replaced, because it quotes the line with the fault, which may be a line of the
-        # private key.
+        # The error text of the protobuf text parser is replaced, because it quotes the line with the fault, which may
+        # be a line of the private key.
         place = "it" if error.line is None else f"line {error.line}"
         raise InvalidRequest(f"Invalid protobuf file: '{source}': {place} is not an SSLConfig's text") from None
     except UnicodeError:
