@@ -48,7 +48,7 @@ def _subclasses(base: type[ServiceError]) -> Iterator[type[ServiceError]]:
 def _row(cls: type[ServiceError]) -> str:
     headers = ", ".join(f"`{name}: {value}`" for name, value in ERROR_HEADERS.get(cls, {}).items())
     code = STATUS_CODES[cls.code].name
-    return generated_page.row(cls.__name__, code, str(HTTP_STATUS[cls]), headers, (cls.__doc__ or "").strip())
+    return generated_page.row(cls.__name__, code, str(HTTP_STATUS[cls]), headers, " ".join((cls.__doc__ or "").split()))
 
 
 if __name__ == "__main__":
