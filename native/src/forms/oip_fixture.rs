@@ -41,12 +41,12 @@ pub const USER_DIM: usize = 3;
 /// D, the number of columns, of the test model's table of items.
 pub const ITEM_DIM: usize = 2;
 
-/// Returns the number in row `id` and column `column` of the table of users.
+/// Returns the number in row `id` and column `column` of the test model's table of users.
 pub fn user_number(id: i64, column: usize) -> f32 {
     id as f32 / 8.0 + column as f32
 }
 
-/// Returns the number in row `id` and column `column` of the table of items.
+/// Returns the number in row `id` and column `column` of the test model's table of items.
 pub fn item_number(id: i64, column: usize) -> f32 {
     id as f32 * -1.5 + column as f32 * 0.1
 }
@@ -180,7 +180,7 @@ impl Graph for Echo {
     }
 }
 
-/// The elements of a tensor: the bytes of its numbers, or its strings.
+/// The elements of a test tensor: the bytes of its numbers, or its strings.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Elements {
     Numbers(Vec<u8>),

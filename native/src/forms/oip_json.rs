@@ -30,7 +30,7 @@ const NUMBER_BYTES: usize = 12;
 
 type Result<T> = std::result::Result<T, Declined>;
 
-/// Answers an Open Inference `infer` request.
+/// Answers an Open Inference `infer` request whose body is JSON, perhaps with binary tensors behind the JSON.
 ///
 /// `header_length` is the value of the request header Inference-Header-Content-Length: the length of the JSON.
 ///
@@ -148,7 +148,7 @@ fn answer_capacity(work: &Work<'_, '_>, formats: &OutputFormats) -> usize {
     256 + 128 * work.outputs().len() + NUMBER_BYTES * json_numbers(work, formats) + binary
 }
 
-/// Writes the beginning of the answer's JSON, up to its first output.
+/// Appends the beginning of an Open Inference answer's JSON, up to the answer's first output.
 fn write_head(servable: &Servable, id: Option<&str>, signature: &Signature, out: &mut Vec<u8>) {
     out.extend_from_slice(b"{\"model_name\":");
     floats::write_string(servable.model(), out);
@@ -166,7 +166,7 @@ fn write_head(servable: &Servable, id: Option<&str>, signature: &Signature, out:
     out.extend_from_slice(b"},\"outputs\":[");
 }
 
-/// Writes an output's datatype and shape as JSON.
+/// Appends the datatype and the shape of an output to the JSON of an Open Inference answer.
 fn write_shape(shape: &OutputShape, out: &mut Vec<u8>) {
     out.extend_from_slice(b",\"datatype\":\"");
     out.extend_from_slice(datatype_of(shape.dtype).as_bytes());

@@ -25,7 +25,7 @@ use crate::plan::{Data, DataType, Dims, Effort, Strings, Tensor, Work};
 
 /// A message with more bytes is parsed on the thread pool for large work; parsing integers runs at some 1 GB/s.
 const SMALL_MESSAGE_BYTES: usize = 64 << 10;
-/// Maximal number of dimensions of a tensor.
+/// Maximal number of dimensions of a tensor in a `ModelInferRequest`.
 const MAX_SIZES: usize = 64;
 
 type Result<T> = std::result::Result<T, Declined>;
@@ -111,7 +111,7 @@ fn write_signature_parameter(out: &mut Vec<u8>, name: &[u8]) {
     write_delimited(out, 3, name);
 }
 
-/// One output tensor of an answer.
+/// One output tensor of a `ModelInferResponse`, before it is written.
 struct Output<'a> {
     name: &'a [u8],
     datatype: &'a [u8],

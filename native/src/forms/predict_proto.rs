@@ -67,14 +67,14 @@ pub fn model(message: &[u8]) -> &str {
     spec.and_then(|spec| ModelSpec::read(spec).ok()).map_or("", |spec| spec.model)
 }
 
-/// Parses any bytes as a request, for the fuzz targets.
+/// Parses any bytes as a `PredictRequest`, for the fuzz targets.
 #[doc(hidden)]
 pub fn fuzz(message: &[u8], signature: &Signature) {
     let _ = ModelSpec::of_request(message);
     let _ = read(message, signature);
 }
 
-/// The model, version and signature that a request names.
+/// The model, version and signature that a `PredictRequest` names.
 struct ModelSpec<'a> {
     model: &'a str,
     version: Version<'a>,

@@ -89,7 +89,7 @@ impl<'a> TensorProto<'a> {
         Ok((dtype, tensor))
     }
 
-    /// Iterates over all occurrences of the field with the tensor's values.
+    /// Iterates over the values of all occurrences of the protobuf field with the tensor's values.
     fn pieces(&self) -> impl Iterator<Item = Value<'a>> {
         let field = self.field;
         // The iterator meets no malformed field, because TensorProto::read has already read the whole message without
@@ -317,7 +317,7 @@ fn of_dtype<'a>(mut numbers: Vec<i64>, dtype: DataType) -> Data<'a> {
     }
 }
 
-/// The encoding of one output's values in its `TensorProto`.
+/// How the values of one output are encoded in the output's `TensorProto`.
 enum Values {
     /// The tensor has no elements, so its `TensorProto` has no field of values.
     None,
@@ -419,7 +419,7 @@ impl MessageLayout {
     }
 }
 
-/// Returns the size of a `Dim` message in bytes.
+/// Returns the size in bytes of a `Dim` message, which holds one size of a tensor's shape.
 fn dim_len(size: usize) -> usize {
     varint_field_len(1, size as u64)
 }

@@ -37,7 +37,7 @@ const ZERO_POINT: u64 = u64::from_le_bytes(*b"0.000000");
 /// The constants that convert floats with one binary exponent to decimal digits; the module's text defines q, k and x.
 #[derive(Clone, Copy)]
 struct Scale {
-    /// The factor 2^q 10^-k as a fixed-point number in units of 2^-60, rounded down.
+    /// The factor 2^q 10^-k, which scales a float's mantissa, as a fixed-point number in units of 2^-60, rounded down.
     step: u64,
     /// A power of ten. Of the scaled floats x of this binary exponent, those below the threshold have one digit fewer
     /// before the point than the others.
@@ -48,7 +48,7 @@ struct Scale {
     /// The power of ten by which a scaled float x that is at least the threshold is multiplied, so that it has nine
     /// digits before the point.
     if_above: u8,
-    /// The decimal exponent of the first digit of a float whose scaled x is at least the threshold.
+    /// The decimal exponent of the first digit of a float whose scaled value x is at least `threshold`.
     exponent: i8,
 }
 
@@ -98,13 +98,13 @@ const fn scale(step: u128, k: i8) -> Scale {
     }
 }
 
-/// A float and its decimal digits.
+/// A float32 with the shortest decimal digits that read back as the same float32.
 #[derive(Clone, Copy, Default)]
 struct Decimal {
     number: f32,
     /// The shortest decimal digits of the float, with zeros appended up to nine digits, as an integer.
     digits: u32,
-    /// Decimal exponent of the first digit; [`RARE`] if zmij must write the float.
+    /// Decimal exponent of the float's first digit; [`RARE`] if the crate zmij must write the float.
     exponent: i32,
 }
 

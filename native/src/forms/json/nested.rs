@@ -21,11 +21,11 @@ pub enum Leaves<'a> {
     None,
     /// Integers.
     Ints(Vec<i64>),
-    /// Numbers, at least one of which is written with a point or an exponent.
+    /// Leaves that are numbers, at least one of which is written with a point or an exponent.
     Floats(Vec<f64>),
     /// Booleans, as 0 or 1.
     Bools(Vec<u8>),
-    /// Byte strings: from JSON strings, and from objects `{"b64": ...}` in base64.
+    /// Leaves that are byte strings: JSON strings, or objects `{"b64": ...}` in base64.
     Strings(Vec<Cow<'a, [u8]>>),
 }
 
@@ -49,7 +49,7 @@ impl Leaves<'_> {
     }
 }
 
-/// The element of `sizes` for a depth at which no list has ended yet, so that its length is unknown.
+/// The element of `Nested::sizes` for a depth at which no list has ended yet, so that its length is unknown.
 const OPEN: usize = usize::MAX;
 
 /// A JSON value that is built element by element. The depth of an element is the number of lists around it.
@@ -62,7 +62,7 @@ pub struct Nested<'a> {
     is_uneven: [bool; MAX_DEPTH],
     /// Depth of the leaves, which are the elements that are no lists; None before the first leaf is added.
     leaf_depth: Option<usize>,
-    /// For each list of depth 1, the number of leaves up to its end.
+    /// For each list at depth 1, the number of leaves of the JSON value up to the end of that list.
     ends: Vec<i64>,
 }
 

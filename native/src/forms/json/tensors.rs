@@ -22,7 +22,7 @@ pub fn is_ragged_part(signature: &Signature, index: usize) -> bool {
     signature.inputs[index].role == InputRole::SplitsOrWeights || ragged.any(|feature| feature.ids == index)
 }
 
-/// Converts a value to the tensor of one input, and adds it to `inputs`.
+/// Converts a parsed JSON value to the tensor of one input of the signature, and adds the tensor to `inputs`.
 ///
 /// # Errors
 /// Lists of one depth differ in length, an element has another dtype than the input, or `inputs` has the input already.

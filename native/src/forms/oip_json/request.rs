@@ -10,7 +10,7 @@ use crate::declined::Declined;
 use crate::forms::json::cursor::Cursor;
 use crate::plan::{Data, DataType, Dims, Strings, Tensor};
 
-/// One input tensor of a request.
+/// One input tensor of an Open Inference request.
 pub struct Input<'a> {
     /// Name of the input tensor.
     pub name: Cow<'a, str>,
@@ -18,7 +18,7 @@ pub struct Input<'a> {
     pub tensor: Tensor<'a>,
 }
 
-/// One output that a request names.
+/// One output that an Open Inference request names.
 pub struct Output<'a> {
     /// Name of the output that the request asks for.
     pub name: Cow<'a, str>,
@@ -29,7 +29,7 @@ pub struct Output<'a> {
 /// A parsed request body.
 #[derive(Default)]
 pub struct Request<'a> {
-    /// Id of the request; None if the client sent none.
+    /// Id of the Open Inference request; None if the client sent none.
     pub id: Option<Cow<'a, str>>,
     /// Name of the signature; empty if the client named none.
     pub signature: Cow<'a, str>,
@@ -83,7 +83,7 @@ impl<'a> Request<'a> {
     }
 }
 
-/// The elements of an input, or their position in the body.
+/// Where the elements of a JSON request's input are: absent, parsed, or still in the text.
 enum ElementSource<'a> {
     Absent,
     /// Elements that were parsed from JSON, and the number of these elements.
