@@ -18,9 +18,9 @@ pub struct Address {
     pub ca_file: String,
     /// Name of the Valkey or Redis user as which the server logs in; empty for the default user.
     pub user: String,
-    /// Path of the file whose first line is the password; empty for none.
+    /// Path of the file whose first line is the password for the cluster; empty if there is no such file.
     pub password_file: String,
-    /// The password if `password_file` is empty; an empty password means no authentication.
+    /// The password for the cluster if `password_file` is empty; an empty password means no authentication.
     #[serde(default)]
     pub own_password: String,
     /// Longest time for one read to get all its rows, in milliseconds.
@@ -65,7 +65,7 @@ pub struct RemoteDescription {
     /// Pairs of a default row's number and its bytes. A feature's default row replaces a row that can not be read; if
     /// the list is empty, such a read fails.
     pub default_rows: Vec<(usize, Vec<u8>)>,
-    /// Whether a cached row, however old, may replace a row that can not be read.
+    /// Whether a cached row of the table, however old, may replace a row that can not be read from the cluster.
     pub serves_stale: bool,
     /// For how long cached rows are valid after the server last read the table's changes. None: the server does not
     /// follow the changes, and cached rows are always valid.

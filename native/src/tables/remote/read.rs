@@ -34,11 +34,11 @@ pub struct Want<'t> {
     pub table: &'t RemoteTable,
     /// Numbers of the rows to read, each below V.
     pub ids: Vec<u64>,
-    /// The buffer for the bytes of the rows, end to end.
+    /// The buffer to which the read copies the rows' bytes, end to end, in the order of `ids`.
     pub rows: Vec<u8>,
     /// Positions in `ids` of the rows that are not read yet; after the read, of the rows that could not be read.
     pub left: Vec<u32>,
-    /// Number of rows that could not be read and were taken from the cache.
+    /// Number of rows that could not be read from the cluster, so that old copies in the cache replaced them.
     pub num_stale: usize,
     /// The table's count of reported changes when the read began; rows are cached only if the count is still the same.
     changes: u64,
@@ -157,9 +157,9 @@ struct Asked {
     group: Group,
     connection: Connection,
     at: Instant,
-    /// Time at which the read stops waiting for the group's answers.
+    /// Time at which the read stops waiting for the answers to the group's commands.
     until: Instant,
-    /// Time at which a second node is asked, too; None if none is to be asked, or one was asked already.
+    /// Time at which the read also asks a second node for the group's rows; None if it does not, or already did.
     hedge_at: Option<Instant>,
     second: Option<(Node, Connection)>,
 }
@@ -537,7 +537,7 @@ impl Task<'_, '_> {
         Ok(is_old)
     }
 
-    /// Handles an answer without a row, such as an error; returns true if the slot map may be outdated.
+    /// Handles a node's answer that has no row, such as an error; returns true if the slot map may be outdated.
     fn judge(&mut self, node: &Node, item: Item, frame: &OwnedFrame) -> bool {
         let OwnedFrame::Error(text) = frame else {
             self.lacking.entry(item).or_default().push(node.clone());
