@@ -43,7 +43,7 @@ enum StreamEnded {
 }
 
 impl GrpcUpstream {
-    /// Returns a client of the reference server at this Unix socket; the first call connects.
+    /// Returns a client of the gRPC reference server at this Unix socket; the first call connects.
     #[must_use]
     pub fn new(path: PathBuf) -> Self {
         GrpcUpstream { path, sender: Mutex::default(), connecting: tokio::sync::Mutex::default() }
@@ -138,8 +138,8 @@ impl GrpcUpstream {
         let (mut upload, mut download) = (std::pin::pin!(upload), std::pin::pin!(download));
         let mut is_uploading = true;
         loop {
-            // The call ends when its answer ends. Dropping an unfinished upload resets the stream to the reference
-            // server.
+            // A forwarded gRPC call ends when its answer ends. Dropping an unfinished upload resets the stream to the
+            // reference server.
             tokio::select! {
                 () = &mut upload, if is_uploading => is_uploading = false,
                 is_served = &mut download => return is_served,
@@ -175,7 +175,7 @@ async fn upload(prefix: Bytes, body: &mut RecvStream, upstream: &mut SendStream<
     pump(body, upstream).await
 }
 
-/// Forwards an answer to the client; returns false if the reference server was lost before its end.
+/// Forwards the reference server's answer to the client; returns false if the server was lost before the answer's end.
 async fn download(response: Response<RecvStream>, mut respond: SendResponse<Payload>) -> bool {
     let (head, mut body) = response.into_parts();
     let is_end = body.is_end_stream();

@@ -40,7 +40,7 @@ pub struct Upload {
     alive: Arc<()>,
 }
 
-/// The reason why the rest of a request's body is not read.
+/// The reason why the rest of a forwarded request's body is not read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UnreadReason {
     /// The forwarding ended before the rest of the body was read, for example because the reference server answered
@@ -76,7 +76,7 @@ impl Upload {
         self
     }
 
-    /// Says whether a part of the body is not read yet, so that the client may still send that part.
+    /// Says whether a part of the request's body is not read yet, so that the client may still send that part.
     #[must_use]
     pub fn is_unread(&self) -> bool {
         self.rest.as_ref().is_some_and(|rest| !rest.is_end_stream())
@@ -282,7 +282,7 @@ impl Body for Forwarded {
 }
 
 impl HttpUpstream {
-    /// Returns a client of the reference server at this Unix socket; the first request connects.
+    /// Returns a client of the HTTP reference server at this Unix socket; the first request connects.
     #[must_use]
     pub fn new(path: PathBuf) -> Self {
         HttpUpstream { path, idle: Arc::default() }
@@ -353,7 +353,7 @@ fn request(mut head: Parts, body: Upload) -> Request<Upload> {
     Request::from_parts(head, body)
 }
 
-/// Removes the headers that apply to one connection only. Source: RFC 9110, section 7.6.1.
+/// Removes the hop-by-hop headers, which apply to one connection only. Source: RFC 9110, section 7.6.1.
 fn remove_hop_by_hop(headers: &mut HeaderMap) {
     let named: Vec<HeaderName> = headers
         .get_all(CONNECTION)

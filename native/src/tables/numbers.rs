@@ -11,7 +11,7 @@ pub(super) trait Stored {
     const IS_SCALED: bool = false;
     /// Whether the stored numbers are float32, so that a kernel can read a row where it lies.
     const IS_FLOAT32: bool = false;
-    /// Returns how many bytes a row of `dim` numbers takes.
+    /// Returns how many bytes a stored row of `dim` numbers takes, without its scale.
     fn row_bytes(dim: usize) -> usize;
     /// Reads the number in one column of a row as float32.
     unsafe fn one(row: *const u8, column: usize) -> f32;

@@ -13,7 +13,7 @@ const ROWS: usize = 4096;
 const STRIDE: usize = 1000;
 const ERROR: Policy = Policy { on_bad_id: OnBadId::Error, default_row: 0 };
 
-/// A mapped file of rows whose first eight bytes are the row's number; the rows begin at byte 100.
+/// A mapped test file of rows; each row begins with its number in eight bytes, and row 0 begins at byte 100.
 struct Rows {
     at: usize,
     size: usize,
@@ -171,7 +171,7 @@ fn pages_that_the_kernel_dropped_are_found() {
 fn pages_that_the_kernel_dropped_are_found_by_a_user_who_may_not_write_the_file() {
     // SAFETY: the call changes the effective user of this thread alone, as glibc's function would not.
     let become_user = |user: libc::uid_t| unsafe { libc::syscall(libc::SYS_setresuid, -1, user, -1) };
-    // SAFETY: `geteuid` gets and changes nothing.
+    // SAFETY: `geteuid` takes no arguments and changes nothing.
     if unsafe { libc::geteuid() } != 0 {
         let _ = writeln!(std::io::stderr(), "this user can not become another one: NO FOREIGN FILE WAS TESTED");
         return;
