@@ -38,7 +38,7 @@ impl std::error::Error for GraphError {}
 /// An operation that prepares a new session: it restores variables or initialises vocabularies.
 #[derive(Clone, Debug, Default)]
 pub struct Step {
-    /// Name of the operation to run.
+    /// Name of the operation that the step runs.
     pub operation: String,
     /// Names of scalar string tensors to feed, each with its value, such as the checkpoint's path or an asset's path.
     pub feeds: Vec<(String, Vec<u8>)>,
